@@ -1,0 +1,79 @@
+"""selfspec: a language model drafts for itself, and the output stays what the model would have written anyway."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .contract import Stats
+    from .draft.scripted import ScriptedDrafter
+    from .errors import (
+        BrokenCheckpoint,
+        Busy,
+        ModelError,
+        OptionError,
+        PromptError,
+        ResourceError,
+        SelfCheckFailed,
+        SelfspecError,
+        Unavailable,
+        UnsupportedModel,
+    )
+    from .llm import LLM, ModelInfo, Piece, Result, Stream
+    from .sampling import SamplingParams
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "LLM": "llm",
+    "ModelInfo": "llm",
+    "Piece": "llm",
+    "Result": "llm",
+    "SamplingParams": "sampling",
+    "ScriptedDrafter": "draft.scripted",
+    "Stats": "contract",
+    "Stream": "llm",
+} | dict.fromkeys(
+    (
+        "BrokenCheckpoint",
+        "Busy",
+        "ModelError",
+        "OptionError",
+        "PromptError",
+        "ResourceError",
+        "SelfCheckFailed",
+        "SelfspecError",
+        "Unavailable",
+        "UnsupportedModel",
+    ),
+    "errors",
+)
+
+__all__ = [
+    "LLM",
+    "BrokenCheckpoint",
+    "Busy",
+    "ModelError",
+    "ModelInfo",
+    "OptionError",
+    "Piece",
+    "PromptError",
+    "ResourceError",
+    "Result",
+    "SamplingParams",
+    "ScriptedDrafter",
+    "SelfCheckFailed",
+    "SelfspecError",
+    "Stats",
+    "Stream",
+    "Unavailable",
+    "UnsupportedModel",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when first used, so that `import selfspec` and `selfspec --help` do not wait for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'selfspec' has no attribute {name!r}")
+    return getattr(import_module(f".{_HOMES[name]}", __name__), name)

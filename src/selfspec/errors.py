@@ -1,0 +1,65 @@
+"""Every error a user can meet, as one tree. A message names the value, the limit, the consequence and the remedy.
+
+    SelfspecError
+    ├── OptionError             a value or an option's name is wrong (also a ValueError)
+    ├── PromptError             empty prompt, or longer than the context (also a ValueError)
+    ├── ModelError              something about the model that was asked for
+    │   ├── UnsupportedModel    a family or kind of model that selfspec cannot run
+    │   ├── BrokenCheckpoint    truncated, corrupt or incomplete files
+    │   └── SelfCheckFailed     our forward disagrees with the model's own
+    ├── ResourceError           too little memory or disk; says how much is needed
+    ├── Unavailable             no network and nothing cached, or an optional package is missing
+    └── Busy                    an object is already in use by another call
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class SelfspecError(Exception):
+    """Base of everything selfspec raises on purpose."""
+
+
+class OptionError(SelfspecError, ValueError):
+    """A value or an option's name is wrong."""
+
+
+class PromptError(SelfspecError, ValueError):
+    """The prompt is empty or does not fit into the context."""
+
+
+class ModelError(SelfspecError):
+    """Something about the model that was asked for."""
+
+
+class UnsupportedModel(ModelError):
+    """A family or kind of model that selfspec cannot run."""
+
+
+class BrokenCheckpoint(ModelError):
+    """Truncated, corrupt or incomplete model files."""
+
+
+class SelfCheckFailed(ModelError):
+    """Our forward disagrees with the model's own forward on a probe prompt."""
+
+
+class ResourceError(SelfspecError):
+    """Too little memory or disk; the message says how much is needed."""
+
+
+class Unavailable(SelfspecError):
+    """Something that must be fetched or installed first; the message says the command."""
+
+
+class Busy(SelfspecError):
+    """An object is already in use by another call."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The tail of an error about an unknown name: the nearest known one, or all of them."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}."

@@ -1,0 +1,200 @@
+"""LayeredModel: a Hugging Face decoder that runs any part of itself. embed . run(x, plan, cache, place) . head
+
+HF loads, we run: weights, norms and rotary tables are the model's own, the forward is ours. At load a self-check compares
+our logits with the model's on a probe prompt and refuses if they disagree. Does not know tokenizers, sampling or drafting.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..errors import PromptError, SelfCheckFailed, UnsupportedModel
+from .block import Block
+from .cache import KVCache, Place
+from .families import FAMILIES, family_of, module, part, shape_of
+from .linear import Linear
+from .ops import ACTIVATIONS, choose_ops
+from .plan import LayerPlan
+from .rope import RopeTable
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PREFILL_CHUNK = 512
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}  # of the largest logit of the probe
+
+
+class LayeredModel:
+    """A decoder as layers that can be run piece by piece on one cache.
+
+    `owned`: the Hugging Face model may be taken apart, each weight released once it is packed, so that there is one copy.
+    Otherwise it is left untouched and lives on beside ours.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, owned: bool = False, kernel: str = "auto", check: bool = True) -> None:
+        family, self.shape = family_of(model.config), shape_of(model.config)
+        if self.shape.activation not in ACTIVATIONS:
+            raise UnsupportedModel(f"activation {self.shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+        self.dtype, self.device = model.dtype, model.device
+        self.ops = choose_ops(kernel, self.dtype, self.device)
+        self.parameters = sum(p.numel() for p in model.parameters())
+        probe = self._probe()
+        expected = self._reference(model, probe) if check else None
+        self.rope = RopeTable(module(model, family.rotary), self.shape.context, self.device)
+        self.blocks = []
+        for index, layer in enumerate(module(model, family.layers)):  # type: ignore[arg-type]
+            self.blocks.append(Block(layer, index, family, self.shape, self.ops))
+            if owned:
+                _release_linears(layer)
+        self._take_head(model, family, owned)
+        if expected is not None:
+            self._compare(expected, probe)
+        self.row_stable = self._measure_row_stability()
+
+    def _take_head(self, model: PreTrainedModel, family: Any, owned: bool) -> None:
+        embedding, head = part(model, family.embedding), part(model, family.head)
+        self._final_norm = part(model, family.final_norm)
+        self._head: Linear = self.ops.linear([head.weight], [head.bias])
+        tied = embedding.weight.data_ptr() == head.weight.data_ptr()
+        self._embedding = None if tied and self._head.readable else embedding.weight.detach()
+        if owned:
+            _release(embedding.weight)
+            _release(head.weight)
+
+    # ------------------------------------------------------------------------------------------------------- running
+
+    @property
+    def layers(self) -> int:
+        return self.shape.layers
+
+    @property
+    def full_plan(self) -> LayerPlan:
+        return LayerPlan(0, self.layers)
+
+    def new_cache(self, rows: int = 1, capacity: int = 512) -> KVCache:
+        shape = self.shape
+        return KVCache(shape.layers, rows, shape.kv_heads, shape.head_size, capacity, self.dtype, self.device)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """(tokens,) -> (tokens, width)."""
+        return self._head.rows(tokens) if self._embedding is None else self._embedding[tokens]
+
+    @torch.inference_mode()
+    def run(self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place) -> Tensor:
+        """Carry hidden states (tokens, width) through the plan's halves; keys and values go to the place's slots."""
+        plan.check(self.layers)
+        self.rope.reserve(int(max(span.first + span.count for span in place.spans)))
+        for layer, attention in plan.halves:
+            block = self.blocks[layer]
+            x = block.attention(x, cache, place, self.rope) if attention else block.mlp(x)
+        cache.advance(place, plan.attention_layers)
+        return x
+
+    @torch.inference_mode()
+    def head(self, x: Tensor) -> Tensor:
+        """Hidden states after any layer -> logits over the vocabulary, through the model's own last norm and head."""
+        return self._head(self.ops.norm(x, self._final_norm.weight, self._final_norm.eps))
+
+    def forward(self, tokens: Tensor, cache: KVCache, place: Place, plan: LayerPlan | None = None) -> Tensor:
+        """Tokens -> logits of every one of them."""
+        return self.head(self.run(self.embed(tokens), plan or self.full_plan, cache, place))
+
+    def prefill(self, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
+        """Read what the cache does not hold yet of each row's prompt; logits of each row's last token only, (rows, vocab).
+
+        Rows are read together, in chunks of at most PREFILL_CHUNK tokens, so that attention scores stay small.
+        """
+        last: list[Tensor] = [torch.empty(0)] * len(prompts)
+        while missing := [len(prompt) - cache.length(row) for row, prompt in enumerate(prompts)]:
+            if not any(missing):
+                return self.head(torch.cat(last))
+            room, counts = PREFILL_CHUNK, []
+            for count in missing:
+                counts.append(min(count, room))
+                room -= counts[-1]
+            place = cache.place(counts)
+            pieces = [prompts[s.row][s.first : s.first + s.count] for s in place.spans]
+            tokens = torch.tensor([token for piece in pieces for token in piece], device=self.device)
+            x, end = self.run(self.embed(tokens), self.full_plan, cache, place), 0
+            for span in place.spans:
+                end += span.count
+                if span.first + span.count == len(prompts[span.row]):
+                    last[span.row] = x[end - 1 : end]
+        raise AssertionError("unreachable")
+
+    # ------------------------------------------------------------------------------------------------------ measuring
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Every product of one pass, in order."""
+        return (*(linear for block in self.blocks for linear in block.linears), self._head)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that one pass reads."""
+        return sum(linear.bytes for linear in self.linears)
+
+    @torch.inference_mode()
+    def products(self, rows: int = 1) -> float:
+        """Seconds that the matrix products of one pass over `rows` tokens take, and nothing else."""
+        inputs = {size: torch.randn(rows, size).to(self.device, self.dtype) for size in {linear.inputs for linear in self.linears}}
+        start = time.perf_counter()
+        for linear in self.linears:
+            linear(inputs[linear.inputs])
+        return time.perf_counter() - start
+
+    # ------------------------------------------------------------------------------------------------------- checking
+
+    def _probe(self) -> Tensor:
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(0, self.shape.vocabulary, (min(24, self.shape.context),), generator=generator).to(self.device)
+
+    @staticmethod
+    @torch.inference_mode()
+    def _reference(model: PreTrainedModel, probe: Tensor) -> Tensor:
+        return model(input_ids=probe[None], use_cache=False).logits[0].float()
+
+    def _compare(self, expected: Tensor, probe: Tensor) -> None:
+        cache = self.new_cache(1, len(probe))
+        ours = self.forward(probe, cache, cache.place([len(probe)])).float()
+        gap, scale = (ours - expected).abs().max().item(), expected.abs().max().item()
+        if not gap <= TOLERANCE.get(self.dtype, 6e-2) * max(scale, 1e-3):  # also refuses NaN
+            raise SelfCheckFailed(
+                f"this {self.shape.family} model gives logits that differ from transformers' by {gap:.3g} (largest logit {scale:.3g}) on a "
+                f"probe prompt, so its output would not be the model's own. It has a peculiarity that selfspec does not know; "
+                f"please report it. Known families: {', '.join(sorted(FAMILIES))}."
+            )
+
+    def _measure_row_stability(self) -> bool:
+        """Whether the probe's logits have the same bits read at once, in blocks, and token by token."""
+        probe = self._probe()
+        results = []
+        for size in (len(probe), 7, 1):
+            cache = self.new_cache(1, len(probe))
+            results.append(torch.cat([self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size)]))
+        return all(torch.equal(result, results[0]) for result in results)
+
+    def check_length(self, tokens: int) -> None:
+        """Raise unless a prompt of that many tokens leaves room for at least one more."""
+        if tokens == 0:
+            raise PromptError("the prompt is empty; give at least one token")
+        if tokens >= self.shape.context:
+            raise PromptError(
+                f"the prompt has {tokens} tokens, the model's context is {self.shape.context}, so nothing could be added; shorten the prompt"
+            )
+
+
+def _release(weight: Tensor) -> None:
+    """Let go of a parameter's memory; tensors that still share it keep it alive."""
+    weight.data = torch.empty(0, dtype=weight.dtype)
+
+
+def _release_linears(layer: torch.nn.Module) -> None:
+    for child in layer.modules():
+        if isinstance(child, torch.nn.Linear):
+            _release(child.weight)

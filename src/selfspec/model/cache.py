@@ -1,0 +1,171 @@
+"""KVCache: rows x layers x positions, with a length per row and layer. Rollback is a smaller length.
+
+Nothing is copied or cleared on rejection: entries past a length are never looked at and are overwritten later. A tree of
+drafts is the exception: `keep` moves the few accepted entries together. What this module does not know: models, drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .native import SightStruct
+
+CHUNK = 512  # capacity grows by whole chunks
+
+
+@dataclass(frozen=True)
+class Span:
+    """`count` new tokens of one row from slot `first` on."""
+
+    row: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the queries of a call may look at in layers of one window: slots [start, stop) of their row, then the listed extras."""
+
+    starts: Tensor
+    stops: Tensor
+    first_extra: Tensor | None
+    extras: Tensor | None
+    native: SightStruct
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where each token of a call sits: its row, the slot its key goes to, its position, and what it sees.
+
+    In a chain a token sees all slots of its row up to its own. In a tree it sees the row's committed slots, [0, stop), and
+    its ancestors. Position is depth, so the branches of a tree share positions but not slots.
+    """
+
+    spans: tuple[Span, ...]
+    rows: Tensor  # (tokens,) long, like the next three
+    slots: Tensor
+    positions: Tensor
+    stops: Tensor
+    ancestors: tuple[tuple[int, ...], ...] | None = None  # slots, the token's own last; None for chains
+    _sights: dict[int | None, Sight] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def chains(cls, spans: Sequence[Span]) -> Place:
+        spans = tuple(s for s in spans if s.count)
+        slots = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans])
+        rows = torch.tensor([s.row for s in spans for _ in range(s.count)])
+        return cls(spans, rows, slots, slots, slots + 1)
+
+    @classmethod
+    def trees(cls, spans: Sequence[Span], parents: Sequence[Sequence[int]]) -> Place:
+        """`parents[i]` gives for each token of span i the index of its parent within the span, -1 for the first."""
+        rows, slots, positions, stops, ancestors = [], [], [], [], []
+        for span, family in zip(spans, parents, strict=True):
+            paths: list[tuple[int, ...]] = []
+            for index, parent in enumerate(family):
+                assert -1 <= parent < index, "a parent comes before its children"
+                paths.append((*(paths[parent] if parent >= 0 else ()), span.first + index))
+                rows.append(span.row)
+                slots.append(span.first + index)
+                positions.append(span.first + len(paths[-1]) - 1)
+                stops.append(span.first)
+            ancestors += paths
+        as_tensor = torch.tensor
+        return cls(tuple(spans), as_tensor(rows), as_tensor(slots), as_tensor(positions), as_tensor(stops), tuple(ancestors))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def sight(self, window: int | None) -> Sight:
+        """What is seen in layers with this sliding window. Windows go by position, so a tree's branches count once."""
+        if window not in self._sights:
+            self._sights[window] = self._make_sight(window)
+        return self._sights[window]
+
+    def _make_sight(self, window: int | None) -> Sight:
+        starts = torch.zeros_like(self.slots) if window is None else (self.positions - window + 1).clamp_(min=0)
+        first_extra = extras = None
+        if self.ancestors is not None:
+            limit = len(self.positions) if window is None else window
+            seen = [path[-limit:] for path in self.ancestors]
+            first_extra = torch.tensor([0, *np.cumsum([len(path) for path in seen])])
+            extras = torch.tensor([slot for path in seen for slot in path])
+        parts = (self.rows, starts, self.stops, first_extra, extras)
+        return Sight(starts, self.stops, first_extra, extras, SightStruct(*(p.data_ptr() if p is not None else None for p in parts)))
+
+
+class KVCache:
+    """Keys and values of some rows in all layers. `lengths[row, layer]` entries are valid; what lies beyond is rubbish."""
+
+    def __init__(self, layers: int, rows: int, heads: int, size: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.lengths = np.zeros((rows, layers), dtype=np.int64)
+        self._shape = (layers, rows, heads, size)
+        self._kind = {"dtype": dtype, "device": device}
+        self.keys = self._room(_rounded(capacity))
+        self.values = self._room(_rounded(capacity))
+
+    def _room(self, capacity: int) -> Tensor:
+        layers, rows, heads, size = self._shape
+        return torch.zeros((layers, rows, heads, capacity, size), **self._kind)  # zeros: a masked NaN would still poison SDPA
+
+    @property
+    def rows(self) -> int:
+        return self._shape[1]
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[3]
+
+    @property
+    def bytes(self) -> int:
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def length(self, row: int) -> int:
+        """How many of the row's tokens every layer knows."""
+        return int(self.lengths[row].min())
+
+    def reserve(self, slots: int) -> None:
+        """Make room for that many slots a row; doubles, so that growing costs little over a long generation."""
+        if slots <= self.capacity:
+            return
+        capacity = _rounded(max(slots, min(2 * self.capacity, self.capacity + 4096)))
+        for name in ("keys", "values"):
+            old, new = getattr(self, name), self._room(capacity)
+            new[:, :, :, : old.shape[3]] = old
+            setattr(self, name, new)
+
+    def place(self, counts: Sequence[int], parents: Sequence[Sequence[int]] | None = None) -> Place:
+        """Room for `counts[row]` more tokens of each row, right after what all layers know; a chain, or a tree by its parents."""
+        spans = [Span(row, self.length(row), count) for row, count in enumerate(counts) if count]
+        self.reserve(max(span.first + span.count for span in spans))
+        return Place.chains(spans) if parents is None else Place.trees(spans, [p for p in parents if p])
+
+    def advance(self, place: Place, layers: Sequence[int]) -> None:
+        """Note that these layers now hold the place's tokens. They must have known everything before them."""
+        index = list(layers)
+        for span in place.spans:
+            known = self.lengths[span.row, index]
+            assert (known >= span.first).all(), f"row {span.row}: layers are at {known.tolist()}, tokens start at slot {span.first}"
+            self.lengths[span.row, index] = span.first + span.count
+
+    def rollback(self, row: int, length: int) -> None:
+        """Forget what the row's layers hold beyond `length`."""
+        np.minimum(self.lengths[row], length, out=self.lengths[row])
+
+    def keep(self, row: int, first: int, path: Sequence[int]) -> None:
+        """Of the tokens written from slot `first` on, keep those at the indices `path` (a root-to-leaf path), moved together."""
+        moved = len(path)
+        if list(path) != list(range(moved)):
+            source = torch.tensor([first + index for index in path], device=self.keys.device)
+            for tensor in (self.keys, self.values):
+                tensor[:, row, :, first : first + moved] = tensor[:, row, :, source]
+        self.rollback(row, first + moved)
+
+
+def _rounded(slots: int) -> int:
+    return -(-max(slots, 1) // CHUNK) * CHUNK

@@ -1,0 +1,338 @@
+// Float32 kernels for few rows on a CPU. Compiled once on the user's machine by native.py, called through ctypes.
+//
+// Two promises, and everything here is shaped by them:
+//   1. A row's bits depend on that row alone. Every output number is one chain of operations in a fixed order, whatever
+//      runs beside it: tiles differ in how many chains they interleave, never in a chain. Attention first lists the keys
+//      that a query sees and then works on that list, so masked, padded and rejected entries cannot leave a trace.
+//   2. One row costs what reading the weights costs, and a dozen rows cost about the same: each weight is loaded once
+//      and used for up to MAX_ROWS rows from registers.
+//
+// What this file does not know: models, layers, Python. Built with -ffp-contract=fast, so that a*b+c is one rounding everywhere.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include <omp.h>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16, WIDE = 2, MAX_ROWS = 12;  // 24 accumulators of 32 registers
+#elif defined(__AVX2__)
+constexpr int LANES = 8, WIDE = 2, MAX_ROWS = 6;  // 12 of 16
+#else
+constexpr int LANES = 4, WIDE = 2, MAX_ROWS = 6;
+#endif
+constexpr int PANEL = LANES * WIDE;  // output columns that lie side by side in a packed weight
+
+typedef float Vector __attribute__((vector_size(LANES * 4)));
+typedef int32_t IntVector __attribute__((vector_size(LANES * 4)));
+typedef float Unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+
+static inline Vector load(const float* p) { return *(const Unaligned*)p; }
+static inline void store(float* p, Vector v) { *(Unaligned*)p = v; }
+static inline Vector splat(float s) { return Vector{} + s; }
+
+static inline float sum_lanes(Vector v) {
+    float lanes[LANES];
+    store(lanes, v);
+    for (int half = LANES / 2; half; half /= 2)
+        for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+    return lanes[0];
+}
+
+static inline Vector lanes_max(Vector a, Vector b) { return a > b ? a : b; }
+
+// exp(x) by range reduction and a polynomial of degree 6, within 2 units in the last place; 0 below -87.
+static inline Vector exponential(Vector x) {
+    x = lanes_max(x, splat(-87.5f));
+    x = x < splat(88.0f) ? x : splat(88.0f);
+    Vector shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer
+    Vector n = shifted - 12582912.0f;
+    Vector r = x - n * 0.693359375f;
+    r = r + n * 2.12194440e-4f;
+    Vector p = splat(1.9875691500e-4f);
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    p = p * r * r + r + 1.0f;
+    IntVector bits = (__builtin_convertvector(n, IntVector) + 127) << 23;
+    Vector scale;
+    std::memcpy(&scale, &bits, sizeof scale);
+    return p * scale;
+}
+
+// The part of [0, count) that belongs to this thread, in whole units.
+struct Share {
+    int64_t begin, end;
+    explicit Share(int64_t count) {
+        int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
+        begin = count * thread / threads, end = count * (thread + 1) / threads;
+    }
+};
+
+// ---------------------------------------------------------------------------------------------------------- products
+
+template <int ROWS>
+static inline void tile(const float* x, int64_t inputs, const float* panel, float* sums) {
+    Vector total[ROWS][WIDE] = {};
+    for (int64_t k = 0; k < inputs; k++) {
+        Vector weight[WIDE];
+        for (int c = 0; c < WIDE; c++) weight[c] = load(panel + k * PANEL + c * LANES);
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < WIDE; c++) total[r][c] += x[r * inputs + k] * weight[c];
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < WIDE; c++) store(sums + r * PANEL + c * LANES, total[r][c]);
+}
+
+template <int ROWS>
+static inline void tile_of(int64_t rows, const float* x, int64_t inputs, const float* panel, float* sums) {
+    if (rows == ROWS) return tile<ROWS>(x, inputs, panel, sums);
+    if constexpr (ROWS > 1) tile_of<ROWS - 1>(rows, x, inputs, panel, sums);
+}
+
+extern "C" int64_t panel_width() { return PANEL; }
+
+// out[r, :] = residual[r, :] + bias + x[r, :] . weight, the last two optional. `pack` is [ceil(outputs / PANEL)][inputs][PANEL].
+extern "C" void linear(const float* x, int64_t rows, int64_t inputs, const float* pack, int64_t outputs, const float* bias,
+                       const float* residual, float* out, int threads) {
+#pragma omp parallel num_threads(threads)
+    {
+        Share share((outputs + PANEL - 1) / PANEL);
+        float sums[MAX_ROWS * PANEL];
+        for (int64_t p = share.begin; p < share.end; p++) {
+            int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
+            for (int64_t r = 0; r < rows;) {
+                int64_t left = rows - r;  // two even halves beat a full tile and a sliver
+                int64_t take = left <= MAX_ROWS ? left : left < 2 * MAX_ROWS ? (left + 1) / 2 : MAX_ROWS;
+                tile_of<MAX_ROWS>(take, x + r * inputs, inputs, pack + first * inputs, sums);
+                for (int64_t i = 0; i < take; i++) {
+                    float* target = out + (r + i) * outputs + first;
+                    const float* from = residual ? residual + (r + i) * outputs + first : nullptr;
+                    for (int64_t c = 0; c < columns; c++) {
+                        float value = sums[i * PANEL + c];
+                        if (bias) value += bias[first + c];
+                        if (from) value += from[c];
+                        target[c] = value;
+                    }
+                }
+                r += take;
+            }
+        }
+    }
+}
+
+// ------------------------------------------------------------------------------------------------- norms, activations
+
+static inline void rms_norm_row(const float* x, int64_t size, const float* weight, float eps, float* out) {
+    Vector squares = {};
+    int64_t i = 0;
+    for (; i + LANES <= size; i += LANES) squares += load(x + i) * load(x + i);
+    float sum = sum_lanes(squares);
+    for (; i < size; i++) sum += x[i] * x[i];
+    float scale = 1.0f / std::sqrt(sum / size + eps);
+    for (int64_t j = 0; j < size; j++) out[j] = weight[j] * (x[j] * scale);
+}
+
+extern "C" void rms_norm(const float* x, int64_t rows, int64_t size, const float* weight, float eps, float* out, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * size > 65536)
+    for (int64_t r = 0; r < rows; r++) rms_norm_row(x + r * size, size, weight, eps, out + r * size);
+}
+
+enum Activation { SILU = 0, GELU_TANH = 1 };
+
+static inline Vector activate(Vector x, int kind) {
+    Vector z = kind == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);  // tanh(z / 2) = 2 * sigmoid(z) - 1
+    return x / (1.0f + exponential(-z));
+}
+
+// out[r, :] = act(both[r, :size]) * both[r, size:]
+extern "C" void gated(const float* both, int64_t rows, int64_t size, int kind, float* out, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * size > 16384)
+    for (int64_t r = 0; r < rows; r++) {
+        const float *gate = both + r * 2 * size, *up = gate + size;
+        float* target = out + r * size;
+        int64_t i = 0;
+        for (; i + LANES <= size; i += LANES) store(target + i, activate(load(gate + i), kind) * load(up + i));
+        for (; i < size; i++) target[i] = activate(splat(gate[i]), kind)[0] * up[i];
+    }
+}
+
+// ---------------------------------------------------------------------------------------------------------- attention
+
+// Where one layer's keys and values lie: rows x heads x slots x size.
+struct Layer {
+    float *keys, *values;
+    int64_t row_stride, head_stride, size;
+};
+
+static inline void rotate(float* x, const float* cosine, const float* sine, int64_t rotary) {
+    for (int64_t i = 0, half = rotary / 2; i < half; i++) {
+        float a = x[i], b = x[i + half];
+        x[i] = a * cosine[i] - b * sine[i];
+        x[i + half] = b * cosine[i] + a * sine[i];
+    }
+}
+
+// Splits fused projections into heads, norms and rotates them by position, leaves queries in place and files keys and values.
+extern "C" void rotate_and_store(float* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t rotary, const float* query_norm,
+                                 const float* key_norm, float eps, const float* cosines, const float* sines, const int64_t* positions,
+                                 const int64_t* rows, const int64_t* slots, const Layer* layer, int threads) {
+    int64_t size = layer->size, width = (heads + 2 * kv_heads) * size;
+#pragma omp parallel for num_threads(threads) if (tokens * width > 65536)
+    for (int64_t t = 0; t < tokens; t++) {
+        float* x = qkv + t * width;
+        const float *cosine = cosines + positions[t] * (rotary / 2), *sine = sines + positions[t] * (rotary / 2);
+        for (int64_t h = 0; h < heads + kv_heads; h++) {
+            const float* norm = h < heads ? query_norm : key_norm;
+            if (norm) rms_norm_row(x + h * size, size, norm, eps, x + h * size);
+            rotate(x + h * size, cosine, sine, rotary);
+        }
+        int64_t at = rows[t] * layer->row_stride + slots[t] * size;
+        for (int64_t h = 0; h < kv_heads; h++) {
+            std::memcpy(layer->keys + at + h * layer->head_stride, x + (heads + h) * size, size * 4);
+            std::memcpy(layer->values + at + h * layer->head_stride, x + (heads + kv_heads + h) * size, size * 4);
+        }
+    }
+}
+
+// One level of the tree of sum_lanes on LANES vectors at once: the halves of two vectors are added into one.
+template <int HALF>
+static inline void fold(Vector* part) {
+    IntVector low, high;
+    for (int lane = 0; lane < LANES; lane++) {
+        low[lane] = (lane & HALF ? LANES : 0) + (lane & ~HALF);
+        high[lane] = low[lane] + HALF;
+    }
+    for (int j = 0; j < HALF; j++)
+        part[j] = __builtin_shuffle(part[j], part[j + HALF], low) + __builtin_shuffle(part[j], part[j + HALF], high);
+    if constexpr (HALF > 1) fold<HALF / 2>(part);
+}
+
+// The products of one query with LANES keys; lane j holds what sum_lanes would give for key j.
+static inline Vector score_keys(const float* query, const float* const* keys, int64_t size) {
+    Vector part[LANES];
+    Vector q = load(query);
+    for (int j = 0; j < LANES; j++) part[j] = q * load(keys[j]);
+    for (int64_t i = LANES; i < size; i += LANES) {
+        q = load(query + i);
+        for (int j = 0; j < LANES; j++) part[j] += q * load(keys[j] + i);
+    }
+    fold<LANES / 2>(part);
+    return part[0];
+}
+
+static inline float score_key(const float* query, const float* key, int64_t size) {  // heads that are no multiple of LANES
+    float sum = 0;
+    for (int64_t i = 0; i < size; i++) sum += query[i] * key[i];
+    return sum;
+}
+
+// Scores become weights that sum to 1. `count` is rounded up to LANES by the caller's buffer.
+static inline void softmax(float* scores, int64_t count, float scale, float cap) {
+    float largest = -INFINITY;
+    for (int64_t j = 0; j < count; j++) {
+        float score = scores[j] * scale;
+        scores[j] = cap > 0 ? cap * std::tanh(score / cap) : score;
+        largest = std::max(largest, scores[j]);
+    }
+    for (int64_t j = count; j % LANES; j++) scores[j] = -INFINITY;
+    Vector total = {};
+    for (int64_t j = 0; j < count; j += LANES) {
+        Vector weight = exponential(load(scores + j) - largest);
+        if (j + LANES > count)
+            for (int l = count - j; l < LANES; l++) weight[l] = 0;
+        store(scores + j, weight);
+        total += weight;
+    }
+    float inverse = 1.0f / sum_lanes(total);
+    for (int64_t j = 0; j < count; j++) scores[j] *= inverse;
+}
+
+constexpr int GROUP = 4, SPAN = 4;  // queries and vectors of one value head that are summed together
+
+template <int QUERIES>
+static inline void weigh(const float* weights, int64_t stride, const float* const* values, int64_t count, int64_t size, float* out) {
+    int64_t i = 0;
+    for (; i + SPAN * LANES <= size; i += SPAN * LANES) {
+        Vector total[QUERIES][SPAN] = {};
+        for (int64_t j = 0; j < count; j++)
+            for (int c = 0; c < SPAN; c++) {
+                Vector value = load(values[j] + i + c * LANES);
+                for (int g = 0; g < QUERIES; g++) total[g][c] += weights[g * stride + j] * value;
+            }
+        for (int g = 0; g < QUERIES; g++)
+            for (int c = 0; c < SPAN; c++) store(out + g * size + i + c * LANES, total[g][c]);
+    }
+    for (; i < size; i++)
+        for (int g = 0; g < QUERIES; g++) {
+            float total = 0;
+            for (int64_t j = 0; j < count; j++) total += weights[g * stride + j] * values[j][i];
+            out[g * size + i] = total;
+        }
+}
+
+// What each query of a call sees: slots [start, stop) of its row and then the listed ones (a tree's ancestors), in that order.
+struct Sight {
+    const int64_t *rows, *starts, *stops, *first_extra, *extras;  // the last two null for chains
+};
+
+struct Scratch {
+    std::vector<const float*> keys, values;
+    std::vector<float> scores;
+};
+
+static void attend_one(const float* queries, int64_t group, const Layer* layer, const Sight* sight, int64_t token, int64_t head,
+                       float scale, float cap, float* out, Scratch& scratch) {
+    int64_t size = layer->size, at = sight->rows[token] * layer->row_stride + head * layer->head_stride;
+    scratch.keys.clear(), scratch.values.clear();
+    auto see = [&](int64_t slot) {
+        scratch.keys.push_back(layer->keys + at + slot * size);
+        scratch.values.push_back(layer->values + at + slot * size);
+    };
+    for (int64_t slot = sight->starts[token]; slot < sight->stops[token]; slot++) see(slot);
+    if (sight->extras)
+        for (int64_t e = sight->first_extra[token]; e < sight->first_extra[token + 1]; e++) see(sight->extras[e]);
+    int64_t count = scratch.keys.size(), padded = (count + LANES - 1) / LANES * LANES;
+    scratch.keys.resize(padded, scratch.keys.back());
+    scratch.scores.resize(GROUP * padded);
+    float* scores = scratch.scores.data();
+    for (int64_t g = 0; g < group; g += GROUP) {
+        int64_t many = std::min<int64_t>(GROUP, group - g);
+        const float* query = queries + g * size;
+        if (size % LANES == 0)
+            for (int64_t j = 0; j < padded; j += LANES)
+                for (int64_t i = 0; i < many; i++) store(scores + i * padded + j, score_keys(query + i * size, &scratch.keys[j], size));
+        else
+            for (int64_t i = 0; i < many; i++)
+                for (int64_t j = 0; j < count; j++) scores[i * padded + j] = score_key(query + i * size, scratch.keys[j], size);
+        for (int64_t i = 0; i < many; i++) softmax(scores + i * padded, count, scale, cap);
+        const float* const* values = scratch.values.data();
+        float* target = out + g * size;
+        if (many == 4) weigh<4>(scores, padded, values, count, size, target);
+        if (many == 3) weigh<3>(scores, padded, values, count, size, target);
+        if (many == 2) weigh<2>(scores, padded, values, count, size, target);
+        if (many == 1) weigh<1>(scores, padded, values, count, size, target);
+    }
+}
+
+// Attention of `tokens` queries, each over the keys that it sees. Queries lie in rows of `stride` floats, heads of a group side by side.
+extern "C" void attend(const float* queries, int64_t stride, int64_t tokens, int64_t heads, int64_t kv_heads, const Layer* layer,
+                       const Sight* sight, float scale, float cap, float* out, int threads) {
+    int64_t size = layer->size, group = heads / kv_heads, work = 0;
+    for (int64_t t = 0; t < tokens; t++) work += (sight->stops[t] - sight->starts[t]) * heads * size;
+#pragma omp parallel num_threads(threads) if (work > 40000)
+    {
+        Scratch scratch;
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t item = 0; item < tokens * kv_heads; item++) {
+            int64_t head = item / tokens, token = item % tokens;
+            attend_one(queries + token * stride + head * group * size, group, layer, sight, token, head, scale, cap,
+                       out + (token * heads + head * group) * size, scratch);
+        }
+    }
+}

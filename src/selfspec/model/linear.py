@@ -1,0 +1,137 @@
+"""Linears behind one call: `linear(x, residual=None)`, where several weights that read the same input run as one product.
+
+Three kinds. `NativeLinear`: panels for our own kernel (kernels.cpp); a row's bits do not depend on its neighbours, and
+eight rows cost about what one costs. `MklLinear`: MKL's pack, made once for 64 rows; fast and row-stable on Intel
+processors, neither on others, so whoever uses it asks first (`mkl_is_row_stable`). `PlainLinear`: `F.linear`, everywhere.
+A packed weight replaces the original; nothing here keeps a second copy.
+"""
+
+from __future__ import annotations
+
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .native import library
+
+
+class Linear(ABC):
+    """A product with fixed weights, of shape (outputs, inputs)."""
+
+    outputs: int
+    inputs: int
+    readable = True  # whether `rows` works
+
+    @abstractmethod
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x (rows, inputs) -> (rows, outputs), plus the residual if there is one."""
+
+    @abstractmethod
+    def rows(self, index: Tensor) -> Tensor:
+        """Rows of the weight itself, (n, inputs): how a tied head serves as the embedding."""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of weight that one call reads."""
+        return self.outputs * self.inputs * self._item
+
+    _item = 4
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    return tensors[0].detach() if len(tensors) == 1 else torch.cat([t.detach() for t in tensors])
+
+
+def _joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
+    if all(bias is None for bias in biases):
+        return None
+    return torch.cat([w.new_zeros(len(w)) if b is None else b.detach() for w, b in zip(weights, biases, strict=True)])
+
+
+class PlainLinear(Linear):
+    """`F.linear`: every device and dtype. A row's bits may depend on how many rows run together."""
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+        self.weight = _joined(weights)
+        self.bias = _joined_bias(weights, biases)
+        self.outputs, self.inputs = self.weight.shape
+        self._item = self.weight.element_size()
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        out = F.linear(x, self.weight, self.bias)
+        return out if residual is None else residual + out
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self.weight[index]
+
+
+class MklLinear(Linear):
+    """MKL's packed product. The operator compares its last argument with the rows of x and silently runs a plain product
+    with the third argument when they differ; hence `x.shape[0]`, always."""
+
+    ROWS = 64
+    readable = False
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+        weight = _joined(weights).contiguous()
+        self.bias = _joined_bias(weights, biases)
+        self.outputs, self.inputs = weight.shape
+        self._pack = torch.ops.mkl._mkl_reorder_linear_weight(weight, self.ROWS)
+        self._shape_only = torch.empty(1).expand(self.outputs, self.inputs)
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        out = torch.ops.mkl._mkl_linear(x.contiguous(), self._pack, self._shape_only, self.bias, x.shape[0])
+        return out if residual is None else residual + out
+
+    def rows(self, index: Tensor) -> Tensor:
+        raise NotImplementedError("an MKL pack cannot be read back; keep the embedding beside it")
+
+
+class NativeLinear(Linear):
+    """Weights in panels of columns, [panel][input][column], for the kernel in kernels.cpp."""
+
+    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+        self._native = library()
+        weight = _joined(weights)
+        self.outputs, self.inputs = weight.shape
+        self._width = self._native.panel_width()
+        panels = -(-self.outputs // self._width)
+        padded = F.pad(weight, (0, 0, 0, panels * self._width - self.outputs)) if self.outputs % self._width else weight
+        self._pack = padded.view(panels, self._width, self.inputs).transpose(1, 2).contiguous()
+        self.bias = _joined_bias(weights, biases)
+        self._address = self._pack.data_ptr()
+        self._bias_address = None if self.bias is None else self.bias.data_ptr()
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        assert x.is_contiguous() and x.dtype == torch.float32 and x.shape[1] == self.inputs
+        rows = x.shape[0]
+        out = torch.empty((rows, self.outputs))
+        self._native.linear(
+            x.data_ptr(), rows, self.inputs, self._address, self.outputs, self._bias_address,
+            None if residual is None else residual.data_ptr(), out.data_ptr(), torch.get_num_threads(),
+        )  # fmt: skip
+        return out
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self._pack[index // self._width, :, index % self._width]
+
+
+@functools.cache
+def mkl_is_row_stable() -> bool:
+    """Whether, on this machine, MKL's pack gives the plain product, and a row the same bits for every number of rows."""
+    if not (torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    for shape in ((960, 576), (576, 1536), (512, 512)):
+        weight, x = torch.randn(shape, generator=generator), torch.randn((64, shape[1]), generator=generator)
+        packed = MklLinear([weight], [None])
+        alone = torch.cat([packed(x[i : i + 1]) for i in range(64)])
+        if not torch.allclose(alone, F.linear(x, weight), atol=1e-3):
+            return False
+        if not all(torch.equal(packed(x[:n]), alone[:n]) for n in (2, 3, 5, 8, 9, 16, 17, 33, 64)):
+            return False
+    return True

@@ -1,0 +1,103 @@
+"""Compiles kernels.cpp once on this machine and hands out its functions.
+
+The library has no Python or torch headers in it, so it compiles in seconds and survives their upgrades. It is kept in
+the user's cache under a name made of everything that shaped it. Where there is no compiler the reason is kept and shown,
+and `linear.py` and `ops.py` use torch instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from ctypes import POINTER, c_float, c_int, c_int64, c_void_p
+from pathlib import Path
+
+import torch  # noqa: F401  (loads its OpenMP runtime, which the kernels share)
+
+from .demo import cache_root
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fPIC")
+
+
+class LayerStruct(ctypes.Structure):
+    """Where one layer's keys and values lie."""
+
+    _fields_ = [("keys", c_void_p), ("values", c_void_p), ("row_stride", c_int64), ("head_stride", c_int64), ("size", c_int64)]
+
+
+class SightStruct(ctypes.Structure):
+    """What each query of a call sees."""
+
+    _fields_ = [(name, c_void_p) for name in ("rows", "starts", "stops", "first_extra", "extras")]
+
+
+_SIGNATURES = {
+    "linear": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int),
+    "rms_norm": (c_void_p, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int),
+    "gated": (c_void_p, c_int64, c_int64, c_int, c_void_p, c_int),
+    "rotate_and_store": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_float, c_void_p, c_void_p)
+    + (c_void_p, c_void_p, c_void_p, POINTER(LayerStruct), c_int),
+    "attend": (c_void_p, c_int64, c_int64, c_int64, c_int64, POINTER(LayerStruct), POINTER(SightStruct))
+    + (c_float, c_float, c_void_p, c_int),
+}
+
+
+class NoNative(Exception):
+    """The kernels cannot be had here; the message says why."""
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The compiled kernels, built if this machine has not built them yet."""
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    if compiler is None:
+        raise NoNative("no C++ compiler found (g++ or clang++)")
+    path = _built(compiler)
+    try:
+        native = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NoNative(f"the compiled kernels do not load: {error}") from error
+    for name, arguments in _SIGNATURES.items():
+        getattr(native, name).argtypes = arguments
+        getattr(native, name).restype = None
+    native.panel_width.restype = c_int64
+    return native
+
+
+def _built(compiler: str) -> Path:
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False).stdout
+    identity = [SOURCE.read_text(), *FLAGS, version, platform.machine(), _cpu_features()]
+    name = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
+    target = cache_root() / "native" / f"kernels-{name}.so"
+    if not target.exists():
+        _compile(compiler, target)
+    return target
+
+
+def _compile(compiler: str, target: Path) -> None:
+    """Links without naming an OpenMP library first, so that torch's own is used and there is one pool of threads."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        compiled, linked = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
+        for command in (
+            [compiler, *FLAGS, "-fopenmp", "-c", str(SOURCE), "-o", str(compiled)],
+            [compiler, "-shared", str(compiled), "-o", str(linked)],
+        ):
+            result = subprocess.run(command, capture_output=True, text=True, check=False)
+            if result.returncode:
+                raise NoNative(f"{compiler} failed: {result.stderr.strip()[-500:]}")
+        os.replace(linked, target)
+
+
+def _cpu_features() -> str:
+    """-march=native means another thing on another processor, and caches are shared over network homes."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())

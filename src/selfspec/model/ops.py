@@ -1,0 +1,196 @@
+"""The operations of a decoder block, in two versions behind one set of names: our kernels, and torch.
+
+`NativeOps` (float32 on a CPU): a token's bits are the same whatever is computed beside it, by construction.
+`TorchOps`: every device and dtype, and CPUs without a compiler. With `row_stable=True` it uses the forms of the torch
+operations that were seen to be row-stable on Intel processors; the adapter measures whether they are here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..errors import OptionError, Unavailable
+from .cache import KVCache, Place
+from .linear import Linear, MklLinear, NativeLinear, PlainLinear, mkl_is_row_stable
+from .native import LayerStruct, NoNative, library
+from .rope import RopeTable
+
+Kernel = Literal["native", "mkl", "plain"]
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What attention needs to know beside its projections."""
+
+    layer: int
+    queries: int
+    keys: int
+    size: int
+    scale: float
+    window: int | None = None
+    cap: float = 0.0  # soft cap on scores; 0 is none
+    query_norm: Tensor | None = None
+    key_norm: Tensor | None = None
+    norm_eps: float = 1e-6
+
+
+class Ops(ABC):
+    """The operations; `kernel` names the products in use."""
+
+    kernel: Kernel
+
+    @abstractmethod
+    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
+        """Weights that read the same input, as one product."""
+
+    @abstractmethod
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMS norm over the last dimension."""
+
+    @abstractmethod
+    def gated(self, both: Tensor, activation: str) -> Tensor:
+        """act(first half) * second half."""
+
+    @abstractmethod
+    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place, rope: RopeTable) -> Tensor:
+        """Rotates queries and keys, files keys and values, and attends: (tokens, (queries + 2 keys) * size) -> (tokens, queries * size)."""
+
+
+class NativeOps(Ops):
+    """Our kernels: float32 on a CPU."""
+
+    kernel: Kernel = "native"
+
+    def __init__(self) -> None:
+        self._native = library()
+
+    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
+        return NativeLinear(weights, biases)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = torch.empty_like(x)
+        self._native.rms_norm(x.data_ptr(), x.shape[0], x.shape[1], weight.data_ptr(), eps, out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def gated(self, both: Tensor, activation: str) -> Tensor:
+        rows, size = both.shape[0], both.shape[1] // 2
+        out = torch.empty((rows, size))
+        self._native.gated(both.data_ptr(), rows, size, ACTIVATIONS[activation], out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place, rope: RopeTable) -> Tensor:
+        tokens, threads = qkv.shape[0], torch.get_num_threads()
+        keys, values = cache.keys, cache.values
+        offset = heads.layer * keys.stride(0) * 4
+        layer = LayerStruct(keys.data_ptr() + offset, values.data_ptr() + offset, keys.stride(1), keys.stride(2), heads.size)
+        sight = place.sight(heads.window)
+        norms = [None if norm is None else norm.data_ptr() for norm in (heads.query_norm, heads.key_norm)]
+        self._native.rotate_and_store(
+            qkv.data_ptr(), tokens, heads.queries, heads.keys, rope.rotary, *norms, heads.norm_eps, rope.cosines.data_ptr(),
+            rope.sines.data_ptr(), place.positions.data_ptr(), place.rows.data_ptr(), place.slots.data_ptr(), ctypes.byref(layer), threads,
+        )  # fmt: skip
+        out = torch.empty((tokens, heads.queries * heads.size))
+        self._native.attend(
+            qkv.data_ptr(), qkv.shape[1], tokens, heads.queries, heads.keys, ctypes.byref(layer), ctypes.byref(sight.native),
+            heads.scale, heads.cap, out.data_ptr(), threads,
+        )  # fmt: skip
+        return out
+
+
+class TorchOps(Ops):
+    """torch's own operations."""
+
+    def __init__(self, kernel: Kernel = "plain", row_stable: bool = False) -> None:
+        self.kernel = kernel
+        self._row_stable = row_stable
+
+    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
+        return (MklLinear if self.kernel == "mkl" else PlainLinear)(weights, biases)
+
+    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+        return weight * wide.to(x.dtype)
+
+    def gated(self, both: Tensor, activation: str) -> Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        return (F.silu(gate) if ACTIVATIONS[activation] == 0 else F.gelu(gate, approximate="tanh")) * up
+
+    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place, rope: RopeTable) -> Tensor:
+        q, k, v = qkv.view(len(qkv), -1, heads.size).split([heads.queries, heads.keys, heads.keys], dim=1)  # (tokens, heads, size)
+        if heads.query_norm is not None:
+            q = self.norm(q, heads.query_norm, heads.norm_eps)
+        if heads.key_norm is not None:
+            k = self.norm(k, heads.key_norm, heads.norm_eps)
+        cosine, sine = rope.cosines[place.positions][:, None], rope.sines[place.positions][:, None]
+        q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
+        cache.keys[heads.layer][place.rows, :, place.slots] = k
+        cache.values[heads.layer][place.rows, :, place.slots] = v
+        out, first = [], 0
+        for span in place.spans:
+            piece = slice(first, first + span.count)
+            out.append(self._attend_row(q[piece], heads, cache, place, span.row, piece))
+            first += span.count
+        return torch.cat(out).reshape(len(qkv), -1)
+
+    def _attend_row(self, q: Tensor, heads: Heads, cache: KVCache, place: Place, row: int, piece: slice) -> Tensor:
+        """One row's queries. Row-stable: each is a batch row over stride-0 keys, the groups are SDPA's queries, the key length
+        is a multiple of the cache's chunk. Otherwise the row's queries are attended together."""
+        visible = _visible(place, piece, heads.window, cache.capacity)
+        length = -(-(int(visible.any(0).nonzero().max()) + 1) // 512) * 512 if self._row_stable else cache.capacity
+        tokens, group = len(q), heads.queries // heads.keys
+        k, v = cache.keys[heads.layer, row, :, :length], cache.values[heads.layer, row, :, :length]
+        mask = visible[:, :length]
+        if self._row_stable:
+            queries, k, v = q.view(tokens, heads.keys, group, heads.size), k.expand(tokens, -1, -1, -1), v.expand(tokens, -1, -1, -1)
+            return F.scaled_dot_product_attention(queries, k, v, mask[:, None, None], scale=heads.scale)
+        queries = q.view(tokens, heads.keys, group, heads.size).permute(1, 2, 0, 3).reshape(1, heads.keys, group * tokens, heads.size)
+        out = F.scaled_dot_product_attention(queries, k[None], v[None], mask.repeat(group, 1), scale=heads.scale)
+        return out.view(heads.keys, group, tokens, heads.size).permute(2, 0, 1, 3)
+
+
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """The first `rotary` numbers of each head turned by the token's angles; half-split pairs."""
+    half = cosine.shape[-1]
+    a, b, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
+    turned = torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)
+    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+
+
+def _visible(place: Place, piece: slice, window: int | None, capacity: int) -> Tensor:
+    """(tokens, capacity) boolean: which slots each token of the piece may look at."""
+    sight = place.sight(window)
+    slots = torch.arange(capacity, device=sight.starts.device)
+    visible = (slots >= sight.starts[piece, None]) & (slots < sight.stops[piece, None])
+    if sight.extras is not None and sight.first_extra is not None:
+        bounds = sight.first_extra[piece.start : piece.stop + 1].tolist()
+        for token, (first, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+            visible[token, sight.extras[first:stop]] = True
+    return visible
+
+
+def choose_ops(kernel: str, dtype: torch.dtype, device: torch.device) -> Ops:
+    """The best operations for a dtype and device, or those asked for by name."""
+    cpu_float = dtype == torch.float32 and device.type == "cpu"
+    if kernel not in ("auto", "native", "mkl", "plain"):
+        raise OptionError(f"kernel {kernel!r} is unknown; choose auto, native, mkl or plain")
+    if kernel in ("native", "mkl") and not cpu_float:
+        raise OptionError(f"kernel {kernel!r} runs float32 on a CPU, not {dtype} on {device}; use kernel='auto'")
+    if cpu_float and kernel in ("auto", "native"):
+        try:
+            return NativeOps()
+        except NoNative as reason:
+            if kernel == "native":
+                raise Unavailable(f"the native kernels cannot be used: {reason}; install g++, or use kernel='auto'") from reason
+    if cpu_float and (kernel == "mkl" or (kernel == "auto" and mkl_is_row_stable())):
+        return TorchOps("mkl", row_stable=True)
+    return TorchOps("plain", row_stable=False)

@@ -1,0 +1,47 @@
+"""Rotary tables: cosine and sine by position, taken from the model's own rotary module, so that every scaling is HF's own.
+
+Computed in fixed chunks of positions: an entry is the same whenever and for whichever request it was first needed.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor, nn
+
+CHUNK = 1024
+
+
+class RopeTable:
+    """`cosines` and `sines`, (positions, rotary / 2) float32, grown by `reserve`, never beyond `context`.
+
+    The limit matters: "dynamic" scaling changes its frequencies when it is asked for more, and a model inside its context
+    must not notice. Beyond it such a model depends on how its text was cut into calls, so we do not go there.
+    """
+
+    def __init__(self, module: nn.Module, context: int, device: torch.device) -> None:
+        self._module = module
+        self._context = context
+        self._device = device
+        self._lock = threading.Lock()
+        self.cosines, self.sines = self._chunk(0)
+
+    @property
+    def rotary(self) -> int:
+        """How many numbers of a head are rotated."""
+        return 2 * self.cosines.shape[1]
+
+    def reserve(self, positions: int) -> None:
+        with self._lock:
+            while len(self.cosines) < min(positions, self._context):
+                cosines, sines = self._chunk(len(self.cosines))
+                self.cosines, self.sines = torch.cat([self.cosines, cosines]), torch.cat([self.sines, sines])
+
+    @torch.inference_mode()
+    def _chunk(self, first: int) -> tuple[Tensor, Tensor]:
+        positions = torch.arange(first, min(first + CHUNK, self._context), device=self._device)[None]
+        like = torch.empty(0, dtype=torch.float32, device=self._device)
+        cosine, sine = self._module(like, positions)
+        half = cosine.shape[-1] // 2
+        return cosine[0, :, :half].contiguous(), sine[0, :, :half].contiguous()

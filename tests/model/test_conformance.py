@@ -1,0 +1,239 @@
+"""Our forward against transformers' own, for every family and variant."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from variants import VARIANTS, build
+from selfspec.errors import SelfCheckFailed, UnsupportedModel
+from selfspec.model.adapter import LayeredModel
+from selfspec.model.cache import Place, Span
+from selfspec.model.plan import LayerPlan
+from selfspec.testing import families
+
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+TEXT = random.Random(0).choices(range(3, 259), k=90)  # longer than every window above
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def pair(request):
+    """A Hugging Face model and ours, made from it."""
+    model = build(request.param)
+    return model, LayeredModel(model)
+
+
+def read(model: LayeredModel, tokens, size=None):
+    """Logits of all tokens, read `size` at a time."""
+    cache, tokens = model.new_cache(1, len(tokens)), torch.tensor(tokens)
+    return torch.cat([model.forward(piece, cache, cache.place([len(piece)])) for piece in tokens.split(size or len(tokens))]), cache
+
+
+def contents(cache, row=0):
+    length = cache.length(row)
+    return cache.keys[:, row, :, :length], cache.values[:, row, :, :length]
+
+
+def test_every_family_has_a_variant():
+    """A family added to the table without joining this suite."""
+    assert {family for family, _ in VARIANTS.values()} == set(families())
+
+
+@every_variant
+@pytest.mark.parametrize("kernel", ["native", "mkl", "plain"])
+def test_full_depth_logits_are_those_of_transformers(variant, kernel):
+    """A wrong norm, scale, rotary scaling, window, bias or head. Tiny logits would pass by luck, so their size is checked too."""
+    model = build(variant)
+    ours, _ = read(LayeredModel(model, kernel=kernel), TEXT)
+    theirs = model(input_ids=torch.tensor([TEXT])).logits[0]
+    assert theirs.abs().max() > 1, "the probe model says nothing, so agreement would mean nothing"
+    assert torch.allclose(ours, theirs, atol=2e-4, rtol=1e-4), f"largest difference {(ours - theirs).abs().max():.2e}"
+
+
+def test_greedy_tokens_are_those_of_generate(pair):
+    """Positions that drift between prefill and decoding, or a cache that returns the wrong keys."""
+    theirs, ours = pair
+    prompt = TEXT[:40]
+    expected = theirs.generate(
+        torch.tensor([prompt]), attention_mask=torch.ones(1, 40, dtype=torch.long), max_new_tokens=30, do_sample=False, eos_token_id=None
+    )[0, 40:].tolist()
+    cache, written = ours.new_cache(1, 128), []
+    logits = ours.prefill([prompt], cache)
+    for _ in range(30):
+        written.append(int(logits[-1].argmax()))
+        logits = ours.forward(torch.tensor(written[-1:]), cache, cache.place([1]))
+    assert written == expected
+
+
+def test_bits_do_not_depend_on_how_a_text_is_read(pair):
+    """Kernels whose sums depend on the number of rows, which makes speculation change tokens in near-ties."""
+    _, ours = pair
+    assert ours.ops.kernel == "native" and ours.row_stable
+    whole, cache = read(ours, TEXT)
+    for size in (1, 2, 7, 13, 64):
+        pieces, other = read(ours, TEXT, size)
+        assert torch.equal(whole, pieces), f"logits differ when read {size} at a time"
+        assert all(torch.equal(a, b) for a, b in zip(contents(cache), contents(other), strict=True))
+
+
+def test_bits_do_not_depend_on_neighbours_in_a_ragged_batch(pair):
+    """Padding, or another row's entries, leaking into a row."""
+    _, ours = pair
+    texts = [TEXT[:50], TEXT[20:27], TEXT[5:80]]
+    cache = ours.new_cache(3, 128)
+    last = ours.prefill(texts, cache)
+    step = ours.forward(torch.tensor([9, 9, 8, 7]), cache, cache.place([1, 0, 3]))
+    for row, extra in ((0, [9]), (1, []), (2, [9, 8, 7])):
+        alone, _ = read(ours, texts[row] + extra)
+        assert torch.equal(alone[len(texts[row]) - 1], last[row]), f"prefill of row {row}"
+        offset = {0: 0, 2: 1}.get(row, 0)
+        assert torch.equal(alone[len(texts[row]) :], step[offset : offset + len(extra)]), f"step of row {row}"
+
+
+def test_layers_in_pieces_equal_layers_in_one_go(pair):
+    """Hidden state or positions lost between two runs of one pass: what exit-state reuse rests on."""
+    _, ours = pair
+    whole, cache = read(ours, TEXT)
+    other = ours.new_cache(1, 128)
+    place = Place.chains([Span(0, 0, len(TEXT))])
+    x = ours.run(ours.embed(torch.tensor(TEXT)), LayerPlan(0, 1), other, place)
+    x = ours.run(x, LayerPlan(1, 3), other, place)
+    assert other.lengths[0].tolist() == [90, 90, 90, 0]
+    x = ours.run(x, LayerPlan(3, 4), other, place)
+    assert torch.equal(ours.head(x), whole)
+    assert all(torch.equal(a, b) for a, b in zip(contents(cache), contents(other), strict=True))
+
+
+def test_early_exit_is_what_transformers_computes_with_fewer_layers(pair):
+    """An exit that runs one layer too many, or skips the last norm. The reference is the same model, cut."""
+    theirs, ours = pair
+    cache = ours.new_cache(1, 128)
+    x = ours.run(ours.embed(torch.tensor(TEXT)), LayerPlan(0, 2), cache, Place.chains([Span(0, 0, len(TEXT))]))
+    removed = theirs.model.layers[2:]
+    theirs.model.layers = theirs.model.layers[:2]
+    try:
+        expected = theirs(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    finally:
+        theirs.model.layers.extend(removed)
+    assert torch.allclose(ours.head(x), expected, atol=2e-4, rtol=1e-4)
+
+
+def test_cache_equals_a_fresh_prefill_after_any_history(pair):
+    """Rollback, rejection and kept tree paths that leave a trace in what later tokens see."""
+    _, ours = pair
+    chance = random.Random(1)
+    for _ in range(4):
+        cache, text = ours.new_cache(1, 64), TEXT[: chance.randint(1, 30)]
+        ours.prefill([text], cache)
+        for _ in range(12):
+            drafted = chance.choices(range(3, 259), k=chance.randint(1, 7))
+            if chance.random() < 0.5:
+                ours.forward(torch.tensor(drafted), cache, cache.place([len(drafted)]))
+                kept = chance.randint(0, len(drafted))
+                cache.rollback(0, len(text) + kept)
+                text = text + drafted[:kept]
+            else:
+                parents = [-1] + [chance.randint(-1, i - 1) for i in range(1, len(drafted))]
+                ours.forward(torch.tensor(drafted), cache, cache.place([len(drafted)], [parents]))
+                path = a_path(parents, chance.randrange(len(drafted)))
+                cache.keep(0, len(text), path)
+                text = text + [drafted[index] for index in path]
+        assert cache.length(0) == len(text)
+        _, fresh = read(ours, text)
+        assert all(torch.equal(a, b) for a, b in zip(contents(cache), contents(fresh), strict=True))
+
+
+def a_path(parents, leaf):
+    path = [leaf]
+    while parents[path[0]] >= 0:
+        path.insert(0, parents[path[0]])
+    return path
+
+
+def test_every_path_of_a_tree_sees_what_a_chain_sees(pair):
+    """Tree masks that show a sibling, hide an ancestor, or count windows and positions by slot instead of depth."""
+    _, ours = pair
+    prompt = TEXT[:30]
+    tokens, parents = [11, 12, 13, 14, 15, 16, 17], [-1, 0, 0, 1, 2, 4, -1]
+    cache = ours.new_cache(1, 64)
+    ours.prefill([prompt], cache)
+    tree = ours.forward(torch.tensor(tokens), cache, cache.place([7], [parents]))
+    for leaf in range(7):
+        path = [tokens[index] for index in a_path(parents, leaf)]
+        alone, _ = read(ours, prompt + path)
+        assert torch.equal(tree[leaf], alone[-1]), f"token {leaf}"
+
+
+def test_torch_operations_handle_trees_and_ragged_batches_too(pair):
+    """The path for GPUs and machines without a compiler, compared with the kernels."""
+    model, ours = pair
+    plain = LayeredModel(model, kernel="plain")
+    results = []
+    for layered in (ours, plain):
+        cache = layered.new_cache(3, 64)
+        last = layered.prefill([TEXT[:30], TEXT[:3], TEXT[10:60]], cache)
+        place = cache.place([4, 0, 3], [[-1, 0, 0, 2], [], [-1, 0, -1]])
+        results.append(torch.cat([last, layered.forward(torch.tensor([5, 6, 7, 8, 5, 6, 7]), cache, place)]))
+    assert torch.allclose(*results, atol=2e-4, rtol=1e-4)
+
+
+def test_skipped_halves_leave_the_stream_and_the_cache_alone():
+    """A skipped half that still adds something, or a cache that claims to know what was never computed."""
+    ours = LayeredModel(build("llama"))
+    x = ours.embed(torch.tensor(TEXT[:5]))
+    place = Place.chains([Span(0, 0, 5)])
+    cache = ours.new_cache(1, 64)
+    y = ours.run(x, LayerPlan.skipping(4, attention=[0, 1, 2, 3], mlp=[0, 2, 3]), cache, place)
+    assert torch.equal(y, ours.blocks[1].mlp(x)) and cache.lengths.sum() == 0
+    ours.run(x, LayerPlan.skipping(4, attention=[2]), cache, place)
+    assert cache.lengths[0].tolist() == [5, 5, 0, 5] and cache.length(0) == 0
+
+
+def test_self_check_refuses_a_model_that_is_not_what_it_says(monkeypatch):
+    """A family whose forward changed under us must not load and quietly write something else."""
+    model = build("llama")
+    monkeypatch.setattr(model.model.norm, "variance_epsilon", 5.0)
+    LayeredModel(model)  # our forward reads the same value, so this is still the same model
+    model.model.layers[1].register_forward_hook(lambda module, inputs, output: output * 1.5)
+    with pytest.raises(SelfCheckFailed, match="llama model gives logits that differ"):
+        LayeredModel(model)
+
+
+def test_unknown_family_is_refused_with_the_known_ones():
+    """A silent guess at an architecture."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=1, vocab_size=16))
+    with pytest.raises(UnsupportedModel, match=r"'gpt2'.*llama, mistral, qwen2, qwen3"):
+        LayeredModel(model)
+
+
+@every_variant
+def test_a_live_model_is_left_untouched(variant):
+    """Packing or fusing that takes a user's model apart."""
+    model = build(variant)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    LayeredModel(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kernel", ["native", "plain"])
+def test_an_owned_model_ends_as_one_copy(kernel):
+    """Packs beside the originals: twice the memory. Counted in tensors that are still alive."""
+    model = build("llama-tied", hidden_size=128, num_hidden_layers=3)
+    total = sum(p.numel() for p in model.parameters())
+    ours = LayeredModel(model, owned=True, kernel=kernel)
+    left = sum(p.numel() for p in model.parameters())
+    packed = sum(linear.inputs * linear.outputs for linear in ours.linears)
+    assert left < 0.02 * total and packed <= total
+    assert ours._embedding is None, "a tied embedding is read from the head"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_runs_and_agrees_roughly(dtype):
+    """A dtype lost on the way (float32 tables, norms) shows as an error or a large gap."""
+    model = build("qwen3").to(dtype)
+    ours, _ = read(LayeredModel(model), TEXT)
+    theirs = model(input_ids=torch.tensor([TEXT])).logits[0]
+    assert ours.dtype == dtype and (ours - theirs).abs().max() < 0.06 * theirs.abs().max()
