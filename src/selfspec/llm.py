@@ -1,0 +1,399 @@
+"""LLM: a model with its tokenizer. generate, stream, chat: text in, text out, over the engine's steps.
+
+Knows tokenizers, stop strings, chat templates and caches kept between turns; does not know how tokens are drafted or verified.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+
+import torch
+
+from .contract import FinishReason, Request, RowStep, Stats, TokenLogprob
+from .control.fixed import FixedLength
+from .draft.base import Drafter
+from .engine import Controller, Generation
+from .errors import OptionError, PromptError, Unavailable, nearest
+from .model.adapter import LayeredModel
+from .model.loading import load
+from .sampling import SamplingParams, row_samplers
+from .turns import Turns
+from .text import CriteriaWatch, StopStrings, TextStream
+
+if TYPE_CHECKING:
+    from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class Options(TypedDict, total=False):
+    """What `generate`, `stream`, `chat` and `stream_chat` can be told; `LLM.generate` explains each."""
+
+    sampling: SamplingParams | Sequence[SamplingParams] | None
+    max_new_tokens: int
+    stop: str | Sequence[str] | None
+    eos: Sequence[int] | None
+    draft: Drafter | None
+    draft_tokens: int
+    logprobs: int | None
+    logits_processors: Sequence[LogitsProcessor]
+    stopping_criteria: Sequence[StoppingCriteria]
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was generated for one prompt. `stats` are those of the whole call, shared by the rows of a list of prompts."""
+
+    text: str
+    tokens: list[int]  # new tokens only, an end-of-sequence token included
+    finish_reason: FinishReason
+    stats: Stats
+    logprobs: list[TokenLogprob] | None = None
+    seed: int | None = None  # None for greedy
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one step of a stream added: whole characters, and the tokens they came with (text may lag behind tokens)."""
+
+    text: str
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What was loaded and how it runs here."""
+
+    name: str
+    family: str
+    layers: int
+    parameters: int
+    context: int
+    vocabulary: int
+    weight_bytes: int
+    kernel: str
+    row_stable: bool
+    dtype: str
+    device: str
+    threads: int
+
+    @property
+    def halves(self) -> int:
+        return 2 * self.layers
+
+
+class Stream:
+    """Pieces of text as they are made. Iterate; `close()` (or leaving a `with`) stops the work; `result` is there at the end,
+    or, after closing early, tells what was made until then is gone: it raises."""
+
+    def __init__(self, run: _Run) -> None:
+        self._run = run
+        self._pieces = run.pieces()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Stop generating. Nothing is computed after this."""
+        self._pieces.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def result(self) -> Result:
+        """The whole result, once the stream is exhausted."""
+        if self._run.results is None:
+            raise OptionError("the stream has not ended, so it has no result yet; iterate to its end first")
+        return self._run.results[0]
+
+
+class LLM:
+    """A Hugging Face model, run by layers. Made by `from_pretrained`.
+
+    Calls from several threads are safe: steps of different calls take turns on the model, each on a cache of its own.
+    """
+
+    def __init__(
+        self, model: LayeredModel, tokenizer: PreTrainedTokenizerBase | None, name: str, generation_config: Any = None
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self._name = name
+        self._lock = threading.RLock()
+        self._turns = Turns()
+        self._eos = _eos_tokens(generation_config, tokenizer)
+        penalty = getattr(generation_config, "repetition_penalty", None)
+        self._default_sampling = SamplingParams(repetition_penalty=penalty or 1.0)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        model: str | Path | PreTrainedModel = "demo",
+        *,
+        revision: str | None = None,
+        token: str | None = None,
+        trust_remote_code: bool = False,
+        dtype: str | torch.dtype = "auto",
+        device: str | torch.device = "auto",
+        threads: int | None = None,
+        kernel: str = "auto",
+        tokenizer: PreTrainedTokenizerBase | None = None,
+    ) -> LLM:
+        """Load a model.
+
+        `model`: "demo" (SmolLM2-135M-Instruct, fetched once), a local folder, a name on the Hugging Face hub, or a live model,
+        which is left untouched. `dtype` "auto" is float32 on a CPU, where output is bit-identical however it is computed, and
+        the checkpoint's own on a GPU. `threads` sets torch's thread count, which is one for the whole process.
+        `kernel`: "auto", or "native", "mkl", "plain" to insist on one kind of product (see `selfspec info`).
+        """
+        if threads is not None:
+            if threads < 1:
+                raise OptionError(f"threads={threads} cannot compute anything; use 1 or more")
+            torch.set_num_threads(threads)
+        loaded = load(
+            model,
+            revision=revision,
+            token=token,
+            trust_remote_code=trust_remote_code,
+            dtype=dtype,
+            device=device,
+            tokenizer=tokenizer,
+        )
+        layered = LayeredModel(loaded.model, owned=loaded.owned, kernel=kernel)
+        return cls(layered, loaded.tokenizer, loaded.name, loaded.model.generation_config)
+
+    @property
+    def info(self) -> ModelInfo:
+        """What was loaded and how it runs here."""
+        model, shape = self.model, self.model.shape
+        return ModelInfo(
+            name=self._name,
+            family=shape.family,
+            layers=shape.layers,
+            parameters=model.parameters,
+            context=shape.context,
+            vocabulary=shape.vocabulary,
+            weight_bytes=model.weight_bytes,
+            kernel=model.ops.kernel,
+            row_stable=model.row_stable,
+            dtype=str(model.dtype).removeprefix("torch."),
+            device=str(model.device),
+            threads=torch.get_num_threads(),
+        )
+
+    # ------------------------------------------------------------------------------------------------------ generating
+
+    @overload
+    def generate(self, prompts: str, **options: Unpack[Options]) -> Result: ...
+    @overload
+    def generate(self, prompts: list[int], **options: Unpack[Options]) -> Result: ...
+    @overload
+    def generate(self, prompts: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[Options]) -> list[Result]: ...
+    def generate(self, prompts: Any, **options: Unpack[Options]) -> Any:
+        """Continue a prompt (a string or a list of token ids), or each of a list of prompts; a list in, a list out.
+
+        Options, the same for `stream`, `chat` and `stream_chat`:
+
+        - `sampling`: a `SamplingParams`, or one for each prompt; None is greedy, with the repetition penalty that the model's own
+          generation config asks for. With a seed, prompt i of a list uses seed + i.
+        - `max_new_tokens` (256); `stop`: strings to stop before; `eos`: token ids to stop at instead of the model's own, [] for none.
+        - `draft`: a drafter, or None for plain decoding; `draft_tokens` (4): how many tokens to draft a round.
+        - `logprobs`: report each token's log-probability and those of this many alternatives.
+        - `logits_processors`, `stopping_criteria`: Hugging Face's, called with each row's full ids for every token.
+        """
+        single = _is_one(prompts)
+        results = self._start([prompts] if single else list(prompts), options).finish()
+        return results[0] if single else results
+
+    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+        """Continue one prompt, piece by piece; options as for `generate`. Text that could become a stop string is held back."""
+        if not _is_one(prompt):
+            raise OptionError("a stream has one prompt; call stream once for each, they may be interleaved")
+        return Stream(self._start([prompt], options))
+
+    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Result:
+        """Answer a conversation ({"role": ..., "content": ...} messages) through the model's chat template.
+
+        What a following turn shares with an earlier one is not computed again.
+        """
+        return self._start_chat(messages, options).finish()[0]
+
+    def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Stream:
+        """Answer a conversation, piece by piece."""
+        return Stream(self._start_chat(messages, options))
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """A conversation as token ids, ready for the answer."""
+        tokenizer = self._need_tokenizer("a conversation")
+        if not tokenizer.chat_template:
+            raise OptionError(f"{self._name} has no chat template, so it cannot chat; use generate with a prompt of your own")
+        encoded = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=True)
+        return list(encoded["input_ids"])
+
+    def _start_chat(self, messages: Sequence[Message], options: Options) -> _Run:
+        return self._start([self.encode_chat(messages)], options, self._turns)
+
+    def _start(self, prompts: Sequence[Prompt], options: Options, turns: Turns | None = None) -> _Run:
+        _check_names(options)
+        if not prompts:
+            raise PromptError("the list of prompts is empty; give at least one prompt")
+        ids = [self._encode(prompt) for prompt in prompts]
+        stop, criteria, draft = options.get("stop") or (), options.get("stopping_criteria") or (), options.get("draft")
+        texts = [_RowText(self.tokenizer, [stop] if isinstance(stop, str) else list(stop)) for _ in ids]
+        samplers = row_samplers(options.get("sampling") or self._default_sampling, ids, options.get("logits_processors") or ())
+        eos = options.get("eos")
+        requests = [
+            Request(
+                prompt=prompt,
+                sampler=sampler,
+                max_new_tokens=options.get("max_new_tokens", 256),
+                eos=self._eos if eos is None else frozenset(eos),
+                watches=[*text.watches, *([CriteriaWatch(criteria, prompt)] if criteria else [])],
+                logprobs=options.get("logprobs"),
+            )
+            for prompt, sampler, text in zip(ids, samplers, texts, strict=True)
+        ]
+        controller = FixedLength(options.get("draft_tokens", 4)) if draft else None
+        return _Run(self, requests, texts, draft.start(ids) if draft else None, controller, turns)
+
+    def _encode(self, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            return list(self._need_tokenizer("a text prompt")(prompt)["input_ids"])
+        outside = [token for token in prompt if not 0 <= token < self.model.shape.vocabulary]
+        if outside:
+            raise PromptError(
+                f"token {outside[0]} is outside the model's vocabulary of {self.model.shape.vocabulary}; was it made with another tokenizer?"
+            )
+        return list(prompt)
+
+    def _need_tokenizer(self, purpose: str) -> PreTrainedTokenizerBase:
+        if self.tokenizer is None:
+            raise Unavailable(
+                f"{self._name} was loaded without a tokenizer, so {purpose} cannot be read; pass tokenizer=..., or token ids"
+            )
+        return self.tokenizer
+
+
+def _check_names(options: Mapping[str, Any]) -> None:
+    """An unknown option is an error, never swallowed."""
+    for name in options:
+        if name in SamplingParams.__dataclass_fields__:
+            raise OptionError(f"{name!r} is a sampling parameter; pass sampling=SamplingParams({name}={options[name]!r})")
+        if name not in Options.__annotations__:
+            raise OptionError(f"there is no option {name!r}; {nearest(name, Options.__annotations__)}")
+
+
+def _is_one(prompts: Any) -> bool:
+    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+
+
+def _eos_tokens(generation_config: Any, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
+    eos = getattr(generation_config, "eos_token_id", None)
+    if eos is None and tokenizer is not None:
+        eos = tokenizer.eos_token_id
+    return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+
+
+class _RowText:
+    """One row's text as it grows: decoded, cut at stop strings, held back while it could become one."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stops: Sequence[str]) -> None:
+        if stops and tokenizer is None:
+            raise OptionError("stop strings need a tokenizer; pass tokenizer=..., or stop at token ids with eos=")
+        self._stream = TextStream(tokenizer) if tokenizer else None
+        self._stops = StopStrings(tokenizer, stops) if stops and tokenizer else None
+        self.text = ""
+        self._shown = 0
+
+    @property
+    def watches(self) -> list[StopStrings]:
+        return [self._stops] if self._stops else []
+
+    def push(self, step: RowStep) -> str:
+        """The text that this step makes certain."""
+        if self._stream:
+            self.text += self._stream.push(step.tokens)
+            if step.finish_reason:
+                self.text += self._stream.finish()
+        if self._stops and step.finish_reason:
+            self.text = self._stops.cut(self.text)
+        certain = len(self.text)
+        if self._stops and not step.finish_reason:
+            certain -= self._stops.held_back(self.text)
+        piece = self.text[self._shown : certain]
+        self._shown = max(self._shown, certain)
+        return piece
+
+
+class _Run:
+    """One call at work: the engine's steps turned into text and results."""
+
+    def __init__(
+        self,
+        llm: LLM,
+        requests: Sequence[Request],
+        texts: Sequence[_RowText],
+        drafting: Any,
+        controller: Controller | None,
+        turns: Turns | None,
+    ) -> None:
+        self._requests, self._texts, self._turns = requests, texts, turns
+        cache = turns.take(requests[0].prompt) if turns else None
+        self._generation = Generation(llm.model, requests, drafting, controller, cache=cache, lock=llm._lock)
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in requests]
+        self.results: list[Result] | None = None
+
+    def pieces(self) -> Iterator[Piece]:
+        """The first row's text as it comes; results at the end."""
+        try:
+            for step in self._generation:
+                piece = Piece("", [])
+                for part in step.rows:
+                    text = self._texts[part.row].push(part)
+                    self._logprobs[part.row] += part.logprobs
+                    if part.row == 0:
+                        piece = Piece(text, list(part.tokens))
+                yield piece
+            self.results = [self._result(row) for row in range(len(self._requests))]
+        finally:
+            if self._turns:
+                self._turns.give(self._generation.rows[0].tokens, self._generation.cache)
+
+    def finish(self) -> list[Result]:
+        for _ in self.pieces():
+            pass
+        assert self.results is not None
+        return self.results
+
+    def _result(self, index: int) -> Result:
+        row, request = self._generation.rows[index], self._requests[index]
+        self._generation.stats.peak_memory_bytes = _peak_memory(self._generation.cache.keys.device)
+        assert row.finish is not None
+        return Result(
+            text=self._texts[index].text,
+            tokens=row.tokens[len(request.prompt) :],
+            finish_reason=row.finish,
+            stats=self._generation.stats,
+            logprobs=self._logprobs[index] if request.logprobs is not None else None,
+            seed=request.sampler.seed,
+        )
+
+
+def _peak_memory(device: torch.device) -> int:
+    """The most memory that was in use so far: the device's on a GPU, the process's on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -1,0 +1,103 @@
+"""Public builders for tests and experiments: tiny random models of any family, a tokenizer, a model with known acceptance.
+
+Nothing here is downloaded, and no figure about speed comes from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+
+from .llm import LLM
+from .model.adapter import LayeredModel
+from .model.families import FAMILIES
+from .model.plan import LayerPlan
+
+SPECIALS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
+VOCABULARY = len(SPECIALS) + 256
+CHAT_TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_SMALL = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "initializer_range": 0.15,  # large enough that a random model has opinions
+}
+
+
+def families() -> list[str]:
+    """Every family that selfspec knows."""
+    return sorted(FAMILIES)
+
+
+def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A tiny random model of a family as transformers makes it; `changes` go to its config."""
+    config = AutoConfig.for_model(family, **{**_SMALL, **changes})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for name, parameter in model.named_parameters():  # norms and biases start as constants, which would hide mistakes
+            if "norm" in name or name.endswith("bias"):
+                parameter.data += 0.2 * torch.randn_like(parameter)
+    return model.eval().requires_grad_(False)
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a byte, with a chat template; fits `tiny_model`."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*SPECIALS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIALS[0], bos_token=SPECIALS[1], eos_token=SPECIALS[2])
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
+
+
+def tiny_llm(family: str = "llama", seed: int = 0, **changes: Any) -> LLM:
+    """A tiny random model with the byte tokenizer, ready to generate (nonsense)."""
+    return LLM.from_pretrained(tiny_model(family, seed, **changes), tokenizer=tiny_tokenizer())
+
+
+def near_identity_model(acceptance: float, exit_layer: int = 2, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A random Llama whose layers from `exit_layer` on change little, so that the exit there agrees with the whole model on about
+    this share of its own greedy tokens. The size of the change is found by bisection."""
+    model = tiny_model("llama", seed, **{"tie_word_embeddings": False, "num_hidden_layers": 8, **changes})
+    late = [p for layer in model.model.layers[exit_layer:] for p in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight)]
+    originals = [p.clone() for p in late]
+    low, high = 0.0, 1.0
+    for _ in range(9):
+        middle = (low + high) / 2
+        for parameter, original in zip(late, originals, strict=True):
+            parameter.data = original * middle
+        low, high = (middle, high) if exit_agreement(model, exit_layer) > acceptance else (low, middle)
+    return model
+
+
+def exit_agreement(model: PreTrainedModel, exit_layer: int, tokens: int = 160, prompts: Sequence[int] = (5, 50, 120, 200)) -> float:
+    """The share of the model's own greedy tokens that the exit after `exit_layer` layers names first too."""
+    layered = LayeredModel(model, check=False)
+    agreed = 0
+    for prompt in prompts:
+        llm = LLM(layered, None, "near-identity")
+        new = llm.generate([prompt], max_new_tokens=tokens, eos=[]).tokens
+        text = torch.tensor([prompt, *new[:-1]])
+        cache = layered.new_cache(1, len(text))
+        place = cache.place([len(text)])
+        early = layered.head(layered.run(layered.embed(text), LayerPlan(0, exit_layer), cache, place))
+        agreed += int((early.argmax(-1) == torch.tensor(new)).sum())
+    return agreed / (tokens * len(prompts))

@@ -1,0 +1,1 @@
+"""Which drafted tokens to keep: pure functions, tensors and lists in, numbers out."""
