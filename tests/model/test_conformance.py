@@ -212,9 +212,11 @@ def test_unknown_family_is_refused_with_the_known_ones():
 @every_variant
 def test_a_live_model_is_left_untouched(variant):
     """Packing or fusing that takes a user's model apart."""
-    model = build(variant)
+    model = build(variant).train()
+    model.model.norm.eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     LayeredModel(model)
+    assert model.training and model.model.layers[0].training and not model.model.norm.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 

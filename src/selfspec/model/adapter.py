@@ -157,7 +157,14 @@ class LayeredModel:
     @staticmethod
     @torch.inference_mode()
     def _reference(model: PreTrainedModel, probe: Tensor) -> Tensor:
-        return model(input_ids=probe[None], use_cache=False).logits[0].float()
+        """The model's own logits, without dropout; a live model that is being trained stays as it was."""
+        training = [module for module in model.modules() if module.training]
+        model.eval()
+        try:
+            return model(input_ids=probe[None], use_cache=False).logits[0].float()
+        finally:
+            for module in training:
+                module.training = True
 
     def _compare(self, expected: Tensor, probe: Tensor) -> None:
         cache = self.new_cache(1, len(probe))
