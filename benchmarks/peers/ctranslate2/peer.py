@@ -1,0 +1,29 @@
+"""CTranslate2: a C++ engine with its own Llama; greedy is beam size 1 with top-k 1."""
+
+from __future__ import annotations
+
+import json
+
+import ctranslate2
+
+from selfspec.bench.convert import converted, write_ctranslate2
+
+
+class Peer:
+    packages = ("ctranslate2",)
+
+    def load(self, folder: str, dtype: str, threads: int) -> None:
+        model = converted(folder, "ctranslate2", write_ctranslate2)
+        # it takes token strings; the vocabulary maps our ids to them, one to one
+        self.words: list[str] = json.loads((model / "vocabulary.json").read_text(encoding="utf-8"))
+        self.generator = ctranslate2.Generator(
+            str(model), device="cpu", compute_type=dtype, intra_threads=threads, inter_threads=1
+        )
+
+    def generate(self, ids: list[int], max_new_tokens: int, eos: list[int]) -> list[int]:
+        done = self.generator.generate_batch(
+            [[self.words[token] for token in ids]],
+            max_length=max_new_tokens, beam_size=1, sampling_topk=1, include_prompt_in_result=False,
+            end_token=eos, return_end_token=True,  # an empty list: nothing ends it; leaving it out would mean the model's own
+        )  # fmt: skip
+        return done[0].sequences_ids[0]

@@ -1,0 +1,114 @@
+"""`scripts/bench exact`: are a token's logits the same bits however they are computed? Counts positions, on a real model.
+
+Every text is read whole (the prefill), token by token, in blocks of random sizes, and all texts together as a ragged batch. A
+position's logits become a 64-bit fingerprint of all their bits; fingerprints are compared, times are not taken.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from rich.progress import track
+from torch import Tensor
+
+from ..llm import LLM
+from ..model.adapter import LayeredModel
+from .plain import model_folder, run_command, tokenizer_of
+from .prompts import prompt_ids
+from .provenance import CHECKOUT, cpu_name, gather, package_versions, slug
+
+
+def fingerprint(logits: Tensor) -> Tensor:
+    """(tokens, vocab) float32 -> (tokens,) int64 that changes with any bit of a row."""
+    bits = logits.contiguous().view(torch.int32).long()
+    weights = torch.randint(1, 2**62, (bits.shape[1],), generator=torch.Generator().manual_seed(0)) | 1
+    return (bits * weights).sum(-1)  # wraps around, which is what a fingerprint may do
+
+
+def read(model: LayeredModel, text: Tensor, sizes: Iterator[int]) -> Tensor:
+    """Fingerprints of a text's positions, read in pieces of these sizes."""
+    cache, found, first = model.new_cache(1, len(text)), [], 0
+    while first < len(text):
+        piece = text[first : first + next(sizes)]
+        found.append(fingerprint(model.forward(piece, cache, cache.place([len(piece)]))))
+        first += len(piece)
+    return torch.cat(found)
+
+
+def read_together(model: LayeredModel, texts: list[Tensor], sizes: Iterator[int]) -> list[Tensor]:
+    """The same for all texts as one batch, each row advancing by its own random steps."""
+    cache = model.new_cache(len(texts), max(len(text) for text in texts))
+    found: list[list[Tensor]] = [[] for _ in texts]
+    while any(cache.length(row) < len(text) for row, text in enumerate(texts)):
+        counts = [min(next(sizes), len(text) - cache.length(row)) for row, text in enumerate(texts)]
+        tokens = torch.cat(
+            [text[cache.length(row) :][:count] for row, (text, count) in enumerate(zip(texts, counts, strict=True))]
+        )
+        prints = fingerprint(model.forward(tokens, cache, cache.place(counts)))
+        for row, part in enumerate(prints.split(counts)):
+            found[row].append(part)
+    return [torch.cat(parts) for parts in found]
+
+
+def compare(model: LayeredModel, texts: list[Tensor], progress: Callable[[list[Tensor], str], object]) -> dict[str, int]:
+    """For each way of reading, how many positions differ from the prefill."""
+    chance = random.Random(0)
+    ways: dict[str, Callable[[], int]] = {
+        "single steps": lambda: 1,
+        "blocks of 1 to 16": lambda: chance.randint(1, 16),
+    }
+    whole = [read(model, text, iter([len(text)])) for text in texts]
+    differ = {}
+    for name, size in ways.items():
+        pairs = zip(progress(texts, name), whole, strict=True)  # type: ignore[call-overload]
+        differ[name] = sum(int((read(model, text, iter(size, 0)) != reference).sum()) for text, reference in pairs)
+    together = read_together(model, texts, iter(lambda: chance.randint(0, 12), -1))
+    differ["ragged batch"] = sum(int((a != b).sum()) for a, b in zip(together, whole, strict=True))
+    return differ
+
+
+def exact(
+    model: Annotated[str, typer.Option(help="'demo' or a model folder.")] = "demo",
+    rows: Annotated[int, typer.Option(help="How many texts.")] = 5,
+    length: Annotated[int, typer.Option(help="Tokens of the longest text; the others are a little shorter.")] = 2100,
+    out: Annotated[Path | None, typer.Option(help="The JSON to write.")] = None,
+) -> None:
+    """Compare the bits of logits between prefill, single steps, blocks and a ragged batch.
+
+    Example: scripts/bench exact --rows 2 --length 200
+    """
+    folder = model_folder(model)
+    llm = LLM.from_pretrained(folder)
+    ids = prompt_ids(tokenizer_of(folder), rows * length)
+    texts = [torch.tensor(ids[row * length : (row + 1) * length - 13 * row]) for row in range(rows)]
+    differ = compare(llm.model, texts, lambda items, name: track(items, description=name, transient=True))
+    result = {
+        "kind": "exact",
+        "model": model,
+        "kernel": llm.info.kernel,
+        "dtype": llm.info.dtype,
+        "positions": sum(map(len, texts)),
+        "differing_positions": differ,
+        "provenance": vars(
+            gather(
+                shlex.join(["scripts/bench", "exact", *sys.argv[1:]]), llm.info.threads, package_versions(["torch", "selfspec"])
+            )
+        ),
+    }
+    target = out or CHECKOUT / "benchmarks" / "results" / f"exact-{slug(cpu_name())}.json"
+    target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for name, count in differ.items():
+        typer.echo(f"{name}: {count} of {result['positions']} positions differ from the prefill")
+    typer.echo(json.dumps({"positions": result["positions"], "differing": sum(differ.values()), "file": target.name}))
+
+
+if __name__ == "__main__":
+    run_command(exact)

@@ -1,0 +1,70 @@
+"""The peer's side of the protocol: run as `python -P peer_host.py PEER_FILE`, in the peer's own environment.
+
+Speaks JSON lines: {"load": folder, "dtype": "float32", "threads": 2} is answered {"ready": true, "versions": {...}}, then
+{"generate": [ids], "max_new_tokens": n, "eos": [ids]} is answered {"tokens": [ids]}; anything that goes wrong, {"error": "..."}.
+A peer file defines `class Peer` with `packages` (whose versions are worth recording), `load(folder, dtype, threads)` and
+`generate(ids, max_new_tokens, eos) -> list[int]`: greedy, new tokens only, an end token included.
+Uses the standard library alone, since a peer's environment need not contain selfspec, and takes no time: the harness does.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+
+def open_peer(path: Path) -> Any:
+    """The `Peer` that a peer file defines."""
+    spec = importlib.util.spec_from_file_location("benchmark_peer", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path.name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Peer()
+
+
+def answer(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
+    """Do what one line asks."""
+    if "load" in request:
+        peer.load(request["load"], request["dtype"], request["threads"])
+        return {"ready": True, "versions": versions(peer.packages)}
+    tokens = peer.generate(request["generate"], request["max_new_tokens"], request["eos"])
+    return {"tokens": [int(token) for token in tokens]}
+
+
+def versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of those that are installed; one that merely lies on the path has none."""
+    found = {}
+    for name in packages:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def serve(path: Path, requests: TextIO, replies: TextIO) -> None:
+    """Answer line by line until the harness closes its end. A failure is answered too: the harness decides what to make of it."""
+    peer = None
+    for line in requests:
+        try:
+            peer = peer or open_peer(path)
+            reply = answer(peer, json.loads(line))
+        except Exception as error:  # noqa: BLE001  (whatever foreign code raises belongs into its row of the table)
+            traceback.print_exc()
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        replies.write(json.dumps(reply) + "\n")
+        replies.flush()
+
+
+if __name__ == "__main__":
+    channel = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a library prints goes to stderr and cannot be mistaken for an answer
+    serve(Path(sys.argv[1]), sys.stdin, channel)

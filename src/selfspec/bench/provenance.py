@@ -1,0 +1,83 @@
+"""Where and how a run was made: commit, versions, machine, threads. Knows nothing of what was measured; writes no paths."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from .schema import Provenance
+
+RECORDED = re.compile(r"(OMP|MKL|KMP|GOMP)_[A-Z_]+|SELFSPEC_(?!CACHE)[A-Z_]+")
+CHECKOUT = Path(__file__).resolve().parents[3]
+
+
+def scrub(text: str) -> str:
+    """Take absolute paths out of a message: a result file is published, a home folder is not."""
+    return re.sub(r"(?<![\w.<:/])/(?:[\w.@+~-]+/)+[\w.@+~-]*", "<path>/", text)
+
+
+def gather(command: str, threads: int, versions: dict[str, str]) -> Provenance:
+    """Everything a reader needs to judge or repeat the numbers."""
+    return Provenance(
+        command=scrub(command),
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        commit=_git("rev-parse", "HEAD"),
+        uncommitted_changes=_uncommitted(),
+        cpu=cpu_name(),
+        cores=os.cpu_count() or 1,
+        threads=threads,
+        memory_bytes=psutil.virtual_memory().total,
+        system=f"{platform.system()} {platform.machine()}",
+        python=platform.python_version(),
+        versions=dict(sorted(versions.items())),
+        environment={key: scrub(value) for key, value in sorted(os.environ.items()) if RECORDED.fullmatch(key)},
+    )
+
+
+def package_versions(names: Iterable[str]) -> dict[str, str]:
+    """Installed versions; a package that is not installed is left out."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def cpu_name() -> str:
+    """The processor as the system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return named or platform.processor() or platform.machine() or "unknown CPU"
+
+
+def slug(name: str) -> str:
+    """A name for a file: 'AMD EPYC 7B13' becomes 'amd-epyc-7b13'."""
+    return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("(r)", "").replace("(tm)", "")).strip("-")
+
+
+def _uncommitted() -> bool | None:
+    """Whether tracked sources differ from the commit; results do not count, a run writes them itself."""
+    status = _git("status", "--porcelain", "--", ".", ":!benchmarks/results")
+    return None if status is None else bool(status)
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of this checkout, or None when there is no git or no checkout (an installed wheel)."""
+    try:
+        done = subprocess.run(["git", "-C", str(CHECKOUT), *arguments], capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None

@@ -1,0 +1,70 @@
+"""The front of the command line: registers the commands and turns every error a user can meet into one message.
+
+A new command is one module with one function, and one line here.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from .. import __version__
+from ..errors import SelfspecError
+from .chat import chat
+from .common import stderr
+from .demo import demo
+from .generate import generate
+from .info import info
+
+
+class Front(TyperGroup):
+    """Shows our own errors as a message; anything else is a bug and keeps its traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except SelfspecError as error:
+            if ctx.params.get("traceback"):
+                raise
+            stderr().print("[bold red]error:[/bold red]", end=" ")
+            stderr().print(str(error), markup=False, soft_wrap=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    name="selfspec",
+    cls=Front,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="For example:  selfspec generate 'Why is the sky blue?'",
+)
+for command in (generate, chat, info, demo):
+    app.command()(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"selfspec {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def front(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", envvar="SELFSPEC_TRACEBACK", help="Show where in the code an error comes from.")
+    ] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    """Run Hugging Face models faster, with exactly the text they would have written anyway."""
+
+
+def main() -> None:
+    """The console script."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What commands share: the one seam through which a model is opened, and how text, numbers and costs are written.
+
+`open_model` is the seam: tests replace it and run every command on a tiny random model. Knows no command.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from ..errors import OptionError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..contract import Stats
+    from ..draft.base import Drafter
+    from ..llm import LLM
+    from ..sampling import SamplingParams
+    from .options import ModelOptions, SamplingOptions
+
+
+def open_model(name: str, how: ModelOptions) -> LLM:
+    """Load the model. The first line of every command that computes; importing torch happens here and not earlier."""
+    if sys.stderr.isatty():
+        stderr().print(f"loading {name} ...", style="dim", markup=False)
+    from ..llm import LLM
+
+    quiet_bars()
+
+    return LLM.from_pretrained(
+        name,
+        revision=how.revision,
+        token=how.token,
+        trust_remote_code=how.trust_remote_code,
+        dtype=how.dtype,
+        device=how.device,
+        threads=how.threads,
+    )
+
+
+def quiet_bars() -> None:
+    """No progress bars of transformers' in a log file: a bar is for somebody who watches."""
+    from transformers.utils import logging
+
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
+
+
+def settings_from(sampling: SamplingOptions, max_new_tokens: int, stop: Sequence[str] | None, draft: str) -> dict[str, Any]:
+    """The library's keyword arguments for a generation; everything here is checked before a model is loaded."""
+    return {
+        "sampling": sampling_from(sampling),
+        "max_new_tokens": max_new_tokens,
+        "stop": list(stop) if stop else None,
+        "draft": draft_from(draft),
+    }
+
+
+def sampling_from(options: SamplingOptions) -> SamplingParams | None:
+    """Sampling parameters from the options that were given; None (the model's own greedy) when none was."""
+    if not options.given():
+        return None
+    from ..sampling import SamplingParams
+
+    return SamplingParams.from_options(options.given())
+
+
+def draft_from(name: str) -> Drafter | None:
+    """The drafter of that name; the library says None where the command line says 'none'."""
+    if name == "none":
+        return None
+    raise OptionError(f"there is no drafter {name!r}; {nearest(name, ['none'])}")
+
+
+def has_chat_template(llm: LLM) -> bool:
+    """Whether the model comes with a way to write down a conversation."""
+    tokenizer: Any = llm.tokenizer  # its type does not promise the attribute
+    return tokenizer is not None and bool(tokenizer.chat_template)
+
+
+def write(text: str) -> None:
+    """Text as it comes, without waiting for the end of a line."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def stderr() -> Console:
+    """A console on standard error; made anew so that a test or a shell that redirects it is obeyed."""
+    return Console(stderr=True, highlight=False)
+
+
+def stats_line(stats: Stats) -> str:
+    """What a generation cost, in one line."""
+    parts = [
+        f"prompt {stats.prompt_tokens} tokens"
+        + (f" ({stats.cached_prompt_tokens} cached)" if stats.cached_prompt_tokens else ""),
+        f"in {stats.prefill_seconds:.2f} s",
+        f"· {stats.new_tokens} new tokens at {stats.decode_tokens_per_second:.1f} tokens/s",
+        f"({stats.tokens_per_second:.1f} with the prompt)",
+        f"· {stats.forward_passes} passes",
+    ]
+    if stats.drafted:
+        parts.append(f"· {stats.accepted} of {stats.drafted} drafts accepted ({stats.acceptance:.0%})")
+    parts.append(f"· peak {megabytes(stats.peak_memory_bytes)}")
+    return " ".join(parts)
+
+
+def megabytes(count: float) -> str:
+    """Bytes as people read them."""
+    return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def print_stats(all_stats: Sequence[Stats]) -> None:
+    """The cost of each generation on standard error, where it cannot get into a pipe."""
+    for stats in all_stats:
+        stderr().print(stats_line(stats), style="dim", markup=False, soft_wrap=True)

@@ -1,0 +1,112 @@
+"""`selfspec info`: what a model is, how it runs here, and what bounds its speed on this machine."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from . import common, options
+
+if TYPE_CHECKING:
+    from ..llm import LLM, ModelInfo
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The floor of plain decoding: every token reads every weight once, and memory can be read only so fast."""
+
+    bytes_per_token: int
+    bandwidth: float  # bytes a second, measured
+    products_seconds: float  # the matrix products of one token, measured through our own linears
+
+    @property
+    def floor_seconds(self) -> float:
+        return self.bytes_per_token / self.bandwidth
+
+
+@options.grouped
+def info(name: options.Model = "demo", as_json: options.AsJson = False, *, model: options.ModelOptions) -> None:
+    """Tell what a model is, how it runs here, and what bounds its speed on this machine (measured, a few seconds).
+
+    Example:  selfspec info demo --threads 2
+    """
+    llm = common.open_model(name, model)
+    bound = measure(llm) if llm.info.device == "cpu" else None
+    if as_json:
+        typer.echo(json.dumps(as_dict(llm.info, bound)))
+        return
+    console = Console(highlight=False)
+    console.print(table(llm.info, bound))
+    if bound is not None:
+        console.print(explanation(bound), soft_wrap=True)
+
+
+def measure(llm: LLM) -> Bound:
+    """Memory bandwidth with the threads in use, by the fastest way to read, and the products of one token."""
+    from ..bench.card import read_bandwidth
+
+    size = llm.info.weight_bytes
+    bandwidth = max(max(values) for values in read_bandwidth(size).values())
+    llm.model.products(1)  # warm-up
+    return Bound(size, bandwidth, statistics.median(llm.model.products(1) for _ in range(5)))
+
+
+def table(info: ModelInfo, bound: Bound | None) -> Table:
+    """Names on the left, facts on the right."""
+    rows = [
+        ("family", info.family),
+        ("layers", f"{info.layers} ({info.halves} halves: attention and MLP of each can be skipped alone)"),
+        ("parameters", f"{info.parameters / 1e6:,.1f} million"),
+        ("context", f"{info.context:,} tokens"),
+        ("vocabulary", f"{info.vocabulary:,} tokens"),
+        ("runs in", f"{info.dtype} on {info.device}, {info.threads} threads"),
+        ("kernel", info.kernel),
+        ("bit-exact", exactness(info)),
+        ("read per token", f"{common.megabytes(info.weight_bytes)} of weights"),
+    ]
+    if bound is not None:
+        rows += [
+            ("memory bandwidth", f"{bound.bandwidth / 1e9:.1f} GB/s, measured"),
+            ("floor", f"{bound.floor_seconds * 1e3:.1f} ms a token, {1 / bound.floor_seconds:.1f} tokens/s"),
+            ("matrix products", f"{bound.products_seconds * 1e3:.1f} ms a token, measured"),
+        ]
+    grid = Table(title=info.name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    grid.add_column(style="bold")
+    grid.add_column()
+    for name, value in rows:
+        grid.add_row(name, value)
+    return grid
+
+
+def exactness(info: ModelInfo) -> str:
+    """What can be promised about the output here."""
+    if info.row_stable:
+        return "yes: drafts and neighbours in a batch cannot change a bit of a token's logits"
+    return f"no: {info.dtype} with kernel {info.kernel} rounds differently for different numbers of rows, so near-ties may turn"
+
+
+def explanation(bound: Bound) -> str:
+    """The numbers as a sentence, with what follows from them."""
+    memory_bound = bound.products_seconds < 1.5 * bound.floor_seconds
+    reason = (
+        "Reading the weights is what takes the time"
+        if memory_bound
+        else f"The products take {bound.products_seconds / bound.floor_seconds:.1f}x the time that reading their weights takes, "
+        "so arithmetic bounds the speed too"
+    )
+    remedy = "verifying several drafted tokens in one pass shares that one read" if memory_bound else "more threads may help"
+    return f"\nPlain decoding cannot go under {bound.floor_seconds * 1e3:.1f} ms a token here. {reason}: {remedy}."
+
+
+def as_dict(info: ModelInfo, bound: Bound | None) -> dict[str, object]:
+    """The same facts for a program."""
+    facts: dict[str, object] = {**asdict(info), "halves": info.halves}
+    if bound is not None:
+        facts["bound"] = {**asdict(bound), "floor_seconds": bound.floor_seconds}
+    return facts

@@ -1,0 +1,219 @@
+"""The peer protocol with made-up peers in real processes: what they do wrong becomes a reason."""
+
+from __future__ import annotations
+
+import os
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from selfspec.bench.peers import Peer, PeerFailed, PeerSpec, choose, find_peers, last_line
+from selfspec.errors import OptionError, Unavailable
+
+GOOD = """
+class Peer:
+    packages = ("pytest",)
+    def load(self, folder, dtype, threads):
+        self.told = (folder, dtype, threads)
+    def generate(self, ids, max_new_tokens, eos):
+        return [ids[-1] + 1 + i for i in range(max_new_tokens)]
+"""
+
+
+def write_peer(folder: Path, name: str, source: str) -> PeerSpec:
+    """A peer folder with this source; `BODY` lines replace what the good one does in `generate`."""
+    (folder / name).mkdir(parents=True)
+    (folder / name / "peer.py").write_text(textwrap.dedent(source))
+    return PeerSpec(name, folder / name)
+
+
+def generating(body: str) -> str:
+    return GOOD.replace("return [ids[-1] + 1 + i for i in range(max_new_tokens)]", body)
+
+
+Open = Callable[..., Peer]
+
+
+@pytest.fixture
+def open_peer(tmp_path: Path) -> Iterator[Open]:
+    opened: list[Peer] = []
+
+    def start(source: str, limit: float = 20.0, **options: object) -> Peer:
+        peer = Peer(write_peer(tmp_path, f"peer{len(opened)}", source), threads=2, limit=limit, **options)  # type: ignore[arg-type]
+        opened.append(peer)
+        peer.load(tmp_path, "float32")
+        return peer
+
+    yield start
+    for peer in opened:
+        peer.close()
+
+
+def test_ids_go_in_and_new_ids_come_out(open_peer: Open) -> None:
+    """Catches a protocol that loses or reorders ids, and versions that are not passed on."""
+    peer = open_peer(GOOD)
+    assert peer.generate([5, 7], 3)[0] == [8, 9, 10]
+    assert peer.generate([1], 1)[0] == [2], "a second request must not get the first one's answer"
+    assert peer.versions == {"pytest": pytest.__version__}
+
+
+def test_a_package_without_metadata_is_no_reason_to_fail(open_peer: Open) -> None:
+    """Catches a peer that works from a source folder, as our own may, and is called broken for having no version."""
+    assert open_peer(GOOD.replace('("pytest",)', '("package-that-is-not-there", "pytest")')).versions == {
+        "pytest": pytest.__version__
+    }
+
+
+def test_the_harness_takes_the_time(open_peer: Open) -> None:
+    """Catches believing the peer's own clock: here the harness's clock is invented and must be read around each request."""
+    ticks = iter([0.0, 100.0, 200.0, 203.5])
+    peer = open_peer(GOOD, clock=lambda: next(ticks))
+    assert peer.generate([1], 2)[1] == 3.5, "the first two readings belong to the load"
+
+
+def test_a_peer_is_told_folder_dtype_and_threads(open_peer: Open, tmp_path: Path) -> None:
+    """Catches peers that run with settings of their own, in the arguments or in OpenMP's environment."""
+    peer = open_peer(
+        generating("import os; assert (self.told, os.environ['OMP_NUM_THREADS'], eos) == (" + f"({str(tmp_path)!r}, 'float32', 2)"
+                   ", '2', [9]); return ids")
+    )  # fmt: skip
+    assert peer.generate([4, 9], 2, eos=[9])[0] == [4, 9]
+
+
+def test_printing_libraries_cannot_answer_for_the_peer(open_peer: Open) -> None:
+    """Catches a banner on stdout, from Python or from C, being taken for the reply."""
+    body = (
+        "import os; print('{\"tokens\": [666]}', flush=True); os.write(1, b'{\"tokens\": [666]}\\n'); return [1] * max_new_tokens"
+    )
+    assert open_peer(generating(body)).generate([1], 2)[0] == [1, 1]
+
+
+@pytest.mark.parametrize("made", [0, 2, 4])
+def test_another_number_of_tokens_is_a_failure(open_peer: Open, made: int) -> None:
+    """Catches the commonest unfair benchmark: time divided by tokens that were never made (or by fewer than were made)."""
+    peer = open_peer(generating(f"return [1] * {made}"))
+    with pytest.raises(PeerFailed, match=f"made {made} tokens where 3 were asked for"):
+        peer.generate([1], 3)
+    assert peer.generate([1], 3, eos=[1])[0] == [1] * made, "with end tokens, fewer may be right"
+
+
+def test_a_peer_that_raises_says_why_and_can_be_asked_again(open_peer: Open) -> None:
+    """Catches a lost reason, and a peer given up for one prompt that it could not take."""
+    peer = open_peer(generating("return ids if len(ids) == 1 else ids['too long']"))
+    with pytest.raises(PeerFailed, match="TypeError"):
+        peer.generate([1, 2], 2)
+    assert peer.generate([3], 1)[0] == [3]
+
+
+def test_a_peer_that_dies_leaves_its_last_words(open_peer: Open) -> None:
+    """Catches waiting out the time limit for a dead process, and a row that only says 'failed'."""
+    peer = open_peer(generating("import os, sys; print('out of memory', file=sys.stderr, flush=True); os._exit(3)"), limit=120)
+    start = time.monotonic()
+    for _ in range(2):  # asked again, it is as dead as before
+        with pytest.raises(PeerFailed, match="ended with 3: out of memory"):
+            peer.generate([1], 1)
+    assert time.monotonic() - start < 60, "the end of the process must be noticed long before the limit of 120 s"
+
+
+def test_a_peer_that_hangs_is_ended(open_peer: Open) -> None:
+    """Catches a benchmark that stands still for ever, and a hanging process that is left behind."""
+    peer = open_peer(generating("import time; time.sleep(600)"), limit=20)
+    peer._limit = 0.2  # the start of an interpreter needs longer than that
+    for _ in range(2):
+        with pytest.raises(PeerFailed, match=r"no answer within 0\.2 s"):
+            peer.generate([1], 1)
+    assert peer._process.wait(timeout=20) != 0
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("import package_that_is_not_there", "ModuleNotFoundError: No module named 'package_that_is_not_there'"),
+        ("x = (", "SyntaxError"),
+        ("import os; os._exit(7)", "ended with 7"),
+    ],
+)
+def test_a_peer_that_cannot_load_says_why(open_peer: Open, source: str, reason: str) -> None:
+    """Catches an error of the harness itself where a peer is broken or its package is missing."""
+    with pytest.raises(PeerFailed, match=reason):
+        open_peer(source)
+
+
+def test_no_paths_get_out_of_a_failure(open_peer: Open, tmp_path: Path) -> None:
+    """Catches somebody's home folder in a published result."""
+    peer = open_peer(generating("raise OSError('cannot map ' + self.told[0] + '/model.bin, sorry')"))
+    with pytest.raises(PeerFailed, match="cannot map <path>/, sorry") as caught:
+        peer.generate([1], 1)
+    assert str(tmp_path) not in str(caught.value)
+
+
+def test_closing_ends_the_process(open_peer: Open) -> None:
+    """Catches peers that keep their memory and their threads after the run."""
+    peer = open_peer(GOOD)
+    peer.close()
+    peer.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(peer._process.pid, 0)
+
+
+def test_a_peer_with_an_install_script_has_an_interpreter_of_its_own(tmp_path: Path) -> None:
+    """Catches a peer that runs, without its packages or with the wrong ones, in the project's environment."""
+    spec = write_peer(tmp_path, "apart", GOOD)
+    install = spec.folder / "install"
+    install.write_text('#!/bin/sh\necho "pulled" >> "$(dirname "$0")/log"\nmkdir -p "$(dirname "$0")/.venv/bin"\n'
+                       'ln -s "$SELFSPEC_PYTHON" "$(dirname "$0")/.venv/bin/python"\n')  # fmt: skip
+    install.chmod(0o755)
+    assert spec.python == str(spec.folder / ".venv/bin/python")
+    spec.install()
+    spec.install()
+    assert (spec.folder / "log").read_text() == "pulled\n", "installed once, not at every run"
+    peer = Peer(spec, threads=1, limit=20)
+    peer.close()
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"), [("#!/bin/sh\necho no such wheel >&2\nexit 4\n", "4: no such wheel"), ("#!/nowhere\n", "install: ")]
+)
+def test_a_failed_install_is_a_reason(tmp_path: Path, script: str, reason: str) -> None:
+    """Catches a traceback of the whole benchmark because one peer's wheel is not to be had."""
+    spec = write_peer(tmp_path, "apart", GOOD)
+    (spec.folder / "install").write_text(script)
+    (spec.folder / "install").chmod(0o755)
+    with pytest.raises(PeerFailed, match=reason):
+        spec.install()
+    with pytest.raises(PeerFailed, match="could not be started"):
+        Peer(spec, threads=1, limit=20)
+
+
+def test_unknown_peers_name_the_nearest(tmp_path: Path) -> None:
+    """Catches a peer that is silently left out because of a typing error."""
+    for name in ("transformers", "selfspec"):
+        write_peer(tmp_path, name, GOOD)
+    known = find_peers(tmp_path)
+    assert [spec.name for spec in choose(["selfspec", "transformers", "selfspec"], known)] == ["selfspec", "transformers"]
+    with pytest.raises(OptionError, match="Unknown peer 'transfromers': did you mean 'transformers'"):
+        choose(["transfromers"], known)
+
+
+def test_no_peers_at_all_says_where_they_are(tmp_path: Path) -> None:
+    """Catches an empty table when selfspec runs from an installed wheel, which has no benchmarks folder."""
+    with pytest.raises(Unavailable, match="source checkout"):
+        find_peers(tmp_path)
+
+
+def test_last_line_is_the_one_that_says_something() -> None:
+    """Catches an empty reason for a failure whose message ends in blank lines."""
+    assert last_line("Traceback ...\n  here\nValueError: no\n\n  \n") == "ValueError: no"
+    assert last_line("") == "no message"
+
+
+def test_the_project_has_the_peers_it_promises() -> None:
+    """Catches a peer that was moved or renamed: the default command would fail for everyone."""
+    from selfspec.bench.plain import PEERS
+
+    specs = choose(PEERS.split(","), find_peers())
+    assert [spec.name for spec in specs if spec.own_environment] == ["ctranslate2", "xllamacpp"]
+    assert all(os.access(spec.folder / "install", os.X_OK) for spec in specs if spec.own_environment)

@@ -1,0 +1,56 @@
+"""`selfspec info`: facts about the model, and arithmetic on what was measured. Nothing here judges how fast anything is."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from selfspec import LLM
+from selfspec.bench import card
+from selfspec.cli.info import Bound, exactness, explanation
+
+
+@pytest.fixture(autouse=True)
+def bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that reads 2 GB a second by its best way."""
+    monkeypatch.setattr(card, "read_bandwidth", lambda size: {"slow way": [1e9, 1.2e9], "best way": [1.9e9, 2e9]})
+
+
+def test_the_table_tells_what_the_model_is(run: Any, llm: LLM) -> None:
+    """Catches facts of another model or field: each line is compared with the model's own."""
+    text = run("info", "demo").stdout
+    lines = {line[:18].strip(): line[18:].strip() for line in text.splitlines()}
+    assert lines["family"] == "llama"
+    assert lines["layers"].startswith("4 (8 halves")
+    assert lines["parameters"] == f"{llm.info.parameters / 1e6:.1f} million"
+    assert lines["context"] == "512 tokens"
+    assert lines["kernel"] == llm.info.kernel
+    assert lines["bit-exact"].startswith("yes" if llm.info.row_stable else "no")
+    assert lines["memory bandwidth"].startswith("2.0 GB/s")
+
+
+def test_json_has_the_same_facts(run: Any, llm: LLM) -> None:
+    """The floor is bytes over the best bandwidth; an average over ways that are bound by something else would flatter us."""
+    facts = json.loads(run("info", "demo", "--json").stdout)
+    assert {name: facts[name] for name in dataclasses.asdict(llm.info)} == dataclasses.asdict(llm.info)
+    assert facts["halves"] == 8
+    assert facts["bound"]["floor_seconds"] == pytest.approx(llm.info.weight_bytes / 2e9)
+    assert facts["bound"]["products_seconds"] > 0
+
+
+def test_what_bounds_the_speed_follows_from_the_numbers() -> None:
+    """Products near the floor mean that memory decides; far above it, arithmetic does, and drafting helps less."""
+    memory = explanation(Bound(bytes_per_token=10**9, bandwidth=2e10, products_seconds=0.055))
+    arithmetic = explanation(Bound(bytes_per_token=10**9, bandwidth=2e10, products_seconds=0.2))
+    assert "under 50.0 ms" in memory and "Reading the weights is what takes the time" in memory
+    assert "4.0x" in arithmetic and "arithmetic" in arithmetic
+
+
+def test_exactness_is_not_promised_where_it_does_not_hold(llm: LLM) -> None:
+    """The promise must follow row_stable and nothing else."""
+    stable = dataclasses.replace(llm.info, row_stable=True)
+    assert exactness(stable).startswith("yes")
+    assert exactness(dataclasses.replace(stable, row_stable=False, dtype="bfloat16")).startswith("no: bfloat16")
