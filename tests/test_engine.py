@@ -6,9 +6,9 @@ import pytest
 import torch
 from selfspec import OptionError, PromptError, SamplingParams, ScriptedDrafter
 from selfspec.contract import Budget, Draft
-from selfspec.draft.base import Drafter, Drafting, as_draft
+from selfspec.draft.base import Drafter, Drafting
 from selfspec.testing import tiny_llm
-from selfspec.verify.outright import accepted
+from selfspec.verify.outright import accepted_path
 
 PROMPTS = [list(b"once upon a time"), list(b"the"), list(b"a longer prompt, to be read with the other two")]
 SAMPLED = SamplingParams(temperature=0.9, top_k=50, top_p=0.95, seed=3)
@@ -24,12 +24,15 @@ def plain(llm, prompts=PROMPTS, **options):
     return [result.tokens for result in llm.generate(prompts, **{"max_new_tokens": 40, "eos": [], **options})]
 
 
-def test_accepted_counts_the_agreeing_beginning():
-    """An off-by-one at the first disagreement, or at full agreement."""
-    assert accepted([], [7]) == 0
-    assert accepted([7, 8], [7, 9, 8]) == 1
-    assert accepted([7, 8], [7, 8, 9]) == 2
-    assert accepted([1, 8], [7, 8, 9]) == 0
+def test_accepted_path_follows_the_choices():
+    """An off-by-one at the first disagreement or at full agreement, or a tree walked into a branch that was not chosen."""
+    assert accepted_path([], [], [7]) == []
+    assert accepted_path([7, 8], [-1, 0], [7, 9, 8]) == [0]
+    assert accepted_path([7, 8], [-1, 0], [7, 8, 9]) == [0, 1]
+    assert accepted_path([1, 8], [-1, 0], [7, 8, 9]) == []
+    tree = ([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 1, 4])
+    assert accepted_path(*tree, [6, 7, 9, 0, 0, 5, 0]) == [1, 4, 5]
+    assert accepted_path(*tree, [5, 8, 9, 0, 0, 5, 0]) == [0]
 
 
 @pytest.mark.parametrize("sampling", [None, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
@@ -39,7 +42,7 @@ def test_drafts_do_not_change_what_is_written(llm, sampling, wrong_every, draft_
     """The project's promise. Any leak of a rejected draft into cache, penalties or randomness breaks it."""
     expected = plain(llm, sampling=sampling)
     drafter = ScriptedDrafter(expected, wrong_every)
-    results = llm.generate(PROMPTS, sampling=sampling, max_new_tokens=40, eos=[], draft=drafter, draft_tokens=draft_tokens)
+    results = llm.generate(PROMPTS, sampling=sampling, max_new_tokens=40, eos=[], draft=drafter, control_options={"tokens": draft_tokens})
     assert [result.tokens for result in results] == expected
     stats = results[0].stats
     if draft_tokens == 0:
@@ -74,7 +77,7 @@ def test_eos_inside_a_draft_ends_the_row_there(llm, at):
     expected = plain(llm, PROMPTS[:1])[0]
     eos = expected[at]
     first = expected.index(eos)
-    result = llm.generate(PROMPTS[0], max_new_tokens=40, eos=[eos], draft=ScriptedDrafter([expected]), draft_tokens=5)
+    result = llm.generate(PROMPTS[0], max_new_tokens=40, eos=[eos], draft=ScriptedDrafter([expected]), control_options={"tokens": 5})
     assert result.tokens == expected[: first + 1] and result.finish_reason == "eos"
     assert result.stats.new_tokens == first + 1 and result.stats.accepted <= first
 
@@ -83,7 +86,7 @@ def test_eos_inside_a_draft_ends_the_row_there(llm, at):
 def test_limit_inside_a_draft(llm, limit):
     """Overshooting max_new_tokens, the commonest fault of speculative decoders."""
     expected = plain(llm, PROMPTS[:1])[0]
-    result = llm.generate(PROMPTS[0], max_new_tokens=limit, eos=[], draft=ScriptedDrafter([expected]), draft_tokens=5)
+    result = llm.generate(PROMPTS[0], max_new_tokens=limit, eos=[], draft=ScriptedDrafter([expected]), control_options={"tokens": 5})
     assert result.tokens == expected[:limit] and result.finish_reason == "length"
 
 
@@ -92,7 +95,7 @@ def test_the_context_ends_a_row_and_drafts_stay_inside_it():
     llm = tiny_llm(seed=4, max_position_embeddings=48)
     expected = llm.generate(PROMPTS[0], max_new_tokens=100, eos=[])
     assert expected.finish_reason == "context" and len(expected.tokens) == 48 - 16
-    drafted = llm.generate(PROMPTS[0], max_new_tokens=100, eos=[], draft=ScriptedDrafter([expected.tokens]), draft_tokens=9)
+    drafted = llm.generate(PROMPTS[0], max_new_tokens=100, eos=[], draft=ScriptedDrafter([expected.tokens]), control_options={"tokens": 9})
     assert drafted.tokens == expected.tokens and drafted.finish_reason == "context"
     with pytest.raises(PromptError, match=r"48 tokens, the model's context is 48"):
         llm.generate([5] * 48)
@@ -108,7 +111,7 @@ def test_cache_holds_what_was_kept_and_nothing_else(llm):
     expected = plain(llm)
     samplers = row_samplers(None, PROMPTS, ())
     requests = [Request(prompt, sampler, limit) for prompt, sampler, limit in zip(PROMPTS, samplers, (20, 33, 27), strict=True)]
-    generation = Generation(llm.model, requests, ScriptedDrafter(expected, 3).start(PROMPTS), FixedLength(4))
+    generation = Generation(llm.model, requests, ScriptedDrafter(expected, 3), FixedLength(4))
     for _ in generation:
         for row in generation.rows:
             known = row.tokens[:-1]
@@ -124,13 +127,13 @@ def test_a_draft_over_budget_is_our_error_and_leaves_the_model_usable(llm):
     class Broken(Drafter, Drafting):
         name = "broken"
 
-        def start(self, prompts):
+        def start(self, scene):
             return self
 
         def propose(self, rows, texts, budget: Budget) -> Draft:
             if len(texts[0]) > 20:
                 raise RuntimeError("drafter failed")
-            return as_draft([[3] * most for most in budget.tokens])
+            return Draft([[3] * most for most in budget.tokens])
 
     expected = plain(llm)
     with pytest.raises(RuntimeError, match="drafter failed"):
@@ -142,7 +145,7 @@ def test_log_probabilities_are_those_of_plain_decoding(llm):
     """Log-probabilities taken at the wrong place of a verified block."""
     options = {"max_new_tokens": 20, "eos": [], "logprobs": 2}
     expected = llm.generate(PROMPTS[0], **options)
-    drafted = llm.generate(PROMPTS[0], **options, draft=ScriptedDrafter([expected.tokens], 3), draft_tokens=5)
+    drafted = llm.generate(PROMPTS[0], **options, draft=ScriptedDrafter([expected.tokens], 3), control_options={"tokens": 5})
     assert drafted.logprobs == expected.logprobs and len(expected.logprobs) == 20
     assert [entry.token for entry in expected.logprobs] == expected.tokens
     cache = llm.model.new_cache(1, 64)
@@ -170,7 +173,7 @@ def test_stats_add_up(llm):
         (lambda llm: llm.generate([]), PromptError, "list of prompts is empty"),
         (lambda llm: llm.generate("a", max_new_tokens=0), PromptError, "at least 1"),
         (lambda llm: llm.generate([9999]), PromptError, "outside the model's vocabulary"),
-        (lambda llm: llm.generate("a", draft=ScriptedDrafter([[]]), draft_tokens=-1), OptionError, "cannot draft -1"),
+        (lambda llm: llm.generate("a", draft=ScriptedDrafter([[]]), control_options={"tokens": -1}), OptionError, "cannot draft -1"),
         (lambda llm: llm.generate("a", max_tokens=5), OptionError, "max_new_tokens"),
         (lambda llm: llm.stream(["a", "b"]), OptionError, "one prompt"),
     ],

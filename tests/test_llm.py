@@ -55,7 +55,7 @@ def test_stop_strings_cut_exactly(llm, draft_tokens, start, length):
     """Text after a stop string, a stop string that spans tokens and is missed, or one inside accepted drafts."""
     whole = spoken(llm)
     stop = whole.text[start : start + length]
-    result = spoken(llm, stop=[stop, "never there"], draft=ScriptedDrafter([whole.tokens]), draft_tokens=draft_tokens)
+    result = spoken(llm, stop=[stop, "never there"], draft=ScriptedDrafter([whole.tokens]), control_options={"tokens": draft_tokens})
     assert result.finish_reason == "stop"
     assert result.text == whole.text[: whole.text.index(stop)]
     assert stop in llm.tokenizer.decode(result.tokens) and stop not in llm.tokenizer.decode(result.tokens[:-1])
@@ -73,16 +73,16 @@ def test_stream_never_shows_part_of_a_stop_string(llm):
 def test_closing_a_stream_stops_the_work(llm):
     """A generation that runs on unseen."""
     calls = []
-    original = llm.model.forward
-    llm.model.forward = lambda *args, **kw: (calls.append(1), original(*args, **kw))[1]
+    original = llm.model.head
+    llm.model.head = lambda x: (calls.append(1), original(x))[1]
     try:
         with llm.stream(PROMPT, **LONG) as stream:
             next(stream)
             next(stream)
         seen = len(calls)
-        assert list(stream) == [] and len(calls) == seen == 1
+        assert list(stream) == [] and len(calls) == seen == 2
     finally:
-        del llm.model.forward
+        del llm.model.head
     with pytest.raises(OptionError, match="has not ended"):
         _ = stream.result
 

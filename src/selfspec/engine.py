@@ -10,24 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Protocol
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from .contract import Budget, Draft, FinishReason, Outcome, Request, RowStep, Stats, Step, TokenLogprob
-from .draft.base import Drafting, as_draft
-from .errors import PromptError
+from .contract import Draft, FinishReason, Outcome, Request, RoundTime, RowStep, Stats, Step, TokenLogprob
+from .control.base import Controlling
+from .draft.base import Drafter, Scene
+from .errors import OptionError, PromptError
 from .model.adapter import LayeredModel
-from .model.cache import KVCache
+from .model.cache import KVCache, Place, Span
+from .model.plan import LayerPlan
 from .sampling import logprobs_of
-from .verify.outright import accepted
-
-
-class Controller(Protocol):
-    """Says how many tokens to draft."""
-
-    def budget(self, rooms: Sequence[int]) -> Budget: ...
+from .verify.outright import accepted_path
 
 
 class Row:
@@ -57,6 +53,23 @@ class Row:
         return len(tokens)
 
 
+@dataclass(frozen=True)
+class Block:
+    """What the full model reads of one row in a round: its last token, then the drafts, as a tree."""
+
+    row: Row
+    tokens: Sequence[int]
+    parents: Sequence[int]  # of each draft: another draft, or -1 for the row's last token
+    first: int  # the slot of the row's last token: all before it are in the cache
+
+    def contexts(self) -> list[list[int]]:
+        """The text up to the row's last token and up to each draft."""
+        found = [self.row.tokens]
+        for token, parent in zip(self.tokens, self.parents, strict=True):
+            found.append([*found[parent + 1], token])
+        return found
+
+
 class Generation:
     """Some rows decoded together. Iterate over it to run it; `stats` grows as it goes."""
 
@@ -64,8 +77,8 @@ class Generation:
         self,
         model: LayeredModel,
         requests: Sequence[Request],
-        drafting: Drafting | None = None,
-        controller: Controller | None = None,
+        drafter: Drafter | None = None,
+        control: Controlling | None = None,
         *,
         cache: KVCache | None = None,
         lock: AbstractContextManager[object] | None = None,
@@ -74,11 +87,16 @@ class Generation:
             model.check_length(len(request.prompt))
             if request.max_new_tokens < 1:
                 raise PromptError(f"max_new_tokens is {request.max_new_tokens}, so nothing would be generated; ask for at least 1")
-        self._model, self._drafting, self._controller = model, drafting, controller
+        if (drafter is None) != (control is None):
+            raise OptionError("a drafter needs a controller, and a controller a drafter; give both or neither")
+        self._model, self._control = model, control
         self.rows = [Row(index, request, model.shape.context) for index, request in enumerate(requests)]
         self.cache = cache or model.new_cache(len(requests), max(len(r.tokens) + min(r.room, 512) for r in self.rows))
         self.stats = Stats(prompt_tokens=sum(len(request.prompt) for request in requests))
         self._lock = lock or nullcontext()
+        self._computed_before = int(self.cache.computed.sum())
+        scene = Scene(model, self.cache, [request.prompt for request in requests], [request.sampler for request in requests])
+        self._drafting = drafter.start(scene) if drafter else None
 
     def __iter__(self) -> Iterator[Step]:
         with self._timed("prefill_seconds"):
@@ -96,78 +114,130 @@ class Generation:
             start = time.perf_counter()
             yield
             setattr(self.stats, phase, getattr(self.stats, phase) + time.perf_counter() - start)
+            self.stats.layer_tokens = int(self.cache.computed.sum()) - self._computed_before
 
     def _prefill(self) -> Step:
-        prompts = [row.tokens for row in self.rows]
         for row in self.rows:  # the last token is always read, for its logits
             self.cache.rollback(row.index, len(row.tokens) - 1)
         self.stats.cached_prompt_tokens = sum(self.cache.length(row.index) for row in self.rows)
-        logits = self._model.prefill(prompts, self.cache)
-        self._count(self.stats.prompt_tokens - self.stats.cached_prompt_tokens)
-        return self._commit(self.rows, [[] for _ in self.rows], logits)
+        watch = self._drafting.watch if self._drafting else None
+        logits = self._model.prefill([row.tokens for row in self.rows], self.cache, watch)
+        self.stats.forward_passes += 1
+        blocks = [Block(row, [], [], len(row.tokens) - 1) for row in self.rows]
+        step, _, _ = self._commit(blocks, logits)
+        return step
 
     def _round(self, live: Sequence[Row]) -> Step:
-        drafts = self._draft(live)
-        guesses = [tokens[:count] for tokens, count in zip(drafts.tokens.tolist(), drafts.counts, strict=True)]
-        counts = [0] * len(self.rows)
-        for row, guess in zip(live, guesses, strict=True):
-            counts[row.index] = 1 + len(guess)
-        tokens = [token for row, guess in zip(live, guesses, strict=True) for token in (row.tokens[-1], *guess)]
-        logits = self._model.forward(torch.tensor(tokens, device=self._model.device), self.cache, self.cache.place(counts))
-        self._count(len(tokens))
-        self.stats.rounds += 1
-        self.stats.drafted += drafts.total
-        step = self._commit(live, guesses, logits)
-        for row in live:
-            self.cache.rollback(row.index, len(row.tokens) - 1)
-        self.stats.accepted += sum(part.accepted for part in step.rows)
-        self.stats.decoded += sum(len(part.tokens) for part in step.rows)
-        if self._drafting:
-            self._drafting.observe(Outcome([part.accepted for part in step.rows], [part.tokens for part in step.rows]))
+        """Draft, verify, commit, observe."""
+        clock = [time.perf_counter()]
+        draft = self._draft(live)
+        clock.append(time.perf_counter())
+        parents = draft.parents or [range(-1, len(tokens) - 1) for tokens in draft.tokens]
+        blocks = [
+            Block(row, tokens, family, len(row.tokens) - 1) for row, tokens, family in zip(live, draft.tokens, parents, strict=True)
+        ]
+        hidden = self._verify(blocks, draft)
+        logits = self._model.head(hidden)
+        clock.append(time.perf_counter())
+        step, paths, choices = self._commit(blocks, logits)
+        for block, path in zip(blocks, paths, strict=True):
+            self.cache.keep(block.row.index, block.first, [0, *(index + 1 for index in path)])
+            self.cache.rollback(block.row.index, len(block.row.tokens) - 1)
+        self._count(draft, parents, paths, step)
+        if self._drafting and self._control:
+            kept = [part.tokens for part in step.rows]
+            outcome = Outcome(draft, paths, kept, choices, logits, hidden)
+            self._drafting.observe(outcome)
+            clock.append(time.perf_counter())
+            spent = RoundTime(clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2])
+            self.stats.draft_seconds += spent.draft
+            self._control.observe(outcome, spent)
+        self.stats.verify_seconds += clock[2] - clock[1]
         return step
 
     def _draft(self, live: Sequence[Row]) -> Draft:
-        if self._drafting is None or self._controller is None:
-            return as_draft([[] for _ in live])
-        budget = self._controller.budget([row.room - 1 for row in live])
+        if self._drafting is None or self._control is None:
+            return Draft([[] for _ in live])
+        budget = self._control.budget([row.room - 1 for row in live])
+        if not any(budget.tokens):
+            return Draft([[] for _ in live])
         draft = self._drafting.propose([row.index for row in live], [row.tokens for row in live], budget)
-        assert len(draft.counts) == len(live), "a draft has one entry for each row it was asked for"
-        assert all(count <= most for count, most in zip(draft.counts, budget.tokens, strict=True)), "a draft is within its budget"
+        assert len(draft.tokens) == len(live), "a draft has one entry for each row it was asked for"
+        assert all(len(t) <= most for t, most in zip(draft.tokens, budget.tokens, strict=True)), "a draft is within its budget"
         return draft
 
-    def _commit(self, rows: Sequence[Row], guesses: Sequence[Sequence[int]], logits: Tensor) -> Step:
-        choices = self._choose(rows, guesses, logits)
-        parts, first = [], 0
-        for row, guess, chosen in zip(rows, guesses, choices, strict=True):
-            right = accepted(guess, chosen)
-            kept = row.commit([*guess[:right], chosen[right]])
-            tokens = row.tokens[-kept:]
-            logprobs = self._logprobs(row, logits[first : first + kept], tokens)
-            parts.append(RowStep(row.index, tokens, min(right, kept), guess, logprobs, row.finish))
-            first += len(guess) + 1
+    def _verify(self, blocks: Sequence[Block], draft: Draft) -> Tensor:
+        """The last layer's states after each row's last token and each of its drafts; layers a draft ran for good are not run again."""
+        model, cache = self._model, self.cache
+        texts = [[block.row.tokens[-1], *block.tokens] for block in blocks]
+        spans = [Span(block.row.index, block.first, len(text)) for block, text in zip(blocks, texts, strict=True)]
+        trees = None if draft.parents is None else [[-1, *(p + 1 for p in block.parents)] for block in blocks]
+        place = cache.place_at(spans, trees)
+        self.stats.forward_passes += 1
+        if draft.resume is None:
+            return model.run(self._embed([token for text in texts for token in text]), model.full_plan, cache, place)
+        assert trees is None, "a tree is verified from the first layer"
+        layer, states = draft.resume.layer, draft.resume.states
+        missing = [text[len(state) :] for text, state in zip(texts, states, strict=True)]  # a chain's last draft was never read
+        rest = cache.place_at([Span(s.row, s.first + s.count - len(left), len(left)) for s, left in zip(spans, missing, strict=True)])
+        x = model.run(self._embed([token for left in missing for token in left]), LayerPlan(0, layer), cache, rest)
+        pieces = zip(states, x.split([len(left) for left in missing]), strict=True)
+        joined = torch.cat([part for pair in pieces for part in pair])
+        return model.run(joined, LayerPlan(layer, model.layers), cache, place)
+
+    def _embed(self, tokens: Sequence[int]) -> Tensor:
+        return self._model.embed(torch.tensor(tokens, device=self._model.device))
+
+    def _commit(self, blocks: Sequence[Block], logits: Tensor) -> tuple[Step, list[list[int]], list[list[int]]]:
+        """Keep what the model itself would have written; says for each row which drafts that were, and what was chosen where."""
+        choices = self._choose(blocks, logits)
+        parts, paths, first = [], [], 0
+        for block, chosen in zip(blocks, choices, strict=True):
+            path = accepted_path(block.tokens, block.parents, chosen)
+            ends = [0, *(index + 1 for index in path)]  # after these the model's choices are kept
+            kept = block.row.commit([chosen[end] for end in ends])
+            path = path[:kept]
+            tokens = block.row.tokens[-kept:]
+            logprobs = self._logprobs(block.row, logits[[first + end for end in ends[:kept]]], tokens)
+            parts.append(RowStep(block.row.index, tokens, len(path), block.tokens, logprobs, block.row.finish))
+            paths.append(path)
+            first += len(block.tokens) + 1
         self.stats.new_tokens += sum(len(part.tokens) for part in parts)
-        return Step(parts)
+        return Step(parts), paths, choices
 
     @staticmethod
-    def _choose(rows: Sequence[Row], guesses: Sequence[Sequence[int]], logits: Tensor) -> list[list[int]]:
+    def _choose(blocks: Sequence[Block], logits: Tensor) -> list[list[int]]:
         """The model's token after each row's last one and after each of its drafts. One read from the device."""
-        if all(row.request.sampler.plain for row in rows):
+        sizes = [len(block.tokens) + 1 for block in blocks]
+        if all(block.row.request.sampler.plain for block in blocks):
             chosen = logits.argmax(-1)
         else:
-            pieces = logits.split([len(guess) + 1 for guess in guesses])
-            chosen = torch.cat([_choose_row(row, guess, piece) for row, guess, piece in zip(rows, guesses, pieces, strict=True)])
+            chosen = torch.cat([_choose_row(block, piece) for block, piece in zip(blocks, logits.split(sizes), strict=True)])
         flat = iter(chosen.tolist())
-        return [[next(flat) for _ in range(len(guess) + 1)] for guess in guesses]
+        return [[next(flat) for _ in range(size)] for size in sizes]
 
     @staticmethod
     def _logprobs(row: Row, logits: Tensor, tokens: Sequence[int]) -> Sequence[TokenLogprob]:
         return () if row.request.logprobs is None else logprobs_of(logits, tokens, row.request.logprobs)
 
-    def _count(self, tokens: int) -> None:
-        self.stats.forward_passes += 1
-        self.stats.layer_tokens += tokens * self._model.layers
+    def _count(self, draft: Draft, parents: Sequence[Sequence[int]], paths: Sequence[Sequence[int]], step: Step) -> None:
+        stats = self.stats
+        stats.rounds += 1
+        stats.verifications += len(step.rows)
+        stats.decoded += sum(len(part.tokens) for part in step.rows)
+        stats.drafted += draft.total
+        stats.accepted += sum(map(len, paths))
+        for family, path in zip(parents, paths, strict=True):
+            for depth, parent in enumerate([-1, *path]):
+                if parent not in family:
+                    break
+                if depth == len(stats.drafted_at):
+                    stats.drafted_at.append(0)
+                    stats.accepted_at.append(0)
+                stats.drafted_at[depth] += 1
+                stats.accepted_at[depth] += depth < len(path)
 
 
-def _choose_row(row: Row, guess: Sequence[int], logits: Tensor) -> Tensor:
-    contexts = [row.tokens + list(guess[:count]) for count in range(len(guess) + 1)]
-    return row.request.sampler.choose(logits, contexts, [len(context) for context in contexts])
+def _choose_row(block: Block, logits: Tensor) -> Tensor:
+    contexts = block.contexts()
+    return block.row.request.sampler.choose(logits, contexts, [len(context) for context in contexts])

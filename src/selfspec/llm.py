@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 import torch
 
 from .contract import FinishReason, Request, RowStep, Stats, TokenLogprob
-from .control.fixed import FixedLength
+from .control.base import Controller
+from .control.registry import make_controller
 from .draft.base import Drafter
-from .engine import Controller, Generation
+from .draft.registry import make_drafter
+from .engine import Generation
 from .errors import OptionError, PromptError, Unavailable, nearest
 from .model.adapter import LayeredModel
 from .model.loading import load
@@ -39,8 +41,10 @@ class Options(TypedDict, total=False):
     max_new_tokens: int
     stop: str | Sequence[str] | None
     eos: Sequence[int] | None
-    draft: Drafter | None
-    draft_tokens: int
+    draft: str | Drafter | None
+    draft_options: Mapping[str, Any]
+    control: str | Controller | None
+    control_options: Mapping[str, Any]
     logprobs: int | None
     logits_processors: Sequence[LogitsProcessor]
     stopping_criteria: Sequence[StoppingCriteria]
@@ -210,7 +214,8 @@ class LLM:
         - `sampling`: a `SamplingParams`, or one for each prompt; None is greedy, with the repetition penalty that the model's own
           generation config asks for. With a seed, prompt i of a list uses seed + i.
         - `max_new_tokens` (256); `stop`: strings to stop before; `eos`: token ids to stop at instead of the model's own, [] for none.
-        - `draft`: a drafter, or None for plain decoding; `draft_tokens` (4): how many tokens to draft a round.
+        - `draft`: a drafter or its name, None for plain decoding; `draft_options`: its options if it was named.
+        - `control`: how many tokens to draft a round: a controller or its name; `control_options`: its options if it was named.
         - `logprobs`: report each token's log-probability and those of this many alternatives.
         - `logits_processors`, `stopping_criteria`: Hugging Face's, called with each row's full ids for every token.
         """
@@ -251,7 +256,7 @@ class LLM:
         if not prompts:
             raise PromptError("the list of prompts is empty; give at least one prompt")
         ids = [self._encode(prompt) for prompt in prompts]
-        stop, criteria, draft = options.get("stop") or (), options.get("stopping_criteria") or (), options.get("draft")
+        stop, criteria = options.get("stop") or (), options.get("stopping_criteria") or ()
         texts = [_RowText(self.tokenizer, [stop] if isinstance(stop, str) else list(stop)) for _ in ids]
         samplers = row_samplers(options.get("sampling") or self._default_sampling, ids, options.get("logits_processors") or ())
         eos = options.get("eos")
@@ -266,8 +271,9 @@ class LLM:
             )
             for prompt, sampler, text in zip(ids, samplers, texts, strict=True)
         ]
-        controller = FixedLength(options.get("draft_tokens", 4)) if draft else None
-        return _Run(self, requests, texts, draft.start(ids) if draft else None, controller, turns)
+        drafter = make_drafter(options.get("draft"), options.get("draft_options") or {})
+        controller = make_controller(options.get("control"), options.get("control_options") or {}) if drafter else None
+        return _Run(self, requests, texts, drafter, controller, turns)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -346,13 +352,15 @@ class _Run:
         llm: LLM,
         requests: Sequence[Request],
         texts: Sequence[_RowText],
-        drafting: Any,
+        drafter: Drafter | None,
         controller: Controller | None,
         turns: Turns | None,
     ) -> None:
         self._requests, self._texts, self._turns = requests, texts, turns
         cache = turns.take(requests[0].prompt) if turns else None
-        self._generation = Generation(llm.model, requests, drafting, controller, cache=cache, lock=llm._lock)
+        self._generation = Generation(
+            llm.model, requests, drafter, controller.start() if controller else None, cache=cache, lock=llm._lock
+        )
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in requests]
         self.results: list[Result] | None = None
 

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from ..contract import Budget
 from ..errors import OptionError
+from .base import Controller, Controlling
 
 
 @dataclass(frozen=True)
-class FixedLength:
-    """Always `tokens` drafts a round, less where a row has no room for them."""
+class FixedLength(Controller, Controlling):
+    """Always the same number of drafts a round, less where a row has no room for them."""
+
+    name: ClassVar[str] = "fixed"
 
     tokens: int = 4
+    """Drafts a round (K)."""
 
     def __post_init__(self) -> None:
         if self.tokens < 0:
             raise OptionError(f"cannot draft {self.tokens} tokens; use 0 (plain decoding) or more")
 
+    def start(self) -> Controlling:
+        return self
+
     def budget(self, rooms: Sequence[int]) -> Budget:
-        """`rooms`: how many drafts each unfinished row could still use."""
         return Budget([min(self.tokens, room) for room in rooms])

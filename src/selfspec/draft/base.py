@@ -1,4 +1,4 @@
-"""What a drafter is. A new method is one new file beside this one: its options, `propose`, and, if it learns, `observe`.
+"""What a drafter is. A new method is one new file beside this one: its options are its fields, its work is `propose`.
 
 A drafter can only be fast or slow, right or wrong; it cannot change what is generated, since every token it proposes is
 verified by the full model. State belongs to one generation and lives in the `Drafting`, so one LLM serves many at once.
@@ -8,38 +8,47 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from ..contract import Budget, Draft, Outcome
+from ..model.adapter import HalfWatch, LayeredModel
+from ..model.cache import KVCache
+from ..sampling import Sampler
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What a drafter may use: the model, the generation's cache, and of each row the prompt and how its tokens are chosen."""
+
+    model: LayeredModel
+    cache: KVCache
+    prompts: Sequence[Sequence[int]]
+    samplers: Sequence[Sampler]
 
 
 class Drafting(ABC):
     """A drafter at work on one generation."""
 
+    watch: HalfWatch | None = None  # shown the residual stream around every half during the prefill
+
     @abstractmethod
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        """Guess what follows each of `texts` (the full ids of the unfinished rows `rows`), at most `budget.tokens[i]` tokens each."""
+        """Guess what follows each of `texts` (the full ids of the unfinished rows `rows`), at most `budget.tokens[i]` tokens each.
+
+        All of a text but its last token is in the cache. Slots beyond that may be written freely; they are written over.
+        """
 
     def observe(self, outcome: Outcome) -> None:  # noqa: B027  (most drafters learn nothing)
         """Told after every round what became of the draft."""
 
 
 class Drafter(ABC):
-    """A way to draft, with its options; makes a `Drafting` for each generation."""
+    """A way to draft. A frozen dataclass: its fields are the options, with defaults that work by name alone, and a docstring each."""
 
     name: ClassVar[str]
+    trees: ClassVar[bool] = False  # whether it proposes trees
 
     @abstractmethod
-    def start(self, prompts: Sequence[Sequence[int]]) -> Drafting:
-        """Begin a generation of these prompts."""
-
-
-def as_draft(guesses: Sequence[Sequence[int]]) -> Draft:
-    """A draft from one list of tokens a row, padded."""
-    counts = [len(guess) for guess in guesses]
-    tokens = torch.zeros((len(guesses), max(counts, default=0)), dtype=torch.long)
-    for row, guess in enumerate(guesses):
-        tokens[row, : len(guess)] = torch.tensor(guess, dtype=torch.long)
-    return Draft(tokens, counts)
+    def start(self, scene: Scene) -> Drafting:
+        """Begin a generation. Raises OptionError if the options do not fit the model."""

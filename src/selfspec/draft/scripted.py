@@ -6,28 +6,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 from ..contract import Budget, Draft
-from .base import Drafter, Drafting, as_draft
+from .base import Drafter, Drafting, Scene
 
 
+@dataclass(frozen=True)
 class ScriptedDrafter(Drafter):
-    """Row i drafts from `script[i]`, a guess at all its new tokens, going on wherever the row is.
-
-    `wrong_every=n` replaces the n-th, 2n-th, ... token of the script by another one, so a known share is rejected.
-    """
+    """Row i drafts from `script[i]`, a guess at all its new tokens, going on wherever the row is."""
 
     name: ClassVar[str] = "scripted"
 
-    def __init__(self, script: Sequence[Sequence[int]], wrong_every: int = 0) -> None:
-        self._script = [
-            [abs(token - 1) if wrong_every and (index + 1) % wrong_every == 0 else token for index, token in enumerate(line)]
-            for line in script
-        ]
+    script: Sequence[Sequence[int]] = ()
+    """One list of tokens a row; rows without one draft nothing."""
+    wrong_every: int = 0
+    """Replace the n-th, 2n-th, ... token of the script by another one, so that a known share is rejected; 0 replaces none."""
 
-    def start(self, prompts: Sequence[Sequence[int]]) -> Drafting:
-        return _Scripted(self._script, [len(prompt) for prompt in prompts])
+    def start(self, scene: Scene) -> Drafting:
+        script = [
+            [abs(token - 1) if self.wrong_every and (index + 1) % self.wrong_every == 0 else token for index, token in enumerate(line)]
+            for line in self.script
+        ]
+        return _Scripted(script, [len(prompt) for prompt in scene.prompts])
 
 
 class _Scripted(Drafting):
@@ -35,8 +37,8 @@ class _Scripted(Drafting):
         self._script, self._begins = script, begins
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        guesses = []
+        guesses: list[Sequence[int]] = []
         for row, text, most in zip(rows, texts, budget.tokens, strict=True):
             written = len(text) - self._begins[row]
-            guesses.append(self._script[row][written : written + most])
-        return as_draft(guesses)
+            guesses.append(self._script[row][written : written + most] if row < len(self._script) else [])
+        return Draft(guesses)

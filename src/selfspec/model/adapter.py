@@ -7,13 +7,14 @@ our logits with the model's on a probe prompt and refuses if they disagree. Does
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..errors import PromptError, SelfCheckFailed, UnsupportedModel
+from ..errors import OptionError, PromptError, SelfCheckFailed, UnsupportedModel
 from .block import Block
 from .cache import KVCache, Place
 from .families import FAMILIES, family_of, module, part, shape_of
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 PREFILL_CHUNK = 512
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}  # of the largest logit of the probe
+
+
+HalfWatch = Callable[[int, bool, Tensor, Tensor], None]
 
 
 class LayeredModel:
@@ -59,6 +63,7 @@ class LayeredModel:
     def _take_head(self, model: PreTrainedModel, family: Any, owned: bool) -> None:
         embedding, head = part(model, family.embedding), part(model, family.head)
         self._final_norm = part(model, family.final_norm)
+        self._partial_heads: dict[int, PartialHead] = {}
         self._head: Linear = self.ops.linear([head.weight], [head.bias])
         tied = embedding.weight.data_ptr() == head.weight.data_ptr()
         self._embedding = None if tied and self._head.readable else embedding.weight.detach()
@@ -72,7 +77,7 @@ class LayeredModel:
     def layers(self) -> int:
         return self.shape.layers
 
-    @property
+    @cached_property
     def full_plan(self) -> LayerPlan:
         return LayerPlan(0, self.layers)
 
@@ -85,13 +90,18 @@ class LayeredModel:
         return self._head.rows(tokens) if self._embedding is None else self._embedding[tokens]
 
     @torch.inference_mode()
-    def run(self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place) -> Tensor:
-        """Carry hidden states (tokens, width) through the plan's halves; keys and values go to the place's slots."""
+    def run(self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place, watch: HalfWatch | None = None) -> Tensor:
+        """Carry hidden states (tokens, width) through the plan's halves; keys and values go to the place's slots.
+
+        `watch(layer, is_attention, before, after)` is shown the residual stream around every half.
+        """
         plan.check(self.layers)
         self.rope.reserve(int(max(span.first + span.count for span in place.spans)))
         for layer, attention in plan.halves:
-            block = self.blocks[layer]
+            block, before = self.blocks[layer], x
             x = block.attention(x, cache, place, self.rope) if attention else block.mlp(x)
+            if watch:
+                watch(layer, attention, before, x)
         cache.advance(place, plan.attention_layers)
         return x
 
@@ -100,11 +110,17 @@ class LayeredModel:
         """Hidden states after any layer -> logits over the vocabulary, through the model's own last norm and head."""
         return self._head(self.ops.norm(x, self._final_norm.weight, self._final_norm.eps))
 
+    def partial_head(self, size: int) -> PartialHead:
+        """The head over the `size` most frequent tokens only: byte-pair vocabularies are ordered by frequency, so the first ones. For drafting."""
+        if size not in self._partial_heads:
+            self._partial_heads[size] = PartialHead(self, torch.arange(size, device=self.device))
+        return self._partial_heads[size]
+
     def forward(self, tokens: Tensor, cache: KVCache, place: Place, plan: LayerPlan | None = None) -> Tensor:
         """Tokens -> logits of every one of them."""
         return self.head(self.run(self.embed(tokens), plan or self.full_plan, cache, place))
 
-    def prefill(self, prompts: Sequence[Sequence[int]], cache: KVCache) -> Tensor:
+    def prefill(self, prompts: Sequence[Sequence[int]], cache: KVCache, watch: HalfWatch | None = None) -> Tensor:
         """Read what the cache does not hold yet of each row's prompt; logits of each row's last token only, (rows, vocab).
 
         Rows are read together, in chunks of at most PREFILL_CHUNK tokens, so that attention scores stay small.
@@ -120,7 +136,7 @@ class LayeredModel:
             place = cache.place(counts)
             pieces = [prompts[s.row][s.first : s.first + s.count] for s in place.spans]
             tokens = torch.tensor([token for piece in pieces for token in piece], device=self.device)
-            x, end = self.run(self.embed(tokens), self.full_plan, cache, place), 0
+            x, end = self.run(self.embed(tokens), self.full_plan, cache, place, watch), 0
             for span in place.spans:
                 end += span.count
                 if span.first + span.count == len(prompts[span.row]):
@@ -194,6 +210,26 @@ class LayeredModel:
             raise PromptError(
                 f"the prompt has {tokens} tokens, the model's context is {self.shape.context}, so nothing could be added; shorten the prompt"
             )
+
+
+class PartialHead:
+    """Some rows of the head as a product of their own: logits of these tokens, which is enough to draft.
+
+    Its argmax is an index into `tokens`.
+    """
+
+    def __init__(self, model: LayeredModel, tokens: Tensor) -> None:
+        if not model._head.readable:
+            raise OptionError(f"kernel {model.ops.kernel!r} cannot cut rows out of the head; draft with the full vocabulary, or use kernel='plain'")
+        self._model, self.tokens = model, tokens
+        bias = model._head.bias
+        self._linear = model.ops.linear([model._head.rows(tokens)], [None if bias is None else bias[tokens]])
+
+    @torch.inference_mode()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Hidden states -> logits of the chosen tokens, in their order."""
+        norm = self._model._final_norm
+        return self._linear(self._model.ops.norm(x, norm.weight, norm.eps))
 
 
 def _release(weight: Tensor) -> None:

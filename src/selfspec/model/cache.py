@@ -104,6 +104,7 @@ class KVCache:
 
     def __init__(self, layers: int, rows: int, heads: int, size: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
         self.lengths = np.zeros((rows, layers), dtype=np.int64)
+        self.computed = np.zeros(layers, dtype=np.int64)  # tokens that each layer's attention ever ran on, kept or not
         self._shape = (layers, rows, heads, size)
         self._kind = {"dtype": dtype, "device": device}
         self.keys = self._room(_rounded(capacity))
@@ -142,12 +143,17 @@ class KVCache:
     def place(self, counts: Sequence[int], parents: Sequence[Sequence[int]] | None = None) -> Place:
         """Room for `counts[row]` more tokens of each row, right after what all layers know; a chain, or a tree by its parents."""
         spans = [Span(row, self.length(row), count) for row, count in enumerate(counts) if count]
+        return self.place_at(spans, None if parents is None else [p for p in parents if p])
+
+    def place_at(self, spans: Sequence[Span], parents: Sequence[Sequence[int]] | None = None) -> Place:
+        """Room for tokens at the named slots, whatever lies there now."""
         self.reserve(max(span.first + span.count for span in spans))
-        return Place.chains(spans) if parents is None else Place.trees(spans, [p for p in parents if p])
+        return Place.chains(spans) if parents is None else Place.trees(spans, parents)
 
     def advance(self, place: Place, layers: Sequence[int]) -> None:
         """Note that these layers now hold the place's tokens. They must have known everything before them."""
         index = list(layers)
+        self.computed[index] += len(place)
         for span in place.spans:
             known = self.lengths[span.row, index]
             assert (known >= span.first).all(), f"row {span.row}: layers are at {known.tolist()}, tokens start at slot {span.first}"

@@ -24,6 +24,7 @@ class Linear(ABC):
 
     outputs: int
     inputs: int
+    bias: Tensor | None
     readable = True  # whether `rows` works
 
     @abstractmethod

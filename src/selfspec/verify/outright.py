@@ -10,10 +10,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def accepted(drafted: Sequence[int], chosen: Sequence[int]) -> int:
-    """How many leading drafts equal the target's choices. `chosen[i]` is the choice after i drafts, so there is one more."""
-    assert len(chosen) == len(drafted) + 1
-    for index, token in enumerate(drafted):
-        if token != chosen[index]:
-            return index
-    return len(drafted)
+def accepted_path(tokens: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    """Indices of the drafts that the target would have written itself, from the root on.
+
+    `parents[i]` is the draft that draft i follows, -1 for the kept text. `chosen[0]` is what the target chooses after the kept text,
+    `chosen[i + 1]` what it chooses after draft i. A chain has parents -1, 0, 1, ...
+    """
+    assert len(chosen) == len(tokens) + 1 and len(parents) == len(tokens)
+    path: list[int] = []
+    here = -1
+    for index, (token, parent) in enumerate(zip(tokens, parents, strict=True)):  # parents come first, so one pass is enough
+        if parent == here and token == chosen[here + 1]:
+            path.append(index)
+            here = index
+    return path

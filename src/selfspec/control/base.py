@@ -1,0 +1,33 @@
+"""What a controller is: it says each round how many tokens may be drafted, and is told what came of it.
+
+Any controller works with any drafter. Frozen dataclasses: the fields are the options.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from ..contract import Budget, Outcome, RoundTime
+
+
+class Controlling(ABC):
+    """A controller at work on one generation."""
+
+    @abstractmethod
+    def budget(self, rooms: Sequence[int]) -> Budget:
+        """`rooms`: how many drafts each unfinished row could still use. 0 drafts are plain decoding."""
+
+    def observe(self, outcome: Outcome, time: RoundTime) -> None:  # noqa: B027  (a fixed one learns nothing)
+        """Told after every round what became of the draft and what it cost."""
+
+
+class Controller(ABC):
+    """A way to decide how much to draft."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def start(self) -> Controlling:
+        """Begin a generation."""
