@@ -231,7 +231,7 @@ def test_show_prints_the_tables_of_a_file(
 def test_the_command_runs_from_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Catches parts that do not fit each other: our engine and transformers on a tiny model, through the real peers, the cost card
+    """Catches parts that do not fit each other: our engine and transformers on a tiny model, through the real peers, the card
     and the verify curve, to the last line of JSON; and our greedy tokens must be transformers'."""
     from selfspec.testing import tiny_model, tiny_tokenizer
 

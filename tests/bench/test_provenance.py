@@ -34,6 +34,7 @@ def test_a_run_can_be_repeated_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_TOKEN", "secret")
     found = gather("scripts/bench plain --model /home/me/model", threads=2, versions={"b": "2", "a": "1"})
     assert found.environment["OMP_WAIT_POLICY"] == "PASSIVE" and found.environment["SELFSPEC_KERNEL"] == "plain"
+    assert "SELFSPEC_CACHE" not in found.environment
     assert found.command == "scripts/bench plain --model <path>/"
     assert list(found.versions) == ["a", "b"] and found.threads == 2 and found.cores >= 1 and found.memory_bytes > 2**20
     text = json.dumps(asdict(found))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.bench.timing import ContestantFailed, Timings, decode_seconds, interleave, median, ratio, timed
+from selfspec.bench.timing import ContestantFailed, Ratio, Timings, decode_seconds, interleave, median, ratio, timed
 from selfspec.errors import OptionError
 
 
@@ -97,15 +97,26 @@ def test_a_noisy_comparison_has_a_wide_interval() -> None:
     assert result is not None and result.low == 0.5 and result.high == 2.0 and result.verdict() == "equal"
 
 
+@pytest.mark.parametrize(
+    ("low", "value", "high", "verdict"),
+    [(0.7, 0.8, 0.9, "faster"), (0.9, 0.97, 1.05, "equal"), (0.95, 1.03, 1.1, "equal"),
+     (0.98, 0.985, 0.995, "equal"), (1.02, 1.1, 1.2, "slower")],
+)  # fmt: skip
+def test_the_verdict_needs_the_whole_interval_on_one_side(low: float, value: float, high: float, verdict: str) -> None:
+    """Catches a winner by the median alone, and one by less than a per cent."""
+    assert Ratio(value, low, high).verdict() == verdict
+
+
 def test_one_that_fails_retires_and_the_others_go_on() -> None:
     """Catches a benchmark that dies with its weakest peer, loses what that peer had measured, or shifts its later rounds."""
     turns = iter([1.0, 1.0, 1.0])
+    falls = iter(["fell over"])  # asked once more, it would be a StopIteration
 
     def frail() -> float:
-        try:
-            return next(turns)
-        except StopIteration:
-            raise ContestantFailed("fell over") from None
+        seconds = next(turns, None)
+        if seconds is None:
+            raise ContestantFailed(next(falls))
+        return seconds
 
     timings = interleave({"frail": frail, "firm": lambda: 2.0}, rounds=4, warmup=1)
     assert timings.failures == {"frail": "fell over"}
