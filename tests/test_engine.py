@@ -42,7 +42,9 @@ def test_drafts_do_not_change_what_is_written(llm, sampling, wrong_every, draft_
     """The project's promise. Any leak of a rejected draft into cache, penalties or randomness breaks it."""
     expected = plain(llm, sampling=sampling)
     drafter = ScriptedDrafter(expected, wrong_every)
-    results = llm.generate(PROMPTS, sampling=sampling, max_new_tokens=40, eos=[], draft=drafter, control_options={"tokens": draft_tokens})
+    results = llm.generate(
+        PROMPTS, sampling=sampling, max_new_tokens=40, eos=[], draft=drafter, control_options={"tokens": draft_tokens}
+    )
     assert [result.tokens for result in results] == expected
     stats = results[0].stats
     if draft_tokens == 0:
@@ -57,7 +59,9 @@ def test_sampled_text_depends_on_seeds_alone(llm):
     """Randomness that is consumed: a row's tokens would change with its neighbours, and a seed would not repeat."""
     three = plain(llm, sampling=SAMPLED)
     assert three == plain(llm, sampling=SAMPLED) != plain(llm)
-    alone = llm.generate(PROMPTS[2], sampling=SamplingParams(temperature=0.9, top_k=50, top_p=0.95, seed=5), max_new_tokens=40, eos=[])
+    alone = llm.generate(
+        PROMPTS[2], sampling=SamplingParams(temperature=0.9, top_k=50, top_p=0.95, seed=5), max_new_tokens=40, eos=[]
+    )
     assert alone.tokens == three[2] and alone.seed == 5
 
 
@@ -77,7 +81,9 @@ def test_eos_inside_a_draft_ends_the_row_there(llm, at):
     expected = plain(llm, PROMPTS[:1])[0]
     eos = expected[at]
     first = expected.index(eos)
-    result = llm.generate(PROMPTS[0], max_new_tokens=40, eos=[eos], draft=ScriptedDrafter([expected]), control_options={"tokens": 5})
+    result = llm.generate(
+        PROMPTS[0], max_new_tokens=40, eos=[eos], draft=ScriptedDrafter([expected]), control_options={"tokens": 5}
+    )
     assert result.tokens == expected[: first + 1] and result.finish_reason == "eos"
     assert result.stats.new_tokens == first + 1 and result.stats.accepted <= first
 
@@ -86,7 +92,9 @@ def test_eos_inside_a_draft_ends_the_row_there(llm, at):
 def test_limit_inside_a_draft(llm, limit):
     """Overshooting max_new_tokens, the commonest fault of speculative decoders."""
     expected = plain(llm, PROMPTS[:1])[0]
-    result = llm.generate(PROMPTS[0], max_new_tokens=limit, eos=[], draft=ScriptedDrafter([expected]), control_options={"tokens": 5})
+    result = llm.generate(
+        PROMPTS[0], max_new_tokens=limit, eos=[], draft=ScriptedDrafter([expected]), control_options={"tokens": 5}
+    )
     assert result.tokens == expected[:limit] and result.finish_reason == "length"
 
 
@@ -95,7 +103,9 @@ def test_the_context_ends_a_row_and_drafts_stay_inside_it():
     llm = tiny_llm(seed=4, max_position_embeddings=48)
     expected = llm.generate(PROMPTS[0], max_new_tokens=100, eos=[])
     assert expected.finish_reason == "context" and len(expected.tokens) == 48 - 16
-    drafted = llm.generate(PROMPTS[0], max_new_tokens=100, eos=[], draft=ScriptedDrafter([expected.tokens]), control_options={"tokens": 9})
+    drafted = llm.generate(
+        PROMPTS[0], max_new_tokens=100, eos=[], draft=ScriptedDrafter([expected.tokens]), control_options={"tokens": 9}
+    )
     assert drafted.tokens == expected.tokens and drafted.finish_reason == "context"
     with pytest.raises(PromptError, match=r"48 tokens, the model's context is 48"):
         llm.generate([5] * 48)
@@ -173,7 +183,11 @@ def test_stats_add_up(llm):
         (lambda llm: llm.generate([]), PromptError, "list of prompts is empty"),
         (lambda llm: llm.generate("a", max_new_tokens=0), PromptError, "at least 1"),
         (lambda llm: llm.generate([9999]), PromptError, "outside the model's vocabulary"),
-        (lambda llm: llm.generate("a", draft=ScriptedDrafter([[]]), control_options={"tokens": -1}), OptionError, "cannot draft -1"),
+        (
+            lambda llm: llm.generate("a", draft=ScriptedDrafter([[]]), control_options={"tokens": -1}),
+            OptionError,
+            "cannot draft -1",
+        ),
         (lambda llm: llm.generate("a", max_tokens=5), OptionError, "max_new_tokens"),
         (lambda llm: llm.stream(["a", "b"]), OptionError, "one prompt"),
     ],

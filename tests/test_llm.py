@@ -36,7 +36,9 @@ def test_a_list_in_gives_a_list_out_and_one_gives_one(llm):
     """A single prompt in a list that comes back bare, or token lists taken for prompts."""
     assert isinstance(llm.generate([PROMPT], **LONG), list)
     ids = llm.tokenizer(PROMPT)["input_ids"]
-    assert llm.generate(ids, **LONG).tokens == llm.generate([ids, PROMPT], **LONG)[1].tokens == llm.generate(PROMPT, **LONG).tokens
+    assert (
+        llm.generate(ids, **LONG).tokens == llm.generate([ids, PROMPT], **LONG)[1].tokens == llm.generate(PROMPT, **LONG).tokens
+    )
 
 
 def test_stream_equals_generate_and_pieces_are_whole(llm):
@@ -55,7 +57,9 @@ def test_stop_strings_cut_exactly(llm, draft_tokens, start, length):
     """Text after a stop string, a stop string that spans tokens and is missed, or one inside accepted drafts."""
     whole = spoken(llm)
     stop = whole.text[start : start + length]
-    result = spoken(llm, stop=[stop, "never there"], draft=ScriptedDrafter([whole.tokens]), control_options={"tokens": draft_tokens})
+    result = spoken(
+        llm, stop=[stop, "never there"], draft=ScriptedDrafter([whole.tokens]), control_options={"tokens": draft_tokens}
+    )
     assert result.finish_reason == "stop"
     assert result.text == whole.text[: whole.text.index(stop)]
     assert stop in llm.tokenizer.decode(result.tokens) and stop not in llm.tokenizer.decode(result.tokens[:-1])
@@ -136,7 +140,11 @@ def test_hugging_face_processors_and_criteria_see_the_whole_row(llm):
         torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=40, do_sample=False, eos_token_id=None,
         no_repeat_ngram_size=2, repetition_penalty=1.2,
     )[0, len(ids) :].tolist()  # fmt: skip
-    options = {"sampling": SamplingParams(repetition_penalty=1.2), "logits_processors": [NoRepeatNGramLogitsProcessor(2)], "eos": []}
+    options = {
+        "sampling": SamplingParams(repetition_penalty=1.2),
+        "logits_processors": [NoRepeatNGramLogitsProcessor(2)],
+        "eos": [],
+    }
     plain = llm.generate(ids, max_new_tokens=40, **options)
     assert plain.tokens == expected
     drafted = llm.generate(ids, max_new_tokens=40, draft=ScriptedDrafter([expected], 3), **options)
@@ -173,7 +181,9 @@ def test_generation_config_is_honoured():
     model.generation_config.repetition_penalty = 1.3
     model.generation_config.eos_token_id = [2, 77]
     ids = [5, 6, 7]
-    expected = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, 3), max_new_tokens=30, do_sample=False)[0, 3:].tolist()
+    expected = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, 3), max_new_tokens=30, do_sample=False)[
+        0, 3:
+    ].tolist()
     assert LLM.from_pretrained(model).generate(ids, max_new_tokens=30).tokens == expected
 
 

@@ -36,7 +36,9 @@ class Draft:
 
     tokens: Sequence[Sequence[int]]
     probs: Sequence[Tensor] | None = None  # (n, vocab) a row: what each token was REALLY drawn from; None: chosen outright
-    parents: Sequence[Sequence[int]] | None = None  # a tree: each token's parent among the row's drafts, -1 the kept text; None: chains
+    parents: Sequence[Sequence[int]] | None = (
+        None  # a tree: each token's parent among the row's drafts, -1 the kept text; None: chains
+    )
     resume: ExitState | None = None
 
     @property

@@ -86,7 +86,9 @@ class Generation:
         for request in requests:
             model.check_length(len(request.prompt))
             if request.max_new_tokens < 1:
-                raise PromptError(f"max_new_tokens is {request.max_new_tokens}, so nothing would be generated; ask for at least 1")
+                raise PromptError(
+                    f"max_new_tokens is {request.max_new_tokens}, so nothing would be generated; ask for at least 1"
+                )
         if (drafter is None) != (control is None):
             raise OptionError("a drafter needs a controller, and a controller a drafter; give both or neither")
         self._model, self._control = model, control
@@ -134,7 +136,8 @@ class Generation:
         clock.append(time.perf_counter())
         parents = draft.parents or [range(-1, len(tokens) - 1) for tokens in draft.tokens]
         blocks = [
-            Block(row, tokens, family, len(row.tokens) - 1) for row, tokens, family in zip(live, draft.tokens, parents, strict=True)
+            Block(row, tokens, family, len(row.tokens) - 1)
+            for row, tokens, family in zip(live, draft.tokens, parents, strict=True)
         ]
         hidden = self._verify(blocks, draft)
         logits = self._model.head(hidden)
@@ -179,7 +182,9 @@ class Generation:
         assert trees is None, "a tree is verified from the first layer"
         layer, states = draft.resume.layer, draft.resume.states
         missing = [text[len(state) :] for text, state in zip(texts, states, strict=True)]  # a chain's last draft was never read
-        rest = cache.place_at([Span(s.row, s.first + s.count - len(left), len(left)) for s, left in zip(spans, missing, strict=True)])
+        rest = cache.place_at(
+            [Span(s.row, s.first + s.count - len(left), len(left)) for s, left in zip(spans, missing, strict=True)]
+        )
         x = model.run(self._embed([token for left in missing for token in left]), LayerPlan(0, layer), cache, rest)
         pieces = zip(states, x.split([len(left) for left in missing]), strict=True)
         joined = torch.cat([part for pair in pieces for part in pair])

@@ -1,15 +1,15 @@
 """Every error a user can meet, as one tree. A message names the value, the limit, the consequence and the remedy.
 
-    SelfspecError
-    ├── OptionError             a value or an option's name is wrong (also a ValueError)
-    ├── PromptError             empty prompt, or longer than the context (also a ValueError)
-    ├── ModelError              something about the model that was asked for
-    │   ├── UnsupportedModel    a family or kind of model that selfspec cannot run
-    │   ├── BrokenCheckpoint    truncated, corrupt or incomplete files
-    │   └── SelfCheckFailed     our forward disagrees with the model's own
-    ├── ResourceError           too little memory or disk; says how much is needed
-    ├── Unavailable             no network and nothing cached, or an optional package is missing
-    └── Busy                    an object is already in use by another call
+SelfspecError
+├── OptionError             a value or an option's name is wrong (also a ValueError)
+├── PromptError             empty prompt, or longer than the context (also a ValueError)
+├── ModelError              something about the model that was asked for
+│   ├── UnsupportedModel    a family or kind of model that selfspec cannot run
+│   ├── BrokenCheckpoint    truncated, corrupt or incomplete files
+│   └── SelfCheckFailed     our forward disagrees with the model's own
+├── ResourceError           too little memory or disk; says how much is needed
+├── Unavailable             no network and nothing cached, or an optional package is missing
+└── Busy                    an object is already in use by another call
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
@@ -201,11 +201,9 @@ class LLM:
     # ------------------------------------------------------------------------------------------------------ generating
 
     @overload
-    def generate(self, prompts: str, **options: Unpack[Options]) -> Result: ...
+    def generate(self, prompts: str | list[int], **options: Unpack[Options]) -> Result: ...
     @overload
-    def generate(self, prompts: list[int], **options: Unpack[Options]) -> Result: ...
-    @overload
-    def generate(self, prompts: Sequence[str] | Sequence[Sequence[int]], **options: Unpack[Options]) -> list[Result]: ...
+    def generate(self, prompts: list[str] | list[list[int]], **options: Unpack[Options]) -> list[Result]: ...
     def generate(self, prompts: Any, **options: Unpack[Options]) -> Any:
         """Continue a prompt (a string or a list of token ids), or each of a list of prompts; a list in, a list out.
 
@@ -245,8 +243,8 @@ class LLM:
         tokenizer = self._need_tokenizer("a conversation")
         if not tokenizer.chat_template:
             raise OptionError(f"{self._name} has no chat template, so it cannot chat; use generate with a prompt of your own")
-        encoded = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=True)
-        return list(encoded["input_ids"])
+        text = tokenizer.apply_chat_template([dict(message) for message in messages], add_generation_prompt=True, tokenize=False)
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _start_chat(self, messages: Sequence[Message], options: Options) -> _Run:
         return self._start([self.encode_chat(messages)], options, self._turns)
@@ -364,7 +362,7 @@ class _Run:
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in requests]
         self.results: list[Result] | None = None
 
-    def pieces(self) -> Iterator[Piece]:
+    def pieces(self) -> Generator[Piece, None, None]:
         """The first row's text as it comes; results at the end."""
         try:
             for step in self._generation:

@@ -49,11 +49,12 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrain
     config = AutoConfig.for_model(family, **{**_SMALL, **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for name, parameter in model.named_parameters():  # norms and biases start as constants, which would hide mistakes
             if "norm" in name or name.endswith("bias"):
                 parameter.data += 0.2 * torch.randn_like(parameter)
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return model
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -63,7 +64,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=SPECIALS[0], bos_token=SPECIALS[1], eos_token=SPECIALS[2])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=SPECIALS[0], bos_token=SPECIALS[1], eos_token=SPECIALS[2]
+    )
     fast.chat_template = CHAT_TEMPLATE
     return fast
 
@@ -88,7 +91,9 @@ def near_identity_model(acceptance: float, exit_layer: int = 2, seed: int = 0, *
     return model
 
 
-def exit_agreement(model: PreTrainedModel, exit_layer: int, tokens: int = 160, prompts: Sequence[int] = (5, 50, 120, 200)) -> float:
+def exit_agreement(
+    model: PreTrainedModel, exit_layer: int, tokens: int = 160, prompts: Sequence[int] = (5, 50, 120, 200)
+) -> float:
     """The share of the model's own greedy tokens that the exit after `exit_layer` layers names first too."""
     layered = LayeredModel(model, check=False)
     agreed = 0

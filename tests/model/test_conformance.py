@@ -27,7 +27,9 @@ def pair(request):
 def read(model: LayeredModel, tokens, size=None):
     """Logits of all tokens, read `size` at a time."""
     cache, tokens = model.new_cache(1, len(tokens)), torch.tensor(tokens)
-    return torch.cat([model.forward(piece, cache, cache.place([len(piece)])) for piece in tokens.split(size or len(tokens))]), cache
+    return torch.cat(
+        [model.forward(piece, cache, cache.place([len(piece)])) for piece in tokens.split(size or len(tokens))]
+    ), cache
 
 
 def contents(cache, row=0):
@@ -56,7 +58,11 @@ def test_greedy_tokens_are_those_of_generate(pair):
     theirs, ours = pair
     prompt = TEXT[:40]
     expected = theirs.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, 40, dtype=torch.long), max_new_tokens=30, do_sample=False, eos_token_id=None
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, 40, dtype=torch.long),
+        max_new_tokens=30,
+        do_sample=False,
+        eos_token_id=None,
     )[0, 40:].tolist()
     cache, written = ours.new_cache(1, 128), []
     logits = ours.prefill([prompt], cache)

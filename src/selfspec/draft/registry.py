@@ -34,7 +34,9 @@ def drafter_class(name: str) -> type[Drafter]:
             raise OptionError(f"there is no drafter {name!r}; {nearest(name, drafter_names())}")
         found = points[0].load()
     if not (isinstance(found, type) and issubclass(found, Drafter)):
-        raise OptionError(f"drafter {name!r} is {found!r}, which is no subclass of selfspec.draft.base.Drafter; its package must fix that")
+        raise OptionError(
+            f"drafter {name!r} is {found!r}, which is no subclass of selfspec.draft.base.Drafter; its package must fix that"
+        )
     return found
 
 
@@ -42,6 +44,8 @@ def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Dra
     """A drafter from its name and options, or the object that was given."""
     if draft is None or draft == "none" or isinstance(draft, Drafter):
         if options:
-            raise OptionError(f"draft_options {dict(options)} belong to a drafter's name, but draft is {draft!r}; set them on the object")
+            raise OptionError(
+                f"draft_options {dict(options)} belong to a drafter's name, but draft is {draft!r}; set them on the object"
+            )
         return None if draft == "none" else draft
     return with_options(drafter_class(draft), options, f"drafter {draft!r}")

@@ -51,7 +51,7 @@ class LayeredModel:
         expected = self._reference(model, probe) if check else None
         self.rope = RopeTable(module(model, family.rotary), self.shape.context, self.device)
         self.blocks = []
-        for index, layer in enumerate(module(model, family.layers)):  # type: ignore[arg-type]
+        for index, layer in enumerate(module(model, family.layers).children()):
             self.blocks.append(Block(layer, index, family, self.shape, self.ops))
             if owned:
                 _release_linears(layer)
@@ -158,7 +158,9 @@ class LayeredModel:
     @torch.inference_mode()
     def products(self, rows: int = 1) -> float:
         """Seconds that the matrix products of one pass over `rows` tokens take, and nothing else."""
-        inputs = {size: torch.randn(rows, size).to(self.device, self.dtype) for size in {linear.inputs for linear in self.linears}}
+        inputs = {
+            size: torch.randn(rows, size).to(self.device, self.dtype) for size in {linear.inputs for linear in self.linears}
+        }
         start = time.perf_counter()
         for linear in self.linears:
             linear(inputs[linear.inputs])
@@ -177,7 +179,8 @@ class LayeredModel:
         training = [module for module in model.modules() if module.training]
         model.eval()
         try:
-            return model(input_ids=probe[None], use_cache=False).logits[0].float()
+            logits: Tensor = model(input_ids=probe[None], use_cache=False).logits[0].float()
+            return logits
         finally:
             for module in training:
                 module.training = True
@@ -220,7 +223,9 @@ class PartialHead:
 
     def __init__(self, model: LayeredModel, tokens: Tensor) -> None:
         if not model._head.readable:
-            raise OptionError(f"kernel {model.ops.kernel!r} cannot cut rows out of the head; draft with the full vocabulary, or use kernel='plain'")
+            raise OptionError(
+                f"kernel {model.ops.kernel!r} cannot cut rows out of the head; draft with the full vocabulary, or use kernel='plain'"
+            )
         self._model, self.tokens = model, tokens
         bias = model._head.bias
         self._linear = model.ops.linear([model._head.rows(tokens)], [None if bias is None else bias[tokens]])

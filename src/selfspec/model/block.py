@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .cache import KVCache, Place
 from .families import Family, Shape, attention_scale, part
+from .linear import Linear
 from .ops import Heads, Ops
 from .rope import RopeTable
 
@@ -38,7 +39,7 @@ class Block:
             self._heads = replace(self._heads, query_norm=query.weight.detach(), key_norm=key.weight.detach(), norm_eps=query.eps)
 
     @property
-    def linears(self) -> tuple:
+    def linears(self) -> tuple[Linear, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
     def attention(self, x: Tensor, cache: KVCache, place: Place, rope: RopeTable) -> Tensor:

@@ -96,23 +96,28 @@ class Place:
             first_extra = torch.tensor([0, *np.cumsum([len(path) for path in seen])])
             extras = torch.tensor([slot for path in seen for slot in path])
         parts = (self.rows, starts, self.stops, first_extra, extras)
-        return Sight(starts, self.stops, first_extra, extras, SightStruct(*(p.data_ptr() if p is not None else None for p in parts)))
+        return Sight(
+            starts, self.stops, first_extra, extras, SightStruct(*(p.data_ptr() if p is not None else None for p in parts))
+        )
 
 
 class KVCache:
     """Keys and values of some rows in all layers. `lengths[row, layer]` entries are valid; what lies beyond is rubbish."""
 
-    def __init__(self, layers: int, rows: int, heads: int, size: int, capacity: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, layers: int, rows: int, heads: int, size: int, capacity: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.lengths = np.zeros((rows, layers), dtype=np.int64)
         self.computed = np.zeros(layers, dtype=np.int64)  # tokens that each layer's attention ever ran on, kept or not
         self._shape = (layers, rows, heads, size)
-        self._kind = {"dtype": dtype, "device": device}
+        self._dtype, self._device = dtype, device
         self.keys = self._room(_rounded(capacity))
         self.values = self._room(_rounded(capacity))
 
     def _room(self, capacity: int) -> Tensor:
         layers, rows, heads, size = self._shape
-        return torch.zeros((layers, rows, heads, capacity, size), **self._kind)  # zeros: a masked NaN would still poison SDPA
+        shape = (layers, rows, heads, capacity, size)
+        return torch.zeros(shape, dtype=self._dtype, device=self._device)  # zeros: a masked NaN would still poison SDPA
 
     @property
     def rows(self) -> int:
@@ -156,7 +161,9 @@ class KVCache:
         self.computed[index] += len(place)
         for span in place.spans:
             known = self.lengths[span.row, index]
-            assert (known >= span.first).all(), f"row {span.row}: layers are at {known.tolist()}, tokens start at slot {span.first}"
+            assert (known >= span.first).all(), (
+                f"row {span.row}: layers are at {known.tolist()}, tokens start at slot {span.first}"
+            )
             self.lengths[span.row, index] = span.first + span.count
 
     def rollback(self, row: int, length: int) -> None:

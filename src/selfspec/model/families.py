@@ -100,7 +100,9 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     window = getattr(config, "sliding_window", None)
     if not getattr(config, "use_sliding_window", True):
         window = None
-    kinds = getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    kinds = (
+        getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+    )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 

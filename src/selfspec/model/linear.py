@@ -85,7 +85,7 @@ class MklLinear(Linear):
         self._shape_only = torch.empty(1).expand(self.outputs, self.inputs)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        out = torch.ops.mkl._mkl_linear(x.contiguous(), self._pack, self._shape_only, self.bias, x.shape[0])
+        out: Tensor = torch.ops.mkl._mkl_linear(x.contiguous(), self._pack, self._shape_only, self.bias, x.shape[0])
         return out if residual is None else residual + out
 
     def rows(self, index: Tensor) -> Tensor:

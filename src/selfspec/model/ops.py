@@ -78,7 +78,9 @@ class NativeOps(Ops):
 
     def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         out = torch.empty_like(x)
-        self._native.rms_norm(x.data_ptr(), x.shape[0], x.shape[1], weight.data_ptr(), eps, out.data_ptr(), torch.get_num_threads())
+        self._native.rms_norm(
+            x.data_ptr(), x.shape[0], x.shape[1], weight.data_ptr(), eps, out.data_ptr(), torch.get_num_threads()
+        )
         return out
 
     def gated(self, both: Tensor, activation: str) -> Tensor:
@@ -126,7 +128,9 @@ class TorchOps(Ops):
         return (F.silu(gate) if ACTIVATIONS[activation] == 0 else F.gelu(gate, approximate="tanh")) * up
 
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place, rope: RopeTable) -> Tensor:
-        q, k, v = qkv.view(len(qkv), -1, heads.size).split([heads.queries, heads.keys, heads.keys], dim=1)  # (tokens, heads, size)
+        q, k, v = qkv.view(len(qkv), -1, heads.size).split(
+            [heads.queries, heads.keys, heads.keys], dim=1
+        )  # (tokens, heads, size)
         if heads.query_norm is not None:
             q = self.norm(q, heads.query_norm, heads.norm_eps)
         if heads.key_norm is not None:
@@ -151,9 +155,15 @@ class TorchOps(Ops):
         k, v = cache.keys[heads.layer, row, :, :length], cache.values[heads.layer, row, :, :length]
         mask = visible[:, :length]
         if self._row_stable:
-            queries, k, v = q.view(tokens, heads.keys, group, heads.size), k.expand(tokens, -1, -1, -1), v.expand(tokens, -1, -1, -1)
+            queries, k, v = (
+                q.view(tokens, heads.keys, group, heads.size),
+                k.expand(tokens, -1, -1, -1),
+                v.expand(tokens, -1, -1, -1),
+            )
             return F.scaled_dot_product_attention(queries, k, v, mask[:, None, None], scale=heads.scale)
-        queries = q.view(tokens, heads.keys, group, heads.size).permute(1, 2, 0, 3).reshape(1, heads.keys, group * tokens, heads.size)
+        queries = (
+            q.view(tokens, heads.keys, group, heads.size).permute(1, 2, 0, 3).reshape(1, heads.keys, group * tokens, heads.size)
+        )
         out = F.scaled_dot_product_attention(queries, k[None], v[None], mask.repeat(group, 1), scale=heads.scale)
         return out.view(heads.keys, group, tokens, heads.size).permute(2, 0, 1, 3)
 

@@ -37,7 +37,9 @@ class LayerPlan:
                 f"skipped layer {outside[0]} is outside the plan's layers {self.start} to {self.stop - 1}; leave it out of the skip set"
             )
         if not self.halves:
-            raise OptionError(f"the plan skips every half of layers {self.start} to {self.stop - 1}, so nothing would run; keep at least one")
+            raise OptionError(
+                f"the plan skips every half of layers {self.start} to {self.stop - 1}, so nothing would run; keep at least one"
+            )
 
     @cached_property
     def halves(self) -> tuple[tuple[int, bool], ...]:
@@ -57,4 +59,6 @@ class LayerPlan:
     def check(self, layers: int) -> None:
         """Raise unless the plan fits a model of that many layers."""
         if self.stop > layers:
-            raise OptionError(f"layer {self.stop - 1} was asked for, but this model has layers 0 to {layers - 1}; choose one of those")
+            raise OptionError(
+                f"layer {self.stop - 1} was asked for, but this model has layers 0 to {layers - 1}; choose one of those"
+            )
