@@ -69,6 +69,7 @@ def test_the_cost_card_compares_with_the_floor() -> None:
     assert line(text, "floor: 500 MB of weights at 25.0 GB/s")[1:] == ["20.0", "1.00"]
     assert line(text, "matrix products alone")[1:] == ["25.0", "1.25"]
     assert line(text, "our whole step")[1:] == ["30.0", "1.50"]
+    assert "The step takes 1.20 (1.12-1.29) times its products" in text, "0.030/0.025, 0.031/0.024, 0.029/0.026: paired by round"
 
 
 def test_verifying_is_compared_at_its_own_context() -> None:

@@ -95,7 +95,7 @@ def cost_lines(cost: CostCard) -> str:
     best = best_bandwidth(cost)
     floor, products, step = cost.weight_bytes / best, median(cost.products), median(cost.step)
     assert products is not None and step is not None  # a cost card is written when it is complete
-    return table(
+    lines = table(
         ["one token, context " + str(cost.context), "ms", "of the floor"],
         [
             [f"floor: {cost.weight_bytes / 1e6:.0f} MB of weights at {best / 1e9:.1f} GB/s", milliseconds(floor), "1.00"],
@@ -103,6 +103,7 @@ def cost_lines(cost: CostCard) -> str:
             ["our whole step", milliseconds(step), f"{step / floor:.2f}"],
         ],
     )
+    return f"{lines}\n\nThe step takes {interval(ratio(cost.step, cost.products))} times its products, round by round."
 
 
 def best_bandwidth(cost: CostCard) -> float:
