@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from selfspec import OptionError, PromptError, SamplingParams, ScriptedDrafter
 from selfspec.contract import Budget, Draft
 from selfspec.draft.base import Drafter, Drafting

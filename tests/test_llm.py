@@ -6,10 +6,11 @@ import threading
 
 import pytest
 import torch
-from selfspec import LLM, OptionError, SamplingParams, ScriptedDrafter, Unavailable
-from selfspec.testing import exit_agreement, near_identity_model, tiny_llm, tiny_model
 from transformers import MaxLengthCriteria, NoRepeatNGramLogitsProcessor, StoppingCriteriaList
 from transformers.generation.stopping_criteria import StoppingCriteria
+
+from selfspec import LLM, OptionError, SamplingParams, ScriptedDrafter, Unavailable
+from selfspec.testing import exit_agreement, near_identity_model, tiny_llm, tiny_model
 
 PROMPT = "once upon a time"
 LONG = {"max_new_tokens": 60, "eos": []}
@@ -22,7 +23,7 @@ def llm():
 
 def spoken(llm, **options):
     """A sampled text with printable stretches; a random model's greedy text is a loop of bytes."""
-    letters = {token: 100.0 for token in llm.tokenizer("abcde fgh")["input_ids"]}
+    letters = dict.fromkeys(llm.tokenizer("abcde fgh")["input_ids"], 100.0)
     return llm.generate(PROMPT, sampling=SamplingParams(temperature=1.5, seed=7, logit_bias=letters), **{**LONG, **options})
 
 
@@ -69,7 +70,7 @@ def test_stream_never_shows_part_of_a_stop_string(llm):
     """Shown text cannot be taken back."""
     whole = spoken(llm)
     stop = whole.text[20:26]
-    letters = {token: 100.0 for token in llm.tokenizer("abcde fgh")["input_ids"]}
+    letters = dict.fromkeys(llm.tokenizer("abcde fgh")["input_ids"], 100.0)
     stream = llm.stream(PROMPT, sampling=SamplingParams(temperature=1.5, seed=7, logit_bias=letters), stop=stop, **LONG)
     assert "".join(piece.text for piece in stream) == whole.text[: whole.text.index(stop)]
 

@@ -48,9 +48,9 @@ class Draft:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a draft. Of each row: its accepted drafts (indices into the draft, a path from the root), the tokens that were
-    kept (the model's own last), and what the model chose after the kept text and after every draft. `logits` are those choices' raw
-    logits, all rows one after the other; `hidden` the last layer's states."""
+    """What became of a draft. Of each row: its accepted drafts (indices into the draft, a path from the root), the tokens that
+    were kept (the model's own last), and what the model chose after the kept text and after every draft. `logits` are those
+    choices' raw logits, all rows one after the other; `hidden` the last layer's states."""
 
     draft: Draft
     accepted: Sequence[Sequence[int]]
@@ -64,8 +64,8 @@ class Outcome:
 class Budget:
     """How many tokens each unfinished row may draft this round (0 is plain decoding), and a confidence below which to stop.
 
-    The token at which a drafter's confidence falls below `threshold` is kept: dropping it because of its own probability would bias
-    the output under sampling.
+    The token at which a drafter's confidence falls below `threshold` is kept: dropping it because of its own probability would
+    bias the output under sampling.
     """
 
     tokens: Sequence[int]

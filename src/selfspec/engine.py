@@ -20,10 +20,11 @@ from .control.base import Controlling
 from .draft.base import Drafter, Scene
 from .errors import OptionError, PromptError
 from .model.adapter import LayeredModel
-from .model.cache import KVCache, Place, Span
+from .model.cache import KVCache, Span
 from .model.plan import LayerPlan
-from .sampling import logprobs_of
+from .sampling import logprobs_of, uniform
 from .verify.outright import accepted_path
+from .verify.rejection import verified
 
 
 class Row:
@@ -142,7 +143,7 @@ class Generation:
         hidden = self._verify(blocks, draft)
         logits = self._model.head(hidden)
         clock.append(time.perf_counter())
-        step, paths, choices = self._commit(blocks, logits)
+        step, paths, choices = self._commit(blocks, logits, draft.probs)
         for block, path in zip(blocks, paths, strict=True):
             self.cache.keep(block.row.index, block.first, [0, *(index + 1 for index in path)])
             self.cache.rollback(block.row.index, len(block.row.tokens) - 1)
@@ -170,7 +171,7 @@ class Generation:
         return draft
 
     def _verify(self, blocks: Sequence[Block], draft: Draft) -> Tensor:
-        """The last layer's states after each row's last token and each of its drafts; layers a draft ran for good are not run again."""
+        """The last layer's states of each row's last token and drafts; layers that a draft ran for good are not run again."""
         model, cache = self._model, self.cache
         texts = [[block.row.tokens[-1], *block.tokens] for block in blocks]
         spans = [Span(block.row.index, block.first, len(text)) for block, text in zip(blocks, texts, strict=True)]
@@ -193,12 +194,13 @@ class Generation:
     def _embed(self, tokens: Sequence[int]) -> Tensor:
         return self._model.embed(torch.tensor(tokens, device=self._model.device))
 
-    def _commit(self, blocks: Sequence[Block], logits: Tensor) -> tuple[Step, list[list[int]], list[list[int]]]:
+    def _commit(
+        self, blocks: Sequence[Block], logits: Tensor, probs: Sequence[Tensor] | None = None
+    ) -> tuple[Step, list[list[int]], list[list[int]]]:
         """Keep what the model itself would have written; says for each row which drafts that were, and what was chosen where."""
-        choices = self._choose(blocks, logits)
+        decided = self._accept(blocks, logits) if probs is None else self._accept_drawn(blocks, logits, probs)
         parts, paths, first = [], [], 0
-        for block, chosen in zip(blocks, choices, strict=True):
-            path = accepted_path(block.tokens, block.parents, chosen)
+        for block, (path, chosen) in zip(blocks, decided, strict=True):
             ends = [0, *(index + 1 for index in path)]  # after these the model's choices are kept
             kept = block.row.commit([chosen[end] for end in ends])
             path = path[:kept]
@@ -208,7 +210,18 @@ class Generation:
             paths.append(path)
             first += len(block.tokens) + 1
         self.stats.new_tokens += sum(len(part.tokens) for part in parts)
-        return Step(parts), paths, choices
+        return Step(parts), paths, [chosen for _, chosen in decided]
+
+    def _accept(self, blocks: Sequence[Block], logits: Tensor) -> list[tuple[list[int], list[int]]]:
+        """Of each row: which drafts, chosen outright, are kept, and what the model chose where."""
+        choices = self._choose(blocks, logits)
+        return [(accepted_path(block.tokens, block.parents, chosen), chosen) for block, chosen in zip(blocks, choices, strict=True)]
+
+    @staticmethod
+    def _accept_drawn(blocks: Sequence[Block], logits: Tensor, probs: Sequence[Tensor]) -> list[tuple[list[int], list[int]]]:
+        """The same of drafts that were drawn from `probs`."""
+        pieces = logits.split([len(block.tokens) + 1 for block in blocks])
+        return [_accept_drawn_row(*each) for each in zip(blocks, pieces, probs, strict=True)]
 
     @staticmethod
     def _choose(blocks: Sequence[Block], logits: Tensor) -> list[list[int]]:
@@ -246,3 +259,9 @@ class Generation:
 def _choose_row(block: Block, logits: Tensor) -> Tensor:
     contexts = block.contexts()
     return block.row.request.sampler.choose(logits, contexts, [len(context) for context in contexts])
+
+
+def _accept_drawn_row(block: Block, logits: Tensor, q: Tensor) -> tuple[list[int], list[int]]:
+    sampler, position = block.row.request.sampler, len(block.row.tokens)
+    p = sampler.probabilities(logits, block.contexts())
+    return verified(block.tokens, block.parents, p, q, lambda depth, stream: uniform(sampler.seed, position + depth, stream))

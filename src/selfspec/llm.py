@@ -24,8 +24,8 @@ from .errors import OptionError, PromptError, Unavailable, nearest
 from .model.adapter import LayeredModel
 from .model.loading import load
 from .sampling import SamplingParams, row_samplers
-from .turns import Turns
 from .text import CriteriaWatch, StopStrings, TextStream
+from .turns import Turns
 
 if TYPE_CHECKING:
     from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
@@ -211,7 +211,7 @@ class LLM:
 
         - `sampling`: a `SamplingParams`, or one for each prompt; None is greedy, with the repetition penalty that the model's own
           generation config asks for. With a seed, prompt i of a list uses seed + i.
-        - `max_new_tokens` (256); `stop`: strings to stop before; `eos`: token ids to stop at instead of the model's own, [] for none.
+        - `max_new_tokens` (256); `stop`: strings to stop before; `eos`: ids to stop at instead of the model's own, [] for none.
         - `draft`: a drafter or its name, None for plain decoding; `draft_options`: its options if it was named.
         - `control`: how many tokens to draft a round: a controller or its name; `control_options`: its options if it was named.
         - `logprobs`: report each token's log-probability and those of this many alternatives.
@@ -279,7 +279,8 @@ class LLM:
         outside = [token for token in prompt if not 0 <= token < self.model.shape.vocabulary]
         if outside:
             raise PromptError(
-                f"token {outside[0]} is outside the model's vocabulary of {self.model.shape.vocabulary}; was it made with another tokenizer?"
+                f"token {outside[0]} is outside the model's vocabulary of {self.model.shape.vocabulary}; "
+                "was it made with another tokenizer?"
             )
         return list(prompt)
 

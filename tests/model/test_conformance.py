@@ -7,6 +7,7 @@ import random
 import pytest
 import torch
 from variants import VARIANTS, build
+
 from selfspec.errors import SelfCheckFailed, UnsupportedModel
 from selfspec.model.adapter import LayeredModel
 from selfspec.model.cache import Place, Span

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
 from selfspec.model.linear import MklLinear, NativeLinear, PlainLinear, mkl_is_row_stable
 
 SHAPES = [(960, 576), (576, 1536), (259, 52), (33, 7), (1, 16)]

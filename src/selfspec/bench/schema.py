@@ -91,8 +91,13 @@ class PlainRun:
 
 
 def save(run: PlainRun, path: Path) -> None:
-    """Write the whole run, or leave what was there untouched: a full disk or a kill never leaves half a file."""
-    text = json.dumps(dataclasses.asdict(run), indent=1, allow_nan=False) + "\n"
+    """Write the whole run."""
+    write_json(dataclasses.asdict(run), path)
+
+
+def write_json(result: dict[str, Any], path: Path) -> None:
+    """Write a result, or leave what was there untouched: a full disk or a kill never leaves half a file."""
+    text = json.dumps(result, indent=1, allow_nan=False) + "\n"
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -34,7 +34,7 @@ class Drafting(ABC):
 
     @abstractmethod
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        """Guess what follows each of `texts` (the full ids of the unfinished rows `rows`), at most `budget.tokens[i]` tokens each.
+        """Guess what follows each of `texts` (full ids of the unfinished rows `rows`), at most `budget.tokens[i]` tokens each.
 
         All of a text but its last token is in the cache. Slots beyond that may be written freely; they are written over.
         """
@@ -44,7 +44,7 @@ class Drafting(ABC):
 
 
 class Drafter(ABC):
-    """A way to draft. A frozen dataclass: its fields are the options, with defaults that work by name alone, and a docstring each."""
+    """A way to draft. A frozen dataclass: its fields are the options, each with a docstring; the defaults work as they are."""
 
     name: ClassVar[str]
     trees: ClassVar[bool] = False  # whether it proposes trees

@@ -111,7 +111,7 @@ class LayeredModel:
         return self._head(self.ops.norm(x, self._final_norm.weight, self._final_norm.eps))
 
     def partial_head(self, size: int) -> PartialHead:
-        """The head over the `size` most frequent tokens only: byte-pair vocabularies are ordered by frequency, so the first ones. For drafting."""
+        """The head over the `size` most frequent tokens, for drafting: byte-pair vocabularies are ordered by frequency."""
         if size not in self._partial_heads:
             self._partial_heads[size] = PartialHead(self, torch.arange(size, device=self.device))
         return self._partial_heads[size]
@@ -191,8 +191,9 @@ class LayeredModel:
         gap, scale = (ours - expected).abs().max().item(), expected.abs().max().item()
         if not gap <= TOLERANCE.get(self.dtype, 6e-2) * max(scale, 1e-3):  # also refuses NaN
             raise SelfCheckFailed(
-                f"this {self.shape.family} model gives logits that differ from transformers' by {gap:.3g} (largest logit {scale:.3g}) on a "
-                f"probe prompt, so its output would not be the model's own. It has a peculiarity that selfspec does not know; "
+                f"this {self.shape.family} model gives logits that differ from transformers' by {gap:.3g} "
+                f"(largest logit {scale:.3g}) on a probe prompt, so its output would not be the model's own. "
+                "It has a peculiarity that selfspec does not know; "
                 f"please report it. Known families: {', '.join(sorted(FAMILIES))}."
             )
 
@@ -211,7 +212,8 @@ class LayeredModel:
             raise PromptError("the prompt is empty; give at least one token")
         if tokens >= self.shape.context:
             raise PromptError(
-                f"the prompt has {tokens} tokens, the model's context is {self.shape.context}, so nothing could be added; shorten the prompt"
+                f"the prompt has {tokens} tokens, the model's context is {self.shape.context}, so nothing could be added; "
+                "shorten the prompt"
             )
 
 
@@ -224,7 +226,8 @@ class PartialHead:
     def __init__(self, model: LayeredModel, tokens: Tensor) -> None:
         if not model._head.readable:
             raise OptionError(
-                f"kernel {model.ops.kernel!r} cannot cut rows out of the head; draft with the full vocabulary, or use kernel='plain'"
+                f"kernel {model.ops.kernel!r} cannot cut rows out of the head; "
+                "draft with the full vocabulary, or use kernel='plain'"
             )
         self._model, self.tokens = model, tokens
         bias = model._head.bias

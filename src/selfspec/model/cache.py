@@ -29,7 +29,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Sight:
-    """What the queries of a call may look at in layers of one window: slots [start, stop) of their row, then the listed extras."""
+    """What queries may look at in layers of one window: slots [start, stop) of their row, then the listed extras."""
 
     starts: Tensor
     stops: Tensor

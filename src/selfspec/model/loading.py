@@ -260,7 +260,7 @@ def _live(
     """A user's own model: looked at, never changed."""
     name = model.name_or_path or type(model).__name__
     _refuse_kind(model.config, [], name)  # the class is there to be asked, below; a user may have derived it
-    if model.get_output_embeddings() is None:  # type: ignore[no-untyped-call]
+    if model.get_output_embeddings() is None:
         raise UnsupportedModel(f"{type(model).__name__} has no language-model head. {_ONLY}")
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1 or torch.device("meta") in devices:

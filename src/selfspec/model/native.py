@@ -38,14 +38,13 @@ class SightStruct(ctypes.Structure):
     _fields_ = [(name, c_void_p) for name in ("rows", "starts", "stops", "first_extra", "extras")]
 
 
-_SIGNATURES = {
-    "linear": (c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int),
-    "rms_norm": (c_void_p, c_int64, c_int64, c_void_p, c_float, c_void_p, c_int),
-    "gated": (c_void_p, c_int64, c_int64, c_int, c_void_p, c_int),
-    "rotate_and_store": (c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_float, c_void_p, c_void_p)
-    + (c_void_p, c_void_p, c_void_p, POINTER(LayerStruct), c_int),
-    "attend": (c_void_p, c_int64, c_int64, c_int64, c_int64, POINTER(LayerStruct), POINTER(SightStruct))
-    + (c_float, c_float, c_void_p, c_int),
+_TYPES = {"p": c_void_p, "n": c_int64, "f": c_float, "i": c_int, "L": POINTER(LayerStruct), "S": POINTER(SightStruct)}
+_SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
+    "linear": "pnnpnpppi",
+    "rms_norm": "pnnpfpi",
+    "gated": "pnnipi",
+    "rotate_and_store": "pnnnnppfpppppLi",
+    "attend": "pnnnnLSffpi",
 }
 
 
@@ -65,7 +64,7 @@ def library() -> ctypes.CDLL:
     except OSError as error:
         raise NoNative(f"the compiled kernels do not load: {error}") from error
     for name, arguments in _SIGNATURES.items():
-        getattr(native, name).argtypes = arguments
+        getattr(native, name).argtypes = [_TYPES[letter] for letter in arguments]
         getattr(native, name).restype = None
     native.panel_width.restype = c_int64
     return native

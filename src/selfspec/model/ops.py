@@ -8,6 +8,7 @@ operations that were seen to be row-stable on Intel processors; the adapter meas
 from __future__ import annotations
 
 import ctypes
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -62,7 +63,7 @@ class Ops(ABC):
 
     @abstractmethod
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place, rope: RopeTable) -> Tensor:
-        """Rotates queries and keys, files keys and values, and attends: (tokens, (queries + 2 keys) * size) -> (tokens, queries * size)."""
+        """Rotates, files keys and values, attends: (tokens, (queries + 2 keys) * size) -> (tokens, queries * size)."""
 
 
 class NativeOps(Ops):
@@ -96,9 +97,10 @@ class NativeOps(Ops):
         layer = LayerStruct(keys.data_ptr() + offset, values.data_ptr() + offset, keys.stride(1), keys.stride(2), heads.size)
         sight = place.sight(heads.window)
         norms = [None if norm is None else norm.data_ptr() for norm in (heads.query_norm, heads.key_norm)]
+        pieces = (rope.cosines, rope.sines, place.positions, place.rows, place.slots)
         self._native.rotate_and_store(
-            qkv.data_ptr(), tokens, heads.queries, heads.keys, rope.rotary, *norms, heads.norm_eps, rope.cosines.data_ptr(),
-            rope.sines.data_ptr(), place.positions.data_ptr(), place.rows.data_ptr(), place.slots.data_ptr(), ctypes.byref(layer), threads,
+            qkv.data_ptr(), tokens, heads.queries, heads.keys, rope.rotary, *norms, heads.norm_eps,
+            *(piece.data_ptr() for piece in pieces), ctypes.byref(layer), threads,
         )  # fmt: skip
         out = torch.empty((tokens, heads.queries * heads.size))
         self._native.attend(
@@ -183,7 +185,7 @@ def _visible(place: Place, piece: slice, window: int | None, capacity: int) -> T
     visible = (slots >= sight.starts[piece, None]) & (slots < sight.stops[piece, None])
     if sight.extras is not None and sight.first_extra is not None:
         bounds = sight.first_extra[piece.start : piece.stop + 1].tolist()
-        for token, (first, stop) in enumerate(zip(bounds, bounds[1:], strict=False)):
+        for token, (first, stop) in enumerate(itertools.pairwise(bounds)):
             visible[token, sight.extras[first:stop]] = True
     return visible
 

@@ -34,7 +34,8 @@ class LayerPlan:
         outside = sorted((self.skipped_attention | self.skipped_mlp) - set(inside))
         if outside:
             raise OptionError(
-                f"skipped layer {outside[0]} is outside the plan's layers {self.start} to {self.stop - 1}; leave it out of the skip set"
+                f"skipped layer {outside[0]} is outside the plan's layers {self.start} to {self.stop - 1}; "
+                "leave it out of the skip set"
             )
         if not self.halves:
             raise OptionError(
