@@ -12,10 +12,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("MKL_NUM_THREADS", "2")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from collections.abc import Generator, Iterator
+import tempfile
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from selfspec.errors import Unavailable
 
@@ -28,16 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.fixture(scope="session", autouse=True)
-def isolated_caches(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """With --isolated: empty selfspec and Hugging Face caches for the whole run."""
-    if not request.config.getoption("--isolated"):
-        yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("SELFSPEC_CACHE", str(tmp_path_factory.mktemp("selfspec-cache")))
-        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("hf-home")))
-        yield
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any test module is imported: huggingface_hub reads its folders once, at import."""
+    if config.getoption("--isolated"):
+        caches = tempfile.TemporaryDirectory(prefix="selfspec-isolated-", ignore_cleanup_errors=True)
+        config.add_cleanup(caches.cleanup)
+        os.environ["SELFSPEC_CACHE"] = os.path.join(caches.name, "selfspec")
+        os.environ["HF_HOME"] = os.path.join(caches.name, "huggingface")
 
 
 def _in_ci() -> bool:
@@ -49,6 +48,11 @@ def _skip_or_raise(error: Unavailable) -> None:
     if _in_ci():
         raise error
     pytest.skip(f"the demo model cannot be had: {error}")
+
+
+# No deadlines: a busy machine is not a bug. CI draws the same examples every time, so that red means that something was changed.
+settings.register_profile("selfspec", deadline=None, derandomize=_in_ci())
+settings.load_profile("selfspec")
 
 
 @pytest.fixture(scope="session")

@@ -168,6 +168,7 @@ def test_there_is_something_to_check() -> None:
         ("model", "x", "from selfspec import LLM", "package itself"),
         ("model", "x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..llm import LLM", "below llm"),
         ("model", "x", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..llm import LLM", "below llm"),
+        ("control", "x", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..draft.base import Drafter", "sees only"),
         ("control", "x", "from ..model.plan import LayerPlan", "sees only"),
         ("control", "x", "from ..draft.base import Drafter", "sees only"),
         ("train", "x", "from ..exits import head", "sees only"),

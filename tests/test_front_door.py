@@ -25,18 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
 DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md")), ROOT / "benchmarks" / "README.md"]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-ORDINARY = {
-    "cd",
-    "echo",
-    "export",
-    "git",
-    "pip",
-    "python",
-    "python3",
-    "ruff",
-    "source",
-    ".",
-}  # commands we neither ship nor check
+ORDINARY = {"cd", "echo", "export", "git", "pip", "python", "python3", "ruff", "source", "."}  # not ours
 PIPED = re.compile(r"\s(?:\||&&|\|\||;)\s")
 
 
