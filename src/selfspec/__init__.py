@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         Unavailable,
         UnsupportedModel,
     )
+    from .integrations.transformers import transformers
     from .llm import LLM, ModelInfo, Piece, Result, Stream
     from .sampling import SamplingParams
 
@@ -34,6 +35,7 @@ _HOMES = {
     "ScriptedDrafter": "draft.scripted",
     "Stats": "contract",
     "Stream": "llm",
+    "transformers": "integrations.transformers",
 } | dict.fromkeys(
     (
         "BrokenCheckpoint",
@@ -69,6 +71,7 @@ __all__ = [
     "Stream",
     "Unavailable",
     "UnsupportedModel",
+    "transformers",
 ]
 
 

@@ -50,7 +50,8 @@ class Draft:
 class Outcome:
     """What became of a draft. Of each row: its accepted drafts (indices into the draft, a path from the root), the tokens that
     were kept (the model's own last), and what the model chose after the kept text and after every draft. `logits` are those
-    choices' raw logits, all rows one after the other; `hidden` the last layer's states."""
+    choices' raw logits, all rows one after the other; `hidden` the last layer's states. `rows` says which rows these are, `texts`
+    what they are now, the kept tokens included."""
 
     draft: Draft
     accepted: Sequence[Sequence[int]]
@@ -58,6 +59,8 @@ class Outcome:
     choices: Sequence[Sequence[int]]
     logits: Tensor
     hidden: Tensor
+    rows: Sequence[int] = ()
+    texts: Sequence[Sequence[int]] = ()
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class RowStep:
     row: int
     tokens: Sequence[int]
     accepted: int = 0  # how many of them were drafts
-    drafted: Sequence[int] = ()  # everything that was drafted for this row
+    rejected: Sequence[int] = ()  # drafts that were not kept; of a tree, all nodes beside the kept path
     logprobs: Sequence[TokenLogprob] = ()
     finish_reason: FinishReason | None = None
 

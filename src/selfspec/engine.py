@@ -150,7 +150,8 @@ class Generation:
         self._count(draft, parents, paths, step)
         if self._drafting and self._control:
             kept = [part.tokens for part in step.rows]
-            outcome = Outcome(draft, paths, kept, choices, logits, hidden)
+            indices, texts = [row.index for row in live], [row.tokens for row in live]
+            outcome = Outcome(draft, paths, kept, choices, logits, hidden, indices, texts)
             self._drafting.observe(outcome)
             clock.append(time.perf_counter())
             spent = RoundTime(clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2])
@@ -206,7 +207,8 @@ class Generation:
             path = path[:kept]
             tokens = block.row.tokens[-kept:]
             logprobs = self._logprobs(block.row, logits[[first + end for end in ends[:kept]]], tokens)
-            parts.append(RowStep(block.row.index, tokens, len(path), block.tokens, logprobs, block.row.finish))
+            rejected = [token for index, token in enumerate(block.tokens) if index not in path]
+            parts.append(RowStep(block.row.index, tokens, len(path), rejected, logprobs, block.row.finish))
             paths.append(path)
             first += len(block.tokens) + 1
         self.stats.new_tokens += sum(len(part.tokens) for part in parts)
@@ -262,6 +264,8 @@ def _choose_row(block: Block, logits: Tensor) -> Tensor:
 
 
 def _accept_drawn_row(block: Block, logits: Tensor, q: Tensor) -> tuple[list[int], list[int]]:
+    if not block.tokens:  # as in a round in which no row drafts: what its neighbours do must not change a row's tokens
+        return [], _choose_row(block, logits).tolist()
     sampler, position = block.row.request.sampler, len(block.row.tokens)
     p = sampler.probabilities(logits, block.contexts())
     return verified(block.tokens, block.parents, p, q, lambda depth, stream: uniform(sampler.seed, position + depth, stream))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import resource
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
@@ -68,6 +68,8 @@ class Piece:
 
     text: str
     tokens: list[int]
+    accepted: int = 0  # how many of the tokens, from the first on, were drafts
+    rejected: list[int] = field(default_factory=list)  # drafts that were not kept
 
 
 @dataclass(frozen=True)
@@ -372,7 +374,7 @@ class _Run:
                     text = self._texts[part.row].push(part)
                     self._logprobs[part.row] += part.logprobs
                     if part.row == 0:
-                        piece = Piece(text, list(part.tokens))
+                        piece = Piece(text, list(part.tokens), part.accepted, list(part.rejected))
                 yield piece
             self.results = [self._result(row) for row in range(len(self._requests))]
         finally:

@@ -154,7 +154,14 @@ def _mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
-def uniform(seed: int, position: int, stream: int = 0) -> float:
+# The streams of random numbers at one position. Each has one use, so that no decision can be read off another.
+PLAIN = 0  # the target's own draw
+DRAFT = 1  # a draft's draw that is verified by rejection
+REMAINDER = 2  # the target's draw where every draft was rejected, or none is left
+ACCEPT = 3  # whether the first of a node's drafts is accepted; 4 and on: its next siblings
+
+
+def uniform(seed: int, position: int, stream: int = PLAIN) -> float:
     """A number in [0, 1), a function of its arguments only; `stream` gives independent numbers at one position."""
     x = _mix(_mix(_mix(seed & _MASK) ^ (position & _MASK)) ^ (stream & _MASK))
     return (x >> 11) * 2.0**-53  # 53 bits: exact in a float, and below 1
@@ -272,7 +279,7 @@ class Sampler:
         tokens = []
         for row, context, position in zip(logits, contexts, positions, strict=True):
             indices, probabilities = self._distribution(row, context)
-            index = _invert(probabilities, uniform(self.seed, position))
+            index = invert(probabilities, uniform(self.seed, position))
             tokens.append(index if indices is None else int(indices[index]))
         return torch.tensor(tokens, dtype=torch.long, device=logits.device)
 
@@ -353,7 +360,7 @@ def _processed(processor: LogitsProcessor, ids: Tensor, scores: Tensor) -> Tenso
     return result[0].float()
 
 
-def _invert(probabilities: Tensor, u: float) -> int:
+def invert(probabilities: Tensor, u: float) -> int:
     """The first index at which the cumulated probability exceeds u of the total.
 
     In float64, u * total rounds to less than the total for every u below 1, so such an index exists; it is the first, so

@@ -1,4 +1,4 @@
-"""`scripts/bench spec`: every drafter next to plain decoding of the same engine, prompt by prompt, on Spec-Bench or a file like it.
+"""`scripts/bench spec`: drafters next to plain decoding of the same engine, prompt by prompt, on Spec-Bench or a file like it.
 
 For each prompt the methods take turns (their order rotates), are given the same ids and limits, and what they wrote is compared
 token for token. Only decode time counts. A task's speed is the ratio of its medians per token; the interval is a bootstrap over
@@ -177,9 +177,13 @@ def measure(llm: LLM, run: SpecRun, asked: Sequence[Question], out: Path) -> Non
 
 
 def spec(
-    data: Annotated[Path, typer.Argument(help="Questions as JSONL with question_id, category, turns: Spec-Bench's question.jsonl.")],
+    data: Annotated[
+        Path, typer.Argument(help="Questions as JSONL with question_id, category, turns: Spec-Bench's question.jsonl.")
+    ],
     model: Annotated[str, typer.Option(help="'demo', a folder or a hub name.")] = "demo",
-    methods: Annotated[str, typer.Option(help="Contestants, separated by spaces, e.g. 'auto ngram:longest=3@fixed:tokens=6'.")] = "auto ngram recycle hybrid",
+    methods: Annotated[
+        str, typer.Option(help="Contestants, separated by spaces, e.g. 'auto ngram:longest=3@fixed:tokens=6'.")
+    ] = "auto ngram recycle hybrid",
     sample: Annotated[int, typer.Option(help="Questions a task.")] = 5,
     new_tokens: Annotated[int, typer.Option(help="Tokens to generate, less where the model ends by itself.")] = 128,
     rounds: Annotated[int, typer.Option(help="How often each question is asked.")] = 1,
@@ -201,7 +205,16 @@ def spec(
     command = shlex.join(["scripts/bench", "spec", data.name, *[word for word in sys.argv[1:] if word != str(data)]])
     versions = package_versions(["selfspec", "torch", "transformers"])
     names = [PLAIN, *(name for name in methods.split() if name != PLAIN)]
-    run = SpecRun(asdict(gather(command, threads, versions)), llm.info.name, llm.info.kernel, llm.info.dtype, new_tokens, sample, rounds, names)
+    run = SpecRun(
+        asdict(gather(command, threads, versions)),
+        Path(model).name,
+        llm.info.kernel,
+        llm.info.dtype,
+        new_tokens,
+        sample,
+        rounds,
+        names,
+    )
     target = out or CHECKOUT / "benchmarks" / "results" / f"spec-{slug(cpu_name())}.json"
     with torch.inference_mode():
         measure(llm, run, asked, target)

@@ -27,7 +27,11 @@ def questions_of(run: dict[str, Any], method: str, task: str) -> dict[int, tuple
     for question in dict.fromkeys(t["question"] for t in run["turns"] if t["task"] == task):
         costs = []
         for name in (PLAIN, method):
-            turns = [t for t in run["turns"] if t["question"] == question and t["method"] == name and t["task"] == task and t["decoded"]]
+            turns = [
+                t
+                for t in run["turns"]
+                if t["question"] == question and t["method"] == name and t["task"] == task and t["decoded"]
+            ]
             costs.append(median(t["seconds"] / t["decoded"] for t in turns) if turns else None)
         if costs[0] is not None and costs[1] is not None:
             found[question] = (costs[0], costs[1])
@@ -49,7 +53,9 @@ def interval(groups: Sequence[Sequence[tuple[float, float]]], draws: int = 2000)
 def rows(run: dict[str, Any]) -> list[dict[str, Any]]:
     """For each method: speedup of each task and of their mean with intervals, acceptance, identity, where the time went."""
     if run.get("schema_version") != SPEC_SCHEMA or run.get("kind") != "spec":
-        raise OptionError(f"this is a result of kind {run.get('kind')!r}, version {run.get('schema_version')!r}; measure again with scripts/bench spec")
+        raise OptionError(
+            f"this is a result of kind {run.get('kind')!r}, version {run.get('schema_version')!r}; measure again with scripts/bench spec"
+        )
     found = []
     for method in run["methods"]:
         groups = {task: list(questions_of(run, method, task).values()) for task in tasks_of(run)}
@@ -91,8 +97,9 @@ def markdown(run: dict[str, Any]) -> str:
         lines.append([row["method"], *cells, f"{mean:.2f} ({low:.2f}-{high:.2f})", *rest, "yes" if row["identical"] else "NO"])
     first = run["turns"][0]["prompt_tokens"] if run["turns"] else 0
     note = (
-        f"\nSpeed over plain decoding ({run['model']}, {run['dtype']}, {run['kernel']} kernels, {run['provenance']['threads']} threads, "
-        f"{run['provenance']['cpu']}); {run['sample']} questions a task, up to {run['new_tokens']} new tokens. "
+        f"\nSpeed over plain decoding ({run['model']}, {run['dtype']}, {run['kernel']} kernels, "
+        f"{run['provenance']['threads']} threads, {run['provenance']['cpu']}); "
+        f"{run['sample']} questions a task, up to {run['new_tokens']} new tokens. "
         "- below: significantly slower than plain."
     )
     return table(header, lines) + note if first else "nothing was measured"

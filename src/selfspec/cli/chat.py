@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import OptionError, SelfspecError, UnsupportedModel, nearest
-from . import common, options
+from . import common, options, show
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -23,10 +23,10 @@ def chat(
     system: Annotated[str | None, typer.Option("--system", help="What the model is told before the first turn.")] = None,
     *,
     sampling: options.SamplingOptions,
+    drafting: options.DraftOptions,
     model: options.ModelOptions,
     max_new_tokens: options.MaxNewTokens = 512,
     stop: options.Stop = None,
-    draft: options.Draft = "none",
     stats: options.ShowStats = False,
 ) -> None:
     """Talk with a model: answers come as they are written, and each turn builds on the ones before.
@@ -35,20 +35,20 @@ def chat(
 
     Example:  selfspec chat demo --system "Answer in one sentence."
     """
-    settings = common.settings_from(sampling, max_new_tokens, stop, draft)
+    settings = common.settings_from(sampling, max_new_tokens, stop, drafting)
     llm = common.open_model(name, model)
     if not common.has_chat_template(llm):
         raise UnsupportedModel(
             f"{name} has no chat template, so it cannot tell turns apart. Use selfspec generate, or its -Instruct version."
         )
-    Conversation(llm, settings, system, stats).run()
+    Conversation(llm, settings, system, stats, show.writer(llm, drafting.show_drafts)).run()
 
 
 class Conversation:
     """The messages so far, and the loop that adds to them."""
 
-    def __init__(self, llm: LLM, settings: dict[str, Any], system: str | None, stats: bool) -> None:
-        self._llm, self._settings, self._stats = llm, settings, stats
+    def __init__(self, llm: LLM, settings: dict[str, Any], system: str | None, stats: bool, write: show.Writer) -> None:
+        self._llm, self._settings, self._stats, self._write = llm, settings, stats, write
         self._start = [{"role": "system", "content": system}] if system else []
         self.messages = list(self._start)
 
@@ -97,7 +97,7 @@ class Conversation:
             try:
                 for piece in pieces:
                     said.append(piece.text)
-                    common.write(piece.text)
+                    self._write(piece)
             except KeyboardInterrupt:
                 common.write(" [stopped]\n")
                 return "".join(said)

@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from ..errors import OptionError, nearest
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..contract import Stats
-    from ..draft.base import Drafter
     from ..llm import LLM
     from ..sampling import SamplingParams
-    from .options import ModelOptions, SamplingOptions
+    from .options import DraftOptions, ModelOptions, SamplingOptions
 
 
 def open_model(name: str, how: ModelOptions) -> LLM:
@@ -49,13 +46,21 @@ def quiet_bars() -> None:
         logging.disable_progress_bar()
 
 
-def settings_from(sampling: SamplingOptions, max_new_tokens: int, stop: Sequence[str] | None, draft: str) -> dict[str, Any]:
+def settings_from(
+    sampling: SamplingOptions, max_new_tokens: int, stop: Sequence[str] | None, drafting: DraftOptions
+) -> dict[str, Any]:
     """The library's keyword arguments for a generation; everything here is checked before a model is loaded."""
+    from ..control.registry import make_controller
+    from ..draft.registry import make_drafter
+
+    settings = drafting.settings()
+    make_drafter(settings["draft"], settings["draft_options"])
+    make_controller(settings["control"], settings["control_options"])
     return {
+        **settings,
         "sampling": sampling_from(sampling),
         "max_new_tokens": max_new_tokens,
         "stop": list(stop) if stop else None,
-        "draft": draft_from(draft),
     }
 
 
@@ -66,13 +71,6 @@ def sampling_from(options: SamplingOptions) -> SamplingParams | None:
     from ..sampling import SamplingParams
 
     return SamplingParams.from_options(options.given())
-
-
-def draft_from(name: str) -> Drafter | None:
-    """The drafter of that name; the library says None where the command line says 'none'."""
-    if name == "none":
-        return None
-    raise OptionError(f"there is no drafter {name!r}; {nearest(name, ['none'])}")
 
 
 def has_chat_template(llm: LLM) -> bool:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..errors import OptionError, PromptError
-from . import common, options
+from . import common, options, show
 
 if TYPE_CHECKING:
     from ..llm import LLM, Result
@@ -26,6 +26,7 @@ class Job:
     prompts: Sequence[str]
     chat: bool
     settings: dict[str, Any]
+    write: show.Writer
 
 
 @options.grouped
@@ -39,10 +40,10 @@ def generate(
         ),
     ],
     sampling: options.SamplingOptions,
+    drafting: options.DraftOptions,
     model: options.ModelOptions,
     max_new_tokens: options.MaxNewTokens = 256,
     stop: options.Stop = None,
-    draft: options.Draft = "none",
     chat: Annotated[
         bool | None,
         typer.Option("--chat/--raw", help="Use the model's chat template (the default where it has one), or not."),
@@ -61,9 +62,9 @@ def generate(
     """
     name, prompts = split_words(words)
     texts = [read_prompt(prompt) for prompt in prompts]
-    settings = common.settings_from(sampling, max_new_tokens, stop, draft)
+    settings = common.settings_from(sampling, max_new_tokens, stop, drafting)
     llm = common.open_model(name, model)
-    job = Job(texts, common.has_chat_template(llm) if chat is None else chat, settings)
+    job = Job(texts, common.has_chat_template(llm) if chat is None else chat, settings, show.writer(llm, drafting.show_drafts))
     results = run(llm, job, stream=stream and not as_json, as_json=as_json)
     if stats:
         common.print_stats([results[0].stats])  # a batch has one cost
@@ -114,7 +115,7 @@ def stream_one(llm: LLM, job: Job) -> Result:
     pieces = llm.stream_chat([user(prompt)], **job.settings) if job.chat else llm.stream(prompt, **job.settings)
     with closing(pieces):
         for piece in pieces:
-            common.write(piece.text)
+            job.write(piece)
     common.write("\n")
     return pieces.result
 

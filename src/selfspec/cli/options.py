@@ -9,17 +9,21 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from ..errors import OptionError
+
 MODEL_HELP = "'demo' (built in), a folder, or a hub name such as HuggingFaceTB/SmolLM2-360M-Instruct."
 
 _option = functools.partial(typer.Option, show_default=True)
 _model = functools.partial(_option, rich_help_panel="Model")
 _sampling = functools.partial(_option, rich_help_panel="Sampling")
+_draft = functools.partial(_option, rich_help_panel="Drafting")
 _limit = functools.partial(_option, rich_help_panel="Limits")
 _output = functools.partial(_option, rich_help_panel="Output")
 
@@ -27,7 +31,6 @@ Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
 Threads = Annotated[int | None, _model("--threads", min=1, help="CPU threads; torch decides when not given.")]
 MaxNewTokens = Annotated[int, _limit("--max-new-tokens", "-n", min=1, help="Write at most this many tokens.")]
 Stop = Annotated[list[str] | None, _limit("--stop", help="Stop before this text; give it again for more of them.")]
-Draft = Annotated[str, _option("--draft", help="How to draft; 'none' is plain decoding. It changes the speed, never the text.")]
 ShowStats = Annotated[bool, _output("--stats", help="Tokens, seconds and memory, on standard error.")]
 AsJson = Annotated[bool, _output("--json", help="Everything as JSON instead, one object a line.")]
 
@@ -70,6 +73,47 @@ class SamplingOptions:
     def given(self) -> dict[str, float | int]:
         """Only those that were given."""
         return {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
+
+
+@dataclass(frozen=True)
+class DraftOptions:
+    """How to draft: it changes the speed, never the text."""
+
+    draft: Annotated[str, _draft("--draft", "-d", help="A drafter by name; 'none' is plain decoding.")] = "none"
+    draft_option: Annotated[
+        list[str] | None,
+        _draft("--draft-option", metavar="NAME=VALUE", help="An option of the drafter, e.g. layer=10; repeatable."),
+    ] = None
+    control: Annotated[str | None, _draft("--control", help="What decides how many tokens to draft, by name.")] = None
+    control_option: Annotated[
+        list[str] | None, _draft("--control-option", metavar="NAME=VALUE", help="An option of it, e.g. tokens=6; repeatable.")
+    ] = None
+    show_drafts: Annotated[
+        bool, _draft("--show-drafts", help="Colour the text: accepted drafts green, rejected ones red, the model's own plain.")
+    ] = False
+
+    def settings(self) -> dict[str, Any]:
+        """The library's keyword arguments; names are checked there."""
+        return {
+            "draft": self.draft,
+            "draft_options": _pairs(self.draft_option, "--draft-option"),
+            "control": self.control,
+            "control_options": _pairs(self.control_option, "--control-option"),
+        }
+
+
+def _pairs(texts: list[str] | None, flag: str) -> dict[str, Any]:
+    """NAME=VALUE as a mapping: values are read as JSON where they are JSON (numbers, true, lists), else as text."""
+    found: dict[str, Any] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name:
+            raise OptionError(f"{flag} {text!r} is not NAME=VALUE, so it names no option; write e.g. {flag} tokens=6")
+        try:
+            found[name.replace("-", "_")] = json.loads(value)
+        except ValueError:
+            found[name.replace("-", "_")] = value
+    return found
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -34,7 +34,9 @@ def make_controller(control: str | Controller | None, options: Mapping[str, Any]
     """A controller from its name and options, or the object that was given."""
     if isinstance(control, Controller):
         if options:
-            raise OptionError(f"control_options {dict(options)} belong to a controller's name, but an object was given; set them on it")
+            raise OptionError(
+                f"control_options {dict(options)} belong to a controller's name, but an object was given; set them on it"
+            )
         return control
     name = control or DEFAULT
     return with_options(controller_class(name), options, f"controller {name!r}")

@@ -49,6 +49,11 @@ class Drafter(ABC):
     name: ClassVar[str]
     trees: ClassVar[bool] = False  # whether it proposes trees
 
+    @property
+    def learns_across_requests(self) -> bool:
+        """Whether what one request taught it speeds up the next, which a benchmark has to say."""
+        return False
+
     @abstractmethod
     def start(self, scene: Scene) -> Drafting:
         """Begin a generation. Raises OptionError if the options do not fit the model."""

@@ -2,19 +2,23 @@
 
 A subclass says how one more token is computed. Tokens are chosen by the row's own sampler, from the draft's logits, with the random number
 that belongs to the position: under sampling that makes agreement with the target's draw as likely as the two distributions are alike.
+With `sample` they are drawn with numbers of their own instead, and verified by rejection (speculative sampling as published).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..contract import Budget, Draft
+from ..contract import Budget, Draft, ExitState
 from ..errors import OptionError
 from ..model.cache import Place, Span
+from ..model.plan import LayerPlan
+from ..sampling import DRAFT, invert, uniform
 from .base import Drafting, Scene
 
 
@@ -22,13 +26,16 @@ class ChainDrafting(Drafting):
     """Drafts chains with part of the model, on the generation's own cache.
 
     `vocabulary`: score only that many of the most frequent tokens while drafting; 0 is all of them.
+    `sample`: under sampling, draw drafts independently of the target's own draws and report what they were drawn from.
     """
 
-    def __init__(self, scene: Scene, vocabulary: int = 0) -> None:
+    def __init__(self, scene: Scene, vocabulary: int = 0, sample: bool = False) -> None:
         size = scene.model.shape.vocabulary
         if not 0 <= vocabulary <= size:
             raise OptionError(f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores all of it")
         self.scene = scene
+        self._sample = sample and not all(sampler.params.greedy for sampler in scene.samplers)
+        self._drawn_from: dict[int, list[Tensor]] = {}  # of each row: the distribution of each of its drafts
         self._partial = scene.model.partial_head(vocabulary) if 0 < vocabulary < size else None
 
     @abstractmethod
@@ -41,31 +48,110 @@ class ChainDrafting(Drafting):
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
         drafted: list[list[int]] = [[] for _ in rows]
+        self._drawn_from = {row: [] for row in rows}
         active = [index for index, most in enumerate(budget.tokens) if most > 0]
         while active:
             last = [(texts[i], *drafted[i])[-1] if drafted[i] else texts[i][-1] for i in active]
             spans = [Span(rows[i], len(texts[i]) - 1 + len(drafted[i]), 1) for i in active]
             place = self.scene.cache.place_at(spans)
             x = self.hidden(torch.tensor(last, device=self.scene.model.device), place, [rows[i] for i in active])
-            tokens, confident = self._choose(x, [rows[i] for i in active], [[*texts[i], *drafted[i]] for i in active], budget.threshold)
+            tokens, confident = self._choose(
+                x, [rows[i] for i in active], [[*texts[i], *drafted[i]] for i in active], budget.threshold
+            )
             for i, token in zip(active, tokens, strict=True):
                 drafted[i].append(token)
             active = [i for i, sure in zip(active, confident, strict=True) if sure and len(drafted[i]) < budget.tokens[i]]
-        return self.finish(drafted, rows)
+        draft = self.finish(drafted, rows)
+        return replace(draft, probs=[self._distributions(row) for row in rows]) if self._sample else draft
 
-    def _choose(self, x: Tensor, rows: Sequence[int], contexts: Sequence[Sequence[int]], threshold: float | None) -> tuple[list[int], list[bool]]:
+    def _choose(
+        self, x: Tensor, rows: Sequence[int], contexts: Sequence[Sequence[int]], threshold: float | None
+    ) -> tuple[list[int], list[bool]]:
         logits = self._partial(x) if self._partial else self.scene.model.head(x)
         sure = [True] * len(rows) if threshold is None else (logits.float().softmax(-1).amax(-1) >= threshold).tolist()
         samplers = [self.scene.samplers[row] for row in rows]
-        if all(sampler.plain for sampler in samplers):
+        if not self._sample and all(sampler.plain for sampler in samplers):
             best = logits.argmax(-1)
             return (self._partial.tokens[best] if self._partial else best).tolist(), sure
         if self._partial:  # penalties and biases speak of the whole vocabulary
             whole = logits.new_full((len(rows), self.scene.model.shape.vocabulary), -torch.inf)
             whole[:, self._partial.tokens] = logits
             logits = whole
+        if self._sample:
+            return [self._draw(*each) for each in zip(rows, logits, contexts, strict=True)], sure
         chosen = [
             int(sampler.choose(row[None], [context], [len(context)]))
             for sampler, row, context in zip(samplers, logits, contexts, strict=True)
         ]
         return chosen, sure
+
+    def _draw(self, row: int, logits: Tensor, context: Sequence[int]) -> int:
+        sampler = self.scene.samplers[row]
+        q = sampler.probabilities(logits[None], [context])[0]
+        self._drawn_from[row].append(q)
+        return invert(q, uniform(sampler.seed, len(context), DRAFT))
+
+    def _distributions(self, row: int) -> Tensor:
+        """(drafts, vocab), a row's."""
+        if drawn_from := self._drawn_from[row]:
+            return torch.stack(drawn_from)
+        return torch.empty(0, self.scene.model.shape.vocabulary, device=self.scene.model.device)
+
+
+class PartDrafting(ChainDrafting):
+    """Drafts with the halves of a plan. What the plan computes before its first skip is what the whole model computes, so these layers
+    need not run again: their states are left for verification (`reuse`), which runs the other layers only.
+    """
+
+    def __init__(
+        self, scene: Scene, plan: LayerPlan | None, vocabulary: int = 0, reuse: bool = True, sample: bool = False
+    ) -> None:
+        super().__init__(scene, vocabulary, sample)
+        self._reuse = reuse
+        self._states: dict[int, list[Tensor]] = {}
+        self.use(plan)
+
+    def use(self, plan: LayerPlan | None) -> None:
+        """Draft by this plan from now on; None drafts nothing."""
+        self.plan = plan
+        self._exact = _exact_layers(plan) if plan else 0
+        pieces = [_piece(plan, 0, self._exact), _piece(plan, self._exact, plan.stop)] if plan else []
+        self._pieces = [piece for piece in pieces if piece]
+        assert self._exact < self.scene.model.layers, "a plan that skips nothing is the whole model, which need not be drafted with"
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        if self.plan is None:
+            return Draft([[] for _ in rows])
+        self._states = {row: [] for row in rows}
+        return super().propose(rows, texts, budget)
+
+    def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
+        model = self.scene.model
+        x = model.embed(tokens)
+        for piece in self._pieces:
+            x = model.run(x, piece, self.scene.cache, place)
+            if piece.stop == self._exact:
+                for index, row in enumerate(rows):
+                    self._states[row].append(x[index : index + 1])
+        return x
+
+    def finish(self, tokens: list[list[int]], rows: Sequence[int]) -> Draft:
+        if not (self._reuse and self._exact and any(tokens)):
+            return Draft(tokens)
+        model = self.scene.model
+        empty = torch.empty(0, model.shape.width, dtype=model.dtype, device=model.device)
+        states = [torch.cat(self._states[row]) if self._states[row] else empty for row in rows]
+        return Draft(tokens, resume=ExitState(self._exact, states))
+
+
+def _exact_layers(plan: LayerPlan) -> int:
+    """How many layers from the first on run whole."""
+    return min(plan.skipped_attention | plan.skipped_mlp, default=plan.stop)
+
+
+def _piece(plan: LayerPlan, start: int, stop: int) -> LayerPlan | None:
+    """The plan's layers `start` to `stop` - 1, or None if nothing of them runs."""
+    attention, mlp = (
+        frozenset(layer for layer in skipped if start <= layer < stop) for skipped in (plan.skipped_attention, plan.skipped_mlp)
+    )
+    return None if len(attention & mlp) == stop - start else LayerPlan(start, stop, attention, mlp)

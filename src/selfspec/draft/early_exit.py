@@ -6,19 +6,13 @@ every layer runs exactly once for every token that is kept. Source: LayerSkip, s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-from torch import Tensor
-
-from ..contract import Budget, Draft, ExitState
 from ..errors import OptionError
-from ..model.cache import Place
 from ..model.plan import LayerPlan
 from .base import Drafter, Drafting, Scene
-from .chain import ChainDrafting
+from .chain import PartDrafting
 
 
 @dataclass(frozen=True)
@@ -33,36 +27,12 @@ class EarlyExit(Drafter):
     """Let verification go on from the draft's hidden states; False runs all layers again, for comparison."""
     vocabulary: int = 0
     """Score only that many of the most frequent tokens while drafting; 0 is all of them."""
+    sample: bool = False
+    """Under sampling, draw drafts at random and verify them by rejection: the same distribution, other tokens for a seed."""
 
     def start(self, scene: Scene) -> Drafting:
         layers = scene.model.layers
         layer = max(1, layers // 4) if self.layer is None else self.layer
         if not 0 < layer < layers:
             raise OptionError(f"exit layer {layer} is not inside this model of {layers} layers; choose 1 to {layers - 1}")
-        return _Exiting(scene, layer, self.reuse, self.vocabulary)
-
-
-class _Exiting(ChainDrafting):
-    def __init__(self, scene: Scene, layer: int, reuse: bool, vocabulary: int) -> None:
-        super().__init__(scene, vocabulary)
-        self._plan = LayerPlan(0, layer)
-        self._reuse = reuse
-        self._states: dict[int, list[Tensor]] = {}
-
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        self._states = {row: [] for row in rows}
-        return super().propose(rows, texts, budget)
-
-    def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
-        model = self.scene.model
-        x = model.run(model.embed(tokens), self._plan, self.scene.cache, place)
-        for index, row in enumerate(rows):
-            self._states[row].append(x[index : index + 1])
-        return x
-
-    def finish(self, tokens: list[list[int]], rows: Sequence[int]) -> Draft:
-        if not self._reuse or not any(tokens):
-            return Draft(tokens)
-        empty = torch.empty(0, self.scene.model.shape.width, dtype=self.scene.model.dtype, device=self.scene.model.device)
-        states = [torch.cat(self._states[row]) if self._states[row] else empty for row in rows]
-        return Draft(tokens, resume=ExitState(self._plan.stop, states))
+        return PartDrafting(scene, LayerPlan(0, layer), self.vocabulary, self.reuse, self.sample)

@@ -12,7 +12,15 @@ from ..options import with_options
 from .base import Drafter
 
 BUILT_IN = {
+    "cosine": "cosine:Cosine",
+    "draft-model": "draft_model:DraftModel",
     "early-exit": "early_exit:EarlyExit",
+    "hybrid": "hybrid:Hybrid",
+    "jacobi": "jacobi:Jacobi",
+    "kv-subset": "kv_subset:KVSubset",
+    "layer-skip": "layer_skip:LayerSkip",
+    "ngram": "ngram:NGram",
+    "recycle": "recycle:TokenRecycling",
     "scripted": "scripted:ScriptedDrafter",
 }
 GROUP = "selfspec.drafters"
@@ -31,7 +39,7 @@ def drafter_class(name: str) -> type[Drafter]:
     else:
         points = list(entry_points(group=GROUP, name=name))
         if not points:
-            raise OptionError(f"there is no drafter {name!r}; {nearest(name, drafter_names())}")
+            raise OptionError(f"there is no drafter {name!r}; {nearest(name, [*drafter_names(), 'none'])}")
         found = points[0].load()
     if not (isinstance(found, type) and issubclass(found, Drafter)):
         raise OptionError(
@@ -47,5 +55,5 @@ def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Dra
             raise OptionError(
                 f"draft_options {dict(options)} belong to a drafter's name, but draft is {draft!r}; set them on the object"
             )
-        return None if draft == "none" else draft
+        return draft if isinstance(draft, Drafter) else None
     return with_options(drafter_class(draft), options, f"drafter {draft!r}")

@@ -26,7 +26,10 @@ class ScriptedDrafter(Drafter):
 
     def start(self, scene: Scene) -> Drafting:
         script = [
-            [abs(token - 1) if self.wrong_every and (index + 1) % self.wrong_every == 0 else token for index, token in enumerate(line)]
+            [
+                abs(token - 1) if self.wrong_every and (index + 1) % self.wrong_every == 0 else token
+                for index, token in enumerate(line)
+            ]
             for line in self.script
         ]
         return _Scripted(script, [len(prompt) for prompt in scene.prompts])

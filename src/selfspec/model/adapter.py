@@ -17,7 +17,7 @@ from torch import Tensor
 from ..errors import OptionError, PromptError, SelfCheckFailed, UnsupportedModel
 from .block import Block
 from .cache import KVCache, Place
-from .families import FAMILIES, family_of, module, part, shape_of
+from .families import FAMILIES, family_of, module, norm, part, shape_of
 from .linear import Linear
 from .ops import ACTIVATIONS, choose_ops
 from .plan import LayerPlan
@@ -62,7 +62,7 @@ class LayeredModel:
 
     def _take_head(self, model: PreTrainedModel, family: Any, owned: bool) -> None:
         embedding, head = part(model, family.embedding), part(model, family.head)
-        self._final_norm = part(model, family.final_norm)
+        self._final_norm = norm(model, family.final_norm)
         self._partial_heads: dict[int, PartialHead] = {}
         self._head: Linear = self.ops.linear([head.weight], [head.bias])
         tied = embedding.weight.data_ptr() == head.weight.data_ptr()
@@ -236,8 +236,8 @@ class PartialHead:
     @torch.inference_mode()
     def __call__(self, x: Tensor) -> Tensor:
         """Hidden states -> logits of the chosen tokens, in their order."""
-        norm = self._model._final_norm
-        return self._linear(self._model.ops.norm(x, norm.weight, norm.eps))
+        last = self._model._final_norm
+        return self._linear(self._model.ops.norm(x, last.weight, last.eps))
 
 
 def _release(weight: Tensor) -> None:

@@ -90,15 +90,18 @@ class Place:
     def _make_sight(self, window: int | None) -> Sight:
         starts = torch.zeros_like(self.slots) if window is None else (self.positions - window + 1).clamp_(min=0)
         first_extra = extras = None
-        if self.ancestors is not None:
-            limit = len(self.positions) if window is None else window
-            seen = [path[-limit:] for path in self.ancestors]
+        seen = self._seen_beside(window)
+        if seen is not None:
             first_extra = torch.tensor([0, *np.cumsum([len(path) for path in seen])])
             extras = torch.tensor([slot for path in seen for slot in path])
         parts = (self.rows, starts, self.stops, first_extra, extras)
         return Sight(
             starts, self.stops, first_extra, extras, SightStruct(*(p.data_ptr() if p is not None else None for p in parts))
         )
+
+    def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
+        """The slots that each token sees beside [start, stop), its own last. In a tree those are its ancestors, one a position."""
+        return self.ancestors if self.ancestors is None or window is None else [path[-window:] for path in self.ancestors]
 
 
 class KVCache:

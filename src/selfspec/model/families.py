@@ -118,6 +118,12 @@ def part(root: nn.Module, path: str) -> Part:
     return Part(found.weight, getattr(found, "bias", None), getattr(found, "variance_epsilon", 0.0))
 
 
+def norm(root: nn.Module, path: str) -> Part:
+    """The norm at a dotted path, its weight copied: a small view would keep a whole mapped checkpoint in memory."""
+    found = part(root, path)
+    return Part(found.weight.detach().clone(), found.bias, found.eps)
+
+
 def attention_scale(layer: nn.Module) -> float:
     """What scores are multiplied with."""
     return float(attrgetter("self_attn.scaling")(layer))

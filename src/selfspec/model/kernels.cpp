@@ -213,14 +213,15 @@ static inline void fold(Vector* part) {
     if constexpr (HALF > 1) fold<HALF / 2>(part);
 }
 
-// The products of one query with LANES keys; lane j holds what sum_lanes would give for key j.
-static inline Vector score_keys(const float* query, const float* const* keys, int64_t size) {
+// The products of one query with LANES keys; lane j holds what sum_lanes would give for key(j).
+template <class Key>
+static inline Vector score_keys(const float* query, Key key, int64_t size) {
     Vector part[LANES];
     Vector q = load(query);
-    for (int j = 0; j < LANES; j++) part[j] = q * load(keys[j]);
+    for (int j = 0; j < LANES; j++) part[j] = q * load(key(j));
     for (int64_t i = LANES; i < size; i += LANES) {
         q = load(query + i);
-        for (int j = 0; j < LANES; j++) part[j] += q * load(keys[j] + i);
+        for (int j = 0; j < LANES; j++) part[j] += q * load(key(j) + i);
     }
     fold<LANES / 2>(part);
     return part[0];
@@ -253,86 +254,147 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap)
     for (int64_t j = 0; j < count; j++) scores[j] *= inverse;
 }
 
-constexpr int GROUP = 4, SPAN = 4;  // queries and vectors of one value head that are summed together
+constexpr int GROUP = 4, SPAN = 4;    // queries and vectors of one value head that are summed together
+constexpr int BLOCK = 4 * LANES;      // keys or values that stay near while all queries of a batch use them
+constexpr int MOST_TOKENS = 8;        // tokens of one row that are attended together
 
-template <int QUERIES>
-static inline void weigh(const float* weights, int64_t stride, const float* const* values, int64_t count, int64_t size, float* out) {
+// out[g, :] += sum over j of weights[g, j] * value(j). The running sums rest in `out` between calls, which changes no bit.
+template <int QUERIES, class Value>
+static inline void weigh_some(const float* weights, int64_t stride, Value value, int64_t count, int64_t size, float* out) {
     int64_t i = 0;
     for (; i + SPAN * LANES <= size; i += SPAN * LANES) {
-        Vector total[QUERIES][SPAN] = {};
+        Vector total[QUERIES][SPAN];
+        for (int g = 0; g < QUERIES; g++)
+            for (int c = 0; c < SPAN; c++) total[g][c] = load(out + g * size + i + c * LANES);
         for (int64_t j = 0; j < count; j++)
             for (int c = 0; c < SPAN; c++) {
-                Vector value = load(values[j] + i + c * LANES);
-                for (int g = 0; g < QUERIES; g++) total[g][c] += weights[g * stride + j] * value;
+                Vector here = load(value(j) + i + c * LANES);
+                for (int g = 0; g < QUERIES; g++) total[g][c] += weights[g * stride + j] * here;
             }
         for (int g = 0; g < QUERIES; g++)
             for (int c = 0; c < SPAN; c++) store(out + g * size + i + c * LANES, total[g][c]);
     }
     for (; i < size; i++)
-        for (int g = 0; g < QUERIES; g++) {
-            float total = 0;
-            for (int64_t j = 0; j < count; j++) total += weights[g * stride + j] * values[j][i];
-            out[g * size + i] = total;
+        for (int g = 0; g < QUERIES; g++)
+            for (int64_t j = 0; j < count; j++) out[g * size + i] += weights[g * stride + j] * value(j)[i];
+}
+
+template <class Value>
+static inline void weigh(const float* weights, int64_t stride, int64_t group, Value value, int64_t count, int64_t size, float* out) {
+    for (int64_t g = 0; g < group; g += GROUP) {
+        const float* some = weights + g * stride;
+        float* target = out + g * size;
+        switch (std::min<int64_t>(GROUP, group - g)) {
+            case 4: weigh_some<4>(some, stride, value, count, size, target); break;
+            case 3: weigh_some<3>(some, stride, value, count, size, target); break;
+            case 2: weigh_some<2>(some, stride, value, count, size, target); break;
+            default: weigh_some<1>(some, stride, value, count, size, target);
         }
+    }
 }
 
 // What each query of a call sees: slots [start, stop) of its row and then the listed ones (a tree's ancestors), in that order.
 struct Sight {
     const int64_t *rows, *starts, *stops, *first_extra, *extras;  // the last two null for chains
+
+    int64_t run(int64_t token) const { return stops[token] - starts[token]; }
+    int64_t listed(int64_t token) const { return extras ? first_extra[token + 1] - first_extra[token] : 0; }
+    bool together(int64_t a, int64_t b) const { return rows[a] == rows[b] && starts[a] == starts[b]; }
 };
 
-struct Scratch {
-    std::vector<const float*> keys, values;
-    std::vector<float> scores;
-};
+// Some tokens of one row that begin to see at the same slot, with the queries of one group of heads. Keys and values are gone through
+// in blocks, and every block is used by all tokens while it is near; each token's numbers come in the order of its own list.
+struct Batch {
+    const float* queries;
+    int64_t stride, group;
+    const float *keys, *values;  // of the first slot seen
+    const Layer* layer;
+    const Sight* sight;
+    int64_t first, tokens;
+    std::vector<float>& scores;
+    int64_t room;  // scores of one query
 
-static void attend_one(const float* queries, int64_t group, const Layer* layer, const Sight* sight, int64_t token, int64_t head,
-                       float scale, float cap, float* out, Scratch& scratch) {
-    int64_t size = layer->size, at = sight->rows[token] * layer->row_stride + head * layer->head_stride;
-    scratch.keys.clear(), scratch.values.clear();
-    auto see = [&](int64_t slot) {
-        scratch.keys.push_back(layer->keys + at + slot * size);
-        scratch.values.push_back(layer->values + at + slot * size);
-    };
-    for (int64_t slot = sight->starts[token]; slot < sight->stops[token]; slot++) see(slot);
-    if (sight->extras)
-        for (int64_t e = sight->first_extra[token]; e < sight->first_extra[token + 1]; e++) see(sight->extras[e]);
-    int64_t count = scratch.keys.size(), padded = (count + LANES - 1) / LANES * LANES;
-    scratch.keys.resize(padded, scratch.keys.back());
-    scratch.scores.resize(GROUP * padded);
-    float* scores = scratch.scores.data();
-    for (int64_t g = 0; g < group; g += GROUP) {
-        int64_t many = std::min<int64_t>(GROUP, group - g);
-        const float* query = queries + g * size;
-        if (size % LANES == 0)
-            for (int64_t j = 0; j < padded; j += LANES)
-                for (int64_t i = 0; i < many; i++) store(scores + i * padded + j, score_keys(query + i * size, &scratch.keys[j], size));
-        else
-            for (int64_t i = 0; i < many; i++)
-                for (int64_t j = 0; j < count; j++) scores[i * padded + j] = score_key(query + i * size, scratch.keys[j], size);
-        for (int64_t i = 0; i < many; i++) softmax(scores + i * padded, count, scale, cap);
-        const float* const* values = scratch.values.data();
-        float* target = out + g * size;
-        if (many == 4) weigh<4>(scores, padded, values, count, size, target);
-        if (many == 3) weigh<3>(scores, padded, values, count, size, target);
-        if (many == 2) weigh<2>(scores, padded, values, count, size, target);
-        if (many == 1) weigh<1>(scores, padded, values, count, size, target);
+    const float* query(int64_t t, int64_t g) const { return queries + t * stride + g * layer->size; }
+    float* of(int64_t t) const { return scores.data() + t * group * room; }
+    int64_t slot(int64_t t, int64_t j) const {  // relative to the first slot seen
+        int64_t run = sight->run(first + t), token = first + t;
+        return j < run ? j : sight->extras[sight->first_extra[token] + j - run] - sight->starts[token];
     }
-}
+    int64_t count(int64_t t) const { return sight->run(first + t) + sight->listed(first + t); }
+
+    void score() {
+        int64_t size = layer->size, longest = 0;
+        if (size % LANES) return score_slowly();
+        for (int64_t t = 0; t < tokens; t++) longest = std::max(longest, sight->run(first + t));
+        for (int64_t j = 0; j + LANES <= longest; j += LANES)
+            for (int64_t t = 0; t < tokens; t++) {
+                if (j + LANES > sight->run(first + t)) continue;
+                auto key = [&](int64_t l) { return keys + (j + l) * size; };
+                for (int64_t g = 0; g < group; g++) store(of(t) + g * room + j, score_keys(query(t, g), key, size));
+            }
+        for (int64_t t = 0; t < tokens; t++)  // what is left of the run, and the listed ones
+            for (int64_t j = sight->run(first + t) / LANES * LANES; j < count(t); j += LANES) {
+                const float* rest[LANES];
+                for (int64_t l = 0; l < LANES; l++) rest[l] = keys + slot(t, std::min(j + l, count(t) - 1)) * size;
+                auto key = [&](int64_t l) { return rest[l]; };
+                for (int64_t g = 0; g < group; g++) store(of(t) + g * room + j, score_keys(query(t, g), key, size));
+            }
+    }
+
+    void score_slowly() {
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t g = 0; g < group; g++)
+                for (int64_t j = 0; j < count(t); j++)
+                    of(t)[g * room + j] = score_key(query(t, g), keys + slot(t, j) * layer->size, layer->size);
+    }
+
+    void sum(float* out, int64_t out_stride) {
+        int64_t size = layer->size, longest = 0;
+        for (int64_t t = 0; t < tokens; t++) {
+            longest = std::max(longest, sight->run(first + t));
+            std::fill_n(out + t * out_stride, group * size, 0.0f);
+        }
+        for (int64_t j = 0; j < longest; j += BLOCK)
+            for (int64_t t = 0; t < tokens; t++) {
+                int64_t many = std::min<int64_t>(BLOCK, sight->run(first + t) - j);
+                auto value = [&](int64_t l) { return values + (j + l) * size; };
+                if (many > 0) weigh(of(t) + j, room, group, value, many, size, out + t * out_stride);
+            }
+        for (int64_t t = 0; t < tokens; t++) {
+            int64_t run = sight->run(first + t);
+            auto value = [&](int64_t l) { return values + slot(t, run + l) * size; };
+            if (count(t) > run) weigh(of(t) + run, room, group, value, count(t) - run, size, out + t * out_stride);
+        }
+    }
+};
 
 // Attention of `tokens` queries, each over the keys that it sees. Queries lie in rows of `stride` floats, heads of a group side by side.
 extern "C" void attend(const float* queries, int64_t stride, int64_t tokens, int64_t heads, int64_t kv_heads, const Layer* layer,
                        const Sight* sight, float scale, float cap, float* out, int threads) {
-    int64_t size = layer->size, group = heads / kv_heads, work = 0;
-    for (int64_t t = 0; t < tokens; t++) work += (sight->stops[t] - sight->starts[t]) * heads * size;
+    int64_t size = layer->size, group = heads / kv_heads, work = 0, most = 0;
+    int64_t together = std::clamp<int64_t>(tokens * kv_heads / (3 * threads), 1, MOST_TOKENS);  // leave work for every thread
+    std::vector<int64_t> begins;
+    for (int64_t t = 0; t < tokens; t++) {
+        if (t == 0 || t - begins.back() == together || !sight->together(t - 1, t)) begins.push_back(t);
+        most = std::max(most, sight->run(t) + sight->listed(t));
+        work += sight->run(t) * heads * size;
+    }
+    begins.push_back(tokens);
+    int64_t batches = begins.size() - 1, room = (most + LANES - 1) / LANES * LANES + LANES;
 #pragma omp parallel num_threads(threads) if (work > 40000)
     {
-        Scratch scratch;
+        std::vector<float> scores(together * group * room);
 #pragma omp for schedule(dynamic, 1)
-        for (int64_t item = 0; item < tokens * kv_heads; item++) {
-            int64_t head = item / tokens, token = item % tokens;
-            attend_one(queries + token * stride + head * group * size, group, layer, sight, token, head, scale, cap,
-                       out + (token * heads + head * group) * size, scratch);
+        for (int64_t item = 0; item < batches * kv_heads; item++) {
+            int64_t head = item / batches, first = begins[item % batches], many = begins[item % batches + 1] - first;
+            int64_t at = sight->rows[first] * layer->row_stride + head * layer->head_stride + sight->starts[first] * size;
+            float* target = out + (first * heads + head * group) * size;
+            Batch batch{queries + first * stride + head * group * size, stride, group, layer->keys + at, layer->values + at,
+                        layer, sight, first, many, scores, room};
+            batch.score();
+            for (int64_t t = 0; t < many; t++)
+                for (int64_t g = 0; g < group; g++) softmax(batch.of(t) + g * room, batch.count(t), scale, cap);
+            batch.sum(target, heads * size);
         }
     }
 }

@@ -1,0 +1,40 @@
+"""How the pieces of a stream are written: as plain text, or with the fate of every draft in colour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.text import Text
+
+from . import common
+
+if TYPE_CHECKING:
+    from ..llm import LLM, Piece
+
+Writer = Callable[["Piece"], None]
+
+
+def writer(llm: LLM, drafts: bool) -> Writer:
+    """What to do with each piece."""
+    if not drafts:
+        return lambda piece: common.write(piece.text)
+    console = Console(highlight=False, soft_wrap=True)
+    return lambda piece: console.print(coloured(piece, llm.tokenizer), end="")
+
+
+def coloured(piece: Piece, tokenizer: Any) -> Text:
+    """Accepted drafts green, what was drafted in vain red and struck through, what the model wrote itself plain.
+
+    Tokens are decoded one by one, so a character of several tokens shows as replacement marks here; the plain text never does.
+    """
+
+    def text_of(tokens: list[int]) -> str:
+        return str(tokenizer.decode(tokens, skip_special_tokens=True))
+
+    kept, own = piece.tokens[: piece.accepted], piece.tokens[piece.accepted :]
+    text = Text(text_of(kept), style="green")
+    text.append(text_of(piece.rejected), style="red strike")
+    text.append(text_of(own), style="none")
+    return text

@@ -1,0 +1,140 @@
+"""Two drafters in one: the first guesses, the second where the first finds nothing, or, with a tree, in the room it leaves.
+
+By default a lookup and then token recycling, both free of model cost: one knows the text, the other what the model said
+lately. That a lookup goes first and a costlier drafter second is common practice; merging both into one tree is ours. Does
+not know what its two drafters do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..contract import Budget, Draft, ExitState, Outcome
+from ..errors import OptionError
+from ..model.adapter import HalfWatch
+from .base import Drafter, Drafting, Scene
+from .registry import make_drafter
+from .tree import GuessTree, draft_of, families
+
+# What a named first drafter is told if the user says nothing. A lookup that shares its budget stops where its guesses become unlikely;
+# one that goes first alone must find nothing now and then, or the second would never be asked.
+MERGING: Mapping[str, Mapping[str, Any]] = {"ngram": {"least": 0.15}}
+GOING_FIRST: Mapping[str, Mapping[str, Any]] = {"ngram": {"shortest": 2}}
+
+
+@dataclass(frozen=True)
+class Hybrid(Drafter):
+    """Draft with one drafter first, and another where that one finds nothing."""
+
+    name: ClassVar[str] = "hybrid"
+    trees: ClassVar[bool] = True
+
+    first: str | Drafter = "ngram"
+    """The drafter that is asked first, by name or as an object."""
+    then: str | Drafter = "recycle"
+    """The drafter for where the first finds nothing, by name or as an object."""
+    first_options: Mapping[str, Any] | None = None
+    """Options of the first, if it is named; None makes a lookup fit in: least=0.15 if merging, else shortest=2."""
+    then_options: Mapping[str, Any] | None = None
+    """Options of the second, if it is named."""
+    merge: bool | None = None
+    """Give the second the room that the first leaves, as one tree; None does so if the second drafts trees."""
+
+    def __post_init__(self) -> None:
+        assert self._parts  # unknown names and options are errors now, not in the middle of a request
+
+    @cached_property
+    def _parts(self) -> tuple[Drafter, Drafter]:
+        then = _made(self.then, self.then_options or {}, "then")
+        options = self.first_options
+        if options is None:
+            fitting = MERGING if self._merges(then) else GOING_FIRST
+            options = fitting.get(self.first, {}) if isinstance(self.first, str) else {}
+        return _made(self.first, options, "first"), then
+
+    def _merges(self, then: Drafter) -> bool:
+        return then.trees if self.merge is None else self.merge
+
+    @property
+    def learns_across_requests(self) -> bool:
+        return any(part.learns_across_requests for part in self._parts)
+
+    def start(self, scene: Scene) -> Drafting:
+        first, then = self._parts
+        return _Both(first.start(scene), then.start(scene), self._merges(then))
+
+
+def _made(drafter: str | Drafter, options: Mapping[str, Any], role: str) -> Drafter:
+    made = make_drafter(drafter, options)
+    if made is None:
+        raise OptionError(
+            f"{role}={drafter!r} drafts nothing, so there is nothing to combine; name a drafter, or use the other alone"
+        )
+    return made
+
+
+class _Both(Drafting):
+    def __init__(self, first: Drafting, then: Drafting, merge: bool) -> None:
+        self._first, self._then, self._merge = first, then, merge
+        self.watch = _both_watches(first.watch, then.watch)
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        first = self._first.propose(rows, texts, budget)
+        asked = [
+            index
+            for index, (found, most) in enumerate(zip(first.tokens, budget.tokens, strict=True))
+            if (len(found) < most if self._merge else not found and most)
+        ]
+        if not asked:
+            return first
+        share = Budget([budget.tokens[index] for index in asked], budget.threshold)
+        then = self._then.propose([rows[index] for index in asked], [texts[index] for index in asked], share)
+        return _joined(first, then, asked, budget)
+
+    def observe(self, outcome: Outcome) -> None:
+        """Both learn from every round, also from what the other drafted."""
+        self._first.observe(outcome)
+        self._then.observe(outcome)
+
+
+def _joined(first: Draft, then: Draft, asked: Sequence[int], budget: Budget) -> Draft:
+    if first.probs is not None or then.probs is not None:
+        raise OptionError(
+            "a hybrid cannot use a drafter that samples its drafts, since the other's are chosen outright; "
+            "let it choose them (sample=False)"
+        )
+    trees = [GuessTree(most) for most in budget.tokens]
+    for tree, tokens, parents in zip(trees, first.tokens, families(first), strict=True):
+        tree.merge(tokens, parents)
+    alone = all(not first.tokens[index] for index in asked)
+    for index, tokens, parents in zip(asked, then.tokens, families(then), strict=True):
+        trees[index].merge(tokens, parents)
+    if then.resume is None or not alone:  # layers that a merged drafter ran are run again: its states are a chain's
+        return draft_of(trees)
+    resume = _spread(then.resume, asked, len(trees))
+    return Draft([tree.trunk() for tree in trees], resume=resume)  # trees would be verified from the first layer on
+
+
+def _spread(resume: ExitState, asked: Sequence[int], rows: int) -> ExitState:
+    """The states of the rows that were asked; the others have none, so all their layers will be run."""
+    states: list[Tensor] = [torch.empty_like(resume.states[0][:0])] * rows
+    for index, state in zip(asked, resume.states, strict=True):
+        states[index] = state
+    return ExitState(resume.layer, states)
+
+
+def _both_watches(first: HalfWatch | None, then: HalfWatch | None) -> HalfWatch | None:
+    if first is None or then is None:
+        return first or then
+
+    def watch(layer: int, attention: bool, before: Tensor, after: Tensor) -> None:
+        first(layer, attention, before, after)
+        then(layer, attention, before, after)
+
+    return watch

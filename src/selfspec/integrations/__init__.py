@@ -1,0 +1,1 @@
+"""selfspec inside other people's programs. One module for each."""

@@ -1,0 +1,75 @@
+"""Decoding that may change what is written, and therefore says so in its name: early exit without verification.
+
+LayerSkip's second stage ("early exit inference", Tables 2-5 and 10): tokens come from layers 0 to E - 1 and the model's own norm
+and head, and nobody checks them. Made of a shallower view of the same model, so that sampling, stops, batches and
+log-probabilities are those of `generate`. Knows neither the engine nor tokenizers; it only calls `generate` of what it is given.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Protocol
+
+from .contract import FinishReason, Stats, TokenLogprob
+from .errors import OptionError
+from .model.adapter import LayeredModel
+from .model.plan import LayerPlan
+
+
+class Generates(Protocol):
+    """What is needed of an `LLM`."""
+
+    model: LayeredModel
+
+    def generate(self, prompts: Any, **options: Any) -> Any:
+        """Continue prompts."""
+
+
+@dataclass(frozen=True)
+class LossyResult:
+    """A continuation that the whole model never checked. It is no `Result`, so that it cannot be taken for one."""
+
+    text: str
+    tokens: list[int]
+    finish_reason: FinishReason
+    layer: int  # how many layers wrote it
+    stats: Stats
+    logprobs: list[TokenLogprob] | None = None  # the exit's own
+    seed: int | None = None
+    lossy: Literal[True] = True
+
+
+def first_layers(model: LayeredModel, layer: int) -> LayeredModel:
+    """The model made of the first `layer` layers, the last norm and the head. It shares all weights with the whole one."""
+    if not 0 < layer < model.layers:
+        raise OptionError(
+            f"exit layer {layer} is not inside this model of {model.layers} layers; choose 1 to {model.layers - 1}, or call "
+            "generate, which runs them all"
+        )
+    shallow = copy.copy(model)
+    shallow.shape = replace(model.shape, layers=layer, windows=model.shape.windows[:layer])
+    shallow.blocks = model.blocks[:layer]
+    shallow.full_plan = LayerPlan(0, layer)  # the whole model's may be cached in the copy
+    return shallow
+
+
+def early_exit_generate(llm: Generates, prompts: Any, layer: int, **options: Any) -> Any:
+    """What the first `layer` layers of a model write, without verification: fast, and NOT what the model would write.
+
+    `prompts` and `options` are those of `LLM.generate` (a list in, a list out); a drafter drafts for the shallow model, whose
+    tokens it does not change. For a draft by the same layers with the model's own output, use
+    `llm.generate(..., draft="early-exit", draft_options={"layer": layer})`.
+    """
+    exited = copy.copy(llm)
+    exited.model = first_layers(llm.model, layer)
+    results = exited.generate(prompts, **options)
+    if isinstance(results, Sequence):
+        return [_flagged(result, layer) for result in results]
+    return _flagged(results, layer)
+
+
+def _flagged(result: Any, layer: int) -> LossyResult:
+    values: Mapping[str, Any] = vars(result)
+    return LossyResult(**values, layer=layer)

@@ -1,0 +1,553 @@
+"""What every drafter owes: whatever it drafts, with any controller, alone or in a batch, what is written stays the same.
+
+A case is a drafter (with some options), a check, a model, a controller and a number of rows. Every pair of these meets in some case;
+with `--full` every combination does. Drafters of other packages, found through their entry point, run with their defaults.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from selfspec import LLM, SamplingParams, ScriptedDrafter
+from selfspec import engine as engine_module
+from selfspec.contract import Budget, Draft, Outcome, Request
+from selfspec.control.base import Controller, Controlling
+from selfspec.control.registry import controller_names, make_controller
+from selfspec.draft.base import Drafter, Drafting, Scene
+from selfspec.draft.registry import BUILT_IN, drafter_names, make_drafter
+from selfspec.engine import Block, Generation, Row
+from selfspec.model.cache import KVCache, Place
+from selfspec.sampling import row_samplers
+from selfspec.testing import families, tiny_model, tiny_tokenizer
+
+NEW = 24
+PROMPTS = [list(text) for text in (b"once upon a time, once upon", b"the", b"aXb aXb aXb a", b"a longer prompt, to be read with the others")]
+SAMPLED = {"sampling": SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=11)}
+PENALISED = {"sampling": SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2)}
+BOTH = {"sampling": SamplingParams(temperature=0.7, min_p=0.02, repetition_penalty=1.2, frequency_penalty=0.3, seed=2)}
+CHANGES: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": 12}}
+
+
+class World:
+    """A tiny model, what it writes by itself, and what transformers says it writes."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.hf = alike() if name == "alike" else tiny_model(name, seed=4, **CHANGES.get(name, {}))
+        self.llm = LLM.from_pretrained(self.hf, tokenizer=tiny_tokenizer())
+        self._plain: dict[str, list[Any]] = {}
+
+    def plain(self, rows: Sequence[int], **options: Any) -> list[Any]:
+        """Results of plain decoding for some of the prompts, each remembered."""
+        key = repr(options)
+        if key not in self._plain:
+            self._plain[key] = self.llm.generate(PROMPTS, **{"max_new_tokens": NEW, "eos": [], **options})
+        return [self._plain[key][row] for row in rows]
+
+    @functools.cache  # noqa: B019  (worlds live as long as the tests)
+    def reference(self, row: int) -> list[int]:
+        prompt = torch.tensor([PROMPTS[row]])
+        found = self.hf.generate(prompt, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0)
+        return found[0, prompt.shape[1] :].tolist()
+
+
+def alike() -> Any:
+    """A model whose later layers change little, so that parts of it agree with the whole: high acceptance."""
+    model = tiny_model("llama", seed=4, tie_word_embeddings=False, num_hidden_layers=6)
+    for layer in model.model.layers[1:]:
+        layer.self_attn.o_proj.weight.data *= 0.1
+        layer.mlp.down_proj.weight.data *= 0.1
+    return model
+
+
+@functools.cache
+def world(name: str) -> World:
+    return World(name)
+
+
+WORLDS = [*families(), "alike"]
+
+
+# ------------------------------------------------------------------------------------------------------------ drafters
+
+
+@dataclass(frozen=True)
+class ScriptedTree(Drafter):
+    """A public fake's cousin: at every depth a wrong guess and then the right one, as a tree."""
+
+    name = "scripted-tree"
+    trees = True
+    script: Sequence[Sequence[int]] = ()
+
+    def start(self, scene: Scene) -> Drafting:
+        return _Tree(self.script, [len(prompt) for prompt in scene.prompts], scene.model.shape.vocabulary)
+
+
+class _Tree(Drafting):
+    def __init__(self, script: Sequence[Sequence[int]], begins: Sequence[int], vocabulary: int) -> None:
+        self._script, self._begins, self._vocabulary = script, begins, vocabulary
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        trees = []
+        for row, text, most in zip(rows, texts, budget.tokens, strict=True):
+            tokens: list[int] = []
+            parents: list[int] = []
+            parent = -1
+            for guess in self._script[row][len(text) - self._begins[row] :]:
+                tokens += [(guess + 1) % self._vocabulary, guess]
+                parents += [parent, parent]
+                parent = len(tokens) - 1
+            trees.append((tokens[:most], parents[:most]))
+        return Draft([tokens for tokens, _ in trees], parents=[parents for _, parents in trees])
+
+
+Make = Callable[[World, list[list[int]]], Drafter]
+
+
+def named(name: str, **options: Any) -> Make:
+    def make(here: World, script: list[list[int]]) -> Drafter:
+        drafter = make_drafter(name, options)
+        assert drafter is not None
+        return drafter
+
+    return make
+
+
+@functools.cache
+def small_llm() -> LLM:
+    return LLM.from_pretrained(tiny_model("llama", seed=9, num_hidden_layers=2), tokenizer=tiny_tokenizer())
+
+
+# Of each drafter: the options it is tried with on these tiny models.
+DRAFTERS: dict[str, list[Make]] = {
+    "cosine": [named("cosine", threshold=0.5, keep_last=1), named("cosine"), named("cosine", threshold=2.0, every=2)],
+    "draft-model": [named("draft-model"), lambda here, script: named("draft-model", model=small_llm())(here, script)],
+    "early-exit": [
+        named("early-exit"),
+        named("early-exit", layer=3, vocabulary=120),
+        named("early-exit", layer=2, reuse=False),
+        named("early-exit", layer=2, sample=True),
+    ],
+    "hybrid": [
+        named("hybrid"),
+        named("hybrid", first="ngram", then="early-exit"),
+        named("hybrid", first="ngram", then="recycle", merge=False),
+    ],
+    "jacobi": [named("jacobi"), named("jacobi", fill="last")],
+    "kv-subset": [named("kv-subset", sink=1, recent=2, blocks=1, block_size=2), named("kv-subset")],
+    "layer-skip": [named("layer-skip"), named("layer-skip", attention=(1, 2), mlp=(2,)), named("layer-skip", strategy="last")],
+    "ngram": [named("ngram"), named("ngram", branches=1, shortest=2)],
+    "recycle": [named("recycle"), named("recycle", keep_table=True, pairs=False)],
+    "scripted": [
+        lambda here, script: ScriptedDrafter(script),
+        lambda here, script: ScriptedDrafter(script, wrong_every=1),
+        lambda here, script: ScriptedDrafter(script, wrong_every=3),
+        lambda here, script: ScriptedTree(script),
+    ],
+}
+MOST_OPTIONS = max(map(len, DRAFTERS.values()))
+CONTROLLERS: dict[str, dict[str, Any]] = {"fixed": {"tokens": 5}}
+
+
+def makers(name: str) -> list[Make]:
+    return DRAFTERS[name] if name in DRAFTERS else [named(name)]
+
+
+def test_every_built_in_drafter_is_here() -> None:
+    """A drafter that was added without joining this suite, or removed and left in its table."""
+    assert set(BUILT_IN) == set(DRAFTERS)
+
+
+# -------------------------------------------------------------------------------------------------------------- checks
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a check is given."""
+
+    make: Make
+    world: World
+    control: Controller
+    rows: Sequence[int]  # which prompts
+
+    @property
+    def prompts(self) -> list[list[int]]:
+        return [PROMPTS[row] for row in self.rows]
+
+    def drafter(self, expected: Sequence[Any]) -> Drafter:
+        return self.make(self.world, [result.tokens for result in expected])
+
+    def keeps_seeds(self) -> bool:
+        """Drafts that are drawn promise the distribution, not the seed's tokens."""
+        return not getattr(self.drafter([]), "sample", False)
+
+    def run(self, expected: Sequence[Any], control: Controller | None = None, llm: LLM | None = None, **options: Any) -> list[Any]:
+        call = {"max_new_tokens": NEW, "eos": [], "draft": self.drafter(expected), "control": control or self.control, **options}
+        return (llm or self.world.llm).generate(self.prompts, **call)
+
+
+def same(found: Sequence[Any], expected: Sequence[Any]) -> None:
+    for row, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
+        assert ours.tokens == theirs.tokens, f"row {row} wrote other tokens than plain decoding"
+        assert (ours.text, ours.finish_reason) == (theirs.text, theirs.finish_reason), f"row {row} ended differently"
+
+
+def check_greedy(case: Case) -> None:
+    """Greedy tokens, those of plain decoding and those of transformers."""
+    expected = case.world.plain(case.rows)
+    same(case.run(expected), expected)
+    for row, result in zip(case.rows, expected, strict=True):
+        assert result.tokens == case.world.reference(row), f"row {row}: plain decoding and model.generate disagree"
+
+
+def check_sampled(case: Case) -> None:
+    """Sampled tokens of a seed."""
+    if case.keeps_seeds():
+        rows = range(len(PROMPTS)) if len(case.rows) > 1 else [0]  # row i has seed + i
+        case = replace(case, rows=rows)
+        expected = case.world.plain(rows, **SAMPLED)
+        same(case.run(expected, **SAMPLED), expected)
+
+
+def check_penalties(case: Case) -> None:
+    """Penalties count kept tokens only, and drafts only on their own branch."""
+    for options in (PENALISED, BOTH) if case.keeps_seeds() and len(case.rows) > 1 else (PENALISED,):
+        expected = case.world.plain(case.rows, **options)
+        same(case.run(expected, **options), expected)
+
+
+def check_logprobs(case: Case) -> None:
+    """Log-probabilities are those of plain decoding."""
+    expected = case.world.plain(case.rows, logprobs=2)
+    found = case.run(expected, logprobs=2)
+    assert [result.logprobs for result in found] == [result.logprobs for result in expected]
+
+
+def check_cache(case: Case) -> None:
+    """After every round the cache holds what a fresh prefill of the kept text would, bit by bit, in every layer."""
+    expected = case.world.plain(case.rows)
+    model = case.world.llm.model
+    fresh = model.new_cache(len(case.rows))
+    model.prefill([prompt + result.tokens for prompt, result in zip(case.prompts, expected, strict=True)], fresh)
+    limits = [NEW - 3 * index for index in range(len(case.rows))]
+    samplers = row_samplers(None, case.prompts, ())
+    requests = [Request(*each) for each in zip(case.prompts, samplers, limits, strict=True)]
+    generation = Generation(model, requests, case.drafter(expected), case.control.start())
+    for _ in generation:
+        for row in generation.rows:
+            known = len(row.tokens) - 1
+            assert generation.cache.lengths[row.index].tolist() == [known] * model.layers, "layers know more or less than was kept"
+            for ours, theirs in ((generation.cache.keys, fresh.keys), (generation.cache.values, fresh.values)):
+                assert torch.equal(ours[:, row.index, :, :known], theirs[:, row.index, :, :known]), "the cache holds something else"
+
+
+def check_eos(case: Case) -> None:
+    """An end of sequence anywhere in a draft ends the row there."""
+    expected = case.world.plain(case.rows)
+    for at in (1, 4, 9):
+        eos = sorted({result.tokens[at] for result in expected})
+        same(case.run(expected, eos=eos), case.world.plain(case.rows, eos=eos))
+
+
+def check_stops(case: Case) -> None:
+    """A stop string that is complete inside a draft, across tokens."""
+    expected = case.world.plain(case.rows)
+    for at in (3, 8):
+        stop = [text for result in expected if (text := case.world.llm.tokenizer.decode(result.tokens[at : at + 2]))]
+        same(case.run(expected, stop=stop), case.world.plain(case.rows, stop=stop))
+
+
+def check_limits(case: Case) -> None:
+    """max_new_tokens and the model's context, reached inside a draft."""
+    expected = case.world.plain(case.rows)
+    for limit in (1, 2, 4, 7):
+        found = case.run(expected, max_new_tokens=limit)
+        assert [result.tokens for result in found] == [result.tokens[:limit] for result in expected]
+    short = copy.copy(case.world.llm)
+    short.model = copy.copy(short.model)
+    short.model.shape = replace(short.model.shape, context=max(map(len, case.prompts)) + 6)
+    found = case.run(expected, llm=short)
+    for prompt, ours, theirs in zip(case.prompts, found, expected, strict=True):
+        room = min(NEW, short.model.shape.context - len(prompt))
+        assert ours.tokens == theirs.tokens[:room] and ours.finish_reason == ("length" if room == NEW else "context")
+
+
+@dataclass(frozen=True)
+class Uneven(Controller, Controlling):
+    """A different budget for every row and round, 0 among them, with and without a threshold."""
+
+    name = "uneven"
+    threshold: float | None = None
+
+    def start(self) -> Controlling:
+        rounds = itertools.count()
+        uneven = copy.copy(self)
+        object.__setattr__(uneven, "_rounds", rounds)
+        return uneven
+
+    def budget(self, rooms: Sequence[int]) -> Budget:
+        turn = next(self._rounds)  # type: ignore[attr-defined]
+        return Budget([min(room, (turn + 2 * index) % 6) for index, room in enumerate(rooms)], self.threshold)
+
+
+def check_budgets(case: Case) -> None:
+    """Budgets of 0 and 1, uneven ones, more than a draft can hold, and thresholds."""
+    expected = case.world.plain(case.rows)
+    controls = [make_controller("fixed", {"tokens": tokens}) for tokens in (0, 1, 40)]
+    for control in (*controls, Uneven(), Uneven(0.3)):
+        found = case.run(expected, control)
+        same(found, expected)
+        if control is controls[0]:
+            assert found[0].stats.drafted == 0 and found[0].stats.rounds == NEW - 1, "0 drafts are plain decoding"
+
+
+def check_streams(case: Case) -> None:
+    """A stream is the same text in pieces; two of one drafter, interleaved, do not disturb each other."""
+    rows = [case.rows[0], (case.rows[0] + 1) % len(PROMPTS)]
+    expected = case.world.plain(rows)
+    streams = []
+    for row, result in zip(rows, expected, strict=True):
+        drafter = case.drafter([result]) if case.make in DRAFTERS["scripted"] else case.drafter(expected)
+        streams.append(case.world.llm.stream(PROMPTS[row], max_new_tokens=NEW, eos=[], draft=drafter, control=case.control))
+    pieces = [piece for turn in itertools.zip_longest(*streams) for piece in zip(range(2), turn, strict=True) if piece[1]]
+    for index, (stream, result) in enumerate(zip(streams, expected, strict=True)):
+        assert "".join(piece.text for which, piece in pieces if which == index) == result.text
+        same([stream.result], [result])
+
+
+def check_neighbours(case: Case) -> None:
+    """A row's tokens do not depend on the rows beside it."""
+    options = SAMPLED if case.keeps_seeds() else {}
+    rows = range(len(PROMPTS))
+    expected = case.world.plain(rows, **options)
+    together = replace(case, rows=rows).run(expected, **options)
+    for row in case.rows:
+        alone = dict(options)
+        if options:
+            alone["sampling"] = replace(SAMPLED["sampling"], seed=SAMPLED["sampling"].seed + row)
+        same(replace(case, rows=[row]).run([expected[row]], **alone), [together[row]])
+
+
+@dataclass(frozen=True)
+class Failing(Drafter, Drafting):
+    """A drafter that fails after its work is half done."""
+
+    name = "failing"
+    inner: Any
+    rounds: int
+    where: str
+
+    def start(self, scene: Scene) -> Drafting:
+        failing = copy.copy(self)
+        object.__setattr__(failing, "inner", self.inner.start(scene))
+        object.__setattr__(failing, "_left", itertools.count(self.rounds, -1))
+        return failing
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        draft = self.inner.propose(rows, texts, budget)
+        self._fail("propose")
+        return draft
+
+    def observe(self, outcome: Outcome) -> None:
+        self._fail("observe")
+        self.inner.observe(outcome)
+
+    def _fail(self, where: str) -> None:
+        if where == self.where and next(self._left) == 0:  # type: ignore[attr-defined]
+            raise RuntimeError("the drafter failed")
+
+
+def check_failure(case: Case) -> None:
+    """An exception in a drafter leaves model, cache and a request under way as they were."""
+    expected = case.world.plain(case.rows)
+    first = case.rows[0]
+    under_way = case.world.llm.stream(PROMPTS[first], max_new_tokens=NEW, eos=[], draft=case.drafter(expected), control=case.control)
+    next(under_way)
+    for where in ("propose", "observe"):
+        with pytest.raises(RuntimeError, match="the drafter failed"):
+            failing = Failing(case.drafter(expected), 2, where)
+            case.run(expected, make_controller("fixed", {"tokens": 3}), draft=failing)
+    for _ in under_way:
+        pass
+    same([under_way.result], [expected[0]])
+    same(case.world.llm.generate(case.prompts, max_new_tokens=NEW, eos=[]), expected)
+    same(case.run(expected), expected)
+
+
+def check_turns(case: Case) -> None:
+    """A conversation goes on from the cache of its last turn."""
+    llm = case.world.llm
+    messages = [{"role": "user", "content": "once upon"}]
+    for _ in range(2):
+        prompt = llm.encode_chat(messages)
+        expected = llm.generate(prompt, max_new_tokens=10, eos=[])
+        answer = llm.chat(messages, max_new_tokens=10, eos=[], draft=case.drafter([expected]), control=case.control)
+        same([answer], [expected])
+        messages += [{"role": "assistant", "content": "aXb"}, {"role": "user", "content": "aXb aXb"}]
+
+
+CHECKS: dict[str, Callable[[Case], None]] = {
+    name.removeprefix("check_"): each for name, each in dict(globals()).items() if name.startswith("check_")
+}
+
+
+# --------------------------------------------------------------------------------------------------------------- cases
+
+
+def pairwise(axes: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
+    """Few combinations in which every value of one axis meets every value of each other. The first two axes are multiplied out."""
+    pairs = [(a, b) for a, b in itertools.combinations(range(len(axes)), 2)]
+    missing = {(a, x, b, y) for a, b in pairs for x in axes[a] for y in axes[b]}
+    found = []
+
+    def met(row: tuple[Any, ...]) -> set[tuple[Any, ...]]:
+        return {(a, row[a], b, row[b]) for a, b in pairs}
+
+    for head in itertools.product(*axes[:2]):
+        rows = [(*head, *tail) for tail in itertools.product(*axes[2:])]
+        found.append(max(rows, key=lambda row: len(met(row) & missing)))
+        missing -= met(found[-1])
+    while missing:
+        a, x, b, y = min(missing, key=repr)
+        rows = [row for row in itertools.product(*axes) if row[a] == x and row[b] == y]
+        found.append(max(rows, key=lambda row: len(met(row) & missing)))
+        missing -= met(found[-1])
+    return found
+
+
+AXES: tuple[Sequence[Any], ...] = (drafter_names(), list(CHECKS), WORLDS, controller_names(), [1, 4], range(MOST_OPTIONS))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.definition.name == "test_conformance":
+        full = metafunc.config.getoption("--full")
+        cases = list(itertools.product(*AXES)) if full else pairwise(AXES)
+        cases = [case for case in cases if not full or case[5] < len(makers(case[0]))]
+        metafunc.parametrize("choice", cases, ids=["-".join(map(str, case)) for case in cases])
+
+
+def case_of(choice: tuple[Any, ...]) -> tuple[Callable[[Case], None], Case]:
+    name, check, model, control, rows, options = choice
+    several = makers(name)
+    made = make_controller(control, CONTROLLERS.get(control, {}))
+    index = (len(check) + options) % len(PROMPTS)
+    return CHECKS[check], Case(several[options % len(several)], world(model), made, range(4) if rows == 4 else [index])
+
+
+def test_conformance(choice: tuple[Any, ...]) -> None:
+    """The check named in the test's id, see its docstring."""
+    check, case = case_of(choice)
+    check(case)
+
+
+def test_every_pair_is_covered() -> None:
+    """A covering algorithm that forgets: a drafter that never meets a family, and nobody notices."""
+    axes = (["a", "b", "c"], [1, 2], ["x", "y", "z", "w"], [True, False], range(3))
+    cases = pairwise(axes)
+    assert len(cases) < 3 * 2 * 4 * 2 * 3
+    for a, b in itertools.combinations(range(len(axes)), 2):
+        assert {(case[a], case[b]) for case in cases} == set(itertools.product(axes[a], axes[b]))
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_suite_sees_accepted_and_rejected_drafts(name: str) -> None:
+    """A drafter that drafts nothing, or a suite in which nothing is ever rejected: both pass every check above."""
+    drafted = accepted = 0
+    for make, model in itertools.product(makers(name), WORLDS):
+        case = Case(make, world(model), make_controller("fixed", {"tokens": 5}), range(4))
+        stats = case.run(case.world.plain(case.rows))[0].stats
+        drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
+    assert 0.02 * drafted < accepted < drafted, f"{accepted} of {drafted} drafts were accepted"
+
+
+# --------------------------------------------------------------------------------------------------- the suite can fail
+
+
+def keep_everything(tokens: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) -> list[int]:
+    path: list[int] = []
+    for index, parent in enumerate(parents):
+        if parent == (path[-1] if path else -1):
+            path.append(index)
+    return path
+
+
+def see_everything(place: Place) -> Place:
+    """A tree whose branches see each other."""
+    firsts = [span.first for span in place.spans for _ in range(span.count)]
+    slots = place.slots.tolist()
+    return replace(place, ancestors=tuple(tuple(range(first, slot + 1)) for first, slot in zip(firsts, slots, strict=True)), _sights={})
+
+
+def commit_without_looking(row: Row, tokens: Sequence[int]) -> int:
+    """Looks for the end of a sequence at the last token of a block only."""
+    watched = row.request
+    row.request = replace(watched, eos=frozenset())
+    kept = original_commit(row, tokens)
+    row.request = watched
+    if row.tokens[-1] in watched.eos:
+        row.finish = "eos"
+    return kept
+
+
+original_commit, original_trees = Row.commit, Place.trees
+THIRD, TREE = DRAFTERS["scripted"][2:]
+BREAKS: dict[str, tuple[str, Make, Callable[[pytest.MonkeyPatch], None]]] = {
+    "a verifier that keeps every draft": ("greedy", THIRD, lambda patch: patch.setattr(engine_module, "accepted_path", keep_everything)),
+    "no rollback": ("cache", THIRD, lambda patch: patch.setattr(KVCache, "rollback", lambda *_: None)),
+    "an accepted path that is not moved": (
+        "cache",
+        TREE,
+        lambda patch: patch.setattr(KVCache, "keep", lambda cache, row, first, path: cache.rollback(row, first + len(path))),
+    ),
+    "branches that see each other": (
+        "greedy",
+        TREE,
+        lambda patch: patch.setattr(Place, "trees", classmethod(lambda cls, *args: see_everything(original_trees(*args)))),
+    ),
+    "an end of sequence that is overrun": ("eos", DRAFTERS["scripted"][0], lambda patch: patch.setattr(Row, "commit", commit_without_looking)),
+    "penalties that do not see drafts": (
+        "penalties",
+        DRAFTERS["scripted"][0],
+        lambda patch: patch.setattr(Block, "contexts", lambda block: [block.row.tokens] * (len(block.tokens) + 1)),
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", BREAKS)
+def test_a_broken_engine_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control: a suite that passes on a broken verifier, mask or rollback proves nothing."""
+    name, make, damage = BREAKS[fault]
+    case = Case(make, world("llama"), make_controller("fixed", {"tokens": 5}), range(4))
+    case.world.reference(0), case.world.plain(case.rows, **PENALISED)  # what is right, before it is broken
+    CHECKS[name](case)
+    damage(monkeypatch)
+    with pytest.raises(AssertionError):
+        CHECKS[name](case)
+
+
+def test_stale_exit_states_are_caught() -> None:
+    """States are the one thing the engine takes from a drafter unseen; those of another token must show in the text."""
+
+    @dataclass(frozen=True)
+    class Stale(Drafter, Drafting):
+        name = "stale"
+        inner: Any
+
+        def start(self, scene: Scene) -> Drafting:
+            return Stale(self.inner.start(scene))
+
+        def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+            draft = self.inner.propose(rows, texts, budget)
+            return replace(draft, resume=replace(draft.resume, states=[state.flip(0) for state in draft.resume.states]))
+
+    case = Case(lambda *_: Stale(make_drafter("early-exit", {"layer": 2})), world("llama"), make_controller("fixed", {"tokens": 5}), range(4))
+    with pytest.raises(AssertionError, match="other tokens than plain decoding"):
+        check_greedy(case)
