@@ -274,9 +274,12 @@ static inline void weigh_some(const float* weights, int64_t stride, Value value,
         for (int g = 0; g < QUERIES; g++)
             for (int c = 0; c < SPAN; c++) store(out + g * size + i + c * LANES, total[g][c]);
     }
-    for (; i < size; i++)
-        for (int g = 0; g < QUERIES; g++)
-            for (int64_t j = 0; j < count; j++) out[g * size + i] += weights[g * stride + j] * value(j)[i];
+    for (int g = 0; g < QUERIES && i < size; g++)  // numbers side by side, never one sum cut into vectors: that would change its bits
+        for (int64_t j = 0; j < count; j++) {
+            const float* __restrict here = value(j);
+            float weight = weights[g * stride + j], * __restrict total = out + g * size;
+            for (int64_t at = i; at < size; at++) total[at] += weight * here[at];
+        }
 }
 
 template <class Value>
