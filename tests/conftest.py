@@ -28,7 +28,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="start from empty model caches, so that nothing found on this machine can make a test pass (fetches the demo model)",
     )
-    parser.addoption("--full", action="store_true", help="every combination in the drafters' conformance suite, not every pair only")
+    parser.addoption(
+        "--full", action="store_true", help="every combination in the drafters' conformance suite, not every pair only"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -29,7 +29,10 @@ from selfspec.sampling import row_samplers
 from selfspec.testing import families, tiny_model, tiny_tokenizer
 
 NEW = 24
-PROMPTS = [list(text) for text in (b"once upon a time, once upon", b"the", b"aXb aXb aXb a", b"a longer prompt, to be read with the others")]
+PROMPTS = [
+    list(text)
+    for text in (b"once upon a time, once upon", b"the", b"aXb aXb aXb a", b"a longer prompt, to be read with the others")
+]
 SAMPLED = {"sampling": SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=11)}
 PENALISED = {"sampling": SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2)}
 BOTH = {"sampling": SamplingParams(temperature=0.7, min_p=0.02, repetition_penalty=1.2, frequency_penalty=0.3, seed=2)}
@@ -189,7 +192,9 @@ class Case:
         """Drafts that are drawn promise the distribution, not the seed's tokens."""
         return not getattr(self.drafter([]), "sample", False)
 
-    def run(self, expected: Sequence[Any], control: Controller | None = None, llm: LLM | None = None, **options: Any) -> list[Any]:
+    def run(
+        self, expected: Sequence[Any], control: Controller | None = None, llm: LLM | None = None, **options: Any
+    ) -> list[Any]:
         call = {"max_new_tokens": NEW, "eos": [], "draft": self.drafter(expected), "control": control or self.control, **options}
         return (llm or self.world.llm).generate(self.prompts, **call)
 
@@ -244,9 +249,13 @@ def check_cache(case: Case) -> None:
     for _ in generation:
         for row in generation.rows:
             known = len(row.tokens) - 1
-            assert generation.cache.lengths[row.index].tolist() == [known] * model.layers, "layers know more or less than was kept"
+            assert generation.cache.lengths[row.index].tolist() == [known] * model.layers, (
+                "layers know more or less than was kept"
+            )
             for ours, theirs in ((generation.cache.keys, fresh.keys), (generation.cache.values, fresh.values)):
-                assert torch.equal(ours[:, row.index, :, :known], theirs[:, row.index, :, :known]), "the cache holds something else"
+                assert torch.equal(ours[:, row.index, :, :known], theirs[:, row.index, :, :known]), (
+                    "the cache holds something else"
+                )
 
 
 def check_eos(case: Case) -> None:
@@ -369,7 +378,9 @@ def check_failure(case: Case) -> None:
     """An exception in a drafter leaves model, cache and a request under way as they were."""
     expected = case.world.plain(case.rows)
     first = case.rows[0]
-    under_way = case.world.llm.stream(PROMPTS[first], max_new_tokens=NEW, eos=[], draft=case.drafter(expected), control=case.control)
+    under_way = case.world.llm.stream(
+        PROMPTS[first], max_new_tokens=NEW, eos=[], draft=case.drafter(expected), control=case.control
+    )
     next(under_way)
     for where in ("propose", "observe"):
         with pytest.raises(RuntimeError, match="the drafter failed"):
@@ -483,7 +494,9 @@ def see_everything(place: Place) -> Place:
     """A tree whose branches see each other."""
     firsts = [span.first for span in place.spans for _ in range(span.count)]
     slots = place.slots.tolist()
-    return replace(place, ancestors=tuple(tuple(range(first, slot + 1)) for first, slot in zip(firsts, slots, strict=True)), _sights={})
+    return replace(
+        place, ancestors=tuple(tuple(range(first, slot + 1)) for first, slot in zip(firsts, slots, strict=True)), _sights={}
+    )
 
 
 def commit_without_looking(row: Row, tokens: Sequence[int]) -> int:
@@ -500,7 +513,11 @@ def commit_without_looking(row: Row, tokens: Sequence[int]) -> int:
 original_commit, original_trees = Row.commit, Place.trees
 THIRD, TREE = DRAFTERS["scripted"][2:]
 BREAKS: dict[str, tuple[str, Make, Callable[[pytest.MonkeyPatch], None]]] = {
-    "a verifier that keeps every draft": ("greedy", THIRD, lambda patch: patch.setattr(engine_module, "accepted_path", keep_everything)),
+    "a verifier that keeps every draft": (
+        "greedy",
+        THIRD,
+        lambda patch: patch.setattr(engine_module, "accepted_path", keep_everything),
+    ),
     "no rollback": ("cache", THIRD, lambda patch: patch.setattr(KVCache, "rollback", lambda *_: None)),
     "an accepted path that is not moved": (
         "cache",
@@ -512,7 +529,11 @@ BREAKS: dict[str, tuple[str, Make, Callable[[pytest.MonkeyPatch], None]]] = {
         TREE,
         lambda patch: patch.setattr(Place, "trees", classmethod(lambda cls, *args: see_everything(original_trees(*args)))),
     ),
-    "an end of sequence that is overrun": ("eos", DRAFTERS["scripted"][0], lambda patch: patch.setattr(Row, "commit", commit_without_looking)),
+    "an end of sequence that is overrun": (
+        "eos",
+        DRAFTERS["scripted"][0],
+        lambda patch: patch.setattr(Row, "commit", commit_without_looking),
+    ),
     "penalties that do not see drafts": (
         "penalties",
         DRAFTERS["scripted"][0],
@@ -548,6 +569,11 @@ def test_stale_exit_states_are_caught() -> None:
             draft = self.inner.propose(rows, texts, budget)
             return replace(draft, resume=replace(draft.resume, states=[state.flip(0) for state in draft.resume.states]))
 
-    case = Case(lambda *_: Stale(make_drafter("early-exit", {"layer": 2})), world("llama"), make_controller("fixed", {"tokens": 5}), range(4))
+    case = Case(
+        lambda *_: Stale(make_drafter("early-exit", {"layer": 2})),
+        world("llama"),
+        make_controller("fixed", {"tokens": 5}),
+        range(4),
+    )
     with pytest.raises(AssertionError, match="other tokens than plain decoding"):
         check_greedy(case)

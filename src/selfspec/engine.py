@@ -217,7 +217,9 @@ class Generation:
     def _accept(self, blocks: Sequence[Block], logits: Tensor) -> list[tuple[list[int], list[int]]]:
         """Of each row: which drafts, chosen outright, are kept, and what the model chose where."""
         choices = self._choose(blocks, logits)
-        return [(accepted_path(block.tokens, block.parents, chosen), chosen) for block, chosen in zip(blocks, choices, strict=True)]
+        return [
+            (accepted_path(block.tokens, block.parents, chosen), chosen) for block, chosen in zip(blocks, choices, strict=True)
+        ]
 
     @staticmethod
     def _accept_drawn(blocks: Sequence[Block], logits: Tensor, probs: Sequence[Tensor]) -> list[tuple[list[int], list[int]]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from selfspec import OptionError, SamplingParams
 from selfspec.contract import Budget, Draft, ExitState, Outcome, Request
 from selfspec.control.fixed import FixedLength
@@ -19,7 +20,11 @@ from selfspec.engine import Generation
 from selfspec.sampling import row_samplers
 from selfspec.testing import tiny_llm
 
-PROMPTS = [list(b"once upon a time, once upon a hill"), list(b"the"), list(b"a longer prompt, to be read with the other two prompts")]
+PROMPTS = [
+    list(b"once upon a time, once upon a hill"),
+    list(b"the"),
+    list(b"a longer prompt, to be read with the other two prompts"),
+]
 SAMPLED = SamplingParams(temperature=0.7, top_p=0.9, seed=3)
 PENALISED = SamplingParams(repetition_penalty=1.2, frequency_penalty=0.1)
 DRAFTERS = {

@@ -9,6 +9,8 @@ from itertools import product
 
 import pytest
 import torch
+from torch import Tensor
+
 from selfspec import LLM, SamplingParams
 from selfspec.contract import Budget
 from selfspec.draft import chain
@@ -17,7 +19,6 @@ from selfspec.draft.early_exit import EarlyExit
 from selfspec.sampling import Sampler, invert, row_samplers
 from selfspec.testing import tiny_model
 from selfspec.verify import rejection
-from torch import Tensor
 
 # The next token depends on the last one only. Chosen so that every acceptance and every cumulated probability is a multiple of
 # a sixth: then the middles of six equal parts stand for all random numbers, and sums over them are exact.
@@ -225,7 +226,9 @@ def test_drawn_texts_depend_on_seeds_alone(llm) -> None:
     prompts = [list(b"once upon"), list(b"the"), list(b"a longer one")]
     options = {"max_new_tokens": 25, "eos": [], "draft": EarlyExit(layer=2, sample=True)}
     together = [r.tokens for r in llm.generate(prompts, sampling=SamplingParams(temperature=1.0, seed=3), **options)]
-    alone = [llm.generate(p, sampling=SamplingParams(temperature=1.0, seed=3 + i), **options).tokens for i, p in enumerate(prompts)]
+    alone = [
+        llm.generate(p, sampling=SamplingParams(temperature=1.0, seed=3 + i), **options).tokens for i, p in enumerate(prompts)
+    ]
     assert together == alone
 
 

@@ -117,7 +117,9 @@ class PartDrafting(ChainDrafting):
         self._exact = _exact_layers(plan) if plan else 0
         pieces = [_piece(plan, 0, self._exact), _piece(plan, self._exact, plan.stop)] if plan else []
         self._pieces = [piece for piece in pieces if piece]
-        assert self._exact < self.scene.model.layers, "a plan that skips nothing is the whole model, which need not be drafted with"
+        assert self._exact < self.scene.model.layers, (
+            "a plan that skips nothing is the whole model, which need not be drafted with"
+        )
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
         if self.plan is None:

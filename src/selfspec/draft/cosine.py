@@ -42,7 +42,9 @@ class Cosine(Drafter):
 
     def __post_init__(self) -> None:
         if not self.threshold >= -1:
-            raise OptionError(f"threshold={self.threshold} is below any cosine; use -1 to 1, or more to skip nothing by similarity")
+            raise OptionError(
+                f"threshold={self.threshold} is below any cosine; use -1 to 1, or more to skip nothing by similarity"
+            )
         if self.every < 0 or self.every == 1:
             raise OptionError(f"every={self.every} would skip all layers or means nothing; use 2 or more, or 0 for no such rule")
         if self.keep_last < 0:
@@ -51,7 +53,9 @@ class Cosine(Drafter):
     def start(self, scene: Scene) -> Drafting:
         layers = scene.model.layers
         if self.keep_last >= layers:
-            raise OptionError(f"keep_last={self.keep_last} keeps all {layers} layers of this model, so nothing is skipped; use less")
+            raise OptionError(
+                f"keep_last={self.keep_last} keeps all {layers} layers of this model, so nothing is skipped; use less"
+            )
         return CosineDrafting(scene, self)
 
     def choose(self, cosines: Sequence[float]) -> tuple[frozenset[int], frozenset[int]]:

@@ -78,7 +78,9 @@ class _Subset(ChainDrafting):
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
         known = [len(text) - 1 for text in texts]
         most = [tokens if length > self._options.size else 0 for tokens, length in zip(budget.tokens, known, strict=True)]
-        self._seen = {row: self._choose_slots(row, length) for row, length, tokens in zip(rows, known, most, strict=True) if tokens}
+        self._seen = {
+            row: self._choose_slots(row, length) for row, length, tokens in zip(rows, known, most, strict=True) if tokens
+        }
         return super().propose(rows, texts, Budget(most, budget.threshold))
 
     def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
@@ -92,7 +94,9 @@ class _Subset(ChainDrafting):
     def _choose_slots(self, row: int, length: int) -> tuple[int, ...]:
         """The slots of a row with `length` known tokens that its drafts see, beside the sink."""
         sink, size = self._options.sink, self._options.block_size
-        middle = (length - self._options.recent - sink) // size  # whole blocks before the recent part, which begins where they end
+        middle = (
+            length - self._options.recent - sink
+        ) // size  # whole blocks before the recent part, which begins where they end
         means, cache = self._means[row], self.scene.cache
         for block in range(len(means), middle):
             first = sink + block * size

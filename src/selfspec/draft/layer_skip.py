@@ -60,19 +60,25 @@ class LayerSkip(Drafter):
             raise OptionError(f"there is no strategy {self.strategy!r}; {nearest(self.strategy, STRATEGIES)}")
         for option in ("attention_share", "mlp_share"):
             if not 0 <= getattr(self, option) <= 1:
-                raise OptionError(f"{option}={getattr(self, option)} is no share of the layers; use 0 (skip none) to 1 (skip all)")
+                raise OptionError(
+                    f"{option}={getattr(self, option)} is no share of the layers; use 0 (skip none) to 1 (skip all)"
+                )
 
     def _refuse_unused(self) -> None:
         """Options of the strategy would be ignored beside a list or a profile; whoever set them expects otherwise."""
         defaults = {field.name: field.default for field in fields(self)}
         for option in ("strategy", "attention_share", "mlp_share", "seed"):
             if getattr(self, option) != defaults[option]:
-                raise OptionError(f"{option}={getattr(self, option)!r} is for a strategy, but layers are given; leave out one of the two")
+                raise OptionError(
+                    f"{option}={getattr(self, option)!r} is for a strategy, but layers are given; leave out one of the two"
+                )
 
     def start(self, scene: Scene) -> Drafting:
         plan = LayerPlan.skipping(scene.model.layers, *self.skipped(scene.model.shape))
         if not (plan.skipped_attention or plan.skipped_mlp):
-            raise OptionError("nothing is skipped, so the draft would be the whole model and save nothing; name layers or raise a share")
+            raise OptionError(
+                "nothing is skipped, so the draft would be the whole model and save nothing; name layers or raise a share"
+            )
         return PartDrafting(scene, plan, self.vocabulary, self.reuse)
 
     def skipped(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -111,7 +117,9 @@ def read_profile(path: str, shape: Shape) -> tuple[tuple[int, ...], tuple[int, .
     profile = _read_json(path)
     if profile.get("schema_version") != SCHEMA_VERSION:
         found = f"schema_version {profile.get('schema_version')!r}"
-        raise OptionError(f"profile {path} has {found}, and this selfspec reads {SCHEMA_VERSION}; make it again, or use another selfspec")
+        raise OptionError(
+            f"profile {path} has {found}, and this selfspec reads {SCHEMA_VERSION}; make it again, or use another selfspec"
+        )
     for key, ours in (("family", shape.family), ("layers", shape.layers)):
         if profile.get(key) != ours:
             made = f"was made for a model with {key} {profile.get(key)!r}, this one has {ours!r}"
@@ -134,5 +142,7 @@ def _read_json(path: str) -> dict[str, Any]:
 def _layers(profile: Mapping[str, Any], key: str, path: str) -> tuple[int, ...]:
     layers = profile.get(key)
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
-        raise OptionError(f"profile {path}: {key!r} is {layers!r} where a list of layer numbers is needed; make the profile again")
+        raise OptionError(
+            f"profile {path}: {key!r} is {layers!r} where a list of layer numbers is needed; make the profile again"
+        )
     return tuple(layers)

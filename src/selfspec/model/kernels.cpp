@@ -300,7 +300,7 @@ static inline void weigh(const float* weights, int64_t stride, int64_t group, Va
 struct Sight {
     const int64_t *rows, *starts, *stops, *first_extra, *extras;  // the last two null for chains
 
-    int64_t run(int64_t token) const { return stops[token] - starts[token]; }
+    int64_t run(int64_t token) const { return std::max<int64_t>(0, stops[token] - starts[token]); }
     int64_t listed(int64_t token) const { return extras ? first_extra[token + 1] - first_extra[token] : 0; }
     bool together(int64_t a, int64_t b) const { return rows[a] == rows[b] && starts[a] == starts[b]; }
 };

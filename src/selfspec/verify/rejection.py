@@ -37,9 +37,7 @@ def accepted(p: Tensor, q: Tensor, token: int, number: float) -> bool:
     return bool(number * q[token] < p[token])
 
 
-def verified(
-    tokens: Sequence[int], parents: Sequence[int], p: Tensor, q: Tensor, dice: Dice
-) -> tuple[list[int], list[int]]:
+def verified(tokens: Sequence[int], parents: Sequence[int], p: Tensor, q: Tensor, dice: Dice) -> tuple[list[int], list[int]]:
     """Indices of the drafts to keep, from the root on, and what the target chooses after the kept text and after every draft.
 
     p (n + 1, vocab): the target's distribution after the kept text, then after each draft. q (n, vocab): what each draft
