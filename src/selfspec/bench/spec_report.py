@@ -54,7 +54,8 @@ def rows(run: dict[str, Any]) -> list[dict[str, Any]]:
     """For each method: speedup of each task and of their mean with intervals, acceptance, identity, where the time went."""
     if run.get("schema_version") != SPEC_SCHEMA or run.get("kind") != "spec":
         raise OptionError(
-            f"this is a result of kind {run.get('kind')!r}, version {run.get('schema_version')!r}; measure again with scripts/bench spec"
+            f"this is a result of kind {run.get('kind')!r}, version {run.get('schema_version')!r}; "
+            "measure again with scripts/bench spec"
         )
     found = []
     for method in run["methods"]:

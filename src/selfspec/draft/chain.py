@@ -1,8 +1,10 @@
-"""What drafters that run part of the model have in common: one token after another, each row as far as its budget and confidence go.
+"""What drafters that run part of the model have in common: one token after another, each row as far as its budget and
+confidence go.
 
-A subclass says how one more token is computed. Tokens are chosen by the row's own sampler, from the draft's logits, with the random number
-that belongs to the position: under sampling that makes agreement with the target's draw as likely as the two distributions are alike.
-With `sample` they are drawn with numbers of their own instead, and verified by rejection (speculative sampling as published).
+A subclass says how one more token is computed. Tokens are chosen by the row's own sampler, from the draft's logits, with the
+random number that belongs to the position: under sampling that makes agreement with the target's draw as likely as the two
+distributions are alike. With `sample` they are drawn with numbers of their own instead, and verified by rejection (speculative
+sampling as published).
 """
 
 from __future__ import annotations
@@ -15,10 +17,10 @@ import torch
 from torch import Tensor
 
 from ..contract import Budget, Draft, ExitState
+from ..draws import DRAFT, invert, uniform
 from ..errors import OptionError
 from ..model.cache import Place, Span
 from ..model.plan import LayerPlan
-from ..sampling import DRAFT, invert, uniform
 from .base import Drafting, Scene
 
 
@@ -99,8 +101,8 @@ class ChainDrafting(Drafting):
 
 
 class PartDrafting(ChainDrafting):
-    """Drafts with the halves of a plan. What the plan computes before its first skip is what the whole model computes, so these layers
-    need not run again: their states are left for verification (`reuse`), which runs the other layers only.
+    """Drafts with the halves of a plan. What the plan computes before its first skip is what the whole model computes, so these
+    layers need not run again: their states are left for verification (`reuse`), which runs the other layers only.
     """
 
     def __init__(

@@ -1,10 +1,11 @@
 """Adaptive self-speculation by cosine similarity (ASD): each prompt chooses which halves of layers its draft leaves out.
 
-While the prompt is read, the residual stream before and after each attention half is compared; ACS is the average over positions of their
-cosine similarity. Skipped are attention halves with ACS >= threshold, and of every n-th layer both halves (rule 1), but nothing of the last
-m layers (rule 2). Source: "Draft on the Fly", section 3, Algorithm 1 and Table 2. "Every n-th" counts from 1, as in its remark that n > 2
-preserves the first layers. Costs no extra pass: it looks on during the prefill, and sees what that reads, so after a cached chat turn only
-the new tokens. Rows of one batch share a draft, chosen by the average over all their positions. Does not know when to stop drafting.
+While the prompt is read, the residual stream before and after each attention half is compared; ACS is the average over
+positions of their cosine similarity. Skipped are attention halves with ACS >= threshold, and of every n-th layer both halves
+(rule 1), but nothing of the last m layers (rule 2). Source: "Draft on the Fly", section 3, Algorithm 1 and Table 2. "Every
+n-th" counts from 1, as in its remark that n > 2 preserves the first layers. Costs no extra pass: it looks on during the
+prefill, and sees what that reads, so after a cached chat turn only the new tokens. Rows of one batch share a draft, chosen by
+the average over all their positions. Does not know when to stop drafting.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class Cosine(Drafter):
 
 
 class CosineDrafting(PartDrafting):
-    """Watches the prefill, then drafts with what it chose. `cosines` and `plan` say what that was, once the first draft was made."""
+    """Watches the prefill, then drafts with what it chose. `cosines` and `plan` say what that was, once the first draft was
+    made.
+    """
 
     def __init__(self, scene: Scene, options: Cosine) -> None:
         super().__init__(scene, None, options.vocabulary, options.reuse)
@@ -89,7 +92,9 @@ class CosineDrafting(PartDrafting):
         return super().propose(rows, texts, budget)
 
     def _settle(self) -> None:
-        """Choose the draft. A layer that was never watched counts as changing everything, so that the rules alone decide about it."""
+        """Choose the draft. A layer that was never watched counts as changing everything, so that the rules alone decide about
+        it.
+        """
         self.cosines = [
             float(self._sums[layer]) / count if count else float("-inf") for layer, count in enumerate(self._positions)
         ]

@@ -1,8 +1,10 @@
-"""Ordinary speculative decoding: a second, smaller model of the same vocabulary drafts. The yardstick that others are compared with.
+"""Ordinary speculative decoding: a second, smaller model of the same vocabulary drafts. The yardstick that others are compared
+with.
 
-It has a cache of its own for each generation. Before a draft it reads what was kept since it last looked (in the same pass as its first new
-token, unless that is much) and forgets what was rejected. Token ids are all the two share: a model with another vocabulary of the same size
-would be exact too, and never right. Its work is counted as time, not in `Stats.layer_tokens`, which are those of the model that is drafted for.
+It has a cache of its own for each generation. Before a draft it reads what was kept since it last looked (in the same pass as
+its first new token, unless that is much) and forgets what was rejected. Token ids are all the two share: a model with another
+vocabulary of the same size would be exact too, and never right. Its work is counted as time, not in `Stats.layer_tokens`, which
+are those of the model that is drafted for.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class DraftModel(Drafter):
     name: ClassVar[str] = "draft-model"
 
     model: Source | None = None
-    """A name on the hub, a folder, a live model or an LLM; None is the model itself, which accepts everything and saves nothing."""
+    """A name on the hub, a folder, a live model or an LLM; None is the model itself, which accepts everything and saves
+    nothing.
+    """
     dtype: str = "auto"
     """Of a model that is loaded by name: auto, float32, bfloat16 or float16."""
     vocabulary: int = 0
@@ -55,8 +59,8 @@ class DraftModel(Drafter):
         ours, theirs = scene.model.shape.vocabulary, model.shape.vocabulary
         if ours != theirs:
             raise OptionError(
-                f"the draft model has a vocabulary of {theirs} tokens, the model that it drafts for has {ours}, so its tokens would mean "
-                "something else; use a draft model with the same tokenizer"
+                f"the draft model has a vocabulary of {theirs} tokens, the model that it drafts for has {ours}, so its "
+                "tokens would mean something else; use a draft model with the same tokenizer"
             )
         cache = model.new_cache(len(scene.prompts), max(map(len, scene.prompts)) + 64)
         return _Second(Scene(model, cache, scene.prompts, scene.samplers), self.vocabulary)
@@ -71,7 +75,7 @@ def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:
     if isinstance(source, LayeredModel):
         return source
     if not isinstance(source, str | os.PathLike | PreTrainedModel):
-        if isinstance(source, HoldsModel) and isinstance(source.model, LayeredModel):
+        if isinstance(source, HoldsModel):
             return source.model
         raise OptionError(f"model={source!r} is no model to draft with; give a name, a folder, a live model or an LLM")
     key = (source if isinstance(source, PreTrainedModel) else os.fspath(source), dtype)
@@ -101,7 +105,7 @@ class _Second(ChainDrafting):
 
     def _catch_up(self, row: int, known: Sequence[int]) -> Sequence[int]:
         """Forget what was rejected and read most of what is new; says which few tokens are left for the first step."""
-        cache, model, read = self.scene.cache, self.scene.model, self._read[row]
+        cache, read = self.scene.cache, self._read[row]
         at = _common(read, known)
         cache.rollback(row, at)
         while len(known) - at > PREFILL_CHUNK:

@@ -1,7 +1,7 @@
 """LayerSkip's self-speculative decoding: draft with layers 0 to E - 1 and the model's own norm and head, verify with the rest.
 
-One cache serves both, and the hidden states that left layer E - 1 while drafting are kept, so that verification runs layers E to L - 1 only:
-every layer runs exactly once for every token that is kept. Source: LayerSkip, section 4.3 ("KVQ cache").
+One cache serves both, and the hidden states that left layer E - 1 while drafting are kept, so that verification runs layers E
+to L - 1 only: every layer runs exactly once for every token that is kept. Source: LayerSkip, section 4.3 ("KVQ cache").
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from .base import Drafter, Drafting, Scene
 from .registry import make_drafter
 from .tree import GuessTree, draft_of, families
 
-# What a named first drafter is told if the user says nothing. A lookup that shares its budget stops where its guesses become unlikely;
-# one that goes first alone must find nothing now and then, or the second would never be asked.
+# What a named first drafter is told if the user says nothing. A lookup that shares its budget stops where its guesses become
+# unlikely; one that goes first alone must find nothing now and then, or the second would never be asked.
 MERGING: Mapping[str, Mapping[str, Any]] = {"ngram": {"least": 0.15}}
 GOING_FIRST: Mapping[str, Mapping[str, Any]] = {"ngram": {"shortest": 2}}
 

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..contract import Budget, Draft, Outcome
+from ..draws import uniform
 from ..errors import OptionError, nearest
-from ..sampling import uniform
 from .base import Drafter, Drafting, Scene
 from .tree import families
 

@@ -1,11 +1,12 @@
-"""MagicDec: draft with all layers, but let every token see only part of its row's cache. For long contexts, where reading the cache is
-what a step costs.
+"""MagicDec: draft with all layers, but let every token see only part of its row's cache. For long contexts, where reading the
+cache is what a step costs.
 
-A draft's token sees the first `sink` slots, the last `recent` ones, the drafts before it, and the `blocks` blocks of the middle whose
-mean keys are most like the keys of the last tokens that were read (over all layers and heads; positions stay absolute). Blocks are chosen
-anew for each draft; a block's mean is taken once, when it leaves the recent part. Source: MagicDec (StreamingLLM and SnapKV caches, arXiv
-2408.11049); choosing blocks by mean keys is ours. A row that is not longer than the subset drafts nothing: its draft would be the whole
-model. Verification runs every layer again: from the first attention on, the draft's states are not the model's.
+A draft's token sees the first `sink` slots, the last `recent` ones, the drafts before it, and the `blocks` blocks of the middle
+whose mean keys are most like the keys of the last tokens that were read (over all layers and heads; positions stay absolute).
+Blocks are chosen anew for each draft; a block's mean is taken once, when it leaves the recent part. Source: MagicDec
+(StreamingLLM and SnapKV caches, arXiv 2408.11049); choosing blocks by mean keys is ours. A row that is not longer than the
+subset drafts nothing: its draft would be the whole model. Verification runs every layer again: from the first attention on, the
+draft's states are not the model's.
 """
 
 from __future__ import annotations

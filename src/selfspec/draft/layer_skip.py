@@ -1,8 +1,9 @@
 """Draft & Verify: draft with the model less some of its attention and MLP halves, verify with all of it.
 
-Which halves are skipped is a pair of lists, a profile made for this model, or a strategy by name that spreads a share of them over the
-layers. Source: Draft & Verify, section 3.2 (a vector z of 2 L halves) and Table 7 (first, middle, last, random). There a search over z
-was needed: the strategies gained little, and this is a place to put what such a search finds, it does not search. Does not know tuning.
+Which halves are skipped is a pair of lists, a profile made for this model, or a strategy by name that spreads a share of them
+over the layers. Source: Draft & Verify, section 3.2 (a vector z of 2 L halves) and Table 7 (first, middle, last, random). There
+a search over z was needed: the strategies gained little, and this is a place to put what such a search finds, it does not
+search. Does not know tuning.
 
 Layers before the first skip compute what the whole model computes, so verification goes on after them.
 """
@@ -112,7 +113,7 @@ STRATEGIES: Mapping[str, Callable[[int, int, random.Random], Iterable[int]]] = {
 def read_profile(path: str, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The attention and MLP layers that a profile skips. Raises unless it was made for a model of this family and size.
 
-    {"schema_version": 1, "family": "llama", "layers": 30, "attention": [11, 14], "mlp": [14]}; more may stand there, how it was found.
+    {"schema_version": 1, "family": "llama", "layers": 30, "attention": [11, 14], "mlp": [14]}; more may stand there.
     """
     profile = _read_json(path)
     if profile.get("schema_version") != SCHEMA_VERSION:

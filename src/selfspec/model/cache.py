@@ -100,7 +100,7 @@ class Place:
         )
 
     def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
-        """The slots that each token sees beside [start, stop), its own last. In a tree those are its ancestors, one a position."""
+        """The slots that each token sees beside [start, stop), its own last. In a tree: its ancestors, one a position."""
         return self.ancestors if self.ancestors is None or window is None else [path[-window:] for path in self.ancestors]
 
 

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 def accepted_path(tokens: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) -> list[int]:
     """Indices of the drafts that the target would have written itself, from the root on.
 
-    `parents[i]` is the draft that draft i follows, -1 for the kept text. `chosen[0]` is what the target chooses after the kept text,
-    `chosen[i + 1]` what it chooses after draft i. A chain has parents -1, 0, 1, ...
+    `parents[i]` is the draft that draft i follows, -1 for the kept text. `chosen[0]` is what the target chooses after the kept
+    text, `chosen[i + 1]` what it chooses after draft i. A chain has parents -1, 0, 1, ...
     """
     assert len(chosen) == len(tokens) + 1 and len(parents) == len(tokens)
     path: list[int] = []

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ..sampling import ACCEPT, REMAINDER, invert
+from ..draws import ACCEPT, REMAINDER, invert
 
 Dice = Callable[[int, int], float]  # (depth below the kept text, stream) -> a number in [0, 1), the same whenever it is asked
 
