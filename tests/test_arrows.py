@@ -26,7 +26,7 @@ RANKS: list[set[str]] = [
     {"model"},
     {"exits", "train"},
     {"draft", "control", "verify"},
-    {"engine", "lossy", "turns"},
+    {"engine", "auto", "lossy", "turns"},
     {"llm"},
     {"selfdata", "tune", "bench", "serve", "integrations", "testing"},
     {"cli"},
@@ -49,7 +49,7 @@ NARROW: dict[str, set[str]] = {
 
 # In these rooms a module is one method: it may lean on the room's shared modules, never on another method.
 ROOMS_OF_METHODS = {"draft", "control"}
-SHARED_MODULES = {"__init__", "base", "chain", "registry", "tree"}
+SHARED_MODULES = {"__init__", "base", "chain", "costs", "registry", "tree"}
 
 # Optional packages, each imported in one room, behind an extra.
 OPTIONAL = {"optuna": "tune", "fastapi": "serve", "uvicorn": "serve", "matplotlib": "bench", "lm_eval": "integrations"}

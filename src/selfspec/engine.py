@@ -91,9 +91,7 @@ class Generation:
                 raise PromptError(
                     f"max_new_tokens is {request.max_new_tokens}, so nothing would be generated; ask for at least 1"
                 )
-        if (drafter is None) != (control is None):
-            raise OptionError("a drafter needs a controller, and a controller a drafter; give both or neither")
-        self._model, self._control = model, control
+        self._model = model
         self.rows = [Row(index, request, model.shape.context) for index, request in enumerate(requests)]
         self.cache = cache or model.new_cache(len(requests), max(len(r.tokens) + min(r.room, 512) for r in self.rows))
         self.stats = Stats(prompt_tokens=sum(len(request.prompt) for request in requests))
@@ -101,6 +99,9 @@ class Generation:
         self._computed_before = int(self.cache.computed.sum())
         scene = Scene(model, self.cache, [request.prompt for request in requests], [request.sampler for request in requests])
         self._drafting = drafter.start(scene) if drafter else None
+        self._control = control or (self._drafting.control if self._drafting else None)
+        if (drafter is None) != (self._control is None):
+            raise OptionError("a drafter needs a controller, and a controller a drafter; give both or neither")
 
     def __iter__(self) -> Iterator[Step]:
         with self._timed("prefill_seconds"):
@@ -157,7 +158,7 @@ class Generation:
             clock.append(time.perf_counter())
             spent = RoundTime(clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2])
             self.stats.draft_seconds += spent.draft
-            self._control.observe(outcome, spent)
+            self._control.learn(outcome, spent)
         self.stats.verify_seconds += clock[2] - clock[1]
         return step
 

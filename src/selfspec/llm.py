@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import torch
 
+from .auto import resolve
 from .contract import FinishReason, Request, Stats, TokenLogprob
 from .control.base import Controller
-from .control.registry import make_controller
 from .draft.base import Drafter
-from .draft.registry import make_drafter
 from .engine import Generation
 from .errors import OptionError, PromptError, Unavailable, nearest
 from .model.adapter import LayeredModel
@@ -214,7 +213,8 @@ class LLM:
         - `sampling`: a `SamplingParams`, or one for each prompt; None is greedy, with the repetition penalty that the model's own
           generation config asks for. With a seed, prompt i of a list uses seed + i.
         - `max_new_tokens` (256); `stop`: strings to stop before; `eos`: ids to stop at instead of the model's own, [] for none.
-        - `draft`: a drafter or its name, None for plain decoding; `draft_options`: its options if it was named.
+        - `draft`: a drafter or its name; "auto" (the default) learns which one pays; None is plain decoding. `draft_options`: the
+          options of a named one.
         - `control`: how many tokens to draft a round: a controller or its name; `control_options`: its options if it was named.
         - `logprobs`: report each token's log-probability and those of this many alternatives.
         - `logits_processors`, `stopping_criteria`: Hugging Face's, called with each row's full ids for every token.
@@ -271,8 +271,13 @@ class LLM:
             )
             for prompt, sampler, text in zip(ids, samplers, texts, strict=True)
         ]
-        drafter = make_drafter(options.get("draft"), options.get("draft_options") or {})
-        controller = make_controller(options.get("control"), options.get("control_options") or {}) if drafter else None
+        wishes = (
+            options.get("draft", "auto"),
+            options.get("draft_options"),
+            options.get("control"),
+            options.get("control_options"),
+        )
+        drafter, controller = resolve(*wishes)
         return _Run(self, requests, texts, drafter, controller, turns)
 
     def _encode(self, prompt: Prompt) -> list[int]:

@@ -50,12 +50,10 @@ def settings_from(
     sampling: SamplingOptions, max_new_tokens: int, stop: Sequence[str] | None, drafting: DraftOptions
 ) -> dict[str, Any]:
     """The library's keyword arguments for a generation; everything here is checked before a model is loaded."""
-    from ..control.registry import make_controller
-    from ..draft.registry import make_drafter
+    from ..auto import resolve
 
     settings = drafting.settings()
-    make_drafter(settings["draft"], settings["draft_options"])
-    make_controller(settings["control"], settings["control_options"])
+    resolve(**settings)
     return {
         **settings,
         "sampling": sampling_from(sampling),

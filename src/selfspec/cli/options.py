@@ -79,7 +79,9 @@ class SamplingOptions:
 class DraftOptions:
     """How to draft: it changes the speed, never the text."""
 
-    draft: Annotated[str, _draft("--draft", "-d", help="A drafter by name; 'none' is plain decoding.")] = "none"
+    draft: Annotated[
+        str, _draft("--draft", "-d", help="A drafter by name; 'auto' learns which pays, 'none' is plain decoding.")
+    ] = "auto"
     draft_option: Annotated[
         list[str] | None,
         _draft("--draft-option", metavar="NAME=VALUE", help="An option of the drafter, e.g. layer=10; repeatable."),

@@ -19,7 +19,7 @@ class Controlling(ABC):
     def budget(self, rooms: Sequence[int]) -> Budget:
         """`rooms`: how many drafts each unfinished row could still use. 0 drafts are plain decoding."""
 
-    def observe(self, outcome: Outcome, time: RoundTime) -> None:  # noqa: B027  (a fixed one learns nothing)
+    def learn(self, outcome: Outcome, time: RoundTime) -> None:  # noqa: B027  (a fixed one learns nothing)
         """Told after every round what became of the draft and what it cost."""
 
 

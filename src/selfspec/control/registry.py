@@ -11,6 +11,9 @@ from ..options import with_options
 from .base import Controller
 
 BUILT_IN = {
+    "adaptive": "adaptive:Adaptive",
+    "confidence": "confidence:Confidence",
+    "cost-aware": "cost_aware:CostAware",
     "fixed": "fixed:FixedLength",
 }
 DEFAULT = "fixed"

@@ -9,12 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..contract import Budget, Draft, Outcome
 from ..model.adapter import HalfWatch, LayeredModel
 from ..model.cache import KVCache
 from ..sampling import Sampler
+
+if TYPE_CHECKING:
+    from ..control.base import Controlling
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class Scene:
 class Drafting(ABC):
     """A drafter at work on one generation."""
 
+    control: Controlling | None = None  # of one that decides itself how much it drafts
     watch: HalfWatch | None = None  # shown the residual stream around every half during the prefill
 
     @abstractmethod

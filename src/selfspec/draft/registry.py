@@ -39,7 +39,7 @@ def drafter_class(name: str) -> type[Drafter]:
     else:
         points = list(entry_points(group=GROUP, name=name))
         if not points:
-            raise OptionError(f"there is no drafter {name!r}; {nearest(name, [*drafter_names(), 'none'])}")
+            raise OptionError(f"there is no drafter {name!r}; {nearest(name, [*drafter_names(), 'auto', 'none'])}")
         found = points[0].load()
     if not (isinstance(found, type) and issubclass(found, Drafter)):
         raise OptionError(

@@ -31,11 +31,10 @@ from transformers.generation.logits_process import (
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria, StoppingCriteria
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
+from ..auto import resolve
 from ..contract import Request, Stats
 from ..control.base import Controller
-from ..control.registry import make_controller
 from ..draft.base import Drafter
-from ..draft.registry import make_drafter
 from ..engine import Generation
 from ..errors import OptionError, UnsupportedModel
 from ..model.adapter import LayeredModel
@@ -59,7 +58,7 @@ _SAMPLED = 8  # values of each weight that are looked at to notice a change
 
 
 def transformers(
-    draft: str | Drafter | None = None,
+    draft: str | Drafter | None = "auto",
     draft_options: Mapping[str, Any] | None = None,
     control: str | Controller | None = None,
     control_options: Mapping[str, Any] | None = None,
@@ -73,8 +72,7 @@ def transformers(
     hand on the tokenizer, pass `stopping_criteria=[StopStringCriteria(tokenizer, [...])]`. `stats` of what this returns are
     those of its last call.
     """
-    drafter = make_drafter(draft, draft_options or {})
-    return Decoding(drafter, make_controller(control, control_options or {}) if drafter else None, streamer)
+    return Decoding(*resolve(draft, draft_options, control, control_options), streamer)
 
 
 @dataclass

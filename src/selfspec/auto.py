@@ -1,0 +1,169 @@
+"""`draft="auto"`: learns while it generates which way to draft pays here, and how much; plain decoding is one of the choices.
+
+It begins with a lookup and token recycling, which cost next to nothing, and looks now and then whether a drafter that runs part
+of the model would do better. Costs are the machine's and chances the text's, so each request learns its own, beginning with
+what earlier requests on the same model found (numbers only, no text). Also says what the user's words for drafter and
+controller mean. Knows no drafter by its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from .contract import Budget, Draft, Outcome, RoundTime
+from .control.base import Controller, Controlling
+from .control.costs import CostModel, Looks, best
+from .control.registry import make_controller
+from .draft.base import Drafter, Drafting, Scene
+from .draft.registry import make_drafter
+from .errors import OptionError
+from .model.adapter import HalfWatch, LayeredModel
+from .options import with_options
+
+FIRST_LENGTH = 2  # drafts of a drafter's first look, when nothing is known of what they cost
+
+
+@dataclass
+class _Known:
+    """What earlier requests found out about one drafter on one model."""
+
+    costs: CostModel = field(default_factory=CostModel)
+    looks: Looks = field(default_factory=Looks)
+
+
+@dataclass(frozen=True)
+class Auto(Drafter):
+    """Learn which drafter pays, and how much to draft; it brings its own controller."""
+
+    name: ClassVar[str] = "auto"
+    trees: ClassVar[bool] = True
+
+    candidates: Sequence[str | Drafter] = ("hybrid", "early-exit")
+    """Drafters to choose from, by name or as objects. One that does not fit the model is left out."""
+    most: int = 7
+    """The most drafts a row in one round."""
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise OptionError(f"most={self.most} leaves nothing to choose; use 1 or more, or draft='none' for plain decoding")
+        if not self._drafters:
+            raise OptionError("candidates is empty, so there is nothing to choose from; name a drafter, or use draft='none'")
+
+    @cached_property
+    def _drafters(self) -> Sequence[Drafter]:
+        named = [self.candidates] if isinstance(self.candidates, str) else self.candidates
+        made = [make_drafter(candidate, {}) for candidate in named]
+        return [drafter for drafter in made if drafter is not None]
+
+    @cached_property
+    def _known(self) -> WeakKeyDictionary[LayeredModel, list[_Known]]:
+        return WeakKeyDictionary()
+
+    @property
+    def learns_across_requests(self) -> bool:
+        return any(drafter.learns_across_requests for drafter in self._drafters)  # its own numbers write no text
+
+    def start(self, scene: Scene) -> AutoDrafting:
+        known = self._known.setdefault(scene.model, [_Known() for _ in self._drafters])
+        arms = []
+        for drafter, memory in zip(self._drafters, known, strict=True):
+            try:
+                arms.append(_Arm(drafter.name, drafter.start(scene), CostModel(memory.costs), memory.looks))
+            except OptionError:  # an exit after a quarter of two layers, say
+                continue
+        return AutoDrafting(arms, self.most)
+
+
+@dataclass
+class _Arm:
+    """One candidate at work."""
+
+    name: str
+    drafting: Drafting
+    costs: CostModel
+    looks: Looks
+    rounds: int = 0  # in which it was asked
+
+
+class AutoDrafting(Drafting, Controlling):
+    """Drafter and controller of one generation; `rounds` says how often each candidate drafted."""
+
+    def __init__(self, arms: Sequence[_Arm], most: int) -> None:
+        self._arms, self._most = arms, most
+        self._chosen: _Arm | None = None
+        self.control = self
+        self.watch = _all_watch([arm.drafting.watch for arm in arms if arm.drafting.watch])
+
+    @property
+    def rounds(self) -> dict[str, int]:
+        return {arm.name: arm.rounds for arm in self._arms}
+
+    def budget(self, rooms: Sequence[int]) -> Budget:
+        self._chosen, tokens = self._choose(len(rooms), min(self._most, max(rooms)))
+        if self._chosen:
+            self._chosen.rounds += 1
+        return Budget([min(tokens, room) for room in rooms])
+
+    def _choose(self, rows: int, most: int) -> tuple[_Arm | None, int]:
+        """Who drafts this round, and how much: the best offer, or a look at one that was not the best for long."""
+        if most == 0 or not all(arm.costs.passes.known for arm in self._arms):
+            return None, 0
+        chosen, tokens, highest = None, 0, 0.0
+        offers = [(arm, arm.costs.rates(rows, most)) for arm in self._arms]
+        for arm, rates in offers:
+            length = best(rates) if arm.costs.drafting.known else 0
+            if rates[length] > highest:
+                chosen, tokens, highest = (arm if length else None), length, rates[length]
+        for arm, rates in offers:
+            if arm is not chosen and arm.looks.due():
+                return arm, best(rates, least=1) if arm.costs.drafting.known else min(FIRST_LENGTH, most)
+        return chosen, tokens
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        assert self._chosen is not None, "a budget above 0 has somebody to use it"
+        return self._chosen.drafting.propose(rows, texts, budget)
+
+    def observe(self, outcome: Outcome) -> None:
+        """All learn from every round, whoever drafted."""
+        for arm in self._arms:
+            arm.drafting.observe(outcome)
+
+    def learn(self, outcome: Outcome, time: RoundTime) -> None:
+        for arm in self._arms if self._chosen is None else [self._chosen]:  # a plain round is everybody's
+            arm.costs.observe(outcome, time, asked=arm is self._chosen)
+
+
+def _all_watch(watches: Sequence[HalfWatch]) -> HalfWatch | None:
+    def watch(layer: int, attention: bool, before: Any, after: Any) -> None:
+        for each in watches:
+            each(layer, attention, before, after)
+
+    return watch if watches else None
+
+
+DEFAULT = Auto()
+
+
+def resolve(
+    draft: str | Drafter | None,
+    draft_options: Mapping[str, Any] | None,
+    control: str | Controller | None,
+    control_options: Mapping[str, Any] | None,
+) -> tuple[Drafter | None, Controller | None]:
+    """Drafter and controller as the user named them; "auto" brings its own controller."""
+    if draft == "auto":
+        drafter: Drafter | None = with_options(Auto, draft_options, "drafter 'auto'") if draft_options else DEFAULT
+    else:
+        drafter = make_drafter(draft, draft_options or {})
+    if isinstance(drafter, Auto):
+        if control is not None or control_options:
+            raise OptionError(
+                f"draft='auto' decides itself how much to draft, so control={control!r} would be ignored; leave it out, "
+                "or name a drafter"
+            )
+        return drafter, None
+    return drafter, make_controller(control, control_options or {}) if drafter else None

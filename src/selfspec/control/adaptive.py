@@ -1,0 +1,68 @@
+"""Draft & Verify's adaptive draft exit: the confidence threshold rises while too little is accepted and falls while enough is.
+
+After every round: rate <- b1 rate + (1 - b1) rate_now (the first round counts in full); wanted = gamma + eps if rate <= alpha,
+else gamma - eps; gamma <- b2 gamma + (1 - b2) wanted. Source: Draft & Verify, equations 5 and 6, with its defaults. Rows of a
+batch share a threshold; rate_now is accepted over drafted of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..contract import Budget, Outcome, RoundTime
+from ..errors import OptionError
+from .base import Controller, Controlling
+
+
+@dataclass(frozen=True)
+class Adaptive(Controller):
+    """Draft until confidence falls below a threshold that follows the acceptance."""
+
+    name: ClassVar[str] = "adaptive"
+
+    tokens: int = 12
+    """The most drafts a round (K)."""
+    threshold: float = 0.6
+    """The threshold to begin with (gamma)."""
+    target: float = 0.9
+    """The acceptance to keep (alpha)."""
+    step: float = 0.01
+    """By how much the wanted threshold differs from the present one (epsilon)."""
+    rate_memory: float = 0.5
+    """Share of the earlier acceptance in the running one (beta 1)."""
+    threshold_memory: float = 0.9
+    """Share of the present threshold in the next one (beta 2)."""
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise OptionError(f"tokens={self.tokens} leaves nothing to stop; use 1 or more, or draft='none' for plain decoding")
+        for option in ("threshold", "target", "step", "rate_memory", "threshold_memory"):
+            if not 0 <= getattr(self, option) <= 1:
+                raise OptionError(f"{option}={getattr(self, option)} is outside 0 to 1")
+
+    def start(self) -> Controlling:
+        return AdaptiveThreshold(self)
+
+
+class AdaptiveThreshold(Controlling):
+    """At work; `threshold` and `rate` can be looked at."""
+
+    def __init__(self, options: Adaptive) -> None:
+        self._options = options
+        self.threshold = options.threshold
+        self.rate: float | None = None  # none yet
+
+    def budget(self, rooms: Sequence[int]) -> Budget:
+        return Budget([min(self._options.tokens, room) for room in rooms], self.threshold)
+
+    def learn(self, outcome: Outcome, time: RoundTime) -> None:
+        if not outcome.draft.total:
+            return
+        options = self._options
+        now = sum(map(len, outcome.accepted)) / outcome.draft.total
+        self.rate = now if self.rate is None else options.rate_memory * self.rate + (1 - options.rate_memory) * now
+        wanted = self.threshold + (options.step if self.rate <= options.target else -options.step)
+        kept = options.threshold_memory * self.threshold
+        self.threshold = min(1.0, max(0.0, kept + (1 - options.threshold_memory) * wanted))
