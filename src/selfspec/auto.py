@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from .contract import Budget, Draft, Outcome, RoundTime
 from .control.base import Controller, Controlling
-from .control.costs import CostModel, Looks, best
+from .control.costs import FIRST_LOOK, CostModel, Looks, best
 from .control.registry import make_controller
 from .draft.base import Drafter, Drafting, Scene
 from .draft.registry import make_drafter
@@ -64,11 +64,16 @@ class Auto(Drafter):
         return WeakKeyDictionary()
 
     @property
+    def _first_looks(self) -> list[int]:
+        """The first candidate is tried at once."""
+        return [1, *[FIRST_LOOK] * (len(self._drafters) - 1)]
+
+    @property
     def learns_across_requests(self) -> bool:
         return any(drafter.learns_across_requests for drafter in self._drafters)  # its own numbers write no text
 
     def start(self, scene: Scene) -> AutoDrafting:
-        known = self._known.setdefault(scene.model, [_Known() for _ in self._drafters])
+        known = self._known.setdefault(scene.model, [_Known(looks=Looks(first)) for first in self._first_looks])
         arms = []
         for drafter, memory in zip(self._drafters, known, strict=True):
             try:

@@ -1,4 +1,4 @@
-"""`selfspec demo`: one real answer, written by transformers' `generate` and by selfspec in turns; text, speeds, verdict.
+"""`selfspec demo`: one real answer, written by transformers' `generate`, by selfspec plainly and drafting for itself, in turns.
 
 A further way to generate is one more `Entry`. Does not know how anybody generates; `bench` knows how to time fairly.
 """
@@ -61,7 +61,7 @@ def demo(
     runs: Annotated[int, typer.Option("--runs", min=1, help="How often each of them writes the answer.")] = 3,
     threads: options.Threads = None,
 ) -> None:
-    """Write one answer with the demo model, by transformers and by selfspec in turns, and compare text and speed.
+    """Write one answer by transformers, by selfspec plainly and self-speculatively, in turns; compare text and speed.
 
     Both run in float32 on the CPU with the same threads, greedy. The first time the model is fetched (about 100 MB).
 
@@ -101,6 +101,7 @@ def entries(reference: Any, llm: LLM, ids: list[int], max_new_tokens: int) -> li
     return [
         Entry("transformers generate", lambda: reference_tokens(reference, ids, max_new_tokens)),
         Entry("selfspec, plain", lambda: llm.generate(ids, max_new_tokens=max_new_tokens, draft=None).tokens),
+        Entry("selfspec, self-speculative", lambda: llm.generate(ids, max_new_tokens=max_new_tokens).tokens),
     ]
 
 

@@ -136,15 +136,15 @@ class CostModel:
 class Looks:
     """When to look again at what did not pay: rarely, and ever more so."""
 
-    def __init__(self) -> None:
-        self._waited, self._wait = 0, FIRST_LOOK
+    def __init__(self, first: int = FIRST_LOOK) -> None:
+        self._waited, self._wait = 0, first
 
     def due(self) -> bool:
         """Asked once a round in which it seems not to pay."""
         self._waited += 1
         if self._waited < self._wait:
             return False
-        self._waited, self._wait = 0, min(LAST_LOOK, 2 * self._wait)
+        self._waited, self._wait = 0, min(LAST_LOOK, max(FIRST_LOOK, 2 * self._wait))
         return True
 
 
