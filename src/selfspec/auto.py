@@ -16,15 +16,13 @@ from weakref import WeakKeyDictionary
 
 from .contract import Budget, Draft, Outcome, RoundTime
 from .control.base import Controller, Controlling
-from .control.costs import FIRST_LOOK, CostModel, Looks, best
+from .control.costs import FIRST_LENGTH, FIRST_LOOK, Checks, CostModel, Looks, best
 from .control.registry import make_controller
 from .draft.base import Drafter, Drafting, Scene
 from .draft.registry import make_drafter
 from .errors import OptionError
 from .model.adapter import HalfWatch, LayeredModel
 from .options import with_options
-
-FIRST_LENGTH = 2  # drafts of a drafter's first look, when nothing is known of what they cost
 
 
 @dataclass
@@ -55,7 +53,9 @@ class Auto(Drafter):
 
     @cached_property
     def _drafters(self) -> Sequence[Drafter]:
-        named = [self.candidates] if isinstance(self.candidates, str) else self.candidates
+        named = [self.candidates] if isinstance(self.candidates, str | Drafter) else self.candidates
+        if any(candidate == "auto" or isinstance(candidate, Auto) for candidate in named):
+            raise OptionError("candidates names auto itself, which drafts nothing of its own; name the drafters to choose from")
         made = [make_drafter(candidate, {}) for candidate in named]
         return [drafter for drafter in made if drafter is not None]
 
@@ -100,6 +100,8 @@ class AutoDrafting(Drafting, Controlling):
     def __init__(self, arms: Sequence[_Arm], most: int) -> None:
         self._arms, self._most = arms, most
         self._chosen: _Arm | None = None
+        self._asked: Sequence[int] = ()
+        self._checks = Checks()
         self.control = self
         self.watch = _all_watch([arm.drafting.watch for arm in arms if arm.drafting.watch])
 
@@ -111,7 +113,8 @@ class AutoDrafting(Drafting, Controlling):
         self._chosen, tokens = self._choose(len(rooms), min(self._most, max(rooms)))
         if self._chosen:
             self._chosen.rounds += 1
-        return Budget([min(tokens, room) for room in rooms])
+        self._asked = [min(tokens, room) for room in rooms]
+        return Budget(self._asked)
 
     def _choose(self, rows: int, most: int) -> tuple[_Arm | None, int]:
         """Who drafts this round, and how much: the best offer, or a look at one that was not the best for long."""
@@ -124,8 +127,10 @@ class AutoDrafting(Drafting, Controlling):
             if rates[length] > highest:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         for arm, rates in offers:
-            if arm is not chosen and arm.looks.due():
+            if arm is not chosen and arm.looks.due(highest):
                 return arm, best(rates, least=1) if arm.costs.drafting.known else min(FIRST_LENGTH, most)
+        if chosen and self._checks.due(chosen.costs.rates(rows, most), tokens):
+            return None, 0
         return chosen, tokens
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
@@ -138,8 +143,12 @@ class AutoDrafting(Drafting, Controlling):
             arm.drafting.observe(outcome)
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
-        for arm in self._arms if self._chosen is None else [self._chosen]:  # a plain round is everybody's
-            arm.costs.observe(outcome, time, asked=arm is self._chosen)
+        alone = [self._chosen] if self._chosen and outcome.draft.total else self._arms  # a plain round is everybody's
+        for arm in alone:
+            arm.costs.observe(outcome, time, self._asked if arm is self._chosen else ())
+        self._checks.learn(outcome)
+        if self._chosen:
+            self._chosen.looks.learn(outcome, time)
 
 
 def _all_watch(watches: Sequence[HalfWatch]) -> HalfWatch | None:
@@ -164,11 +173,10 @@ def resolve(
         drafter: Drafter | None = with_options(Auto, draft_options, "drafter 'auto'") if draft_options else DEFAULT
     else:
         drafter = make_drafter(draft, draft_options or {})
-    if isinstance(drafter, Auto):
+    if drafter is None or isinstance(drafter, Auto):
         if control is not None or control_options:
-            raise OptionError(
-                f"draft='auto' decides itself how much to draft, so control={control!r} would be ignored; leave it out, "
-                "or name a drafter"
-            )
+            asked = f"control={control!r}" if control is not None else f"control_options={dict(control_options or {})}"
+            reason = "plain decoding drafts nothing" if drafter is None else "draft='auto' decides itself how much to draft"
+            raise OptionError(f"{reason}, so {asked} would be ignored; leave it out, or name a drafter")
         return drafter, None
-    return drafter, make_controller(control, control_options or {}) if drafter else None
+    return drafter, make_controller(control, control_options or {})

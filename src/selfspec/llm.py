@@ -371,7 +371,7 @@ class _Run:
             finish_reason=row.finish,
             stats=self._generation.stats,
             logprobs=self._logprobs[index] if request.logprobs is not None else None,
-            seed=request.sampler.seed,
+            seed=None if request.sampler.params.greedy else request.sampler.seed,
         )
 
 

@@ -15,6 +15,7 @@ from ..errors import SelfspecError
 from .chat import chat
 from .common import stderr
 from .demo import demo
+from .drafters import drafters
 from .generate import generate
 from .info import info
 
@@ -41,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="For example:  selfspec generate 'Why is the sky blue?'",
 )
-for command in (generate, chat, info, demo):
+for command in (generate, chat, info, drafters, demo):
     app.command()(command)
 
 

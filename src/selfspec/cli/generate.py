@@ -61,6 +61,11 @@ def generate(
     Example:  selfspec generate demo "Why is the sky blue?" --max-new-tokens 64 --stats
     """
     name, prompts = split_words(words)
+    if drafting.show_drafts and (as_json or not stream or len(prompts) > 1):
+        raise OptionError(
+            "--show-drafts colours one answer as it comes, so it would do nothing with --json, --no-stream or several prompts; "
+            "leave one of them out"
+        )
     texts = [read_prompt(prompt) for prompt in prompts]
     settings = common.settings_from(sampling, max_new_tokens, stop, drafting)
     llm = common.open_model(name, model)

@@ -80,18 +80,23 @@ class DraftOptions:
     """How to draft: it changes the speed, never the text."""
 
     draft: Annotated[
-        str, _draft("--draft", "-d", help="A drafter by name; 'auto' learns which pays, 'none' is plain decoding.")
+        str, _draft("--draft", "-d", help="A drafter by name (see selfspec drafters); 'auto' learns which pays, 'none' is plain.")
     ] = "auto"
     draft_option: Annotated[
         list[str] | None,
         _draft("--draft-option", metavar="NAME=VALUE", help="An option of the drafter, e.g. layer=10; repeatable."),
     ] = None
-    control: Annotated[str | None, _draft("--control", help="What decides how many tokens to draft, by name.")] = None
+    control: Annotated[
+        str | None, _draft("--control", help="What decides how many tokens to draft, by name (see selfspec drafters).")
+    ] = None
     control_option: Annotated[
         list[str] | None, _draft("--control-option", metavar="NAME=VALUE", help="An option of it, e.g. tokens=6; repeatable.")
     ] = None
     show_drafts: Annotated[
-        bool, _draft("--show-drafts", help="Colour the text: accepted drafts green, rejected ones red, the model's own plain.")
+        bool,
+        _draft(
+            "--show-drafts", help="Colour the text: accepted drafts green, rejected ones red and struck, the model's own plain."
+        ),
     ] = False
 
     def settings(self) -> dict[str, Any]:

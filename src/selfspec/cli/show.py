@@ -34,7 +34,4 @@ def coloured(piece: Piece, tokenizer: Any) -> Text:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
     kept, own = piece.tokens[: piece.accepted], piece.tokens[piece.accepted :]
-    text = Text(text_of(kept), style="green")
-    text.append(text_of(piece.rejected), style="red strike")
-    text.append(text_of(own), style="none")
-    return text
+    return Text.assemble((text_of(kept), "green"), (text_of(piece.rejected), "red strike"), text_of(own))

@@ -1,0 +1,124 @@
+"""`selfspec drafters`: what there is to draft with and to decide how much, and the options of each, read from the classes.
+
+A field's own docstring is its help, so this table cannot go stale. Knows no drafter; computes nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from dataclasses import MISSING, dataclass, fields
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ..errors import OptionError, nearest
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a drafter or controller."""
+
+    name: str
+    kind: str
+    default: str
+    help: str
+
+
+def drafters(
+    name: Annotated[
+        str | None, typer.Argument(help="A drafter or a controller: show its options.", metavar="[NAME]", show_default=False)
+    ] = None,
+) -> None:
+    """List the drafters and the controllers, or the options of one.
+
+    Example:  selfspec drafters early-exit
+    """
+    drafting, controlling = known()
+    console = Console(highlight=False)
+    if name is None:
+        console.print(listing("Drafters, for --draft", drafting))
+        console.print(listing("Controllers, for --control", controlling))
+        console.print("'selfspec drafters NAME' shows the options of one; 'none' as a drafter is plain decoding.", style="dim")
+        return
+    both = {**drafting, **controlling}
+    if name not in both:
+        raise OptionError(f"there is no drafter and no controller {name!r}; {nearest(name, both)}")
+    flag = "--draft-option" if name in drafting else "--control-option"
+    console.print(f"[bold]{escape(name)}[/bold]: {escape(first_line(both[name]))}\n")
+    found = options_of(both[name])
+    console.print(table(found) if found else "It has no options.")
+    if found:
+        console.print(f"\nOn the command line: {flag} {found[0].name}=VALUE, the value as in JSON.", style="dim", markup=False)
+
+
+def known() -> tuple[dict[str, type], dict[str, type]]:
+    """Drafters, those of other packages too, and controllers, by name."""
+    from ..auto import Auto
+    from ..control.registry import controller_class, controller_names
+    from ..draft.registry import drafter_class, drafter_names
+
+    drafting: dict[str, type] = {"auto": Auto, **{name: drafter_class(name) for name in drafter_names()}}
+    return drafting, {name: controller_class(name) for name in controller_names()}
+
+
+def first_line(kind: type) -> str:
+    """The first sentence of a class's docstring."""
+    return (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
+
+
+def options_of(kind: Any) -> list[Option]:
+    """The fields of a drafter or controller, with the docstrings below them."""
+    from ..options import annotation_of
+
+    helps = field_docs(kind)
+    return [Option(field.name, annotation_of(field.type), default_of(field), helps.get(field.name, "")) for field in fields(kind)]
+
+
+def default_of(field: Any) -> str:
+    """A field's default as it would be written."""
+    if field.default is not MISSING:
+        return repr(field.default)
+    return "required" if field.default_factory is MISSING else repr(field.default_factory())
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """What stands as a string below each field in the source; nothing where a class has no source to read."""
+    try:
+        source = textwrap.dedent(inspect.getsource(kind))
+    except (OSError, TypeError):  # typed in at a prompt, or shipped compiled
+        return {}
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return {
+        field.target.id: " ".join(str(text.value.value).split())
+        for field, text in zip(body.body, body.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def listing(title: str, classes: dict[str, type]) -> Table:
+    """Names and what they stand for."""
+    grid = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for name, kind in classes.items():
+        grid.add_row(escape(name), escape(first_line(kind)))
+    return grid
+
+
+def table(options: list[Option]) -> Table:
+    """The options of one class."""
+    grid = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("option", "kind", "default", ""):
+        grid.add_column(heading, no_wrap=heading == "option")
+    for each in options:
+        grid.add_row(*map(escape, (each.name, each.kind, each.default, each.help)))
+    return grid

@@ -1,0 +1,93 @@
+"""The documents keep up with the code: links and tests that they name exist, defaults that they state are the code's."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from selfspec.auto import Auto
+from selfspec.cli.drafters import known, options_of
+from selfspec.control.registry import BUILT_IN as CONTROLLERS
+from selfspec.draft.registry import BUILT_IN as DRAFTERS
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+DEFAULT = re.compile(r"`([a-z-]+)\.([a-z_]+)=([^`]+)`")
+
+
+def text_of(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Catches a renamed file, and a heading that was reworded under a link that points at it."""
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text(encoding="utf-8")):
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name).resolve() if name else page
+        assert file.exists(), f"{page.name}: {target} leads nowhere"
+        if anchor:
+            headings = re.findall(r"^#+ (.+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+            assert anchor in map(slug, headings), f"{page.name}: {target} names no heading"
+
+
+def slug(heading: str) -> str:
+    """The anchor that hosts make of a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_named_tests_exist(page: Path) -> None:
+    """A page that says 'proved by' and names a test that was renamed proves nothing."""
+    text = page.read_text(encoding="utf-8")
+    sources = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    files = set(re.findall(r"`(tests/[\w/]+\.py)`", text))
+    assert files <= set(sources), f"no such file: {files - set(sources)}"
+    defined = {name for source in sources.values() for name in re.findall(r"^def ((?:test|check)_\w+)", source, re.MULTILINE)}
+    named = set(re.findall(r"`((?:test|check)_\w+)`", text))
+    assert named <= defined, f"no such test: {named - defined}"
+
+
+def test_same_output_names_its_tests() -> None:
+    """Without a single name in it the test above would pass over nothing."""
+    assert len(re.findall(r"`(?:test|check)_\w+`", text_of("same-output.md"))) > 10
+
+
+def test_stated_defaults_are_the_codes() -> None:
+    """Catches an option that was renamed or has another default by now than the page tells people who compare with a paper."""
+    classes = {name: kind for group in known() for name, kind in group.items()}
+    stated = DEFAULT.findall(text_of("papers.md"))
+    assert len(stated) > 30, "the notation changed, and nothing is compared any more"
+    for name, field, value in stated:
+        defaults = {option.name: option.default for option in options_of(classes[name])}
+        assert defaults.get(field) == value, f"papers.md: {name}.{field}={value}, the code says {defaults.get(field)}"
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_drafter_is_described(name: str) -> None:
+    """A drafter that joined the registry and no page: nobody would find it."""
+    assert f"| `{name}` |" in text_of("how-it-works.md")
+
+
+@pytest.mark.parametrize("name", CONTROLLERS)
+def test_every_controller_is_described(name: str) -> None:
+    """The same of controllers."""
+    assert f"| `{name}` (" in text_of("choosing.md")
+
+
+def test_controllers_come_with_their_defaults() -> None:
+    """The table of controllers names one option of each with its default, in brackets."""
+    classes = known()[1]
+    stated = re.findall(r"^\| `([a-z-]+)` \(`(\w+)=([^`]+)`\)", text_of("choosing.md"), re.MULTILINE)
+    assert {name for name, _, _ in stated} == set(CONTROLLERS)
+    for name, field, value in stated:
+        assert {option.name: option.default for option in options_of(classes[name])}[field] == value, name
+
+
+def test_auto_tries_what_the_page_says() -> None:
+    """choosing.md says what the default begins with."""
+    page = text_of("choosing.md")
+    assert Auto().candidates == ("hybrid", "early-exit")
+    assert "begins with a lookup and token recycling, looks now and then at an early exit" in page
