@@ -1,6 +1,7 @@
 """Draft as many tokens as bring the most tokens per second, by what passes and drafts cost here and what was accepted lately.
 
-0 drafts are one of the choices, so a drafter that does not pay is left alone, but for a rare look whether it would by now.
+0 drafts are one of the choices, so a drafter that does not pay is left alone, but for a rare look whether it would by now. And
+one that pays does without drafts now and then, to learn what that costs.
 """
 
 from __future__ import annotations
@@ -12,10 +13,7 @@ from typing import ClassVar
 from ..contract import Budget, Outcome, RoundTime
 from ..errors import OptionError
 from .base import Controller, Controlling
-from .costs import CostModel, Looks, best
-
-CLOSE = 1.1  # where drafting is expected to gain less than this, a plain round now and then keeps the comparison honest
-HONEST = 32  # rounds between those
+from .costs import FIRST_LENGTH, Checks, CostModel, Looks, best
 
 
 @dataclass(frozen=True)
@@ -41,24 +39,26 @@ class Choosing(Controlling):
     def __init__(self, most: int) -> None:
         self._most = most
         self.costs = CostModel()
-        self._looks = Looks()
-        self._since_plain = 0  # rounds since one without drafts
-        self._asked = False
+        self._looks, self._checks = Looks(), Checks()
+        self._asked: Sequence[int] = ()
 
     def budget(self, rooms: Sequence[int]) -> Budget:
         tokens = self._choose(len(rooms), min(self._most, max(rooms)))
-        self._asked = tokens > 0
-        return Budget([min(tokens, room) for room in rooms])
+        self._asked = [min(tokens, room) for room in rooms]
+        return Budget(self._asked)
 
     def _choose(self, rows: int, most: int) -> int:
         if not self.costs.passes.known or most == 0:
             return 0
+        if not self.costs.drafting.known:
+            return min(FIRST_LENGTH, most)
         rates = self.costs.rates(rows, most)
         tokens = best(rates)
         if tokens == 0:
-            return best(rates, least=1) if self._looks.due() else 0
-        return 0 if rates[tokens] < CLOSE * rates[0] and self._since_plain >= HONEST else tokens
+            return best(rates, least=1) if self._looks.due(rates[0]) else 0
+        return 0 if self._checks.due(rates, tokens) else tokens
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         self.costs.observe(outcome, time, self._asked)
-        self._since_plain = self._since_plain + 1 if outcome.draft.total else 0
+        self._checks.learn(outcome)
+        self._looks.learn(outcome, time)

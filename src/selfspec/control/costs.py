@@ -1,12 +1,14 @@
 """What a round costs and what a draft brings, measured while it runs; the draft length with the most tokens per second follows.
 
 Every number is a running one: medians of the last few times (other work on the machine makes spikes), decaying shares of what
-was accepted. What earlier requests found is a `prior`: the shape of the costs and the chances to begin with, which this
-request's own numbers overrule within a few rounds. Knows neither models nor drafters.
+was accepted. What was measured only once or twice, or long ago, is not held against a length: it is tried again if that could
+pay. What earlier requests found is a `prior`: the shape of the costs and the chances to begin with, which this request's own
+numbers overrule within a few rounds. Knows neither models nor drafters.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
 from statistics import median
@@ -14,11 +16,18 @@ from statistics import median
 from ..contract import Outcome, RoundTime
 
 REMEMBERED = 9  # times of one size whose median counts
+ENOUGH = 3  # so many outvote a spike
+STALE = 128  # times of other sizes after which those of a size are forgotten
+SHORTEST = 1e-9  # seconds: a clock may stand still, but nothing is free
 FADING = 0.97  # what a round weighs in comparison with the next one
 TRUST = 4.0  # how many rounds an expectation weighs
 FIRST_CHANCE, FALLOFF = 0.4, 0.75  # of the first draft to be kept, and of each further one as a share, while nothing is known
-FIRST_LOOK, LAST_LOOK = 8, 1024  # rounds until something that did not pay is tried again; twice as many each time
+FIRST_LOOK, LAST_LOOK = 8, 128  # rounds until something that did not pay is tried again; twice as many each time
+SOONER = 8  # by what the wait is divided when a look paid; less than all of it, since a single draft can be lucky
+FIRST_LENGTH = 2  # drafts of a drafter's first try, when nothing is known of what they cost
 GROWTH = 0.02  # what one more token adds to a pass, as a share, while nothing is known: little, so that more is tried
+CLOSE = 1.1  # drafting that is expected to gain less than this is compared with plain rounds more often
+AT_ONCE, SOON, SELDOM = 2, 32, 128  # rounds with drafts between two plain ones: if in doubt, if it is close, else
 
 
 class Curve:
@@ -31,10 +40,22 @@ class Curve:
         self._growth, self._prior = growth, prior
         self._times: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
+        self._sizes: list[int] = []  # that were measured, in order
+        self._count = 0
+        self._last: dict[int, int] = {}  # the count when each size was measured last
+        self._estimates: dict[int, float] = {}  # answers since the last time was taken
 
     def observe(self, size: int, seconds: float) -> None:
-        self._times.setdefault(size, deque(maxlen=REMEMBERED)).append(seconds)
+        if size not in self._times:
+            self._times[size] = deque(maxlen=REMEMBERED)
+            insort(self._sizes, size)
+        elif self._count - self._last[size] >= STALE:
+            self._times[size].clear()
+        self._times[size].append(max(seconds, SHORTEST))
         self._medians[size] = median(self._times[size])
+        self._count += 1
+        self._last[size] = self._count
+        self._estimates.clear()
         if self._prior:
             self._prior.observe(size, seconds)
 
@@ -43,26 +64,48 @@ class Curve:
         return bool(self._medians) or (self._prior is not None and self._prior.known)
 
     def __call__(self, size: int) -> float:
-        if size in self._medians:
-            return self._medians[size]
-        prior = self._prior if self._prior and self._prior.known else None
-        if not self._medians:
-            return prior(size) if prior else 0.0
-        if prior:
-            nearest = min(self._medians, key=lambda known: abs(known - size))
-            return prior(size) * self._medians[nearest] / prior(nearest)
-        return self._line(size)
+        if size not in self._estimates:
+            self._estimates[size] = self._estimate(size)
+        return self._estimates[size]
 
-    def _line(self, size: int) -> float:
-        below = max((known for known in self._medians if known < size), default=None)
-        above = min((known for known in self._medians if known > size), default=None)
-        if below is None or above is None:
-            end = below or above
-            assert end is not None
-            share = size / end if self._growth is None else 1 + self._growth * max(0, size - end)
-            return self._medians[end] * share
-        share = (size - below) / (above - below)
-        return (1 - share) * self._medians[below] + share * self._medians[above]
+    def _estimate(self, size: int) -> float:
+        """The size's own median, if it is to be trusted; else the lower of it and what the others suggest: a spike, the only time
+        that it was measured, must not rule it out for good."""
+        own = self._medians.get(size)
+        if own is not None and len(self._times[size]) >= ENOUGH and self._count - self._last[size] < STALE:
+            return own
+        suggested = self._suggested(size)
+        if own is None or suggested is None:
+            return own or suggested or 0.0
+        return min(own, suggested)
+
+    def _suggested(self, size: int) -> float | None:
+        """What the other sizes, and earlier requests, say of this one."""
+        at = bisect_left(self._sizes, size)
+        after = at + (size in self._medians)
+        below = self._sizes[at - 1] if at else None
+        above = self._sizes[after] if after < len(self._sizes) else None
+        if self._prior and self._prior.known:
+            if below is None and above is None:
+                return None if size in self._medians else self._prior(size)
+            nearest = above if below is None or (above is not None and above - size < size - below) else below
+            assert nearest is not None
+            return self._prior(size) * self._medians[nearest] / self._prior(nearest)
+        return self._line(size, below, above)
+
+    def _line(self, size: int, below: int | None, above: int | None) -> float | None:
+        """By the nearest sizes; between two, the lower of a line and of growth from below: there may be a step between them, or a
+        spike above."""
+        medians, guesses = self._medians, []
+        if below is not None:
+            share = size / below if self._growth is None else 1 + self._growth * (size - below)
+            guesses.append(medians[below] * share)
+        if above is not None and below is not None:
+            share = (size - below) / (above - below)
+            guesses.append((1 - share) * medians[below] + share * medians[above])
+        elif above is not None:
+            guesses.append(medians[above] * (size / above if self._growth is None else 1))
+        return min(guesses, default=None)
 
 
 class Share:
@@ -71,9 +114,13 @@ class Share:
     def __init__(self) -> None:
         self._hits = self._tries = 0.0
 
+    def fade(self) -> None:
+        self._tries *= FADING
+        self._hits *= FADING
+
     def add(self, hit: bool) -> None:
-        self._tries = FADING * self._tries + 1
-        self._hits = FADING * self._hits + hit
+        self._tries += 1
+        self._hits += hit
 
     def expected(self, otherwise: float) -> float:
         """`otherwise` is what to expect while little is known."""
@@ -88,24 +135,31 @@ class CostModel:
         self.passes: Curve = Curve(GROWTH, prior.passes if prior else None)  # by tokens of all rows
         self.drafting: Curve = Curve(None, prior.drafting if prior else None)  # by drafts of the longest row, from 1 on
         self._found = Share()  # of the rounds in which it was asked, those in which it had something to say
-        self._kept: list[Share] = []  # by place in the draft
+        self._kept: list[Share] = []  # by place in the draft, of what was asked for; a draft that ended before is not kept
+        self._rates: dict[tuple[int, int], list[float]] = {}  # answers since the last round that was observed
 
-    def observe(self, outcome: Outcome, time: RoundTime, asked: bool) -> None:
-        """One round; `asked` says whether anything was to be drafted."""
+    def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
+        """One round; `asked` says how much each row was to draft, nothing if this drafter was not asked at all."""
         made = [len(tokens) for tokens in outcome.draft.tokens]
+        self._rates.clear()
         self.passes.observe(sum(made) + len(made), time.verify + time.host)
-        if asked:
+        if any(asked):
             self.drafting.observe(max(1, *made), time.draft)
-            self._count(made, outcome.accepted)
+            self._count(any(made), asked, outcome.accepted)
 
-    def _count(self, made: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
-        self._found.add(any(made))
-        for count, kept in zip(made, accepted, strict=True):
-            self._kept += [Share() for _ in range(len(self._kept), count)]
-            for place in range(count):
-                self._kept[place].add(place in kept)
+    def _count(self, found: bool, asked: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
+        self._found.fade()
+        self._found.add(found)
+        if found:
+            self._kept += [Share() for _ in range(len(self._kept), max(asked))]
+            for share in self._kept:  # also of places that are not drafted any more: what they were once like is forgotten
+                share.fade()
+            for count, kept in zip(asked, accepted, strict=True):
+                for place in range(count):
+                    self._kept[place].add(place in kept)
         if self._prior:
-            self._prior._count(made, accepted)
+            self._prior._rates.clear()
+            self._prior._count(found, asked, accepted)
 
     @property
     def coverage(self) -> float:
@@ -123,29 +177,59 @@ class CostModel:
 
     def rates(self, rows: int, most: int) -> list[float]:
         """Expected tokens per second of all rows, by the number of drafts a row, from 0 on; only once a pass was measured."""
+        if (rows, most) not in self._rates:
+            self._rates[rows, most] = self._expect(rows, most)
+        return self._rates[rows, most]
+
+    def _expect(self, rows: int, most: int) -> list[float]:
         plain, coverage = self.passes(rows), self.coverage
+        nothing = (1 - coverage) * (plain + self.drafting(1))
         rates, gained = [rows / plain], 0.0
         for count, chance in enumerate(self.chances(most), start=1):
             gained += chance
-            drafted = self.passes(rows * (count + 1)) + self.drafting(count)
-            seconds = coverage * drafted + (1 - coverage) * (plain + self.drafting(1))
+            seconds = coverage * (self.passes(rows * (count + 1)) + self.drafting(count)) + nothing
             rates.append(rows * (1 + coverage * gained) / seconds)
         return rates
 
 
 class Looks:
-    """When to look again at what did not pay: rarely, and ever more so."""
+    """When to look again at what did not pay: ever more rarely, until a look pays."""
 
     def __init__(self, first: int = FIRST_LOOK) -> None:
         self._waited, self._wait = 0, first
+        self._bar: float | None = None
 
-    def due(self) -> bool:
-        """Asked once a round in which it seems not to pay."""
+    def due(self, otherwise: float) -> bool:
+        """Asked once a round in which it seems not to pay; `otherwise`: the tokens per second expected without it."""
         self._waited += 1
         if self._waited < self._wait:
             return False
         self._waited, self._wait = 0, min(LAST_LOOK, max(FIRST_LOOK, 2 * self._wait))
+        self._bar = otherwise
         return True
+
+    def learn(self, outcome: Outcome, time: RoundTime) -> None:
+        """Told after every round; if that was a look and it paid, the next is soon."""
+        if self._bar is not None and sum(map(len, outcome.kept)) > self._bar * (time.draft + time.verify + time.host):
+            self._wait = max(FIRST_LOOK, self._wait // SOONER)
+        self._bar = None
+
+
+class Checks:
+    """When to do without drafts though they pay: what a plain round costs is one side of every comparison."""
+
+    def __init__(self) -> None:
+        self._drafted = 0  # rounds with drafts since the last one without
+
+    def due(self, rates: Sequence[float], tokens: int) -> bool:
+        """`rates`: expected by the number of drafts, of which `tokens` are to be made."""
+        gain = rates[tokens] / rates[0]
+        if gain > 1 + tokens:  # more than if all were kept and drafting were free: what is known of plain rounds is wrong
+            return self._drafted >= AT_ONCE
+        return self._drafted >= (SOON if gain < CLOSE else SELDOM)
+
+    def learn(self, outcome: Outcome) -> None:
+        self._drafted = self._drafted + 1 if outcome.draft.total else 0
 
 
 def best(rates: Sequence[float], least: int = 0) -> int:

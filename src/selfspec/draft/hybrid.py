@@ -67,7 +67,7 @@ class Hybrid(Drafter):
 
     def start(self, scene: Scene) -> Drafting:
         first, then = self._parts
-        return _Both(first.start(scene), then.start(scene), self._merges(then))
+        return _Both(_led(first.start(scene), "first"), _led(then.start(scene), "then"), self._merges(then))
 
 
 def _made(drafter: str | Drafter, options: Mapping[str, Any], role: str) -> Drafter:
@@ -77,6 +77,14 @@ def _made(drafter: str | Drafter, options: Mapping[str, Any], role: str) -> Draf
             f"{role}={drafter!r} drafts nothing, so there is nothing to combine; name a drafter, or use the other alone"
         )
     return made
+
+
+def _led(drafting: Drafting, role: str) -> Drafting:
+    if drafting.control:
+        raise OptionError(
+            f"{role} brings a controller of its own, and a hybrid would never ask it; combine drafters without one, not auto"
+        )
+    return drafting
 
 
 class _Both(Drafting):

@@ -1,0 +1,243 @@
+"""What rounds cost and drafts bring, as numbers: estimates from few measurements, spikes, old news, earlier requests."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from selfspec.contract import RoundTime
+from selfspec.control.costs import (
+    AT_ONCE,
+    FIRST_CHANCE,
+    FIRST_LOOK,
+    GROWTH,
+    LAST_LOOK,
+    SELDOM,
+    SOON,
+    STALE,
+    Checks,
+    CostModel,
+    Curve,
+    Looks,
+    Share,
+    best,
+)
+from worlds import outcome_of
+
+
+def curve(times: dict[int, float], growth: float | None = GROWTH, prior: Curve | None = None, often: int = 3) -> Curve:
+    made = Curve(growth, prior)
+    for size, seconds in times.items():
+        for _ in range(often):
+            made.observe(size, seconds)
+    return made
+
+
+# --------------------------------------------------------------------------------------------------------------- curves
+
+
+def test_a_curve_knows_what_was_measured_and_continues_it() -> None:
+    """A draft's time that is taken for a constant, or a pass that is taken to cost in proportion to its tokens."""
+    assert not Curve(GROWTH).known and Curve(GROWTH)(3) == 0.0
+    passes = curve({2: 1.0, 6: 2.0}, growth=0.1)
+    assert passes.known and [passes(2), passes(6)] == [1.0, 2.0]
+    assert passes(1) == 1.0, "a smaller pass costs no less: it reads the same weights"
+    assert passes(8) == pytest.approx(2.4)
+    assert passes(5) == pytest.approx(1.3), "between two sizes growth from below is the lower bid: there may be a step"
+    assert curve({2: 1.0, 6: 1.2}, growth=0.1)(4) == pytest.approx(1.1), "and a line, where that is lower"
+    drafting = curve({2: 1.0}, growth=None)
+    assert [drafting(1), drafting(6)] == [0.5, 3.0]
+
+
+def test_one_spike_among_many_is_nothing() -> None:
+    """A mean instead of a median: other work on the machine would rule out what is best here."""
+    passes = curve({1: 1.0, 4: 1.2}, often=5)
+    for spike in (50.0, 80.0):
+        passes.observe(4, spike)
+    assert passes(4) == 1.2
+
+
+def test_a_spike_at_the_only_time_is_not_believed() -> None:
+    """The first plain round was slow, so drafting seems to pay for ever, at a fifth of the speed."""
+    passes = Curve(GROWTH)
+    passes.observe(1, 30.0)
+    assert passes(1) == 30.0, "nothing else is known"
+    passes.observe(3, 1.1)
+    assert passes(1) == 1.1
+    passes.observe(1, 30.0), passes.observe(1, 30.0)
+    assert passes(1) == 30.0, "three times is what it costs"
+
+
+def test_what_was_measured_long_ago_is_forgotten() -> None:
+    """The machine had other work then; a size that seemed dear would never be tried again."""
+    passes = curve({5: 9.0, 1: 1.0})
+    for _ in range(STALE):
+        passes.observe(1, 1.0)
+    assert passes(5) < 1.2, "old news do not stand against the hope that growth from below gives"
+    passes.observe(5, 1.3)
+    assert passes(5) < 1.3 and curve({5: 9.0, 1: 1.0})(5) == 9.0
+    passes.observe(5, 1.3), passes.observe(5, 1.3)
+    assert passes(5) == 1.3, "the old times are not in the median"
+
+
+def test_a_prior_gives_the_shape_and_this_request_the_scale() -> None:
+    """An earlier, faster request's seconds taken as they are: all that was not yet measured would look cheap."""
+    prior = curve({1: 1.0, 4: 1.5, 8: 2.0})
+    passes = Curve(GROWTH, prior)
+    assert passes.known and passes(4) == 1.5
+    for _ in range(3):
+        passes.observe(1, 3.0)
+    assert passes(8) == pytest.approx(3.0 * prior(8) / prior(1))
+    assert len(prior._times[1]) == 6, "the prior learns too, for the next request"
+
+
+sizes_and_times = st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1e6)), max_size=30)
+
+
+@given(sizes_and_times, sizes_and_times, st.sampled_from([GROWTH, None]), st.integers(1, 50))
+def test_a_curve_always_answers(before: list[tuple[int, float]], now: list[tuple[int, float]], growth: float, size: int) -> None:
+    """A division by zero, or a NaN, for some history; a clock that stands still gives times of 0."""
+    prior = Curve(growth)
+    for each in before:
+        prior.observe(*each)
+    found = Curve(growth, prior)
+    for each in now:
+        found.observe(*each)
+    assert math.isfinite(found(size)) and (found(size) > 0) == found.known == bool(before or now)
+
+
+# --------------------------------------------------------------------------------------------------- shares, looks, checks
+
+
+def test_a_share_starts_as_expected_and_follows_what_happens() -> None:
+    """One accepted draft taken for certainty, or a text that changed not being noticed."""
+    share = Share()
+    assert share.expected(0.4) == pytest.approx(0.4)
+    share.add(True)
+    assert 0.4 < share.expected(0.4) < 0.6
+    for hit in [True] * 200 + [False] * 60:
+        share.fade(), share.add(hit)
+    assert share.expected(0.4) < 0.2
+    for _ in range(300):
+        share.fade()
+    assert share.expected(0.4) == pytest.approx(0.4, abs=1e-3), "what is not tried any more is forgotten"
+
+
+def test_looks_become_rare_until_one_pays() -> None:
+    """A drafter that never pays tried every few rounds; or one that would pay by now not tried any more."""
+    looks, plain = Looks(), RoundTime(0.0, 1.0, 0.0)
+    rounds = [turn for turn in range(1, 1000) if looks.due(1.0)]
+    waits = [after - before for before, after in zip([0, *rounds], rounds, strict=False)]
+    assert waits[:5] == [FIRST_LOOK, 2 * FIRST_LOOK, 4 * FIRST_LOOK, 8 * FIRST_LOOK, 16 * FIRST_LOOK]
+    assert max(waits) == LAST_LOOK
+    looks.learn(outcome_of([1], [0]), plain)
+    assert not any(looks.due(1.0) for _ in range(LAST_LOOK - 1 - (999 - rounds[-1]))), "one token a second is plain decoding"
+    assert looks.due(1.0)
+    looks.learn(outcome_of([1], [1]), plain)
+    assert [looks.due(1.0) for _ in range(LAST_LOOK // 8)][-1], "two tokens a second: the next look is soon"
+    looks.learn(outcome_of([1], [1]), RoundTime(1.0, 1.5, 0.0))
+    assert not any(looks.due(1.0) for _ in range(2 * LAST_LOOK // 8 - 1)), "two tokens, but in two and a half seconds"
+
+
+def test_the_first_look_may_come_at_once() -> None:
+    """Auto's first candidate, free of cost, waits like the others; and the second look must not come at once too."""
+    looks = Looks(1)
+    assert [looks.due(1.0) for _ in range(9)] == [True, *[False] * 7, True]
+
+
+@pytest.mark.parametrize(("rate", "rounds"), [(1.05, SOON), (1.5, SELDOM), (7.0, AT_ONCE)], ids=["close", "clear", "absurd"])
+def test_plain_rounds_are_checked(rate: float, rounds: int) -> None:
+    """What a plain round costs never measured again once drafting pays, however wrong it was."""
+    checks = Checks()
+    for _ in range(rounds):
+        assert not checks.due([1.0, rate], 1)
+        checks.learn(outcome_of([1], [1]))
+    assert checks.due([1.0, rate], 1)
+    checks.learn(outcome_of([0], [0]))
+    assert not checks.due([1.0, rate], 1)
+
+
+# --------------------------------------------------------------------------------------------------------------- the model
+
+
+def test_rates_are_tokens_over_seconds() -> None:
+    """The formula: what is kept is summed over the places, rows multiply it, and a round in which nothing is found is a plain one
+    that asked in vain."""
+    model = CostModel()
+    for _ in range(400):  # of two rows one keeps both of its drafts
+        model.observe(outcome_of([2, 2], [2, 0]), RoundTime(0.4, 1.5, 0.1), [2, 2])
+        model.observe(outcome_of([0, 0], [0, 0]), RoundTime(0.1, 0.9, 0.1), [2, 2])
+    plain, _, two = model.rates(2, 2)
+    assert plain == pytest.approx(2 / 1.0)
+    coverage, chances = model.coverage, model.chances(2)
+    assert coverage == pytest.approx(0.5, abs=0.06) and chances == pytest.approx([0.5, 0.5], abs=0.06)
+    assert two == pytest.approx(2 * (1 + coverage * sum(chances)) / (coverage * (1.6 + 0.4) + (1 - coverage) * (1.0 + 0.1)))
+
+
+def test_a_draft_shorter_than_asked_counts_as_not_kept() -> None:
+    """A lookup that never finds more than one token seems to promise five, because the other places were never seen to fail."""
+    model = CostModel()
+    for _ in range(200):
+        model.observe(outcome_of([1], [1]), RoundTime(0.1, 1.0, 0.0), [5])
+    first, *rest = model.chances(5)
+    assert first > 0.9 and max(rest) < 0.15
+
+
+def test_an_unasked_drafter_learns_what_passes_cost_only() -> None:
+    """Plain rounds counted against a drafter that had no say in them."""
+    model = CostModel()
+    for _ in range(50):
+        model.observe(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0), [])
+    assert model.coverage == 1.0 and model.chances(1) == [FIRST_CHANCE]
+    assert model.passes.known and not model.drafting.known
+
+
+def test_an_earlier_request_is_a_prior_that_is_overruled() -> None:
+    """Each request starting from nothing, or one bad text spoiling all later ones."""
+    before = CostModel()
+    for _ in range(100):
+        before.observe(outcome_of([2], [2]), RoundTime(0.1, 1.1, 0.0), [2])
+    now = CostModel(before)
+    assert now.chances(2) == before.chances(2) and best(now.rates(1, 2)) == 2
+    for _ in range(12):
+        now.observe(outcome_of([2], [0]), RoundTime(0.1, 1.1, 0.0), [2])
+    assert max(now.chances(2)) < 0.3
+    assert before.chances(1)[0] < 0.9, "and the next request hears of it"
+
+
+def test_answers_are_not_stale() -> None:
+    """Rates are kept until something is observed; by this request, or by another one into the shared prior."""
+    prior = CostModel()
+    prior.observe(outcome_of([1], [1]), RoundTime(0.1, 1.0, 0.0), [1])
+    now = CostModel(prior)
+    before, shared = now.rates(1, 3), prior.rates(1, 3)
+    now.observe(outcome_of([1], [0]), RoundTime(0.1, 1.0, 0.0), [1])
+    assert now.rates(1, 3) != before and prior.rates(1, 3) != shared
+
+
+rounds = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=3),
+        st.tuples(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)),
+    ),
+    max_size=12,
+)
+
+
+@given(rounds, rounds, st.integers(1, 3), st.integers(1, 12))
+def test_every_history_gives_rates(before, now, rows: int, most: int) -> None:
+    """A division by zero or a place out of range after some history: an exception in the middle of somebody's request."""
+    prior = CostModel()
+    model = CostModel(prior)
+    for history, into in ((before, prior), (now, model)):
+        for row_numbers, seconds in history:
+            asked, made, kept = zip(*[(max(x), sorted(x)[1], min(x)) for x in row_numbers], strict=True)
+            into.observe(outcome_of(made, kept), RoundTime(*seconds), list(asked))
+    if model.passes.known:
+        rates = model.rates(rows, most)
+        assert len(rates) == most + 1 and all(math.isfinite(rate) and rate > 0 for rate in rates)
+        assert 0 <= model.coverage <= 1 and all(0 <= chance <= 1 for chance in model.chances(most))
+        assert 0 <= best(rates) <= most and 1 <= best(rates, least=1) <= most

@@ -1,0 +1,335 @@
+"""draft="auto": who is chosen, by made-up costs where the best is known; and on tiny models, that no choice changes a token."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from selfspec import LLM, OptionError, SamplingParams, ScriptedDrafter
+from selfspec.auto import DEFAULT, Auto, AutoDrafting, resolve
+from selfspec.contract import Budget, Draft, Outcome, RoundTime
+from selfspec.control.cost_aware import CostAware
+from selfspec.control.fixed import FixedLength
+from selfspec.draft.base import Drafter, Drafting, Scene
+from selfspec.draft.early_exit import EarlyExit
+from selfspec.draft.hybrid import Hybrid
+from selfspec.draft.ngram import NGram
+from selfspec.sampling import row_samplers
+from selfspec.testing import tiny_llm
+from worlds import World, outcome_of
+
+PROMPTS = [list(b"once upon a time, once upon a"), list(b"the"), list(b"aXb aXb aXb")]
+SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return tiny_llm(seed=4)
+
+
+@pytest.fixture(scope="module")
+def plain(llm: LLM) -> list[list[int]]:
+    return [result.tokens for result in llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=None)]
+
+
+def scene_of(llm: LLM, rows: int = 1) -> Scene:
+    prompts = PROMPTS[:rows]
+    return Scene(llm.model, llm.model.new_cache(rows, 64), prompts, row_samplers(None, prompts, ()))
+
+
+class One(Drafter, Drafting):
+    """A drafter in name only: what becomes of its drafts is the world's business."""
+
+    name = "one"
+
+    def start(self, scene: Scene) -> Drafting:
+        return type(self)()
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        return Draft([[7] * most for most in budget.tokens])
+
+
+class Two(One):
+    name = "two"
+
+
+def play(at_work: AutoDrafting, worlds: Mapping[str, World], rounds: int, seed: int = 0) -> list[tuple[str, int]]:
+    """Who drafted how much in each round; each drafter has a world of its own."""
+    dice, lengths = random.Random(seed), []
+    for _ in range(rounds):
+        before = at_work.rounds
+        tokens = at_work.budget([1000]).tokens[0]
+        chosen = next((name for name, count in at_work.rounds.items() if count > before[name]), "one")
+        lengths.append((chosen, tokens))
+        at_work.learn(*worlds[chosen].round(tokens, dice))
+    return lengths
+
+
+def rate(lengths: Sequence[tuple[str, int]], worlds: Mapping[str, World]) -> float:
+    tokens, seconds = zip(*(worlds[name].expected(length) for name, length in lengths), strict=True)
+    return sum(tokens) / sum(seconds)
+
+
+GOOD, BAD = World(draft=0.02, chance=0.7), World(chance=0.05)
+
+
+# ------------------------------------------------------------------------------------------------------------------- choosing
+
+
+@pytest.mark.parametrize("better", ["one", "two"])
+def test_the_better_of_two_is_found(llm: LLM, better: str) -> None:
+    """The first candidate kept because it came first; the better one tried and left, or never tried."""
+    worlds = {"one": World(chance=0.6), "two": World(chance=0.6), better: World(draft=0.05, chance=0.8)}
+    for seed in range(3):
+        at_work = Auto([One(), Two()]).start(scene_of(llm))
+        lengths = play(at_work, worlds, 1500, seed)
+        assert rate(lengths, worlds) >= 0.96 * max(worlds[better].rate(length) for length in range(8))
+        assert sum(name == better for name, _ in lengths[200:]) > 0.9 * 1300
+
+
+def test_plain_where_nothing_pays(llm: LLM) -> None:
+    """Two bad candidates cost less than 2%, looks included; and are still looked at."""
+    worlds = {"one": BAD, "two": World(chance=0.1, draft=0.5)}
+    for seed in range(3):
+        at_work = Auto([One(), Two()]).start(scene_of(llm))
+        lengths = play(at_work, worlds, 1500, seed)
+        assert rate(lengths, worlds) >= 0.98 and any(length for _, length in lengths[1000:])
+
+
+def test_a_text_that_changes_changes_the_choice(llm: LLM) -> None:
+    """A choice made once for the whole request."""
+    first, then = {"one": GOOD, "two": BAD}, {"one": BAD, "two": GOOD}
+    at_work = Auto([One(), Two()]).start(scene_of(llm))
+    play(at_work, first, 400)
+    late = play(at_work, then, 900, 1)[500:]
+    assert sum(name == "two" and length > 0 for name, length in late) > 0.8 * 400
+
+
+def test_a_bad_past_does_not_ban_a_drafter(llm: LLM) -> None:
+    """Waits between looks that grow over requests without end: a drafter of no use to the first texts is never tried."""
+    auto = Auto([One()])
+    for seed in range(20):
+        play(auto.start(scene_of(llm)), {"one": World(chance=0.02)}, 200, seed)
+    lengths = play(auto.start(scene_of(llm)), {"one": World(draft=0.02, chance=0.9)}, 600, 99)
+    assert sum(length > 0 for _, length in lengths[400:]) > 150
+
+
+def test_earlier_requests_save_the_trying(llm: LLM) -> None:
+    """Every request paying again for what the last one found out; another model's costs taken for this one's."""
+    auto, worlds = Auto([One(), Two()]), {"one": BAD, "two": GOOD}
+    first = play(auto.start(scene_of(llm)), worlds, 300)
+    second = play(auto.start(scene_of(llm)), worlds, 40, 1)
+    assert first[0][1] == 0 and second[0][0] == "two" and second[0][1] > 1
+    assert rate(second, worlds) > rate(first[:40], worlds)
+    other = tiny_llm(seed=5)
+    assert auto.start(scene_of(other)).budget([9]).tokens == [0], "nothing is known of another model"
+
+
+def test_a_plain_round_teaches_all_and_a_draft_its_own_drafter(llm: LLM) -> None:
+    """A candidate blamed for what another drafted, or plain costs known to one of them only, so that they are not comparable."""
+    at_work = Auto([One(), Two()]).start(scene_of(llm))
+    one, two = at_work._arms
+    at_work.budget([9])
+    at_work.learn(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0))
+    assert one.costs.passes(1) == two.costs.passes(1) == 1.0
+    while not any(at_work.budget([9]).tokens):
+        at_work.learn(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0))
+    chosen, other = (one, two) if at_work.rounds["one"] else (two, one)
+    at_work.learn(outcome_of([3], [0]), RoundTime(0.5, 2.0, 0.0))
+    assert 4 in chosen.costs.passes._times and 4 not in other.costs.passes._times
+    assert chosen.costs.drafting.known and not other.costs.drafting.known
+    assert chosen.costs.chances(1) < other.costs.chances(1)
+    one.costs.passes._times[1].clear(), two.costs.passes._times[1].clear()
+    while not any(at_work.budget([9]).tokens):
+        at_work.learn(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0))
+    before = [len(arm.costs.passes._times[1]) for arm in (one, two)]
+    at_work.learn(outcome_of([0], [0]), RoundTime(0.1, 1.0, 0.0))
+    assert [len(arm.costs.passes._times[1]) for arm in (one, two)] == [min(9, count + 1) for count in before], "nothing was found"
+
+
+def test_a_look_must_beat_the_best_not_plain_decoding(llm: LLM) -> None:
+    """A candidate that is better than nothing and worse than the best would be looked at every few rounds, at a loss."""
+    worlds = {"one": World(draft=0.01, chance=0.9), "two": World(draft=0.3, chance=0.8)}
+    lengths = play(Auto([One(), Two()]).start(scene_of(llm)), worlds, 1500)
+    assert sum(name == "two" for name, _ in lengths[300:]) < 0.03 * 1200
+
+
+@pytest.mark.parametrize("rooms", [[0], [1], [1, 5], [0, 1], [3, 0, 2]])
+def test_rooms_are_respected(llm: LLM, rooms: list[int]) -> None:
+    """A look of two drafts where there is room for one; the row with no room at all."""
+    auto = Auto([One(), Two()])
+    play(auto.start(scene_of(llm)), {"one": GOOD, "two": GOOD}, 60)
+    for fresh in (auto, Auto([One(), Two()])):
+        at_work = fresh.start(scene_of(llm, len(rooms)))
+        for _ in range(80):
+            budget = at_work.budget(rooms)
+            assert all(0 <= tokens <= room for tokens, room in zip(budget.tokens, rooms, strict=True))
+            at_work.learn(outcome_of(budget.tokens, [0] * len(rooms)), RoundTime(0.1, 1.0, 0.0))
+
+
+# ------------------------------------------------------------------------------------------------------------ on a tiny model
+
+
+@pytest.mark.parametrize("sampling", [None, SAMPLED], ids=["greedy", "sampled"])
+def test_what_it_learned_changes_no_token(llm: LLM, sampling: SamplingParams | None) -> None:
+    """Requests share numbers: what one taught decides who drafts in the next, and must not decide what is written."""
+    call: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 30, "eos": []}
+    expected = [result.tokens for result in llm.generate(PROMPTS, draft=None, **call)]
+    auto = Auto(["hybrid", EarlyExit(2), "cosine"])
+    for _ in range(5):
+        results = llm.generate(PROMPTS, draft=auto, **call)
+        assert [result.tokens for result in results] == expected
+        alone = llm.generate(PROMPTS[0], draft=auto, **call)
+        assert alone.tokens == expected[0]
+
+
+def test_the_right_candidate_is_used_and_counted(llm: LLM, plain: list[list[int]]) -> None:
+    """Statistics of rounds in which somebody else drafted; more drafts a round than `most`."""
+    auto = Auto([ScriptedDrafter(plain, wrong_every=1), ScriptedDrafter(plain)], most=3)
+    for _ in range(3):
+        results = llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=auto)
+        assert [result.tokens for result in results] == plain
+    stats = results[0].stats
+    assert 0 < stats.accepted <= stats.drafted <= 3 * stats.verifications
+    assert stats.decoded == stats.verifications + stats.accepted == 3 * 39
+    assert len(stats.drafted_at) <= 3 and 0 < stats.draft_seconds < stats.decode_seconds
+
+
+def test_it_is_the_default(llm: LLM) -> None:
+    """Plain decoding for everybody who does not read the manual."""
+    results = [llm.generate(PROMPTS[2], max_new_tokens=60, eos=[]) for _ in range(2)]
+    assert results[-1].stats.drafted > 0
+    assert results[-1].tokens == llm.generate(PROMPTS[2], max_new_tokens=60, eos=[], draft=None).tokens
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3])
+def test_room_for_one_or_two(llm: LLM, plain: list[list[int]], limit: int) -> None:
+    """A request that ends in its first rounds."""
+    auto = Auto(["hybrid", EarlyExit(2)])
+    for _ in range(4):
+        results = llm.generate(PROMPTS, max_new_tokens=limit, eos=[], draft=auto)
+        assert [result.tokens for result in results] == [tokens[:limit] for tokens in plain]
+
+
+def test_streams_and_chats(llm: LLM) -> None:
+    """A stream that was interrupted by another one, with the same shared numbers; a conversation's kept cache."""
+    call: dict[str, Any] = {"max_new_tokens": 24, "eos": []}
+    expected = [llm.generate(prompt, draft=None, **call).text for prompt in PROMPTS[:2]]
+    streams = [llm.stream(prompt, draft="auto", **call) for prompt in PROMPTS[:2]]
+    texts = ["", ""]
+    while any(pieces := [next(stream, None) for stream in streams]):
+        texts = [text + (piece.text if piece else "") for text, piece in zip(texts, pieces, strict=True)]
+    assert texts == expected
+    messages = [{"role": "user", "content": "once upon"}]
+    for _ in range(2):
+        wanted = llm.generate(llm.encode_chat(messages), draft=None, **call)
+        answer = llm.chat(messages, draft="auto", **call)
+        assert answer.tokens == wanted.tokens
+        assert "".join(piece.text for piece in llm.stream_chat(messages, draft="auto", **call)) == wanted.text
+        messages += [{"role": "assistant", "content": "aXb"}, {"role": "user", "content": "aXb aXb"}]
+
+
+def test_candidates_that_do_not_fit_are_left_out() -> None:
+    """An exit inside a model of one layer: the default must work on every model."""
+    llm = tiny_llm(seed=4, num_hidden_layers=1)
+    assert list(Auto().start(scene_of(llm)).rounds) == ["hybrid"]
+    assert llm.generate(PROMPTS[0], max_new_tokens=20).tokens == llm.generate(PROMPTS[0], max_new_tokens=20, draft=None).tokens
+    nobody = Auto([EarlyExit(3)])
+    assert nobody.start(scene_of(llm)).rounds == {}
+    result = llm.generate(PROMPTS, max_new_tokens=9, eos=[], draft=nobody)[0]
+    assert result.stats.drafted == 0 and len(result.tokens) == 9
+
+
+def test_every_candidate_sees_every_round(llm: LLM) -> None:
+    """A table of successors that stops learning while another candidate drafts; watches of the prefill that are not passed on."""
+    seen: dict[str, int] = {"observe": 0, "watch": 0}
+
+    @dataclass(frozen=True)
+    class Curious(Drafter):
+        name = "curious"
+
+        def start(self, scene: Scene) -> Drafting:
+            class At(One):
+                def watch(self, layer: int, attention: bool, before: torch.Tensor, after: torch.Tensor) -> None:
+                    seen["watch"] += 1
+
+                def observe(self, outcome: Outcome) -> None:
+                    seen["observe"] += 1
+
+            return At()
+
+    for candidates in ([Curious(), "cosine"], ["cosine", Curious()]):
+        seen.update(observe=0, watch=0)
+        stats = llm.generate(PROMPTS[0], max_new_tokens=30, eos=[], draft=Auto(candidates)).stats
+        assert seen == {"observe": stats.rounds, "watch": 2 * llm.model.layers}
+
+
+def test_a_candidate_that_fails_leaves_the_others_usable(llm: LLM, plain: list[list[int]]) -> None:
+    """Half-made choices kept in what requests share."""
+
+    class Failing(One):
+        name = "failing"
+
+        def propose(self, *_: Any) -> Draft:
+            raise RuntimeError("the drafter failed")
+
+    auto = Auto([Failing(), "ngram"])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="the drafter failed"):
+            llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=auto)
+    results = llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=Auto([NGram()]))
+    assert [result.tokens for result in results] == plain
+
+
+# -------------------------------------------------------------------------------------------------------------- names, options
+
+
+def test_resolve() -> None:
+    """The user's words: every path that generate, stream, chat and the command line go through."""
+    assert resolve("auto", None, None, None) == (DEFAULT, None)
+    drafter, control = resolve("auto", {"most": 3, "candidates": ["ngram"]}, None, None)
+    assert isinstance(drafter, Auto) and drafter.most == 3 and control is None
+    own = Auto(most=2)
+    assert resolve(own, None, None, None) == (own, None)
+    assert resolve("none", None, None, None) == resolve(None, {}, None, None) == (None, None)
+    assert resolve("ngram", {"longest": 2}, None, None) == (NGram(longest=2), FixedLength())
+    assert resolve(NGram(), None, "cost-aware", {"most": 5}) == (NGram(), CostAware(5))
+
+
+def test_one_candidate_may_stand_alone() -> None:
+    """A string taken for a list of letters; an object where a list of them was meant."""
+    assert [drafter.name for drafter in Auto("ngram")._drafters] == ["ngram"]
+    assert Auto(EarlyExit(2))._drafters == [EarlyExit(2)]  # type: ignore[arg-type]
+
+
+def test_what_it_learns_is_no_text(llm: LLM) -> None:
+    """A benchmark has to say when earlier requests' text helps; numbers are not text, a kept table is."""
+    assert not Auto().learns_across_requests
+    assert Auto([Hybrid(then_options={"keep_table": True})]).learns_across_requests
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"control": "fixed"}, "control='fixed' would be ignored; leave it out"),
+    ({"control": FixedLength(3)}, "would be ignored; leave it out"),
+    ({"control_options": {"tokens": 3}}, "would be ignored; leave it out"),
+    ({"draft_options": {"most": 0}}, "most=0 leaves nothing to choose; use 1 or more"),
+    ({"draft_options": {"candidates": []}}, "candidates is empty"),
+    ({"draft_options": {"candidates": ["none"]}}, "candidates is empty"),
+    ({"draft_options": {"candidates": ["ngrm"]}}, "no drafter 'ngrm'; did you mean 'ngram'"),
+    ({"draft_options": {"candidates": ["ngram", "auto"]}}, "candidates names auto itself"),
+    ({"draft_options": {"candidates": [DEFAULT]}}, "candidates names auto itself"),
+    ({"draft_options": {"must": 3}}, "drafter 'auto' has no option 'must'; did you mean 'most'"),
+    ({"draft": Hybrid(first=DEFAULT)}, "brings a controller of its own"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG, ids=[str(index) for index in range(len(WRONG))])
+def test_what_cannot_be_meant_is_refused(llm: LLM, options: dict[str, Any], message: str) -> None:
+    """A wish that is ignored in silence, or an assertion in the middle of a request."""
+    with pytest.raises(OptionError, match=message):
+        llm.generate(PROMPTS[0], **{"draft": "auto", "max_new_tokens": 20, **options})
