@@ -22,7 +22,7 @@ def llm():
 
 
 def plain(llm, prompts=PROMPTS, **options):
-    return [result.tokens for result in llm.generate(prompts, **{"max_new_tokens": 40, "eos": [], **options})]
+    return [result.tokens for result in llm.generate(prompts, **{"max_new_tokens": 40, "eos": [], "draft": None, **options})]
 
 
 def test_accepted_path_follows_the_choices():
@@ -168,7 +168,7 @@ def test_log_probabilities_are_those_of_plain_decoding(llm):
 
 def test_stats_add_up(llm):
     """Counters that include thrown-away tokens or forget the prefill."""
-    results = llm.generate(PROMPTS, max_new_tokens=12, eos=[])
+    results = llm.generate(PROMPTS, max_new_tokens=12, eos=[], draft=None)
     stats = results[0].stats
     assert stats.prompt_tokens == sum(map(len, PROMPTS)) and stats.new_tokens == 36 and stats.decoded == 33
     assert stats.rounds == 11 and stats.forward_passes == 12

@@ -2,6 +2,7 @@
 
 Speaks JSON lines: {"load": folder, "dtype": "float32", "threads": 2} is answered {"ready": true, "versions": {...}}, then
 {"generate": [ids], "max_new_tokens": n, "eos": [ids]} is answered {"tokens": [ids]}; anything that goes wrong, {"error": "..."}.
+A request may carry "options", which become keyword arguments, and an answer "counts", what the peer set as `self.counts`.
 A peer file defines `class Peer` with `packages` (whose versions are worth recording), `load(folder, dtype, threads)` and
 `generate(ids, max_new_tokens, eos) -> list[int]`: greedy, new tokens only, an end token included.
 Uses the standard library alone, since a peer's environment need not contain selfspec, and takes no time: the harness does.
@@ -35,8 +36,8 @@ def answer(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
     if "load" in request:
         peer.load(request["load"], request["dtype"], request["threads"])
         return {"ready": True, "versions": versions(peer.packages)}
-    tokens = peer.generate(request["generate"], request["max_new_tokens"], request["eos"])
-    return {"tokens": [int(token) for token in tokens]}
+    tokens = peer.generate(request["generate"], request["max_new_tokens"], request["eos"], **request.get("options", {}))
+    return {"tokens": [int(token) for token in tokens], "counts": vars(peer).get("counts")}
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:

@@ -87,6 +87,7 @@ class Peer:
     def __init__(self, spec: PeerSpec, threads: int, limit: float, clock: Clock = time.perf_counter) -> None:
         self.name = spec.name
         self.versions: dict[str, str] = {}
+        self.counts: dict[str, int] | None = None  # what it says of its last generation: drafted, accepted; shown, never used
         self._limit, self._clock, self._threads = limit, clock, threads
         self._dead: str | None = None  # why it can answer no more
         self._errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (until close)
@@ -108,9 +109,13 @@ class Peer:
         reply, _ = self._ask({"load": str(folder), "dtype": dtype, "threads": self._threads})
         self.versions = {str(name): str(version) for name, version in dict(reply.get("versions", {})).items()}
 
-    def generate(self, ids: Sequence[int], max_new_tokens: int, eos: Sequence[int] = ()) -> tuple[list[int], float]:
+    def generate(
+        self, ids: Sequence[int], max_new_tokens: int, eos: Sequence[int] = (), options: Mapping[str, Any] | None = None
+    ) -> tuple[list[int], float]:
         """Greedy new tokens and the wall seconds they took. Without `eos`, any other number of tokens is a failure."""
-        reply, seconds = self._ask({"generate": list(ids), "max_new_tokens": max_new_tokens, "eos": list(eos)})
+        request = {"generate": list(ids), "max_new_tokens": max_new_tokens, "eos": list(eos)}
+        reply, seconds = self._ask({**request, "options": dict(options)} if options else request)
+        self.counts = reply.get("counts")
         tokens = reply.get("tokens")
         if not isinstance(tokens, list):
             raise PeerFailed(f"answered without tokens: {str(reply)[:200]}")
