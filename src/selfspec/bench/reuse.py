@@ -50,7 +50,7 @@ class Cell:
 
     batch: int
     tokens: int
-    with_reuse: list[float] = field(default_factory=list)  # whole rounds
+    with_reuse: list[float] = field(default_factory=list)  # verifying, in whole rounds: drafting is the same in both
     without_reuse: list[float] = field(default_factory=list)
     verify: list[float] = field(default_factory=list)  # all layers and the head on tokens + 1 a row
     decode: list[float] = field(default_factory=list)  # the same on 1 a row
@@ -92,9 +92,9 @@ class Rounds:
         next(self._steps)  # the prefill
 
     def round(self) -> float:
-        before = self.generation.stats.decode_seconds
+        before = self.generation.stats.verify_seconds
         next(self._steps)
-        return self.generation.stats.decode_seconds - before
+        return self.generation.stats.verify_seconds - before
 
     @property
     def written(self) -> list[list[int]]:
