@@ -254,6 +254,19 @@ def test_ci_runs_the_scripts_and_nothing_else() -> None:
     assert called == {"scripts/check", "scripts/test"}
 
 
+def test_the_headline_is_what_was_measured() -> None:
+    """Catches a figure that outlived its measurement, or one measured on something else."""
+    from selfspec.bench import report, schema, spec_report
+
+    found = re.search(r"\*\*([\d.]+)x our own plain decoding, which is ([\d.]+)x transformers", README.read_text(encoding="utf-8"))
+    assert found, "README's first screen has no headline of this form"
+    spec = spec_report.load_spec(ROOT / "benchmarks/results/spec-amd-epyc.json")
+    auto = next(row for row in spec_report.rows(spec) if row["method"] == "auto")
+    plain = report.summary(schema.load(ROOT / "benchmarks/results/plain-amd-epyc.json"))
+    assert found[1] == f"{auto['mean'][0]:.2f}" and auto["identical"] and not auto["slower"]
+    assert found[2] == f"{plain['speed_over']['transformers@64']:.2f}" and all(plain["identical"].values())
+
+
 def test_there_are_examples() -> None:
     """An emptied folder would make the next test pass over nothing."""
     assert EXAMPLES
