@@ -31,6 +31,7 @@ from transformers import (
 from selfspec.errors import BrokenCheckpoint, ModelError, OptionError, ResourceError, Unavailable, UnsupportedModel
 from selfspec.model import checkpoint, loading, source
 from selfspec.model.loading import estimate_bytes, load
+from selfspec.testing import tiny_model
 
 CPU = torch.device("cpu")
 
@@ -126,6 +127,12 @@ def test_folder_gives_the_saved_weights_ready_to_run(saved: Path) -> None:
 def test_dtype(saved: Path, option: str | torch.dtype, expected: torch.dtype) -> None:
     """Catches "auto" taking the checkpoint's bfloat16 on the CPU, where exactness is promised, and an option not passed on."""
     assert {parameter.dtype for parameter in load(saved, dtype=option, device="cpu").model.parameters()} == {expected}
+
+
+def test_a_family_without_sdpa_loads(tmp_path: Path) -> None:
+    """transformers refuses to load Gemma 2 with SDPA, which knows no soft caps; asking for it by name kept the family out."""
+    tiny_model("gemma2").save_pretrained(tmp_path)
+    assert load(tmp_path).model.config._attn_implementation == "eager"
 
 
 def test_tied_head_is_not_a_missing_weight(tmp_path: Path) -> None:

@@ -7,9 +7,10 @@ our logits with the model's on a probe prompt and refuses if they disagree. Does
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +18,10 @@ from torch import Tensor
 from ..errors import OptionError, PromptError, SelfCheckFailed, UnsupportedModel
 from .block import Block
 from .cache import KVCache, Place
-from .families import FAMILIES, family_of, module, norm, part, shape_of
+from .families import FAMILIES, Family, family_of, shape_of, unsupported
 from .linear import Linear
 from .ops import ACTIVATIONS, choose_ops
+from .parts import module, norm, part
 from .plan import LayerPlan
 from .rope import RopeTable
 
@@ -29,6 +31,10 @@ if TYPE_CHECKING:
 PREFILL_CHUNK = 512
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}  # of the largest logit of the probe
 
+_SHORTENED = (
+    "this model rotates positions by other frequencies once a text is longer than {0} tokens (longrope), and all of the text "
+    "would have to be read again at that point, which selfspec does not do: texts end at {0} tokens here, not at {1}"
+)
 
 HalfWatch = Callable[[int, bool, Tensor, Tensor], None]
 
@@ -41,7 +47,12 @@ class LayeredModel:
     """
 
     def __init__(self, model: PreTrainedModel, *, owned: bool = False, kernel: str = "auto", check: bool = True) -> None:
-        family, self.shape = family_of(model.config), shape_of(model.config)
+        family = family_of(model.config)
+        if family is None:
+            raise unsupported(model.config, "they are not in the table")
+        self.shape = shape_of(model.config, family)
+        if self.shape.context < model.config.max_position_embeddings:
+            warnings.warn(_SHORTENED.format(self.shape.context, model.config.max_position_embeddings), stacklevel=2)
         if self.shape.activation not in ACTIVATIONS:
             raise UnsupportedModel(f"activation {self.shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
         self.dtype, self.device = model.dtype, model.device
@@ -49,20 +60,32 @@ class LayeredModel:
         self.parameters = sum(p.numel() for p in model.parameters())
         probe = self._probe()
         expected = self._reference(model, probe) if check else None
-        self.rope = RopeTable(module(model, family.rotary), self.shape.context, self.device)
+        self._ropes = self._take_ropes(model, family)
         self.blocks = []
         for index, layer in enumerate(module(model, family.layers).children()):
-            self.blocks.append(Block(layer, index, family, self.shape, self.ops))
+            rope = self._ropes.get(self.shape.ropes[index])
+            self.blocks.append(Block(layer, index, family, self.shape, self.ops, rope))
             if owned:
-                _release_linears(layer)
-        self._take_head(model, family, owned)
+                _release_matrices(layer)
+        self._take_ends(model, family, owned)
         if expected is not None:
             self._compare(expected, probe)
         self.row_stable = self._measure_row_stability()
 
-    def _take_head(self, model: PreTrainedModel, family: Any, owned: bool) -> None:
+    def _take_ropes(self, model: PreTrainedModel, family: Family) -> dict[str | None, RopeTable]:
+        if family.rotary is None:
+            return {}
+        rotary, shape = module(model, family.rotary), self.shape
+        kinds = {kind for kind in shape.ropes if kind is not None}
+        return {kind: RopeTable(rotary, shape.context, self.device, kind, family.interleaved) for kind in kinds}
+
+    def _take_ends(self, model: PreTrainedModel, family: Family, owned: bool) -> None:
+        """What comes before the first layer and after the last."""
         embedding, head = part(model, family.embedding), part(model, family.head)
-        self._final_norm = norm(model, family.final_norm)
+        self._positions = part(model, family.positions).weight.detach() if family.positions else None
+        scale = torch.tensor(self.shape.scales.embedding)  # rounded as transformers does
+        self._embedding_scale = scale.to(embedding.weight.dtype).item()
+        self._final_norm = norm(model, family.final_norm, family.norms)
         self._partial_heads: dict[int, PartialHead] = {}
         self._head: Linear = self.ops.linear([head.weight], [head.bias])
         tied = embedding.weight.data_ptr() == head.weight.data_ptr()
@@ -87,19 +110,27 @@ class LayeredModel:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(tokens,) -> (tokens, width)."""
-        return self._head.rows(tokens) if self._embedding is None else self._embedding[tokens]
+        x = self._head.rows(tokens) if self._embedding is None else self._embedding[tokens]
+        return x if self._embedding_scale == 1 else x * self._embedding_scale
 
     @torch.inference_mode()
     def run(self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place, watch: HalfWatch | None = None) -> Tensor:
         """Carry hidden states (tokens, width) through the plan's halves; keys and values go to the place's slots.
 
-        `watch(layer, is_attention, before, after)` is shown the residual stream around every half.
+        A plan that starts at layer 0 takes embeddings. `watch(layer, is_attention, before, after)` is shown the residual stream
+        around every half.
         """
         plan.check(self.layers)
-        self.rope.reserve(int(max(span.first + span.count for span in place.spans)))
+        for rope in self._ropes.values():
+            rope.reserve(int(max(span.first + span.count for span in place.spans)))
+        if plan.start == 0 and self._positions is not None:
+            x = x + self._positions[place.positions]
+        current, entered = plan.start, x
         for layer, attention in plan.halves:
+            if layer != current:
+                current, entered = layer, x
             block, before = self.blocks[layer], x
-            x = block.attention(x, cache, place, self.rope) if attention else block.mlp(x)
+            x = block.attention(x, cache, place) if attention else block.mlp(x, entered)
             if watch:
                 watch(layer, attention, before, x)
         cache.advance(place, plan.attention_layers)
@@ -108,7 +139,13 @@ class LayeredModel:
     @torch.inference_mode()
     def head(self, x: Tensor) -> Tensor:
         """Hidden states after any layer -> logits over the vocabulary, through the model's own last norm and head."""
-        return self._head(self.ops.norm(x, self._final_norm.weight, self._final_norm.eps))
+        return self._logits(x, self._head)
+
+    def _logits(self, x: Tensor, head: Linear) -> Tensor:
+        scales, logits = self.shape.scales, head(self.ops.norm(x, self._final_norm))
+        if scales.logits != 1:
+            logits = logits * scales.logits
+        return self.ops.soft_cap(logits, scales.logit_cap) if scales.logit_cap else logits
 
     def partial_head(self, size: int) -> PartialHead:
         """The head over the `size` most frequent tokens, for drafting: byte-pair vocabularies are ordered by frequency."""
@@ -236,8 +273,7 @@ class PartialHead:
     @torch.inference_mode()
     def __call__(self, x: Tensor) -> Tensor:
         """Hidden states -> logits of the chosen tokens, in their order."""
-        last = self._model._final_norm
-        return self._linear(self._model.ops.norm(x, last.weight, last.eps))
+        return self._model._logits(x, self._linear)
 
 
 def _release(weight: Tensor) -> None:
@@ -245,7 +281,8 @@ def _release(weight: Tensor) -> None:
     weight.data = torch.empty(0, dtype=weight.dtype)
 
 
-def _release_linears(layer: torch.nn.Module) -> None:
-    for child in layer.modules():
-        if isinstance(child, torch.nn.Linear):
-            _release(child.weight)
+def _release_matrices(layer: torch.nn.Module) -> None:
+    """Of a layer's parameters, all that were packed; norms and biases were copied."""
+    for parameter in layer.parameters():
+        if parameter.dim() > 1:
+            _release(parameter)

@@ -191,7 +191,6 @@ def _load_weights(source: Source, config: PreTrainedConfig, kind: torch.dtype | 
                 config=config,
                 dtype=kind or "auto",
                 device_map=None if target.type == "cpu" else {"": target},
-                attn_implementation="sdpa",
                 use_safetensors=True,
                 trust_remote_code=source.trust,
                 ignore_mismatched_sizes=True,  # reported, and refused below
