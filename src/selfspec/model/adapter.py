@@ -9,21 +9,23 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from contextlib import nullcontext
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..errors import OptionError, PromptError, SelfCheckFailed, UnsupportedModel
-from .block import Block
+from ..errors import OptionError, PromptError, SelfCheckFailed
+from .block import Block, Change, own_block
 from .cache import KVCache, Place
-from .families import FAMILIES, Family, family_of, shape_of, unsupported
+from .families import FAMILIES, Family, family_of, shape_of
 from .linear import Linear
-from .ops import ACTIVATIONS, choose_ops
+from .ops import choose_ops
 from .parts import module, norm, part
 from .plan import LayerPlan
 from .rope import RopeTable
+from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -47,37 +49,48 @@ class LayeredModel:
     """
 
     def __init__(self, model: PreTrainedModel, *, owned: bool = False, kernel: str = "auto", check: bool = True) -> None:
-        family = family_of(model.config)
-        if family is None:
-            raise unsupported(model.config, "they are not in the table")
+        known = family_of(model.config)
+        family = known or recognised(model)
         self.shape = shape_of(model.config, family)
-        if self.shape.context < model.config.max_position_embeddings:
-            warnings.warn(_SHORTENED.format(self.shape.context, model.config.max_position_embeddings), stacklevel=2)
-        if self.shape.activation not in ACTIVATIONS:
-            raise UnsupportedModel(f"activation {self.shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
         self.dtype, self.device = model.dtype, model.device
-        self.ops = choose_ops(kernel, self.dtype, self.device)
+        self.ops = choose_ops(kernel, self.dtype, self.device) if known else module_ops(kernel, model.config)
+        self._say_what_is_special(model)
         self.parameters = sum(p.numel() for p in model.parameters())
         probe = self._probe()
         expected = self._reference(model, probe) if check else None
-        self._ropes = self._take_ropes(model, family)
-        self.blocks = []
-        for index, layer in enumerate(module(model, family.layers).children()):
-            rope = self._ropes.get(self.shape.ropes[index])
-            self.blocks.append(Block(layer, index, family, self.shape, self.ops, rope))
-            if owned:
-                _release_matrices(layer)
+        self._ropes: dict[str | None, RopeTable] = {}
+        self.blocks: list[Block] = []
+        if known:
+            self._take_own_layers(model, family, owned)
+        else:
+            self.blocks = module_blocks(model, family, self.shape)
         self._take_ends(model, family, owned)
+        self._finish: Change = module(model, family.final_norm)
+        if known:
+            self._finish = partial(self.ops.norm, norm=norm(model, family.final_norm, family.norms))
         if expected is not None:
-            self._compare(expected, probe)
+            with nullcontext() if known else refusing(model.config):
+                self._compare(expected, probe)
+                if not known:  # their modules may read our cache otherwise than we think
+                    self._compare(expected, probe, size=5)
         self.row_stable = self._measure_row_stability()
 
-    def _take_ropes(self, model: PreTrainedModel, family: Family) -> dict[str | None, RopeTable]:
-        if family.rotary is None:
-            return {}
-        rotary, shape = module(model, family.rotary), self.shape
-        kinds = {kind for kind in shape.ropes if kind is not None}
-        return {kind: RopeTable(rotary, shape.context, self.device, kind, family.interleaved) for kind in kinds}
+    def _say_what_is_special(self, model: PreTrainedModel) -> None:
+        whole = model.config.max_position_embeddings
+        if self.shape.context < whole:
+            warnings.warn(_SHORTENED.format(self.shape.context, whole), stacklevel=3)
+        if self.ops.kernel == "modules":
+            warnings.warn(WARNING.format(self.shape.family), stacklevel=3)
+
+    def _take_own_layers(self, model: PreTrainedModel, family: Family, owned: bool) -> None:
+        shape = self.shape
+        if family.rotary is not None:
+            rotary, kinds = module(model, family.rotary), {kind for kind in shape.ropes if kind is not None}
+            self._ropes = {kind: RopeTable(rotary, shape.context, self.device, kind, family.interleaved) for kind in kinds}
+        for index, layer in enumerate(module(model, family.layers).children()):
+            self.blocks.append(own_block(layer, index, family, shape, self.ops, self._ropes.get(shape.ropes[index])))
+            if owned:
+                _release_matrices(layer)
 
     def _take_ends(self, model: PreTrainedModel, family: Family, owned: bool) -> None:
         """What comes before the first layer and after the last."""
@@ -85,7 +98,6 @@ class LayeredModel:
         self._positions = part(model, family.positions).weight.detach() if family.positions else None
         scale = torch.tensor(self.shape.scales.embedding)  # rounded as transformers does
         self._embedding_scale = scale.to(embedding.weight.dtype).item()
-        self._final_norm = norm(model, family.final_norm, family.norms)
         self._partial_heads: dict[int, PartialHead] = {}
         self._head: Linear = self.ops.linear([head.weight], [head.bias])
         tied = embedding.weight.data_ptr() == head.weight.data_ptr()
@@ -142,7 +154,7 @@ class LayeredModel:
         return self._logits(x, self._head)
 
     def _logits(self, x: Tensor, head: Linear) -> Tensor:
-        scales, logits = self.shape.scales, head(self.ops.norm(x, self._final_norm))
+        scales, logits = self.shape.scales, head(self._finish(x))
         if scales.logits != 1:
             logits = logits * scales.logits
         return self.ops.soft_cap(logits, scales.logit_cap) if scales.logit_cap else logits
@@ -222,9 +234,11 @@ class LayeredModel:
             for module in training:
                 module.training = True
 
-    def _compare(self, expected: Tensor, probe: Tensor) -> None:
+    def _compare(self, expected: Tensor, probe: Tensor, size: int | None = None) -> None:
+        """Raise unless our logits of the probe, read `size` tokens at a time, are the expected ones."""
         cache = self.new_cache(1, len(probe))
-        ours = self.forward(probe, cache, cache.place([len(probe)])).float()
+        pieces = [self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size or len(probe))]
+        ours = torch.cat(pieces).float()
         gap, scale = (ours - expected).abs().max().item(), expected.abs().max().item()
         if not gap <= TOLERANCE.get(self.dtype, 6e-2) * max(scale, 1e-3):  # also refuses NaN
             raise SelfCheckFailed(

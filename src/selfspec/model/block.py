@@ -5,35 +5,62 @@ Written once over `Ops`; what differs between families is data in `families.py`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 from torch import Tensor, nn
 
+from ..errors import UnsupportedModel
 from .cache import KVCache, Place
 from .experts import Experts
 from .families import Family, Shape
 from .linear import Linear
-from .ops import Heads, Ops
+from .ops import ACTIVATIONS, Heads, Ops
 from .parts import attention_scale, expert_parts, head_norm, norm, part, qkv_parts
 from .rope import RopeTable
 
 Change = Callable[[Tensor], Tensor]
 
 
+class AttentionCore(Protocol):
+    """What a block needs of an attention."""
+
+    linears: Sequence[Linear]
+
+    def __call__(self, x: Tensor, cache: KVCache, place: Place, residual: Tensor | None = None) -> Tensor:
+        """Normed stream -> what attention adds to it, plus the residual if there is one."""
+
+
+class MlpCore(Protocol):
+    """What a block needs of an MLP."""
+
+    linears: Sequence[Linear]
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Normed stream -> what the MLP adds to it, plus the residual if there is one."""
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What happens to each half's input, and to what it adds; None: nothing."""
+
+    attention_before: Change | None
+    attention_after: Change | None
+    mlp_before: Change | None
+    mlp_after: Change | None
+
+
 class Block:
-    """One layer. A half is: norm, core, norm, scale, and added to the stream; any of them but the core may be missing."""
+    """One layer. A half is: norm, core, norm, scale, and added to the stream; any of them but the core may be missing.
 
-    def __init__(self, layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None) -> None:
-        def change(name: str | None) -> Change | None:
-            return None if name is None else partial(ops.norm, norm=norm(layer, name, family.norms))
+    `parallel`: the MLP reads what entered the layer, not what attention has added to.
+    """
 
-        self._attention_before, self._attention_after = change(family.attention_norm), change(family.attention_after)
-        self._mlp_before, self._mlp_after = change(family.mlp_norm), change(family.mlp_after)
-        self._scale, self._parallel = shape.scales.residual, shape.parallel
-        self._attention = Attention(layer, index, family, shape, ops, rope)
-        experts = expert_parts(layer, family)
-        self._mlp = Mlp(layer, family, shape, ops) if experts is None else Experts(experts, shape.activation, ops)
+    def __init__(self, attention: AttentionCore, mlp: MlpCore, norms: Norms, scale: float = 1.0, parallel: bool = False) -> None:
+        self._attention, self._mlp, self._norms = attention, mlp, norms
+        self._scale, self._parallel = scale, parallel
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -41,12 +68,12 @@ class Block:
 
     def attention(self, x: Tensor, cache: KVCache, place: Place) -> Tensor:
         core = partial(self._attention, cache=cache, place=place)
-        return self._half(x, x, self._attention_before, core, self._attention_after)
+        return self._half(x, x, self._norms.attention_before, core, self._norms.attention_after)
 
     def mlp(self, x: Tensor, entered: Tensor | None = None) -> Tensor:
-        """`entered` is what entered the layer: where the halves are parallel, the MLP reads that."""
+        """`entered` is what entered the layer, which parallel halves read."""
         read = entered if self._parallel and entered is not None else x
-        return self._half(x, read, self._mlp_before, self._mlp, self._mlp_after)
+        return self._half(x, read, self._norms.mlp_before, self._mlp, self._norms.mlp_after)
 
     def _half(self, x: Tensor, read: Tensor, before: Change | None, core: Callable[..., Tensor], after: Change | None) -> Tensor:
         y = read if before is None else before(read)
@@ -57,6 +84,22 @@ class Block:
         if after is not None:
             y = after(y)
         return x + y * self._scale
+
+
+def own_block(layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None) -> Block:
+    """The block of a family in the table, run by our operations."""
+
+    def change(name: str | None) -> Change | None:
+        return None if name is None else partial(ops.norm, norm=norm(layer, name, family.norms))
+
+    experts = expert_parts(layer, family)
+    return Block(
+        Attention(layer, index, family, shape, ops, rope),
+        Mlp(layer, family, shape, ops) if experts is None else Experts(experts, shape.activation, ops),
+        Norms(*map(change, (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after))),
+        shape.scales.residual,
+        shape.parallel,
+    )
 
 
 class Attention:
@@ -79,10 +122,7 @@ class Attention:
             query_norm=head_norm(layer, family.query_norm, family, shape),
             key_norm=head_norm(layer, family.key_norm, family, shape),
         )
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        return self._qkv, self._out
+        self.linears: Sequence[Linear] = (self._qkv, self._out)
 
     def __call__(self, x: Tensor, cache: KVCache, place: Place, residual: Tensor | None = None) -> Tensor:
         return self._out(self._ops.attention(self._qkv(x), self._heads, cache, place), residual)
@@ -92,14 +132,13 @@ class Mlp:
     """act(gate) * up, or without a gate act(up); then down."""
 
     def __init__(self, layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> None:
+        if shape.activation not in ACTIVATIONS:
+            raise UnsupportedModel(f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
         parts, down = [part(layer, name) for name in family.gate_up], part(layer, family.down)
         self._up = ops.linear([each.weight for each in parts], [each.bias for each in parts])
         self._down = ops.linear([down.weight], [down.bias])
         self._activate = partial(ops.gated if family.gated else ops.activated, activation=shape.activation)
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        return self._up, self._down
+        self.linears: Sequence[Linear] = (self._up, self._down)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self._down(self._activate(self._up(x)), residual)

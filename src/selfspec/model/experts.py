@@ -7,6 +7,8 @@ Training's load-balancing loss has no place here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -26,11 +28,8 @@ class Experts:
             (ops.linear([gate_up], [None]), ops.linear([down], [None]))
             for gate_up, down in zip(parts.gate_up, parts.down, strict=True)
         ]
-
-    @property
-    def linears(self) -> tuple[Linear, ...]:
-        """What one token runs through: the router, and as many experts as it chooses."""
-        return (self._router, *(linear for pair in self._experts[: self._chosen] for linear in pair))
+        one = [linear for pair in self._experts[: self._chosen] for linear in pair]
+        self.linears: Sequence[Linear] = (self._router, *one)  # what one token runs through
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         weights, chosen = self._route(x)

@@ -26,7 +26,7 @@ from .native import LayerStruct, NoNative, library
 from .norms import Norm
 from .rope import RopeTable
 
-Kernel = Literal["native", "mkl", "plain"]
+Kernel = Literal["native", "mkl", "plain", "modules"]
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
 _TORCH_ACTIVATIONS = (F.silu, partial(F.gelu, approximate="tanh"), F.gelu, F.relu)
 
@@ -179,11 +179,11 @@ class TorchOps(Ops):
     def _attend_row(self, q: Tensor, heads: Heads, cache: KVCache, place: Place, row: int, piece: slice) -> Tensor:
         """One row's queries. Row-stable: each is a batch row over stride-0 keys, the groups are SDPA's queries, the key length
         is a multiple of the cache's chunk. Otherwise the row's queries are attended together."""
-        visible = _visible(place, piece, heads.window, cache.capacity)
-        length = -(-(int(visible.any(0).nonzero().max()) + 1) // 512) * 512 if self._row_stable else cache.capacity
+        seen = visible(place, piece, heads.window, cache.capacity)
+        length = -(-(int(seen.any(0).nonzero().max()) + 1) // 512) * 512 if self._row_stable else cache.capacity
         tokens, group = len(q), heads.queries // heads.keys
         k, v = cache.keys[heads.layer, row, :, :length], cache.values[heads.layer, row, :, :length]
-        mask = visible[:, :length]
+        mask = seen[:, :length]
         if self._row_stable and not heads.cap:
             queries, k, v = (
                 q.view(tokens, heads.keys, group, heads.size),
@@ -210,16 +210,16 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
 
 
-def _visible(place: Place, piece: slice, window: int | None, capacity: int) -> Tensor:
+def visible(place: Place, piece: slice, window: int | None, capacity: int) -> Tensor:
     """(tokens, capacity) boolean: which slots each token of the piece may look at."""
     sight = place.sight(window)
     slots = torch.arange(capacity, device=sight.starts.device)
-    visible = (slots >= sight.starts[piece, None]) & (slots < sight.stops[piece, None])
+    seen = (slots >= sight.starts[piece, None]) & (slots < sight.stops[piece, None])
     if sight.extras is not None and sight.first_extra is not None:
         bounds = sight.first_extra[piece.start : piece.stop + 1].tolist()
         for token, (first, stop) in enumerate(itertools.pairwise(bounds)):
-            visible[token, sight.extras[first:stop]] = True
-    return visible
+            seen[token, sight.extras[first:stop]] = True
+    return seen
 
 
 def choose_ops(kernel: str, dtype: torch.dtype, device: torch.device) -> Ops:
