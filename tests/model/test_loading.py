@@ -281,7 +281,7 @@ def test_a_path_that_is_not_there(name: str | Path, says: str, monkeypatch: pyte
 
 def test_a_file_is_not_a_folder(saved: Path) -> None:
     """Catches config.json or a weight file taken for a model."""
-    with pytest.raises(OptionError, match="folder"):
+    with pytest.raises(OptionError, match=r"folder that holds config\.json.*\.gguf"):
         load(saved / "model.safetensors")
 
 
@@ -448,27 +448,6 @@ def test_broken_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(BrokenCheckpoint, match="tokenizer"):
         load(folder)
-
-
-def test_gguf(tmp_path: Path) -> None:
-    """Catches a damaged GGUF reported as merely unsupported."""
-    import numpy as np
-    from gguf import GGUFWriter
-
-    path = tmp_path / "model.gguf"
-    writer = GGUFWriter(path, "llama")
-    writer.add_tensor("weight", np.zeros((64, 64), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    whole = path.read_bytes()
-    with pytest.raises(UnsupportedModel, match="GGUF"):
-        load(path)
-    for damaged in (b"", b"ZIP!" + whole[4:], whole[:30], whole[: len(whole) // 2]):
-        path.write_bytes(damaged)
-        with pytest.raises(BrokenCheckpoint, match="truncated or corrupt"):
-            load(path)
 
 
 # Memory

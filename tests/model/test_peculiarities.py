@@ -18,6 +18,7 @@ from selfspec.model import adapter, block, parts
 from selfspec.model.adapter import LayeredModel
 from selfspec.model.families import FAMILIES, Scales
 from selfspec.model.norms import NormKind
+from selfspec.model.ops import TorchOps
 
 NO_HEAD_NORMS = {"query_norm": None, "key_norm": None}
 NO_AFTER = {"attention_after": None, "mlp_after": None}
@@ -155,3 +156,16 @@ def test_a_longrope_model_ends_where_its_frequencies_change():
     assert torch.allclose(logits, theirs, atol=2e-4, rtol=1e-4)
     longer = model(input_ids=torch.arange(129)[None] + 3, use_cache=False).logits[0]
     assert (longer[:128] - theirs).abs().max() > 0.1, "the frequencies do not change, so the limit would be for nothing"
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma2", "olmo2", "cohere"])
+def test_norms_round_where_the_family_rounds(variant):
+    """In half precision: the weight multiplied before rounding to it, or after, as the family does."""
+    model, family = build(variant).to(torch.bfloat16), FAMILIES[VARIANTS[variant][0]]
+    name = family.attention_norm or family.attention_after
+    layer = parts.module(model, family.layers)[0]
+    x = torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    ours = TorchOps().norm(x, parts.norm(layer, name, family.norms))
+    assert torch.equal(ours, parts.module(layer, name)(x))
+    other = replace(family.norms, wide=not family.norms.wide)
+    assert not torch.equal(ours, TorchOps().norm(x, parts.norm(layer, name, other))), "rounding here or there is the same"
