@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -260,3 +262,9 @@ def test_half_precision_runs_and_agrees_roughly(variant, dtype):
     ours, _ = read(LayeredModel(model), TEXT)
     theirs = model(input_ids=torch.tensor([TEXT])).logits[0]
     assert ours.dtype == dtype and (ours - theirs).abs().max() < 0.06 * theirs.abs().max()
+
+
+def test_the_docs_list_every_family():
+    """A family that nobody can find, or one that is listed and gone."""
+    table = (Path(__file__).parents[2] / "docs" / "models.md").read_text().split("## What")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == set(FAMILIES)

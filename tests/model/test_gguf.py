@@ -148,7 +148,7 @@ def test_what_cannot_be_expanded_is_refused_before_work_begins(tmp_path, monkeyp
     at = whole.index(name) + len(name) + 4 + 2 * 8  # the name, the number of dimensions and two of them
     assert whole[at : at + 4] == code
     path.write_bytes(whole[:at] + (999).to_bytes(4, "little") + whole[at + 4 :])
-    with pytest.raises(UnsupportedModel, match="way that the installed gguf package does not know.*999"):
+    with pytest.raises(UnsupportedModel, match=r"way that the installed gguf package does not know.*999"):
         load(path)
     write(path, extra=np.zeros((4, 4), dtype=np.float64))
     with pytest.raises(UnsupportedModel, match="quantised as F64, which the gguf package cannot expand"):
