@@ -15,8 +15,11 @@ import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+from ..errors import UnsupportedModel
 from .families import Family, Shape
 from .norms import Norm, NormKind
+
+_PLAIN = (nn.Linear, nn.Embedding, Conv1D)
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,12 @@ def module(root: nn.Module, path: str) -> nn.Module:
 def part(root: nn.Module, path: str) -> Part:
     """Weight and bias of the linear or embedding at a dotted path."""
     found: Any = module(root, path)
+    if not (isinstance(found, _PLAIN) and found.weight.is_floating_point() and type(found.weight.data) is Tensor):
+        raise UnsupportedModel(
+            f"the model's {path} is a {type(found).__name__} with a weight of type {type(found.weight.data).__name__}, "
+            f"{found.weight.dtype}: quantised, or wrapped by an adapter. selfspec reads plain weights only: load the model "
+            "without quantisation (or call its dequantize()), merge adapters (merge_and_unload()), and pass that."
+        )
     weight = found.weight.T if isinstance(found, Conv1D) else found.weight
     return Part(weight, getattr(found, "bias", None))
 

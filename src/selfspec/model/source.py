@@ -33,13 +33,13 @@ class Source:
     trust: bool
     hub: dict[str, Any] | None = None
 
-    def fetch_weights(self) -> None:
-        """Download a hub model's weights (and nothing else) into its cache folder."""
+    def fetch_weights(self, one: str | None = None) -> None:
+        """Download a hub model's weights (and nothing else) into its cache folder; `one`: the file that they are in."""
         if self.hub is None:
             return
         index = self.folder / INDEX
         shards = read_json(index).get("weight_map", {}) if index.is_file() else {}
-        wanted = sorted({str(shard) for shard in shards.values()}) or [WEIGHTS]
+        wanted = [one] if one else sorted({str(shard) for shard in shards.values()}) or [WEIGHTS]
         _snapshot(self.name, wanted, self.hub)
         missing = [file for file in wanted if not (self.folder / file).is_file()]
         if missing:  # the hub library is content with a part when there is no network, or when the file is not in the repository
