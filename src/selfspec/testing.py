@@ -37,6 +37,35 @@ _SMALL = {
     "pad_token_id": 0,
     "initializer_range": 0.15,  # large enough that a random model has opinions
 }
+_LOUD = {"num_key_value_heads": None}  # every head has keys of its own
+_PECULIAR: dict[str, dict[str, Any]] = {  # so that what a family does differently matters at this size
+    "gemma2": {
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 40,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 4.0,
+    },
+    "gemma3_text": {"sliding_window": 24, "sliding_window_pattern": 2, "query_pre_attn_scalar": 40},
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.5,
+        "logits_scaling": 0.7,
+    },
+    "cohere": {"logit_scale": 0.4, "use_qk_norm": True},
+    "cohere2": {"logit_scale": 0.4, "sliding_window": 24, "sliding_window_pattern": 2},
+    "smollm3": {"no_rope_layer_interval": 2},
+    "qwen3_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "mlp_only_layers": [1],
+        "norm_topk_prob": True,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "gpt_neox": {**_LOUD, "attention_bias": True},
+    "gpt2": _LOUD,
+}
 
 
 def families() -> list[str]:
@@ -46,12 +75,12 @@ def families() -> list[str]:
 
 def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A tiny random model of a family as transformers makes it; `changes` go to its config."""
-    config = AutoConfig.for_model(family, **{**_SMALL, **changes})
+    config = AutoConfig.for_model(family, **{**_SMALL, **_PECULIAR.get(family, {}), **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for name, parameter in model.named_parameters():  # norms and biases start as constants, which would hide mistakes
-            if "norm" in name or name.endswith("bias"):
+            if "norm" in name or parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)
     model.eval().requires_grad_(False)
     return model

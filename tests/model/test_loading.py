@@ -31,6 +31,7 @@ from transformers import (
 from selfspec.errors import BrokenCheckpoint, ModelError, OptionError, ResourceError, Unavailable, UnsupportedModel
 from selfspec.model import checkpoint, loading, source
 from selfspec.model.loading import estimate_bytes, load
+from selfspec.testing import tiny_model
 
 CPU = torch.device("cpu")
 
@@ -126,6 +127,12 @@ def test_folder_gives_the_saved_weights_ready_to_run(saved: Path) -> None:
 def test_dtype(saved: Path, option: str | torch.dtype, expected: torch.dtype) -> None:
     """Catches "auto" taking the checkpoint's bfloat16 on the CPU, where exactness is promised, and an option not passed on."""
     assert {parameter.dtype for parameter in load(saved, dtype=option, device="cpu").model.parameters()} == {expected}
+
+
+def test_a_family_without_sdpa_loads(tmp_path: Path) -> None:
+    """transformers refuses to load Gemma 2 with SDPA, which knows no soft caps; asking for it by name kept the family out."""
+    tiny_model("gemma2").save_pretrained(tmp_path)
+    assert load(tmp_path).model.config._attn_implementation == "eager"
 
 
 def test_tied_head_is_not_a_missing_weight(tmp_path: Path) -> None:
@@ -274,7 +281,7 @@ def test_a_path_that_is_not_there(name: str | Path, says: str, monkeypatch: pyte
 
 def test_a_file_is_not_a_folder(saved: Path) -> None:
     """Catches config.json or a weight file taken for a model."""
-    with pytest.raises(OptionError, match="folder"):
+    with pytest.raises(OptionError, match=r"folder that holds config\.json.*\.gguf"):
         load(saved / "model.safetensors")
 
 
@@ -441,27 +448,6 @@ def test_broken_tokenizer(folder: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(BrokenCheckpoint, match="tokenizer"):
         load(folder)
-
-
-def test_gguf(tmp_path: Path) -> None:
-    """Catches a damaged GGUF reported as merely unsupported."""
-    import numpy as np
-    from gguf import GGUFWriter
-
-    path = tmp_path / "model.gguf"
-    writer = GGUFWriter(path, "llama")
-    writer.add_tensor("weight", np.zeros((64, 64), dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    whole = path.read_bytes()
-    with pytest.raises(UnsupportedModel, match="GGUF"):
-        load(path)
-    for damaged in (b"", b"ZIP!" + whole[4:], whole[:30], whole[: len(whole) // 2]):
-        path.write_bytes(damaged)
-        with pytest.raises(BrokenCheckpoint, match="truncated or corrupt"):
-            load(path)
 
 
 # Memory

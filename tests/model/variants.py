@@ -14,6 +14,17 @@ _LLAMA3 = {
     "original_max_position_embeddings": 64,
 }
 
+_LONG = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3, 1.5, 2.0, 2.5, 3.0],
+    "long_factor": [1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 9.0, 9.5],
+}
+_GEMMA3_LONG = {
+    "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000000.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
@@ -34,6 +45,35 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}),
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
+    "qwen3-moe": ("qwen3_moe", {}),
+    "qwen3-moe-weights-as-they-are": ("qwen3_moe", {"norm_topk_prob": False, "mlp_only_layers": []}),
+    "mixtral": ("mixtral", {"sliding_window": 24}),
+    "gemma": ("gemma", {}),
+    "gemma2": ("gemma2", {}),
+    "gemma2-no-caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    "gemma3": ("gemma3_text", {}),
+    "gemma3-long": ("gemma3_text", {"rope_parameters": _GEMMA3_LONG, "final_logit_softcapping": 4.0, "sliding_window": 7}),
+    "phi3": ("phi3", {}),
+    "phi3-longrope": ("phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 128}),
+    "phi3-window-partial": (
+        "phi3",
+        {
+            "sliding_window": 24,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+        },
+    ),
+    "smollm3": ("smollm3", {}),
+    "smollm3-windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 24}),
+    "olmo2": ("olmo2", {}),
+    "granite": ("granite", {}),
+    "granite-biases-tied": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "cohere": ("cohere", {}),
+    "cohere-no-head-norms": ("cohere", {"use_qk_norm": False}),
+    "cohere2": ("cohere2", {}),
+    "gpt-neox": ("gpt_neox", {}),
+    "gpt-neox-in-sequence": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
+    "gpt2": ("gpt2", {}),
+    "gpt2-scaled-by-layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"}),
 }
 
 

@@ -7,21 +7,25 @@ our logits with the model's on a probe prompt and refuses if they disagree. Does
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from ..errors import OptionError, PromptError, SelfCheckFailed, UnsupportedModel
-from .block import Block
+from ..errors import OptionError, PromptError, SelfCheckFailed
+from .block import Block, Change, own_block
 from .cache import KVCache, Place
-from .families import FAMILIES, family_of, module, norm, part, shape_of
+from .families import FAMILIES, Family, family_of, shape_of
 from .linear import Linear
-from .ops import ACTIVATIONS, choose_ops
+from .ops import choose_ops
+from .parts import module, norm, part
 from .plan import LayerPlan
 from .rope import RopeTable
+from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,6 +33,10 @@ if TYPE_CHECKING:
 PREFILL_CHUNK = 512
 TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}  # of the largest logit of the probe
 
+_SHORTENED = (
+    "this model rotates positions by other frequencies once a text is longer than {0} tokens (longrope), and all of the text "
+    "would have to be read again at that point, which selfspec does not do: texts end at {0} tokens here, not at {1}"
+)
 
 HalfWatch = Callable[[int, bool, Tensor, Tensor], None]
 
@@ -41,28 +49,55 @@ class LayeredModel:
     """
 
     def __init__(self, model: PreTrainedModel, *, owned: bool = False, kernel: str = "auto", check: bool = True) -> None:
-        family, self.shape = family_of(model.config), shape_of(model.config)
-        if self.shape.activation not in ACTIVATIONS:
-            raise UnsupportedModel(f"activation {self.shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+        known = family_of(model.config)
+        family = known or recognised(model)
+        self.shape = shape_of(model.config, family)
         self.dtype, self.device = model.dtype, model.device
-        self.ops = choose_ops(kernel, self.dtype, self.device)
+        self.ops = choose_ops(kernel, self.dtype, self.device) if known else module_ops(kernel, model.config)
+        self._say_what_is_special(model)
         self.parameters = sum(p.numel() for p in model.parameters())
         probe = self._probe()
         expected = self._reference(model, probe) if check else None
-        self.rope = RopeTable(module(model, family.rotary), self.shape.context, self.device)
-        self.blocks = []
-        for index, layer in enumerate(module(model, family.layers).children()):
-            self.blocks.append(Block(layer, index, family, self.shape, self.ops))
-            if owned:
-                _release_linears(layer)
-        self._take_head(model, family, owned)
+        self._ropes: dict[str | None, RopeTable] = {}
+        self.blocks: list[Block] = []
+        if known:
+            self._take_own_layers(model, family, owned)
+        else:
+            self.blocks = module_blocks(model, family, self.shape)
+        self._take_ends(model, family, owned)
+        self._finish: Change = module(model, family.final_norm)
+        if known:
+            self._finish = partial(self.ops.norm, norm=norm(model, family.final_norm, family.norms))
         if expected is not None:
-            self._compare(expected, probe)
+            with nullcontext() if known else refusing(model.config):
+                self._compare(expected, probe)
+                if not known:  # their modules may read our cache otherwise than we think
+                    self._compare(expected, probe, size=5)
         self.row_stable = self._measure_row_stability()
 
-    def _take_head(self, model: PreTrainedModel, family: Any, owned: bool) -> None:
+    def _say_what_is_special(self, model: PreTrainedModel) -> None:
+        whole = model.config.max_position_embeddings
+        if self.shape.context < whole:
+            warnings.warn(_SHORTENED.format(self.shape.context, whole), stacklevel=3)
+        if self.ops.kernel == "modules":
+            warnings.warn(WARNING.format(self.shape.family), stacklevel=3)
+
+    def _take_own_layers(self, model: PreTrainedModel, family: Family, owned: bool) -> None:
+        shape = self.shape
+        if family.rotary is not None:
+            rotary, kinds = module(model, family.rotary), {kind for kind in shape.ropes if kind is not None}
+            self._ropes = {kind: RopeTable(rotary, shape.context, self.device, kind, family.interleaved) for kind in kinds}
+        for index, layer in enumerate(module(model, family.layers).children()):
+            self.blocks.append(own_block(layer, index, family, shape, self.ops, self._ropes.get(shape.ropes[index])))
+            if owned:
+                _release_matrices(layer)
+
+    def _take_ends(self, model: PreTrainedModel, family: Family, owned: bool) -> None:
+        """What comes before the first layer and after the last."""
         embedding, head = part(model, family.embedding), part(model, family.head)
-        self._final_norm = norm(model, family.final_norm)
+        self._positions = part(model, family.positions).weight.detach() if family.positions else None
+        scale = torch.tensor(self.shape.scales.embedding)  # rounded as transformers does
+        self._embedding_scale = scale.to(embedding.weight.dtype).item()
         self._partial_heads: dict[int, PartialHead] = {}
         self._head: Linear = self.ops.linear([head.weight], [head.bias])
         tied = embedding.weight.data_ptr() == head.weight.data_ptr()
@@ -87,19 +122,27 @@ class LayeredModel:
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(tokens,) -> (tokens, width)."""
-        return self._head.rows(tokens) if self._embedding is None else self._embedding[tokens]
+        x = self._head.rows(tokens) if self._embedding is None else self._embedding[tokens]
+        return x if self._embedding_scale == 1 else x * self._embedding_scale
 
     @torch.inference_mode()
     def run(self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place, watch: HalfWatch | None = None) -> Tensor:
         """Carry hidden states (tokens, width) through the plan's halves; keys and values go to the place's slots.
 
-        `watch(layer, is_attention, before, after)` is shown the residual stream around every half.
+        A plan that starts at layer 0 takes embeddings. `watch(layer, is_attention, before, after)` is shown the residual stream
+        around every half.
         """
         plan.check(self.layers)
-        self.rope.reserve(int(max(span.first + span.count for span in place.spans)))
+        for rope in self._ropes.values():
+            rope.reserve(int(max(span.first + span.count for span in place.spans)))
+        if plan.start == 0 and self._positions is not None:
+            x = x + self._positions[place.positions]
+        current, entered = plan.start, x
         for layer, attention in plan.halves:
+            if layer != current:
+                current, entered = layer, x
             block, before = self.blocks[layer], x
-            x = block.attention(x, cache, place, self.rope) if attention else block.mlp(x)
+            x = block.attention(x, cache, place) if attention else block.mlp(x, entered)
             if watch:
                 watch(layer, attention, before, x)
         cache.advance(place, plan.attention_layers)
@@ -108,7 +151,13 @@ class LayeredModel:
     @torch.inference_mode()
     def head(self, x: Tensor) -> Tensor:
         """Hidden states after any layer -> logits over the vocabulary, through the model's own last norm and head."""
-        return self._head(self.ops.norm(x, self._final_norm.weight, self._final_norm.eps))
+        return self._logits(x, self._head)
+
+    def _logits(self, x: Tensor, head: Linear) -> Tensor:
+        scales, logits = self.shape.scales, head(self._finish(x))
+        if scales.logits != 1:
+            logits = logits * scales.logits
+        return self.ops.soft_cap(logits, scales.logit_cap) if scales.logit_cap else logits
 
     def partial_head(self, size: int) -> PartialHead:
         """The head over the `size` most frequent tokens, for drafting: byte-pair vocabularies are ordered by frequency."""
@@ -185,9 +234,11 @@ class LayeredModel:
             for module in training:
                 module.training = True
 
-    def _compare(self, expected: Tensor, probe: Tensor) -> None:
+    def _compare(self, expected: Tensor, probe: Tensor, size: int | None = None) -> None:
+        """Raise unless our logits of the probe, read `size` tokens at a time, are the expected ones."""
         cache = self.new_cache(1, len(probe))
-        ours = self.forward(probe, cache, cache.place([len(probe)])).float()
+        pieces = [self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size or len(probe))]
+        ours = torch.cat(pieces).float()
         gap, scale = (ours - expected).abs().max().item(), expected.abs().max().item()
         if not gap <= TOLERANCE.get(self.dtype, 6e-2) * max(scale, 1e-3):  # also refuses NaN
             raise SelfCheckFailed(
@@ -236,8 +287,7 @@ class PartialHead:
     @torch.inference_mode()
     def __call__(self, x: Tensor) -> Tensor:
         """Hidden states -> logits of the chosen tokens, in their order."""
-        last = self._model._final_norm
-        return self._linear(self._model.ops.norm(x, last.weight, last.eps))
+        return self._model._logits(x, self._linear)
 
 
 def _release(weight: Tensor) -> None:
@@ -245,7 +295,8 @@ def _release(weight: Tensor) -> None:
     weight.data = torch.empty(0, dtype=weight.dtype)
 
 
-def _release_linears(layer: torch.nn.Module) -> None:
-    for child in layer.modules():
-        if isinstance(child, torch.nn.Linear):
-            _release(child.weight)
+def _release_matrices(layer: torch.nn.Module) -> None:
+    """Of a layer's parameters, all that were packed; norms and biases were copied."""
+    for parameter in layer.parameters():
+        if parameter.dim() > 1:
+            _release(parameter)

@@ -5,49 +5,140 @@ Written once over `Ops`; what differs between families is data in `families.py`.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from torch import Tensor, nn
 
+from ..errors import UnsupportedModel
 from .cache import KVCache, Place
-from .families import Family, Shape, attention_scale, norm, part
+from .experts import Experts
+from .families import Family, Shape
 from .linear import Linear
-from .ops import Heads, Ops
+from .ops import ACTIVATIONS, Heads, Ops
+from .parts import attention_scale, expert_parts, head_norm, norm, part, qkv_parts
 from .rope import RopeTable
+
+Change = Callable[[Tensor], Tensor]
+
+
+class AttentionCore(Protocol):
+    """What a block needs of an attention."""
+
+    linears: Sequence[Linear]
+
+    def __call__(self, x: Tensor, cache: KVCache, place: Place, residual: Tensor | None = None) -> Tensor:
+        """Normed stream -> what attention adds to it, plus the residual if there is one."""
+
+
+class MlpCore(Protocol):
+    """What a block needs of an MLP."""
+
+    linears: Sequence[Linear]
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Normed stream -> what the MLP adds to it, plus the residual if there is one."""
+
+
+@dataclass(frozen=True)
+class Norms:
+    """What happens to each half's input, and to what it adds; None: nothing."""
+
+    attention_before: Change | None
+    attention_after: Change | None
+    mlp_before: Change | None
+    mlp_after: Change | None
 
 
 class Block:
-    """One layer. Projections that read the same input are one product."""
+    """One layer. A half is: norm, core, norm, scale, and added to the stream; any of them but the core may be missing.
 
-    def __init__(self, layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops) -> None:
-        self._ops = ops
-        self._activation = shape.activation
-        self._attention_norm = norm(layer, family.attention_norm)
-        self._mlp_norm = norm(layer, family.mlp_norm)
-        self.qkv, self.out, self.gate_up, self.down = (
-            ops.linear([p.weight for p in parts], [p.bias for p in parts])
-            for parts in (
-                [part(layer, name) for name in family.qkv],
-                [part(layer, family.out)],
-                [part(layer, name) for name in family.gate_up],
-                [part(layer, family.down)],
-            )
-        )
-        self._heads = Heads(index, shape.heads, shape.kv_heads, shape.head_size, attention_scale(layer), shape.windows[index])
-        if family.query_norm and family.key_norm:
-            query, key = norm(layer, family.query_norm), norm(layer, family.key_norm)
-            self._heads = replace(self._heads, query_norm=query.weight, key_norm=key.weight, norm_eps=query.eps)
+    `parallel`: the MLP reads what entered the layer, not what attention has added to.
+    """
+
+    def __init__(self, attention: AttentionCore, mlp: MlpCore, norms: Norms, scale: float = 1.0, parallel: bool = False) -> None:
+        self._attention, self._mlp, self._norms = attention, mlp, norms
+        self._scale, self._parallel = scale, parallel
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        return self.qkv, self.out, self.gate_up, self.down
+        return (*self._attention.linears, *self._mlp.linears)
 
-    def attention(self, x: Tensor, cache: KVCache, place: Place, rope: RopeTable) -> Tensor:
-        before = self._attention_norm
-        qkv = self.qkv(self._ops.norm(x, before.weight, before.eps))
-        return self.out(self._ops.attention(qkv, self._heads, cache, place, rope), residual=x)
+    def attention(self, x: Tensor, cache: KVCache, place: Place) -> Tensor:
+        core = partial(self._attention, cache=cache, place=place)
+        return self._half(x, x, self._norms.attention_before, core, self._norms.attention_after)
 
-    def mlp(self, x: Tensor) -> Tensor:
-        before = self._mlp_norm
-        both = self.gate_up(self._ops.norm(x, before.weight, before.eps))
-        return self.down(self._ops.gated(both, self._activation), residual=x)
+    def mlp(self, x: Tensor, entered: Tensor | None = None) -> Tensor:
+        """`entered` is what entered the layer, which parallel halves read."""
+        read = entered if self._parallel and entered is not None else x
+        return self._half(x, read, self._norms.mlp_before, self._mlp, self._norms.mlp_after)
+
+    def _half(self, x: Tensor, read: Tensor, before: Change | None, core: Callable[..., Tensor], after: Change | None) -> Tensor:
+        y = read if before is None else before(read)
+        if after is None and self._scale == 1:
+            added: Tensor = core(y, residual=x)  # adding is part of the core's last product
+            return added
+        y = core(y)
+        if after is not None:
+            y = after(y)
+        return x + y * self._scale
+
+
+def own_block(layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None) -> Block:
+    """The block of a family in the table, run by our operations."""
+
+    def change(name: str | None) -> Change | None:
+        return None if name is None else partial(ops.norm, norm=norm(layer, name, family.norms))
+
+    experts = expert_parts(layer, family)
+    return Block(
+        Attention(layer, index, family, shape, ops, rope),
+        Mlp(layer, family, shape, ops) if experts is None else Experts(experts, shape.activation, ops),
+        Norms(*map(change, (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after))),
+        shape.scales.residual,
+        shape.parallel,
+    )
+
+
+class Attention:
+    """Projections that read the same input are one product."""
+
+    def __init__(self, layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None) -> None:
+        self._ops = ops
+        parts, out = qkv_parts(layer, family, shape), part(layer, family.out)
+        self._qkv = ops.linear([each.weight for each in parts], [each.bias for each in parts])
+        self._out = ops.linear([out.weight], [out.bias])
+        self._heads = Heads(
+            layer=index,
+            queries=shape.heads,
+            keys=shape.kv_heads,
+            size=shape.head_size,
+            scale=attention_scale(layer, family),
+            window=shape.windows[index],
+            cap=shape.scales.score_cap,
+            rope=rope,
+            query_norm=head_norm(layer, family.query_norm, family, shape),
+            key_norm=head_norm(layer, family.key_norm, family, shape),
+        )
+        self.linears: Sequence[Linear] = (self._qkv, self._out)
+
+    def __call__(self, x: Tensor, cache: KVCache, place: Place, residual: Tensor | None = None) -> Tensor:
+        return self._out(self._ops.attention(self._qkv(x), self._heads, cache, place), residual)
+
+
+class Mlp:
+    """act(gate) * up, or without a gate act(up); then down."""
+
+    def __init__(self, layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> None:
+        if shape.activation not in ACTIVATIONS:
+            raise UnsupportedModel(f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+        parts, down = [part(layer, name) for name in family.gate_up], part(layer, family.down)
+        self._up = ops.linear([each.weight for each in parts], [each.bias for each in parts])
+        self._down = ops.linear([down.weight], [down.bias])
+        self._activate = partial(ops.gated if family.gated else ops.activated, activation=shape.activation)
+        self.linears: Sequence[Linear] = (self._up, self._down)
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self._down(self._activate(self._up(x)), residual)

@@ -84,7 +84,7 @@ def _no_weights(folder: Path) -> BrokenCheckpoint | UnsupportedModel:
             "with code you trust: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) writes safetensors."
         )
     if next(folder.glob("*.gguf"), None):
-        return UnsupportedModel(f"{folder} holds a GGUF file; selfspec reads safetensors. Use a safetensors copy of the model.")
+        return UnsupportedModel(f"{folder} holds a GGUF file and no safetensors. Pass the path of the .gguf file itself.")
     return BrokenCheckpoint(f"{folder} has neither {WEIGHTS} nor {INDEX}, so there are no weights to load. {AGAIN}")
 
 

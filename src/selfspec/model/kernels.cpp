@@ -128,24 +128,50 @@ extern "C" void linear(const float* x, int64_t rows, int64_t inputs, const float
 
 // ------------------------------------------------------------------------------------------------- norms, activations
 
-static inline void rms_norm_row(const float* x, int64_t size, const float* weight, float eps, float* out) {
+// A norm of `size` numbers: RMS, or LayerNorm where `centred`. `stride` leads to the next group's weight; 0: all groups share one.
+struct Norm {
+    const float *weight, *bias;
+    int64_t size, stride;
+    float eps;
+    int centred;
+};
+
+static inline void norm_row(const float* x, const Norm& norm, int64_t group, float* out) {
+    int64_t size = norm.size, i = 0;
+    const float* weight = norm.weight + group * norm.stride;
+    float mean = 0;
+    if (norm.centred) {
+        Vector total = {};
+        for (; i + LANES <= size; i += LANES) total += load(x + i);
+        mean = sum_lanes(total);
+        for (; i < size; i++) mean += x[i];
+        mean /= size;
+    }
     Vector squares = {};
-    int64_t i = 0;
-    for (; i + LANES <= size; i += LANES) squares += load(x + i) * load(x + i);
+    for (i = 0; i + LANES <= size; i += LANES) squares += (load(x + i) - mean) * (load(x + i) - mean);
     float sum = sum_lanes(squares);
-    for (; i < size; i++) sum += x[i] * x[i];
-    float scale = 1.0f / std::sqrt(sum / size + eps);
-    for (int64_t j = 0; j < size; j++) out[j] = weight[j] * (x[j] * scale);
+    for (; i < size; i++) sum += (x[i] - mean) * (x[i] - mean);
+    float scale = 1.0f / std::sqrt(sum / size + norm.eps);
+    if (norm.bias)
+        for (int64_t j = 0; j < size; j++) out[j] = weight[j] * ((x[j] - mean) * scale) + norm.bias[j];
+    else
+        for (int64_t j = 0; j < size; j++) out[j] = weight[j] * ((x[j] - mean) * scale);
 }
 
-extern "C" void rms_norm(const float* x, int64_t rows, int64_t size, const float* weight, float eps, float* out, int threads) {
+extern "C" void normalise(const float* x, int64_t rows, const Norm* norm, float* out, int threads) {
+    int64_t size = norm->size;
 #pragma omp parallel for num_threads(threads) if (rows * size > 65536)
-    for (int64_t r = 0; r < rows; r++) rms_norm_row(x + r * size, size, weight, eps, out + r * size);
+    for (int64_t r = 0; r < rows; r++) norm_row(x + r * size, *norm, 0, out + r * size);
 }
 
-enum Activation { SILU = 0, GELU_TANH = 1 };
+enum Activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
 
 static inline Vector activate(Vector x, int kind) {
+    if (kind == RELU) return lanes_max(x, Vector{});
+    if (kind == GELU) {
+        for (int i = 0; i < LANES; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
+        return x;
+    }
     Vector z = kind == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);  // tanh(z / 2) = 2 * sigmoid(z) - 1
     return x / (1.0f + exponential(-z));
 }
@@ -160,6 +186,23 @@ extern "C" void gated(const float* both, int64_t rows, int64_t size, int kind, f
         for (; i + LANES <= size; i += LANES) store(target + i, activate(load(gate + i), kind) * load(up + i));
         for (; i < size; i++) target[i] = activate(splat(gate[i]), kind)[0] * up[i];
     }
+}
+
+// x[r, :] = act(x[r, :])
+extern "C" void activated(float* x, int64_t rows, int64_t size, int kind, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * size > 16384)
+    for (int64_t r = 0; r < rows; r++) {
+        float* row = x + r * size;
+        int64_t i = 0;
+        for (; i + LANES <= size; i += LANES) store(row + i, activate(load(row + i), kind));
+        for (; i < size; i++) row[i] = activate(splat(row[i]), kind)[0];
+    }
+}
+
+// x = cap * tanh(x / cap)
+extern "C" void soft_cap(float* x, int64_t count, float cap, int threads) {
+#pragma omp parallel for num_threads(threads) if (count > 16384)
+    for (int64_t i = 0; i < count; i++) x[i] = cap * std::tanh(x[i] / cap);
 }
 
 // ---------------------------------------------------------------------------------------------------------- attention
@@ -178,19 +221,27 @@ static inline void rotate(float* x, const float* cosine, const float* sine, int6
     }
 }
 
+// A norm over all of `x`, in groups of its size: heads, or one whole projection.
+static inline void norm_groups(float* x, int64_t count, const Norm* norm) {
+    if (norm)
+        for (int64_t group = 0; group * norm->size < count; group++)
+            norm_row(x + group * norm->size, *norm, group, x + group * norm->size);
+}
+
 // Splits fused projections into heads, norms and rotates them by position, leaves queries in place and files keys and values.
-extern "C" void rotate_and_store(float* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t rotary, const float* query_norm,
-                                 const float* key_norm, float eps, const float* cosines, const float* sines, const int64_t* positions,
+// `rotary` may be 0: nothing is rotated, and the tables are not read.
+extern "C" void rotate_and_store(float* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t rotary, const Norm* query_norm,
+                                 const Norm* key_norm, const float* cosines, const float* sines, const int64_t* positions,
                                  const int64_t* rows, const int64_t* slots, const Layer* layer, int threads) {
     int64_t size = layer->size, width = (heads + 2 * kv_heads) * size;
 #pragma omp parallel for num_threads(threads) if (tokens * width > 65536)
     for (int64_t t = 0; t < tokens; t++) {
         float* x = qkv + t * width;
-        const float *cosine = cosines + positions[t] * (rotary / 2), *sine = sines + positions[t] * (rotary / 2);
-        for (int64_t h = 0; h < heads + kv_heads; h++) {
-            const float* norm = h < heads ? query_norm : key_norm;
-            if (norm) rms_norm_row(x + h * size, size, norm, eps, x + h * size);
-            rotate(x + h * size, cosine, sine, rotary);
+        norm_groups(x, heads * size, query_norm);
+        norm_groups(x + heads * size, kv_heads * size, key_norm);
+        if (rotary) {
+            const float *cosine = cosines + positions[t] * (rotary / 2), *sine = sines + positions[t] * (rotary / 2);
+            for (int64_t h = 0; h < heads + kv_heads; h++) rotate(x + h * size, cosine, sine, rotary);
         }
         int64_t at = rows[t] * layer->row_stride + slots[t] * size;
         for (int64_t h = 0; h < kv_heads; h++) {

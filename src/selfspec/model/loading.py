@@ -8,7 +8,7 @@ numbers and only warns. It does not know families (families.py) nor how a model 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,11 +37,13 @@ from selfspec.errors import (
     nearest,
 )
 
+from . import merged
 from .checkpoint import AGAIN, quiet_transformers, read_header, read_json, require_memory, weight_files
 from .source import Source, cached_folder, first_line, locate, refuse_revision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 DEVICES = ("auto", "cpu", "cuda")
+_MAPS = ("balanced", "balanced_low_0", "sequential")  # of accelerate
 
 _ONLY = "selfspec runs decoder-only causal language models."
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
@@ -67,7 +69,8 @@ def load(
     device: str | torch.device = "auto",
     tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None = None,
 ) -> Loaded:
-    """A model and its tokenizer (None when it has none), from "demo", a folder, a hub name or a live model.
+    """A model and its tokenizer (None when it has none), from "demo", a folder, a GGUF file, a hub name or a live model. A PEFT
+    adapter's folder or name gives its base model with the adapter merged in.
 
     dtype "auto" is float32 on the CPU (exact, and few CPUs are fast at less) and the checkpoint's own on a GPU.
     """
@@ -77,6 +80,19 @@ def load(
         return _live(model, kind, None if device == "auto" else target, _tokenizer(tokenizer, token, trust_remote_code))
     source = locate(model, revision, token, trust_remote_code)
     found = _tokenizer(tokenizer, token, trust_remote_code)
+    if (source.folder / merged.CONFIG).is_file():
+        name, revision = merged.base_of(source.folder)
+        source.fetch_weights(merged.WEIGHTS)
+        base = load(
+            name,
+            revision=revision,
+            token=token,
+            trust_remote_code=trust_remote_code,
+            dtype=dtype,
+            device=device,
+            tokenizer=found or _read_tokenizer(source),
+        )
+        return replace(base, model=merged.merge(base.model, source.folder, source.name), name=source.name)
     config = _read_config(source)
     _refuse_kind(config, config.architectures or [], source.name)
     if kind is None and target.type == "cpu":
@@ -117,7 +133,12 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype | None:
     raise OptionError(f"dtype={str(dtype)!r} is not known; {nearest(str(dtype), ['auto', *DTYPES])}")
 
 
-def _device(device: str | torch.device) -> torch.device:
+def _device(device: str | torch.device | dict[str, object]) -> torch.device:
+    if isinstance(device, dict) or device in _MAPS:
+        raise OptionError(
+            f"device={device!r} spreads a model over several places, and selfspec runs a model that is whole on one; "
+            "use device='cpu' or 'cuda', and a smaller dtype if it does not fit"
+        )
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -137,10 +158,6 @@ def _device(device: str | torch.device) -> torch.device:
 def _read_config(source: Source) -> PreTrainedConfig:
     """The configuration, unless it is broken, of an unknown type or needs code that nobody trusted."""
     folder, name = source.folder, source.name
-    if (folder / "adapter_config.json").is_file():
-        raise UnsupportedModel(
-            f"{name} is a PEFT adapter, not a whole model. Load it with peft, merge it (merge_and_unload()) and pass the model."
-        )
     raw = read_json(folder / "config.json")
     kind = raw.get("model_type")
     if not source.trust and "auto_map" in raw and kind not in CONFIG_MAPPING:
@@ -191,7 +208,6 @@ def _load_weights(source: Source, config: PreTrainedConfig, kind: torch.dtype | 
                 config=config,
                 dtype=kind or "auto",
                 device_map=None if target.type == "cpu" else {"": target},
-                attn_implementation="sdpa",
                 use_safetensors=True,
                 trust_remote_code=source.trust,
                 ignore_mismatched_sizes=True,  # reported, and refused below

@@ -32,18 +32,31 @@ class LayerStruct(ctypes.Structure):
     _fields_ = [("keys", c_void_p), ("values", c_void_p), ("row_stride", c_int64), ("head_stride", c_int64), ("size", c_int64)]
 
 
+class NormStruct(ctypes.Structure):
+    """A norm: its weights, over how many numbers, and its kind."""
+
+    _fields_ = [
+        ("weight", c_void_p), ("bias", c_void_p), ("size", c_int64), ("stride", c_int64), ("eps", c_float), ("centred", c_int)
+    ]  # fmt: skip
+
+
 class SightStruct(ctypes.Structure):
     """What each query of a call sees."""
 
     _fields_ = [(name, c_void_p) for name in ("rows", "starts", "stops", "first_extra", "extras")]
 
 
-_TYPES = {"p": c_void_p, "n": c_int64, "f": c_float, "i": c_int, "L": POINTER(LayerStruct), "S": POINTER(SightStruct)}
+_TYPES = {
+    "p": c_void_p, "n": c_int64, "f": c_float, "i": c_int,
+    "L": POINTER(LayerStruct), "S": POINTER(SightStruct), "N": POINTER(NormStruct),
+}  # fmt: skip
 _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
     "linear": "pnnpnpppi",
-    "rms_norm": "pnnpfpi",
+    "normalise": "pnNpi",
     "gated": "pnnipi",
-    "rotate_and_store": "pnnnnppfpppppLi",
+    "activated": "pnnii",
+    "soft_cap": "pnfi",
+    "rotate_and_store": "pnnnnNNpppppLi",
     "attend": "pnnnnLSffpi",
 }
 

@@ -12,6 +12,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import torch
@@ -22,10 +23,12 @@ from ..errors import OptionError, Unavailable
 from .cache import KVCache, Place
 from .linear import Linear, MklLinear, NativeLinear, PlainLinear, mkl_is_row_stable
 from .native import LayerStruct, NoNative, library
+from .norms import Norm
 from .rope import RopeTable
 
-Kernel = Literal["native", "mkl", "plain"]
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1}
+Kernel = Literal["native", "mkl", "plain", "modules"]
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
+_TORCH_ACTIVATIONS = (F.silu, partial(F.gelu, approximate="tanh"), F.gelu, F.relu)
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,9 @@ class Heads:
     scale: float
     window: int | None = None
     cap: float = 0.0  # soft cap on scores; 0 is none
-    query_norm: Tensor | None = None
-    key_norm: Tensor | None = None
-    norm_eps: float = 1e-6
+    rope: RopeTable | None = None  # None: nothing is rotated
+    query_norm: Norm | None = None  # of each head, or of all queries together
+    key_norm: Norm | None = None
 
 
 class Ops(ABC):
@@ -54,15 +57,23 @@ class Ops(ABC):
         """Weights that read the same input, as one product."""
 
     @abstractmethod
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMS norm over the last dimension."""
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """The norm over the last dimension."""
 
     @abstractmethod
     def gated(self, both: Tensor, activation: str) -> Tensor:
         """act(first half) * second half."""
 
     @abstractmethod
-    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place, rope: RopeTable) -> Tensor:
+    def activated(self, x: Tensor, activation: str) -> Tensor:
+        """act(x); x is used up."""
+
+    @abstractmethod
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap); x is used up."""
+
+    @abstractmethod
+    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place) -> Tensor:
         """Rotates, files keys and values, attends: (tokens, (queries + 2 keys) * size) -> (tokens, queries * size)."""
 
 
@@ -77,11 +88,10 @@ class NativeOps(Ops):
     def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
         return NativeLinear(weights, biases)
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        assert norm.size == x.shape[1]
         out = torch.empty_like(x)
-        self._native.rms_norm(
-            x.data_ptr(), x.shape[0], x.shape[1], weight.data_ptr(), eps, out.data_ptr(), torch.get_num_threads()
-        )
+        self._native.normalise(x.data_ptr(), x.shape[0], norm.native, out.data_ptr(), torch.get_num_threads())
         return out
 
     def gated(self, both: Tensor, activation: str) -> Tensor:
@@ -90,17 +100,25 @@ class NativeOps(Ops):
         self._native.gated(both.data_ptr(), rows, size, ACTIVATIONS[activation], out.data_ptr(), torch.get_num_threads())
         return out
 
-    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place, rope: RopeTable) -> Tensor:
-        tokens, threads = qkv.shape[0], torch.get_num_threads()
+    def activated(self, x: Tensor, activation: str) -> Tensor:
+        self._native.activated(x.data_ptr(), *x.shape, ACTIVATIONS[activation], torch.get_num_threads())
+        return x
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        self._native.soft_cap(x.data_ptr(), x.numel(), cap, torch.get_num_threads())
+        return x
+
+    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place) -> Tensor:
+        tokens, threads, rope = qkv.shape[0], torch.get_num_threads(), heads.rope
         keys, values = cache.keys, cache.values
         offset = heads.layer * keys.stride(0) * 4
         layer = LayerStruct(keys.data_ptr() + offset, values.data_ptr() + offset, keys.stride(1), keys.stride(2), heads.size)
         sight = place.sight(heads.window)
-        norms = [None if norm is None else norm.data_ptr() for norm in (heads.query_norm, heads.key_norm)]
-        pieces = (rope.cosines, rope.sines, place.positions, place.rows, place.slots)
+        norms = [None if norm is None else norm.native for norm in (heads.query_norm, heads.key_norm)]
+        tables = (rope.cosines.data_ptr(), rope.sines.data_ptr()) if rope else (None, None)
         self._native.rotate_and_store(
-            qkv.data_ptr(), tokens, heads.queries, heads.keys, rope.rotary, *norms, heads.norm_eps,
-            *(piece.data_ptr() for piece in pieces), ctypes.byref(layer), threads,
+            qkv.data_ptr(), tokens, heads.queries, heads.keys, rope.rotary if rope else 0, *norms, *tables,
+            *(piece.data_ptr() for piece in (place.positions, place.rows, place.slots)), ctypes.byref(layer), threads,
         )  # fmt: skip
         out = torch.empty((tokens, heads.queries * heads.size))
         self._native.attend(
@@ -120,25 +138,32 @@ class TorchOps(Ops):
     def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
         return (MklLinear if self.kernel == "mkl" else PlainLinear)(weights, biases)
 
-    def norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
         wide = x.float()
-        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-        return weight * wide.to(x.dtype)
+        if norm.centred:
+            wide = wide - wide.mean(-1, keepdim=True)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
+        out = norm.weight * wide.to(norm.weight.dtype)
+        return (out if norm.bias is None else out + norm.bias).to(x.dtype)
 
     def gated(self, both: Tensor, activation: str) -> Tensor:
         gate, up = both.chunk(2, dim=-1)
-        return (F.silu(gate) if ACTIVATIONS[activation] == 0 else F.gelu(gate, approximate="tanh")) * up
+        return self.activated(gate, activation) * up
 
-    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place, rope: RopeTable) -> Tensor:
+    def activated(self, x: Tensor, activation: str) -> Tensor:
+        return _TORCH_ACTIVATIONS[ACTIVATIONS[activation]](x)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        return cap * torch.tanh(x / cap)
+
+    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place) -> Tensor:
         q, k, v = qkv.view(len(qkv), -1, heads.size).split(
             [heads.queries, heads.keys, heads.keys], dim=1
         )  # (tokens, heads, size)
-        if heads.query_norm is not None:
-            q = self.norm(q, heads.query_norm, heads.norm_eps)
-        if heads.key_norm is not None:
-            k = self.norm(k, heads.key_norm, heads.norm_eps)
-        cosine, sine = rope.cosines[place.positions][:, None], rope.sines[place.positions][:, None]
-        q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
+        q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
+        if heads.rope:
+            cosine, sine = heads.rope.cosines[place.positions][:, None], heads.rope.sines[place.positions][:, None]
+            q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
         cache.keys[heads.layer][place.rows, :, place.slots] = k
         cache.values[heads.layer][place.rows, :, place.slots] = v
         out, first = [], 0
@@ -148,15 +173,18 @@ class TorchOps(Ops):
             first += span.count
         return torch.cat(out).reshape(len(qkv), -1)
 
+    def _norm_groups(self, x: Tensor, norm: Norm | None) -> Tensor:
+        return x if norm is None else self.norm(x.reshape(len(x), -1, norm.size), norm).view(x.shape)
+
     def _attend_row(self, q: Tensor, heads: Heads, cache: KVCache, place: Place, row: int, piece: slice) -> Tensor:
         """One row's queries. Row-stable: each is a batch row over stride-0 keys, the groups are SDPA's queries, the key length
         is a multiple of the cache's chunk. Otherwise the row's queries are attended together."""
-        visible = _visible(place, piece, heads.window, cache.capacity)
-        length = -(-(int(visible.any(0).nonzero().max()) + 1) // 512) * 512 if self._row_stable else cache.capacity
+        seen = visible(place, piece, heads.window, cache.capacity)
+        length = -(-(int(seen.any(0).nonzero().max()) + 1) // 512) * 512 if self._row_stable else cache.capacity
         tokens, group = len(q), heads.queries // heads.keys
         k, v = cache.keys[heads.layer, row, :, :length], cache.values[heads.layer, row, :, :length]
-        mask = visible[:, :length]
-        if self._row_stable:
+        mask = seen[:, :length]
+        if self._row_stable and not heads.cap:
             queries, k, v = (
                 q.view(tokens, heads.keys, group, heads.size),
                 k.expand(tokens, -1, -1, -1),
@@ -166,7 +194,11 @@ class TorchOps(Ops):
         queries = (
             q.view(tokens, heads.keys, group, heads.size).permute(1, 2, 0, 3).reshape(1, heads.keys, group * tokens, heads.size)
         )
-        out = F.scaled_dot_product_attention(queries, k[None], v[None], mask.repeat(group, 1), scale=heads.scale)
+        if heads.cap:  # which SDPA does not know
+            scores = self.soft_cap(queries @ k[None].transpose(-1, -2) * heads.scale, heads.cap).float()
+            out = scores.masked_fill(~mask.repeat(group, 1), -torch.inf).softmax(-1).to(v.dtype) @ v[None]
+        else:
+            out = F.scaled_dot_product_attention(queries, k[None], v[None], mask.repeat(group, 1), scale=heads.scale)
         return out.view(heads.keys, group, tokens, heads.size).permute(2, 0, 1, 3)
 
 
@@ -178,16 +210,16 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
 
 
-def _visible(place: Place, piece: slice, window: int | None, capacity: int) -> Tensor:
+def visible(place: Place, piece: slice, window: int | None, capacity: int) -> Tensor:
     """(tokens, capacity) boolean: which slots each token of the piece may look at."""
     sight = place.sight(window)
     slots = torch.arange(capacity, device=sight.starts.device)
-    visible = (slots >= sight.starts[piece, None]) & (slots < sight.stops[piece, None])
+    seen = (slots >= sight.starts[piece, None]) & (slots < sight.stops[piece, None])
     if sight.extras is not None and sight.first_extra is not None:
         bounds = sight.first_extra[piece.start : piece.stop + 1].tolist()
         for token, (first, stop) in enumerate(itertools.pairwise(bounds)):
-            visible[token, sight.extras[first:stop]] = True
-    return visible
+            seen[token, sight.extras[first:stop]] = True
+    return seen
 
 
 def choose_ops(kernel: str, dtype: torch.dtype, device: torch.device) -> Ops:

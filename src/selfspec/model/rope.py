@@ -17,13 +17,19 @@ class RopeTable:
     """`cosines` and `sines`, (positions, rotary / 2) float32, grown by `reserve`, never beyond `context`.
 
     The limit matters: "dynamic" scaling changes its frequencies when it is asked for more, and a model inside its context
-    must not notice. Beyond it such a model depends on how its text was cut into calls, so we do not go there.
+    must not notice. Beyond it such a model depends on how its text was cut into calls, so we do not go there. "longrope" does
+    the same at the length of its pretraining, which is why such a model's context ends there (families.py).
+
+    `kind`: which of the module's tables, where layers of different kinds rotate differently; "" where it has but one.
+    `interleaved`: the module repeats each angle for neighbours, not for the two halves of a head.
     """
 
-    def __init__(self, module: nn.Module, context: int, device: torch.device) -> None:
+    def __init__(self, module: nn.Module, context: int, device: torch.device, kind: str = "", interleaved: bool = False) -> None:
         self._module = module
         self._context = context
         self._device = device
+        self._kind = (kind,) if kind else ()
+        self._interleaved = interleaved
         self._lock = threading.Lock()
         self.cosines, self.sines = self._chunk(0)
 
@@ -42,6 +48,7 @@ class RopeTable:
     def _chunk(self, first: int) -> tuple[Tensor, Tensor]:
         positions = torch.arange(first, min(first + CHUNK, self._context), device=self._device)[None]
         like = torch.empty(0, dtype=torch.float32, device=self._device)
-        cosine, sine = self._module(like, positions)
+        cosine, sine = self._module(like, positions, *self._kind)
         half = cosine.shape[-1] // 2
-        return cosine[0, :, :half].contiguous(), sine[0, :, :half].contiguous()
+        once = slice(None, None, 2) if self._interleaved else slice(half)
+        return cosine[0, :, once].contiguous(), sine[0, :, once].contiguous()

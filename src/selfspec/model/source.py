@@ -1,4 +1,4 @@
-"""From what a user names to a folder with files: the demo, a folder, or a hub name and its cache.
+"""From what a user names to a folder with files: the demo, a folder, a GGUF file, or a hub name and its cache.
 
 It knows which files a model has and how to ask a hub for them, and nothing of what is in them.
 """
@@ -13,10 +13,11 @@ from typing import Any
 import huggingface_hub
 from huggingface_hub import errors as hub_errors
 
-from selfspec.errors import BrokenCheckpoint, ModelError, OptionError, Unavailable, UnsupportedModel, nearest
+from selfspec.errors import OptionError, Unavailable, nearest
 
-from .checkpoint import AGAIN, INDEX, WEIGHTS, read_json
+from .checkpoint import INDEX, WEIGHTS, read_json
 from .demo import demo_folder
+from .gguf_file import converted
 
 DEMO = "demo"
 
@@ -32,13 +33,13 @@ class Source:
     trust: bool
     hub: dict[str, Any] | None = None
 
-    def fetch_weights(self) -> None:
-        """Download a hub model's weights (and nothing else) into its cache folder."""
+    def fetch_weights(self, one: str | None = None) -> None:
+        """Download a hub model's weights (and nothing else) into its cache folder; `one`: the file that they are in."""
         if self.hub is None:
             return
         index = self.folder / INDEX
         shards = read_json(index).get("weight_map", {}) if index.is_file() else {}
-        wanted = sorted({str(shard) for shard in shards.values()}) or [WEIGHTS]
+        wanted = [one] if one else sorted({str(shard) for shard in shards.values()}) or [WEIGHTS]
         _snapshot(self.name, wanted, self.hub)
         missing = [file for file in wanted if not (self.folder / file).is_file()]
         if missing:  # the hub library is content with a part when there is no network, or when the file is not in the repository
@@ -57,7 +58,7 @@ def refuse_revision(revision: str | None, kind: str) -> None:
 
 
 def locate(model: str | os.PathLike[str], revision: str | None, token: str | bool | None, trust: bool) -> Source:
-    """The demo, an existing folder or a hub name, in this order; what looks like a path is never asked of the hub."""
+    """The demo, an existing folder, a GGUF file or a hub name, in this order; what looks like a path is not asked of the hub."""
     if not isinstance(model, str | os.PathLike):
         raise OptionError(
             f"a model is {DEMO!r}, a folder, a hub name or a transformers PreTrainedModel, not a {type(model).__name__}. "
@@ -72,6 +73,9 @@ def locate(model: str | os.PathLike[str], revision: str | None, token: str | boo
     if path.is_dir():
         refuse_revision(revision, "a folder")
         return Source(name, path, trust)
+    if path.suffix == ".gguf" and path.is_file():
+        refuse_revision(revision, "a GGUF file")
+        return Source(name, converted(path), trust)
     if path.suffix == ".gguf" or path.is_file():
         raise _not_a_folder(path)
     if not isinstance(model, str) or path.is_absolute() or name.startswith(("~", ".")) or name.count("/") > 1:
@@ -83,26 +87,11 @@ def locate(model: str | os.PathLike[str], revision: str | None, token: str | boo
     return Source(name, _snapshot(name, patterns, hub), trust, hub)
 
 
-def _not_a_folder(path: Path) -> ModelError | OptionError:
+def _not_a_folder(path: Path) -> OptionError:
     """The error for a path that is, or is called like, a single file."""
     if not path.is_file():
         return OptionError(f"there is no file {path}.")
-    if path.suffix != ".gguf":
-        return OptionError(f"{path} is a file; pass the folder that holds config.json and the weights.")
-    damage = _gguf_damage(path)
-    if damage is not None:
-        return BrokenCheckpoint(f"{path} {damage}; it is truncated or corrupt. {AGAIN}")
-    return UnsupportedModel(f"{path}: selfspec does not load GGUF files yet. Use a safetensors copy of the model.")
-
-
-def _gguf_damage(path: Path) -> str | None:
-    from gguf import GGUFReader  # here, because it is slow to import and hardly ever needed
-
-    try:
-        GGUFReader(path)  # checks the magic number, maps the file and walks through its table of tensors
-    except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
-        return f"cannot be read as GGUF ({error})"
-    return None
+    return OptionError(f"{path} is a file; pass the folder that holds config.json and the weights, or a .gguf file.")
 
 
 def _snapshot(name: str, patterns: list[str], hub: dict[str, Any]) -> Path:

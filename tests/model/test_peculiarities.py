@@ -1,0 +1,171 @@
+"""What each family does differently is seen by the conformance suite: taken away, the logits are plainly others.
+
+The suite compares tiny random models with transformers. It would pass by luck if a soft cap never bent anything or a window was
+longer than the text; so here every peculiarity is removed from the table, one by one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from test_conformance import TEXT, read
+from variants import VARIANTS, build
+
+from selfspec.errors import SelfCheckFailed
+from selfspec.model import adapter, block, parts
+from selfspec.model.adapter import LayeredModel
+from selfspec.model.families import FAMILIES, Scales
+from selfspec.model.norms import NormKind
+from selfspec.model.ops import TorchOps
+
+NO_HEAD_NORMS = {"query_norm": None, "key_norm": None}
+NO_AFTER = {"attention_after": None, "mlp_after": None}
+BEFORE = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
+
+WITHOUT = {  # what is removed: the variant and what its table entry becomes
+    "qwen3: head norms": ("qwen3", NO_HEAD_NORMS),
+    "gemma: 1 + w": ("gemma", {"norms": NormKind(wide=True)}),
+    "gemma2: norms after the halves": ("gemma2", NO_AFTER),
+    "gemma2: norm before the MLP": ("gemma2", {"mlp_norm": "post_attention_layernorm"}),
+    "gemma3: head norms": ("gemma3", NO_HEAD_NORMS),
+    "gemma3: local rope": ("gemma3", {"ropes": lambda config: ("full_attention",) * 4}),
+    "gemma3: global rope": ("gemma3", {"ropes": lambda config: ("sliding_attention",) * 4}),
+    "smollm3: layers without rope": ("smollm3", {"ropes": lambda config: ("",) * 4}),
+    "olmo2: head norms": ("olmo2", NO_HEAD_NORMS),
+    "olmo2: norms after, not before": ("olmo2", {**NO_AFTER, **BEFORE}),
+    "cohere: parallel halves": ("cohere", {"parallel": False}),
+    "cohere: centred norms": ("cohere", {"norms": NormKind(wide=True)}),
+    "cohere: interleaved rotary pairs": ("cohere", {"interleaved": False}),
+    "cohere: head norms": ("cohere", NO_HEAD_NORMS),
+    "cohere2: layers without rope": ("cohere2", {"ropes": lambda config: ("",) * 4}),
+    "gpt_neox: parallel halves": ("gpt-neox", {"parallel": False}),
+    "gpt_neox: parallel only if its config says so": ("gpt-neox-in-sequence", None),
+    "gpt_neox: fused by head": ("gpt-neox", {"by_head": False}),
+    "gpt_neox: centred norms": ("gpt-neox", {"norms": NormKind(wide=True)}),
+    "gpt2: learned positions": ("gpt2", {"positions": None}),
+}
+SCALES = {  # a number of the config, and what it is without it
+    "gemma2: embedding": ("gemma2", {"embedding": 1.0}),
+    "gemma2: cap on scores": ("gemma2", {"score_cap": 0.0}),
+    "gemma2: cap on logits": ("gemma2", {"logit_cap": 0.0}),
+    "gemma3: embedding": ("gemma3", {"embedding": 1.0}),
+    "gemma3: cap on logits": ("gemma3-long", {"logit_cap": 0.0}),
+    "granite: embedding": ("granite", {"embedding": 1.0}),
+    "granite: residual": ("granite", {"residual": 1.0}),
+    "granite: logits": ("granite", {"logits": 1.0}),
+    "cohere: logits": ("cohere", {"logits": 1.0}),
+}
+
+
+def gap(model, **options) -> float:
+    """How far our logits are from transformers', next to their size."""
+    ours, _ = read(LayeredModel(model, check=False, **options), TEXT)
+    theirs = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def changed(monkeypatch, family, **changes) -> None:
+    monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], **changes))
+
+
+@pytest.mark.parametrize("what", WITHOUT)
+def test_the_table_entry_matters(what, monkeypatch):
+    """A tiny model on which the peculiarity changes nothing, so that the suite would pass without it."""
+    variant, change = WITHOUT[what]
+    model, family = build(variant), VARIANTS[variant][0]
+    assert gap(model) < 1e-4
+    if change is None:
+        monkeypatch.setattr(model.config, "use_parallel_residual", True)  # read by us alone, now that the model is made
+    else:
+        changed(monkeypatch, family, **change)
+    assert gap(model) > 0.01
+    with pytest.raises(SelfCheckFailed):
+        LayeredModel(model)
+
+
+@pytest.mark.parametrize("what", SCALES)
+def test_each_scale_matters(what, monkeypatch):
+    """A multiplier of 1, or a cap that no number comes near."""
+    variant, change = SCALES[what]
+    model, family = build(variant), VARIANTS[variant][0]
+    scales: Scales = FAMILIES[family].scales(model.config)
+    assert gap(model) < 1e-4
+    changed(monkeypatch, family, scales=lambda config: replace(scales, **change))
+    assert gap(model) > 0.01
+
+
+def test_the_attention_scale_is_the_models_own(monkeypatch):
+    """1 / sqrt(head size) assumed, where Granite and Gemma have a number of their own."""
+    monkeypatch.setattr(block, "attention_scale", lambda layer, family: 16**-0.5)
+    assert gap(build("llama")) < 1e-4
+    assert all(gap(build(variant)) > 0.01 for variant in ("granite", "gemma2", "gemma3", "gpt2-scaled-by-layer"))
+
+
+WINDOWED = [
+    "mistral", "qwen2-windows", "mixtral", "gemma2", "gemma3", "phi3-window-partial", "smollm3-windows", "cohere2",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", WINDOWED)
+def test_windows_are_shorter_than_the_text_and_in_the_right_layers(variant, monkeypatch):
+    """A window that hides nothing; one in every layer where only some have it, or the other way round."""
+    model, shape_of = build(variant), adapter.shape_of
+    windows = shape_of(model.config, FAMILIES[VARIANTS[variant][0]]).windows
+    wrong = {(None,) * 4, windows[1:] + windows[:1], tuple(window and window - 1 for window in windows)} - {windows}
+    assert gap(model) < 1e-4 and len(wrong) > 1
+    for other in wrong:
+        monkeypatch.setattr(adapter, "shape_of", lambda *given, other=other: replace(shape_of(*given), windows=other))
+        assert gap(model) > 0.01, f"{other} instead of {windows}"
+
+
+@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3-moe-weights-as-they-are", "mixtral"])
+def test_the_router_decides(variant, monkeypatch):
+    """Experts that are all alike, weights that are not those of the router, or normalised where the model does not."""
+    original = parts.expert_parts
+
+    def patched(change):
+        def expert_parts(layer, family):
+            found = original(layer, family)
+            return found and change(found)
+
+        return expert_parts
+
+    model = build(variant)
+    for change in (
+        lambda found: replace(found, normalised=not found.normalised),
+        lambda found: replace(found, chosen=found.chosen - 1),
+        lambda found: replace(found, router=-found.router),
+        lambda found: replace(found, down=found.down[::-1]),
+    ):
+        monkeypatch.setattr(block, "expert_parts", patched(change))
+        assert gap(model) > 0.01
+
+
+def test_a_longrope_model_ends_where_its_frequencies_change():
+    """Past that length transformers reads the whole text again with other frequencies; keys made before would be wrong."""
+    model = build("phi3-longrope")
+    with pytest.warns(UserWarning, match="end at 128 tokens here, not at 512"):
+        ours = LayeredModel(model)
+    assert ours.shape.context == 128 < model.config.max_position_embeddings
+    text = torch.arange(128) + 3
+    cache = ours.new_cache(1, 128)
+    logits = ours.forward(text, cache, cache.place([128]))
+    theirs = model(input_ids=text[None], use_cache=False).logits[0]
+    assert torch.allclose(logits, theirs, atol=2e-4, rtol=1e-4)
+    longer = model(input_ids=torch.arange(129)[None] + 3, use_cache=False).logits[0]
+    assert (longer[:128] - theirs).abs().max() > 0.1, "the frequencies do not change, so the limit would be for nothing"
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma2", "olmo2", "cohere"])
+def test_norms_round_where_the_family_rounds(variant):
+    """In half precision: the weight multiplied before rounding to it, or after, as the family does."""
+    model, family = build(variant).to(torch.bfloat16), FAMILIES[VARIANTS[variant][0]]
+    name = family.attention_norm or family.attention_after
+    layer = parts.module(model, family.layers)[0]
+    x = torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    ours = TorchOps().norm(x, parts.norm(layer, name, family.norms))
+    assert torch.equal(ours, parts.module(layer, name)(x))
+    other = replace(family.norms, wide=not family.norms.wide)
+    assert not torch.equal(ours, TorchOps().norm(x, parts.norm(layer, name, other))), "rounding here or there is the same"
