@@ -258,7 +258,8 @@ def test_the_headline_is_what_was_measured() -> None:
     """Catches a figure that outlived its measurement, or one measured on something else."""
     from selfspec.bench import report, schema, spec_report
 
-    found = re.search(r"\*\*([\d.]+)x our own plain decoding, which is ([\d.]+)x transformers", README.read_text(encoding="utf-8"))
+    text = README.read_text(encoding="utf-8")
+    found = re.search(r"\*\*([\d.]+)x our own plain decoding, which is ([\d.]+)x transformers", text)
     assert found, "README's first screen has no headline of this form"
     spec = spec_report.load_spec(ROOT / "benchmarks/results/spec-amd-epyc.json")
     auto = next(row for row in spec_report.rows(spec) if row["method"] == "auto")

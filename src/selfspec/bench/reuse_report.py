@@ -102,7 +102,7 @@ def _percent(reached: Ratio) -> str:
 
 def markdown(run: dict[str, Any]) -> str:
     """The table: milliseconds a round, and the shares."""
-    header = ["batch", "K", "v", "verification without, ms", "saved, ms", "(E/L)(v-1), ms", "share", "exact, ms", "share of exact"]
+    header = ["batch", "K", "v", "pass without, ms", "saved, ms", "(E/L)(v-1), ms", "share", "exact, ms", "share of exact"]
     header += [f"{AIM:.0%} of exact", "accepted/drafted", "rounds", "same tokens"]
     lines = []
     for row in rows(run):
