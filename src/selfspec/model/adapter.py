@@ -51,7 +51,9 @@ class LayeredModel:
     def __init__(self, model: PreTrainedModel, *, owned: bool = False, kernel: str = "auto", check: bool = True) -> None:
         known = family_of(model.config)
         family = known or recognised(model)
-        self.shape = shape_of(model.config, family)
+        unsure = nullcontext if known else partial(refusing, model.config)
+        with unsure():
+            self.shape = shape_of(model.config, family)
         self.dtype, self.device = model.dtype, model.device
         self.ops = choose_ops(kernel, self.dtype, self.device) if known else module_ops(kernel, model.config)
         self._say_what_is_special(model)
@@ -69,7 +71,7 @@ class LayeredModel:
         if known:
             self._finish = partial(self.ops.norm, norm=norm(model, family.final_norm, family.norms))
         if expected is not None:
-            with nullcontext() if known else refusing(model.config):
+            with unsure():
                 self._compare(expected, probe)
                 if not known:  # their modules may read our cache otherwise than we think
                     self._compare(expected, probe, size=5)
