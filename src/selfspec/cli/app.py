@@ -17,6 +17,7 @@ from .common import stderr
 from .demo import demo
 from .generate import generate
 from .info import info
+from .train import exits, train
 
 
 class Front(TyperGroup):
@@ -41,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="For example:  selfspec generate 'Why is the sky blue?'",
 )
-for command in (generate, chat, info, demo):
+for command in (generate, chat, info, demo, train, exits):
     app.command()(command)
 
 

@@ -91,12 +91,12 @@ def require_same(folder: Path, identity: Mapping[str, Any]) -> None:
 
 
 def require_room(folder: Path, weights: int, trained: int, kept: int = 2) -> None:
-    """Raise unless the disk holds the checkpoints that will exist at a time (weights, two moments of what is trained) and the model."""
+    """Raise unless the disk holds the trained model and the checkpoints of a time: weights and two moments of what is trained."""
     needed = (kept + 1) * (weights + 2 * trained) + weights
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ResourceError(
-            f"{folder} has {free / 1e9:.1f} GB free, and {kept + 1} checkpoints with the trained model need {needed / 1e9:.1f} GB; "
+            f"{folder} has {free / 1e9:.1f} GB free; {kept + 1} checkpoints and the trained model need {needed / 1e9:.1f} GB, so "
             "training would stop at a full disk. Make room, choose another folder, or train with LoRA"
         )
 

@@ -1,8 +1,8 @@
 """Training text: from files to blocks of token ids, with labels that say which tokens are trained.
 
-A JSONL line is `{"text": ...}`, `{"prompt": ..., "response": ...}` or `{"messages": [{"role": ..., "content": ...}, ...]}`; a text
-file is one document. Of prompts and conversations only the answers are trained, and they are written down with the model's chat
-template if it has one, as they will be when the model is used. Tokens are held in memory, 4 bytes each. Knows no model.
+A JSONL line is `{"text": ...}`, `{"prompt": ..., "response": ...}` or `{"messages": [{"role": ..., "content": ...}, ...]}`; a
+text file is one document. Of prompts and conversations only the answers are trained, and they are written down with the model's
+chat template if it has one, as they will be when the model is used. Tokens are held in memory, 4 bytes each. Knows no model.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def load_data(files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, options
     if len(examples) < 2:
         count = sum(len(ids) for ids, _ in examples)
         raise TrainingError(
-            f"{', '.join(map(str, files))}: {len(examples)} examples with {count} tokens in all, where at least 2 are needed (one is "
-            f"held out for measuring). Give more text, or a smaller length than {options.length}"
+            f"{', '.join(map(str, files))}: {len(examples)} examples with {count} tokens in all, where at least 2 are needed "
+            f"(one is held out for measuring). Give more text, or a smaller length than {options.length}"
         )
     random.Random(options.seed).shuffle(examples)
     apart = max(1, min(len(examples) - 1, round(len(examples) * options.held_out)))
@@ -95,8 +95,8 @@ def load_data(files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, options
     for name, blocks in (("train on", kept), ("hold out", held)):
         if not blocks.tokens:
             raise TrainingError(
-                f"{', '.join(map(str, files))}: no token to {name}; the answers are empty, or lie beyond the {options.length} tokens "
-                "of a block. Give more text, or raise the length"
+                f"{', '.join(map(str, files))}: no token to {name}; the answers are empty, or beyond the {options.length} "
+                "tokens of a block. Give more text, or raise the length"
             )
     return Data(kept, held, len(examples))
 

@@ -1,8 +1,8 @@
 """What each exit of a model is worth on a text: perplexity, and agreement with the whole model's next token.
 
-Exit N is the shared norm and head after the first N layers. Agreement is the share of positions at which it names the same token as
-all layers do: the chance that a single greedy draft is kept, measured on given text. Source: LayerSkip, Table 1 and Fig. 6, 8, 11.
-One pass through our own layers serves all exits. Knows no training.
+Exit N is the shared norm and head after the first N layers. Agreement is the share of positions at which it names the same
+token as all layers do: the chance that a single greedy draft is kept, measured on given text. Source: LayerSkip, Table 1 and
+Fig. 6, 8, 11. One pass through our own layers serves all exits. Knows no training.
 """
 
 from __future__ import annotations

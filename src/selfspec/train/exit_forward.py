@@ -159,8 +159,8 @@ class ExitForward:
         gap = (self._head(last).float() - expected).abs().max().item()
         if not gap <= 2e-2 * max(expected.abs().max().item(), 1e-3):  # also refuses NaN
             raise SelfCheckFailed(
-                f"the head as the early-exit loss would use it differs from this {self.model.config.model_type} model's own logits "
-                f"by {gap:.3g}, so the loss would train another function; this family cannot be trained yet"
+                f"the head as the early-exit loss would use it differs from this {self.model.config.model_type} model's own "
+                f"logits by {gap:.3g}, so the loss would train another function; this family cannot be trained yet"
             )
 
 

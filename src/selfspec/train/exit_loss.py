@@ -23,8 +23,8 @@ _LOW = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Exit:
-    """One exit's share: normed states (n, width) at the positions that are trained, the token that follows each (n,), and what the
-    sum of their losses is multiplied with (weight over count): a scalar tensor, so that a GPU need not be waited for."""
+    """One exit's share: normed states (n, width) at the positions that are trained, the token that follows each (n,), and what
+    the sum of their losses is multiplied with (weight over count): a scalar tensor, so that a GPU need not be waited for."""
 
     states: Tensor
     targets: Tensor
@@ -38,7 +38,8 @@ def exit_loss(
     scales = torch.stack([each.scale for each in exits])
     targets = [each.targets for each in exits]
     setup = _Setup(max(1, live // weight.shape[0]), _compute_dtype(weight), torch.is_grad_enabled())
-    loss, sums = _ExitLoss.apply(setup, targets, scales, weight, bias, *[each.states for each in exits])
+    apply: Any = _ExitLoss.apply
+    loss, sums = apply(setup, targets, scales, weight, bias, *[each.states for each in exits])
     return loss, sums
 
 

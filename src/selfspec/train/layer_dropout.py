@@ -92,7 +92,7 @@ def _take(given: dict[str, Any], rows: Tensor, total: int) -> dict[str, Any]:
             taken[name] = cut if isinstance(value, tuple) else cut[0]
         elif isinstance(value, Tensor) or (name == "past_key_values" and value is not None):
             raise UnsupportedModel(
-                f"the model hands {name!r} to its layers, of which layer dropout does not know which rows belong to which sample; "
+                f"the model hands {name!r} to its layers, and layer dropout does not know whose rows are which; "
                 "train without layer dropout (dropout=0), or without what makes it (a cache, packed flash attention)"
             )
     return taken
@@ -110,7 +110,7 @@ def _rows_of(name: str, value: Any, rows: Tensor, total: int) -> Tensor:
 def _tensor(output: Any) -> Tensor:
     if not isinstance(output, Tensor):
         raise UnsupportedModel(
-            f"a layer of this model returns a {type(output).__name__} instead of hidden states, so its samples cannot be put back; "
+            f"a layer of this model returns a {type(output).__name__} instead of hidden states, so samples cannot be put back; "
             "train without layer dropout (dropout=0)"
         )
     return output

@@ -6,7 +6,6 @@ Our names and the paper's: `dropout` p_max, `exit_scale` e_scale, `rotation` R. 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..errors import OptionError, nearest
 from . import curriculum
@@ -54,8 +53,7 @@ class Recipe:
         """LD (layer dropout only), EE (exit loss only), LD+EE (both), plain (neither): the paper's ablation."""
         if name not in VARIANTS:
             raise OptionError(f"variant {name!r} is not known; {nearest(name, VARIANTS)}")
-        kept: dict[str, Any] = {} if "LD" in name else {"dropout": 0.0}
-        return replace(self, **kept, **({} if "EE" in name else {"exit_scale": 0.0}))
+        return replace(self, dropout=self.dropout if "LD" in name else 0.0, exit_scale=self.exit_scale if "EE" in name else 0.0)
 
     def check(self, layers: int) -> None:
         """Raise unless the recipe says something about a model of that many layers."""

@@ -59,6 +59,12 @@ class LayerSkipTrainer(Trainer):
         probe = torch.arange(min(8, self.recipe_forward.model.config.vocab_size), device=self.recipe_forward.model.device)
         self.recipe_forward.check(probe)
 
+    @property
+    def folder(self) -> Path:
+        """Where checkpoints go."""
+        assert self.args.output_dir is not None
+        return Path(self.args.output_dir)
+
     # ------------------------------------------------------------------------------------------------------- the step
 
     def compute_loss(
@@ -101,14 +107,14 @@ class LayerSkipTrainer(Trainer):
         return loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        found = super()._get_grad_norm(model, grad_norm)
+        found: Any = Trainer._get_grad_norm(self, model, grad_norm)
         if self.accelerator.scaler is None and not math.isfinite(float(found)):  # a scaler skips such steps by itself
             self._stop("gradient", found)
         return found
 
     def _stop(self, what: str, value: Any) -> None:
         """Before the optimizer has taken the step: the weights are still those of the step before."""
-        last = checkpoints.latest(Path(self.args.output_dir))
+        last = checkpoints.latest(self.folder)
         kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written yet"
         raise TrainingError(
             f"the {what} is {float(value)} at step {self.state.global_step + 1}, so training stopped before taking it; {kept}. "
@@ -119,7 +125,7 @@ class LayerSkipTrainer(Trainer):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **given: Any) -> Any:
         """Train; with True from the newest complete checkpoint in the output folder, if there is one."""
-        folder = Path(self.args.output_dir)
+        folder = self.folder
         found = checkpoints.latest(folder) if resume_from_checkpoint is True else resume_from_checkpoint or None
         if found is not None:
             checkpoints.require_same(Path(found), self._whole_identity())
@@ -135,7 +141,7 @@ class LayerSkipTrainer(Trainer):
         return {**self.identity, **{name: getattr(self.args, name) for name in (*names, *more)}}
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
-        folder = Path(self.args.output_dir)
+        folder = self.folder
         try:
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
@@ -150,7 +156,9 @@ class LayerSkipTrainer(Trainer):
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        (Path(output_dir or self.args.output_dir) / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle that nobody reads
+        ((Path(output_dir) if output_dir else self.folder) / TRAINING_ARGS_NAME).unlink(
+            missing_ok=True
+        )  # a pickle that nobody reads
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """With the mean loss of each exit since the last log, on this rank."""
