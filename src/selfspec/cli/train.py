@@ -9,7 +9,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -211,7 +211,7 @@ def exits(
         Console(highlight=False).print(table(scores))
 
 
-def table(scores: dict[str, Sequence[ExitScore]]) -> Table:
+def table(scores: Mapping[str, Sequence[ExitScore]]) -> Table:
     """A row for each exit; for each time agreement and perplexity."""
     grid = Table(box=None, padding=(0, 2, 0, 0))
     grid.add_column("exit", justify="right")

@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from ..errors import OptionError, TrainingError, Unavailable, nearest
 from ..model.adapter import LayeredModel
+from ..model.checkpoint import quiet_transformers
 from ..model.families import family_of, shape_of
 from ..model.loading import load
 from ..model.source import locate
@@ -152,6 +153,7 @@ def train(
     report = Report(name, folder, trainer.state.max_steps, tokens, seconds, before, log)
     if trainer.is_world_process_zero():
         report = _finish(report, final, tokenizer, blocks.held_out, options, _settings(recipe, options, data_options, lora))
+    trainer.accelerator.end_training()  # ranks say goodbye to each other, else they abort at exit
     return report
 
 
@@ -256,7 +258,8 @@ def _finish(
     report: Report, model: PreTrainedModel, tokenizer: Any, held_out: Blocks, options: TrainOptions, settings: dict[str, Any]
 ) -> Report:
     """Save the model as an ordinary folder, score it, write the report and the plot."""
-    model.save_pretrained(report.folder)
+    with quiet_transformers(bars=False):
+        model.save_pretrained(report.folder)
     tokenizer.save_pretrained(report.folder)
     if options.score_blocks:
         report.exits["after"] = evaluate_exits(LayeredModel(model), held_out, most=options.score_blocks)
