@@ -51,8 +51,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 def test_training_raises_acceptance(model: str, data: list[Path], tmp_path: Path) -> None:
     """The point of it all: after the recipe the first quarter of the model drafts what the whole model accepts, more than after
-    the same training without it; and plain transformers reads the folder. A lucky pass: both models repeat one word; the texts rule
-    that out."""
+    the same training without it; and plain transformers reads the folder. A lucky pass: both models repeat one word; the texts
+    rule that out."""
     accepted = {}
     for variant in ("plain", "LD+EE"):
         options = TrainOptions(steps=110, batch=8, learning_rate=4e-3, score_blocks=4, plot=False, save_every=1000)

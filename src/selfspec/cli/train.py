@@ -118,7 +118,7 @@ class LoraFlags:
 
     lora: Annotated[bool, _lora("--lora", help="Train small matrices beside the linears and merge them (needs peft).")] = False
     lora_rank: Annotated[int, _lora("--lora-rank", min=1, help="Their rank.")] = 16
-    lora_alpha: Annotated[float, _lora("--lora-alpha", help="Their scale is alpha / rank.")] = 32.0
+    lora_alpha: Annotated[int, _lora("--lora-alpha", help="Their scale is alpha / rank.")] = 32
     lora_dropout: Annotated[float, _lora("--lora-dropout", help="Dropout before them.")] = 0.0
     lora_module: Annotated[
         list[str] | None, _lora("--lora-module", help="A linear's name, e.g. q_proj; repeatable. By default all in the layers.")

@@ -23,7 +23,7 @@ class Lora:
 
     rank: int = 16
     """Rank of the added matrices (r)."""
-    alpha: float = 32.0
+    alpha: int = 32
     """Their scale is alpha / rank."""
     dropout: float = 0.0
     """Dropout before them."""
