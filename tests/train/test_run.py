@@ -199,6 +199,8 @@ def test_settings_that_do_not_fit(model: str, data: list[Path], tmp_path: Path) 
     (tmp_path / "empty.jsonl").write_text("")
     with pytest.raises(TrainingError, match="is empty"):
         train(model, [tmp_path / "empty.jsonl"], tmp_path / "d", options=FEW)
+    with pytest.raises(TrainingError, match=r"there is no file .*missing\.jsonl"):
+        train("a model that is not even looked for", [tmp_path / "missing.jsonl"], tmp_path / "e", options=FEW)
     for name, value, words in [
         ("steps", 0, "steps=0"),
         ("epochs", 0, "epochs=0"),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -167,6 +168,8 @@ def train(
             lora=small,
             callbacks=[watch],
         )
+    if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
+        return
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
         return
@@ -256,13 +259,16 @@ def _watching() -> Any:
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self._start = (time.perf_counter(), state.global_step)
+            if not state.is_world_process_zero:
+                return
             if state.global_step:
                 self._console.print(f"going on from step {state.global_step}", style="dim")
             self._bar.start()
             self._task = self._bar.add_task("", total=state.max_steps, completed=state.global_step, losses="")
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self._bar.update(self._task, completed=state.global_step)
+            if self._task is not None:
+                self._bar.update(self._task, completed=state.global_step)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if not logs or "loss" not in logs or not state.is_world_process_zero:

@@ -20,7 +20,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback, TrainingArguments
 
-from ..errors import OptionError, TrainingError, Unavailable, nearest
+from ..errors import OptionError, TrainingError, Unavailable, UnsupportedModel, nearest
 from ..model.adapter import LayeredModel
 from ..model.checkpoint import quiet_transformers
 from ..model.families import family_of, shape_of
@@ -124,7 +124,7 @@ def train(
 ) -> Report:
     """Train a model on files and leave it in a folder. Called again after an interruption, it goes on where it was."""
     recipe, options, data_options = recipe or Recipe(), options or TrainOptions(), data or DataOptions()
-    folder = _prepare(Path(out), model, options)
+    folder = _prepare(Path(out), [Path(file) for file in files], options)
     network, tokenizer, name = _load(model, options)
     shape = shape_of(network.config)
     if data_options.length > shape.context:
@@ -157,8 +157,11 @@ def train(
     return report
 
 
-def _prepare(out: Path, model: str, options: TrainOptions) -> Path:
-    """The output folder, unless it holds something that is not ours. Everything that would fail at the end fails here."""
+def _prepare(out: Path, files: Sequence[Path], options: TrainOptions) -> Path:
+    """The output folder, unless it holds something that is not ours. What would fail late and can be known now fails here."""
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise TrainingError(f"there is no file {', '.join(missing)}, so nothing could be trained; check the path")
     if options.plot:
         plots.require_matplotlib()
     if out.exists() and not out.is_dir():
@@ -190,6 +193,8 @@ def _load(model: str, options: TrainOptions) -> tuple[PreTrainedModel, Any, str]
     family_of(loaded.model.config)
     if loaded.tokenizer is None:
         raise TrainingError(f"{loaded.name} has no tokenizer, so text cannot be turned into tokens; add its files to the folder")
+    if not all(parameter.is_floating_point() for parameter in loaded.model.parameters()):
+        raise UnsupportedModel(f"{loaded.name} has quantised weights, which have no gradients; train the model it was made from")
     loaded.model.requires_grad_(True)
     return loaded.model, loaded.tokenizer, Path(loaded.name).name
 
