@@ -94,7 +94,9 @@ def test_the_same_command_goes_on(model: str, data: list[Path], tmp_path: Path) 
     train(model, data, tmp_path / "whole", options=options, data=SHORT)
     with pytest.raises(Killed):
         train(model, data, tmp_path / "cut", options=options, data=SHORT, callbacks=[KillAt(5)])
+    (half := tmp_path / "cut" / "checkpoints" / "checkpoint-6").mkdir()  # killed while writing
     report = train(model, data, tmp_path / "cut", options=options, data=SHORT)
+    assert (half / "selfspec.json").exists()
     whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
     assert [line["step"] for line in report.log] == list(range(1, 9)), "the log of the first part is kept"

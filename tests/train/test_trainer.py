@@ -159,6 +159,12 @@ def test_a_checkpoint_that_was_cut_off_is_not_used(tmp_path: Path) -> None:
     again.recipe_forward.draw = lambda rows: steps.append(again.state.global_step) or draw(rows)  # type: ignore[func-returns-value,method-assign]
     again.train(resume_from_checkpoint=True)
     assert steps == [2, 3, 4, 5]
+    written = trainer(tmp_path, 6, save_steps=2)
+    save = written._save_optimizer_and_scheduler
+    marks = []
+    written._save_optimizer_and_scheduler = lambda to: marks.append((Path(to) / checkpoints.MARK).exists()) or save(to)  # type: ignore[func-returns-value,method-assign]
+    written.train()
+    assert marks == [False] * 3, "a checkpoint that is being written over is called complete"
 
 
 def test_a_full_disk_is_said_and_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def latest(folder: Path) -> Path | None:
 
 
 def clear_incomplete(folder: Path) -> None:
-    """Remove what a killed process left behind."""
+    """Remove what a killed process left behind, in a folder that is ours alone."""
     for path in _numbered(folder):
         if not (path / MARK).is_file():
             shutil.rmtree(path)

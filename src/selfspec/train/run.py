@@ -142,6 +142,8 @@ def train(
     before = _score_before(network, blocks.held_out, folder, options, identity)
     tuned: Any = network if lora is None else add_lora(network, lora)
     trainer = _trainer(tuned, recipe, options, blocks, folder, identity, callbacks, tokenizer)
+    if trainer.is_world_process_zero():
+        checkpoints.clear_incomplete(trainer.folder)
     start = time.perf_counter()
     trainer.train(resume_from_checkpoint=True)
     seconds = time.perf_counter() - start

@@ -129,9 +129,6 @@ class LayerSkipTrainer(Trainer):
         found = checkpoints.latest(folder) if resume_from_checkpoint is True else resume_from_checkpoint or None
         if found is not None:
             checkpoints.require_same(Path(found), self._whole_identity())
-        self.accelerator.wait_for_everyone()
-        if self.is_world_process_zero():
-            checkpoints.clear_incomplete(folder)
         with self._ours():
             return super().train(str(found) if found else None, *more, **given)
 
@@ -142,11 +139,13 @@ class LayerSkipTrainer(Trainer):
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = self.folder
+        here = folder / f"checkpoint-{self.state.global_step}"
         try:
+            (here / checkpoints.MARK).unlink(missing_ok=True)  # it is not complete while it is written over
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
-                checkpoints.mark(folder / f"checkpoint-{self.state.global_step}", self._whole_identity())
+                checkpoints.mark(here, self._whole_identity())
         except (OSError, SafetensorError, RuntimeError) as error:
             last = checkpoints.latest(folder)
             raise ResourceError(
