@@ -51,8 +51,15 @@ NARROW: dict[str, set[str]] = {
 ROOMS_OF_METHODS = {"draft", "control"}
 SHARED_MODULES = {"__init__", "base", "chain", "costs", "registry", "tree"}
 
-# Optional packages, each imported in one room, behind an extra.
-OPTIONAL = {"optuna": "tune", "fastapi": "serve", "uvicorn": "serve", "matplotlib": "bench", "lm_eval": "integrations"}
+# Optional packages, each imported in one room, or in one module of each of two, behind an extra.
+OPTIONAL: dict[str, set[str]] = {
+    "optuna": {"tune"},
+    "fastapi": {"serve"},
+    "uvicorn": {"serve"},
+    "matplotlib": {"bench", "train"},
+    "peft": {"train"},
+    "lm_eval": {"integrations"},
+}
 
 ROOT = "the package itself"
 
@@ -116,9 +123,9 @@ def complaint(room: str, module: str, found: Import) -> str | None:
     """Why this import is not allowed, or None."""
     if not found.room:
         home = OPTIONAL.get(found.module)
-        if home is None or home == room:
+        if home is None or room in home:
             return None
-        return f"{found.module} is optional and belongs in {home}"
+        return f"{found.module} is optional and belongs in {' and '.join(sorted(home))}"
     if found.room == ROOT:
         return None if RANK[room] > RANK["llm"] else "only rooms above llm may import from the package itself"
     if found.room == room:

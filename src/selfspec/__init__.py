@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         ResourceError,
         SelfCheckFailed,
         SelfspecError,
+        TrainingError,
         Unavailable,
         UnsupportedModel,
     )
@@ -46,6 +47,7 @@ _HOMES = {
         "ResourceError",
         "SelfCheckFailed",
         "SelfspecError",
+        "TrainingError",
         "Unavailable",
         "UnsupportedModel",
     ),
@@ -69,6 +71,7 @@ __all__ = [
     "SelfspecError",
     "Stats",
     "Stream",
+    "TrainingError",
     "Unavailable",
     "UnsupportedModel",
     "transformers",

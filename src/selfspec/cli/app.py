@@ -18,6 +18,7 @@ from .demo import demo
 from .drafters import drafters
 from .generate import generate
 from .info import info
+from .train import exits, train
 
 
 class Front(TyperGroup):
@@ -42,7 +43,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="For example:  selfspec generate 'Why is the sky blue?'",
 )
-for command in (generate, chat, info, drafters, demo):
+for command in (generate, chat, info, drafters, demo, train, exits):
     app.command()(command)
 
 

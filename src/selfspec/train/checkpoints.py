@@ -1,0 +1,106 @@
+"""Checkpoints that can be trusted: complete ones only, and of the same run only.
+
+A checkpoint folder is transformers'; we add `selfspec.json`, written last and in one move, which says what run it belongs to
+and that everything before it is on the disk. A folder without it is what a killed process left behind.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ResourceError, TrainingError
+
+MARK = "selfspec.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+
+
+def fingerprint(module: nn.Module) -> str:
+    """A model's weights in a few letters: names, shapes, and some values of each."""
+    digest = hashlib.blake2b(digest_size=8)
+    for name, parameter in module.state_dict().items():
+        values = parameter.detach().flatten()
+        some = values[:: max(1, values.numel() // 64)][:64].to("cpu", torch.float32)
+        digest.update(f"{name}{tuple(parameter.shape)}".encode() + some.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def data_fingerprint(*tensors: Tensor) -> str:
+    """Integer tensors in a few letters."""
+    digest = hashlib.blake2b(digest_size=8)
+    for tensor in tensors:
+        digest.update(f"{tuple(tensor.shape)}".encode() + tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def mark(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Say that the checkpoint is complete, and whose it is."""
+    write_json(folder / MARK, dict(identity))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Written whole or not at all."""
+    part = path.with_suffix(".part")
+    with part.open("w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+def latest(folder: Path) -> Path | None:
+    """The newest complete checkpoint in a folder, if there is one."""
+    complete = [path for path in _numbered(folder) if (path / MARK).is_file()]
+    return complete[-1] if complete else None
+
+
+def clear_incomplete(folder: Path) -> None:
+    """Remove what a killed process left behind, in a folder that is ours alone."""
+    for path in _numbered(folder):
+        if not (path / MARK).is_file():
+            shutil.rmtree(path)
+
+
+def require_same(folder: Path, identity: Mapping[str, Any]) -> None:
+    """Raise unless the checkpoint belongs to a run with these settings."""
+    if not (folder / MARK).is_file():
+        raise TrainingError(
+            f"{folder} has no {MARK}: it is not a checkpoint of selfspec, or was cut off while being written. Choose another"
+        )
+    found: dict[str, Any] = json.loads((folder / MARK).read_text(encoding="utf-8"))
+    wanted: dict[str, Any] = json.loads(json.dumps(dict(identity)))
+    differences = [
+        f"{name} was {found.get(name)!r}, is {wanted.get(name)!r}"
+        for name in sorted({*found, *wanted})
+        if found.get(name) != wanted.get(name)
+    ]
+    if differences:
+        raise TrainingError(
+            f"the checkpoint {folder} belongs to another run, so going on from it would mix two: {'; '.join(differences)}. "
+            "Repeat the earlier settings, or train into another folder"
+        )
+
+
+def require_room(folder: Path, weights: int, trained: int, kept: int = 2) -> None:
+    """Raise unless the disk holds the trained model and the checkpoints of a time: weights and two moments of what is trained."""
+    needed = (kept + 1) * (weights + 2 * trained) + weights
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise ResourceError(
+            f"{folder} has {free / 1e9:.1f} GB free; {kept + 1} checkpoints and the trained model need {needed / 1e9:.1f} GB, so "
+            "training would stop at a full disk. Make room, choose another folder, or train with LoRA"
+        )
+
+
+def _numbered(folder: Path) -> list[Path]:
+    found = [(int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]

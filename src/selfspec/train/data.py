@@ -1,0 +1,228 @@
+"""Training text: from files to blocks of token ids, with labels that say which tokens are trained.
+
+A JSONL line is `{"text": ...}`, `{"prompt": ..., "response": ...}` or `{"messages": [{"role": ..., "content": ...}, ...]}`; a
+text file is one document. Of prompts and conversations only the answers are trained, and they are written down with the model's
+chat template if it has one, as they will be when the model is used. Tokens are held in memory, 4 bytes each. Knows no model.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from ..errors import TrainingError
+
+IGNORED = -100
+Tokens = tuple[list[int], list[bool]]  # ids, and which of them are trained
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How files become blocks."""
+
+    length: int = 512
+    """Tokens in a block: what the model sees at once."""
+    packing: bool = True
+    """Fill blocks with several examples, one after the other; else one example a block, cut at its end."""
+    held_out: float = 0.02
+    """Share of the examples kept apart for evaluation, at least one."""
+    text_column: str = "text"
+    """Name of the column that holds plain text."""
+    train_on_prompts: bool = False
+    """Train the prompts too, not only the answers."""
+    seed: int = 0
+    """Which examples are held out, and the order of the others."""
+
+
+class Blocks(Dataset[dict[str, Tensor]]):
+    """Rows of equal length: `ids` (n, length), and `trained`, the same shape, which of them have a loss."""
+
+    def __init__(self, ids: Tensor, trained: Tensor) -> None:
+        self.ids, self.trained = ids, trained
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, index: int) -> dict[str, Tensor]:
+        ids = self.ids[index].long()
+        return {"input_ids": ids, "labels": ids.masked_fill(~self.trained[index], IGNORED)}
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens are trained in one pass over them."""
+        return int(self.trained[:, 1:].sum())
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a run trains on, and what it is measured on."""
+
+    train: Blocks
+    held_out: Blocks
+    examples: int
+
+
+def load_data(files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> Data:
+    """Read, tokenize, hold some out, pack."""
+    if not 0 < options.held_out < 1:
+        raise TrainingError(
+            f"held_out={options.held_out} is outside 0 to 1; some text has to be kept apart to measure on, e.g. 0.02"
+        )
+    if options.length < 8:
+        raise TrainingError(f"length={options.length} tokens is too short for a block to predict anything in; use at least 8")
+    writer = _Writer(tokenizer, options)
+    examples = [piece for path in files for where, example in read(path) for piece in writer.pieces(example, where)]
+    if len(examples) < 2:
+        count = sum(len(ids) for ids, _ in examples)
+        raise TrainingError(
+            f"{', '.join(map(str, files))}: {len(examples)} examples with {count} tokens in all, where at least 2 are needed "
+            f"(one is held out for measuring). Give more text, or a smaller length than {options.length}"
+        )
+    random.Random(options.seed).shuffle(examples)
+    apart = max(1, min(len(examples) - 1, round(len(examples) * options.held_out)))
+    make = pack if options.packing else pad
+    kept, held = (make(some, options.length, writer.end) for some in (examples[apart:], examples[:apart]))
+    for name, blocks in (("train on", kept), ("hold out", held)):
+        if not blocks.tokens:
+            raise TrainingError(
+                f"{', '.join(map(str, files))}: no token to {name}; the answers are empty, or beyond the {options.length} "
+                "tokens of a block. Give more text, or raise the length"
+            )
+    return Data(kept, held, len(examples))
+
+
+# ---------------------------------------------------------------------------------------------------------------- reading
+
+
+def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The examples of a file, each with where it stands."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise TrainingError(f"{path} cannot be read as text ({error}); give JSONL or plain text files in UTF-8") from error
+    if not text.strip():
+        raise TrainingError(f"{path} is empty, so there is nothing to train on")
+    if path.suffix not in (".jsonl", ".json"):
+        yield str(path), {"text": text}
+        return
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.strip():
+            yield f"{path}:{number}", _line(line, f"{path}:{number}")
+
+
+def _line(line: str, where: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line)
+    except ValueError as error:
+        raise TrainingError(f"{where} is not JSON ({error}); each line has to be one object") from error
+    if not isinstance(value, dict):
+        raise TrainingError(f"{where} is a JSON {type(value).__name__}; each line has to be one object, such as {{'text': ...}}")
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------------- writing
+
+
+class _Writer:
+    """Examples as tokens, the way the model will meet them."""
+
+    def __init__(self, tokenizer: Any, options: DataOptions) -> None:
+        self._tokenizer, self._options = tokenizer, options
+        if tokenizer.eos_token_id is None:
+            raise TrainingError("the tokenizer has no end-of-sequence token, so examples cannot be told apart; set its eos_token")
+        self.end: int = tokenizer.eos_token_id
+
+    def pieces(self, example: dict[str, Any], where: str) -> Iterator[Tokens]:
+        """The example's tokens; plain text that is longer than a block in several pieces, so that some can be held out."""
+        column = self._options.text_column
+        if isinstance(example.get("messages"), list):
+            yield self._conversation(example["messages"], where)
+        elif isinstance(example.get("prompt"), str) and isinstance(example.get("response"), str):
+            yield self._answer(example["prompt"], example["response"], where)
+        elif isinstance(example.get(column), str):
+            ids = [*self._tokenizer(example[column])["input_ids"], self.end]
+            size = self._options.length
+            yield from ((ids[at : at + size], [True] * len(ids[at : at + size])) for at in range(0, len(ids), size))
+        else:
+            raise TrainingError(
+                f"{where} has the columns {', '.join(map(repr, example)) or '(none)'}, none of which can be trained on: it needs "
+                f"{column!r}, or 'prompt' and 'response', as text, or 'messages' as a list. Name the text's column (text_column)"
+            )
+
+    def _answer(self, prompt: str, response: str, where: str) -> Tokens:
+        if self._tokenizer.chat_template:
+            return self._conversation([{"role": "user", "content": prompt}, {"role": "assistant", "content": response}], where)
+        before = list(self._tokenizer(prompt)["input_ids"])
+        after = [*self._bare(response), self.end]
+        return before + after, [self._options.train_on_prompts] * len(before) + [True] * len(after)
+
+    def _conversation(self, messages: list[Any], where: str) -> Tokens:
+        if not self._tokenizer.chat_template:
+            raise TrainingError(f"{where} is a conversation, and the model has no chat template to write it with; use 'text'")
+        if not all(isinstance(each, dict) and isinstance(each.get("content"), str) for each in messages):
+            raise TrainingError(f"{where}: every message has to be an object with 'role' and 'content' as text")
+        ids: list[int] = []
+        trained: list[bool] = []
+        done = ""
+        for index, message in enumerate(messages):
+            answer = message.get("role") == "assistant"
+            if answer:  # up to where the model would begin to write
+                done = self._extend(ids, trained, done, messages[:index], True, where)
+            done = self._extend(ids, trained, done, messages[: index + 1], False, where, answer)
+        return ids, trained
+
+    def _extend(
+        self,
+        ids: list[int],
+        trained: list[bool],
+        done: str,
+        messages: list[Any],
+        open_end: bool,
+        where: str,
+        answer: bool = False,
+    ) -> str:
+        """Add what the template writes for these messages beyond what it wrote before."""
+        if not messages:
+            return done
+        whole = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_end)
+        if not whole.startswith(done):
+            raise TrainingError(
+                f"{where}: the model's chat template rewrites earlier messages when later ones come, so it cannot be told which "
+                "tokens are the answers'. Give the conversation as 'text', written out"
+            )
+        more = self._bare(whole[len(done) :])
+        ids += more
+        trained += [answer or self._options.train_on_prompts] * len(more)
+        return str(whole)
+
+    def _bare(self, text: str) -> list[int]:
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+# ---------------------------------------------------------------------------------------------------------------- packing
+
+
+def pack(examples: Sequence[Tokens], length: int, filler: int) -> Blocks:
+    """One stream cut into blocks. The last one is filled up with tokens that are not trained; being last, they change nothing."""
+    ids = np.concatenate([np.asarray(tokens, dtype=np.int32) for tokens, _ in examples])
+    trained = np.concatenate([np.asarray(flags, dtype=bool) for _, flags in examples])
+    missing = -len(ids) % length
+    ids = np.concatenate([ids, np.full(missing, filler, dtype=np.int32)])
+    trained = np.concatenate([trained, np.zeros(missing, dtype=bool)])
+    return Blocks(torch.from_numpy(ids).view(-1, length), torch.from_numpy(trained).view(-1, length))
+
+
+def pad(examples: Sequence[Tokens], length: int, filler: int) -> Blocks:
+    """One example a block, cut or filled up at its end."""
+    rows = [pack([(tokens[:length], flags[:length])], length, filler) for tokens, flags in examples if tokens]
+    return Blocks(torch.cat([row.ids for row in rows]), torch.cat([row.trained for row in rows]))

@@ -1,0 +1,173 @@
+"""The forward of training: transformers' own decoder, layers dropped for samples, and the early-exit loss instead of logits.
+
+`forward` of the model object is replaced while training, so that DDP, FSDP, PEFT and mixed precision, which all work around a
+model's forward, see the loss as they see any model's. States are picked up behind each layer, and put through the model's own
+last norm and head. Knows no trainer: it is told the step, the micro-batch and what to divide by.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import MethodType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutput
+
+from ..errors import OptionError, SelfCheckFailed
+from ..model.families import family_of, module, shape_of
+from .exit_loss import LIVE_LOGITS, Exit, exit_loss
+from .layer_dropout import LayerDropout, counted_generator, draw_keep
+from .recipe import Recipe
+
+IGNORED = -100  # transformers' label of a position that is not trained
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Where the run is: step of steps, micro-batch of the step, and how many trained tokens the whole step has."""
+
+    step: int
+    steps: int
+    micro: int = 0
+    tokens: Tensor | float | None = None  # None: those of this batch
+
+
+class ExitForward:
+    """The recipe on one model (a causal language model of transformers, not the PEFT model around it)."""
+
+    def __init__(self, model: PreTrainedModel, recipe: Recipe, seed: int = 0, live: int = LIVE_LOGITS) -> None:
+        family = family_of(model.config)
+        self.model, self.recipe, self.seed, self.live = model, recipe, seed, live
+        self.layers: list[nn.Module] = list(module(model, family.layers).children())
+        self.depth = shape_of(model.config).layers
+        recipe.check(self.depth)
+        self._decoder = module(model, family.layers.rpartition(".")[0])
+        self._norm = module(model, family.final_norm)
+        self._head = _plain_head(module(model, family.head))
+        self.dropout = LayerDropout(self.layers)
+        self.moment = Moment(0, 1)
+        self.sums: dict[int, Tensor] = {}  # of the last forward: each exit's mean cross entropy, detached
+        self._wanted: frozenset[int] = frozenset()
+        self._states: dict[int, Tensor] = {}
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """The model's forward is ours within this block, and its own after it."""
+        before = vars(self.model).get("forward")
+        hooks = [layer.register_forward_hook(self._catcher(index)) for index, layer in enumerate(self.layers)]
+        try:
+            with self.dropout.installed():
+                self.model.forward = MethodType(self._as_method(), self.model)
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for name in ("forward", "_original_forward"):  # accelerate keeps what it wraps under the second name
+                vars(self.model).pop(name, None)
+            if before is not None:
+                self.model.forward = before
+
+    def _as_method(self) -> Any:
+        def forward(model: PreTrainedModel, input_ids: Tensor, labels: Tensor, **given: Any) -> CausalLMOutput:
+            return CausalLMOutput(loss=self.loss(input_ids, labels, given.get("attention_mask")))
+
+        return forward
+
+    def _catcher(self, index: int) -> Any:
+        def catch(layer: nn.Module, given: Any, output: Any) -> None:
+            if index in self._wanted:
+                self._states[index] = output
+
+        return catch
+
+    def loss(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """J of this batch at this moment; out of training the last layer's loss alone."""
+        training = self.model.training
+        weights = self.weights() if training else {self.depth - 1: 1.0}
+        self.dropout.set(self.draw(input_ids.shape[0]) if training and self.recipe.dropout else None, input_ids.device)
+        states = self._run(input_ids, attention_mask, frozenset(weights))
+        following = labels[:, 1:].reshape(-1)
+        trained = (following != IGNORED).nonzero()[:, 0]
+        exits, scales = [], []
+        for layer, weight in weights.items():
+            at = trained if layer == self.depth - 1 or not training else self._some(trained)
+            picked = states[layer][:, :-1].reshape(len(following), -1)[at]
+            if layer != self.depth - 1:  # the decoder has put the last layer's states through the norm
+                picked = self._norm(picked)
+            scales.append(len(trained) / max(1, len(at)))  # a share stands for all positions
+            exits.append(Exit(picked, following[at], self._scale(weight * scales[-1], len(trained), picked)))
+        total, sums = exit_loss(exits, self._head.weight, self._head.bias, self.live)
+        self.sums = {layer: sums[i] * scales[i] / max(1, len(trained)) for i, layer in enumerate(weights)}
+        return total
+
+    def weights(self) -> dict[int, float]:
+        """The exits of this moment and their weights."""
+        return self.recipe.exit_weights(self.depth, self.moment.step, self.moment.steps)
+
+    def draw(self, rows: int) -> Tensor:
+        """Which of so many samples pass through which layer at this moment."""
+        now = self.moment
+        rates = self.recipe.dropout_rates(self.depth, now.step, now.steps)
+        return draw_keep(rates, rows, seed=self.seed, step=now.step, micro=now.micro)
+
+    def _run(self, input_ids: Tensor, attention_mask: Tensor | None, wanted: frozenset[int]) -> dict[int, Tensor]:
+        self._wanted, self._states = wanted, {}
+        try:
+            last = self._decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+        finally:
+            self._wanted = frozenset()
+        states, self._states = {**self._states, self.depth - 1: last}, {}
+        hidden = torch.is_grad_enabled() and not all(states[layer].requires_grad for layer in wanted)
+        if hidden and self.model.is_gradient_checkpointing:
+            raise OptionError(
+                "reentrant gradient checkpointing hides the layers' states from the early-exit loss; "
+                "set gradient_checkpointing_kwargs={'use_reentrant': False}"
+            )
+        return states
+
+    def _some(self, trained: Tensor) -> Tensor:
+        """The positions at which early exits are trained now."""
+        if self.recipe.share == 1:
+            return trained
+        count = math.ceil(self.recipe.share * len(trained))
+        words = ("positions", self.seed, self.moment.step, self.moment.micro)
+        chosen = torch.randperm(len(trained), generator=counted_generator(*words))[:count].sort().values
+        return trained[chosen.to(trained.device)]
+
+    def _scale(self, weight: float, trained: int, like: Tensor) -> Tensor:
+        kind = torch.float64 if like.dtype == torch.float64 else torch.float32
+        tokens = max(1, trained) if self.moment.tokens is None else self.moment.tokens
+        return weight / torch.as_tensor(tokens, dtype=kind, device=like.device)
+
+    @torch.no_grad()
+    def check(self, probe: Tensor) -> None:
+        """Raise unless norm and head as they are used here give the model's own logits (scaled or capped logits would not be)."""
+        modules = [each for each in self.model.modules() if each.training]
+        self.model.eval()
+        try:
+            expected = self.model(input_ids=probe[None], use_cache=False).logits[0].float()
+            last = self._decoder(input_ids=probe[None], use_cache=False).last_hidden_state[0]
+        finally:
+            for each in modules:
+                each.training = True
+        gap = (self._head(last).float() - expected).abs().max().item()
+        if not gap <= 2e-2 * max(expected.abs().max().item(), 1e-3):  # also refuses NaN
+            raise SelfCheckFailed(
+                f"the head as the early-exit loss would use it differs from this {self.model.config.model_type} model's own "
+                f"logits by {gap:.3g}, so the loss would train another function; this family cannot be trained yet"
+            )
+
+
+def _plain_head(head: nn.Module) -> nn.Linear:
+    if not isinstance(head, nn.Linear):
+        raise OptionError(
+            f"the head is a {type(head).__name__}, not a plain linear, so all exits cannot share its product; "
+            "leave the head out of LoRA and of quantisation"
+        )
+    return head

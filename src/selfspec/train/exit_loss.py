@@ -1,0 +1,128 @@
+"""The early-exit loss with one shared head, in memory that does not grow with the number of exits.
+
+    J = sum_l w(l) * CE(head(norm(x[l+1])), Y)                                       (LayerSkip, equation 5)
+
+The logits of one chunk of one exit live at a time. Their gradient is known as soon as they are (softmax minus one-hot), so it is
+taken at once and only the gradients of the states and of the head are kept: three products of the head's size an exit (two when
+the head is frozen), which is what its arithmetic needs, and nothing is computed twice. Knows no model and no curriculum.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+LIVE_LOGITS = 1 << 24  # logits that exist at a time, 64 MB in float32
+_LOW = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class Exit:
+    """One exit's share: normed states (n, width) at the positions that are trained, the token that follows each (n,), and what
+    the sum of their losses is multiplied with (weight over count): a scalar tensor, so that a GPU need not be waited for."""
+
+    states: Tensor
+    targets: Tensor
+    scale: Tensor
+
+
+def exit_loss(
+    exits: Sequence[Exit], weight: Tensor, bias: Tensor | None = None, live: int = LIVE_LOGITS
+) -> tuple[Tensor, Tensor]:
+    """The loss, and each exit's sum of cross entropies (detached), through the head of this weight (vocab, width) and bias."""
+    scales = torch.stack([each.scale for each in exits])
+    targets = [each.targets for each in exits]
+    setup = _Setup(max(1, live // weight.shape[0]), _compute_dtype(weight), torch.is_grad_enabled())
+    apply: Any = _ExitLoss.apply
+    loss, sums = apply(setup, targets, scales, weight, bias, *[each.states for each in exits])
+    return loss, sums
+
+
+@dataclass(frozen=True)
+class _Setup:
+    chunk: int
+    dtype: torch.dtype
+    training: bool
+
+
+def _compute_dtype(weight: Tensor) -> torch.dtype:
+    """What the head's product would run in: autocast does not reach into a function of our own."""
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
+
+class _Gradients:
+    """Gradients on the way: of the head (accumulated over all exits) and of each exit's states."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, states: Sequence[Tensor], wanted: Sequence[bool]) -> None:
+        sum_dtype = torch.float32 if weight.dtype in _LOW else weight.dtype
+        self.weight = torch.zeros_like(weight, dtype=sum_dtype) if wanted[0] else None
+        self.bias = torch.zeros_like(bias, dtype=sum_dtype) if bias is not None and wanted[1] else None
+        self.states = [torch.empty_like(each) if want else None for each, want in zip(states, wanted[2:], strict=True)]
+
+    def add(self, index: int, rows: slice, errors: Tensor, states: Tensor, head: Tensor, scale: Tensor) -> None:
+        """`errors` (n, vocab) are softmax minus one-hot: the gradient of the unscaled sum with respect to the logits."""
+        low = errors.to(head.dtype)
+        into = self.states[index]
+        if into is not None:
+            into[rows] = (low @ head).to(scale.dtype) * scale
+        if self.weight is not None:  # scaled after the product in low precision, where a small factor would underflow
+            if head.dtype in _LOW:
+                self.weight += (low.T @ states).to(scale.dtype) * scale
+            else:
+                self.weight.addmm_(low.T, states * scale)
+        if self.bias is not None:
+            self.bias += errors.sum(0) * scale
+
+
+class _ExitLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, setup: _Setup, targets: list[Tensor], scales: Tensor, weight: Tensor, bias: Tensor | None, *states: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        device = weight.device.type
+        with torch.autocast(device, enabled=False):
+            head = weight.to(setup.dtype)
+            offset = None if bias is None else bias.to(setup.dtype)
+            gradients = _Gradients(weight, bias, states, ctx.needs_input_grad[3:]) if setup.training else None
+            sums = torch.zeros_like(scales)
+            for index, (one, following) in enumerate(zip(states, targets, strict=True)):
+                for start in range(0, len(following), setup.chunk):
+                    rows = slice(start, start + setup.chunk)
+                    piece = one[rows].to(setup.dtype)
+                    errors, total = _errors(torch.nn.functional.linear(piece, head, offset).to(scales.dtype), following[rows])
+                    sums[index] += total
+                    if gradients is not None:
+                        gradients.add(index, rows, errors, piece, head, scales[index])
+        ctx.gradients, ctx.dtypes = gradients, (weight.dtype, None if bias is None else bias.dtype)
+        ctx.mark_non_differentiable(sums)
+        return (sums * scales).sum(), sums
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        found: _Gradients | None = ctx.gradients
+        if found is None:
+            raise RuntimeError("the exit loss was already differentiated; its gradients are handed out once and then let go")
+        ctx.gradients = None
+        given = [each.mul_(outer) if each is not None else None for each in (found.weight, found.bias, *found.states)]
+        of_weight = None if given[0] is None else given[0].to(ctx.dtypes[0])
+        of_bias = None if given[1] is None else given[1].to(ctx.dtypes[1])
+        return (None, None, None, of_weight, of_bias, *given[2:])
+
+
+def _errors(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax minus one-hot, in the logits' own memory, and the sum of the cross entropies."""
+    highest = logits.amax(-1, keepdim=True)
+    logits.sub_(highest)
+    wanted = logits.gather(1, targets[:, None])
+    logits.exp_()
+    mass = logits.sum(-1, keepdim=True)
+    logits.div_(mass)
+    logits.scatter_add_(1, targets[:, None], torch.full_like(wanted, -1.0))
+    return logits, (mass.log() - wanted).sum()

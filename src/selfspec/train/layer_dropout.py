@@ -1,0 +1,116 @@
+"""Layer dropout per sample on transformers' own decoder layers.
+
+A sample that is dropped at a layer is taken out of the batch, together with its rows of the mask and of the positions; the layer
+runs on the rest, and the rows are put back in place. Source: LayerSkip, section 4.1.1. Only `forward` of each layer object is
+replaced, and given back afterwards, so what is saved is an ordinary model.
+
+Which samples are dropped is a function of (seed, step, micro-batch): there is no generator whose state could be lost, every rank
+draws the same, and gradient checkpointing that runs a layer twice drops the same rows twice. Knows no loss and no trainer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UnsupportedModel
+
+BATCHED = ("attention_mask", "position_ids", "position_embeddings")  # what a layer is given that has a row for each sample
+Forward = Callable[..., Any]
+
+
+def counted_generator(*words: object) -> torch.Generator:
+    """A generator that is a function of these words and of nothing else."""
+    digest = hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=8).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+
+
+def draw_keep(rates: Sequence[float], rows: int, *, seed: int, step: int, micro: int) -> Tensor:
+    """(layers, rows), True where a sample passes through the layer. The same on every rank and every device."""
+    chances = torch.tensor(rates, dtype=torch.float64)[:, None]
+    drawn = torch.rand(len(rates), rows, dtype=torch.float64, generator=counted_generator("layers", seed, step, micro))
+    return drawn >= chances
+
+
+class LayerDropout:
+    """Drops layers for samples, on the layers that it is installed on, as long as it is told which."""
+
+    def __init__(self, layers: Sequence[nn.Module]) -> None:
+        self._layers = layers
+        self._kept: list[Tensor | None] = [None] * len(layers)  # of each layer: the rows that run; None is all of them
+        self._rows = 0
+
+    def set(self, keep: Tensor | None, device: torch.device | str = "cpu") -> None:
+        """Drop by this (layers, rows) mask from now on; None drops nothing."""
+        if keep is None:
+            self._kept = [None] * len(self._layers)
+            return
+        assert keep.shape[0] == len(self._layers)
+        self._rows = keep.shape[1]
+        self._kept = [None if row.all() else row.nonzero()[:, 0].to(device, non_blocking=True) for row in keep]
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """The layers obey within this block, and are as they were after it."""
+        before = [vars(layer).get("forward") for layer in self._layers]
+        for index, layer in enumerate(self._layers):
+            layer.forward = self._wrapped(index, layer.forward)
+        try:
+            yield
+        finally:
+            for layer, forward in zip(self._layers, before, strict=True):
+                vars(layer).pop("forward")
+                if forward is not None:
+                    layer.forward = forward
+
+    def _wrapped(self, index: int, original: Forward) -> Forward:
+        def forward(hidden_states: Tensor, **given: Any) -> Tensor:
+            rows = self._kept[index]
+            if rows is None:
+                return _tensor(original(hidden_states, **given))
+            assert hidden_states.shape[0] == self._rows, "the mask was drawn for a batch of another size"
+            if len(rows) == 0:
+                return hidden_states
+            some = _tensor(original(hidden_states[rows], **_take(given, rows, self._rows)))
+            return hidden_states.index_copy(0, rows, some)
+
+        return forward
+
+
+def _take(given: dict[str, Any], rows: Tensor, total: int) -> dict[str, Any]:
+    """The arguments of these rows of a batch of `total`; what has one row for all samples stays."""
+    taken = dict(given)
+    for name, value in given.items():
+        if name in BATCHED and value is not None:
+            pieces = value if isinstance(value, tuple) else (value,)
+            cut = tuple(_rows_of(name, piece, rows, total) for piece in pieces)
+            taken[name] = cut if isinstance(value, tuple) else cut[0]
+        elif isinstance(value, Tensor) or (name == "past_key_values" and value is not None):
+            raise UnsupportedModel(
+                f"the model hands {name!r} to its layers, and layer dropout does not know whose rows are which; "
+                "train without layer dropout (dropout=0), or without what makes it (a cache, packed flash attention)"
+            )
+    return taken
+
+
+def _rows_of(name: str, value: Any, rows: Tensor, total: int) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise UnsupportedModel(
+            f"layer dropout cannot take samples out of a {name} of type {type(value).__name__}; "
+            "load the model with attn_implementation='sdpa' or 'eager'"
+        )
+    return value[rows] if value.shape[0] == total else value
+
+
+def _tensor(output: Any) -> Tensor:
+    if not isinstance(output, Tensor):
+        raise UnsupportedModel(
+            f"a layer of this model returns a {type(output).__name__} instead of hidden states, so samples cannot be put back; "
+            "train without layer dropout (dropout=0)"
+        )
+    return output

@@ -1,0 +1,82 @@
+"""LoRA through peft: only small matrices beside the linears of the layers are trained, and merged into the model at the end.
+
+peft is optional and imported here alone. The names of linears come from the model, so a name that fits none is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from ..errors import OptionError, Unavailable
+from ..model.families import family_of, module
+
+
+@dataclass(frozen=True)
+class Lora:
+    """Settings of LoRA."""
+
+    rank: int = 16
+    """Rank of the added matrices (r)."""
+    alpha: int = 32
+    """Their scale is alpha / rank."""
+    dropout: float = 0.0
+    """Dropout before them."""
+    modules: Sequence[str] = ()
+    """Names of linears inside a layer, such as q_proj; by default all of them. The shared head cannot be one of them."""
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise OptionError(f"rank={self.rank} leaves nothing to train; LoRA needs at least 1")
+
+
+def linear_names(model: PreTrainedModel) -> list[str]:
+    """The last names of all linears inside the layers."""
+    layers = module(model, family_of(model.config).layers)
+    return sorted({name.rpartition(".")[2] for name, each in layers.named_modules() if isinstance(each, nn.Linear)})
+
+
+def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
+    """A PEFT model around this one, in which only the added matrices are trained."""
+    known = linear_names(model)
+    unknown = [name for name in lora.modules if name not in known]
+    if unknown:
+        raise OptionError(
+            f"LoRA on {', '.join(map(repr, unknown))}: the layers of this {model.config.model_type} model have no linear of that "
+            f"name, so it would train nothing there; known: {', '.join(known)}"
+        )
+    try:
+        import peft
+    except ImportError as error:
+        raise Unavailable("LoRA needs peft: pip install 'selfspec[train]'") from error
+    settings = peft.LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.modules) or known,
+        task_type="CAUSAL_LM",
+    )
+    return peft.get_peft_model(model, settings)
+
+
+def base_of(model: Any) -> PreTrainedModel:
+    """The causal language model inside a PEFT model, or the model itself."""
+    peft = sys.modules.get("peft")  # who has a PEFT model has imported peft
+    base = model.get_base_model() if peft is not None and isinstance(model, peft.PeftModel) else model
+    if not isinstance(base, PreTrainedModel):
+        raise OptionError(f"a {type(base).__name__} cannot be trained; pass a causal language model of transformers")
+    return base
+
+
+def merged(model: Any) -> PreTrainedModel:
+    """An ordinary model with what was learned in its own weights."""
+    peft = sys.modules.get("peft")
+    if peft is not None and isinstance(model, peft.PeftModel):
+        model = model.merge_and_unload()
+    assert isinstance(model, PreTrainedModel)
+    return model

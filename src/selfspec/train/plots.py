@@ -1,0 +1,72 @@
+"""A training run in pictures, from its report: loss by exit over the steps; agreement and perplexity by exit.
+
+matplotlib is optional and imported here alone in this room. Takes the report as it is in JSON, so an old one can be drawn again.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..errors import Unavailable
+
+
+def require_matplotlib() -> Any:
+    """pyplot without a screen, or an error that says what to install."""
+    try:
+        import matplotlib
+
+        matplotlib.use("Agg")
+        from matplotlib import pyplot
+    except ImportError as error:
+        raise Unavailable(
+            "plots need matplotlib: pip install 'selfspec[train]' (or go without: plot=False, --no-plot)"
+        ) from error
+    return pyplot
+
+
+def plot_training(report: dict[str, Any], path: Path) -> None:
+    """Loss by exit over the steps, left; what each exit is worth, right."""
+    pyplot = require_matplotlib()
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(14, 5), layout="constrained")
+    _losses(left, report["log"])
+    _exits(right, report["exits"])
+    figure.suptitle(f"{report['model']}, {report['steps']} steps")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def plot_exits(scores: dict[str, list[dict[str, Any]]], path: Path, title: str) -> None:
+    """Agreement and perplexity by exit, a line for each named model or time."""
+    pyplot = require_matplotlib()
+    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
+    _exits(axes, scores)
+    figure.suptitle(title)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _losses(axes: Any, log: list[dict[str, Any]]) -> None:
+    exits = sorted({int(name.removeprefix("exit_")) for line in log for name in line if name.startswith("exit_")})
+    for index, layer in enumerate(exits):
+        found = [(line["step"], line[f"exit_{layer}"]) for line in log if f"exit_{layer}" in line]
+        shade = (index + 1) / len(exits)
+        axes.plot(*zip(*found, strict=True), color=(1 - shade, 0.2, shade), label=f"exit {layer}", linewidth=1 + shade)
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss by exit")
+    if exits:
+        axes.legend(fontsize=7, ncols=1 + len(exits) // 12)
+
+
+def _exits(axes: Any, scores: dict[str, list[dict[str, Any]]]) -> None:
+    other = axes.twinx()
+    for name, lines in scores.items():
+        layers = [line["layers"] for line in lines]
+        drawn = axes.plot(layers, [line["agreement"] for line in lines], marker="o", label=f"agreement, {name}")
+        other.plot(layers, [line["perplexity"] for line in lines], "--", color=drawn[0].get_color(), label=f"perplexity, {name}")
+    axes.set_xlabel("exit after so many layers")
+    axes.set_ylabel("agreement with the whole model's next token")
+    axes.set_ylim(0, 1.02)
+    other.set_yscale("log")
+    other.set_ylabel("perplexity (dashed)")
+    axes.legend(fontsize=8, loc="center left")

@@ -1,0 +1,83 @@
+"""Recipe: the settings of LayerSkip's training, and what they mean for a model of L layers at step t of T.
+
+Our names and the paper's: `dropout` p_max, `exit_scale` e_scale, `rotation` R. Knows no model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ..errors import OptionError, nearest
+from . import curriculum
+
+DEPTHS = ("exponential", "constant")
+TIMES = ("constant", "exponential")
+CURRICULA = ("rotational", "gradual", "all")
+VARIANTS = ("LD+EE", "LD", "EE", "plain")
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to train. The defaults suit fine-tuning of a model that is trained already."""
+
+    dropout: float = 0.1
+    """Chance of dropping the last layer for a sample (p_max); earlier layers are dropped more rarely. 0 is off."""
+    dropout_depth: str = "exponential"
+    """How the chance grows with depth: exponential, or constant (the same mean at every layer)."""
+    dropout_time: str = "constant"
+    """How the chance grows over the run: constant, or exponential (for training from scratch)."""
+    exit_scale: float = 1.0
+    """Weight of the early exits' losses beside the last layer's (e_scale), 0 to 1. 0 is off."""
+    curriculum: str = "rotational"
+    """Which early exits are trained at a step: rotational, gradual (from the last one down), or all."""
+    rotation: int | None = None
+    """Rotational: each early exit is on once in this many steps (R). By default half the number of layers: two at a time."""
+    share: float = 1.0
+    """Share of the positions, drawn anew each step, at which early exits are trained; the last layer is trained at all."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("dropout", self.dropout), ("exit_scale", self.exit_scale)):
+            if not 0 <= value <= 1:
+                raise OptionError(f"{name}={value} is outside 0 to 1, where the recipe is defined; 0 turns it off")
+        if self.dropout == 1:
+            raise OptionError("dropout=1 would drop the last layer always, so it would never be trained; choose less than 1")
+        if not 0 < self.share <= 1:
+            raise OptionError(f"share={self.share} is outside 0 to 1, so no position would be trained; 1 is all of them")
+        if self.rotation is not None and self.rotation < 1:
+            raise OptionError(f"rotation={self.rotation} is not a number of steps; 1 trains every exit at every step")
+        for name, known in (("dropout_depth", DEPTHS), ("dropout_time", TIMES), ("curriculum", CURRICULA)):
+            if (given := getattr(self, name)) not in known:
+                raise OptionError(f"{name}={given!r} is not known; {nearest(given, known)}")
+
+    def variant(self, name: str) -> Recipe:
+        """LD (layer dropout only), EE (exit loss only), LD+EE (both), plain (neither): the paper's ablation."""
+        if name not in VARIANTS:
+            raise OptionError(f"variant {name!r} is not known; {nearest(name, VARIANTS)}")
+        return replace(self, dropout=self.dropout if "LD" in name else 0.0, exit_scale=self.exit_scale if "EE" in name else 0.0)
+
+    def check(self, layers: int) -> None:
+        """Raise unless the recipe says something about a model of that many layers."""
+        if layers < 2 and (self.exit_scale or self.dropout):
+            raise OptionError(f"this model has {layers} layer, so there is nothing to exit from or to drop; use variant 'plain'")
+        if self.curriculum == "rotational" and self.rotation is not None and self.rotation > layers:
+            raise OptionError(
+                f"rotation={self.rotation} is more than the model's {layers} layers, so at some steps no early exit would be on; "
+                f"choose 1 to {layers}"
+            )
+
+    def dropout_rates(self, layers: int, step: int, steps: int) -> list[float]:
+        """Each layer's chance of being dropped for a sample at this step."""
+        return curriculum.dropout_rates(layers, step, steps, self.dropout, self.dropout_depth, self.dropout_time)
+
+    def exits_on(self, layers: int, step: int, steps: int) -> list[bool]:
+        """Which exits the curriculum has on at this step."""
+        if self.curriculum == "gradual":
+            return curriculum.gradual(layers, step, steps)
+        dilation = 1 if self.curriculum == "all" else self.rotation or max(1, layers // 2)
+        return curriculum.rotational(layers, step, dilation)
+
+    def exit_weights(self, layers: int, step: int, steps: int) -> dict[int, float]:
+        """The losses that count at this step: index of the layer after which it is taken -> weight; they add up to 1."""
+        scales = curriculum.exit_scales(layers, self.exit_scale)
+        weights = curriculum.exit_weights(scales, self.exits_on(layers, step, steps))
+        return {layer: weight for layer, weight in enumerate(weights) if weight > 0}

@@ -1,0 +1,291 @@
+"""A whole training run: load, read the data, score the exits, train (or go on), save an ordinary model, score again, report.
+
+What lies in the output folder: the model and its tokenizer, as transformers writes them; `training.json`, the report;
+`training.png`; `checkpoints/`, which can be deleted once the run is done. Knows no command line.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback, TrainingArguments
+
+from ..errors import OptionError, TrainingError, Unavailable, UnsupportedModel, nearest
+from ..model.adapter import LayeredModel
+from ..model.checkpoint import quiet_transformers
+from ..model.families import family_of, shape_of
+from ..model.loading import load
+from ..model.source import locate
+from . import checkpoints, plots
+from .data import Blocks, Data, DataOptions, load_data
+from .evaluate import ExitScore, evaluate_exits
+from .lora import Lora, add_lora, merged
+from .recipe import Recipe
+from .trainer import LayerSkipTrainer
+
+REPORT = "training.json"
+PRECISIONS = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """How long and how fast to train; the recipe and the data have settings of their own."""
+
+    steps: int | None = None
+    """Optimizer steps; by default as many as `epochs` need."""
+    epochs: float = 1.0
+    """Passes over the data."""
+    batch: int = 4
+    """Blocks on a device at a time."""
+    accumulate: int = 1
+    """Batches that make up one step."""
+    learning_rate: float = 1e-4
+    """Highest learning rate; it rises over the first 5% of the steps and falls to 0 as a cosine."""
+    weight_decay: float = 0.0
+    """AdamW's."""
+    seed: int = 0
+    """Of the order of the data, the dropped layers, and new weights."""
+    precision: str = "float32"
+    """float32, or bfloat16 or float16 for mixed precision (weights stay float32)."""
+    save_every: int = 200
+    """Steps between checkpoints; two are kept."""
+    log_every: int = 10
+    """Steps between log lines."""
+    gradient_checkpointing: bool = False
+    """Compute layers again in the backward pass instead of keeping what is inside them: less memory, more time."""
+    from_scratch: bool = False
+    """Take the model's configuration and tokenizer only, and start from new weights."""
+    score_blocks: int = 16
+    """Held-out blocks on which exits are scored before and after; 0 scores none."""
+    plot: bool = True
+    """Draw training.png."""
+    report_to: str = "none"
+    """Another place for the logs, by transformers' name for it: tensorboard, wandb, ..."""
+
+    def __post_init__(self) -> None:
+        for name in ("batch", "accumulate", "save_every", "log_every"):
+            if getattr(self, name) < 1:
+                raise OptionError(f"{name}={getattr(self, name)} has to be at least 1")
+        if (self.steps is not None and self.steps < 1) or not self.epochs > 0:
+            raise OptionError(f"steps={self.steps}, epochs={self.epochs}: nothing would be trained; ask for more than 0")
+        if not self.learning_rate > 0:
+            raise OptionError(f"learning_rate={self.learning_rate} would change nothing; choose one above 0, e.g. 1e-4")
+        if self.precision not in PRECISIONS:
+            raise OptionError(f"precision={self.precision!r} is not known; {nearest(self.precision, PRECISIONS)}")
+        if self.report_to == "tensorboard" and not importlib.util.find_spec("tensorboard"):
+            raise Unavailable("report_to='tensorboard' needs it: pip install tensorboard")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a run gave. `exits` has "before" and "after": the exits' scores on held-out text."""
+
+    model: str
+    folder: Path
+    steps: int
+    tokens: int  # trained in all steps
+    seconds: float  # of this call, so after an interruption not of the whole run
+    exits: dict[str, list[ExitScore]] = field(default_factory=dict)
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """What JSON can hold; paths stay out, so that the folder can be moved."""
+        return {
+            "schema": 1,
+            "model": self.model,
+            "steps": self.steps,
+            "tokens": self.tokens,
+            "seconds": self.seconds,
+            "exits": {when: [score.as_dict() for score in scores] for when, scores in self.exits.items()},
+            "log": self.log,
+        }
+
+
+def train(
+    model: str,
+    files: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    recipe: Recipe | None = None,
+    options: TrainOptions | None = None,
+    data: DataOptions | None = None,
+    lora: Lora | None = None,
+    callbacks: Sequence[TrainerCallback] = (),
+) -> Report:
+    """Train a model on files and leave it in a folder. Called again after an interruption, it goes on where it was."""
+    recipe, options, data_options = recipe or Recipe(), options or TrainOptions(), data or DataOptions()
+    folder = _prepare(Path(out), [Path(file) for file in files], options)
+    network, tokenizer, name = _load(model, options)
+    shape = shape_of(network.config)
+    if data_options.length > shape.context:
+        raise OptionError(f"length={data_options.length} exceeds the context of {name}, {shape.context} tokens; choose less")
+    blocks = load_data([Path(file) for file in files], tokenizer, data_options)
+    if (highest := int(blocks.train.ids.max())) >= shape.vocabulary:
+        raise TrainingError(
+            f"the tokenizer made token {highest}, and {name} has a vocabulary of {shape.vocabulary}: they do not belong together"
+        )
+    identity = {
+        "model": checkpoints.fingerprint(network),
+        "data": checkpoints.data_fingerprint(blocks.train.ids, blocks.train.trained),
+        "lora": None if lora is None else asdict(lora),
+    }
+    before = _score_before(network, blocks.held_out, folder, options, identity)
+    tuned: Any = network if lora is None else add_lora(network, lora)
+    trainer = _trainer(tuned, recipe, options, blocks, folder, identity, callbacks, tokenizer)
+    if trainer.is_world_process_zero():
+        checkpoints.clear_incomplete(trainer.folder)
+    start = time.perf_counter()
+    trainer.train(resume_from_checkpoint=True)
+    seconds = time.perf_counter() - start
+    final = merged(tuned).eval().requires_grad_(False)
+    log = [line for line in trainer.state.log_history if "loss" in line]
+    tokens = round(
+        blocks.train.tokens / len(blocks.train) * options.batch * options.accumulate * _ranks() * trainer.state.max_steps
+    )
+    report = Report(name, folder, trainer.state.max_steps, tokens, seconds, before, log)
+    if trainer.is_world_process_zero():
+        report = _finish(report, final, tokenizer, blocks.held_out, options, _settings(recipe, options, data_options, lora))
+    trainer.accelerator.end_training()  # ranks say goodbye to each other, else they abort at exit
+    return report
+
+
+def _prepare(out: Path, files: Sequence[Path], options: TrainOptions) -> Path:
+    """The output folder, unless it holds something that is not ours. What would fail late and can be known now fails here."""
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing:
+        raise TrainingError(f"there is no file {', '.join(missing)}, so nothing could be trained; check the path")
+    if options.plot:
+        plots.require_matplotlib()
+    if out.exists() and not out.is_dir():
+        raise OptionError(f"{out} is a file; the output has to be a folder")
+    ours = (out / REPORT).exists() or (out / "checkpoints").is_dir()
+    if (out / "config.json").exists() and not ours:
+        raise OptionError(
+            f"{out} holds a model that no training of selfspec wrote, and it would be overwritten; name another folder"
+        )
+    try:
+        (out / "checkpoints").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"{out} cannot be made ({error}); name a folder that can be written") from error
+    return out
+
+
+def _load(model: str, options: TrainOptions) -> tuple[PreTrainedModel, Any, str]:
+    """Float32 weights that can be trained, the tokenizer, and a name."""
+    device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+    if options.from_scratch:
+        source = locate(model, None, None, False)
+        config = AutoConfig.from_pretrained(source.folder)
+        family_of(config)
+        torch.manual_seed(options.seed)
+        auto: Any = AutoModelForCausalLM
+        network = auto.from_config(config, dtype=torch.float32, attn_implementation="sdpa").to(device)
+        return network, AutoTokenizer.from_pretrained(source.folder), f"{source.name} (from scratch)"
+    loaded = load(model, dtype="float32", device=device)
+    family_of(loaded.model.config)
+    if loaded.tokenizer is None:
+        raise TrainingError(f"{loaded.name} has no tokenizer, so text cannot be turned into tokens; add its files to the folder")
+    if not all(parameter.is_floating_point() for parameter in loaded.model.parameters()):
+        raise UnsupportedModel(f"{loaded.name} has quantised weights, which have no gradients; train the model it was made from")
+    loaded.model.requires_grad_(True)
+    return loaded.model, loaded.tokenizer, Path(loaded.name).name
+
+
+def _trainer(
+    model: Any,
+    recipe: Recipe,
+    options: TrainOptions,
+    data: Data,
+    folder: Path,
+    identity: dict[str, Any],
+    callbacks: Sequence[TrainerCallback],
+    tokenizer: Any,
+) -> LayerSkipTrainer:
+    steps = options.steps or math.ceil(options.epochs * len(data.train) / (options.batch * options.accumulate * _ranks()))
+    if options.gradient_checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        model.enable_input_require_grads()  # with LoRA nothing before the first layer is trained
+    arguments = TrainingArguments(
+        output_dir=str(folder / "checkpoints"),
+        max_steps=steps,
+        per_device_train_batch_size=options.batch,
+        gradient_accumulation_steps=options.accumulate,
+        learning_rate=options.learning_rate,
+        lr_scheduler_type="cosine",
+        warmup_steps=round(0.05 * steps),
+        weight_decay=options.weight_decay,
+        seed=options.seed,
+        data_seed=options.seed,
+        bf16=options.precision == "bfloat16",
+        fp16=options.precision == "float16",
+        save_steps=options.save_every,
+        save_total_limit=2,
+        logging_steps=options.log_every,
+        report_to=options.report_to,
+        use_cpu=not torch.cuda.is_available(),
+        dataloader_pin_memory=torch.cuda.is_available(),
+        disable_tqdm=True,
+    )
+    weights = sum(each.numel() * each.element_size() for each in model.parameters())
+    trained = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
+    checkpoints.require_room(folder, weights, trained)
+    trainer = LayerSkipTrainer(
+        model, arguments, recipe, identity, train_dataset=data.train, processing_class=tokenizer, callbacks=list(callbacks)
+    )
+    trainer.remove_callback(transformers.PrinterCallback)  # it prints; who wants to see the logs passes a callback
+    return trainer
+
+
+def _score_before(
+    model: PreTrainedModel, blocks: Blocks, folder: Path, options: TrainOptions, identity: dict[str, Any]
+) -> dict[str, list[ExitScore]]:
+    """Scores of the untrained model, kept so that a resumed run need not measure them again."""
+    if not options.score_blocks or int(os.environ.get("RANK", "0")):
+        return {}
+    kept = folder / "checkpoints" / "before.json"
+    key = [identity["model"], checkpoints.data_fingerprint(blocks.ids, blocks.trained), options.score_blocks]
+    if kept.exists() and (found := json.loads(kept.read_text(encoding="utf-8")))["key"] == key:
+        return {"before": [ExitScore(**score) for score in found["scores"]]}
+    scores = evaluate_exits(LayeredModel(model.eval()), blocks, most=options.score_blocks)
+    checkpoints.write_json(kept, {"key": key, "scores": [asdict(score) for score in scores]})
+    return {"before": scores}
+
+
+def _finish(
+    report: Report, model: PreTrainedModel, tokenizer: Any, held_out: Blocks, options: TrainOptions, settings: dict[str, Any]
+) -> Report:
+    """Save the model as an ordinary folder, score it, write the report and the plot."""
+    with quiet_transformers(bars=False):
+        model.save_pretrained(report.folder)
+    tokenizer.save_pretrained(report.folder)
+    if options.score_blocks:
+        report.exits["after"] = evaluate_exits(LayeredModel(model), held_out, most=options.score_blocks)
+    facts = {**report.as_dict(), **settings, "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+    checkpoints.write_json(report.folder / REPORT, facts)
+    if options.plot:
+        plots.plot_training(facts, report.folder / "training.png")
+    return report
+
+
+def _settings(recipe: Recipe, options: TrainOptions, data: DataOptions, lora: Lora | None) -> dict[str, Any]:
+    return {
+        "recipe": asdict(recipe),
+        "options": asdict(options),
+        "data": asdict(data),
+        "lora": None if lora is None else asdict(lora),
+    }
+
+
+def _ranks() -> int:
+    """How many processes torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))

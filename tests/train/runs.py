@@ -1,0 +1,74 @@
+"""A short training run on a tiny model, as a function for tests and as a script for several ranks (see test_trainer.py)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from transformers import TrainingArguments
+
+from selfspec.testing import tiny_model
+from selfspec.train.data import Blocks
+from selfspec.train.recipe import Recipe
+from selfspec.train.trainer import LayerSkipTrainer
+
+RECIPE = Recipe(dropout=0.5, dropout_time="exponential", curriculum="gradual", share=0.6)
+
+
+def blocks(count: int = 24, length: int = 12, seed: int = 0) -> Blocks:
+    """Random tokens; some rows are trained in part, so that ranks and micro-batches differ in how many tokens count."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, 250, (count, length), generator=generator, dtype=torch.int32)
+    trained = torch.rand(count, 1, generator=generator) * length > torch.arange(length)[None]
+    trained[:, :3] = True
+    return Blocks(ids, trained)
+
+
+def trainer(folder: Path, steps: int, recipe: Recipe = RECIPE, model: Any = None, **changes: Any) -> LayerSkipTrainer:
+    if model is None:
+        model = tiny_model(seed=7, attention_dropout=0.1).requires_grad_(True)  # torch's own generator has to resume too
+    settings = {
+        "max_steps": steps,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 1e-2,
+        "lr_scheduler_type": "cosine",
+        "save_steps": 1000,
+        "logging_steps": 1000,
+        "seed": 3,
+        "report_to": "none",
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "dataloader_pin_memory": False,
+    }
+    arguments = TrainingArguments(str(folder), **{**settings, **changes})
+    return LayerSkipTrainer(model, arguments, recipe, train_dataset=blocks())
+
+
+def weights(run: LayerSkipTrainer) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in run.recipe_forward.model.state_dict().items()}
+
+
+def run_plainly(folder: Path, steps: int, batch: int, tile: int = 1) -> dict[str, torch.Tensor]:
+    """Plain SGD, because Adam makes rounding errors as large as the learning rate where a gradient is almost zero. With `tile` a
+    mask is drawn for one rank's rows and repeated, as if so many ranks had drawn it."""
+    model = tiny_model(seed=7).requires_grad_(True)
+    recipe = Recipe(dropout=0.6, dropout_depth="constant", curriculum="all")
+    run = trainer(folder, steps, recipe, model, per_device_train_batch_size=batch, optim="sgd", save_strategy="no")
+    if tile > 1:
+        own = run.recipe_forward.draw
+        run.recipe_forward.draw = lambda rows: own(rows // tile).repeat(1, tile)  # type: ignore[method-assign]
+    run.train()
+    return weights(run)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    target = Path(sys.argv[1])
+    found = run_plainly(target, int(sys.argv[2]), int(sys.argv[3]))
+    if os.environ["RANK"] == "0":
+        save_file(found, target / "end.safetensors")
+    torch.distributed.destroy_process_group()

@@ -1,0 +1,212 @@
+"""The exit loss against a plain implementation in float64: value, every gradient, and how much memory it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from selfspec import OptionError, SelfCheckFailed
+from selfspec.testing import families, tiny_model
+from selfspec.train.exit_forward import IGNORED, ExitForward, Moment
+from selfspec.train.exit_loss import Exit, exit_loss
+from selfspec.train.recipe import Recipe
+
+WIDTH, VOCABULARY = 6, 11
+
+
+def some(*sizes: int, seed: int = 0) -> Tensor:
+    return torch.randn(*sizes, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def tokens(count: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, VOCABULARY, (count,), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+def test_value_and_gradients(chunk: int, frozen: bool, bias: bool) -> None:
+    """A chunk counted twice or left out, a weight applied to the value and not to the gradient, exits that share a gradient."""
+    counts, scales = [7, 4, 7], [0.5, 0.2, 0.3]
+    weight = some(VOCABULARY, WIDTH).requires_grad_(not frozen)
+    offset = some(VOCABULARY, seed=9).requires_grad_(not frozen) if bias else None
+    states = [some(n, WIDTH, seed=i).requires_grad_(True) for i, n in enumerate(counts)]
+    targets = [tokens(n, seed=i) for i, n in enumerate(counts)]
+    exits = [Exit(x, y, torch.tensor(s, dtype=torch.float64)) for x, y, s in zip(states, targets, scales, strict=True)]
+    loss, sums = exit_loss(exits, weight, offset, live=chunk * VOCABULARY)
+    (3.0 * loss).backward()
+    leaves = [*states, *([] if frozen else [weight]), *([offset] if offset is not None and not frozen else [])]
+    found = [leaf.grad.clone() for leaf in leaves]  # type: ignore[union-attr]
+    for leaf in leaves:
+        leaf.grad = None
+    each = [
+        functional.cross_entropy(functional.linear(x, weight, offset), y, reduction="sum")
+        for x, y in zip(states, targets, strict=True)
+    ]
+    expected = sum(s * one for s, one in zip(scales, each, strict=True))
+    (3.0 * expected).backward()  # type: ignore[union-attr]
+    assert torch.allclose(loss, expected.detach(), rtol=1e-12)  # type: ignore[union-attr]
+    assert torch.allclose(sums, torch.stack(each).detach(), rtol=1e-12)
+    for got, leaf in zip(found, leaves, strict=True):
+        assert torch.allclose(got, leaf.grad, rtol=1e-10, atol=1e-12)  # type: ignore[arg-type]
+    if frozen:
+        assert weight.grad is None
+
+
+def test_large_logits_do_not_overflow() -> None:
+    """exp() of a raw logit; the highest has to be taken off first."""
+    states = torch.tensor([[1000.0, -1000.0]], requires_grad=True)
+    loss, _ = exit_loss([Exit(states, torch.tensor([1]), torch.tensor(1.0))], torch.eye(2, requires_grad=True))
+    loss.backward()
+    assert loss.item() == pytest.approx(2000.0)
+    assert torch.allclose(states.grad, torch.tensor([[1.0, -1.0]]))  # type: ignore[arg-type]
+
+
+def test_half_precision_accumulates_in_float32() -> None:
+    """A head's gradient summed in bfloat16 over many chunks loses what is added last."""
+    states = some(600, WIDTH).bfloat16()
+    weight = some(VOCABULARY, WIDTH, seed=1).bfloat16().requires_grad_(True)
+    target = tokens(600)
+    exit_loss([Exit(states, target, torch.tensor(1.0))], weight, live=VOCABULARY)[0].backward()
+    exact = weight.detach().double().requires_grad_(True)
+    functional.cross_entropy(states.double() @ exact.T, target, reduction="sum").backward()
+    assert torch.allclose(weight.grad.double(), exact.grad, rtol=0.02, atol=0.3)  # type: ignore[union-attr,arg-type]
+
+
+def test_autocast_reaches_the_head() -> None:
+    """A function of one's own is not seen by autocast: the head would run in float32, at several times the price on a GPU."""
+    states, weight = some(4, WIDTH).float().requires_grad_(True), some(VOCABULARY, WIDTH, seed=1).float().requires_grad_(True)
+    one = [Exit(states, tokens(4), torch.tensor(1.0))]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = exit_loss(one, weight)[0]
+    low.backward()
+    high = exit_loss(one, weight)[0]
+    assert 0 < abs(low.item() - high.item()) < 0.05 * high.item()
+    assert states.grad.dtype == weight.grad.dtype == torch.float32  # type: ignore[union-attr]
+
+
+# ------------------------------------------------------------------------------------------------------------------ memory
+
+
+def peak_bytes(work: Callable[[], Tensor]) -> int:
+    """The most memory allocated at a time, forward and backward, by torch's own account of every allocation."""
+    with torch.profiler.profile(profile_memory=True) as profile:
+        work().backward()
+    events = [each for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"]  # type: ignore[union-attr]
+    now = peak = 0
+    for event in sorted(events, key=lambda each: each.start_ns()):
+        now += event.nbytes()
+        peak = max(peak, now)
+    assert peak > 0, "the profiler saw no allocation, so this measures nothing"
+    return peak
+
+
+def test_memory_does_not_grow_with_the_exits() -> None:
+    """All exits' logits alive at once: at 30 exits and a vocabulary of 49k that is 6 MB a position."""
+    rows, width, vocabulary = 64, 8, 4096
+    chunk = 8 * vocabulary
+    weight = torch.randn(vocabulary, width, requires_grad=True)
+    states = [torch.randn(rows, width, requires_grad=True) for _ in range(12)]
+    target = torch.randint(0, vocabulary, (rows,))
+
+    def ours(count: int) -> Tensor:
+        return exit_loss([Exit(x, target, torch.tensor(1.0)) for x in states[:count]], weight, live=chunk)[0]
+
+    def naive(count: int) -> Tensor:
+        return torch.stack([functional.cross_entropy(x @ weight.T, target) for x in states[:count]]).sum()
+
+    two, twelve = peak_bytes(lambda: ours(2)), peak_bytes(lambda: ours(12))
+    each = rows * width * 4  # the gradient of one more exit's states, which has to be kept
+    assert twelve - two <= 10 * 3 * each + 4096, f"{two} bytes for 2 exits, {twelve} for 12"
+    assert twelve < 4 * (chunk + vocabulary * width) * 4, "more than a few chunks of logits and gradients of the head"
+    assert peak_bytes(lambda: naive(12)) > 3 * peak_bytes(lambda: naive(2)), "the measurement does not see logits"
+
+
+# ------------------------------------------------------------------------------------------------------- on a whole model
+
+
+def naive_loss(model: nn.Module, ids: Tensor, labels: Tensor, weights: dict[int, float]) -> Tensor:
+    """J as the paper writes it: all logits of all exits, from transformers' own hidden states."""
+    out = model.model(input_ids=ids, use_cache=False, output_hidden_states=True)  # type: ignore[operator,union-attr]
+    total = torch.zeros((), dtype=torch.float64)
+    for layer, weight in weights.items():
+        last = layer == len(out.hidden_states) - 2
+        states = out.last_hidden_state if last else model.model.norm(out.hidden_states[layer + 1])  # type: ignore[operator,union-attr]
+        logits = model.lm_head(states[:, :-1])  # type: ignore[operator]
+        total = total + weight * functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+    return total
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("family", families())
+def test_whole_model_in_float64(family: str, tied: bool, checkpointing: bool) -> None:
+    """States of the wrong layer, a norm taken twice or not at all, labels shifted twice, masked labels that count."""
+    model = tiny_model(family, seed=5, tie_word_embeddings=tied).double().requires_grad_(True).train()
+    ids = torch.randint(3, 250, (3, 10), generator=torch.Generator().manual_seed(2))
+    labels = ids.clone()
+    labels[0, :6] = IGNORED
+    recipe = Recipe(dropout=0.0, exit_scale=0.5, curriculum="all")
+    expected = naive_loss(model, ids, labels, recipe.exit_weights(4, 0, 1))
+    expected.backward()
+    wanted = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}  # type: ignore[union-attr]
+    model.zero_grad()
+    if checkpointing:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    forward = ExitForward(model, recipe, live=7 * 259)
+    with forward.installed():
+        loss = model(input_ids=ids, labels=labels).loss
+        loss.backward()
+    assert torch.allclose(loss, expected, rtol=1e-10)
+    for name, parameter in model.named_parameters():
+        assert torch.allclose(parameter.grad, wanted[name], rtol=1e-7, atol=1e-10), name  # type: ignore[arg-type]
+    assert "forward" not in vars(model)
+    assert torch.isfinite(model(input_ids=ids).logits).all(), "the model's own forward is back"
+
+
+def test_a_share_stands_for_all_positions() -> None:
+    """A share of half the positions that halves the early exits' weight, or that thins out the last layer's loss too."""
+    model = tiny_model(seed=5).train()
+    ids = torch.randint(3, 250, (4, 65), generator=torch.Generator().manual_seed(2))
+    whole = ExitForward(model, Recipe(dropout=0.0, curriculum="all"))
+    part = ExitForward(model, Recipe(dropout=0.0, curriculum="all", share=0.5))
+    with whole.installed():
+        exact = model(input_ids=ids, labels=ids).loss, dict(whole.sums)
+    drawn = []
+    with part.installed():
+        for step in range(30):
+            part.moment = Moment(step, 30)
+            drawn.append((model(input_ids=ids, labels=ids).loss, dict(part.sums)))
+    assert all(torch.equal(sums[3], exact[1][3]) for _, sums in drawn), "the last layer is trained at all positions"
+    assert len({float(sums[1]) for _, sums in drawn}) == 30, "positions are drawn anew each step"
+    mean = torch.stack([loss for loss, _ in drawn]).mean()
+    assert torch.allclose(mean, exact[0], rtol=0.02)
+
+
+def test_out_of_training_the_loss_is_the_models_own() -> None:
+    """Evaluation with dropped layers or weighted exits would not be comparable with anything."""
+    model = tiny_model(seed=5)
+    ids = torch.randint(3, 250, (2, 20), generator=torch.Generator().manual_seed(2))
+    own = model(input_ids=ids, labels=ids).loss
+    forward = ExitForward(model, Recipe(dropout=0.9))
+    with forward.installed():
+        assert torch.allclose(model(input_ids=ids, labels=ids).loss, own, rtol=1e-5)
+
+
+def test_a_head_that_is_not_plain_is_refused() -> None:
+    """Logits that are capped or scaled after the head would be trained as something else; a wrapped head has no one weight."""
+    model = tiny_model(seed=5)
+    head = model.lm_head
+    model.lm_head = nn.Sequential(head)
+    with pytest.raises(OptionError, match="head is a Sequential"):
+        ExitForward(model, Recipe())
+    model.lm_head = head
+    forward = ExitForward(model, Recipe())
+    own = model.forward
+    model.forward = lambda **given: type("Out", (), {"logits": own(**given).logits * 0.5})()  # type: ignore[assignment]
+    with pytest.raises(SelfCheckFailed, match="differs from this llama model's own logits"):
+        forward.check(torch.arange(6))
