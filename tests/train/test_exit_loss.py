@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from selfspec import OptionError, SelfCheckFailed
-from selfspec.testing import families, tiny_model
+from selfspec.testing import tiny_model
 from selfspec.train.exit_forward import IGNORED, ExitForward, Moment
 from selfspec.train.exit_loss import Exit, exit_loss
 from selfspec.train.recipe import Recipe
+from selfspec.train.supported import PROVEN
 
 WIDTH, VOCABULARY = 6, 11
 
@@ -143,7 +144,7 @@ def naive_loss(model: nn.Module, ids: Tensor, labels: Tensor, weights: dict[int,
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", PROVEN)
 def test_whole_model_in_float64(family: str, tied: bool, checkpointing: bool) -> None:
     """States of the wrong layer, a norm taken twice or not at all, labels shifted twice, masked labels that count."""
     model = tiny_model(family, seed=5, tie_word_embeddings=tied).double().requires_grad_(True).train()

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 
 from selfspec import UnsupportedModel
-from selfspec.model.families import family_of, module
-from selfspec.testing import families, tiny_model
+from selfspec.model.families import family_of
+from selfspec.model.parts import module
+from selfspec.testing import tiny_model
 from selfspec.train.layer_dropout import LayerDropout, draw_keep
+from selfspec.train.supported import PROVEN
 
 ROWS, LENGTH = 4, 12
 
@@ -38,7 +40,7 @@ def skipping(model: Any, ids: torch.Tensor, mask: torch.Tensor | None, skipped: 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 @pytest.mark.parametrize("padded", [False, True])
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", PROVEN)
 def test_each_sample_runs_its_own_layers(family: str, padded: bool, attention: str) -> None:
     """Rows put back in another order, a mask or positions left whole, a row that still passes through the layer."""
     model = tiny_model(family, seed=3)

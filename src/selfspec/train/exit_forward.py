@@ -20,10 +20,12 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from ..errors import OptionError, SelfCheckFailed
-from ..model.families import family_of, module, shape_of
+from ..model.families import shape_of
+from ..model.parts import module
 from .exit_loss import LIVE_LOGITS, Exit, exit_loss
 from .layer_dropout import LayerDropout, counted_generator, draw_keep
 from .recipe import Recipe
+from .supported import trainable_family
 
 IGNORED = -100  # transformers' label of a position that is not trained
 
@@ -42,10 +44,10 @@ class ExitForward:
     """The recipe on one model (a causal language model of transformers, not the PEFT model around it)."""
 
     def __init__(self, model: PreTrainedModel, recipe: Recipe, seed: int = 0, live: int = LIVE_LOGITS) -> None:
-        family = family_of(model.config)
+        family = trainable_family(model.config)
         self.model, self.recipe, self.seed, self.live = model, recipe, seed, live
         self.layers: list[nn.Module] = list(module(model, family.layers).children())
-        self.depth = shape_of(model.config).layers
+        self.depth = shape_of(model.config, family).layers
         recipe.check(self.depth)
         self._decoder = module(model, family.layers.rpartition(".")[0])
         self._norm = module(model, family.final_norm)

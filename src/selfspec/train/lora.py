@@ -14,7 +14,8 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ..errors import OptionError, Unavailable
-from ..model.families import family_of, module
+from ..model.parts import module
+from .supported import trainable_family
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Lora:
 
 def linear_names(model: PreTrainedModel) -> list[str]:
     """The last names of all linears inside the layers."""
-    layers = module(model, family_of(model.config).layers)
+    layers = module(model, trainable_family(model.config).layers)
     return sorted({name.rpartition(".")[2] for name, each in layers.named_modules() if isinstance(each, nn.Linear)})
 
 

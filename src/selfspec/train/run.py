@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from ..errors import OptionError, TrainingError, Unavailable, UnsupportedModel, nearest
 from ..model.adapter import LayeredModel
 from ..model.checkpoint import quiet_transformers
-from ..model.families import family_of, shape_of
+from ..model.families import shape_of
 from ..model.loading import load
 from ..model.source import locate
 from . import checkpoints, plots
@@ -31,6 +31,7 @@ from .data import Blocks, Data, DataOptions, load_data
 from .evaluate import ExitScore, evaluate_exits
 from .lora import Lora, add_lora, merged
 from .recipe import Recipe
+from .supported import trainable_family
 from .trainer import LayerSkipTrainer
 
 REPORT = "training.json"
@@ -126,7 +127,7 @@ def train(
     recipe, options, data_options = recipe or Recipe(), options or TrainOptions(), data or DataOptions()
     folder = _prepare(Path(out), [Path(file) for file in files], options)
     network, tokenizer, name = _load(model, options)
-    shape = shape_of(network.config)
+    shape = shape_of(network.config, trainable_family(network.config))
     if data_options.length > shape.context:
         raise OptionError(f"length={data_options.length} exceeds the context of {name}, {shape.context} tokens; choose less")
     blocks = load_data([Path(file) for file in files], tokenizer, data_options)
@@ -186,13 +187,13 @@ def _load(model: str, options: TrainOptions) -> tuple[PreTrainedModel, Any, str]
     if options.from_scratch:
         source = locate(model, None, None, False)
         config = AutoConfig.from_pretrained(source.folder)
-        family_of(config)
+        trainable_family(config)
         torch.manual_seed(options.seed)
         auto: Any = AutoModelForCausalLM
         network = auto.from_config(config, dtype=torch.float32, attn_implementation="sdpa").to(device)
         return network, AutoTokenizer.from_pretrained(source.folder), f"{source.name} (from scratch)"
     loaded = load(model, dtype="float32", device=device)
-    family_of(loaded.model.config)
+    trainable_family(loaded.model.config)
     if loaded.tokenizer is None:
         raise TrainingError(f"{loaded.name} has no tokenizer, so text cannot be turned into tokens; add its files to the folder")
     if not all(parameter.is_floating_point() for parameter in loaded.model.parameters()):
