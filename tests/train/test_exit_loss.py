@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from selfspec import OptionError, SelfCheckFailed
+from selfspec.errors import UnsupportedModel
 from selfspec.testing import tiny_model
 from selfspec.train.exit_forward import IGNORED, ExitForward, Moment
 from selfspec.train.exit_loss import Exit, exit_loss
@@ -211,3 +212,9 @@ def test_a_head_that_is_not_plain_is_refused() -> None:
     model.forward = lambda **given: type("Out", (), {"logits": own(**given).logits * 0.5})()  # type: ignore[assignment]
     with pytest.raises(SelfCheckFailed, match="differs from this llama model's own logits"):
         forward.check(torch.arange(6))
+
+
+def test_families_without_proof_are_refused() -> None:
+    """A soft cap or a logit scale between norm and head, which the exits' loss would leave out without a word."""
+    with pytest.raises(UnsupportedModel, match="for training"):
+        ExitForward(tiny_model("gemma2"), Recipe())
