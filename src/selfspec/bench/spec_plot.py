@@ -25,6 +25,9 @@ def plot(run: dict[str, Any], path: Path) -> None:
     drafted = [row for row in rows(run) if row["method"] != PLAIN]
     _speed(above, drafted, tasks_of(run))
     _positions(below, run, drafted)
+    handles, names = above.get_legend_handles_labels()  # one legend, below: over the bars it would hide some
+    if drafted:
+        figure.legend(handles, names, fontsize=9, ncols=2 if max(map(len, names)) > 24 else 3, loc="outside lower center")
     figure.suptitle(f"{run['model']}, {run['dtype']}, {run['provenance']['threads']} threads, {run['provenance']['cpu']}")
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
@@ -43,22 +46,19 @@ def _speed(axes: Any, drafted: list[dict[str, Any]], tasks: list[str]) -> None:
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(groups)), [group.replace("_", " ") for group in groups], rotation=15)
     axes.set_ylabel("speed, plain decoding = 1")
-    axes.legend(fontsize=9, ncols=3, loc="upper left")
-    axes.set_ylim(0, axes.get_ylim()[1] * 1.15)  # room for the legend
 
 
 def _positions(axes: Any, run: dict[str, Any], drafted: list[dict[str, Any]]) -> None:
-    for row in drafted:
+    for index, row in enumerate(drafted):
         turns = [turn for turn in run["turns"] if turn["method"] == row["method"]]
         tries = [sum(t["drafted_at"][at] for t in turns if at < len(t["drafted_at"])) for at in range(len(row["by_position"]))]
         shown = [
             (at, kept) for at, (kept, tried) in enumerate(zip(row["by_position"], tries, strict=True), 1) if tried >= FEWEST_TRIES
         ]
         if shown:
-            axes.plot([at for at, _ in shown], [kept for _, kept in shown], marker="o", label=row["method"])
+            colour = f"C{index}"  # that of its bars, also where another one has nothing to show
+            axes.plot([at for at, _ in shown], [kept for _, kept in shown], marker="o", color=colour)
     axes.set_xlabel(f"position in the draft (those tried at least {FEWEST_TRIES} times)")
     axes.set_ylabel("kept, if all before it were")
     axes.set_ylim(0, 1)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    if drafted:
-        axes.legend(fontsize=9, ncols=3)
