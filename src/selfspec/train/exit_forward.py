@@ -92,6 +92,7 @@ class ExitForward:
         """J of this batch at this moment; out of training the last layer's loss alone."""
         training = self.model.training
         weights = self.weights() if training else {self.depth - 1: 1.0}
+        input_ids, labels, attention_mask = _without_tail(input_ids, labels, attention_mask)
         self.dropout.set(self.draw(input_ids.shape[0]) if training and self.recipe.dropout else None, input_ids.device)
         states = self._run(input_ids, attention_mask, frozenset(weights))
         following = labels[:, 1:].reshape(-1)
@@ -164,6 +165,13 @@ class ExitForward:
                 f"the head as the early-exit loss would use it differs from this {self.model.config.model_type} model's own "
                 f"logits by {gap:.3g}, so the loss would train another function; this family cannot be trained yet"
             )
+
+
+def _without_tail(ids: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Without the columns behind the last that is trained in any row: what fills blocks up has no effect on what precedes it."""
+    trained = (labels[:, 1:] != IGNORED).any(0).nonzero()
+    end = int(trained[-1]) + 2 if len(trained) else labels.shape[1]
+    return ids[:, :end], labels[:, :end], mask[:, :end] if mask is not None and mask.dim() == 2 else mask
 
 
 def _plain_head(head: nn.Module) -> nn.Linear:
