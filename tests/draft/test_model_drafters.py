@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -484,6 +484,68 @@ def test_the_whole_vocabulary_is_no_part(llm: LLM) -> None:
     """The full size is allowed, and needs no second head."""
     drafting, _ = begun(llm, EarlyExit(2, vocabulary=259))
     assert drafting._partial is None
+
+
+def test_a_list_of_tokens_is_the_drafts_vocabulary(llm: LLM) -> None:
+    """A list that is ignored, that replaces the frequent tokens instead of joining them, or whose rows are given other ids."""
+    expected = llm.generate(PROMPTS, draft=None, max_new_tokens=20)
+    written = sorted({token for result in expected for token in result.tokens})
+    for frequent in (0, 40):
+        allowed = {*range(frequent), *written}
+        seen: list[int] = []
+        drafter = Spy(make_drafter("early-exit", {"layer": 2, "vocabulary": frequent, "tokens": written}), seen, [])
+        results = llm.generate(PROMPTS, draft=drafter, control=FixedLength(3), max_new_tokens=20)
+        assert [result.tokens for result in results] == [result.tokens for result in expected]
+        assert seen and set(seen) <= allowed and max(seen) >= 40, "the drafts are of the list, and not of its first rows alone"
+        assert results[0].stats.accepted > 0
+
+
+@pytest.mark.parametrize("token", [-1, 259])
+def test_a_token_that_does_not_exist_is_refused(llm: LLM, token: int) -> None:
+    """Rows of the head that do not exist, in the list."""
+    with pytest.raises(OptionError, match=f"tokens: {token} is outside 0 to 258.*tokenizer"):
+        llm.generate(PROMPTS[0], draft="early-exit", draft_options={"layer": 2, "tokens": [3, token]})
+
+
+def test_nothing_is_drafted_behind_an_end(llm: LLM) -> None:
+    """Drafts behind a token that ends the row, which cost time and can never be kept; or an end of one row that stops another."""
+    draft, _ = propose(llm, EarlyExit(4), tokens=6)
+    end = draft.tokens[0][2]
+    expected = llm.generate(PROMPTS, draft=None, max_new_tokens=24, eos=[end])
+    results: dict[bool, list[Any]] = {}
+    for told in (False, True):
+        seen: list[list[int]] = []
+        requests = [
+            Request(*each, 24, eos=frozenset([end])) for each in zip(PROMPTS, row_samplers(None, PROMPTS, ()), strict=True)
+        ]
+        at_work = Generation(llm.model, requests, Chains(EarlyExit(4), seen, told), FixedLength(6).start())
+        list(at_work)
+        assert [row.tokens[len(row.request.prompt) :] for row in at_work.rows] == [result.tokens for result in expected]
+        results[told] = seen
+    assert any(end in chain[:-1] for chain in results[False]), "the end is drafted in the first round already"
+    assert not any(end in chain[:-1] for chain in results[True])
+    assert max(map(len, results[True])) == 6, "rows that do not end draft all they may"
+
+
+@dataclass(frozen=True)
+class Chains(Drafter):
+    """Another drafter, whose chains are written down; it is told what ends rows, or not."""
+
+    inner: Drafter
+    seen: list[list[int]]
+    told: bool
+
+    def start(self, scene: Scene) -> Drafting:
+        drafting = self.inner.start(scene if self.told else replace(scene, ends=()))
+        propose = drafting.propose
+
+        def watched(*given: Any) -> Draft:
+            draft = propose(*given)
+            self.seen.extend(map(list, draft.tokens))
+            return draft
+
+        drafting.propose = watched  # type: ignore[method-assign]
+        return drafting
 
 
 # ------------------------------------------------------------------------------------------------------------ hostile options

@@ -63,7 +63,7 @@ class DraftModel(Drafter):
                 "tokens would mean something else; use a draft model with the same tokenizer"
             )
         cache = model.new_cache(len(scene.prompts), max(map(len, scene.prompts)) + 64)
-        return _Second(Scene(model, cache, scene.prompts, scene.samplers), self.vocabulary)
+        return _Second(Scene(model, cache, scene.prompts, scene.samplers, scene.ends), self.vocabulary)
 
 
 _loaded: WeakKeyDictionary[LayeredModel, dict[tuple[object, str], LayeredModel]] = WeakKeyDictionary()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
@@ -100,7 +100,7 @@ class LayeredModel:
         self._positions = part(model, family.positions).weight.detach() if family.positions else None
         scale = torch.tensor(self.shape.scales.embedding)  # rounded as transformers does
         self._embedding_scale = scale.to(embedding.weight.dtype).item()
-        self._partial_heads: dict[int, PartialHead] = {}
+        self._partial_heads: dict[tuple[int, frozenset[int]], PartialHead] = {}
         self._head: Linear = self.ops.linear([head.weight], [head.bias])
         tied = embedding.weight.data_ptr() == head.weight.data_ptr()
         self._embedding = None if tied and self._head.readable else embedding.weight.detach()
@@ -161,11 +161,13 @@ class LayeredModel:
             logits = logits * scales.logits
         return self.ops.soft_cap(logits, scales.logit_cap) if scales.logit_cap else logits
 
-    def partial_head(self, size: int) -> PartialHead:
-        """The head over the `size` most frequent tokens, for drafting: byte-pair vocabularies are ordered by frequency."""
-        if size not in self._partial_heads:
-            self._partial_heads[size] = PartialHead(self, torch.arange(size, device=self.device))
-        return self._partial_heads[size]
+    def partial_head(self, size: int, more: Iterable[int] = ()) -> PartialHead:
+        """The head over some tokens, for drafting: the `size` most frequent (vocabularies are mostly ordered so) and `more`."""
+        key = (size, frozenset(more))
+        if key not in self._partial_heads:
+            chosen = [*range(size), *sorted(token for token in key[1] if token >= size)]
+            self._partial_heads[key] = PartialHead(self, torch.tensor(chosen, device=self.device))
+        return self._partial_heads[key]
 
     def forward(self, tokens: Tensor, cache: KVCache, place: Place, plan: LayerPlan | None = None) -> Tensor:
         """Tokens -> logits of every one of them."""
