@@ -22,8 +22,8 @@ from transformers.modeling_outputs import CausalLMOutput
 from ..errors import OptionError, SelfCheckFailed
 from ..model.families import shape_of
 from ..model.parts import module
-from .exit_loss import LIVE_LOGITS, Exit, exit_loss
-from .layer_dropout import LayerDropout, counted_generator, draw_keep
+from .exit_loss import LIVE_LOGITS, Exit, Finish, exit_loss
+from .layer_dropout import LayerDropout, counted_generator, draw_keep, one_tensor
 from .recipe import Recipe
 from .supported import trainable_family
 
@@ -47,7 +47,9 @@ class ExitForward:
         family = trainable_family(model.config)
         self.model, self.recipe, self.seed, self.live = model, recipe, seed, live
         self.layers: list[nn.Module] = list(module(model, family.layers).children())
-        self.depth = shape_of(model.config, family).layers
+        shape = shape_of(model.config, family)
+        self.depth = shape.layers
+        self._finish = Finish(shape.scales.logits, shape.scales.logit_cap)
         recipe.check(self.depth)
         self._decoder = module(model, family.layers.rpartition(".")[0])
         self._norm = module(model, family.final_norm)
@@ -84,7 +86,7 @@ class ExitForward:
     def _catcher(self, index: int) -> Any:
         def catch(layer: nn.Module, given: Any, output: Any) -> None:
             if index in self._wanted:
-                self._states[index] = output
+                self._states[index] = one_tensor(output)
 
         return catch
 
@@ -105,7 +107,7 @@ class ExitForward:
                 picked = self._norm(picked)
             scales.append(len(trained) / max(1, len(at)))  # a share stands for all positions
             exits.append(Exit(picked, following[at], self._scale(weight * scales[-1], len(trained), picked)))
-        total, sums = exit_loss(exits, self._head.weight, self._head.bias, self.live)
+        total, sums = exit_loss(exits, self._head.weight, self._head.bias, self.live, self._finish)
         self.sums = {layer: sums[i] * scales[i] / max(1, len(trained)) for i, layer in enumerate(weights)}
         return total
 
@@ -150,7 +152,7 @@ class ExitForward:
 
     @torch.no_grad()
     def check(self, probe: Tensor) -> None:
-        """Raise unless norm and head as they are used here give the model's own logits (scaled or capped logits would not be)."""
+        """Raise unless norm, head, scale and cap as they are used here give the model's own logits."""
         modules = [each for each in self.model.modules() if each.training]
         self.model.eval()
         try:
@@ -159,7 +161,7 @@ class ExitForward:
         finally:
             for each in modules:
                 each.training = True
-        gap = (self._head(last).float() - expected).abs().max().item()
+        gap = (self._finish(self._head(last).float()) - expected).abs().max().item()
         if not gap <= 2e-2 * max(expected.abs().max().item(), 1e-3):  # also refuses NaN
             raise SelfCheckFailed(
                 f"the head as the early-exit loss would use it differs from this {self.model.config.model_type} model's own "
