@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -27,7 +28,8 @@ from .base import Drafting, Scene
 class ChainDrafting(Drafting):
     """Drafts chains with part of the model, on the generation's own cache.
 
-    `vocabulary`, `tokens`: score only that many of the most frequent tokens, and these, while drafting; without both all of them.
+    `vocabulary`, `tokens`: score only that many of the most frequent tokens, and these, and those of the prompts, from which much
+    is copied; without both all tokens are scored.
     `sample`: under sampling, draw drafts independently of the target's own draws and report what they were drawn from.
     """
 
@@ -46,7 +48,7 @@ class ChainDrafting(Drafting):
         self._sample = sample and not all(sampler.params.greedy for sampler in scene.samplers)
         self._drawn_from: dict[int, list[Tensor]] = {}  # of each row: the distribution of each of its drafts
         part = vocabulary < size and (vocabulary or tokens)
-        self._partial = scene.model.partial_head(vocabulary, tokens) if part else None
+        self._partial = scene.model.partial_head(vocabulary, tokens).joined_by(chain(*scene.prompts)) if part else None
 
     @abstractmethod
     def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:

@@ -26,9 +26,9 @@ class EarlyExit(Drafter):
     reuse: bool = True
     """Let verification go on from the draft's hidden states; False runs all layers again, for comparison."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens while drafting; 0 is all of them."""
+    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all of them."""
     tokens: tuple[int, ...] = ()
-    """Score these tokens, by id, besides those of `vocabulary`, and no others: a task's own vocabulary. () is no such list."""
+    """Score these tokens, by id, the prompt's and those of `vocabulary`, and no others: a task's own words. () is no list."""
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution, other tokens for a seed."""
 

@@ -6,6 +6,7 @@ our logits with the model's on a probe prompt and refuses if they disagree. Does
 
 from __future__ import annotations
 
+import copy
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -155,7 +156,7 @@ class LayeredModel:
         """Hidden states after any layer -> logits over the vocabulary, through the model's own last norm and head."""
         return self._logits(x, self._head)
 
-    def _logits(self, x: Tensor, head: Linear) -> Tensor:
+    def _logits(self, x: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
         scales, logits = self.shape.scales, head(self._finish(x))
         if scales.logits != 1:
             logits = logits * scales.logits
@@ -286,12 +287,21 @@ class PartialHead:
             )
         self._model, self.tokens = model, tokens
         bias = model._head.bias
-        self._linear = model.ops.linear([model._head.rows(tokens)], [None if bias is None else bias[tokens]])
+        self._linears = [model.ops.linear([model._head.rows(tokens)], [None if bias is None else bias[tokens]])]
+
+    def joined_by(self, tokens: Iterable[int]) -> PartialHead:
+        """These tokens too, in a product of their own: a request's, beside those that all requests share."""
+        more = sorted({*tokens}.difference(self.tokens.tolist()))
+        if not more:
+            return self
+        both, added = copy.copy(self), PartialHead(self._model, torch.tensor(more, device=self.tokens.device))
+        both.tokens, both._linears = torch.cat([self.tokens, added.tokens]), [*self._linears, *added._linears]
+        return both
 
     @torch.inference_mode()
     def __call__(self, x: Tensor) -> Tensor:
         """Hidden states -> logits of the chosen tokens, in their order."""
-        return self._model._logits(x, self._linear)
+        return self._model._logits(x, lambda normed: torch.cat([linear(normed) for linear in self._linears], -1))
 
 
 def _release(weight: Tensor) -> None:
