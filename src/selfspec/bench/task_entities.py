@@ -55,7 +55,7 @@ city: boston; san diego; paris; chicago; new york; london; tokyo; madrid; seattl
   dallas; rome; portland; sydney; toronto; las vegas; oslo; dublin; mexico city; atlanta
 rain: rain; snow; be sunny; be windy | hail; storm; be cloudy; be foggy
 warm: hot; cold; windy; humid | warm; chilly; sunny; dry
-unit: celsius; fahrenheit | kelvin; celsius
+unit: celsius; fahrenheit | kelvin
 news: {subject} {event_news}; {statement}; {statement}
 subject: the meeting; the party; the game; dinner; the flight | lunch; the concert; the class; the train
 event_news: is cancelled; starts at {clock}; will be late; was moved to {weekday} | is delayed; begins at {clock}; was great;
@@ -70,7 +70,7 @@ reaction: heart; thumbs up; smile; laughing face | wave; sad face; star; clap
 place: {city}; {spot}; {spot}; GET_LOCATION: {mod} {CATEGORY_LOCATION=category}; GET_LOCATION: {SEARCH_RADIUS=near}
   {CATEGORY_LOCATION=category}; GET_LOCATION_HOME: {CONTACT=owner} house
 owner: {name}'s; GET_CONTACT: {CONTACT_RELATED=mine} {TYPE_RELATION=relation}'s
-mod: a; the | the; some
+mod: a; the | some; any
 near: the nearest; the closest | a nearby; the next
 category: gas station; hospital; coffee shop; parking garage; supermarket; pharmacy; post office; train station | bakery;
   museum; police station; bookstore; car wash; drugstore; bus stop
