@@ -197,6 +197,24 @@ def test_whole_model_in_float64(family: str, tied: bool, checkpointing: bool) ->
     assert torch.isfinite(model(input_ids=ids).logits).all(), "the model's own forward is back"
 
 
+def test_what_fills_blocks_up_is_not_computed() -> None:
+    """Layers run on columns in which nothing is trained; or a column too many taken off, and with it the last trained token."""
+    model = tiny_model(seed=5).requires_grad_(True).train()
+    ids = torch.randint(3, 250, (3, 12), generator=torch.Generator().manual_seed(2))
+    labels = ids.clone()
+    labels[:, 7:] = IGNORED
+    labels[1, 5:] = IGNORED
+    seen: list[int] = []
+    model.model.layers[0].register_forward_hook(lambda layer, given, output: seen.append(output.shape[1]))
+    forward = ExitForward(model, Recipe(dropout=0.0, curriculum="all"))
+    expected = naive_loss(model, ids, labels, forward.weights())
+    with forward.installed():
+        loss = model(input_ids=ids, labels=labels, attention_mask=torch.ones_like(ids)).loss
+        nothing = model(input_ids=ids, labels=torch.full_like(ids, IGNORED)).loss
+    assert torch.allclose(loss.double(), expected, rtol=1e-5)
+    assert seen == [12, 7, 12] and nothing.item() == 0
+
+
 def test_a_share_stands_for_all_positions() -> None:
     """A share of half the positions that halves the early exits' weight, or that thins out the last layer's loss too."""
     model = tiny_model(seed=5).train()
