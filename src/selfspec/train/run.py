@@ -141,6 +141,7 @@ def train(
         "lora": None if lora is None else asdict(lora),
     }
     before = _score_before(network, blocks.held_out, folder, options, identity)
+    torch.manual_seed(options.seed)  # LoRA's matrices are drawn
     tuned: Any = network if lora is None else add_lora(network, lora)
     trainer = _trainer(tuned, recipe, options, blocks, folder, identity, callbacks, tokenizer)
     if trainer.is_world_process_zero():
