@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -522,43 +522,22 @@ def test_a_token_that_does_not_exist_is_refused(llm: LLM, token: int) -> None:
 
 def test_nothing_is_drafted_behind_an_end(llm: LLM) -> None:
     """Drafts behind a token that ends the row, which cost time and can never be kept; or an end of one row that stops another."""
-    draft, _ = propose(llm, EarlyExit(4), tokens=6)
-    end = draft.tokens[0][2]
-    expected = llm.generate(PROMPTS, draft=None, max_new_tokens=24, eos=[end])
-    results: dict[bool, list[Any]] = {}
-    for told in (False, True):
-        seen: list[list[int]] = []
-        requests = [
-            Request(*each, 24, eos=frozenset([end])) for each in zip(PROMPTS, row_samplers(None, PROMPTS, ()), strict=True)
-        ]
-        at_work = Generation(llm.model, requests, Chains(EarlyExit(4), seen, told), FixedLength(6).start())
-        list(at_work)
-        assert [row.tokens[len(row.request.prompt) :] for row in at_work.rows] == [result.tokens for result in expected]
-        results[told] = seen
-    assert any(end in chain[:-1] for chain in results[False]), "the end is drafted in the first round already"
-    assert not any(end in chain[:-1] for chain in results[True])
-    assert max(map(len, results[True])) == 6, "rows that do not end draft all they may"
-
-
-@dataclass(frozen=True)
-class Chains(Drafter):
-    """Another drafter, whose chains are written down; it is told what ends rows, or not."""
-
-    inner: Drafter
-    seen: list[list[int]]
-    told: bool
-
-    def start(self, scene: Scene) -> Drafting:
-        drafting = self.inner.start(scene if self.told else replace(scene, ends=()))
-        propose = drafting.propose
-
-        def watched(*given: Any) -> Draft:
-            draft = propose(*given)
-            self.seen.extend(map(list, draft.tokens))
-            return draft
-
-        drafting.propose = watched  # type: ignore[method-assign]
-        return drafting
+    free, _ = propose(llm, EarlyExit(4), tokens=6)
+    first, last = list(free.tokens[0]), list(free.tokens[2])
+    ends = [frozenset[int](), frozenset(first[2:3]), frozenset(last[2:3])]
+    requests = [Request(*each, 24, eos=end) for *each, end in zip(PROMPTS, row_samplers(None, PROMPTS, ()), ends, strict=True)]
+    at_work = Generation(llm.model, requests, EarlyExit(4), FixedLength(6).start())
+    steps = iter(at_work)
+    next(steps)
+    assert at_work._drafting is not None
+    with torch.inference_mode():
+        draft = at_work._drafting.propose(range(3), [row.tokens for row in at_work.rows], Budget([6] * 3))
+    assert list(draft.tokens[0]) == first, "the end of the second row is none of the first"
+    assert list(draft.tokens[2]) == last[: last.index(last[2]) + 1]
+    for _ in steps:
+        pass
+    for row, prompt, end in zip(at_work.rows, PROMPTS, ends, strict=True):
+        assert row.tokens[len(prompt) :] == llm.generate(prompt, draft=None, max_new_tokens=24, eos=sorted(end)).tokens
 
 
 # ------------------------------------------------------------------------------------------------------------ hostile options
