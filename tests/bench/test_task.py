@@ -202,6 +202,8 @@ def test_the_tables() -> None:
     facts = summary(RUN)
     assert facts["exact"] == {"recipe": 0.9} and facts["acceptance"] == {"E=2": 0.76} and facts["identical"] is True
     assert facts["speed"]["E=2"] == 2.0
+    short = {**RUN, "training": {"recipe": {"steps": 3, "tokens": 1200, "log": []}}}
+    assert "1,200" in markdown(short), "a run that was too short for a log line"
     lost = json.loads(json.dumps(RUN))
     lost["race"]["E=2"]["identical"] = False
     assert "NO" in markdown(lost) and summary(lost)["identical"] is False

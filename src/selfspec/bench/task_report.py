@@ -105,8 +105,10 @@ def _training(run: dict[str, Any]) -> str:
     header = ["training", "steps", "trained tokens", "last loss of the whole model"]
     rows = []
     for name, facts in run["training"].items():
-        last = max((key for key in facts["log"][-1] if key.startswith("exit_")), key=lambda key: int(key[5:]))
-        rows.append([name, str(facts["steps"]), f"{facts['tokens']:,}", f"{facts['log'][-1][last]:.4f}"])
+        line = facts["log"][-1] if facts["log"] else {}  # a run of few steps logs nothing
+        losses = {int(key[5:]): value for key, value in line.items() if key.startswith("exit_")}
+        last = f"{losses[max(losses)]:.4f}" if losses else "-"
+        rows.append([name, str(facts["steps"]), f"{facts['tokens']:,}", last])
     return table(header, rows)
 
 
