@@ -45,7 +45,7 @@ Tick = Callable[[], None]
 class TaskOptions:
     """What of the experiment can be changed."""
 
-    steps: int = 600
+    steps: int = 400
     """Optimizer steps of each of the two models."""
     batch: int = 6
     """Blocks of 128 tokens a step."""
