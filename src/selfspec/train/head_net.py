@@ -9,6 +9,7 @@ vocabulary is left out, so tokens that it cannot say weigh little instead of tea
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,16 @@ from torch import Tensor, nn
 from ..model.families import Shape
 from ..model.parts import module, part
 from ..model.small import BlockSize, Rotary, SmallBlock, unit
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A part of the vocabulary that stands for all of it in a loss: every token that matters somewhere in the batch, and of the rest
+    so many at random, each counted for those that were not drawn."""
+
+    some: Tensor  # (n,) places in the vocabulary
+    index: Tensor  # (vocabulary,) place among them, or -1
+    counted: Tensor  # (n,) logarithm of how many tokens each stands for
 
 
 class Ends:
@@ -35,13 +46,34 @@ class Ends:
         self.index = torch.full((shape.vocabulary,), -1, device=vocabulary.device)
         self.index[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
 
+    def candidates(self, batch: dict[str, Tensor], others: int, generator: torch.Generator) -> Candidates | None:
+        """The tokens with a share in the batch's distributions, and `others` of the rest; None if that would be nearly all."""
+        needed = self.index[batch["ids"][batch["chances"] > 0.001].long()].unique()
+        needed = needed[needed >= 0]
+        size = len(self.vocabulary)
+        if len(needed) + others > 0.7 * size:
+            return None
+        chosen = torch.zeros(size, dtype=torch.bool, device=needed.device)
+        chosen[needed] = True
+        rest = (~chosen).nonzero()[:, 0]
+        drawn = rest[torch.randperm(len(rest), generator=generator)[:others].to(rest.device)]
+        some = torch.cat([needed, drawn])
+        index = torch.full((size,), -1, device=some.device)
+        index[some] = torch.arange(len(some), device=some.device)
+        counted = torch.zeros(len(some), device=some.device)
+        counted[len(needed) :] = math.log(len(rest) / max(1, len(drawn)))
+        return Candidates(some, index, counted)
+
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings brought to length one a number, which takes out any scale."""
         return unit(self._embedding[tokens].float())
 
-    def logits(self, x: Tensor) -> Tensor:
-        """Of the head's own vocabulary."""
-        found = F.linear(self._norm(x), self._rows, self._bias) * self._scales.logits
+    def logits(self, x: Tensor, some: Tensor | None = None) -> Tensor:
+        """Of the head's own vocabulary, or of some tokens of it."""
+        rows, bias = self._rows, self._bias
+        if some is not None:
+            rows, bias = rows[some], None if bias is None else bias[some]
+        found = F.linear(self._norm(x), rows, bias) * self._scales.logits
         return self._scales.logit_cap * torch.tanh(found / self._scales.logit_cap) if self._scales.logit_cap else found
 
 
@@ -81,12 +113,28 @@ class HeadNet(nn.Module):
         self.enter = nn.Linear((1 + taps) * size.width, size.width, bias=False)
         self.again = nn.Linear(size.width, size.width, bias=False)
         self.blocks = nn.ModuleList([SmallBlock(size)])
+        self._cosine: Tensor
+        self._sine: Tensor
         cosine, sine = Rotary(size)(torch.empty(0), torch.arange(context)[None])
         self.register_buffer("_cosine", cosine[0], persistent=False)
         self.register_buffer("_sine", sine[0], persistent=False)
 
-    def forward(self, ends: Ends, batch: dict[str, Tensor], roots: Roots, ahead: int, measure: bool = False) -> Drafted:
-        """Draft `ahead` tokens from the roots of a batch."""
+    @property
+    def _own_block(self) -> SmallBlock:
+        (block,) = self.blocks
+        assert isinstance(block, SmallBlock)
+        return block
+
+    def forward(
+        self,
+        ends: Ends,
+        batch: dict[str, Tensor],
+        roots: Roots,
+        ahead: int,
+        candidates: Candidates | None = None,
+        measure: bool = False,
+    ) -> Drafted:
+        """Draft `ahead` tokens from the roots of a batch. With candidates the loss is taken over these; without, exactly."""
         tokens, states = batch["tokens"].long(), batch["states"]
         following = ends.embed(torch.cat([tokens[:, 1:], tokens[:, -1:]], dim=1))
         entered = self.enter(torch.cat([following, states.flatten(2)], dim=2))
@@ -100,49 +148,56 @@ class HeadNet(nn.Module):
                 k, v = self._keys(x, roots.tokens + depth - 1)
                 known.append((roots.spread(k, tokens), roots.spread(v, tokens)))
             x = self._block(x, roots, depth, known, tokens)
-            result, alive = self._score(ends.logits(x), ends, batch, roots, depth, alive, measure)
-            results.append(result)
+            losses, counted, wide = _losses(x, ends, batch, roots, depth, candidates)
+            alive = counted if alive is None else alive & counted
+            tried, hits = alive.sum(), torch.zeros_like(alive)
+            if measure:
+                hits = alive & (ends.vocabulary[wide.argmax(-1)] == roots.take(batch["tokens"], depth + 1))
+                alive = hits
+            results.append((losses.sum(), counted.sum(), tried, hits.sum()))
         return Drafted(*(torch.stack(each) for each in zip(*results, strict=True)))
 
     def _keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(..., width) -> keys and values, (..., heads, size)."""
-        block = self.blocks[0]
+        block = self._own_block
         x = block.input_layernorm(x)
         shape = (*x.shape[:-1], self.size.kv_heads, self.size.head_size)
         return self._turned(block.self_attn.k_proj(x).view(shape), positions), block.self_attn.v_proj(x).view(shape)
 
     def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        cosine, sine = self._cosine[positions][..., None, :], self._sine[positions][..., None, :]
+        cosine, sine = (table[positions][..., None, :] for table in (self._cosine, self._sine))
         a, b = x.chunk(2, dim=-1)
         return (x * cosine + torch.cat([-b, a], dim=-1) * sine).to(x.dtype)
 
     def _block(self, x: Tensor, roots: Roots, depth: int, known: list[tuple[Tensor, Tensor]], tokens: Tensor) -> Tensor:
         """One entry of every root through the block."""
-        block = self.blocks[0]
+        block = self._own_block
         q = block.self_attn.q_proj(block.input_layernorm(x)).view(len(x), self.size.heads, self.size.head_size)
         q = roots.spread(self._turned(q, roots.tokens + depth - 1), tokens)
         x = x + block.self_attn.o_proj(roots.take(attend(q, known)).flatten(1))
         y = block.post_attention_layernorm(x)
-        return x + block.mlp.down_proj(F.silu(block.mlp.gate_proj(y)) * block.mlp.up_proj(y))
+        out: Tensor = x + block.mlp.down_proj(F.silu(block.mlp.gate_proj(y)) * block.mlp.up_proj(y))
+        return out
 
-    def _score(
-        self, logits: Tensor, ends: Ends, batch: dict[str, Tensor], roots: Roots, depth: int, alive: Tensor | None, measure: bool
-    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor | None]:
-        """Loss and, if asked for, hits of one depth. The target of depth k is what the model says at token t + k."""
-        beyond = roots.tokens + depth >= batch["tokens"].shape[1]
-        chances = roots.take(batch["chances"], depth).float().masked_fill(beyond[:, None], 0)
-        counted = chances.sum(-1) > 0
-        index = ends.index[roots.take(batch["ids"], depth).long()]
-        chances = chances * (index >= 0)
-        wide = logits.float()
-        expected = (chances * wide.gather(1, index.clamp(min=0))).sum(-1)
-        loss = (chances.sum(-1) * wide.logsumexp(-1) - expected).sum()
-        tried = right = torch.zeros((), device=loss.device)
-        if measure:
-            alive = counted if alive is None else alive & counted
-            hits = alive & (ends.vocabulary[wide.argmax(-1)] == roots.take(batch["tokens"], depth + 1))
-            tried, right, alive = alive.sum(), hits.sum(), hits
-        return (loss, counted.sum(), tried, right), alive
+
+def _losses(
+    x: Tensor, ends: Ends, batch: dict[str, Tensor], roots: Roots, depth: int, candidates: Candidates | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each root: the loss of one depth, whether it counts, and the logits. The target is what the model says at token t + depth."""
+    beyond = roots.tokens + depth >= batch["tokens"].shape[1]
+    chances = roots.take(batch["chances"], depth).float().masked_fill(beyond[:, None], 0)
+    counted = chances.sum(-1) > 0
+    index = ends.index[roots.take(batch["ids"], depth).long()]
+    known = index >= 0
+    wide = ends.logits(x, None if candidates is None else candidates.some).float()
+    normaliser = wide
+    if candidates is not None:
+        index = candidates.index[index]  # of -1, which is left out anyway, the last one's
+        known &= index >= 0
+        normaliser = wide + candidates.counted
+    chances = chances * known
+    expected = (chances * wide.gather(1, index.clamp(min=0))).sum(-1)
+    return chances.sum(-1) * normaliser.logsumexp(-1) - expected, counted, wide
 
 
 def attend(q: Tensor, known: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -151,7 +206,8 @@ def attend(q: Tensor, known: list[tuple[Tensor, Tensor]]) -> Tensor:
     (keys, values), own = known[0], known[1:]
     rows, tokens, heads, size = q.shape
     if not own:
-        found = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, keys, values)), is_causal=True, enable_gqa=True)
+        q, keys, values = (x.transpose(1, 2) for x in (q, keys, values))
+        found: Tensor = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
         return found.transpose(1, 2)
     grouped = q.view(rows, tokens, keys.shape[2], -1, size)
     scores = torch.einsum("ntkgd,nskd->nkgts", grouped, keys)

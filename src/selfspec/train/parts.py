@@ -46,6 +46,8 @@ class PartOptions:
     """Drafts in a row that are trained, each fed with the part's own outputs."""
     share: float = 1.0
     """Train at this share of the tokens, others each time: cheaper steps."""
+    others: int = 2048
+    """Take the loss over the tokens that matter in a batch and so many others, drawn at random; 0 takes it over all: slower."""
     noise: float = 0.05
     """Random noise on the hidden states, uniform up to so much of their size; against learning them by heart."""
     seed: int = 0
@@ -77,7 +79,8 @@ class PartOptions:
 class Trained(Protocol):
     """A part under training: the weights, and what a batch costs."""
 
-    net: nn.Module
+    @property
+    def net(self) -> nn.Module: ...
 
     def drafted(self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool) -> Drafted:
         """Draft from a batch; with a generator as in training, without it as in use."""
@@ -168,9 +171,10 @@ def _step(
     weights = torch.tensor([DEPTH_WEIGHT**depth for depth in range(len(found.losses))], device=found.losses.device)
     loss = (weights * found.losses / found.counts.clamp(min=1)).sum() / weights.sum()
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     size = nn.utils.clip_grad_norm_(trained.net.parameters(), 1.0)
-    if not (math.isfinite(value := float(loss)) and math.isfinite(float(size))):
+    value = float(loss.detach())
+    if not (math.isfinite(value) and math.isfinite(float(size))):
         raise TrainingError(
             f"step {step + 1}: the loss is {value}, its gradient {float(size)}, so training would only spoil the weights. The last "
             "checkpoint is as it was; go on from it with a smaller learning rate in another folder"

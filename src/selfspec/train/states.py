@@ -2,7 +2,7 @@
 
 A frozen model's states never change, so they are computed once and read many times. Shards of some ten thousand tokens, each
 written whole or not at all: a run that is killed, or given more text later, goes on with what is missing. Input: JSONL lines
-with `prompt_ids` and `answer_ids`, as `selfspec data` writes them. Numbers are kept in float16, states brought to length one a
+with `prompt_ids` and `response_ids`, as `selfspec data` writes them. Numbers are kept in float16, states brought to length one a
 number first. Knows nothing of what is trained on them.
 """
 
@@ -89,10 +89,10 @@ def _conversation(line: str, where: str, length: int, vocabulary: int) -> Conver
         return None
     try:
         value: Any = json.loads(line)
-        prompt, answer = [int(token) for token in value["prompt_ids"]], [int(token) for token in value["answer_ids"]]
+        prompt, answer = [int(token) for token in value["prompt_ids"]], [int(token) for token in value["response_ids"]]
     except (ValueError, KeyError, TypeError) as error:
         raise TrainingError(
-            f"{where} has no 'prompt_ids' and 'answer_ids' ({type(error).__name__}: {error}), so there is nothing that the model "
+            f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}), so there is nothing that the model "
             "wrote; make such a file with: selfspec data MODEL --prompts FILES"
         ) from error
     tokens = tuple((prompt + answer)[:length])
@@ -217,14 +217,12 @@ def _write_shard(model: LayeredModel, shard: Sequence[Conversation], folder: Pat
         raise ResourceError(
             f"{folder} is nearly full: the next part of the model's states needs {needed / 1e6:.0f} MB. Make room"
         )
-    states, ids, chances = [], [], []
-    for group in _groups(shard):
-        for kept, array in zip((states, ids, chances), _computed(model, group, options), strict=True):
-            kept.append(array)
+    computed = [_computed(model, group, options) for group in _groups(shard)]
+    states, ids, chances = (np.concatenate(arrays) for arrays in zip(*computed, strict=True))
     target = folder / f"shard-{len(_shards(folder)):05}"
     new = target.with_name(target.name + ".new")
     new.mkdir()
-    arrays = {"tokens": tokens, "states": np.concatenate(states), "ids": np.concatenate(ids), "chances": np.concatenate(chances)}
+    arrays = {"tokens": tokens, "states": states, "ids": ids, "chances": chances}
     for name, array in arrays.items():
         np.save(new / f"{name}.npy", array)
     facts = [[each.name, len(each.tokens), each.begin, each.held_out(options.held_out)] for each in shard]
@@ -245,22 +243,21 @@ def _groups(shard: Sequence[Conversation]) -> Iterator[list[Conversation]]:
 
 
 @torch.inference_mode()
-def _computed(model: LayeredModel, group: Sequence[Conversation], options: StateOptions) -> Iterator[np.ndarray[Any, Any]]:
+def _computed(model: LayeredModel, group: Sequence[Conversation], options: StateOptions) -> list[np.ndarray[Any, Any]]:
     """States, likeliest tokens and their probabilities of some conversations, one after the other."""
     taps, cache = Taps(options.layers), model.new_cache(len(group), max(len(each.tokens) for each in group))
     place = cache.place_at([Span(row, 0, len(each.tokens)) for row, each in enumerate(group)])
     tokens = torch.tensor([token for each in group for token in each.tokens], device=model.device)
     x = model.run(model.embed(tokens), model.full_plan, cache, place, taps=[taps])
     ((_, states),) = taps.take()
-    yield unit(states.float()).to(torch.float16).cpu().numpy()
+    states = unit(states.float()).half()
     answered = torch.cat([_answered(each) for each in group]).to(model.device)
     ids = torch.zeros(len(tokens), options.top, dtype=torch.int32, device=model.device)
     chances = torch.zeros(len(tokens), options.top, dtype=torch.float16, device=model.device)
     for piece in answered.nonzero()[:, 0].split(256):
         best = model.head(x[piece]).float().softmax(-1).topk(options.top)
         ids[piece], chances[piece] = best.indices.int(), best.values.half()
-    yield ids.cpu().numpy()
-    yield chances.cpu().numpy()
+    return [each.cpu().numpy() for each in (states, ids, chances)]
 
 
 def _answered(conversation: Conversation) -> Tensor:
