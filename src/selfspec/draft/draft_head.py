@@ -3,8 +3,8 @@
 An entry of the head is a token together with the states that the whole model had at the token before it, where this one was
 chosen: x = W [e(t+1); h(t)], a = block(x), and the model's own last norm and head (some of its rows) read a. Behind the last
 kept token the head is fed its own output: x = W_e e + W_a a. Sources: EAGLE, Li et al. 2024, arXiv 2401.15077 (the entry);
-EAGLE-3, 2025, arXiv 2503.01840 (states of several layers, trained on its own outputs); EAGLE-2, arXiv 2406.16858 (the tree grown by
-cumulative probability). Does not know how the head was trained.
+EAGLE-3, 2025, arXiv 2503.01840 (states of several layers, trained on its own outputs); EAGLE-2, arXiv 2406.16858 (the
+tree grown by cumulative probability). Does not know how the head was trained.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A tree that a model grows: at each depth its likeliest guesses are followed up, and the likeliest of all are kept.
 
-A guess's chance is the product of the model's probabilities on its path (EAGLE-2, arXiv 2406.16858, section 4.1). A guess that is not
-among the best so far cannot have children that are, so growing ends by itself. Shared by drafters that read guesses together;
-knows no model.
+A guess's chance is the product of the model's probabilities on its path (EAGLE-2, arXiv 2406.16858, section 4.1). A guess that
+is not among the best so far cannot have children that are, so growing ends by itself. Shared by drafters that read guesses
+together; knows no model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Small decoder blocks of our own shape for trained parts: Llama's block, with the numbers that the part names.
 
-`SmallBlock` holds the weights, with Llama's names, and is what is trained (train/); `Stack` runs blocks with the operations of the
-model room, on a cache of their own. The same for every family of base: a part's block need not look like the base's.
+`SmallBlock` holds the weights, with Llama's names, and is what is trained (train/); `Stack` runs blocks with the operations of
+the model room, on a cache of their own. The same for every family of base: a part's block need not look like the base's.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Training a draft head (EAGLE's, on states of several layers) on text that the model wrote itself.
 
-Sources: see draft/draft_head.py and head_net.py. Ours: the block and the reading matrix begin as the model's own last layer, which
-already knows how to turn such states into the next token; the vocabulary is the tokens that the model found likeliest in its text.
+Sources: see draft/draft_head.py and head_net.py. Ours: the block and the reading matrix begin as the model's own last layer; the
+vocabulary is the tokens that the model found likeliest in its text.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
 """The draft head as it is trained: over several drafts in a row, each fed with the head's own outputs.
 
-Every token t of the answers is a root from which K tokens are drafted at once. Draft 1 reads entry [e(t+1); h(t)] and attends to the
-entries of all tokens up to t; draft k reads [e(t+k); a(k-1)] and also attends to the drafts before it *from the same root*, which is
-what it will see when it drafts (EAGLE-3, arXiv 2503.01840, section 3.2, "training-time test"). Loss of draft k: cross entropy to the
-model's own distribution p at token t + k, of which the likeliest tokens are known; what of p lies outside the head's
-vocabulary is left out, so tokens that it cannot say weigh little instead of teaching nonsense. Does not know data or optimizers.
+Every token t of the answers is a root from which K tokens are drafted at once. Draft 1 reads entry [e(t+1); h(t)] and attends to
+the entries of all tokens up to t; draft k reads [e(t+k); a(k-1)] and also attends to the drafts before it *from the same root*,
+which is what it will see when it drafts (EAGLE-3, arXiv 2503.01840, section 3.2, "training-time test"). Loss of draft k: cross
+entropy to the model's own distribution p at token t + k, of which the likeliest tokens are known; what of p lies outside the
+head's vocabulary is left out, so tokens that it cannot say weigh little instead of teaching nonsense. Does not know data or
+optimizers.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ..model.small import BlockSize, Rotary, SmallBlock, unit
 
 @dataclass(frozen=True)
 class Candidates:
-    """A part of the vocabulary that stands for all of it in a loss: every token that matters somewhere in the batch, and of the rest
-    so many at random, each counted for those that were not drawn."""
+    """A part of the vocabulary that stands for all of it in a loss: every token that matters somewhere in the batch, and of the
+    rest so many at random, each counted for those that were not drawn."""
 
     some: Tensor  # (n,) places in the vocabulary
     index: Tensor  # (vocabulary,) place among them, or -1
@@ -183,7 +184,7 @@ class HeadNet(nn.Module):
 def _losses(
     x: Tensor, ends: Ends, batch: dict[str, Tensor], roots: Roots, depth: int, candidates: Candidates | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each root: the loss of one depth, whether it counts, and the logits. The target is what the model says at token t + depth."""
+    """Of each root: the loss of one depth, whether it counts, and the logits. Its target is what the model says at t + depth."""
     beyond = roots.tokens + depth >= batch["tokens"].shape[1]
     chances = roots.take(batch["chances"], depth).float().masked_fill(beyond[:, None], 0)
     counted = chances.sum(-1) > 0
@@ -201,8 +202,8 @@ def _losses(
 
 
 def attend(q: Tensor, known: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """q (n, tokens, heads, size) of one depth; keys and values of depth 1, seen causally, then of each later depth, of which a root
-    sees its own."""
+    """q (n, tokens, heads, size) of one depth; keys and values of depth 1, seen causally, then of each later depth, of
+    which a root sees its own."""
     (keys, values), own = known[0], known[1:]
     rows, tokens, heads, size = q.shape
     if not own:

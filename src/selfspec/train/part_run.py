@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 
 from ..errors import OptionError, TrainingError
 from ..model.adapter import LayeredModel
@@ -189,7 +188,7 @@ Drafts for this model, and for no other; what is generated stays the model's own
     selfspec generate MODEL "Your prompt" --draft {report.kind} --draft-option part={folder_name(report.folder)} --stats
 
 Trained for {report.step} steps ({report.tokens:,} tokens, {report.seconds / 60:.0f} minutes) on {text["conversations"]:,} answers
-of the model itself ({text["tokens"]:,} tokens with their prompts){"" if report.done else "; not finished"}. On {text["held_out"]:,} answers to prompts
+of the model itself ({text["tokens"]:,} tokens with their prompts){"" if report.done else "; not finished"}. On answers to prompts
 that were not trained, draft k is the model's own next token, given that those before it were, in
 
 | draft | right |

@@ -67,8 +67,8 @@ class PartOptions:
                 raise OptionError(f"{name}={getattr(self, name)} would train nothing; choose more than {least:g}")
         if not 0 < self.share <= 1 or self.noise < 0 or self.measured < 1:
             raise OptionError(
-                f"share={self.share}, noise={self.noise}, measured={self.measured}: use a share above 0 and up to 1, noise of 0 or "
-                "more, and measure on 1 conversation or more"
+                f"share={self.share}, noise={self.noise}, measured={self.measured}: use a share above 0 and up to 1, noise of 0 "
+                "or more, and measure on 1 conversation or more"
             )
         if self.precision not in ("float32", "bfloat16"):
             raise OptionError(f"precision={self.precision!r} is not known; use float32 or bfloat16")
@@ -176,8 +176,8 @@ def _step(
     value = float(loss.detach())
     if not (math.isfinite(value) and math.isfinite(float(size))):
         raise TrainingError(
-            f"step {step + 1}: the loss is {value}, its gradient {float(size)}, so training would only spoil the weights. The last "
-            "checkpoint is as it was; go on from it with a smaller learning rate in another folder"
+            f"step {step + 1}: the loss is {value}, its gradient {float(size)}, so training would only spoil the weights. The "
+            "last checkpoint is as it was; go on from it with a smaller learning rate in another folder"
         )
     optimizer.step()
     return value

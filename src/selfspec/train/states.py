@@ -49,8 +49,8 @@ class StateOptions:
     def __post_init__(self) -> None:
         if self.length < 16 or self.top < 1 or not 0 < self.held_out < 1:
             raise OptionError(
-                f"length={self.length}, top={self.top}, held_out={self.held_out}: use a length of 16 or more, a top of 1 or more, "
-                "and a share between 0 and 1, else there is nothing to train or to measure on"
+                f"length={self.length}, top={self.top}, held_out={self.held_out}: use a length of 16 or more, a top of 1 or "
+                "more, and a share between 0 and 1, else there is nothing to train or to measure on"
             )
 
 
@@ -92,13 +92,13 @@ def _conversation(line: str, where: str, length: int, vocabulary: int) -> Conver
         prompt, answer = [int(token) for token in value["prompt_ids"]], [int(token) for token in value["response_ids"]]
     except (ValueError, KeyError, TypeError) as error:
         raise TrainingError(
-            f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}), so there is nothing that the model "
-            "wrote; make such a file with: selfspec data MODEL --prompts FILES"
+            f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}), so there is nothing that the "
+            "model wrote; make such a file with: selfspec data MODEL --prompts FILES"
         ) from error
     tokens = tuple((prompt + answer)[:length])
     outside = [token for token in tokens if not 0 <= token < vocabulary]
     if outside:
-        raise TrainingError(f"{where} has token {outside[0]}, the model's vocabulary is {vocabulary}: another model wrote it")
+        raise TrainingError(f"{where} has token {outside[0]}, the model has {vocabulary}: another model wrote it")
     return Conversation(tokens, len(prompt)) if prompt and len(tokens) - len(prompt) >= 3 else None
 
 
@@ -134,8 +134,8 @@ class States:
         return sum(self.lengths())
 
     def batch(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Some conversations, padded behind: tokens (n, longest), states (n, longest, taps, width), ids and chances (n, longest, top);
-        chances are 0 where nothing is answered, which is all of the padding."""
+        """Some conversations, padded behind: tokens (n, longest), states (n, longest, taps, width), ids and chances (n, longest,
+        top); chances are 0 where nothing is answered, which is all of the padding."""
         longest = max(stop - first for _, first, stop, _ in (self.where[n] for n in numbers))
         batch: dict[str, Tensor] = {}
         for name in ("tokens", "states", "ids", "chances"):
