@@ -74,7 +74,7 @@ def drafts(llm: LLM, drafter: Drafter, prompts: list[list[int]], new: int = 30, 
 @pytest.mark.parametrize("width", [1, 3])
 def test_a_draft_depends_on_the_kept_text_alone(llm: LLM, part: Part, width: int) -> None:
     """Rounds, rejections, neighbours leave nothing behind: entries of rejected drafts in the head's cache, states of a wrong
-    branch, a row's states given to another. It drafts what it would after reading the text anew. Lucky if nothing was rejected."""
+    branch, the states of another row. It drafts what it would after reading the text anew. Lucky if nothing is rejected."""
     drafter = DraftHead(part, width=width)
     seen, stats = drafts(llm, drafter, PROMPTS)
     assert 0 < stats.accepted < stats.drafted
