@@ -27,6 +27,7 @@ from .train_part import PARTS, PartFlags, train_part
 if TYPE_CHECKING:
     from ..train.evaluate import ExitScore
     from ..train.recipe import Recipe
+    from ..train.run import Report
 
 RECIPES = ("layerskip", *PARTS)
 PART_FLAGS = ("epochs", "learning_rate", "weight_decay", "seed", "precision", "save_every", "plot")  # of RunFlags, for parts too
@@ -212,6 +213,11 @@ def train(
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
         return
+    say(report, out)
+
+
+def say(report: Report, out: Path) -> None:
+    """What came out, and how to try it."""
     console = Console(highlight=False)
     if report.exits:
         console.print(table(report.exits))

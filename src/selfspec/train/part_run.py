@@ -118,7 +118,7 @@ def train_draft_head(
         "text": _text_name(found),
         "start_from": None if start_from is None else str(start_from),
     }
-    left = None if options.max_minutes is None else max(0.01, options.max_minutes - (time.monotonic() - began) / 60)
+    left = None if options.max_minutes is None else max(1e-6, options.max_minutes - (time.monotonic() - began) / 60)
     run, done = train_part(trained, found, folder, replace(options, max_minutes=left), identity, watch.training)
     report = _report("draft-head", folder, run, done)
     facts = {
