@@ -25,10 +25,12 @@ from ..model.adapter import LayeredModel
 from ..model.extras import Part, load_part, signature
 from ..model.families import family_of
 from ..model.loading import load
+from ..model.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, HeadTraining, likeliest, stream_size
 from .parts import PartOptions, Progress, Run, train_part
-from .states import StateOptions, States, gather
+from .states import StateOptions, States, gather, kept_options
+from .successors import CountOptions, count, measure, places
 
 REPORT = "training.json"
 
@@ -98,7 +100,7 @@ def train_draft_head(
     layered = LayeredModel(loaded.model, owned=False)
     base, shape = signature(layered), layered.shape
     wanted = StateOptions(recipe.resolved(shape), length=length, held_out=held_out)
-    complete = gather(layered, base, [Path(file) for file in files], kept, wanted, _reading(watch, began, options))
+    complete = gather(layered, base, [Path(file) for file in files], kept, wanted, _reading(watch, began, options.max_minutes))
     if not complete:
         return PartReport("draft-head", folder, False, 0, 0, 0.0, ())
     found = States(kept)
@@ -121,16 +123,44 @@ def train_draft_head(
     left = None if options.max_minutes is None else max(1e-6, options.max_minutes - (time.monotonic() - began) / 60)
     run, done = train_part(trained, found, folder, replace(options, max_minutes=left), identity, watch.training)
     report = _report("draft-head", folder, run, done)
-    facts = {
-        **{name: value for name, value in report.as_dict().items() if name not in ("log", "schema")},
-        "model": Path(loaded.name).name,
-        "text": {"conversations": len(found.trained), "tokens": found.tokens, "held_out": len(found.held_out)},
-        "recipe": asdict(recipe),
-        "options": asdict(options),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-    }
+    facts = _facts(report, loaded.name, found) | {"recipe": asdict(recipe), "options": asdict(options)}
     Part("draft-head", base, trained.settings(), trained.tensors(), facts).save(folder)
     _write_report(folder, report, facts, plot)
+    return report
+
+
+def train_successors(
+    model: str,
+    files: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    options: CountOptions | None = None,
+    length: int = 768,
+    held_out: float = 0.03,
+    states: str | os.PathLike[str] | None = None,
+    max_minutes: float | None = None,
+    watch: Watch | None = None,
+) -> PartReport:
+    """Count what the model says after tokens and pairs of them, on text that it wrote. `states` may be those of another part."""
+    options, watch, began = options or CountOptions(), watch or Watch(), time.monotonic()
+    paths = [Path(file) for file in files]
+    folder = _prepare(Path(out), paths, plot=False)
+    kept = Path(states) if states else folder / "states"
+    loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
+    layered = LayeredModel(loaded.model, owned=True)
+    base, vocabulary = signature(layered), layered.shape.vocabulary
+    wanted = kept_options(kept) or StateOptions((), length=length, held_out=held_out)
+    if not gather(layered, base, paths, kept, wanted, _reading(watch, began, max_minutes)):
+        return PartReport(SUCCESSORS, folder, False, 0, 0, 0.0, ())
+    found = States(kept)
+    settings = {"vocabulary": vocabulary}
+    tensors = count(places(found, found.trained), vocabulary, options)
+    part = Part(SUCCESSORS, base, settings, tensors)
+    acceptance = measure(Successors(part).after, found, found.held_out)
+    report = PartReport(SUCCESSORS, folder, True, 1, found.tokens, time.monotonic() - began, acceptance)
+    facts = _facts(report, loaded.name, found) | {"options": asdict(options)}
+    replace(part, facts=facts).save(folder)
+    _write_report(folder, report, facts, plot=False)
     return report
 
 
@@ -152,13 +182,23 @@ def _prepare(out: Path, files: Sequence[Path], plot: bool) -> Path:
     return out
 
 
-def _reading(watch: Watch, began: float, options: PartOptions) -> Callable[[int], bool]:
+def _reading(watch: Watch, began: float, max_minutes: float | None) -> Callable[[int], bool]:
     def go_on(tokens: int) -> bool:
         spent = time.monotonic() - began
         watch.reading(tokens, round(tokens / spent))
-        return spent < 60 * (options.max_minutes or math.inf)
+        return spent < 60 * (max_minutes or math.inf)
 
     return go_on
+
+
+def _facts(report: PartReport, model: str, found: States) -> dict[str, Any]:
+    """What a part says of itself."""
+    return {
+        **{name: value for name, value in report.as_dict().items() if name not in ("log", "schema")},
+        "model": Path(model).name,
+        "text": {"conversations": len(found.trained), "tokens": found.tokens, "held_out": len(found.held_out)},
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
 
 
 def _text_name(states: States) -> str:
