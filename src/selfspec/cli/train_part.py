@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from ..train.part_run import PartReport, Watch
     from ..train.parts import Progress as Step
 
-PARTS = ("draft-head",)
+PARTS = ("draft-head", "successors")
+COUNTED = {"pairs", "states", "max_minutes", "length", "held_out", "plot"}  # what counting successors has use for
 
-_part = functools.partial(typer.Option, show_default=True, rich_help_panel="Small parts (draft-head)")
+_part = functools.partial(typer.Option, show_default=True, rich_help_panel=f"Small parts ({', '.join(PARTS)})")
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class PartFlags:
     ] = None
     noise: Annotated[float | None, _part("--noise", show_default="0.05", help="Random noise on the states.")] = None
     measured: Annotated[int | None, _part("--measured", min=1, show_default="64", help="Held-out answers to measure on.")] = None
+    pairs: Annotated[
+        int | None, _part("--pairs", min=1, show_default="100000", help="Successors: how many pairs of tokens to keep.")
+    ] = None
     states: Annotated[
         Path | None, _part("--states", show_default="OUT/states", help="Folder for what the model computes on the text.")
     ] = None
@@ -75,19 +79,40 @@ def train_part(
     kind: str, model: str, data: Sequence[str], out: Path, shared: dict[str, Any], flags: PartFlags, as_json: bool
 ) -> None:
     """Train a part of that kind. `shared`: values of flags that all recipes have; None is the part's own default."""
-    from ..train.draft_head import HeadRecipe
-    from ..train.part_run import train_draft_head
-    from ..train.parts import PartOptions
-
     wishes = {**shared, **vars(flags), "layers": None if flags.tap is None else tuple(flags.tap)}
-    recipe, options = HeadRecipe(**_given(HeadRecipe, wishes)), PartOptions(**_given(PartOptions, wishes))
-    more = {name: wishes[name] for name in ("length", "held_out", "states", "start_from", "plot") if wishes[name] is not None}
     with _Shown() as shown:
-        report = train_draft_head(model, data, out, recipe=recipe, options=options, watch=shown.watch(), **more)
+        report = (_count if kind == "successors" else _train_head)(model, data, out, wishes, shown.watch())
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
     else:
         _say(report, model, out)
+
+
+def _train_head(model: str, data: Sequence[str], out: Path, wishes: dict[str, Any], watch: Watch) -> PartReport:
+    from ..train.draft_head import HeadRecipe
+    from ..train.part_run import train_draft_head
+    from ..train.parts import PartOptions
+
+    _refuse(wishes, {"pairs"}, "draft-head")
+    recipe, options = HeadRecipe(**_given(HeadRecipe, wishes)), PartOptions(**_given(PartOptions, wishes))
+    more = {name: wishes[name] for name in ("length", "held_out", "states", "start_from", "plot") if wishes[name] is not None}
+    return train_draft_head(model, data, out, recipe=recipe, options=options, watch=watch, **more)
+
+
+def _count(model: str, data: Sequence[str], out: Path, wishes: dict[str, Any], watch: Watch) -> PartReport:
+    from ..train.part_run import train_successors
+    from ..train.successors import CountOptions
+
+    wishes |= {"precision": None if wishes["precision"] == "float32" else wishes["precision"]}
+    _refuse(wishes, set(wishes) - COUNTED - {"layers"}, "successors")
+    more = {name: wishes[name] for name in COUNTED - {"pairs", "plot"} if wishes[name] is not None}
+    return train_successors(model, data, out, options=CountOptions(**_given(CountOptions, wishes)), watch=watch, **more)
+
+
+def _refuse(wishes: dict[str, Any], useless: set[str], kind: str) -> None:
+    for name in sorted(useless):
+        if wishes[name] is not None:
+            raise OptionError(f"--{name.replace('_', '-')} would be ignored by --recipe {kind}; leave it out")
 
 
 def _given(kind: Any, wishes: dict[str, Any]) -> dict[str, Any]:
@@ -102,10 +127,9 @@ def _say(report: PartReport, model: str, out: Path) -> None:
         console.print(f"The time is up after {report.step} steps. The same command goes on from here.")
     if report.acceptance:
         console.print(table(report.acceptance))
-        console.print(
-            f"{report.step} steps, {report.tokens:,} tokens, {report.seconds:.0f} s. The part is in {out}.", soft_wrap=True
-        )
-        command = f"selfspec generate {model} 'Your prompt' --draft {report.kind} --draft-option part={out} --stats"
+        steps = "" if report.kind == "successors" else f"{report.step} steps, "
+        console.print(f"{steps}{report.tokens:,} tokens, {report.seconds:.0f} s. The part is in {out}.", soft_wrap=True)
+        command = f"selfspec generate {model} 'Your prompt' --draft {report.drafter} --draft-option part={out} --stats"
         console.print(f"Try it:  {command}", soft_wrap=True)
 
 

@@ -52,6 +52,11 @@ class PartReport:
     """By depth, on held-out text: the share of drafts that are right, among those whose predecessors were."""
     log: tuple[dict[str, Any], ...] = ()
 
+    @property
+    def drafter(self) -> str:
+        """The drafter that takes the part."""
+        return "recycle" if self.kind == SUCCESSORS else self.kind
+
     def as_dict(self) -> dict[str, Any]:
         """What JSON can hold; the folder stays out, so that it can be moved."""
         return {
@@ -220,14 +225,16 @@ def _write_report(folder: Path, report: PartReport, facts: dict[str, Any], plot:
 def _card(report: PartReport, facts: dict[str, Any]) -> str:
     """What somebody who finds the folder wants to know."""
     rows = "".join(f"| {depth} | {share:.1%} |\n" for depth, share in enumerate(report.acceptance, start=1))
-    text = facts["text"]
+    text, made = facts["text"], "Counted"
+    if report.kind != SUCCESSORS:
+        made = f"Trained for {report.step} steps ({report.tokens:,} tokens, {report.seconds / 60:.0f} minutes)"
     return f"""# A {report.kind} for {facts["model"]}
 
 Drafts for this model, and for no other; what is generated stays the model's own text. Use it with selfspec:
 
-    selfspec generate MODEL "Your prompt" --draft {report.kind} --draft-option part={folder_name(report.folder)} --stats
+    selfspec generate MODEL "Your prompt" --draft {report.drafter} --draft-option part={folder_name(report.folder)} --stats
 
-Trained for {report.step} steps ({report.tokens:,} tokens, {report.seconds / 60:.0f} minutes) on {text["conversations"]:,} answers
+{made} on {text["conversations"]:,} answers
 of the model itself ({text["tokens"]:,} tokens with their prompts){"" if report.done else "; not finished"}. On answers to prompts
 that were not trained, draft k is the model's own next token, given that those before it were, in
 
