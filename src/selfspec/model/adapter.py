@@ -19,12 +19,14 @@ from torch import Tensor
 from ..errors import OptionError, PromptError, SelfCheckFailed
 from .block import Block, Change, own_block
 from .cache import KVCache, Place
+from .capture import StepRunner
+from .choose import HOST_DECIDES, choose_ops
 from .families import FAMILIES, Family, family_of, shape_of
 from .linear import Linear
-from .ops import choose_ops
 from .parts import module, norm, part
 from .plan import LayerPlan
 from .rope import RopeTable
+from .storage import StaticCache, StoragePool
 from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
 
 if TYPE_CHECKING:
@@ -55,7 +57,11 @@ class LayeredModel:
         with unsure():
             self.shape = shape_of(model.config, family)
         self.dtype, self.device = model.dtype, model.device
-        self.ops = choose_ops(kernel, self.dtype, self.device) if known else module_ops(kernel, model.config)
+        experts = family.experts is not None
+        self.ops = choose_ops(kernel, self.dtype, self.device, experts) if known else module_ops(kernel, model.config)
+        self._not_recorded = self._why_not(experts)
+        self._steps = StepRunner(self.device, self.shape.width, self.dtype) if self.ops.kernel == "static" else None
+        self._pool = StoragePool(self.dtype, self.device, self._steps.forget) if self._steps else None
         self._say_what_is_special(model)
         self.parameters = sum(p.numel() for p in model.parameters())
         probe = self._probe()
@@ -76,6 +82,22 @@ class LayeredModel:
                 if not known:  # their modules may read our cache otherwise than we think
                     self._compare(expected, probe, size=5)
         self.row_stable = self._measure_row_stability()
+
+    def _why_not(self, experts: bool) -> str:
+        """Why steps cannot be recorded, as far as the model decides it."""
+        if self.device.type != "cuda":
+            return f"there is nothing to record on a {self.device.type.upper()}"
+        if self.ops.kernel == "modules":
+            return "transformers' own modules run this family, and what they do cannot be known"
+        return f"a mixture of experts: {HOST_DECIDES}" if experts else f"kernel {self.ops.kernel!r} was asked for"
+
+    @property
+    def recorded(self) -> str:
+        """Whether steps are replayed as CUDA graphs, or why not."""
+        reason = self._steps.reason if self._steps else self._not_recorded
+        if reason or self._steps is None:
+            return f"no: {reason}"
+        return f"yes, as CUDA graphs ({self._steps.recorded} so far)"
 
     def _say_what_is_special(self, model: PreTrainedModel) -> None:
         whole = model.config.max_position_embeddings
@@ -120,7 +142,11 @@ class LayeredModel:
 
     def new_cache(self, rows: int = 1, capacity: int = 512) -> KVCache:
         shape = self.shape
-        return KVCache(shape.layers, rows, shape.kv_heads, shape.head_size, capacity, self.dtype, self.device)
+        sizes = (shape.layers, rows, shape.kv_heads, shape.head_size)
+        if self._steps is None or self._pool is None:
+            return KVCache(*sizes, capacity, self.dtype, self.device)
+        self._steps.follow()
+        return StaticCache(self._pool, *sizes, capacity)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(tokens,) -> (tokens, width)."""
@@ -137,6 +163,23 @@ class LayeredModel:
         plan.check(self.layers)
         for rope in self._ropes.values():
             rope.reserve(int(max(span.first + span.count for span in place.spans)))
+        y = self._run_step(x, plan, cache, place) if watch is None else None
+        if y is None:
+            y = self._run_layers(x, plan, cache, place.on(self.device), watch)
+        cache.advance(place, plan.attention_layers)
+        return y
+
+    def _run_step(self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place) -> Tensor | None:
+        """The same as a step of a fixed shape; None if there are no such steps here or the call is none."""
+        if self._steps is None or not isinstance(cache, StaticCache):
+            return None
+        ropes = self._ropes.values()
+        for rope in ropes:  # a table that grows moves; a step that was recorded keeps the one it knows, which is long enough
+            rope.reserve(cache.capacity)
+        return self._steps.run(self._run_layers, x, plan, cache, place, lambda: [(rope.cosines, rope.sines) for rope in ropes])
+
+    def _run_layers(self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place, watch: HalfWatch | None = None) -> Tensor:
+        """The plan's halves, one after the other."""
         if plan.start == 0 and self._positions is not None:
             x = x + self._positions[place.positions]
         current, entered = plan.start, x
@@ -147,7 +190,6 @@ class LayeredModel:
             x = block.attention(x, cache, place) if attention else block.mlp(x, entered)
             if watch:
                 watch(layer, attention, before, x)
-        cache.advance(place, plan.attention_layers)
         return x
 
     @torch.inference_mode()
@@ -156,6 +198,9 @@ class LayeredModel:
         return self._logits(x, self._head)
 
     def _logits(self, x: Tensor, head: Linear) -> Tensor:
+        return self._steps.head(partial(self._score, head=head), head, x) if self._steps else self._score(x, head)
+
+    def _score(self, x: Tensor, head: Linear) -> Tensor:
         scales, logits = self.shape.scales, head(self._finish(x))
         if scales.logits != 1:
             logits = logits * scales.logits
