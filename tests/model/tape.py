@@ -1,4 +1,4 @@
-"""A recorder without a GPU, as strict as a CUDA graph: what was recorded is replayed, operation by operation, on the same tensors.
+"""A recorder without a GPU, as strict as a CUDA graph: what was recorded is replayed, operation by operation, where it lay.
 
 Python does not run again, addresses are those of the recording, recording computes nothing that may be used, a replay destroys
 what other recordings left behind, and reading from the device or copying from the host while recording is an error.

@@ -48,7 +48,7 @@ def test_work_that_does_not_fit_asks_for_less():
 
 @pytest.mark.parametrize("kernel", ["plain", "static"])
 def test_a_cache_that_cannot_be_made(monkeypatch, kernel):
-    """torch's own error, in the middle of `generate`, without a word about rows and tokens; afterwards the model must still work."""
+    """torch's own error, in the middle of `generate`, without a word about rows and tokens; later calls must still work."""
     llm = LLM(LayeredModel(tiny_model(), kernel=kernel, check=False), None, "tiny")
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", refuse)
