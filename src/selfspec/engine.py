@@ -121,6 +121,7 @@ class Generation:
             try:
                 yield
             except torch.OutOfMemoryError as error:
+                self._model.free_idle()  # for whoever asks for less next
                 raise work_too_large(self.cache.rows, self.cache.bytes, self._model.device) from error
             setattr(self.stats, phase, getattr(self.stats, phase) + time.perf_counter() - start)
             self.stats.layer_tokens = int(self.cache.computed.sum()) - self._computed_before

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -98,6 +98,23 @@ class LayeredModel:
         if reason or self._steps is None:
             return f"no: {reason}"
         return f"yes, as CUDA graphs ({self._steps.recorded} so far)"
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """For measuring: meanwhile steps run as they are written, without recordings."""
+        if self._steps is None:
+            yield
+            return
+        self._steps.paused = True
+        try:
+            yield
+        finally:
+            self._steps.paused = False
+
+    def free_idle(self) -> None:
+        """Give back the memory that only waits for the next generation."""
+        if self._pool is not None:
+            self._pool.clear()
 
     def _say_what_is_special(self, model: PreTrainedModel) -> None:
         whole = model.config.max_position_embeddings

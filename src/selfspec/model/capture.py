@@ -59,6 +59,7 @@ class StepRunner:
         self._inputs: dict[tuple[int, int], _Inputs] = {}
         self._rows: dict[int, Tensor] = {}  # of each size: what a head reads
         self.recorder: Recorder | None = CudaRecorder(device) if device.type == "cuda" else None
+        self.paused = False  # for measuring what recordings save
         self.reason = "" if self.recorder else f"there is nothing to record on a {device.type.upper()}"
 
     @property
@@ -117,6 +118,8 @@ class StepRunner:
 
     def _run(self, key: Key, work: Work, reads: Callable[[], object]) -> Tensor:
         """One run of a step. What comes out is overwritten by the next."""
+        if self.paused:
+            return work()
         step = self._steps.setdefault(key, _Step())
         self._steps.move_to_end(key)
         step.runs += 1

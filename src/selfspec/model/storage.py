@@ -68,6 +68,12 @@ class StoragePool:
                 self._drop(len(self._idle))
                 return self._new(shape, slots)
 
+    def clear(self) -> None:
+        """Let all go that nobody uses."""
+        with self._lock:
+            self._sort_in()
+            self._drop(len(self._idle))
+
     def give(self, storage: Storage) -> None:
         """Takes a storage back; may be called from anywhere."""
         self._returned.append(storage)
