@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 import torch
-from tape import TapeRecorder, recording
+from tape import TapeRecorder, TapeRecording, recording
 
 from selfspec.contract import Request
 from selfspec.engine import Generation
@@ -156,6 +156,23 @@ def test_what_cannot_be_recorded_still_runs(monkeypatch, expected):
     with pytest.warns(UserWarning, match="CUDA graphs are off.*operation not permitted"):
         assert written(llm) == expected["llama"]
     assert llm.info.recorded == "no: recording a step failed: CUDA error: operation not permitted"
+
+
+def test_replays_that_differ_are_noticed_at_load(monkeypatch, expected):
+    """A card or a driver on which replays are not what was recorded: nobody would know why the text is nonsense."""
+    llm, recorder = recorded()
+    llm.model._check_recordings()
+    assert not llm.model._steps.reason and recorder.replays
+    original = TapeRecording.replay
+
+    def wrong(made: TapeRecording) -> None:
+        original(made)
+        made.out.mul_(1.1)
+
+    monkeypatch.setattr(TapeRecording, "replay", wrong)
+    with pytest.warns(UserWarning, match="replayed steps gave logits that differ by"):
+        llm.model._check_recordings()
+    assert written(llm) == expected["llama"] and llm.info.recorded.startswith("no: replayed steps")
 
 
 def fail(message: str, *_: object) -> None:

@@ -82,6 +82,7 @@ class LayeredModel:
                 if not known:  # their modules may read our cache otherwise than we think
                     self._compare(expected, probe, size=5)
         self.row_stable = self._measure_row_stability()
+        self._check_recordings()
 
     def _why_not(self, experts: bool) -> str:
         """Why steps cannot be recorded, as far as the model decides it."""
@@ -105,11 +106,11 @@ class LayeredModel:
         if self._steps is None:
             yield
             return
-        self._steps.paused = True
+        before, self._steps.paused = self._steps.paused, True
         try:
             yield
         finally:
-            self._steps.paused = False
+            self._steps.paused = before
 
     def free_idle(self) -> None:
         """Give back the memory that only waits for the next generation."""
@@ -300,9 +301,7 @@ class LayeredModel:
 
     def _compare(self, expected: Tensor, probe: Tensor, size: int | None = None) -> None:
         """Raise unless our logits of the probe, read `size` tokens at a time, are the expected ones."""
-        cache = self.new_cache(1, len(probe))
-        pieces = [self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size or len(probe))]
-        ours = torch.cat(pieces).float()
+        ours = self._read(probe, size or len(probe)).float()
         gap, scale = (ours - expected).abs().max().item(), expected.abs().max().item()
         if not gap <= TOLERANCE.get(self.dtype, 6e-2) * max(scale, 1e-3):  # also refuses NaN
             raise SelfCheckFailed(
@@ -312,13 +311,25 @@ class LayeredModel:
                 f"please report it. Known families: {', '.join(sorted(FAMILIES))}."
             )
 
+    def _read(self, probe: Tensor, size: int) -> Tensor:
+        """Logits of the probe, read so many tokens at a time."""
+        cache = self.new_cache(1, len(probe))
+        return torch.cat([self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size)])
+
+    def _check_recordings(self) -> None:
+        """Replayed steps give what the same steps give when they just run; else nothing is recorded here."""
+        if self._steps is None or self._steps.reason:
+            return
+        with self.eagerly():
+            expected = self._read(self._probe(), 1).float()
+        gap = (self._read(self._probe(), 1).float() - expected).abs().max().item()
+        if not gap <= 1e-3 * max(expected.abs().max().item(), 1e-3):  # also a NaN
+            self._steps.give_up(f"replayed steps gave logits that differ by {gap:.3g}")
+
     def _measure_row_stability(self) -> bool:
         """Whether the probe's logits have the same bits read at once, in blocks, and token by token."""
         probe = self._probe()
-        results = []
-        for size in (len(probe), 7, 1):
-            cache = self.new_cache(1, len(probe))
-            results.append(torch.cat([self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size)]))
+        results = [self._read(probe, size) for size in (len(probe), 7, 1)]
         return all(torch.equal(result, results[0]) for result in results)
 
     def check_length(self, tokens: int) -> None:

@@ -60,9 +60,9 @@ class Place:
     @classmethod
     def chains(cls, spans: Sequence[Span]) -> Place:
         spans = tuple(s for s in spans if s.count)
-        slots = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans])
-        rows = torch.tensor([s.row for s in spans for _ in range(s.count)])
-        return cls(spans, rows, slots, slots, slots + 1)
+        row, first, count = np.array([(s.row, s.first, s.count) for s in spans], dtype=np.int64).T
+        slots = torch.from_numpy(np.arange(count.sum()) + (first + count - count.cumsum()).repeat(count))
+        return cls(spans, torch.from_numpy(row.repeat(count)), slots, slots, slots + 1)
 
     @classmethod
     def trees(cls, spans: Sequence[Span], parents: Sequence[Sequence[int]]) -> Place:
@@ -162,7 +162,8 @@ class KVCache:
 
     def place(self, counts: Sequence[int], parents: Sequence[Sequence[int]] | None = None) -> Place:
         """Room for `counts[row]` more tokens of each row, right after what all layers know; a chain, or a tree by its parents."""
-        spans = [Span(row, self.length(row), count) for row, count in enumerate(counts) if count]
+        lengths = self.lengths.min(axis=1).tolist()
+        spans = [Span(row, length, count) for row, (length, count) in enumerate(zip(lengths, counts, strict=False)) if count]
         return self.place_at(spans, None if parents is None else [p for p in parents if p])
 
     def place_at(self, spans: Sequence[Span], parents: Sequence[Sequence[int]] | None = None) -> Place:
@@ -174,12 +175,10 @@ class KVCache:
         """Note that these layers now hold the place's tokens. They must have known everything before them."""
         index = list(layers)
         self.computed[index] += len(place)
-        for span in place.spans:
-            known = self.lengths[span.row, index]
-            assert (known >= span.first).all(), (
-                f"row {span.row}: layers are at {known.tolist()}, tokens start at slot {span.first}"
-            )
-            self.lengths[span.row, index] = span.first + span.count
+        row, first, count = np.array([(s.row, s.first, s.count) for s in place.spans], dtype=np.int64).T[:, :, None]
+        known = self.lengths[row, index]
+        assert (known >= first).all(), f"rows {row.ravel()}: layers are at {known}, tokens start at slots {first.ravel()}"
+        self.lengths[row, index] = first + count
 
     def rollback(self, row: int, length: int) -> None:
         """Forget what the row's layers hold beyond `length`."""

@@ -111,6 +111,11 @@ class StepRunner:
             for key in [key for key in self._steps if key[0] == storage.number]:
                 self._release(key)
 
+    def give_up(self, reason: str) -> None:
+        """Record nothing any more, and replay nothing."""
+        self.reason, self.paused = reason, True
+        warnings.warn(f"CUDA graphs are off for this model, which costs speed only: {reason}", stacklevel=2)
+
     def follow(self) -> None:
         """Let this thread's stream wait for what another one was given before: buffers and storages belong to both."""
         if self.recorder is not None:
@@ -142,9 +147,8 @@ class StepRunner:
         try:
             step.recording = self.recorder.record(work)
         except RuntimeError as error:
-            self.reason = f"recording a step failed: {next(iter(str(error).splitlines()), type(error).__name__)}"
-            warnings.warn(f"CUDA graphs are off for this model, which costs speed only: {self.reason}", stacklevel=2)
             self.recorder.wait()  # raises if the device itself is broken
+            self.give_up(f"recording a step failed: {next(iter(str(error).splitlines()), type(error).__name__)}")
 
     def _release(self, key: Key) -> None:
         step = self._steps.pop(key)

@@ -70,19 +70,21 @@ def _is_tree(place: Place) -> bool:
 
 def packed(place: Place, grid: Grid, spare: int) -> Tensor:
     """(FIELDS, rows, width) int64 on the host."""
+    rows, firsts, counts = np.array([(span.row, span.first, span.count) for span in place.spans]).T
+    column = np.arange(grid.width)
+    real = column < counts[:, None]  # (spans, width): the rest is padding, which sees slot 0 and writes the spare slot
     table = np.zeros((FIELDS, grid.rows, grid.width), dtype=np.int64)
     stops, positions, slots, bits, where = table
-    stops[:], slots[:] = 1, spare  # padding: slot 0 is seen, the spare slot is written
-    deep, flat, first = place.positions.numpy(), where.reshape(-1), 0
-    for span in place.spans:
-        last, row = first + span.count, span.row
-        stops[row, : span.count] = span.first
-        positions[row, : span.count] = deep[first:last]
-        slots[row, : span.count] = np.arange(span.first, span.first + span.count)
-        paths = None if place.ancestors is None else place.ancestors[first:last]
-        bits[row, : span.count] = [_bits(path, span.first) for path in paths] if paths else _CHAIN[: span.count]
-        flat[first:last] = np.arange(row * grid.width, row * grid.width + span.count)
-        first = last
+    stops[:], slots[:] = 1, spare
+    stops[rows] = np.where(real, firsts[:, None], 1)
+    slots[rows] = np.where(real, firsts[:, None] + column, spare)
+    index = (rows[:, None] * grid.width + column)[real]  # of each token in the grid
+    where.reshape(-1)[: len(index)] = index
+    positions.reshape(-1)[index] = place.positions.numpy()
+    if place.ancestors is None:
+        bits[rows] = np.where(real, _CHAIN[: grid.width], 0)
+    else:
+        bits.reshape(-1)[index] = [_bits(path, first) for path, first in zip(place.ancestors, firsts.repeat(counts), strict=True)]
     return torch.from_numpy(table)
 
 
@@ -90,7 +92,7 @@ _CHAIN = np.array([(1 << count) - 1 for count in range(1, WIDTHS[-1] + 1)])
 
 
 def _bits(path: Sequence[int], first: int) -> int:
-    return sum(1 << (slot - first) for slot in path)
+    return sum(1 << int(slot - first) for slot in path)
 
 
 @dataclass(frozen=True, kw_only=True)
