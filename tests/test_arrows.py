@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "selfspec"
 
 RANKS: list[set[str]] = [
     {"errors"},
-    {"contract", "draws", "options", "sampling", "text"},
+    {"contract", "draws", "options", "rows", "sampling", "text"},
     {"model"},
     {"exits", "train"},
     {"draft", "control", "verify"},
@@ -38,10 +38,11 @@ NARROW: dict[str, set[str]] = {
     "contract": {"errors"},
     "draws": set(),
     "options": {"errors"},
+    "rows": {"errors"},
     "sampling": {"errors", "contract", "draws"},
     "text": {"errors", "contract"},
     "exits": {"errors", "contract", "sampling", "model"},
-    "train": {"errors", "contract", "sampling", "text", "model"},
+    "train": {"errors", "contract", "rows", "sampling", "text", "model"},
     "draft": {"errors", "contract", "sampling", "model", "exits", "draws", "options"},
     "control": {"errors", "contract", "options"},
     "verify": {"errors", "contract", "draws"},
@@ -49,7 +50,7 @@ NARROW: dict[str, set[str]] = {
 
 # In these rooms a module is one method: it may lean on the room's shared modules, never on another method.
 ROOMS_OF_METHODS = {"draft", "control"}
-SHARED_MODULES = {"__init__", "base", "chain", "costs", "registry", "tree"}
+SHARED_MODULES = {"__init__", "base", "chain", "costs", "grown", "registry", "tree"}
 
 # Optional packages, each imported in one room, or in one module of each of two, behind an extra.
 OPTIONAL: dict[str, set[str]] = {
@@ -57,6 +58,7 @@ OPTIONAL: dict[str, set[str]] = {
     "fastapi": {"serve"},
     "uvicorn": {"serve"},
     "matplotlib": {"bench", "train"},
+    "datasets": {"rows"},
     "peft": {"train"},
     "lm_eval": {"integrations"},
 }

@@ -32,9 +32,9 @@ class _Tape(TorchDispatchMode):
 
 
 class TapeRecording:
-    def __init__(self, recorder: TapeRecorder, played: list[Any], out: Tensor) -> None:
+    def __init__(self, recorder: TapeRecorder, played: list[Any], out: tuple[Tensor, ...]) -> None:
         self._recorder, self._played = recorder, played
-        self.out: Tensor | None = out
+        self.out: tuple[Tensor, ...] | None = out
         self.released = False
         _destroy(out)
 
@@ -54,8 +54,9 @@ class TapeRecording:
         self.released, self.out = True, None
 
 
-def _destroy(tensor: Tensor) -> None:
-    tensor.fill_(torch.nan)
+def _destroy(out: tuple[Tensor, ...]) -> None:
+    for tensor in out:
+        tensor.fill_(torch.nan)
 
 
 class TapeRecorder:
@@ -65,7 +66,7 @@ class TapeRecorder:
         self.made: list[TapeRecording] = []
         self.replays = 0
 
-    def record(self, work: Callable[[], Tensor]) -> TapeRecording:
+    def record(self, work: Callable[[], tuple[Tensor, ...]]) -> TapeRecording:
         work()
         with _Tape() as tape:
             out = work()

@@ -14,6 +14,7 @@ from .. import __version__
 from ..errors import SelfspecError
 from .chat import chat
 from .common import stderr
+from .data import data
 from .demo import demo
 from .drafters import drafters
 from .generate import generate
@@ -43,7 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="For example:  selfspec generate 'Why is the sky blue?'",
 )
-for command in (generate, chat, info, drafters, demo, train, exits):
+for command in (generate, chat, info, drafters, demo, data, train, exits):
     app.command()(command)
 
 

@@ -23,10 +23,11 @@ from .capture import StepRunner
 from .choose import HOST_DECIDES, choose_ops
 from .families import FAMILIES, Family, family_of, shape_of
 from .linear import Linear
-from .parts import module, norm, part
+from .parts import module, norm, part, release, release_matrices
 from .plan import LayerPlan
 from .rope import RopeTable
 from .storage import StaticCache, StoragePool
+from .taps import Taps
 from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class LayeredModel:
         for index, layer in enumerate(module(model, family.layers).children()):
             self.blocks.append(own_block(layer, index, family, shape, self.ops, self._ropes.get(shape.ropes[index])))
             if owned:
-                _release_matrices(layer)
+                release_matrices(layer)
 
     def _take_ends(self, model: PreTrainedModel, family: Family, owned: bool) -> None:
         """What comes before the first layer and after the last."""
@@ -145,8 +146,8 @@ class LayeredModel:
         tied = embedding.weight.data_ptr() == head.weight.data_ptr()
         self._embedding = None if tied and self._head.readable else embedding.weight.detach()
         if owned:
-            _release(embedding.weight)
-            _release(head.weight)
+            release(embedding.weight)
+            release(head.weight)
 
     # ------------------------------------------------------------------------------------------------------- running
 
@@ -172,35 +173,59 @@ class LayeredModel:
         return x if self._embedding_scale == 1 else x * self._embedding_scale
 
     @torch.inference_mode()
-    def run(self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place, watch: HalfWatch | None = None) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        plan: LayerPlan,
+        cache: KVCache,
+        place: Place,
+        watch: HalfWatch | None = None,
+        taps: Sequence[Taps] = (),
+    ) -> Tensor:
         """Carry hidden states (tokens, width) through the plan's halves; keys and values go to the place's slots.
 
         A plan that starts at layer 0 takes embeddings. `watch(layer, is_attention, before, after)` is shown the residual stream
-        around every half.
+        around every half; `taps` keep what leaves their layers.
         """
         plan.check(self.layers)
         for rope in self._ropes.values():
             rope.reserve(int(max(span.first + span.count for span in place.spans)))
-        y = self._run_step(x, plan, cache, place) if watch is None else None
-        if y is None:
-            y = self._run_layers(x, plan, cache, place.on(self.device), watch)
+        tapped = sorted({layer for tap in taps for layer in tap.layers})
+        out = self._run_step(x, plan, cache, place, tapped) if watch is None else None
+        if out is None:
+            out = self._run_layers(x, plan, cache, place.on(self.device), tapped, watch)
+        states = dict(zip(plan.left(tapped), out[1:], strict=True))
+        for tap in taps:
+            for layer in states.keys() & set(tap.layers):
+                tap.put(layer, place, states[layer])
         cache.advance(place, plan.attention_layers)
-        return y
+        return out[0]
 
-    def _run_step(self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place) -> Tensor | None:
+    def _run_step(
+        self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place, tapped: Sequence[int]
+    ) -> tuple[Tensor, ...] | None:
         """The same as a step of a fixed shape; None if there are no such steps here or the call is none."""
         if self._steps is None or not isinstance(cache, StaticCache):
             return None
         ropes = self._ropes.values()
         for rope in ropes:  # a table that grows moves; a step that was recorded keeps the one it knows, which is long enough
             rope.reserve(cache.capacity)
-        return self._steps.run(self._run_layers, x, plan, cache, place, lambda: [(rope.cosines, rope.sines) for rope in ropes])
+        tables = lambda: [(rope.cosines, rope.sines) for rope in ropes]  # noqa: E731
+        return self._steps.run(self._run_layers, x, plan, cache, place, tapped, tables)
 
-    def _run_layers(self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place, watch: HalfWatch | None = None) -> Tensor:
-        """The plan's halves, one after the other."""
+    def _run_layers(
+        self,
+        x: Tensor,
+        plan: LayerPlan,
+        cache: KVCache,
+        place: Place,
+        tapped: Sequence[int] = (),
+        watch: HalfWatch | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The plan's halves, one after the other: what comes out, then what left each tapped layer."""
         if plan.start == 0 and self._positions is not None:
             x = x + self._positions[place.positions]
-        current, entered = plan.start, x
+        current, entered, states = plan.start, x, []
         for layer, attention in plan.halves:
             if layer != current:
                 current, entered = layer, x
@@ -208,7 +233,9 @@ class LayeredModel:
             x = block.attention(x, cache, place) if attention else block.mlp(x, entered)
             if watch:
                 watch(layer, attention, before, x)
-        return x
+            if not attention and layer in tapped:
+                states.append(x)
+        return x, *states
 
     @torch.inference_mode()
     def head(self, x: Tensor) -> Tensor:
@@ -234,7 +261,13 @@ class LayeredModel:
         """Tokens -> logits of every one of them."""
         return self.head(self.run(self.embed(tokens), plan or self.full_plan, cache, place))
 
-    def prefill(self, prompts: Sequence[Sequence[int]], cache: KVCache, watch: HalfWatch | None = None) -> Tensor:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        cache: KVCache,
+        watch: HalfWatch | None = None,
+        taps: Sequence[Taps] = (),
+    ) -> Tensor:
         """Read what the cache does not hold yet of each row's prompt; logits of each row's last token only, (rows, vocab).
 
         Rows are read together, in chunks of at most PREFILL_CHUNK tokens, so that attention scores stay small.
@@ -250,7 +283,7 @@ class LayeredModel:
             place = cache.place(counts)
             pieces = [prompts[s.row][s.first : s.first + s.count] for s in place.spans]
             tokens = torch.tensor([token for piece in pieces for token in piece], device=self.device)
-            x, end = self.run(self.embed(tokens), self.full_plan, cache, place, watch), 0
+            x, end = self.run(self.embed(tokens), self.full_plan, cache, place, watch, taps), 0
             for span in place.spans:
                 end += span.count
                 if span.first + span.count == len(prompts[span.row]):
@@ -363,15 +396,3 @@ class PartialHead:
     def __call__(self, x: Tensor) -> Tensor:
         """Hidden states -> logits of the chosen tokens, in their order."""
         return self._model._logits(x, self._linear)
-
-
-def _release(weight: Tensor) -> None:
-    """Let go of a parameter's memory; tensors that still share it keep it alive."""
-    weight.data = torch.empty(0, dtype=weight.dtype)
-
-
-def _release_matrices(layer: torch.nn.Module) -> None:
-    """Of a layer's parameters, all that were packed; norms and biases were copied."""
-    for parameter in layer.parameters():
-        if parameter.dim() > 1:
-            _release(parameter)

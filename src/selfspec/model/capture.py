@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +27,7 @@ from .storage import StaticCache, Storage
 MOST_STEPS = 128  # recorded at the same time; the one that was not used for longest goes
 HEADS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, MOST_TOKENS)  # tokens that a head's step takes
 
-Layers = Callable[[Tensor, LayerPlan, KVCache, Place], Tensor]
+Layers = Callable[[Tensor, LayerPlan, KVCache, Place, Sequence[int]], tuple[Tensor, ...]]
 Head = Callable[[Tensor], Tensor]
 Key = tuple[Hashable, ...]  # a step of layers begins with its storage's number, a head's with its product
 
@@ -68,10 +68,17 @@ class StepRunner:
         return sum(step.recording is not None for step in list(self._steps.values()))
 
     def run(
-        self, layers: Layers, x: Tensor, plan: LayerPlan, cache: StaticCache, place: Place, reads: Callable[[], object]
-    ) -> Tensor | None:
-        """What `layers` makes of the call's hidden states; None if the call does not fit into a step. `reads()`: tensors that a
-        step reads beside weights, buffers and storage."""
+        self,
+        layers: Layers,
+        x: Tensor,
+        plan: LayerPlan,
+        cache: StaticCache,
+        place: Place,
+        tapped: Sequence[int],
+        reads: Callable[[], object],
+    ) -> tuple[Tensor, ...] | None:
+        """What `layers` makes of the call's hidden states, and what left the tapped layers; None if the call does not fit into a
+        step. `reads()`: tensors that a step reads beside weights, buffers and storage."""
         storage = cache.storage
         grid = grid_for(place, storage.rows, storage.slots)
         if grid is None:
@@ -85,11 +92,11 @@ class StepRunner:
             where = None if everywhere else inputs.table[-1].view(-1)[: len(x)]
             _fill(inputs.x, x, where)
 
-            def work() -> Tensor:
-                return layers(inputs.x, plan, cache, Frame.of(inputs.table, grid, storage.keys, storage.values))
+            def work() -> tuple[Tensor, ...]:
+                return layers(inputs.x, plan, cache, Frame.of(inputs.table, grid, storage.keys, storage.values), tapped)
 
-            out = self._run((storage.number, plan, grid), work, lambda: (storage, inputs, reads()))
-            return out.clone() if where is None else out[where]
+            found = self._run((storage.number, plan, grid, *tapped), work, lambda: (storage, inputs, reads()))
+            return tuple(out.clone() if where is None else out[where] for out in found)
 
     def head(self, head: Head, name: Hashable, x: Tensor) -> Tensor:
         """head(x) for (tokens, width), whose rows do not depend on each other. `name` tells heads apart."""
@@ -103,7 +110,8 @@ class StepRunner:
             buffer = self._rows[size]
             buffer[: len(x)] = x
             buffer[len(x) :] = 0
-            return self._run((name, size), lambda: head(buffer), lambda: (buffer, name))[: len(x)].clone()
+            (out,) = self._run((name, size), lambda: (head(buffer),), lambda: (buffer, name))
+            return out[: len(x)].clone()
 
     def forget(self, storage: Storage) -> None:
         """Let go of the steps of a storage, which nothing may be running any more."""
@@ -121,7 +129,7 @@ class StepRunner:
         if self.recorder is not None:
             self.recorder.follow()
 
-    def _run(self, key: Key, work: Work, reads: Callable[[], object]) -> Tensor:
+    def _run(self, key: Key, work: Work, reads: Callable[[], object]) -> tuple[Tensor, ...]:
         """One run of a step. What comes out is overwritten by the next."""
         if self.paused:
             return work()

@@ -16,14 +16,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-Work = Callable[[], Tensor]
+Work = Callable[[], tuple[Tensor, ...]]
 _recording = threading.Lock()  # one at a time in this process: recording begins with a synchronised device
 
 
 class Recording(Protocol):
     """Work that was recorded; it has run once."""
 
-    out: Tensor | None  # written by every replay, and by other recordings' too: copy it away first
+    out: tuple[Tensor, ...] | None  # written by every replay, and by other recordings' too: copy it away first
 
     def replay(self) -> None:
         """Run it again."""
@@ -48,9 +48,9 @@ class Recorder(Protocol):
 class _Graph:
     """One CUDA graph."""
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, out: Tensor) -> None:
+    def __init__(self, graph: torch.cuda.CUDAGraph, out: tuple[Tensor, ...]) -> None:
         self._graph = graph
-        self.out: Tensor | None = out
+        self.out: tuple[Tensor, ...] | None = out
 
     def replay(self) -> None:
         self._graph.replay()
