@@ -22,6 +22,7 @@ from .engine import Generation
 from .errors import OptionError, PromptError, Unavailable, nearest
 from .model.adapter import LayeredModel
 from .model.loading import load
+from .model.memory import weights_too_large
 from .sampling import SamplingParams, row_samplers
 from .text import CriteriaWatch, RowText
 from .turns import Turns
@@ -87,6 +88,7 @@ class ModelInfo:
     dtype: str
     device: str
     threads: int
+    recorded: str = "no"  # whether steps are replayed as CUDA graphs, or why not
 
     @property
     def halves(self) -> int:
@@ -162,7 +164,7 @@ class LLM:
         `model`: "demo" (SmolLM2-135M-Instruct, fetched once), a local folder, a name on the Hugging Face hub, or a live model,
         which is left untouched. `dtype` "auto" is float32 on a CPU, where output is bit-identical however it is computed, and
         the checkpoint's own on a GPU. `threads` sets torch's thread count, which is one for the whole process.
-        `kernel`: "auto", or "native", "mkl", "plain" to insist on one kind of product (see `selfspec info`).
+        `kernel`: "auto", or "native", "mkl", "plain", "static" to insist on one kind of operations (see `selfspec info`).
         """
         if threads is not None:
             if threads < 1:
@@ -177,7 +179,11 @@ class LLM:
             device=device,
             tokenizer=tokenizer,
         )
-        layered = LayeredModel(loaded.model, owned=loaded.owned, kernel=kernel)
+        target, parameters = loaded.model.device, loaded.model.num_parameters()
+        try:
+            layered = LayeredModel(loaded.model, owned=loaded.owned, kernel=kernel)
+        except torch.OutOfMemoryError as error:
+            raise weights_too_large(loaded.name, parameters, loaded.model.dtype, target) from error
         return cls(layered, loaded.tokenizer, loaded.name, loaded.model.generation_config)
 
     @property
@@ -197,6 +203,7 @@ class LLM:
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(model.device),
             threads=torch.get_num_threads(),
+            recorded=model.recorded,
         )
 
     # ------------------------------------------------------------------------------------------------------ generating

@@ -67,6 +67,7 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
         ("vocabulary", f"{info.vocabulary:,} tokens"),
         ("runs in", f"{info.dtype} on {info.device}, {info.threads} threads"),
         ("kernel", info.kernel),
+        *([] if info.device == "cpu" else [("recorded", info.recorded)]),
         ("bit-exact", exactness(info)),
         ("read per token", f"{common.megabytes(info.weight_bytes)} of weights"),
     ]

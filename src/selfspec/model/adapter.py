@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
@@ -19,12 +19,14 @@ from torch import Tensor
 from ..errors import OptionError, PromptError, SelfCheckFailed
 from .block import Block, Change, own_block
 from .cache import KVCache, Place
+from .capture import StepRunner
+from .choose import HOST_DECIDES, choose_ops
 from .families import FAMILIES, Family, family_of, shape_of
 from .linear import Linear
-from .ops import choose_ops
-from .parts import module, norm, part
+from .parts import module, norm, part, release, release_matrices
 from .plan import LayerPlan
 from .rope import RopeTable
+from .storage import StaticCache, StoragePool
 from .taps import Taps
 from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
 
@@ -56,7 +58,11 @@ class LayeredModel:
         with unsure():
             self.shape = shape_of(model.config, family)
         self.dtype, self.device = model.dtype, model.device
-        self.ops = choose_ops(kernel, self.dtype, self.device) if known else module_ops(kernel, model.config)
+        experts = family.experts is not None
+        self.ops = choose_ops(kernel, self.dtype, self.device, experts) if known else module_ops(kernel, model.config)
+        self._not_recorded = self._why_not(experts)
+        self._steps = StepRunner(self.device, self.shape.width, self.dtype) if self.ops.kernel == "static" else None
+        self._pool = StoragePool(self.dtype, self.device, self._steps.forget) if self._steps else None
         self._say_what_is_special(model)
         self.parameters = sum(p.numel() for p in model.parameters())
         probe = self._probe()
@@ -77,6 +83,40 @@ class LayeredModel:
                 if not known:  # their modules may read our cache otherwise than we think
                     self._compare(expected, probe, size=5)
         self.row_stable = self._measure_row_stability()
+        self._check_recordings()
+
+    def _why_not(self, experts: bool) -> str:
+        """Why steps cannot be recorded, as far as the model decides it."""
+        if self.device.type != "cuda":
+            return f"there is nothing to record on a {self.device.type.upper()}"
+        if self.ops.kernel == "modules":
+            return "transformers' own modules run this family, and what they do cannot be known"
+        return f"a mixture of experts: {HOST_DECIDES}" if experts else f"kernel {self.ops.kernel!r} was asked for"
+
+    @property
+    def recorded(self) -> str:
+        """Whether steps are replayed as CUDA graphs, or why not."""
+        reason = self._steps.reason if self._steps else self._not_recorded
+        if reason or self._steps is None:
+            return f"no: {reason}"
+        return f"yes, as CUDA graphs ({self._steps.recorded} so far)"
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """For measuring: meanwhile steps run as they are written, without recordings."""
+        if self._steps is None:
+            yield
+            return
+        before, self._steps.paused = self._steps.paused, True
+        try:
+            yield
+        finally:
+            self._steps.paused = before
+
+    def free_idle(self) -> None:
+        """Give back the memory that only waits for the next generation."""
+        if self._pool is not None:
+            self._pool.clear()
 
     def _say_what_is_special(self, model: PreTrainedModel) -> None:
         whole = model.config.max_position_embeddings
@@ -93,7 +133,7 @@ class LayeredModel:
         for index, layer in enumerate(module(model, family.layers).children()):
             self.blocks.append(own_block(layer, index, family, shape, self.ops, self._ropes.get(shape.ropes[index])))
             if owned:
-                _release_matrices(layer)
+                release_matrices(layer)
 
     def _take_ends(self, model: PreTrainedModel, family: Family, owned: bool) -> None:
         """What comes before the first layer and after the last."""
@@ -106,8 +146,8 @@ class LayeredModel:
         tied = embedding.weight.data_ptr() == head.weight.data_ptr()
         self._embedding = None if tied and self._head.readable else embedding.weight.detach()
         if owned:
-            _release(embedding.weight)
-            _release(head.weight)
+            release(embedding.weight)
+            release(head.weight)
 
     # ------------------------------------------------------------------------------------------------------- running
 
@@ -121,7 +161,11 @@ class LayeredModel:
 
     def new_cache(self, rows: int = 1, capacity: int = 512) -> KVCache:
         shape = self.shape
-        return KVCache(shape.layers, rows, shape.kv_heads, shape.head_size, capacity, self.dtype, self.device)
+        sizes = (shape.layers, rows, shape.kv_heads, shape.head_size)
+        if self._steps is None or self._pool is None:
+            return KVCache(*sizes, capacity, self.dtype, self.device)
+        self._steps.follow()
+        return StaticCache(self._pool, *sizes, capacity)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(tokens,) -> (tokens, width)."""
@@ -146,9 +190,42 @@ class LayeredModel:
         plan.check(self.layers)
         for rope in self._ropes.values():
             rope.reserve(int(max(span.first + span.count for span in place.spans)))
+        tapped = sorted({layer for tap in taps for layer in tap.layers})
+        out = self._run_step(x, plan, cache, place, tapped) if watch is None else None
+        if out is None:
+            out = self._run_layers(x, plan, cache, place.on(self.device), tapped, watch)
+        states = dict(zip(plan.left(tapped), out[1:], strict=True))
+        for tap in taps:
+            for layer in states.keys() & set(tap.layers):
+                tap.put(layer, place, states[layer])
+        cache.advance(place, plan.attention_layers)
+        return out[0]
+
+    def _run_step(
+        self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place, tapped: Sequence[int]
+    ) -> tuple[Tensor, ...] | None:
+        """The same as a step of a fixed shape; None if there are no such steps here or the call is none."""
+        if self._steps is None or not isinstance(cache, StaticCache):
+            return None
+        ropes = self._ropes.values()
+        for rope in ropes:  # a table that grows moves; a step that was recorded keeps the one it knows, which is long enough
+            rope.reserve(cache.capacity)
+        tables = lambda: [(rope.cosines, rope.sines) for rope in ropes]  # noqa: E731
+        return self._steps.run(self._run_layers, x, plan, cache, place, tapped, tables)
+
+    def _run_layers(
+        self,
+        x: Tensor,
+        plan: LayerPlan,
+        cache: KVCache,
+        place: Place,
+        tapped: Sequence[int] = (),
+        watch: HalfWatch | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The plan's halves, one after the other: what comes out, then what left each tapped layer."""
         if plan.start == 0 and self._positions is not None:
             x = x + self._positions[place.positions]
-        current, entered = plan.start, x
+        current, entered, states = plan.start, x, []
         for layer, attention in plan.halves:
             if layer != current:
                 current, entered = layer, x
@@ -156,11 +233,9 @@ class LayeredModel:
             x = block.attention(x, cache, place) if attention else block.mlp(x, entered)
             if watch:
                 watch(layer, attention, before, x)
-            for tap in taps:
-                if not attention and layer in tap.layers:
-                    tap.put(layer, place, x)
-        cache.advance(place, plan.attention_layers)
-        return x
+            if not attention and layer in tapped:
+                states.append(x)
+        return x, *states
 
     @torch.inference_mode()
     def head(self, x: Tensor) -> Tensor:
@@ -168,6 +243,9 @@ class LayeredModel:
         return self._logits(x, self._head)
 
     def _logits(self, x: Tensor, head: Linear) -> Tensor:
+        return self._steps.head(partial(self._score, head=head), head, x) if self._steps else self._score(x, head)
+
+    def _score(self, x: Tensor, head: Linear) -> Tensor:
         scales, logits = self.shape.scales, head(self._finish(x))
         if scales.logits != 1:
             logits = logits * scales.logits
@@ -256,9 +334,7 @@ class LayeredModel:
 
     def _compare(self, expected: Tensor, probe: Tensor, size: int | None = None) -> None:
         """Raise unless our logits of the probe, read `size` tokens at a time, are the expected ones."""
-        cache = self.new_cache(1, len(probe))
-        pieces = [self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size or len(probe))]
-        ours = torch.cat(pieces).float()
+        ours = self._read(probe, size or len(probe)).float()
         gap, scale = (ours - expected).abs().max().item(), expected.abs().max().item()
         if not gap <= TOLERANCE.get(self.dtype, 6e-2) * max(scale, 1e-3):  # also refuses NaN
             raise SelfCheckFailed(
@@ -268,13 +344,25 @@ class LayeredModel:
                 f"please report it. Known families: {', '.join(sorted(FAMILIES))}."
             )
 
+    def _read(self, probe: Tensor, size: int) -> Tensor:
+        """Logits of the probe, read so many tokens at a time."""
+        cache = self.new_cache(1, len(probe))
+        return torch.cat([self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size)])
+
+    def _check_recordings(self) -> None:
+        """Replayed steps give what the same steps give when they just run; else nothing is recorded here."""
+        if self._steps is None or self._steps.reason:
+            return
+        with self.eagerly():
+            expected = self._read(self._probe(), 1).float()
+        gap = (self._read(self._probe(), 1).float() - expected).abs().max().item()
+        if not gap <= 1e-3 * max(expected.abs().max().item(), 1e-3):  # also a NaN
+            self._steps.give_up(f"replayed steps gave logits that differ by {gap:.3g}")
+
     def _measure_row_stability(self) -> bool:
         """Whether the probe's logits have the same bits read at once, in blocks, and token by token."""
         probe = self._probe()
-        results = []
-        for size in (len(probe), 7, 1):
-            cache = self.new_cache(1, len(probe))
-            results.append(torch.cat([self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size)]))
+        results = [self._read(probe, size) for size in (len(probe), 7, 1)]
         return all(torch.equal(result, results[0]) for result in results)
 
     def check_length(self, tokens: int) -> None:
@@ -308,15 +396,3 @@ class PartialHead:
     def __call__(self, x: Tensor) -> Tensor:
         """Hidden states -> logits of the chosen tokens, in their order."""
         return self._model._logits(x, self._linear)
-
-
-def _release(weight: Tensor) -> None:
-    """Let go of a parameter's memory; tensors that still share it keep it alive."""
-    weight.data = torch.empty(0, dtype=weight.dtype)
-
-
-def _release_matrices(layer: torch.nn.Module) -> None:
-    """Of a layer's parameters, all that were packed; norms and biases were copied."""
-    for parameter in layer.parameters():
-        if parameter.dim() > 1:
-            _release(parameter)

@@ -39,6 +39,7 @@ from selfspec.errors import (
 
 from . import merged
 from .checkpoint import AGAIN, quiet_transformers, read_header, read_json, require_memory, weight_files
+from .memory import weights_too_large
 from .source import Source, cached_folder, first_line, locate, refuse_revision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -215,7 +216,9 @@ def _load_weights(source: Source, config: PreTrainedConfig, kind: torch.dtype | 
             )
     except ImportError as error:
         raise Unavailable(f"{name} needs a package that is not installed: {first_line(error)}") from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except torch.OutOfMemoryError as error:
+        raise weights_too_large(name, None, kind, target) from error
+    except MemoryError as error:
         raise ResourceError(
             f"{name} ran out of memory on {target} while loading: {first_line(error)}. Use a smaller dtype."
         ) from error

@@ -118,3 +118,15 @@ def expert_parts(layer: nn.Module, family: Family) -> ExpertParts | None:
 def attention_scale(layer: nn.Module, family: Family) -> float:
     """What scores are multiplied with."""
     return float(attrgetter(f"{family.attention}.scaling")(layer))
+
+
+def release(weight: Tensor) -> None:
+    """Let go of a parameter's memory; tensors that still share it keep it alive."""
+    weight.data = torch.empty(0, dtype=weight.dtype)
+
+
+def release_matrices(layer: nn.Module) -> None:
+    """Of a layer's parameters, all that were packed; norms and biases were copied."""
+    for parameter in layer.parameters():
+        if parameter.dim() > 1:
+            release(parameter)
