@@ -8,6 +8,7 @@ from __future__ import annotations
 import resource
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
@@ -83,6 +84,7 @@ class ModelInfo:
     vocabulary: int
     weight_bytes: int
     kernel: str
+    modules: list[str]  # kinds of modules that products are left to, quantised ones for example
     row_stable: bool
     dtype: str
     device: str
@@ -152,16 +154,20 @@ class LLM:
         token: str | None = None,
         trust_remote_code: bool = False,
         dtype: str | torch.dtype = "auto",
-        device: str | torch.device = "auto",
+        device: str | torch.device | Mapping[str, Any] = "auto",
         threads: int | None = None,
         kernel: str = "auto",
         tokenizer: PreTrainedTokenizerBase | None = None,
+        adapter: str = "auto",
     ) -> LLM:
         """Load a model.
 
         `model`: "demo" (SmolLM2-135M-Instruct, fetched once), a local folder, a name on the Hugging Face hub, or a live model,
-        which is left untouched. `dtype` "auto" is float32 on a CPU, where output is bit-identical however it is computed, and
-        the checkpoint's own on a GPU. `threads` sets torch's thread count, which is one for the whole process.
+        which is left untouched. A PEFT adapter is loaded with its base; `adapter` says how: "merge" (into the weights), "live"
+        (beside them, see `without_adapters`), or "auto": merged, but live where weights are quantised.
+        `dtype` "auto" is float32 on a CPU, where output is bit-identical however it is computed, and the checkpoint's own on a
+        GPU. `device` may be a device map that names one device for all. `threads` sets torch's thread count, which is one for the
+        whole process.
         `kernel`: "auto", or "native", "mkl", "plain" to insist on one kind of product (see `selfspec info`).
         """
         if threads is not None:
@@ -176,6 +182,7 @@ class LLM:
             dtype=dtype,
             device=device,
             tokenizer=tokenizer,
+            adapter=adapter,
         )
         layered = LayeredModel(loaded.model, owned=loaded.owned, kernel=kernel)
         return cls(layered, loaded.tokenizer, loaded.name, loaded.model.generation_config)
@@ -193,11 +200,18 @@ class LLM:
             vocabulary=shape.vocabulary,
             weight_bytes=model.weight_bytes,
             kernel=model.ops.kernel,
+            modules=list(model.product_modules),
             row_stable=model.row_stable,
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(model.device),
             threads=torch.get_num_threads(),
         )
+
+    def without_adapters(self) -> LLM:
+        """The same model without its live adapters, on the same weights; both can be used at the same time."""
+        other = copy(self)
+        other.model, other._turns = self.model.without_adapters, Turns()
+        return other
 
     # ------------------------------------------------------------------------------------------------------ generating
 

@@ -66,7 +66,7 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
         ("context", f"{info.context:,} tokens"),
         ("vocabulary", f"{info.vocabulary:,} tokens"),
         ("runs in", f"{info.dtype} on {info.device}, {info.threads} threads"),
-        ("kernel", info.kernel),
+        ("kernel", info.kernel + (f", products by {', '.join(info.modules)}" if info.modules else "")),
         ("bit-exact", exactness(info)),
         ("read per token", f"{common.megabytes(info.weight_bytes)} of weights"),
     ]

@@ -8,31 +8,36 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
+from copy import copy
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ..errors import OptionError, PromptError, SelfCheckFailed
+from ..errors import OptionError, PromptError
 from .block import Block, Change, own_block
 from .cache import KVCache, Place
-from .families import FAMILIES, Family, family_of, shape_of
-from .linear import Linear
+from .families import Family, family_of, shape_of
+from .linear import Linear, kind_of, without_low_rank
 from .ops import choose_ops
-from .parts import module, norm, part
+from .parts import Part, module, norm, part_of, product, table
 from .plan import LayerPlan
 from .rope import RopeTable
+from .self_check import LENGTH, SelfCheck, probe
 from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PREFILL_CHUNK = 512
-TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}  # of the largest logit of the probe
 
+_BY_MODULES = (
+    "products are left to modules of kind {0}, which keep their own weights; how fast they are with several tokens is up to "
+    "them, and a token's last bits may depend on what is computed beside it"
+)
 _SHORTENED = (
     "this model rotates positions by other frequencies once a text is longer than {0} tokens (longrope), and all of the text "
     "would have to be read again at that point, which selfspec does not do: texts end at {0} tokens here, not at {1}"
@@ -58,8 +63,7 @@ class LayeredModel:
         self.ops = choose_ops(kernel, self.dtype, self.device) if known else module_ops(kernel, model.config)
         self._say_what_is_special(model)
         self.parameters = sum(p.numel() for p in model.parameters())
-        probe = self._probe()
-        expected = self._reference(model, probe) if check else None
+        wanted = SelfCheck(model, self._probe()) if check else None
         self._ropes: dict[str | None, RopeTable] = {}
         self.blocks: list[Block] = []
         if known:
@@ -70,11 +74,14 @@ class LayeredModel:
         self._finish: Change = module(model, family.final_norm)
         if known:
             self._finish = partial(self.ops.norm, norm=norm(model, family.final_norm, family.norms))
-        if expected is not None:
+        self.product_modules = tuple(sorted({kind_of(each) for linear in self.linears for each in linear.modules}))
+        if self.product_modules:
+            warnings.warn(_BY_MODULES.format(", ".join(self.product_modules)), stacklevel=2)
+        if wanted is not None:
             with unsure():
-                self._compare(expected, probe)
+                wanted.compare(self._read_probe(LENGTH))
                 if not known:  # their modules may read our cache otherwise than we think
-                    self._compare(expected, probe, size=5)
+                    wanted.compare(self._read_probe(5))
         self.row_stable = self._measure_row_stability()
 
     def _say_what_is_special(self, model: PreTrainedModel) -> None:
@@ -92,21 +99,27 @@ class LayeredModel:
         for index, layer in enumerate(module(model, family.layers).children()):
             self.blocks.append(own_block(layer, index, family, shape, self.ops, self._ropes.get(shape.ropes[index])))
             if owned:
-                _release_matrices(layer)
+                _release_matrices(layer, [each for linear in self.blocks[-1].linears for each in linear.modules])
 
     def _take_ends(self, model: PreTrainedModel, family: Family, owned: bool) -> None:
         """What comes before the first layer and after the last."""
-        embedding, head = part(model, family.embedding), part(model, family.head)
-        self._positions = part(model, family.positions).weight.detach() if family.positions else None
+        embedding, head = table(model, family.embedding), self._head_part(model)
+        self._positions = table(model, family.positions).detach() if family.positions else None
         scale = torch.tensor(self.shape.scales.embedding)  # rounded as transformers does
-        self._embedding_scale = scale.to(embedding.weight.dtype).item()
+        self._embedding_scale = scale.to(embedding.dtype).item()
         self._partial_heads: dict[int, PartialHead] = {}
-        self._head: Linear = self.ops.linear([head.weight], [head.bias])
-        tied = embedding.weight.data_ptr() == head.weight.data_ptr()
-        self._embedding = None if tied and self._head.readable else embedding.weight.detach()
+        self._head: Linear = product([head], self.ops)
+        tied = head.weight is not None and not head.added and embedding.data_ptr() == head.weight.data_ptr()
+        self._embedding = None if tied and self._head.readable else embedding.detach()
         if owned:
-            _release(embedding.weight)
-            _release(head.weight)
+            _release(embedding)
+            if head.weight is not None:
+                _release(head.weight)
+
+    @staticmethod
+    def _head_part(model: PreTrainedModel) -> Part:
+        found: Any = model.get_output_embeddings()  # not by name: GPT-NeoX's was another once
+        return part_of(found, "language-model head")
 
     # ------------------------------------------------------------------------------------------------------- running
 
@@ -160,6 +173,17 @@ class LayeredModel:
         if scales.logits != 1:
             logits = logits * scales.logits
         return self.ops.soft_cap(logits, scales.logit_cap) if scales.logit_cap else logits
+
+    @cached_property
+    def without_adapters(self) -> LayeredModel:
+        """This model without what LoRA adapters add beside its weights: a second view of the same weights. Both can be used at
+        the same time, each on caches of its own. The model itself if there is nothing to leave out."""
+        if all(without_low_rank(linear) is linear for linear in self.linears):
+            return self
+        other = copy(self)
+        other.blocks = [block.with_linears(without_low_rank) for block in self.blocks]
+        other._head, other._partial_heads = without_low_rank(self._head), {}
+        return other
 
     def partial_head(self, size: int) -> PartialHead:
         """The head over the `size` most frequent tokens, for drafting: byte-pair vocabularies are ordered by frequency."""
@@ -220,43 +244,17 @@ class LayeredModel:
     # ------------------------------------------------------------------------------------------------------- checking
 
     def _probe(self) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        return torch.randint(0, self.shape.vocabulary, (min(24, self.shape.context),), generator=generator).to(self.device)
+        return probe(self.shape.vocabulary, self.shape.context).to(self.device)
 
-    @staticmethod
-    @torch.inference_mode()
-    def _reference(model: PreTrainedModel, probe: Tensor) -> Tensor:
-        """The model's own logits, without dropout; a live model that is being trained stays as it was."""
-        training = [module for module in model.modules() if module.training]
-        model.eval()
-        try:
-            logits: Tensor = model(input_ids=probe[None], use_cache=False).logits[0].float()
-            return logits
-        finally:
-            for module in training:
-                module.training = True
-
-    def _compare(self, expected: Tensor, probe: Tensor, size: int | None = None) -> None:
-        """Raise unless our logits of the probe, read `size` tokens at a time, are the expected ones."""
-        cache = self.new_cache(1, len(probe))
-        pieces = [self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size or len(probe))]
-        ours = torch.cat(pieces).float()
-        gap, scale = (ours - expected).abs().max().item(), expected.abs().max().item()
-        if not gap <= TOLERANCE.get(self.dtype, 6e-2) * max(scale, 1e-3):  # also refuses NaN
-            raise SelfCheckFailed(
-                f"this {self.shape.family} model gives logits that differ from transformers' by {gap:.3g} "
-                f"(largest logit {scale:.3g}) on a probe prompt, so its output would not be the model's own. "
-                "It has a peculiarity that selfspec does not know; "
-                f"please report it. Known families: {', '.join(sorted(FAMILIES))}."
-            )
+    def _read_probe(self, size: int) -> Tensor:
+        """Our logits of the probe, read `size` tokens at a time."""
+        tokens = self._probe()
+        cache = self.new_cache(1, len(tokens))
+        return torch.cat([self.forward(piece, cache, cache.place([len(piece)])) for piece in tokens.split(size)])
 
     def _measure_row_stability(self) -> bool:
         """Whether the probe's logits have the same bits read at once, in blocks, and token by token."""
-        probe = self._probe()
-        results = []
-        for size in (len(probe), 7, 1):
-            cache = self.new_cache(1, len(probe))
-            results.append(torch.cat([self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size)]))
+        results = [self._read_probe(size) for size in (LENGTH, 7, 1)]
         return all(torch.equal(result, results[0]) for result in results)
 
     def check_length(self, tokens: int) -> None:
@@ -279,8 +277,8 @@ class PartialHead:
     def __init__(self, model: LayeredModel, tokens: Tensor) -> None:
         if not model._head.readable:
             raise OptionError(
-                f"kernel {model.ops.kernel!r} cannot cut rows out of the head; "
-                "draft with the full vocabulary, or use kernel='plain'"
+                f"rows cannot be cut out of this model's head (kernel {model.ops.kernel!r}, {type(model._head).__name__}); "
+                "draft with the full vocabulary, or use kernel='plain' where the head's weights are plain"
             )
         self._model, self.tokens = model, tokens
         bias = model._head.bias
@@ -297,8 +295,9 @@ def _release(weight: Tensor) -> None:
     weight.data = torch.empty(0, dtype=weight.dtype)
 
 
-def _release_matrices(layer: torch.nn.Module) -> None:
-    """Of a layer's parameters, all that were packed; norms and biases were copied."""
+def _release_matrices(layer: nn.Module, used: Collection[nn.Module]) -> None:
+    """Of a layer's parameters, all that were packed; norms and biases were copied, modules in use keep theirs."""
+    kept = {id(parameter) for each in used for parameter in each.parameters()}
     for parameter in layer.parameters():
-        if parameter.dim() > 1:
+        if parameter.dim() > 1 and id(parameter) not in kept:
             _release(parameter)
