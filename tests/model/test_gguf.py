@@ -24,7 +24,7 @@ NAMES = {  # llama.cpp's names of a Qwen2's parts
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "model.layers": "blk",
 }  # fmt: skip
-OPTIONS = {"vocab_size": 260, "num_hidden_layers": 2, "rms_norm_eps": 1e-6}
+OPTIONS = {"vocab_size": 261, "num_hidden_layers": 2, "rms_norm_eps": 1e-6}
 CPU = torch.device("cpu")
 
 
@@ -50,8 +50,8 @@ def write(path: Path, kind=None, architecture="qwen2", seed=0, extra=None) -> di
     writer.add_rope_freq_base(10000.0)
     vocabulary = tiny_tokenizer().get_vocab()
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*sorted(vocabulary, key=lambda token: vocabulary[token]), "ab"])
-    writer.add_token_merges(["a b"])
+    writer.add_token_list([*sorted(vocabulary, key=lambda token: vocabulary[token]), "ab", "ba"])
+    writer.add_token_merges(["a b", "b a"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     for name, tensor in model.state_dict().items():

@@ -128,6 +128,7 @@ def estimate_bytes(source: Path | PreTrainedConfig, dtype: torch.dtype | None, t
     auto: Any = AutoModelForCausalLM
     with torch.device("meta"):
         empty = auto.from_config(source, trust_remote_code=trust_remote_code)
+        empty.tie_weights()  # which older versions of transformers do not do on this device
     sizes: list[int] = [parameter.numel() * kind.itemsize for parameter in empty.parameters()]
     return sum(sizes) + max(sizes, default=0)
 
@@ -236,6 +237,8 @@ def _load_weights(source: Source, config: PreTrainedConfig, kind: torch.dtype | 
         ) from error
     except SafetensorError as error:
         raise BrokenCheckpoint(f"the weights of {name} cannot be read: {first_line(error)}. {AGAIN}") from error
+    except TypeError as error:  # a config that versions of transformers without checks of their own have let pass
+        raise BrokenCheckpoint(f"{source.folder / 'config.json'} is not accepted by transformers: {first_line(error)}") from error
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"transformers cannot load {name}: {first_line(error)}") from error
     _check_report(report, name)
