@@ -159,6 +159,7 @@ class LLM:
         kernel: str = "auto",
         tokenizer: PreTrainedTokenizerBase | None = None,
         adapter: str = "auto",
+        long_context: bool = False,
     ) -> LLM:
         """Load a model.
 
@@ -168,7 +169,8 @@ class LLM:
         `dtype` "auto" is float32 on a CPU, where output is bit-identical however it is computed, and the checkpoint's own on a
         GPU. `device` may be a device map that names one device for all. `threads` sets torch's thread count, which is one for the
         whole process.
-        `kernel`: "auto", or "native", "mkl", "plain" to insist on one kind of product (see `selfspec info`).
+        `kernel`: "auto", or "native", "mkl", "plain" to insist on one kind of product (see `selfspec info`). `long_context`: for
+        longrope models, all texts by the frequencies of long ones.
         """
         if threads is not None:
             if threads < 1:
@@ -184,7 +186,7 @@ class LLM:
             tokenizer=tokenizer,
             adapter=adapter,
         )
-        layered = LayeredModel(loaded.model, owned=loaded.owned, kernel=kernel)
+        layered = LayeredModel(loaded.model, owned=loaded.owned, kernel=kernel, long_context=long_context)
         return cls(layered, loaded.tokenizer, loaded.name, loaded.model.generation_config)
 
     @property

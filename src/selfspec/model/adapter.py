@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..errors import OptionError, PromptError
 from .block import Block, Change, own_block
 from .cache import KVCache, Place
-from .families import Family, family_of, shape_of
+from .families import Family, family_of, shape_of, switch_length
 from .linear import Linear, kind_of, without_low_rank
 from .ops import choose_ops
 from .parts import Part, module, norm, part_of, product, table
@@ -40,7 +40,8 @@ _BY_MODULES = (
 )
 _SHORTENED = (
     "this model rotates positions by other frequencies once a text is longer than {0} tokens (longrope), and all of the text "
-    "would have to be read again at that point, which selfspec does not do: texts end at {0} tokens here, not at {1}"
+    "would have to be read again at that point, which selfspec does not do: texts end at {0} tokens here, not at {1}. For longer "
+    "ones load it with long_context=True"
 )
 
 HalfWatch = Callable[[int, bool, Tensor, Tensor], None]
@@ -53,17 +54,26 @@ class LayeredModel:
     Otherwise it is left untouched and lives on beside ours.
     """
 
-    def __init__(self, model: PreTrainedModel, *, owned: bool = False, kernel: str = "auto", check: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        owned: bool = False,
+        kernel: str = "auto",
+        check: bool = True,
+        long_context: bool = False,
+    ) -> None:
         known = family_of(model.config)
+        self._switch = self._checked_switch(model, long_context)
         family = known or recognised(model)
         unsure = nullcontext if known else partial(refusing, model.config)
         with unsure():
-            self.shape = shape_of(model.config, family)
+            self.shape = shape_of(model.config, family, long_context)
         self.dtype, self.device = model.dtype, model.device
         self.ops = choose_ops(kernel, self.dtype, self.device) if known else module_ops(kernel, model.config)
         self._say_what_is_special(model)
         self.parameters = sum(p.numel() for p in model.parameters())
-        wanted = SelfCheck(model, self._probe()) if check else None
+        wanted = SelfCheck(model, self._probe(), self._switch or 0) if check else None
         self._ropes: dict[str | None, RopeTable] = {}
         self.blocks: list[Block] = []
         if known:
@@ -84,9 +94,24 @@ class LayeredModel:
                     wanted.compare(self._read_probe(5))
         self.row_stable = self._measure_row_stability()
 
+    @staticmethod
+    def _checked_switch(model: PreTrainedModel, long_context: bool) -> int | None:
+        """For long texts: the first position whose frequencies are those of long texts."""
+        switch = switch_length(model.config)
+        if not long_context:
+            return None
+        if switch is None or family_of(model.config) is None:
+            raise OptionError(
+                f"long_context=True is for models whose frequencies change with a text's length (longrope), and this "
+                f"{model.config.model_type} model has one set, or is run by its own modules; it would do nothing. Leave it out."
+            )
+        return switch
+
     def _say_what_is_special(self, model: PreTrainedModel) -> None:
         whole = model.config.max_position_embeddings
+        self._longer = ""
         if self.shape.context < whole:
+            self._longer = ", or load the model with long_context=True"
             warnings.warn(_SHORTENED.format(self.shape.context, whole), stacklevel=3)
         if self.ops.kernel == "modules":
             warnings.warn(WARNING.format(self.shape.family), stacklevel=3)
@@ -95,7 +120,8 @@ class LayeredModel:
         shape = self.shape
         if family.rotary is not None:
             rotary, kinds = module(model, family.rotary), {kind for kind in shape.ropes if kind is not None}
-            self._ropes = {kind: RopeTable(rotary, shape.context, self.device, kind, family.interleaved) for kind in kinds}
+            where = (rotary, shape.context, self.device)
+            self._ropes = {kind: RopeTable(*where, kind, family.interleaved, self._switch) for kind in kinds}
         for index, layer in enumerate(module(model, family.layers).children()):
             self.blocks.append(own_block(layer, index, family, shape, self.ops, self._ropes.get(shape.ropes[index])))
             if owned:
@@ -264,7 +290,7 @@ class LayeredModel:
         if tokens >= self.shape.context:
             raise PromptError(
                 f"the prompt has {tokens} tokens, the model's context is {self.shape.context}, so nothing could be added; "
-                "shorten the prompt"
+                f"shorten the prompt{self._longer}"
             )
 
 

@@ -34,15 +34,17 @@ def probe(vocabulary: int, context: int) -> Tensor:
 
 
 class SelfCheck:
-    """What the model itself says about the probe."""
+    """What the model itself says about the probe. `first`: the position of its first token; scores tell only how far apart two
+    tokens are, but frequencies may depend on how far they are from the start."""
 
-    def __init__(self, model: PreTrainedModel, probe: Tensor) -> None:
+    def __init__(self, model: PreTrainedModel, probe: Tensor, first: int = 0) -> None:
+        positions = {"position_ids": torch.arange(first, first + len(probe), device=probe.device)[None]} if first else {}
         self._family: str = model.config.model_type
-        self._expected = _logits(model, input_ids=probe[None])
+        self._expected = _logits(model, input_ids=probe[None], **positions)
         self._scale = self._expected.abs().max().item()
         self._allowed = TOLERANCE.get(model.dtype, 6e-2) * max(self._scale, 1e-3)
         if calls_modules(model):
-            moved = self._gap(_logits(model, inputs_embeds=_shaken(model, probe)))
+            moved = self._gap(_logits(model, inputs_embeds=_shaken(model, probe), **positions))
             self._allowed = max(self._allowed, MODULES * self._scale, min(MOVES * moved, AT_MOST * self._scale))
 
     def compare(self, ours: Tensor) -> None:
