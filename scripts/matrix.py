@@ -2,7 +2,7 @@
 
     lowest   every dependency at its lower bound, the oldest Python
     pinned   the versions of constraints.txt, a Python in between
-    newest   whatever pip finds newest, the newest Python
+    newest   whatever pip finds newest, the newest Python, and the quantisation libraries that run on a CPU
 
 Run as `scripts/test --matrix` (or with names of rows); each row ends with a line of the table in docs/models.md. On Linux the
 package index has torch with CUDA only, 6 GB a row; a folder of CPU wheels (PIP_FIND_LINKS) is used where there is one.
@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PYTHONS = {"lowest": "3.11", "pinned": "3.12", "newest": "3.13"}
 EXTRAS = ("peft",)
 TOOLS = ("pytest", "hypothesis")
+QUANTISERS = ("torchao", "bitsandbytes", "optimum-quanto")
 SHOWN = ("torch", "transformers", "tokenizers", "huggingface_hub", "accelerate", "gguf", "peft", "numpy")
 TESTS = (  # what touches other packages; the rest of the suite is our own arithmetic
     "tests/model/test_conformance.py",
@@ -41,7 +42,7 @@ def requirements(row: str, project: dict) -> list[str]:
     """What pip is asked for: the dependencies as they stand, or each at its lower bound."""
     asked = [*project["dependencies"], *(each for name in EXTRAS for each in project["optional-dependencies"][name])]
     if row != "lowest":
-        return [*asked, *TOOLS]
+        return [*asked, *TOOLS, *(QUANTISERS if row == "newest" else ())]
     return [re.sub(r">=([\w.]+).*", r"==\1", each) for each in asked] + [*TOOLS]
 
 

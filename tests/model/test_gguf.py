@@ -121,7 +121,16 @@ def test_a_conversion_that_breaks_off_leaves_nothing_that_looks_whole(tmp_path, 
         patched.setattr(gguf_file, "convert_gguf", half)
         quietly(tmp_path / "tiny.gguf")
     assert not [entry for entry in cache.iterdir() if entry.is_dir()]
-    assert quietly(tmp_path / "tiny.gguf").owned
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(gguf_file, "convert_gguf", half)
+        patched.setattr(gguf_file.shutil, "rmtree", lambda *_, **__: None)  # killed: nothing tidies up
+        quietly(tmp_path / "tiny.gguf")
+    (left,) = [entry for entry in cache.iterdir() if entry.is_dir()]
+    (left / "model.safetensors.index.json").write_text("{}")
+    loaded = quietly(tmp_path / "tiny.gguf")
+    assert loaded.owned and not left.exists()
+    (folder,) = [entry for entry in cache.iterdir() if entry.is_dir()]
+    assert not (folder / "model.safetensors.index.json").exists(), "what a killed process left is in the model"
 
 
 def test_damaged_files(tmp_path):

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from selfspec import LLM
+from selfspec.cli import info as cli_info
 from selfspec.errors import OptionError, SelfCheckFailed, Unavailable, UnsupportedModel
 from selfspec.model import quantised
 from selfspec.model.adapter import LayeredModel
@@ -118,7 +119,7 @@ def test_what_it_means_is_said():
         assert LayeredModel(tiny_model("llama")).product_modules == ()
     with pytest.warns(UserWarning, match=r"products are left to modules of kind Codes.*last bits may depend"):
         llm = LLM.from_pretrained(with_codes())
-    assert llm.info.modules == ["Codes"]
+    assert llm.info.modules == ["Codes"] and cli_info.products(llm.info) == "native (products by Codes)"
 
 
 def test_text_is_that_of_generate_with_and_without_drafts():

@@ -177,8 +177,8 @@ def _read_config(source: Source) -> PreTrainedConfig:
     kind = raw.get("model_type")
     if not source.trust and "auto_map" in raw and kind not in CONFIG_MAPPING:
         raise UnsupportedModel(
-            f"{name} runs Python code of its own (model type {kind!r}). If you have read it and trust it, pass "
-            "trust_remote_code=True."
+            f"{name} comes with Python code of its own (model type {kind!r}), which could do anything and is not run unasked. "
+            "If you have read it and trust it, pass trust_remote_code=True; or use a copy of a type that transformers knows."
         )
     if "auto_map" not in raw and kind not in CONFIG_MAPPING:
         raise UnsupportedModel(
