@@ -34,3 +34,12 @@ def choose_ops(kernel: str, dtype: torch.dtype, device: torch.device, experts: b
     if cpu_float and (kernel == "mkl" or (kernel == "auto" and mkl_is_row_stable())):
         return TorchOps("mkl", row_stable=True)
     return TorchOps("plain", row_stable=False)
+
+
+def why_not_recorded(kernel: str, device: torch.device, experts: bool) -> str:
+    """Why steps cannot be recorded as CUDA graphs, as far as the model decides it."""
+    if device.type != "cuda":
+        return f"there is nothing to record on a {device.type.upper()}"
+    if kernel == "modules":
+        return "transformers' own modules run this family, and what they do cannot be known"
+    return f"a mixture of experts: {HOST_DECIDES}" if experts else f"kernel {kernel!r} was asked for"
