@@ -151,6 +151,8 @@ class Generation:
         ]
         hidden = self._verify(blocks, draft)
         logits = self._model.head(hidden)
+        if self._control:
+            self._model.wait()  # a controller compares what passes and drafts cost
         clock.append(time.perf_counter())
         step, paths, choices = self._commit(blocks, logits, draft.probs)
         for block, path in zip(blocks, paths, strict=True):

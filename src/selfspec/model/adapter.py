@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -116,17 +116,14 @@ class LayeredModel:
             return f"no: {reason}"
         return f"yes, as CUDA graphs ({self._steps.recorded} so far)"
 
-    @contextmanager
-    def eagerly(self) -> Iterator[None]:
+    def eagerly(self) -> AbstractContextManager[None]:
         """For measuring: meanwhile steps run as they are written, without recordings."""
-        if self._steps is None:
-            yield
-            return
-        before, self._steps.paused = self._steps.paused, True
-        try:
-            yield
-        finally:
-            self._steps.paused = before
+        return self._steps.pausing() if self._steps else nullcontext()
+
+    def wait(self) -> None:
+        """Until the device has done what it was given; for whoever takes times."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def free_idle(self) -> None:
         """Give back the memory that only waits for the next generation."""
