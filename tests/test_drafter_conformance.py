@@ -32,7 +32,7 @@ from selfspec.engine import Block, Generation, Row
 from selfspec.model.adapter import LayeredModel
 from selfspec.model.cache import KVCache, Place
 from selfspec.sampling import row_samplers
-from selfspec.testing import VOCABULARY, families, tiny_head, tiny_model, tiny_tokenizer
+from selfspec.testing import VOCABULARY, families, tiny_adapter, tiny_head, tiny_model, tiny_tokenizer
 
 NEW = 24
 PROMPTS = [
@@ -177,6 +177,7 @@ DRAFTERS: dict[str, list[Make]] = {
         named("early-exit", layer=3, vocabulary=120),
         named("early-exit", layer=2, reuse=False),
         named("early-exit", layer=2, sample=True),
+        lambda here, script: EarlyExit(part=tiny_adapter(here.llm.model, vocabulary=[1, 2, 3, *itertools.chain(*script)])),
     ],
     "hybrid": [
         named("hybrid"),

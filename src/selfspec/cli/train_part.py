@@ -27,18 +27,23 @@ if TYPE_CHECKING:
     from ..train.part_run import PartReport, Watch
     from ..train.parts import Progress as Step
 
-PARTS = ("draft-head",)
+PARTS = ("draft-head", "exit-adapter")
 
-_part = functools.partial(typer.Option, show_default=True, rich_help_panel="Small parts (draft-head)")
+_part = functools.partial(typer.Option, show_default=True, rich_help_panel="Small parts")
 
 
 @dataclass(frozen=True)
 class PartFlags:
-    """What becomes `HeadRecipe` and `PartOptions`, beside the flags that all recipes share: their own defaults hold."""
+    """What becomes the recipe of a part and `PartOptions`, beside the flags that all recipes share: their own defaults hold."""
 
     tap: Annotated[
-        list[int] | None, _part("--tap", help="Read the states after this layer; repeatable.", show_default="3 spread")
+        list[int] | None,
+        _part("--tap", help="draft-head: read the states after this layer; repeatable.", show_default="3 spread"),
     ] = None
+    exit: Annotated[
+        int | None, _part("--exit", min=1, show_default="a quarter", help="exit-adapter: layers that run before it.")
+    ] = None
+    blocks: Annotated[int | None, _part("--blocks", min=1, show_default="1", help="exit-adapter: how many blocks it has.")] = None
     vocabulary: Annotated[
         int | None, _part("--vocabulary", min=1, show_default="16384", help="How many tokens it can say, the likeliest ones.")
     ] = None
@@ -46,7 +51,7 @@ class PartFlags:
         str | None, _part("--start", show_default="last-layer", help="First weights: last-layer (the model's own) or random.")
     ] = None
     start_from: Annotated[Path | None, _part("--start-from", help="Begin with this trained part's weights.")] = None
-    ahead: Annotated[int | None, _part("--ahead", min=1, show_default="3", help="Drafts in a row that are trained.")] = None
+    ahead: Annotated[int | None, _part("--ahead", min=1, show_default="3", help="draft-head: drafts in a row.")] = None
     batch_tokens: Annotated[int | None, _part("--batch-tokens", min=1, show_default="2048", help="Tokens of a step.")] = None
     others: Annotated[
         int | None,
@@ -61,6 +66,12 @@ class PartFlags:
         float | None, _part("--max-minutes", help="Stop at a checkpoint after so long; the same command goes on.")
     ] = None
 
+    def refuse_for(self, kind: str) -> None:
+        """Raise if something was given that belongs to another kind of part."""
+        for name, only in ONLY.items():
+            if only != kind and getattr(self, name) is not None:
+                raise OptionError(f"--{name} belongs to --recipe {only} and would be ignored by {kind}; leave it out")
+
     def refuse(self, recipe: str) -> None:
         """Raise if anything was given, for a recipe that knows none of it."""
         for field in dataclasses.fields(self):
@@ -71,19 +82,25 @@ class PartFlags:
                 )
 
 
+ONLY = {"tap": "draft-head", "ahead": "draft-head", "exit": "exit-adapter", "blocks": "exit-adapter"}
+
+
 def train_part(
     kind: str, model: str, data: Sequence[str], out: Path, shared: dict[str, Any], flags: PartFlags, as_json: bool
 ) -> None:
     """Train a part of that kind. `shared`: values of flags that all recipes have; None is the part's own default."""
     from ..train.draft_head import HeadRecipe
-    from ..train.part_run import train_draft_head
+    from ..train.exit_adapter import AdapterRecipe
+    from ..train.part_run import train_small_part
     from ..train.parts import PartOptions
 
+    recipe_of = {"draft-head": HeadRecipe, "exit-adapter": AdapterRecipe}[kind]
+    flags.refuse_for(kind)
     wishes = {**shared, **vars(flags), "layers": None if flags.tap is None else tuple(flags.tap)}
-    recipe, options = HeadRecipe(**_given(HeadRecipe, wishes)), PartOptions(**_given(PartOptions, wishes))
+    recipe, options = recipe_of(**_given(recipe_of, wishes)), PartOptions(**_given(PartOptions, wishes))
     more = {name: wishes[name] for name in ("length", "held_out", "states", "start_from", "plot") if wishes[name] is not None}
     with _Shown() as shown:
-        report = train_draft_head(model, data, out, recipe=recipe, options=options, watch=shown.watch(), **more)
+        report = train_small_part(model, data, out, recipe=recipe, options=options, watch=shown.watch(), **more)
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
     else:
@@ -97,6 +114,8 @@ def _given(kind: Any, wishes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _say(report: PartReport, model: str, out: Path) -> None:
+    from ..train.part_run import DRAFTER_OF
+
     console = Console(highlight=False)
     if not report.done:
         console.print(f"The time is up after {report.step} steps. The same command goes on from here.")
@@ -105,7 +124,8 @@ def _say(report: PartReport, model: str, out: Path) -> None:
         console.print(
             f"{report.step} steps, {report.tokens:,} tokens, {report.seconds:.0f} s. The part is in {out}.", soft_wrap=True
         )
-        command = f"selfspec generate {model} 'Your prompt' --draft {report.kind} --draft-option part={out} --stats"
+        drafter = DRAFTER_OF[report.kind]
+        command = f"selfspec generate {model} 'Your prompt' --draft {drafter} --draft-option part={out} --stats"
         console.print(f"Try it:  {command}", soft_wrap=True)
 
 
