@@ -91,3 +91,22 @@ def test_a_real_run(run: Any, tmp_path: Path) -> None:
     facts = json.loads(run(*words, "--json").stdout)
     assert facts["done"] and facts["step"] == facts["log"][-1]["step"]
     assert "| 4 |" in (tmp_path / "out" / "README.md").read_text()
+
+
+def test_successors_from_the_command_line(run: Any, tmp_path: Path) -> None:
+    """A table that is counted and cannot be used, or flags of the head that are taken and forgotten."""
+    tiny_model(seed=4).save_pretrained(tmp_path / "model")
+    tiny_tokenizer().save_pretrained(tmp_path / "model")
+    lines = [{"prompt_ids": [5, each], "response_ids": [each + 1, 7, 8, each + 1, 7, 9]} for each in range(20, 60)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    words = ["train", str(tmp_path / "model"), "--recipe", "successors", "--data", str(tmp_path / "own.jsonl")]
+    words += ["--out", str(tmp_path / "part"), "--held-out", "0.2"]
+    shown = run(*words, "--pairs", "50")
+    assert "--draft recycle --draft-option" in " ".join(shown.stdout.split()), shown.stderr
+    facts = json.loads((tmp_path / "part" / "part.json").read_text(encoding="utf-8"))
+    assert facts["facts"]["options"]["pairs"] == 50
+    for extra, name in [(["--noise", "0.1"], "noise"), (["--epochs", "2"], "epochs"), (["--tap", "1"], "tap")]:
+        said = run(*words, *extra)
+        assert said.exit_code == 1 and f"--{name} would be ignored by --recipe successors" in " ".join(said.stderr.split())
+    head = run("train", "demo", "--recipe", "draft-head", "--data", "x", "--out", str(tmp_path / "y"), "--pairs", "3")
+    assert head.exit_code == 1 and "--pairs would be ignored by --recipe draft-head" in " ".join(head.stderr.split())

@@ -182,7 +182,9 @@ def train(
         if threads is not None:
             torch.set_num_threads(threads)
         refuse_others(recipe, run, texts, lora)
-        shared = {name: vars(run)[name] for name in PART_FLAGS} | {name: vars(texts)[name] for name in ("length", "held_out")}
+        asked = {each.name: vars(run)[each.name] for each in fields(run) if vars(run)[each.name] != each.default}
+        shared = {name: asked.get(name) for name in PART_FLAGS} | {name: vars(texts)[name] for name in ("length", "held_out")}
+        shared["plot"] = run.plot
         train_part(recipe.recipe, model, data, out, {**shared, "share": recipe.share}, part, as_json)
         return
     chosen, rate = recipe.chosen()

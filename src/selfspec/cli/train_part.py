@@ -27,9 +27,10 @@ if TYPE_CHECKING:
     from ..train.part_run import PartReport, Watch
     from ..train.parts import Progress as Step
 
-PARTS = ("draft-head", "exit-adapter")
+PARTS = ("draft-head", "exit-adapter", "successors")
+COUNTED = {"pairs", "states", "max_minutes", "length", "held_out", "plot"}  # what counting successors has use for
 
-_part = functools.partial(typer.Option, show_default=True, rich_help_panel="Small parts")
+_part = functools.partial(typer.Option, show_default=True, rich_help_panel=f"Small parts ({', '.join(PARTS)})")
 
 
 @dataclass(frozen=True)
@@ -59,18 +60,15 @@ class PartFlags:
     ] = None
     noise: Annotated[float | None, _part("--noise", show_default="0.05", help="Random noise on the states.")] = None
     measured: Annotated[int | None, _part("--measured", min=1, show_default="64", help="Held-out answers to measure on.")] = None
+    pairs: Annotated[
+        int | None, _part("--pairs", min=1, show_default="100000", help="Successors: how many pairs of tokens to keep.")
+    ] = None
     states: Annotated[
         Path | None, _part("--states", show_default="OUT/states", help="Folder for what the model computes on the text.")
     ] = None
     max_minutes: Annotated[
         float | None, _part("--max-minutes", help="Stop at a checkpoint after so long; the same command goes on.")
     ] = None
-
-    def refuse_for(self, kind: str) -> None:
-        """Raise if something was given that belongs to another kind of part."""
-        for name, only in ONLY.items():
-            if only != kind and getattr(self, name) is not None:
-                raise OptionError(f"--{name} belongs to --recipe {only} and would be ignored by {kind}; leave it out")
 
     def refuse(self, recipe: str) -> None:
         """Raise if anything was given, for a recipe that knows none of it."""
@@ -82,29 +80,50 @@ class PartFlags:
                 )
 
 
-ONLY = {"tap": "draft-head", "ahead": "draft-head", "exit": "exit-adapter", "blocks": "exit-adapter"}
+# Flags that one kind of part alone knows.
+ONLY = {"tap": "draft-head", "ahead": "draft-head", "exit": "exit-adapter", "blocks": "exit-adapter", "pairs": "successors"}
 
 
 def train_part(
     kind: str, model: str, data: Sequence[str], out: Path, shared: dict[str, Any], flags: PartFlags, as_json: bool
 ) -> None:
     """Train a part of that kind. `shared`: values of flags that all recipes have; None is the part's own default."""
+    wishes = {**shared, **vars(flags), "layers": None if flags.tap is None else tuple(flags.tap)}
+    with _Shown() as shown:
+        make = _count if kind == "successors" else functools.partial(_train, kind)
+        report = make(model, data, out, wishes, shown.watch())
+    if as_json:
+        typer.echo(json.dumps(report.as_dict()))
+    else:
+        _say(report, model, out)
+
+
+def _train(kind: str, model: str, data: Sequence[str], out: Path, wishes: dict[str, Any], watch: Watch) -> PartReport:
     from ..train.draft_head import HeadRecipe
     from ..train.exit_adapter import AdapterRecipe
     from ..train.part_run import train_small_part
     from ..train.parts import PartOptions
 
     recipe_of = {"draft-head": HeadRecipe, "exit-adapter": AdapterRecipe}[kind]
-    flags.refuse_for(kind)
-    wishes = {**shared, **vars(flags), "layers": None if flags.tap is None else tuple(flags.tap)}
+    _refuse(wishes, {name for name, only in ONLY.items() if only != kind}, kind)
     recipe, options = recipe_of(**_given(recipe_of, wishes)), PartOptions(**_given(PartOptions, wishes))
     more = {name: wishes[name] for name in ("length", "held_out", "states", "start_from", "plot") if wishes[name] is not None}
-    with _Shown() as shown:
-        report = train_small_part(model, data, out, recipe=recipe, options=options, watch=shown.watch(), **more)
-    if as_json:
-        typer.echo(json.dumps(report.as_dict()))
-    else:
-        _say(report, model, out)
+    return train_small_part(model, data, out, recipe=recipe, options=options, watch=watch, **more)
+
+
+def _count(model: str, data: Sequence[str], out: Path, wishes: dict[str, Any], watch: Watch) -> PartReport:
+    from ..train.part_run import train_successors
+    from ..train.successors import CountOptions
+
+    _refuse(wishes, set(wishes) - COUNTED - {"layers"}, "successors")
+    more = {name: wishes[name] for name in COUNTED - {"pairs", "plot"} if wishes[name] is not None}
+    return train_successors(model, data, out, options=CountOptions(**_given(CountOptions, wishes)), watch=watch, **more)
+
+
+def _refuse(wishes: dict[str, Any], useless: set[str], kind: str) -> None:
+    for name in sorted(useless):
+        if wishes[name] is not None:
+            raise OptionError(f"--{name.replace('_', '-')} would be ignored by --recipe {kind}; leave it out")
 
 
 def _given(kind: Any, wishes: dict[str, Any]) -> dict[str, Any]:
@@ -114,18 +133,14 @@ def _given(kind: Any, wishes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _say(report: PartReport, model: str, out: Path) -> None:
-    from ..train.part_run import DRAFTER_OF
-
     console = Console(highlight=False)
     if not report.done:
         console.print(f"The time is up after {report.step} steps. The same command goes on from here.")
     if report.acceptance:
         console.print(table(report.acceptance))
-        console.print(
-            f"{report.step} steps, {report.tokens:,} tokens, {report.seconds:.0f} s. The part is in {out}.", soft_wrap=True
-        )
-        drafter = DRAFTER_OF[report.kind]
-        command = f"selfspec generate {model} 'Your prompt' --draft {drafter} --draft-option part={out} --stats"
+        steps = "" if report.kind == "successors" else f"{report.step} steps, "
+        console.print(f"{steps}{report.tokens:,} tokens, {report.seconds:.0f} s. The part is in {out}.", soft_wrap=True)
+        command = f"selfspec generate {model} 'Your prompt' --draft {report.drafter} --draft-option part={out} --stats"
         console.print(f"Try it:  {command}", soft_wrap=True)
 
 

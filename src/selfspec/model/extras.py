@@ -27,7 +27,7 @@ from .adapter import LayeredModel
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
-KINDS = ("draft-head", "exit-adapter", "draft-lora")
+KINDS = ("draft-head", "exit-adapter", "draft-lora", "successors")
 SHIPPED = Path(__file__).parent.parent / "parts"  # a folder for each part that comes with the package
 T = TypeVar("T")
 _NEAR = 0.05  # relative distance of two signatures of one model: bfloat16 gives 0.01, another model about 1

@@ -24,13 +24,15 @@ from ..model.adapter import LayeredModel
 from ..model.extras import Part, load_part, signature
 from ..model.families import family_of
 from ..model.loading import load
+from ..model.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size
 from .parts import PartOptions, PartRecipe, Progress, Run, train_part
-from .states import StateOptions, States, gather
+from .states import StateOptions, States, gather, kept_options
+from .successors import CountOptions, count, measure, places
 
 REPORT = "training.json"
-DRAFTER_OF = {"draft-head": "draft-head", "exit-adapter": "early-exit"}  # who drafts with a part
+DRAFTER_OF = {"draft-head": "draft-head", "exit-adapter": "early-exit", SUCCESSORS: "recycle"}  # who drafts with a part
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,11 @@ class PartReport:
     acceptance: tuple[float, ...]
     """By depth, on held-out text: the share of drafts that are right, among those whose predecessors were."""
     log: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def drafter(self) -> str:
+        """The drafter that takes the part."""
+        return DRAFTER_OF[self.kind]
 
     def as_dict(self) -> dict[str, Any]:
         """What JSON can hold; the folder stays out, so that it can be moved."""
@@ -98,9 +105,8 @@ def train_small_part(
     loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
     layered = LayeredModel(loaded.model, owned=False)
     base, shape = signature(layered), layered.shape
-    wanted = StateOptions(recipe.taps(shape), length=length, held_out=held_out)
-    texts = [Path(file) for file in files]
-    complete = gather(layered, base, texts, kept, wanted, _reading(watch, began, options))
+    wanted, texts = StateOptions(recipe.taps(shape), length=length, held_out=held_out), [Path(file) for file in files]
+    complete = gather(layered, base, texts, kept, wanted, _reading(watch, began, options.max_minutes))
     if not complete:
         return PartReport(recipe.kind, folder, False, 0, 0, 0.0, ())
     found = States(kept)
@@ -124,16 +130,44 @@ def train_small_part(
     left = None if options.max_minutes is None else max(1e-6, options.max_minutes - (time.monotonic() - began) / 60)
     run, done = train_part(trained, found, folder, replace(options, max_minutes=left), identity, watch.training)
     report = _report(recipe.kind, folder, run, done)
-    facts = {
-        **{name: value for name, value in report.as_dict().items() if name not in ("log", "schema")},
-        "model": Path(loaded.name).name,
-        "text": {"conversations": len(found.trained), "tokens": found.tokens, "held_out": len(found.held_out)},
-        "recipe": {"kind": recipe.kind, **vars(recipe)},
-        "options": asdict(options),
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-    }
+    facts = _facts(report, loaded.name, found) | {"recipe": dict(vars(recipe)), "options": asdict(options)}
     Part(recipe.kind, base, trained.settings(), trained.tensors(), facts).save(folder)
     _write_report(folder, report, facts, plot)
+    return report
+
+
+def train_successors(
+    model: str,
+    files: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    options: CountOptions | None = None,
+    length: int = 768,
+    held_out: float = 0.03,
+    states: str | os.PathLike[str] | None = None,
+    max_minutes: float | None = None,
+    watch: Watch | None = None,
+) -> PartReport:
+    """Count what the model says after tokens and pairs of them, on text that it wrote. `states` may be those of another part."""
+    options, watch, began = options or CountOptions(), watch or Watch(), time.monotonic()
+    paths = [Path(file) for file in files]
+    folder = _prepare(Path(out), paths, plot=False)
+    kept = Path(states) if states else folder / "states"
+    loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
+    layered = LayeredModel(loaded.model, owned=True)
+    base, vocabulary = signature(layered), layered.shape.vocabulary
+    wanted = kept_options(kept) or StateOptions((), length=length, held_out=held_out)
+    if not gather(layered, base, paths, kept, wanted, _reading(watch, began, max_minutes)):
+        return PartReport(SUCCESSORS, folder, False, 0, 0, 0.0, ())
+    found = States(kept)
+    settings = {"vocabulary": vocabulary}
+    tensors = count(places(found, found.trained), vocabulary, options)
+    part = Part(SUCCESSORS, base, settings, tensors)
+    acceptance = measure(Successors(part).after, found, found.held_out)
+    report = PartReport(SUCCESSORS, folder, True, 1, found.tokens, time.monotonic() - began, acceptance)
+    facts = _facts(report, loaded.name, found) | {"options": asdict(options)}
+    replace(part, facts=facts).save(folder)
+    _write_report(folder, report, facts, plot=False)
     return report
 
 
@@ -155,13 +189,23 @@ def _prepare(out: Path, files: Sequence[Path], plot: bool) -> Path:
     return out
 
 
-def _reading(watch: Watch, began: float, options: PartOptions) -> Callable[[int], bool]:
+def _reading(watch: Watch, began: float, max_minutes: float | None) -> Callable[[int], bool]:
     def go_on(tokens: int) -> bool:
         spent = time.monotonic() - began
         watch.reading(tokens, round(tokens / spent))
-        return spent < 60 * (options.max_minutes or math.inf)
+        return spent < 60 * (max_minutes or math.inf)
 
     return go_on
+
+
+def _facts(report: PartReport, model: str, found: States) -> dict[str, Any]:
+    """What a part says of itself."""
+    return {
+        **{name: value for name, value in report.as_dict().items() if name not in ("log", "schema")},
+        "model": Path(model).name,
+        "text": {"conversations": len(found.trained), "tokens": found.tokens, "held_out": len(found.held_out)},
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
 
 
 def _text_name(states: States) -> str:
@@ -183,14 +227,16 @@ def _write_report(folder: Path, report: PartReport, facts: dict[str, Any], plot:
 def _card(report: PartReport, facts: dict[str, Any]) -> str:
     """What somebody who finds the folder wants to know."""
     rows = "".join(f"| {depth} | {share:.1%} |\n" for depth, share in enumerate(report.acceptance, start=1))
-    text = facts["text"]
+    text, made = facts["text"], "Counted"
+    if report.kind != SUCCESSORS:
+        made = f"Trained for {report.step} steps ({report.tokens:,} tokens, {report.seconds / 60:.0f} minutes)"
     return f"""# A {report.kind} for {facts["model"]}
 
 Drafts for this model, and for no other; what is generated stays the model's own text. Use it with selfspec:
 
-    selfspec generate MODEL "Your prompt" --draft {DRAFTER_OF[report.kind]} --draft-option part={report.folder.name} --stats
+    selfspec generate MODEL "Your prompt" --draft {report.drafter} --draft-option part={report.folder.name} --stats
 
-Trained for {report.step} steps ({report.tokens:,} tokens, {report.seconds / 60:.0f} minutes) on {text["conversations"]:,} answers
+{made} on {text["conversations"]:,} answers
 of the model itself ({text["tokens"]:,} tokens with their prompts){"" if report.done else "; not finished"}. On answers to prompts
 that were not trained, draft k is the model's own next token, given that those before it were, in
 

@@ -158,6 +158,15 @@ class States:
         return torch.from_numpy(total)
 
 
+def kept_options(folder: Path) -> StateOptions | None:
+    """How the states in a folder were kept, if there are any."""
+    about = folder / "states.json"
+    if not about.is_file():
+        return None
+    found = json.loads(about.read_text(encoding="utf-8"))["options"]
+    return StateOptions(**{**found, "layers": tuple(found["layers"])})
+
+
 def gather(
     model: LayeredModel,
     base: dict[str, Any],
@@ -249,8 +258,8 @@ def _computed(model: LayeredModel, group: Sequence[Conversation], options: State
     place = cache.place_at([Span(row, 0, len(each.tokens)) for row, each in enumerate(group)])
     tokens = torch.tensor([token for each in group for token in each.tokens], device=model.device)
     x = model.run(model.embed(tokens), model.full_plan, cache, place, taps=[taps])
-    ((_, states),) = taps.take()
-    states = unit(states.float()).half()
+    taken = taps.take()
+    states = unit(taken[0][1].float()).half() if taken else x.new_empty(len(tokens), 0, x.shape[1], dtype=torch.float16)
     answered = torch.cat([_answered(each) for each in group]).to(model.device)
     ids = torch.zeros(len(tokens), options.top, dtype=torch.int32, device=model.device)
     chances = torch.zeros(len(tokens), options.top, dtype=torch.float16, device=model.device)
