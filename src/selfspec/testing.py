@@ -16,6 +16,7 @@ from .llm import LLM
 from .model.adapter import LayeredModel
 from .model.extras import Part, signature
 from .model.families import FAMILIES
+from .model.lora import stored_name
 from .model.plan import LayerPlan
 from .model.small import BlockSize
 from .train.exit_adapter import AdapterNet
@@ -123,6 +124,25 @@ def tiny_adapter(model: LayeredModel, exit_layer: int = 2, seed: int = 0, vocabu
     tensors = _random_weights(lambda: AdapterNet(size, 2, model.shape.context), seed)
     settings = {"exit": exit_layer, "blocks": 2, "block": size.as_dict()}
     return Part("exit-adapter", signature(model), settings, {**tensors, "vocabulary": _known(model, vocabulary)})
+
+
+def tiny_lora(model: LayeredModel, seed: int = 0, attention: Sequence[int] = (1,), mlp: Sequence[int] = (1, 2)) -> Part:
+    """A random draft-LoRA of rank 2 for a tiny model of Llama's kind, that can say everything."""
+    family, shape = FAMILIES[model.shape.family], model.shape
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for index, block in enumerate(model.blocks):
+        pieces = [(block.linears[0], family.qkv), (block.linears[1], (family.out,))] if index not in attention else []
+        pieces += [(block.linears[2], family.gate_up), (block.linears[3], (family.down,))] if index not in mlp else []
+        for linear, names in pieces:
+            heads = [shape.heads, shape.kv_heads, shape.kv_heads] if len(names) == 3 else [1] * len(names)
+            for name, share in zip(names, heads, strict=True):
+                outputs = linear.outputs * share // sum(heads)
+                tensors[f"{stored_name(index, name)}.a"] = (
+                    torch.randn(2, linear.inputs, generator=generator) * linear.inputs**-0.5
+                )
+                tensors[f"{stored_name(index, name)}.b"] = 0.1 * torch.randn(outputs, 2, generator=generator)
+    tensors["vocabulary"] = torch.arange(shape.vocabulary, dtype=torch.int32)
+    return Part("draft-lora", signature(model), {"attention": list(attention), "mlp": list(mlp), "rank": 2}, tensors)
 
 
 def _small_block(model: LayeredModel) -> BlockSize:

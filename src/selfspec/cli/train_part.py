@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..train.part_run import PartReport, Watch
     from ..train.parts import Progress as Step
 
-PARTS = ("draft-head", "exit-adapter", "successors")
+PARTS = ("draft-head", "exit-adapter", "draft-lora", "successors")
 COUNTED = {"pairs", "states", "max_minutes", "length", "held_out", "plot"}  # what counting successors has use for
 
 _part = functools.partial(typer.Option, show_default=True, rich_help_panel=f"Small parts ({', '.join(PARTS)})")
@@ -60,6 +60,16 @@ class PartFlags:
     ] = None
     noise: Annotated[float | None, _part("--noise", show_default="0.05", help="Random noise on the states.")] = None
     measured: Annotated[int | None, _part("--measured", min=1, show_default="64", help="Held-out answers to measure on.")] = None
+    skip_attention: Annotated[
+        list[int] | None, _part("--skip-attention", help="draft-lora: skip this layer's attention while drafting; repeatable.")
+    ] = None
+    skip_mlp: Annotated[
+        list[int] | None, _part("--skip-mlp", help="draft-lora: skip this layer's MLP while drafting; repeatable.")
+    ] = None
+    skip_share: Annotated[
+        float | None, _part("--skip-share", show_default="0.5", help="draft-lora: without lists, skip this share of the layers.")
+    ] = None
+    rank: Annotated[int | None, _part("--rank", min=1, show_default="16", help="draft-lora: rank of its matrices.")] = None
     pairs: Annotated[
         int | None, _part("--pairs", min=1, show_default="100000", help="Successors: how many pairs of tokens to keep.")
     ] = None
@@ -80,15 +90,28 @@ class PartFlags:
                 )
 
 
-# Flags that one kind of part alone knows.
-ONLY = {"tap": "draft-head", "ahead": "draft-head", "exit": "exit-adapter", "blocks": "exit-adapter", "pairs": "successors"}
+# Flags that some kinds of parts alone know.
+ONLY = {
+    "tap": ("draft-head",),
+    "ahead": ("draft-head",),
+    "exit": ("exit-adapter",),
+    "blocks": ("exit-adapter",),
+    "start": ("draft-head", "exit-adapter"),
+    "noise": ("draft-head", "exit-adapter"),
+    "skip_attention": ("draft-lora",),
+    "skip_mlp": ("draft-lora",),
+    "skip_share": ("draft-lora",),
+    "rank": ("draft-lora",),
+    "pairs": ("successors",),
+}
 
 
 def train_part(
     kind: str, model: str, data: Sequence[str], out: Path, shared: dict[str, Any], flags: PartFlags, as_json: bool
 ) -> None:
     """Train a part of that kind. `shared`: values of flags that all recipes have; None is the part's own default."""
-    wishes = {**shared, **vars(flags), "layers": None if flags.tap is None else tuple(flags.tap)}
+    lists = {"layers": flags.tap, "skip_attention": flags.skip_attention, "skip_mlp": flags.skip_mlp}
+    wishes = {**shared, **vars(flags), **{name: None if found is None else tuple(found) for name, found in lists.items()}}
     with _Shown() as shown:
         make = _count if kind == "successors" else functools.partial(_train, kind)
         report = make(model, data, out, wishes, shown.watch())
@@ -100,12 +123,13 @@ def train_part(
 
 def _train(kind: str, model: str, data: Sequence[str], out: Path, wishes: dict[str, Any], watch: Watch) -> PartReport:
     from ..train.draft_head import HeadRecipe
+    from ..train.draft_lora import LoraRecipe
     from ..train.exit_adapter import AdapterRecipe
     from ..train.part_run import train_small_part
     from ..train.parts import PartOptions
 
-    recipe_of = {"draft-head": HeadRecipe, "exit-adapter": AdapterRecipe}[kind]
-    _refuse(wishes, {name for name, only in ONLY.items() if only != kind}, kind)
+    recipe_of: Any = {"draft-head": HeadRecipe, "exit-adapter": AdapterRecipe, "draft-lora": LoraRecipe}[kind]
+    _refuse(wishes, {name for name, only in ONLY.items() if kind not in only}, kind)
     recipe, options = recipe_of(**_given(recipe_of, wishes)), PartOptions(**_given(PartOptions, wishes))
     more = {name: wishes[name] for name in ("length", "held_out", "states", "start_from", "plot") if wishes[name] is not None}
     return train_small_part(model, data, out, recipe=recipe, options=options, watch=watch, **more)

@@ -19,6 +19,7 @@ from torch import Tensor
 from ..contract import Budget, Draft, ExitState
 from ..draws import DRAFT, invert, uniform
 from ..errors import OptionError
+from ..model.adapter import PartialHead
 from ..model.cache import Place, Span
 from ..model.plan import LayerPlan
 from .base import Drafting, Scene
@@ -27,18 +28,21 @@ from .base import Drafting, Scene
 class ChainDrafting(Drafting):
     """Drafts chains with part of the model, on the generation's own cache.
 
-    `vocabulary`: score only that many of the most frequent tokens while drafting; 0 is all of them.
+    `vocabulary`: score only that many of the most frequent tokens while drafting, 0 is all of them; or a part's own choice.
     `sample`: under sampling, draw drafts independently of the target's own draws and report what they were drawn from.
     """
 
-    def __init__(self, scene: Scene, vocabulary: int = 0, sample: bool = False) -> None:
+    def __init__(self, scene: Scene, vocabulary: int | PartialHead = 0, sample: bool = False) -> None:
         size = scene.model.shape.vocabulary
-        if not 0 <= vocabulary <= size:
+        if isinstance(vocabulary, PartialHead):
+            self._partial: PartialHead | None = vocabulary
+        elif not 0 <= vocabulary <= size:
             raise OptionError(f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores all of it")
+        else:
+            self._partial = scene.model.partial_head(vocabulary) if 0 < vocabulary < size else None
         self.scene, self.cache = scene, scene.cache
         self._sample = sample and not all(sampler.params.greedy for sampler in scene.samplers)
         self._drawn_from: dict[int, list[Tensor]] = {}  # of each row: the distribution of each of its drafts
-        self._partial = scene.model.partial_head(vocabulary) if 0 < vocabulary < size else None
 
     @abstractmethod
     def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
@@ -110,7 +114,7 @@ class PartDrafting(ChainDrafting):
     """
 
     def __init__(
-        self, scene: Scene, plan: LayerPlan | None, vocabulary: int = 0, reuse: bool = True, sample: bool = False
+        self, scene: Scene, plan: LayerPlan | None, vocabulary: int | PartialHead = 0, reuse: bool = True, sample: bool = False
     ) -> None:
         super().__init__(scene, vocabulary, sample)
         self._reuse = reuse

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from ..contract import Budget, Draft, Outcome
 from ..errors import OptionError
-from ..model.adapter import LayeredModel, PartialHead
+from ..model.adapter import LayeredModel
 from ..model.cache import Place
-from ..model.extras import Part, find_part, ready
+from ..model.extras import Part, find_part, partial_head_of, ready
 from ..model.small import BlockSize, Stack, blocks_of
 from .base import Drafter, Drafting, Scene
 from .chain import ChainDrafting
@@ -60,7 +60,7 @@ class _Head:
     def __init__(self, part: Part, model: LayeredModel) -> None:
         self.layers = tuple(part.settings["layers"])
         self.stack = Stack(blocks_of(BlockSize(**part.settings["block"]), part.tensors, 1), model)
-        self.rows = PartialHead(model, part.tensors["vocabulary"].to(model.device).long())
+        self.rows = partial_head_of(part, model)
         width = model.shape.width
         enter, again = (part.tensors[name].to(model.device, model.dtype) for name in ("enter.weight", "again.weight"))
         self._enter = self.stack.ops.linear([enter], [None])
@@ -84,8 +84,8 @@ class _Drafting(ChainDrafting):
     """Entry i of the text is token i + 1 with the states at token i."""
 
     def __init__(self, scene: Scene, head: _Head, width: int, sample: bool) -> None:
-        super().__init__(scene, sample=sample)
-        self._head, self._width, self._partial = head, width, head.rows
+        super().__init__(scene, head.rows, sample)
+        self._head, self._width = head, width
         self.cache = head.stack.new_cache(len(scene.prompts), max(map(len, scene.prompts)) + 64)
         self._entries = Entries(head.layers, self.cache)
         self.taps = [self._entries.taps]

@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ..contract import Budget, Draft, Outcome
 from ..errors import OptionError
-from ..model.adapter import LayeredModel, PartialHead
+from ..model.adapter import LayeredModel
 from ..model.cache import Place, Span
-from ..model.extras import Part, find_part, ready
+from ..model.extras import Part, find_part, partial_head_of, ready
 from ..model.plan import LayerPlan
 from ..model.small import BlockSize, Stack, blocks_of
 from .base import Drafter, Drafting, Scene
@@ -69,7 +69,7 @@ class _Adapter:
 
     def __init__(self, part: Part, model: LayeredModel) -> None:
         self.stack = Stack(blocks_of(BlockSize(**part.settings["block"]), part.tensors, part.settings["blocks"]), model)
-        self.rows = PartialHead(model, part.tensors["vocabulary"].to(model.device).long())
+        self.rows = partial_head_of(part, model)
         self._enter = self.stack.ops.linear([part.tensors["enter.weight"].to(model.device, model.dtype)], [None])
 
     def enter(self, x: Tensor) -> Tensor:
@@ -79,8 +79,8 @@ class _Adapter:
 
 class _Adapted(PartDrafting):
     def __init__(self, scene: Scene, layer: int, adapter: _Adapter, reuse: bool, sample: bool) -> None:
-        super().__init__(scene, LayerPlan(0, layer), 0, reuse, sample)
-        self._adapter, self._partial = adapter, adapter.rows
+        super().__init__(scene, LayerPlan(0, layer), adapter.rows, reuse, sample)
+        self._adapter = adapter
         cache = adapter.stack.new_cache(len(scene.prompts), max(map(len, scene.prompts)) + 64)
         self._entries = Entries([layer - 1], cache)
         self.taps = [self._entries.taps]

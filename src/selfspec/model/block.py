@@ -5,6 +5,7 @@ Written once over `Ops`; what differs between families is data in `families.py`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -75,6 +76,13 @@ class Block:
         read = entered if self._parallel and entered is not None else x
         return self._half(x, read, self._norms.mlp_before, self._mlp, self._norms.mlp_after)
 
+    def with_linears(self, linears: Sequence[Linear]) -> Block:
+        """The same block with other linears in place of its own, in their order; an MLP of experts has none to give."""
+        assert isinstance(self._attention, Attention) and isinstance(self._mlp, Mlp), "a block of the table's families"
+        block = copy.copy(self)
+        block._attention, block._mlp = self._attention.with_linears(*linears[:2]), self._mlp.with_linears(*linears[2:])
+        return block
+
     def _half(self, x: Tensor, read: Tensor, before: Change | None, core: Callable[..., Tensor], after: Change | None) -> Tensor:
         y = read if before is None else before(read)
         if after is None and self._scale == 1:
@@ -124,6 +132,11 @@ class Attention:
         )
         self.linears: Sequence[Linear] = (self._qkv, self._out)
 
+    def with_linears(self, qkv: Linear, out: Linear) -> Attention:
+        other = copy.copy(self)
+        other._qkv, other._out = other.linears = (qkv, out)
+        return other
+
     def __call__(self, x: Tensor, cache: KVCache, place: Place, residual: Tensor | None = None) -> Tensor:
         return self._out(self._ops.attention(self._qkv(x), self._heads, cache, place), residual)
 
@@ -139,6 +152,11 @@ class Mlp:
         self._down = ops.linear([down.weight], [down.bias])
         self._activate = partial(ops.gated if family.gated else ops.activated, activation=shape.activation)
         self.linears: Sequence[Linear] = (self._up, self._down)
+
+    def with_linears(self, up: Linear, down: Linear) -> Mlp:
+        other = copy.copy(self)
+        other._up, other._down = other.linears = (up, down)
+        return other
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self._down(self._activate(self._up(x)), residual)

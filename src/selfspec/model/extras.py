@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..errors import BrokenCheckpoint, OptionError, nearest
-from .adapter import LayeredModel
+from .adapter import LayeredModel, PartialHead
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
@@ -145,6 +145,11 @@ def ready(part: Part, model: LayeredModel, kind: Callable[[Part, LayeredModel], 
             kept[key] = part, kind(part, model)  # holding the part keeps its id from being another's
         made: T = kept[key][1]
         return made
+
+
+def partial_head_of(part: Part, model: LayeredModel) -> PartialHead:
+    """The rows of the model's head that the part can say."""
+    return PartialHead(model, part.tensors["vocabulary"].to(model.device).long())
 
 
 # ----------------------------------------------------------------------------------------------------- recognising a base

@@ -32,7 +32,12 @@ from .states import StateOptions, States, gather, kept_options
 from .successors import CountOptions, count, measure, places
 
 REPORT = "training.json"
-DRAFTER_OF = {"draft-head": "draft-head", "exit-adapter": "early-exit", SUCCESSORS: "recycle"}  # who drafts with a part
+DRAFTER_OF = {
+    "draft-head": "draft-head",
+    "exit-adapter": "early-exit",
+    "draft-lora": "layer-skip",
+    SUCCESSORS: "recycle",
+}  # who drafts with a part
 
 
 @dataclass(frozen=True)
