@@ -22,6 +22,7 @@ from .draws import uniform
 from .errors import OptionError, PromptError
 from .model.adapter import LayeredModel
 from .model.cache import KVCache, Span
+from .model.memory import work_too_large
 from .model.plan import LayerPlan
 from .sampling import logprobs_of
 from .verify.outright import accepted_path
@@ -118,7 +119,11 @@ class Generation:
         """Holds the model for one step and books its time; what the consumer does between steps is not counted."""
         with self._lock, torch.inference_mode():
             start = time.perf_counter()
-            yield
+            try:
+                yield
+            except torch.OutOfMemoryError as error:
+                self._model.free_idle()  # for whoever asks for less next
+                raise work_too_large(self.cache.rows, self.cache.bytes, self._model.device) from error
             setattr(self.stats, phase, getattr(self.stats, phase) + time.perf_counter() - start)
             self.stats.layer_tokens = int(self.cache.computed.sum()) - self._computed_before
 

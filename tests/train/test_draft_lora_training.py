@@ -83,7 +83,7 @@ def test_the_model_stays_what_it_was() -> None:
     view = lora_view(tiny_lora(llm.model, attention=(), mlp=()), llm.model)
     assert not torch.allclose(logits(view), before, atol=1e-2)
     assert torch.equal(logits(llm.model), before)
-    assert view.blocks[0].linears[0]._base is llm.model.blocks[0].linears[0]  # type: ignore[attr-defined]
+    assert view.blocks[0].linears[0].base is llm.model.blocks[0].linears[0]  # type: ignore[attr-defined]
 
 
 def test_what_is_skipped_by_default() -> None:

@@ -19,7 +19,8 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import OptionError
-from ..llm import LLM, Result
+from ..llm import LLM
+from ..results import Result
 from .plain import progress_bar, run_command
 from .prompts import prompt_ids
 from .provenance import CHECKOUT, cpu_name, gather, package_versions, slug

@@ -19,8 +19,8 @@ from torch import Tensor
 from ..contract import Budget, Draft, ExitState
 from ..draws import DRAFT, invert, uniform
 from ..errors import OptionError
-from ..model.adapter import PartialHead
 from ..model.cache import Place, Span
+from ..model.partial_head import PartialHead
 from ..model.plan import LayerPlan
 from .base import Drafting, Scene
 

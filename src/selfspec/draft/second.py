@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from ..contract import Budget, Draft
-from ..model.adapter import PREFILL_CHUNK, PartialHead
+from ..model.adapter import PREFILL_CHUNK
 from ..model.cache import Place, Span
+from ..model.partial_head import PartialHead
 from ..model.plan import LayerPlan
 from .base import Scene
 from .chain import ChainDrafting

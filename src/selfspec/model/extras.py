@@ -23,7 +23,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..errors import BrokenCheckpoint, OptionError, nearest
-from .adapter import LayeredModel, PartialHead
+from .adapter import LayeredModel
+from .partial_head import PartialHead
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
