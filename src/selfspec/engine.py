@@ -202,6 +202,9 @@ class Generation:
         x = model.run(self._embed([token for left in missing for token in left]), LayerPlan(0, layer), cache, rest)
         pieces = zip(states, x.split([len(left) for left in missing]), strict=True)
         joined = torch.cat([part for pair in pieces for part in pair])
+        for tap in self._taps:
+            if layer - 1 in tap.layers:
+                tap.put(layer - 1, place, joined)
         return model.run(joined, LayerPlan(layer, model.layers), cache, place, taps=self._taps)
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:

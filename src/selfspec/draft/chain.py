@@ -21,6 +21,7 @@ from ..contract import Budget, Draft, ExitState
 from ..draws import DRAFT, invert, uniform
 from ..errors import OptionError
 from ..model.cache import Place, Span
+from ..model.partial_head import PartialHead
 from ..model.plan import LayerPlan
 from .base import Drafting, Scene
 
@@ -29,26 +30,29 @@ class ChainDrafting(Drafting):
     """Drafts chains with part of the model, on the generation's own cache.
 
     `vocabulary`, `tokens`: score only that many of the most frequent tokens, and these, and those of the prompts, from which much
-    is copied; without both all tokens are scored.
+    is copied; without both all tokens are scored. `vocabulary` may also be a part's own choice.
     `sample`: under sampling, draw drafts independently of the target's own draws and report what they were drawn from.
     """
 
-    def __init__(self, scene: Scene, vocabulary: int = 0, sample: bool = False, tokens: Sequence[int] = ()) -> None:
+    def __init__(self, scene: Scene, vocabulary: int | PartialHead = 0, sample: bool = False, tokens: Sequence[int] = ()) -> None:
         size = scene.model.shape.vocabulary
-        if not 0 <= vocabulary <= size:
-            raise OptionError(f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores all of it")
         outside = [token for token in tokens if not 0 <= token < size]
         if outside:
             raise OptionError(
                 f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it could never be drafted; "
                 "make the list with this model's tokenizer"
             )
+        if isinstance(vocabulary, PartialHead):
+            self._partial: PartialHead | None = vocabulary
+        elif not 0 <= vocabulary <= size:
+            raise OptionError(f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores all of it")
+        else:
+            part = vocabulary < size and (vocabulary or tokens)
+            self._partial = scene.model.partial_head(vocabulary, tokens).joined_by(chain(*scene.prompts)) if part else None
         self.scene, self.cache = scene, scene.cache
         self._ends = scene.ends or [frozenset[int]()] * len(scene.prompts)
         self._sample = sample and not all(sampler.params.greedy for sampler in scene.samplers)
         self._drawn_from: dict[int, list[Tensor]] = {}  # of each row: the distribution of each of its drafts
-        part = vocabulary < size and (vocabulary or tokens)
-        self._partial = scene.model.partial_head(vocabulary, tokens).joined_by(chain(*scene.prompts)) if part else None
 
     @abstractmethod
     def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
@@ -155,7 +159,7 @@ class PartDrafting(ChainDrafting):
         self,
         scene: Scene,
         plan: LayerPlan | None,
-        vocabulary: int = 0,
+        vocabulary: int | PartialHead = 0,
         reuse: bool = True,
         sample: bool = False,
         tokens: Sequence[int] = (),

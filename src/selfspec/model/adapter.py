@@ -285,10 +285,15 @@ class LayeredModel:
         the same time, each on caches of its own. The model itself if there is nothing to leave out."""
         if all(without_low_rank(linear) is linear for linear in self.linears):
             return self
-        other = copy(self)
-        other.blocks = [block.with_linears(without_low_rank) for block in self.blocks]
+        other = self.with_blocks([block.with_linears(without_low_rank) for block in self.blocks])
         other._head, other._partial_heads = without_low_rank(self._head), {}
-        other._open_steps()  # a recording has the adapters' products in it
+        return other
+
+    def with_blocks(self, blocks: Sequence[Block]) -> LayeredModel:
+        """A second view of this model, with these blocks in place of its own."""
+        other = copy(self)
+        other.blocks = list(blocks)
+        other._open_steps()  # a recording has the blocks' products in it
         return other
 
     def partial_head(self, size: int, more: Iterable[int] = ()) -> PartialHead:
