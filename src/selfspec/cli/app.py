@@ -18,6 +18,7 @@ from .demo import demo
 from .drafters import drafters
 from .generate import generate
 from .info import info
+from .inspect import inspect
 from .train import exits, train
 
 
@@ -43,7 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="For example:  selfspec generate 'Why is the sky blue?'",
 )
-for command in (generate, chat, info, drafters, demo, train, exits):
+for command in (generate, chat, info, drafters, demo, train, exits, inspect):
     app.command()(command)
 
 
