@@ -58,6 +58,7 @@ OPTIONAL: dict[str, set[str]] = {
     "uvicorn": {"serve"},
     "matplotlib": {"bench", "train"},
     "peft": {"train"},
+    "rouge_score": {"bench"},
     "lm_eval": {"integrations"},
 }
 

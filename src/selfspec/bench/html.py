@@ -11,44 +11,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
-STYLE = """
-:root { color-scheme: light dark; --paper: #ffffff; --ink: #1c2128; --soft: #59636e; --line: #d5dae0; --tint: 37, 99, 235;
-  --good: 26, 127, 55; --bad: 196, 43, 28; --panel: #f5f7f9; --strong: 0.62;
-  --c0: #2563eb; --c1: #c2410c; --c2: #15803d; --c3: #7e22ce; --c4: #b45309; --c5: #0e7490; --c6: #be185d; --c7: #4b5563; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14171b; --ink: #e4e8ec; --soft: #9aa5b1; --line: #353c45;
-  --tint: 96, 152, 255; --good: 76, 190, 104; --bad: 255, 118, 102; --panel: #1d2127; --strong: 0.52;
-  --c0: #79a7ff; --c1: #ff9a5c; --c2: #5fcf80; --c3: #c79bff; --c4: #f0bd54; --c5: #57c8dd; --c6: #ff8fbf; --c7: #aab4bf; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.5 system-ui, "Segoe UI", Roboto, sans-serif; }
-main { max-width: 1080px; margin: 0 auto; padding: 20px 16px 48px; }
-h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 4px; } h2 { font-size: 1.15rem; margin: 36px 0 8px; }
-p { margin: 8px 0; max-width: 75ch; } .soft, figcaption, caption { color: var(--soft); font-size: 0.875rem; }
-.verdict { background: var(--panel); border-left: 4px solid rgb(var(--tint)); padding: 12px 16px; font-size: 1.05rem; max-width: none; }
-.wide { overflow-x: auto; margin: 10px 0; -webkit-overflow-scrolling: touch; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.875rem; }
-th, td { padding: 5px 9px; text-align: left; border-bottom: 1px solid var(--line); white-space: nowrap; }
-th { font-weight: 600; vertical-align: bottom; } .num { text-align: right; } td.wrap { white-space: normal; min-width: 16ch; }
-th:first-child, td:first-child { position: sticky; left: 0; background: var(--paper); z-index: 1; }
-.grid td, .grid th { border: 1px solid var(--paper); text-align: center; padding: 3px 5px; }
-.grid th:first-child { text-align: right; } .mono, .grid.mono td { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 0.75rem; }
-figure { margin: 12px 0; } .bar { display: grid; grid-template-columns: minmax(90px, 230px) 1fr 150px; gap: 10px; align-items: center;
-  font-size: 0.875rem; margin: 3px 0; } .track { position: relative; height: 18px; background: var(--panel); border-radius: 2px; }
-.fill { position: absolute; top: 0; bottom: 0; left: 0; border-radius: 2px; } .whisker { position: absolute; top: 8px; height: 2px;
-  background: var(--ink); } .mark { position: absolute; top: -3px; bottom: -3px; width: 0; border-left: 2px dashed var(--ink); opacity: 0.55; }
-.name { overflow-wrap: anywhere; } .text { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 0.875rem;
-  line-height: 2.1; overflow-wrap: anywhere; } .text span { padding: 2px 1px; border-radius: 2px; }
-svg { display: block; width: 100%; height: auto; } svg text { fill: var(--ink); font: 11px system-ui, sans-serif; }
-svg .grid-line { stroke: var(--line); stroke-width: 1; } .phone { display: none; }
-.legend { display: flex; flex-wrap: wrap; gap: 4px 16px; font-size: 0.875rem; margin: 6px 0; }
-.swatch { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 6px; vertical-align: -1px; }
-dl { display: grid; grid-template-columns: max-content 1fr; gap: 2px 16px; font-size: 0.875rem; } dt { color: var(--soft); }
-dd { margin: 0; overflow-wrap: anywhere; }
-@media (max-width: 640px) { .bar { grid-template-columns: 1fr auto; gap: 2px 10px; margin: 9px 0; } .bar .track { grid-column: 1 / -1;
-  grid-row: 2; } .desk { display: none; } .phone { display: block; } main { padding: 14px 12px 40px; } th, td { padding: 5px 7px; }
-  table.page th:first-child, table.page td:first-child { max-width: 34vw; white-space: normal; overflow-wrap: anywhere; } }
-@media print { .wide { overflow: visible; } }
-"""
+STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 COLOURS = 8
 WIDE, NARROW = 760, 350  # drawing widths, in the pixels at which they are shown
 Number = float | None
@@ -190,9 +155,7 @@ def legend_of(found: Sequence[Line]) -> str:
     )
 
 
-def _picture(
-    found: Sequence[Line], x_name: str, y_name: str, mark: Number, span: tuple[float, float] | None, width: int
-) -> str:
+def _picture(found: Sequence[Line], x_name: str, y_name: str, mark: Number, span: tuple[float, float] | None, width: int) -> str:
     height, left, right, top, bottom = round(190 + width * 0.12), 44, 12, 22, 40
     xs = [x for line in found for x, _ in line.points]
     ys = [y for line in found for _, y in line.points] + ([mark] if mark is not None else [])
@@ -223,7 +186,8 @@ def _curve(line: Line, place_x: Callable[[float], float], place_y: Callable[[flo
     at = [(place_x(x), place_y(y)) for x, y in line.points]
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
     dots = "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"><title>{escape(line.name)}: {given[0]:g}, {given[1]:.3g}</title></circle>'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}">'
+        f"<title>{escape(line.name)}: {given[0]:g}, {given[1]:.3g}</title></circle>"
         for (x, y), given in zip(at, line.points, strict=True)
         if line.dots
     )

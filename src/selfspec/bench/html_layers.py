@@ -35,12 +35,14 @@ def _body(view: LayerView) -> Sequence[str]:
     return [
         paragraph(summary(view), "verdict"),
         heading("The text, by where each next token settles"),
-        paragraph("The stronger the colour, the more layers the model needed to choose this token. Underlined: the model wrote it."),
+        paragraph(
+            "The stronger the colour, the more layers the model needed to choose this token. Underlined: the model wrote it."
+        ),
         _text(view),
         heading("What each exit names"),
         paragraph(
-            "A row is an exit, a column a position: the token read stands above, the guess of what follows inside. Green: what the "
-            "whole model names; the stronger, the surer the exit. Last row: the whole model.",
+            "A row is an exit, a column a position: the token read stands above, the guess of what follows inside. Green: what "
+            "the whole model names; the stronger, the surer the exit. Top row: the whole model.",
         ),
         _grid(view),
         heading("How many positions have settled"),
@@ -54,7 +56,9 @@ def _body(view: LayerView) -> Sequence[str]:
             span=(0.0, 1.0),
         ),
         heading("How little each half changes"),
-        paragraph("Cosine similarity of the residual stream before and after, mean over the text. Close to 1: skipping it changes little."),
+        paragraph(
+            "Cosine similarity of the residual stream before and after, mean over the text. Skipping what is at 1 loses nothing."
+        ),
         heat(
             "layer",
             [str(layer) for layer in range(view.layers)],

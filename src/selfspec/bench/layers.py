@@ -173,6 +173,7 @@ def _position(
 
 
 def visible(llm: LLM, token: int) -> str:
-    """A token as text of its own, with blanks and line ends to be seen; its number where it has no text."""
-    text = str(llm.tokenizer.decode([token])) if llm.tokenizer is not None else ""  # type: ignore[arg-type]
-    return text.translate(VISIBLE) if text else f"<{token}>"
+    """A token as text of its own, with blanks, line ends and control characters to be seen; its number where it has no text."""
+    text = str(llm.tokenizer.decode([token])) if llm.tokenizer is not None else ""
+    shown = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in text.translate(VISIBLE))
+    return "".join(shown) or f"<{token}>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ def pyplot_or_error() -> Any:
         matplotlib.use("Agg")
         from matplotlib import pyplot
     except ImportError as error:
-        raise Unavailable("pictures need matplotlib: pip install 'selfspec[bench]' (or write HTML, which needs nothing)") from error
+        raise Unavailable(
+            "pictures need matplotlib: pip install 'selfspec[bench]' (or write HTML, which needs nothing)"
+        ) from error
     return pyplot
 
 
@@ -38,8 +41,12 @@ def plot_layers(view: LayerView, path: Path) -> None:
     side.set_xlabel("1 - cosine similarity")
     side.grid(alpha=0.3)
     side.legend(fontsize=8)
-    figure.suptitle(f"{view.model}: what each exit names; on average settled at {view.mean_settles:.1f} of {view.layers}", fontsize=11)
-    figure.savefig(path, dpi=110)
+    figure.suptitle(
+        f"{view.model}: what each exit names; on average settled at {view.mean_settles:.1f} of {view.layers}", fontsize=11
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # scripts that the font lacks show as boxes; the page has them
+        figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 

@@ -19,6 +19,7 @@ from .drafters import drafters
 from .generate import generate
 from .info import info
 from .inspect import inspect
+from .sweep import sweep
 from .train import exits, train
 
 
@@ -44,7 +45,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="For example:  selfspec generate 'Why is the sky blue?'",
 )
-for command in (generate, chat, info, drafters, demo, train, exits, inspect):
+for command in (generate, chat, info, drafters, demo, train, exits, inspect, sweep):
     app.command()(command)
 
 

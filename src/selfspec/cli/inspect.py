@@ -1,4 +1,4 @@
-"""`selfspec inspect`: which token each layer would name at each position of a text, in the terminal, as a page and as a picture."""
+"""`selfspec inspect`: which token each layer would name at each position of a text; in the terminal, as a page, as a picture."""
 
 from __future__ import annotations
 
@@ -29,9 +29,7 @@ def inspect(
     new_tokens: Annotated[
         int, typer.Option("--new-tokens", "-n", min=0, help="Let the model go on for so many tokens first.")
     ] = 24,
-    html: Annotated[
-        Path | None, typer.Option("--html", help="Write a self-contained page.", rich_help_panel="Output")
-    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained page.", rich_help_panel="Output")] = None,
     png: Annotated[
         Path | None, typer.Option("--png", help="Draw a picture (needs matplotlib).", rich_help_panel="Output")
     ] = None,
