@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import SelfspecError
+from .bench import bench
 from .chat import chat
 from .common import stderr
 from .demo import demo
@@ -43,7 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="For example:  selfspec generate 'Why is the sky blue?'",
 )
-for command in (generate, chat, info, drafters, demo, train, exits):
+for command in (generate, chat, info, drafters, demo, train, exits, bench):
     app.command()(command)
 
 
