@@ -57,6 +57,7 @@ OPTIONAL: dict[str, set[str]] = {
     "fastapi": {"serve"},
     "uvicorn": {"serve"},
     "matplotlib": {"bench", "train"},
+    "datasets": {"bench"},
     "peft": {"train"},
     "rouge_score": {"bench"},
     "lm_eval": {"integrations"},

@@ -74,7 +74,7 @@ class Bar:
 
 
 def bars(items: Sequence[Bar], mark: float | None = 1.0) -> str:
-    """Bars from 0 on one scale, with a dashed line at `mark`; below it they are red, above green, without it blue."""
+    """Bars from 0 on one scale, with a dashed line at `mark`; below it they are red, above green, else blue."""
     most = 1.05 * max([item.high or item.value for item in items] + [mark or 0.0, 1e-9])
 
     def share(value: float) -> str:
@@ -82,7 +82,7 @@ def bars(items: Sequence[Bar], mark: float | None = 1.0) -> str:
 
     found = []
     for item in items:
-        tone = "tint" if mark is None else ("good" if item.value >= mark else "bad")
+        tone = "tint" if mark is None or item.value == mark else ("good" if item.value > mark else "bad")
         inner = f'<div class="fill" style="width:{share(item.value)};background:rgba(var(--{tone}),0.65)"></div>'
         if item.low is not None and item.high is not None:
             inner += f'<div class="whisker" style="left:{share(item.low)};width:{share(item.high - item.low)}"></div>'
@@ -168,7 +168,7 @@ def _picture(found: Sequence[Line], x_name: str, y_name: str, mark: Number, span
         at = place_y(y)
         parts.append(f'<line class="grid-line" x1="{left}" x2="{width - right}" y1="{at:.1f}" y2="{at:.1f}"/>')
         parts.append(f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{y:g}</text>')
-    for x in ticks(first, last, max(3, width // 90)):
+    for x in ticks(first, last, max(3, width // 90), 1.0 if all(x == round(x) for x in xs) else 0.0):
         parts.append(f'<text x="{place_x(x):.1f}" y="{height - bottom + 16}" text-anchor="middle">{x:g}</text>')
     if mark is not None:
         at = place_y(mark)
@@ -198,12 +198,12 @@ def _scale(low: float, high: float, start: float, stop: float) -> Callable[[floa
     return lambda value: start + (value - low) / (high - low) * (stop - start)
 
 
-def ticks(low: float, high: float, most: int) -> list[float]:
-    """At most about `most` round numbers from low to high."""
+def ticks(low: float, high: float, most: int, least: float = 0.0) -> list[float]:
+    """At most about `most` round numbers from low to high, at least `least` apart."""
     width = high - low
     if width <= 0:
         return [low]
-    rough = width / most
+    rough = max(width / most, least)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * times for times in (1, 2, 5, 10) if power * times >= rough)
     start = math.ceil(low / step - 1e-9)

@@ -63,6 +63,7 @@ def _body(view: LayerView) -> Sequence[str]:
             "layer",
             [str(layer) for layer in range(view.layers)],
             [("attention", _similar(view.attention)), ("MLP", _similar(view.mlp))],
+            "few",
         ),
     ]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from .. import __version__
 from ..errors import OptionError
 from . import common, options
+from .bench import command_line
 
 if TYPE_CHECKING:
     from ..bench.sweep import Group, Prompt
@@ -96,8 +97,9 @@ def _measure(llm: LLM, name: str, wanted: Any, data: Path | None, out: Path, fre
 
     chosen = wanted.filled(llm.model.layers)
     prompts = _prompts(llm, data, chosen.new_tokens)
-    command = shlex.join(["selfspec", *sys.argv[1:]])
-    provenance = asdict(gather(command, llm.info.threads, package_versions(["selfspec", "torch", "transformers"])))
+    command = command_line(sys.argv[1:], [name, str(out), *([str(data)] if data else [])])
+    versions = {"selfspec": __version__, **package_versions(["torch", "transformers"])}
+    provenance = asdict(gather(command, llm.info.threads, versions))
     sizes = {prompt.name: len(prompt.ids) for prompt in prompts}
     run = Sweep(provenance, Path(name).name, llm.info.kernel, llm.info.dtype, llm.model.layers, asdict(chosen), sizes)
     sweeping = Sweeping(llm, run if fresh else gone_on_with(run, out), chosen, prompts, out)
