@@ -91,7 +91,7 @@ def _speed_cell(row: Row) -> Cell:
 
 def _positions(run: SuiteRun, order: Sequence[Row], batch: int, where: str) -> list[str]:
     """The chance of a draft by its place, of those whose predecessors were kept, where enough were tried."""
-    curves = []
+    curves: list[Line] = []
     for row in order:
         counts = [t.counts for t in run.turns if t.contestant == row.contestant and t.batch == batch and t.counts]
         tried = [sum(each.drafted_at[at] for each in counts if at < len(each.drafted_at)) for at in range(len(row.by_position))]
