@@ -8,7 +8,18 @@ from decimal import Decimal
 import pytest
 
 from selfspec.bench import quality
-from selfspec.bench.quality import code, exact_match, measure_for, number_in, pass_at_k, program_of, rouge, summaries, sums
+from selfspec.bench.quality import (
+    code,
+    exact_match,
+    judge,
+    number_in,
+    reference_of,
+    pass_at_k,
+    program_of,
+    rouge,
+    summaries,
+    sums,
+)
 from selfspec.errors import OptionError, Unavailable
 
 PROBLEM = {
@@ -101,9 +112,23 @@ def test_rouge_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
         rouge([("a", "b")])
 
 
-def test_which_measure_belongs_to_what() -> None:
-    """A GSM8K answer judged as an exact match would score 0 for ever."""
-    assert measure_for(PROBLEM) is quality.code and measure_for({"test_list": []}) is quality.code
-    assert measure_for({"summary": "x"}) is quality.summaries and measure_for({}) is None
-    assert measure_for({"answer": "so\n#### 4"}) is quality.sums and measure_for({"answer": "[IN:GET ]"}) is quality.matches
+def test_only_measures_that_the_questions_allow() -> None:
+    """A program judged by exact match scores 0 for ever; a measure that cannot be taken must be absent, not 0."""
+    wanted = ("pass@1", "accuracy", "exact match")
+    assert judge({"a": ["    return 2 * x"]}, {"a": {**PROBLEM, "answer": "x"}}, wanted) == {"pass@1": 1.0}
+    assert judge({"a": ["so 4"]}, {"a": {"answer": "#### 4"}}, wanted) == {"accuracy": 1.0, "exact match": 0.0}
+    assert judge({"a": ["text"]}, {"a": {"reference": None}}, wanted) == {}
+    assert judge({"a": ["so 4"]}, {"a": {"answer": "#### 4"}}, ("accuracy", "speedup")) == {"accuracy": 1.0}
+
+
+def test_exact_match_forgives_blanks_only() -> None:
+    """TOPv2's parses are compared whole."""
     assert exact_match(" [IN:GET  x]\n", "[IN:GET x]") and not exact_match("a", "A")
+
+
+def test_the_reference_of_each_kind_of_task() -> None:
+    """CNN/DM calls it highlights; a missing one is an error that says what was looked for."""
+    assert reference_of({"article": "x", "highlights": "h"}) == "h" and reference_of({"answer": "a"}) == "a"
+    assert reference_of(PROBLEM | {"canonical_solution": "    return 2 * x"}) == "    return 2 * x"
+    with pytest.raises(OptionError, match="highlights"):
+        reference_of({"prompt": "x"})

@@ -8,6 +8,7 @@ Whatever is given is escaped here. Knows no benchmark.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -16,6 +17,7 @@ from pathlib import Path
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 COLOURS = 8
 WIDE, NARROW = 760, 350  # drawing widths, in the pixels at which they are shown
+LONG_WORDS = 40  # characters, from which on a cell of words is broken into lines
 Number = float | None
 
 
@@ -27,6 +29,11 @@ def page(title: str, subtitle: str, body: Sequence[str]) -> str:
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
         f'<h1>{escape(title)}</h1>\n<p class="soft">{escape(subtitle)}</p>\n' + "\n".join(body) + "\n</main></body></html>\n"
     )
+
+
+def breakable(text: str) -> str:
+    """Escaped, with places at which a long name of a method may be broken."""
+    return re.sub(r"([/@:,])(?=\S)", r"\1<wbr>", escape(text))
 
 
 def heading(text: str) -> str:
@@ -46,7 +53,8 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]], words: Sequence
     """Columns of numbers, but those in `words`, of which the first stays in view while the others scroll."""
 
     def cell(tag: str, column: int, text: str) -> str:
-        return f"<{tag}{'' if column in words else ' class=num'}>{escape(text)}</{tag}>"
+        kind = ("" if len(text) < LONG_WORDS or not column else " class=wrap") if column in words else " class=num"
+        return f"<{tag}{kind}>{breakable(text)}</{tag}>"
 
     head = "".join(cell("th", column, text) for column, text in enumerate(header))
     rows = "".join("<tr>" + "".join(cell("td", column, text) for column, text in enumerate(line)) + "</tr>\n" for line in lines)
@@ -90,7 +98,7 @@ def bars(items: Sequence[Bar], mark: float | None = 1.0) -> str:
             inner += f'<div class="mark" style="left:{share(mark)}"></div>'
         note = escape(item.note or f"{item.value:.2f}")
         found.append(
-            f'<div class="bar"><div class="name">{escape(item.name)}</div><div class="track">{inner}</div><div>{note}</div></div>'
+            f'<div class="bar"><div class="name">{breakable(item.name)}</div><div class="track">{inner}</div><div>{note}</div></div>'
         )
     return "<figure>" + "\n".join(found) + "</figure>"
 
@@ -115,7 +123,7 @@ def heat(corner: str, columns: Sequence[str], lines: Sequence[tuple[str, Sequenc
             f"{f' title={chr(34)}{escape(cell.title)}{chr(34)}' if cell.title else ''}>{escape(cell.text)}</td>"
             for cell in cells
         )
-        rows.append(f"<tr><th>{escape(name)}</th>{inner}</tr>")
+        rows.append(f"<tr><th>{breakable(name)}</th>{inner}</tr>")
     body = "\n".join(rows)
     return f'<div class="wide"><table class="grid {kind}"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
 

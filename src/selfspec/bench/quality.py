@@ -27,6 +27,8 @@ CODE_STOPS = (
     "\n```",
     "\n@",
 )  # where a function's body is over (Chen et al., and fences)
+SUMMARY_STOPS = ("\nArticle:",)  # a base model goes on with the next example
+REFERENCES = ("highlights", "summary", "canonical_solution", "answer", "reference")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 FENCE = re.compile(r"```(?:[a-zA-Z0-9_+-]*)\n(.*?)(?:```|\Z)", re.DOTALL)
 
@@ -108,7 +110,17 @@ def code(answers: Answers, golds: Golds, run: Callable[[str], Ran] = run_python)
 
 def summaries(answers: Answers, golds: Golds) -> Values:
     """ROUGE of every text with its reference summary."""
-    return rouge((text, str(golds[question]["summary"])) for question, texts in answers.items() for text in texts)
+    return rouge(
+        (cut(text, SUMMARY_STOPS), reference_of(golds[question])) for question, texts in answers.items() for text in texts
+    )
+
+
+def reference_of(gold: Mapping[str, Any]) -> str:
+    """The text that an answer is compared with: CNN/DM's, XSum's, HumanEval's, or what a file of one's own calls it."""
+    named = next((name for name in REFERENCES if gold.get(name)), None)
+    if named is None:
+        raise OptionError(f"there is nothing to compare answers with: the question has none of {', '.join(REFERENCES)}")
+    return str(gold[named])
 
 
 def sums(answers: Answers, golds: Golds) -> Values:
@@ -125,12 +137,30 @@ def matches(answers: Answers, golds: Golds) -> Values:
     return {"exact match": fmean(exact_match(*pair) for pair in pairs)}
 
 
-def measure_for(gold: Mapping[str, Any]) -> Callable[[Answers, Golds], Values] | None:
-    """How answers to a task are judged, by what its questions come with; None where there is nothing to judge by."""
-    if "entry_point" in gold or "test_list" in gold:
-        return code
-    if "summary" in gold:
-        return summaries
-    if "answer" in gold:
-        return sums if "####" in str(gold["answer"]) else matches
-    return None
+MEASURES: Mapping[str, Callable[[Answers, Golds], Values]] = {
+    **dict.fromkeys(ROUGE, summaries),
+    "pass@1": code,
+    "pass@10": code,
+    "accuracy": sums,
+    "exact match": matches,
+}
+
+
+def judge(answers: Answers, golds: Golds, wanted: Iterable[str]) -> Values:
+    """Those of the wanted measures that these questions allow: tests need code, accuracy a number, the others a reference."""
+    found: Values = {}
+    first = golds[next(iter(answers))]
+    for name in wanted:
+        measure = MEASURES.get(name)
+        if measure is not None and name not in found and _allows(measure, first):
+            found |= measure(answers, golds)
+    return {name: value for name, value in found.items() if name in set(wanted)}
+
+
+def _allows(measure: Callable[[Answers, Golds], Values], gold: Mapping[str, Any]) -> bool:
+    tested = "entry_point" in gold or "test_list" in gold
+    if measure is code:
+        return tested
+    if measure is summaries:
+        return any(gold.get(name) for name in REFERENCES)
+    return not tested and bool(gold.get("answer"))
