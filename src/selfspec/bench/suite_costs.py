@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import random
 from statistics import median
 
 from .spec_costs import CostModel
 from .suite_schema import OURS, SuiteRun, Turn
-from .suite_stats import DRAWS
+from .suite_stats import bootstrap
 from .timing import Ratio
 
 REFERENCE = f"{OURS}/plain"
@@ -23,9 +22,7 @@ def reached(run: SuiteRun, contestant: str) -> Ratio | None:
     def of(sample: list[tuple[float, float]]) -> float:
         return sum(predicted for predicted, _ in sample) / sum(measured for _, measured in sample)
 
-    chance = random.Random(len(pairs))
-    values = sorted(of(chance.choices(pairs, k=len(pairs))) for _ in range(DRAWS))
-    return Ratio(of(pairs), values[int(0.025 * DRAWS)], values[int(0.975 * DRAWS) - 1])
+    return bootstrap(of(pairs), lambda chance: of(chance.choices(pairs, k=len(pairs))), [len(pairs)])
 
 
 def _pairs(run: SuiteRun, contestant: str, costs: CostModel) -> list[tuple[float, float]]:
