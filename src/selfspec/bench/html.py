@@ -97,9 +97,8 @@ def bars(items: Sequence[Bar], mark: float | None = 1.0) -> str:
         if mark is not None:
             inner += f'<div class="mark" style="left:{share(mark)}"></div>'
         note = escape(item.note or f"{item.value:.2f}")
-        found.append(
-            f'<div class="bar"><div class="name">{breakable(item.name)}</div><div class="track">{inner}</div><div>{note}</div></div>'
-        )
+        name = f'<div class="name">{breakable(item.name)}</div>'
+        found.append(f'<div class="bar">{name}<div class="track">{inner}</div><div>{note}</div></div>')
     return "<figure>" + "\n".join(found) + "</figure>"
 
 

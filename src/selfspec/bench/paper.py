@@ -1,8 +1,8 @@
 """A table of a paper as a specification: what to ask, with which methods and settings, and the paper's own figures.
 
-`paper_layerskip.py`, `paper_dv.py` and `paper_asd.py` hold the tables, `paper_run.py` measures, `paper_report.py` sets the paper's
-columns beside ours. Figures are the papers' own, taken from their text; where a table's body was not to be had, only what the text
-around it says stands here, and `missing` says so. Measures nothing.
+`paper_layerskip.py`, `paper_dv.py` and `paper_asd.py` hold the tables, `paper_run.py` measures, `paper_report.py` sets the
+paper's columns beside ours. Figures are the papers' own, taken from their text; where a table's body was not to be had, only what
+the text around it says stands here, and `missing` says so. Measures nothing.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ class PaperTable:
 
     @property
     def columns(self) -> list[str]:
-        """The paper's columns."""
-        return list(dict.fromkeys(column for row in self.rows for column in row.figures))
+        """The paper's columns, in the order of the rows that have most of them."""
+        fullest = sorted(self.rows, key=lambda row: -len(row.figures))
+        return list(dict.fromkeys(column for row in fullest for column in row.figures))
 
     def method_of(self, row: PaperRow, layers: int, draft: str | None = None) -> str | None:
         """Our method for a model of that depth; `draft` replaces the table's own drafter."""

@@ -1,4 +1,4 @@
-"""ASD's Tables 1 and 3 to 5: figures from "Draft on the Fly: Adaptive Self-Speculative Decoding using Cosine Similarity" (2024)."""
+"""ASD's Tables 1 and 3 to 5: figures of "Draft on the Fly: Adaptive Self-Speculative Decoding using Cosine Similarity", 2024."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ PAPER = "Draft & Verify"
 DRAFT = "layer-skip"
 BODY = "The table's body is not in the text that these figures were taken from: only what its prose repeats stands here."
 SEARCH = (
-    "Their skipped halves come from 1000 steps of Bayesian search. Ours are spread evenly (layer-skip's default), unless --methods "
-    "'layer-skip:profile=FILE' names halves that were found for this model."
+    "Their skipped halves come from 1000 steps of Bayesian search. Ours are spread evenly (layer-skip's default), unless "
+    "--methods 'layer-skip:profile=FILE' names halves that were found for this model."
 )
 MACHINE = "Their LLaMA-2-13B on an A100; yours may be any model on any machine: compare ratios."
 ADAPTIVE = "{draft}@adaptive:tokens=12,target=0.9"
@@ -99,8 +99,8 @@ DRAFT_VERIFY = (
         apart=(*COMMON, "Both tasks are 1-shot there; our xsum is 0-shot."),
     ),
     PaperTable(
-        "dv-table1-sampling", PAPER, "Summaries at temperature 0.2, top-p 0.85", _main({}, 0.85), ("rouge2", *SPEEDS), draft=DRAFT,
-        temperature=0.2, top_p=0.85, missing=BODY, apart=COMMON,
+        "dv-table1-sampling", PAPER, "Summaries at temperature 0.2, top-p 0.85", _main({}, 0.85), ("rouge2", *SPEEDS),
+        draft=DRAFT, temperature=0.2, top_p=0.85, missing=BODY, apart=COMMON,
     ),
     PaperTable(
         "dv-table2", PAPER, "HumanEval, greedy", TABLE2, ("pass@1", *SPEEDS), draft=DRAFT, missing=BODY,
@@ -113,7 +113,7 @@ DRAFT_VERIFY = (
             for row, value in zip(TABLE2, ("1.000x", "1.456x"), strict=True)
         ),
         ("pass@1", "pass@10", *SPEEDS), draft=DRAFT, temperature=0.6, top_p=0.95, samples=10, missing=BODY,
-        apart=(*COMMON, "Samples are drawn with the drafter; each seed's text is that of plain decoding, so both rows share them."),
+        apart=(*COMMON, "Samples are drawn with the drafter; each seed's text is plain decoding's, so both rows share them."),
     ),
     PaperTable("dv-table3", PAPER, "Drafting a fixed number", TABLE3, SPEEDS, draft=DRAFT, missing=BODY, apart=COMMON),
     PaperTable("dv-table4", PAPER, "Stopping at a confidence", TABLE4, SPEEDS, draft=DRAFT, missing=BODY, apart=COMMON),

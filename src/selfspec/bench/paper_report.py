@@ -48,7 +48,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 
 def cells(spec: PaperTable, result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The header, and a line for each row: the paper's figures, then ours; measured rows that the paper does not have come last."""
+    """The header, and a line for each row: the paper's figures, then ours; measured rows that the paper does not have last."""
     header = ["", *spec.columns, *(f"ours {measure}" for measure in spec.measures)]
     lines, known = [], set()
     for row in spec.rows:

@@ -1,7 +1,7 @@
-"""Measures a paper's table on the model at hand: speeds through the harness, one suite result a task, and what else its columns need.
+"""Measures a paper's table on the model at hand: speeds through the harness, one suite result a task, and what else it needs.
 
-Unverified early exits, samples for pass@k, exits' perplexity and accuracy, and similarities of halves are computed in this process,
-by the same engine. What was measured is kept: the same command goes on. Does not print.
+Unverified early exits, samples for pass@k, exits' perplexity and accuracy, and similarities of halves are computed in this
+process, by the same engine. What was measured is kept: the same command goes on. Does not print.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Measuring:
 
     def _task(self, task: str, text: str, sit: Sit) -> None:
         mine = [row for row in self._table.rows if row.task == task]
-        methods = {row: self._table.method_of(row, self._layers, self._draft) for row in mine}
-        named = [method for method in methods.values() if method not in (None, PLAIN, LOSSY)]
+        methods = [self._table.method_of(row, self._layers, self._draft) for row in mine]
+        named = [method for method in methods if method not in (None, PLAIN, LOSSY)]
         table = self._table
         wishes = replace(
             self._wishes, tasks=[text], methods=list(dict.fromkeys(map(str, named))), peers=(),
@@ -144,7 +144,7 @@ class Measuring:
         if table.samples > 1:
             self._samples(prepared, asked, golds, named)
         save_suite(prepared.run, prepared.out)
-        for row, method in methods.items():
+        for row, method in zip(mine, methods, strict=True):
             name = f"{LOSSY}/{exit_of(row, self._layers)}" if row.method == LOSSY else f"{OURS}/{method}"
             if method is not None:
                 self.result.values[key_of(row)] = _values(prepared.run, name, asked)
@@ -185,7 +185,7 @@ class Measuring:
             run.scores.append(Score(name, task, "tokens/s", decoded / seconds, len(written)))
 
     def _samples(self, prepared: Prepared, task: str, golds: dict[str, Item], methods: Sequence[Any]) -> None:
-        """Several answers a question, drawn with a method of the table, and counted for plain decoding as well: they are its own."""
+        """Several answers a question, drawn with a method of the table; they count for plain decoding, which writes the same."""
         from ..sampling import SamplingParams
         from .contestants import own_options
 

@@ -30,8 +30,10 @@ def report(
 
 def page_of(result: Path) -> str:
     """The page of a result of a kind that has one."""
+    from ..bench.html_paper import paper_page
     from ..bench.html_report import report_page
     from ..bench.html_sweep import sweep_page
+    from ..bench.paper_report import load_paper
     from ..bench.suite_schema import load_suite
     from ..bench.sweep import load_sweep
 
@@ -40,7 +42,10 @@ def page_of(result: Path) -> str:
         return report_page(load_suite(result))
     if kind == "sweep":
         return sweep_page(load_sweep(result))
-    raise OptionError(f"{result.name} is a result of kind {kind!r}, which has no page; {nearest(str(kind), ('suite', 'sweep'))}")
+    if kind == "paper":
+        return paper_page(load_paper(result))
+    known = ("suite", "sweep", "paper")
+    raise OptionError(f"{result.name} is a result of kind {kind!r}, which has no page; {nearest(str(kind), known)}")
 
 
 def kind_of(result: Path) -> object:
