@@ -91,7 +91,7 @@ class Measuring:
         self._sources = sources_of(table, wishes.tasks)
         self._folder = folder_of(wishes.model)
         self._layers = words_of(self._folder).layers
-        self._llm: LLM | None = None
+        self._loaded: LLM | None = None
         versions = {"selfspec": __version__, **package_versions(PACKAGES)}
         provenance = asdict(gather(command, wishes.threads, versions))
         self.result = PaperResult(table.name, self._folder.name, self._layers, provenance, wishes.new_tokens)
@@ -108,15 +108,15 @@ class Measuring:
         return self.result
 
     @property
-    def llm(self) -> LLM:
-        """The model in this process, for what the harness does not time."""
-        if self._llm is None:
+    def llm(self) -> Any:
+        """The model (an `LLM`) in this process, for what the harness does not time."""
+        if self._loaded is None:
             from ..llm import LLM
 
             self._say(f"loading {self._folder.name}")
             wishes = self._wishes
-            self._llm = LLM.from_pretrained(self._folder, dtype=wishes.dtype, device=wishes.device, threads=wishes.threads)
-        return self._llm
+            self._loaded = LLM.from_pretrained(self._folder, dtype=wishes.dtype, device=wishes.device, threads=wishes.threads)
+        return self._loaded
 
     # ------------------------------------------------------------------------------------------------- speed
 
@@ -280,6 +280,7 @@ class Measuring:
             place = cache.place([1])
             clock.start()
             model.run(model.embed(torch.tensor([token], device=model.device)), model.full_plan, cache, place, clock)
+        statistics: dict[str, Callable[[Sequence[float]], float]]
         statistics = {"minimum ACS": min, "maximum ACS": max, "mean ACS": fmean, "median ACS": median}
         for half, column in ((True, "attention"), (False, "MLP")):
             for name, of in statistics.items():
