@@ -16,7 +16,7 @@ from .paper import run_paper, tables_known
 from .report import page_of
 
 if TYPE_CHECKING:
-    from ..bench.suite_run import Prepared
+    from ..bench.suite_run import Prepared, Wishes
 
 
 def _asking(*names: str, help: str) -> object:
@@ -83,7 +83,7 @@ def bench(
     if listing or show is not None or plot is not None:
         typer.echo(known() if listing else _reread(show, plot, page))
         return
-    from ..bench.suite_run import Wishes, prepare
+    from ..bench.suite_run import Wishes
 
     common.quiet_bars()
     wishes = Wishes(
@@ -91,18 +91,26 @@ def bench(
         rounds, _numbers(batch, "--batch"), threads, dtype, device, temperature, top_p, seed, time_limit, costs, fresh,
     )  # fmt: skip
     command = command_line(sys.argv[1:], [model, *(task or ())])
-    if paper is not None:
-        sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-        given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
-        _write_page(run_paper(paper, wishes, frozenset(given), command, out, _sit), page)
-        return
+    target = run_paper(paper, wishes, _typed(ctx), command, out, _sit) if paper else _measure(wishes, command, out)
+    _write_page(target, page)
+
+
+def _measure(wishes: Wishes, command: str, out: Path | None) -> Path:
+    """A run, its tables and a last line of JSON; says where the result is."""
+    from ..bench.suite_report import markdown
+    from ..bench.suite_run import prepare
+
     prepared = prepare(wishes, command, out)
     _sit(prepared)
-    _write_page(prepared.out, page)
-    from ..bench.suite_report import markdown
-
     typer.echo(markdown(prepared.run))
     typer.echo(json.dumps({"file": prepared.out.name, "turns": len(prepared.run.turns), "complete": prepared.run.complete}))
+    return prepared.out
+
+
+def _typed(ctx: typer.Context) -> frozenset[str]:
+    """The options that were given, not left at their defaults."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return frozenset(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
 
 
 def _sit(prepared: Prepared) -> None:

@@ -39,108 +39,110 @@ def _model_class() -> Any:
     """The class, made once lm-eval is wanted: it derives from one of theirs."""
     try:
         from lm_eval.api.model import TemplateLM
-        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
     except ImportError as error:
         raise Unavailable("scoring with lm-eval needs it: pip install 'selfspec[lm-eval]'") from error
+    return type("SelfspecLM", (Scored, TemplateLM), {})
 
-    class SelfspecLM(TemplateLM):  # type: ignore[misc]  # theirs ships no types
-        """One model, or one exit of it."""
 
-        def __init__(self, llm: LLM, layer: int | None, options: Mapping[str, Any]) -> None:
-            super().__init__()
-            self._llm, self._layer, self._options = llm, layer, dict(options)
-            self._model = llm.model if layer is None else first_layers(llm.model, layer)
-            self.tokenizer = llm.tokenizer
-            self._device = llm.model.device
+class Scored:
+    """One model, or one exit of it; what lm-eval asks of a model. Mixed with its base class once that is wanted."""
 
-        @property
-        def eot_token_id(self) -> int:
-            return int(self.tokenizer.eos_token_id)
+    cache_hook: Any
 
-        @property
-        def prefix_token_id(self) -> int:
-            bos = self.tokenizer.bos_token_id
-            return self.eot_token_id if bos is None else int(bos)
+    def __init__(self, llm: LLM, layer: int | None, options: Mapping[str, Any]) -> None:
+        super().__init__()
+        self._llm: Any = llm
+        self._layer, self._options = layer, dict(options)
+        self._model = llm.model if layer is None else first_layers(llm.model, layer)
+        self.tokenizer: Any = llm.tokenizer
+        self._device = llm.model.device
 
-        @property
-        def max_length(self) -> int:
-            return self._llm.info.context
+    @property
+    def eot_token_id(self) -> int:
+        return int(self.tokenizer.eos_token_id)
 
-        @property
-        def tokenizer_name(self) -> str:
-            return self._llm.info.name.replace("/", "__")
+    @property
+    def prefix_token_id(self) -> int:
+        bos = self.tokenizer.bos_token_id
+        return self.eot_token_id if bos is None else int(bos)
 
-        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-            special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
-            return list(self.tokenizer(string, **special)["input_ids"])
+    @property
+    def max_length(self) -> int:
+        return int(self._llm.info.context)
 
-        def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    chat_history,
-                    tokenize=False,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=not add_generation_prompt,
-                )
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self._llm.info.name).replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+        return list(self.tokenizer(string, **special)["input_ids"])
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return str(
+            self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
             )
+        )
 
-        def _loglikelihood_tokens(
-            self, requests: Sequence[Any], disable_tqdm: bool = False, **_: Any
-        ) -> list[tuple[float, bool]]:
-            found = []
-            for texts, context, continuation in requests:
-                answer = self._score(context, continuation)
-                found.append(answer)
-                if texts is not None:
-                    self.cache_hook.add_partial("loglikelihood", texts, answer)
-            return found
+    def _loglikelihood_tokens(self, requests: Sequence[Any], disable_tqdm: bool = False, **_: Any) -> list[tuple[float, bool]]:
+        found = []
+        for texts, context, continuation in requests:
+            answer = self._score(context, continuation)
+            found.append(answer)
+            if texts is not None:
+                self.cache_hook.add_partial("loglikelihood", texts, answer)
+        return found
 
-        def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-            found = []
-            for (text,) in (request.args for request in requests):
-                windows = get_rolling_token_windows(
-                    token_list=self.tok_encode(text),
-                    prefix_token=self.prefix_token_id,
-                    max_seq_len=self.max_length - 1,
-                    context_len=1,
-                )
-                found.append(sum(self._score(*pair)[0] for pair in map(make_disjoint_window, windows)))
-            return found
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+        from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
-        def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-            found = []
-            for context, wishes in (request.args for request in requests):
-                text = self._write(context, dict(wishes))
-                self.cache_hook.add_partial("generate_until", (context, wishes), text)
-                found.append(text)
-            return found
+        found = []
+        for (text,) in (request.args for request in requests):
+            windows = get_rolling_token_windows(
+                token_list=self.tok_encode(text),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length - 1,
+                context_len=1,
+            )
+            found.append(sum(self._score(*pair)[0] for pair in map(make_disjoint_window, windows)))
+        return found
 
-        @torch.inference_mode()
-        def _score(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
-            """Log-probability of a continuation, and whether it is what greedy decoding would write."""
-            ids = [*context, *continuation][-self.max_length :][:-1]
-            cache, model = self._model.new_cache(1, len(ids)), self._model
-            tokens = torch.tensor(ids, device=model.device)
-            x = model.run(model.embed(tokens), model.full_plan, cache, cache.place([len(ids)]))[-len(continuation) :]
-            wanted = torch.tensor(list(continuation), device=model.device)[-len(x) :]
-            total, greedy = 0.0, True
-            for states, following in zip(x.split(POSITIONS), wanted.split(POSITIONS), strict=True):
-                logs = model.head(states).float().log_softmax(-1)
-                total += float(logs.gather(1, following[:, None]).sum())
-                greedy &= bool((logs.argmax(-1) == following).all())
-            return total, greedy
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        found = []
+        for context, wishes in (request.args for request in requests):
+            text = self._write(context, dict(wishes))
+            self.cache_hook.add_partial("generate_until", (context, wishes), text)
+            found.append(text)
+        return found
 
-        def _write(self, context: str, wishes: dict[str, Any]) -> str:
-            stops = wishes.get("until") or []
-            stops = [stops] if isinstance(stops, str) else [stop for stop in stops if stop]
-            most = int(wishes.get("max_gen_toks", wishes.get("max_new_tokens", MOST_NEW_TOKENS)))
-            ids = self.tok_encode(context)[-max(1, self.max_length - most) :]
-            options = {**self._options, "max_new_tokens": most, "stop": stops, "sampling": _sampling(wishes)}
-            if self._layer is None:
-                return str(self._llm.generate(ids, **options).text)
-            return str(early_exit_generate(self._llm, ids, self._layer, **{"draft": None, **options}).text)
+    @torch.inference_mode()
+    def _score(self, context: Sequence[int], continuation: Sequence[int]) -> tuple[float, bool]:
+        """Log-probability of a continuation, and whether it is what greedy decoding would write."""
+        ids = [*context, *continuation][-self.max_length :][:-1]
+        cache, model = self._model.new_cache(1, len(ids)), self._model
+        tokens = torch.tensor(ids, device=model.device)
+        x = model.run(model.embed(tokens), model.full_plan, cache, cache.place([len(ids)]))[-len(continuation) :]
+        wanted = torch.tensor(list(continuation), device=model.device)[-len(x) :]
+        total, greedy = 0.0, True
+        for states, following in zip(x.split(POSITIONS), wanted.split(POSITIONS), strict=True):
+            logs = model.head(states).float().log_softmax(-1)
+            total += float(logs.gather(1, following[:, None]).sum())
+            greedy &= bool((logs.argmax(-1) == following).all())
+        return total, greedy
 
-    return SelfspecLM
+    def _write(self, context: str, wishes: dict[str, Any]) -> str:
+        stops = wishes.get("until") or []
+        stops = [stops] if isinstance(stops, str) else [stop for stop in stops if stop]
+        most = int(wishes.get("max_gen_toks", wishes.get("max_new_tokens", MOST_NEW_TOKENS)))
+        ids = self.tok_encode(context)[-max(1, self.max_length - most) :]
+        options = {**self._options, "max_new_tokens": most, "stop": stops, "sampling": _sampling(wishes)}
+        if self._layer is None:
+            return str(self._llm.generate(ids, **options).text)
+        return str(early_exit_generate(self._llm, ids, self._layer, **{"draft": None, **options}).text)
 
 
 def _sampling(wishes: Mapping[str, Any]) -> SamplingParams | None:
