@@ -156,7 +156,7 @@ def bootstrap(value: float, draw: Draw, sizes: Sequence[int], draws: int = DRAWS
 
 
 def student(free: int) -> float:
-    """The 97.5% point of Student's t: a table, then its expansion in 1/free (within 0.002 from there on)."""
+    """The 97.5% point of Student's t: a table, then its expansion in 1/free (within 0.003 from there on)."""
     if free <= len(STUDENT):
         return STUDENT[free - 1]
     return NORMAL + (NORMAL**3 + NORMAL) / (4 * free) + (5 * NORMAL**5 + 16 * NORMAL**3 + 3 * NORMAL) / (96 * free**2)
