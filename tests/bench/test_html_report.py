@@ -62,6 +62,12 @@ def test_nothing_that_wins_is_said_so() -> None:
     said = verdict(a_suite({"selfspec/plain": 1.0, "selfspec/auto": 0.9, "selfspec/ngram": 0.5}))
     assert said.startswith("Keep plain decoding") and "Use" not in said and "ngram: 0.50x" in said
     assert verdict(a_suite({"selfspec/plain": 1.0})).startswith("None of our methods took part.")
+    unsure = a_suite({"selfspec/plain": 1.0, "selfspec/auto": 1.5}, tasks=("qa",), questions=2)
+    for turn in unsure.turns:
+        if turn.contestant == "selfspec/auto" and turn.questions == ["qa/0"]:
+            turn.seconds += 0.5
+    said = verdict(unsure)
+    assert "Keep plain" in said and "auto may be, at 1.1" in said and "more questions would tell" in said
 
 
 def test_a_faster_rival_and_a_slower_baseline_are_named() -> None:

@@ -54,7 +54,7 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]], words: Sequence
 
     def cell(tag: str, column: int, text: str) -> str:
         kind = ("" if len(text) < LONG_WORDS or not column else " class=wrap") if column in words else " class=num"
-        return f"<{tag}{kind}>{breakable(text)}</{tag}>"
+        return f"<{tag}{kind}>{escape(text) if column else breakable(text)}</{tag}>"
 
     head = "".join(cell("th", column, text) for column, text in enumerate(header))
     rows = "".join("<tr>" + "".join(cell("td", column, text) for column, text in enumerate(line)) + "</tr>\n" for line in lines)

@@ -14,6 +14,7 @@ from .suite_report import number, percent, ratio, same_tokens
 from .suite_schema import SuiteRun
 from .suite_stats import Row, best_baseline, overhead, precisions, rows, tasks_of
 
+VERDICTS = {None: "", "faster": "faster", "slower": "slower", "equal": "no clear difference"}
 FEWEST_TRIES = 20  # of a position, below which its share is chance
 
 
@@ -123,7 +124,7 @@ def _figure_line(row: Row) -> list[str]:
     return [
         row.contestant,
         ratio(row.over_plain),
-        "" if row.baseline or row.verdict is None else row.verdict,
+        "" if row.baseline else VERDICTS[row.verdict],
         ratio(row.over_best),
         number(row.tokens_per_second),
         number(row.tokens_per_second_with_prefill),

@@ -37,7 +37,8 @@ def _one(run: SuiteRun, found: Sequence[Row], batch: int) -> str:
     winners = [row for row in ours if row.over_plain is not None and row.over_plain.value > 1 and row.verdict in ("faster", None)]
     best = max(winners, key=lambda row: row.over_plain.value if row.over_plain else 0.0, default=None)
     if best is None:
-        words = "Keep plain decoding: of our methods none is clearly faster here." if ours else "None of our methods took part."
+        words = f"Keep plain decoding: none of our methods is clearly faster here.{_unsure(ours)}"
+        words = words if ours else "None of our methods took part."
     else:
         words = (
             f"Use {settings(best.method)}: {_times(best.over_plain)} our own plain decoding"
@@ -46,6 +47,14 @@ def _one(run: SuiteRun, found: Sequence[Row], batch: int) -> str:
         if best.verdict is None:
             words += " (One unit alone has no interval: ask more questions before you rely on it.)"
     return words + _rivals(found, best) + _losers(run, ours, best, batch)
+
+
+def _unsure(ours: Sequence[Row]) -> str:
+    """The one that may be faster, if its interval leaves it open."""
+    best = max(ours, key=_speed, default=None)
+    if best is None or best.over_plain is None or _speed(best) <= 1:
+        return ""
+    return f" {settings(best.method)} may be, at {_times(best.over_plain)}: more questions would tell."
 
 
 def settings(method: str) -> str:

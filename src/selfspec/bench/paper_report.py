@@ -13,6 +13,7 @@ from .paper_run import PAPER_SCHEMA, key_of
 from .report import table as grid
 
 SHARES = ("accepted", "draft share", "verify share")
+LABELS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 PERCENT = ("accuracy", "exact match", "pass@1", "pass@10")
 
 
@@ -49,7 +50,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 
 def cells(spec: PaperTable, result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     """The header, and a line for each row: the paper's figures, then ours; measured rows that the paper does not have last."""
-    header = ["", *spec.columns, *(f"ours {measure}" for measure in spec.measures)]
+    header = ["", *spec.columns, *(f"ours {LABELS.get(measure, measure)}" for measure in spec.measures)]
     lines, known = [], set()
     for row in spec.rows:
         known.add(key_of(row))
