@@ -22,7 +22,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "src" / "selfspec"
 
 RANKS: list[set[str]] = [
     {"errors"},
-    {"contract", "draws", "options", "sampling", "text"},
+    {"contract", "draws", "options", "rows", "sampling", "text"},
     {"model"},
     {"exits", "train"},
     {"draft", "control", "verify"},
@@ -38,10 +38,11 @@ NARROW: dict[str, set[str]] = {
     "contract": {"errors"},
     "draws": set(),
     "options": {"errors"},
+    "rows": {"errors"},
     "sampling": {"errors", "contract", "draws"},
     "text": {"errors", "contract"},
     "exits": {"errors", "contract", "sampling", "model"},
-    "train": {"errors", "contract", "sampling", "text", "model"},
+    "train": {"errors", "contract", "rows", "sampling", "text", "model"},
     "draft": {"errors", "contract", "sampling", "model", "exits", "draws", "options"},
     "control": {"errors", "contract", "options"},
     "verify": {"errors", "contract", "draws"},
@@ -57,7 +58,7 @@ OPTIONAL: dict[str, set[str]] = {
     "fastapi": {"serve"},
     "uvicorn": {"serve"},
     "matplotlib": {"bench", "train"},
-    "datasets": {"bench"},
+    "datasets": {"rows"},
     "peft": {"train"},
     "lm_eval": {"integrations"},
 }
