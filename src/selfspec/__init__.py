@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .errors import (
         BrokenCheckpoint,
         Busy,
+        DataError,
         ModelError,
         OptionError,
         PromptError,
@@ -41,6 +42,7 @@ _HOMES = {
     (
         "BrokenCheckpoint",
         "Busy",
+        "DataError",
         "ModelError",
         "OptionError",
         "PromptError",
@@ -58,6 +60,7 @@ __all__ = [
     "LLM",
     "BrokenCheckpoint",
     "Busy",
+    "DataError",
     "ModelError",
     "ModelInfo",
     "OptionError",

@@ -8,6 +8,7 @@ SelfspecError
 │   ├── BrokenCheckpoint    truncated, corrupt or incomplete files
 │   └── SelfCheckFailed     our forward disagrees with the model's own
 ├── ResourceError           too little memory or disk; says how much is needed
+├── DataError               rows of text that cannot be read, or lack what is needed
 ├── TrainingError           training cannot start or go on: data, a loss that is not a number, another run's checkpoint
 ├── Unavailable             no network and nothing cached, or an optional package is missing
 └── Busy                    an object is already in use by another call
@@ -49,6 +50,10 @@ class SelfCheckFailed(ModelError):
 
 class ResourceError(SelfspecError):
     """Too little memory or disk; the message says how much is needed."""
+
+
+class DataError(SelfspecError):
+    """Rows of text that cannot be read, or lack what is needed."""
 
 
 class TrainingError(SelfspecError):

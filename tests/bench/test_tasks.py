@@ -5,17 +5,16 @@ from __future__ import annotations
 import gzip
 import json
 import sys
-import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from selfspec.bench.sources import Hub, read_hub
+from selfspec import rows
 from selfspec.bench.suite_run import Words, fitted
 from selfspec.bench.tasks import CHARACTERS_A_TOKEN, TASKS, Item, known_tasks, read_task
-from selfspec.errors import OptionError, Unavailable
+from selfspec.errors import DataError, OptionError, Unavailable
 from selfspec.testing import tiny_tokenizer
 
 RAW: dict[str, list[dict[str, Any]]] = {
@@ -165,26 +164,28 @@ def test_chat_is_for_questions_and_models_with_a_template() -> None:
     assert words.encode(question) == words.encode(code) and not words.chats(question)
 
 
-def test_the_hub_is_asked_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a wrong split, an example taken from the test split, and a network error that is a traceback. `datasets` is a fake
-    here: the arguments are what its documentation names."""
-    calls: list[tuple[Any, ...]] = []
+def test_the_hub_is_asked_for_the_right_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a wrong split, an example taken from the test split, and an error that leaves out the way without a network."""
+    asked: list[str] = []
 
-    def load_dataset(name: str, config: str | None, split: str, **files: str) -> list[dict[str, Any]]:
-        calls.append((name, config, split, files))
-        if name == "gone":
-            raise ConnectionError("no route")
-        return RAW["cnn-dm"]
+    def read(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        asked.append(source)
+        if "xsum" in source:
+            raise DataError("the dataset cannot be opened: no route.")
+        yield from ((f"{source}:1", row) for row in RAW["cnn-dm"])
 
-    fake = types.SimpleNamespace(load_dataset=load_dataset, exceptions=types.SimpleNamespace(DatasetsError=RuntimeError))
-    monkeypatch.setitem(sys.modules, "datasets", fake)
-    (asked,) = read_task("cnn-dm", 2)
-    assert asked.items[0].text.startswith("Article: Long 0\nSummary: short 0\n\nArticle: Long 0\n")
-    assert [call[:3] for call in calls] == [
-        ("abisee/cnn_dailymail", "3.0.0", "test"), ("abisee/cnn_dailymail", "3.0.0", "train[:1]")
-    ]  # fmt: skip
-    with pytest.raises(Unavailable, match=r"could not be fetched \(ConnectionError: no route\); give a file instead: xsum=PATH"):
-        read_hub(Hub("gone"), "xsum")
+    monkeypatch.setattr(rows, "read_rows", read)
+    (part,) = read_task("cnn-dm", 2)
+    assert part.items[0].text.startswith("Article: Long 0\nSummary: short 0\n\nArticle: Long 0\n")
+    assert asked == ["hf:abisee/cnn_dailymail#3.0.0@test", "hf:abisee/cnn_dailymail#3.0.0@train[:1]"]
+    with pytest.raises(Unavailable, match=r"no route\. Or give a file: xsum=PATH"):
+        read_task("xsum")
+    with pytest.raises(OptionError, match="Spec-Bench; write spec-bench=PATH"):
+        read_task("spec-bench")
+
+
+def test_the_hub_needs_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Catches a missing optional package that is a traceback."""
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(Unavailable, match=r"pip install 'selfspec\[bench\]', or give a file: xsum=PATH"):
-        read_hub(Hub("x"), "xsum")
+    with pytest.raises(Unavailable, match=r"pip install .*datasets.*Or give a file: gsm8k=PATH"):
+        read_task("gsm8k")

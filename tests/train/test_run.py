@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, TrainerCallback
 
-from selfspec import LLM, OptionError, TrainingError, Unavailable
+from selfspec import LLM, DataError, OptionError, TrainingError, Unavailable
 from selfspec.testing import tiny_model, tiny_tokenizer
 from selfspec.train import plots
 from selfspec.train.data import DataOptions
@@ -199,9 +199,9 @@ def test_settings_that_do_not_fit(model: str, data: list[Path], tmp_path: Path) 
     with pytest.raises(TrainingError, match="do not belong together"):
         train(small, data, tmp_path / "c", options=FEW, data=SHORT)
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(TrainingError, match="is empty"):
+    with pytest.raises(DataError, match="is empty"):
         train(model, [tmp_path / "empty.jsonl"], tmp_path / "d", options=FEW)
-    with pytest.raises(TrainingError, match=r"there is no file .*missing\.jsonl"):
+    with pytest.raises(DataError, match=r"there is no file .*missing\.jsonl"):
         train("a model that is not even looked for", [tmp_path / "missing.jsonl"], tmp_path / "e", options=FEW)
     for name, value, words in [
         ("steps", 0, "steps=0"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import OptionError, nearest
-from .sources import Hub, Row, read_hub, read_rows, read_text
+from .sources import Row, read_hub, read_rows, read_text
 from .suite_schema import Sample
 
 CONVERSATION = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
@@ -43,7 +43,8 @@ class Task:
     name: str
     help: str
     item: Callable[[Row], Item]
-    hub: Hub | None = None
+    hub: str = ""
+    """Its test split on the hub, as `hf:NAME#CONFIG@SPLIT`."""
     files: tuple[str, ...] = ()
     """What to look for where a folder is given."""
     example: Callable[[Row], str] | None = None
@@ -97,39 +98,33 @@ def _own(row: Row) -> Item:
     return Item(name, f"{name}/{row.get('question_id', row.get('id', row.number))}", text, True, row)
 
 
-SPEC_BENCH_FILE = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
+SPEC_BENCH_FILE = "data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench"
 _TASKS = (
-    Task(
-        "spec-bench",
-        "Spec-Bench's six tasks, first turns",
-        _spec_bench,
-        Hub("json", split="train", data=SPEC_BENCH_FILE),
-        ("question.jsonl",),
-    ),
+    Task("spec-bench", "Spec-Bench's six tasks, first turns", _spec_bench, files=("question.jsonl",)),
     Task(
         "humaneval",
         "HumanEval: code to continue",
         _human_eval,
-        Hub("openai/openai_humaneval"),
+        "hf:openai/openai_humaneval@test",
         ("HumanEval.jsonl.gz", "HumanEval.jsonl"),
     ),
-    Task("gsm8k", "GSM8K: grade-school mathematics", _gsm8k, Hub("openai/gsm8k", "main"), ("test.jsonl",)),
+    Task("gsm8k", "GSM8K: grade-school mathematics", _gsm8k, "hf:openai/gsm8k#main@test", ("test.jsonl",)),
     Task(
         "mbpp",
         "MBPP: small Python functions with their tests",
         _mbpp,
-        Hub("google-research-datasets/mbpp", "full"),
+        "hf:google-research-datasets/mbpp#full@test",
         ("mbpp.jsonl",),
     ),
     Task(
         "cnn-dm",
         "CNN/DailyMail summaries, 1-shot",
         _cnn_dm,
-        Hub("abisee/cnn_dailymail", "3.0.0"),
+        "hf:abisee/cnn_dailymail#3.0.0@test",
         ("test.jsonl",),
         _cnn_dm_example,
     ),
-    Task("xsum", "XSum summaries, 0-shot", _xsum, Hub("EdinburghNLP/xsum"), ("test.jsonl",)),
+    Task("xsum", "XSum summaries, 0-shot", _xsum, "hf:EdinburghNLP/xsum@test", ("test.jsonl",)),
     Task("jsonl", "your own: lines with prompt, question, text, turns or messages", _own),
 )
 TASKS = {task.name: task for task in _TASKS}
@@ -185,12 +180,13 @@ def _items(task: Task, path: Path | None, skip_bad: bool) -> tuple[list[Item], s
         while task.example and rows and not before:
             shown = _made(task.example, rows.pop(0), task.name, skip_bad, skipped)
             before = "" if shown is None else shown
-    elif task.hub is None:
-        raise OptionError(f"the task {task.name!r} is a file of yours; write {task.name}=PATH")
+    elif not task.hub:
+        where = SPEC_BENCH_FILE if task.name == "spec-bench" else "a file of yours"
+        raise OptionError(f"the task {task.name!r} is not on the hub but in {where}; write {task.name}=PATH")
     else:
-        rows, source = read_hub(task.hub, task.name), task.hub.name
+        rows, source = read_hub(task.hub, task.name), task.hub
         if task.example:
-            before = task.example(read_hub(replace(task.hub, split="train[:1]"), task.name)[0])
+            before = task.example(read_hub(task.hub.partition("@")[0] + "@train[:1]", task.name)[0])
     made = [_made(lambda row: _checked(task.item(row)), row, task.name, skip_bad, skipped) for row in rows]
     items = [replace(item, text=before + item.text) for item in made if item is not None]
     if not items:

@@ -15,6 +15,7 @@ from ..errors import SelfspecError
 from .bench import bench
 from .chat import chat
 from .common import stderr
+from .data import data
 from .demo import demo
 from .drafters import drafters
 from .generate import generate
@@ -47,7 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="For example:  selfspec generate 'Why is the sky blue?'",
 )
-for command in (generate, chat, info, drafters, demo, train, exits, inspect, sweep, bench, report):
+for command in (generate, chat, info, drafters, demo, data, train, exits, inspect, sweep, bench, report):
     app.command()(command)
 
 

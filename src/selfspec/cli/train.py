@@ -35,8 +35,12 @@ _data = functools.partial(typer.Option, show_default=True, rich_help_panel="Data
 _lora = functools.partial(typer.Option, show_default=True, rich_help_panel="LoRA")
 
 DataFiles = Annotated[
-    list[Path],
-    _data("--data", help="A JSONL file ('text', 'prompt' and 'response', or 'messages') or a text file; repeatable."),
+    list[str],
+    _data(
+        "--data",
+        help="JSONL ('text', 'prompt' and 'response', or 'messages'), a text file, a folder saved by `datasets`, or "
+        "hf:NAME[#CONFIG][@SPLIT]; repeatable.",
+    ),
 ]
 
 

@@ -1,13 +1,13 @@
 """Training text: from files to blocks of token ids, with labels that say which tokens are trained.
 
-A JSONL line is `{"text": ...}`, `{"prompt": ..., "response": ...}` or `{"messages": [{"role": ..., "content": ...}, ...]}`; a
-text file is one document. Of prompts and conversations only the answers are trained, and they are written down with the model's
-chat template if it has one, as they will be when the model is used. Tokens are held in memory, 4 bytes each. Knows no model.
+A row (`rows.py` reads them) is `{"text": ...}`, `{"prompt": ..., "response": ...}` or `{"messages": [{"role": ..., "content":
+...}, ...]}`; a text file is one document. Of prompts and conversations only the answers are trained, and they are written down
+with the model's chat template if it has one, as they will be when the model is used. Tokens are held in memory, 4 bytes each.
+Knows no model.
 """
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from ..errors import TrainingError
+from ..rows import read_rows
 
 IGNORED = -100
 Tokens = tuple[list[int], list[bool]]  # ids, and which of them are trained
@@ -72,7 +73,7 @@ class Data:
     examples: int
 
 
-def load_data(files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> Data:
+def load_data(files: Sequence[str | Path], tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> Data:
     """Read, tokenize, hold some out, pack."""
     if not 0 < options.held_out < 1:
         raise TrainingError(
@@ -81,7 +82,7 @@ def load_data(files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, options
     if options.length < 8:
         raise TrainingError(f"length={options.length} tokens is too short for a block to predict anything in; use at least 8")
     writer = _Writer(tokenizer, options)
-    examples = [piece for path in files for where, example in read(path) for piece in writer.pieces(example, where)]
+    examples = [piece for path in files for where, example in read_rows(path) for piece in writer.pieces(example, where)]
     if len(examples) < 2:
         count = sum(len(ids) for ids, _ in examples)
         raise TrainingError(
@@ -99,35 +100,6 @@ def load_data(files: Sequence[Path], tokenizer: PreTrainedTokenizerBase, options
                 "tokens of a block. Give more text, or raise the length"
             )
     return Data(kept, held, len(examples))
-
-
-# ---------------------------------------------------------------------------------------------------------------- reading
-
-
-def read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The examples of a file, each with where it stands."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise TrainingError(f"{path} cannot be read as text ({error}); give JSONL or plain text files in UTF-8") from error
-    if not text.strip():
-        raise TrainingError(f"{path} is empty, so there is nothing to train on")
-    if path.suffix not in (".jsonl", ".json"):
-        yield str(path), {"text": text}
-        return
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.strip():
-            yield f"{path}:{number}", _line(line, f"{path}:{number}")
-
-
-def _line(line: str, where: str) -> dict[str, Any]:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise TrainingError(f"{where} is not JSON ({error}); each line has to be one object") from error
-    if not isinstance(value, dict):
-        raise TrainingError(f"{where} is a JSON {type(value).__name__}; each line has to be one object, such as {{'text': ...}}")
-    return value
 
 
 # ---------------------------------------------------------------------------------------------------------------- writing

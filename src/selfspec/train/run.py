@@ -26,6 +26,7 @@ from ..model.checkpoint import quiet_transformers
 from ..model.families import shape_of
 from ..model.loading import load
 from ..model.source import locate
+from ..rows import require
 from . import checkpoints, plots
 from .data import Blocks, Data, DataOptions, load_data
 from .evaluate import ExitScore, evaluate_exits
@@ -114,7 +115,7 @@ class Report:
 
 def train(
     model: str,
-    files: Sequence[str | os.PathLike[str]],
+    files: Sequence[str | Path],
     out: str | os.PathLike[str],
     *,
     recipe: Recipe | None = None,
@@ -125,12 +126,12 @@ def train(
 ) -> Report:
     """Train a model on files and leave it in a folder. Called again after an interruption, it goes on where it was."""
     recipe, options, data_options = recipe or Recipe(), options or TrainOptions(), data or DataOptions()
-    folder = _prepare(Path(out), [Path(file) for file in files], options)
+    folder = _prepare(Path(out), files, options)
     network, tokenizer, name = _load(model, options)
     shape = shape_of(network.config, trainable_family(network.config))
     if data_options.length > shape.context:
         raise OptionError(f"length={data_options.length} exceeds the context of {name}, {shape.context} tokens; choose less")
-    blocks = load_data([Path(file) for file in files], tokenizer, data_options)
+    blocks = load_data(files, tokenizer, data_options)
     if (highest := int(blocks.train.ids.max())) >= shape.vocabulary:
         raise TrainingError(
             f"the tokenizer made token {highest}, and {name} has a vocabulary of {shape.vocabulary}: they do not belong together"
@@ -160,11 +161,9 @@ def train(
     return report
 
 
-def _prepare(out: Path, files: Sequence[Path], options: TrainOptions) -> Path:
+def _prepare(out: Path, files: Sequence[str | Path], options: TrainOptions) -> Path:
     """The output folder, unless it holds something that is not ours. What would fail late and can be known now fails here."""
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing:
-        raise TrainingError(f"there is no file {', '.join(missing)}, so nothing could be trained; check the path")
+    require(files)
     if options.plot:
         plots.require_matplotlib()
     if out.exists() and not out.is_dir():
