@@ -99,6 +99,7 @@ class Generation:
         self._computed_before = int(self.cache.computed.sum())
         scene = Scene(model, self.cache, [request.prompt for request in requests], [request.sampler for request in requests])
         self._drafting = drafter.start(scene) if drafter else None
+        self._taps = self._drafting.taps if self._drafting else ()
         self._control = control or (self._drafting.control if self._drafting else None)
         if (drafter is None) != (self._control is None):
             raise OptionError("a drafter needs a controller, and a controller a drafter; give both or neither")
@@ -126,7 +127,7 @@ class Generation:
             self.cache.rollback(row.index, len(row.tokens) - 1)
         self.stats.cached_prompt_tokens = sum(self.cache.length(row.index) for row in self.rows)
         watch = self._drafting.watch if self._drafting else None
-        logits = self._model.prefill([row.tokens for row in self.rows], self.cache, watch)
+        logits = self._model.prefill([row.tokens for row in self.rows], self.cache, watch, self._taps)
         self.stats.forward_passes += 1
         blocks = [Block(row, [], [], len(row.tokens) - 1) for row in self.rows]
         step, _, _ = self._commit(blocks, logits)
@@ -182,7 +183,8 @@ class Generation:
         place = cache.place_at(spans, trees)
         self.stats.forward_passes += 1
         if draft.resume is None:
-            return model.run(self._embed([token for text in texts for token in text]), model.full_plan, cache, place)
+            x = self._embed([token for text in texts for token in text])
+            return model.run(x, model.full_plan, cache, place, taps=self._taps)
         assert trees is None, "a tree is verified from the first layer"
         layer, states = draft.resume.layer, draft.resume.states
         missing = [text[len(state) :] for text, state in zip(texts, states, strict=True)]  # a chain's last draft was never read
@@ -192,7 +194,7 @@ class Generation:
         x = model.run(self._embed([token for left in missing for token in left]), LayerPlan(0, layer), cache, rest)
         pieces = zip(states, x.split([len(left) for left in missing]), strict=True)
         joined = torch.cat([part for pair in pieces for part in pair])
-        return model.run(joined, LayerPlan(layer, model.layers), cache, place)
+        return model.run(joined, LayerPlan(layer, model.layers), cache, place, taps=self._taps)
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:
         return self._model.embed(torch.tensor(tokens, device=self._model.device))

@@ -25,6 +25,7 @@ from .ops import choose_ops
 from .parts import module, norm, part
 from .plan import LayerPlan
 from .rope import RopeTable
+from .taps import Taps
 from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
 
 if TYPE_CHECKING:
@@ -128,11 +129,19 @@ class LayeredModel:
         return x if self._embedding_scale == 1 else x * self._embedding_scale
 
     @torch.inference_mode()
-    def run(self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place, watch: HalfWatch | None = None) -> Tensor:
+    def run(
+        self,
+        x: Tensor,
+        plan: LayerPlan,
+        cache: KVCache,
+        place: Place,
+        watch: HalfWatch | None = None,
+        taps: Sequence[Taps] = (),
+    ) -> Tensor:
         """Carry hidden states (tokens, width) through the plan's halves; keys and values go to the place's slots.
 
         A plan that starts at layer 0 takes embeddings. `watch(layer, is_attention, before, after)` is shown the residual stream
-        around every half.
+        around every half; `taps` keep what leaves their layers.
         """
         plan.check(self.layers)
         for rope in self._ropes.values():
@@ -147,6 +156,9 @@ class LayeredModel:
             x = block.attention(x, cache, place) if attention else block.mlp(x, entered)
             if watch:
                 watch(layer, attention, before, x)
+            for tap in taps:
+                if not attention and layer in tap.layers:
+                    tap.put(layer, place, x)
         cache.advance(place, plan.attention_layers)
         return x
 
@@ -171,7 +183,13 @@ class LayeredModel:
         """Tokens -> logits of every one of them."""
         return self.head(self.run(self.embed(tokens), plan or self.full_plan, cache, place))
 
-    def prefill(self, prompts: Sequence[Sequence[int]], cache: KVCache, watch: HalfWatch | None = None) -> Tensor:
+    def prefill(
+        self,
+        prompts: Sequence[Sequence[int]],
+        cache: KVCache,
+        watch: HalfWatch | None = None,
+        taps: Sequence[Taps] = (),
+    ) -> Tensor:
         """Read what the cache does not hold yet of each row's prompt; logits of each row's last token only, (rows, vocab).
 
         Rows are read together, in chunks of at most PREFILL_CHUNK tokens, so that attention scores stay small.
@@ -187,7 +205,7 @@ class LayeredModel:
             place = cache.place(counts)
             pieces = [prompts[s.row][s.first : s.first + s.count] for s in place.spans]
             tokens = torch.tensor([token for piece in pieces for token in piece], device=self.device)
-            x, end = self.run(self.embed(tokens), self.full_plan, cache, place, watch), 0
+            x, end = self.run(self.embed(tokens), self.full_plan, cache, place, watch, taps), 0
             for span in place.spans:
                 end += span.count
                 if span.first + span.count == len(prompts[span.row]):
