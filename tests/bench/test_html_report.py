@@ -70,6 +70,16 @@ def test_nothing_that_wins_is_said_so() -> None:
     assert "Keep plain" in said and "auto may be, at 1.1" in said and "more questions would tell" in said
 
 
+def test_a_close_second_is_named() -> None:
+    """Two methods within each other's interval: the order is chance, and a reader should know."""
+    run = a_suite({"selfspec/plain": 1.0, "selfspec/auto": 1.6, "selfspec/ngram": 1.58, "selfspec/recycle": 1.2})
+    for turn in run.turns:  # questions differ, so that there is an interval
+        if turn.contestant == "selfspec/auto":
+            turn.seconds += 0.1 if turn.questions[0].endswith(("0", "3")) else -0.1
+    said = verdict(run)
+    assert "Use auto" in said and "No worse within the interval: ngram (1.58x)." in said
+
+
 def test_a_faster_rival_and_a_slower_baseline_are_named() -> None:
     """A report that hides that another engine is faster."""
     said = verdict(a_suite({**SPEED, "ctranslate2/plain": 2.0}))

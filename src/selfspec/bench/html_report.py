@@ -87,7 +87,7 @@ def _speed_cell(row: Row) -> Cell:
         return Cell("-")
     away = speed.value - 1 if speed.value >= 1 else 1 / max(speed.value, 1e-9) - 1
     title = f"{speed.low:.2f} to {speed.high:.2f}" + (f", {row.verdict}" if row.verdict else "")
-    return Cell(f"{speed.value:.2f}", 0.12 + min(1.0, away) * 0.88, "good" if speed.value >= 1 else "bad", title)
+    return Cell(f"{speed.value:.2f}", 0.1 + 0.9 * min(1.0, 1.5 * away), "good" if speed.value >= 1 else "bad", title)
 
 
 def _positions(run: SuiteRun, order: Sequence[Row], batch: int, where: str) -> list[str]:

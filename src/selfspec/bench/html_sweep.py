@@ -71,7 +71,7 @@ def _grid(cells: Sequence[CellSpeed]) -> list[str]:
 def _cell(cell: CellSpeed) -> Cell:
     away = cell.speedup - 1 if cell.speedup >= 1 else 1 / max(cell.speedup, 1e-9) - 1
     title = f"{cell.acceptance:.0%} accepted, {cell.tokens_per_verification:.2f} tokens a verification"
-    return Cell(f"{cell.speedup:.2f}", 0.1 + 0.9 * min(1.0, away), "good" if cell.speedup >= 1 else "bad", title)
+    return Cell(f"{cell.speedup:.2f}", 0.1 + 0.9 * min(1.0, 1.5 * away), "good" if cell.speedup >= 1 else "bad", title)
 
 
 def _skips(cells: Sequence[CellSpeed], run: dict[str, Any]) -> list[str]:

@@ -42,11 +42,18 @@ def _one(run: SuiteRun, found: Sequence[Row], batch: int) -> str:
     else:
         words = (
             f"Use {settings(best.method)}: {_times(best.over_plain)} our own plain decoding"
-            f"{_against_best(found, best)}{_kept(best)}."
+            f"{_against_best(found, best)}{_kept(best)}.{_equals(winners, best)}"
         )
         if best.verdict is None:
             words += " (One unit alone has no interval: ask more questions before you rely on it.)"
     return words + _rivals(found, best) + _losers(run, ours, best, batch)
+
+
+def _equals(winners: Sequence[Row], best: Row) -> str:
+    """Those whose speed lies within the best one's interval: the order may be chance."""
+    low = best.over_plain.low if best.over_plain and best.verdict else float("inf")
+    found = [f"{settings(row.method)} ({_speed(row):.2f}x)" for row in winners if row is not best and _speed(row) >= low]
+    return f" No worse within the interval: {', '.join(found[:MOST_LOSERS])}." if found else ""
 
 
 def _unsure(ours: Sequence[Row]) -> str:

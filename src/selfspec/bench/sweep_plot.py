@@ -18,9 +18,9 @@ def plot_sweep(run: dict[str, Any], path: Path) -> None:
     )
     for part, each in zip(drawn, axes[:, 0], strict=False):
         part(figure, each, run)
-    figure.suptitle(
-        f"{run['model']}, {run['dtype']}, {run['provenance']['threads']} threads, {run['provenance']['cpu']}", fontsize=11
-    )
+    where = run["provenance"]
+    threads = f"{where['threads']} thread{'s' if where['threads'] > 1 else ''}"
+    figure.suptitle(f"{run['model']}, {run['dtype']}, {threads}, {where['cpu']}", fontsize=11)
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
