@@ -66,7 +66,7 @@ def test_accuracy_of_sums() -> None:
         "    return 2 * x\nprint(twice('not a number'.missing))",
         "Sure:\n```python\ndef twice(x):\n    return x + x\n```\nThat doubles it.",
         "```\n    return 2 * x\n```",
-        "def twice(x: int) -> int:\n    numbers: List[int] = [x, x]\n    return sum(numbers)",
+        "def twice(x: int, seen: List[int] | None = None) -> int:\n    return sum([x, x])",
     ],
 )
 def test_right_answers_pass_however_they_are_written(answer: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -10,8 +11,9 @@ import torch
 from transformers import PreTrainedModel
 
 from selfspec import LLM
-from selfspec.bench.quality_exits import Choice, choose_by_exit, read_choices
+from selfspec.bench.quality_exits import Choice, choice_scores, choose_by_exit, read_choices
 from selfspec.errors import OptionError
+from selfspec.lossy import first_layers
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 QUESTIONS = [
@@ -36,16 +38,28 @@ def by_transformers(model: PreTrainedModel, question: Choice) -> list[float]:
     return found
 
 
-def test_the_whole_model_chooses_what_transformers_would(model: PreTrainedModel) -> None:
-    """A choice scored one token off, or with the question's tokens in the sum."""
+def test_scores_are_those_of_transformers_and_of_models_cut_off_there(model: PreTrainedModel) -> None:
+    """A choice scored one token off, with the question's tokens in the sum, or by an exit whose layers ran twice."""
+    llm = LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
+    for question in QUESTIONS:
+        found = choice_scores(llm, question, [1, 2, 3, 4])
+        assert [each[4] for each in found] == pytest.approx(by_transformers(model, question), rel=1e-4)
+        for layer in (1, 3):
+            cut = copy.copy(llm)
+            cut.model = first_layers(llm.model, layer)
+            alone = choice_scores(cut, question, [layer])
+            assert [each[layer] for each in found] == pytest.approx([each[layer] for each in alone], rel=1e-5)
+
+
+def test_the_best_choice_counts(model: PreTrainedModel) -> None:
+    """By the sum, and by the sum a byte; the worst one chosen, or the two exchanged, would show."""
     llm = LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
     for question in QUESTIONS:
         scores = by_transformers(model, question)
-        best = scores.index(max(scores))
         shares = [score / len(choice.encode()) for score, choice in zip(scores, question.choices, strict=True)]
         for answer in range(len(question.choices)):
             (found,) = choose_by_exit(llm, [Choice(question.question, question.choices, answer)], [4])
-            assert found.accuracy == (answer == best), (question, scores)
+            assert found.accuracy == (answer == scores.index(max(scores))), (question, scores)
             assert found.accuracy_by_length == (answer == shares.index(max(shares)))
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import OptionError
-from .paper import PaperRow, PaperTable, exit_of, find_table
+from .paper import COSINES, PaperRow, PaperTable, exit_of, find_table
 from .paper_run import PAPER_SCHEMA, key_of
 from .report import table as grid
 
@@ -40,10 +40,10 @@ def markdown(result: Mapping[str, Any]) -> str:
     parts += [f"Not in the source: {spec.missing}"] if spec.missing else []
     parts += [f"Not comparable: {each}" for each in spec.apart]
     parts += [f"No row of ours, {row.name}: {row.why}." for row in _without(spec)]
+    length = "" if spec.kind == COSINES else f"up to {result['new_tokens']} new tokens, "
     runs = f" Raw seconds: {', '.join(result['runs'])}." if result["runs"] else ""
     parts.append(
-        f"Ours: up to {result['new_tokens']} new tokens, {where['threads']} threads on {where['cpu']}, {where['date'][:10]}; "
-        f"made with `{where['command']}`.{runs}"
+        f"Ours: {length}{where['threads']} threads on {where['cpu']}, {where['date'][:10]}; made with `{where['command']}`.{runs}"
     )
     return "\n".join(parts)
 

@@ -85,7 +85,7 @@ def choose_by_exit(llm: LLM, questions: Sequence[Choice], exits: Sequence[int] |
     right = dict.fromkeys(chosen, 0)
     right_by_length = dict.fromkeys(chosen, 0)
     for question in questions:
-        sums = [_scores(model, _ids(llm, question.question), _tail(llm, question, choice), chosen) for choice in question.choices]
+        sums = choice_scores(llm, question, chosen)
         sizes = [max(1, len(choice.encode())) for choice in question.choices]
         for layer in chosen:
             scores = [each[layer] for each in sums]
@@ -95,6 +95,12 @@ def choose_by_exit(llm: LLM, questions: Sequence[Choice], exits: Sequence[int] |
     count = len(questions)
     chance = sum(1 / len(question.choices) for question in questions) / count
     return [ExitAccuracy(layer, right[layer] / count, right_by_length[layer] / count, chance, count) for layer in chosen]
+
+
+def choice_scores(llm: LLM, question: Choice, exits: Sequence[int]) -> list[dict[int, float]]:
+    """Of each choice the log-probability at each exit; exits in rising order."""
+    head = _ids(llm, question.question)
+    return [_scores(llm.model, head, _tail(llm, question, choice), exits) for choice in question.choices]
 
 
 def _ids(llm: LLM, text: str) -> list[int]:
