@@ -1,5 +1,4 @@
-"""The peers that come with the package, in this process: every method of ours and of transformers writes the same tokens, and says
-when the first ones are there."""
+"""The peers that come with the package, in this process: every method writes the same tokens, and the first ones are heard."""
 
 from __future__ import annotations
 
