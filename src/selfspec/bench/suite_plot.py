@@ -33,6 +33,9 @@ def draw(run: SuiteRun, path: Path) -> None:
     )
     _speed(above, run, shown, batch)
     _positions(below, run, [row for row, _ in reversed(shown)], batch)
+    lines, names = below.get_legend_handles_labels()  # outside: over the lines it would hide some
+    if names:
+        figure.legend(lines, names, fontsize=7, ncols=2, loc="outside lower center")
     figure.suptitle(
         f"{run.plan.model}, {precision}, {run.plan.threads} threads, {run.provenance.cpu}, batch {batch}", fontsize=10
     )
@@ -52,8 +55,10 @@ def _speed(axes: Any, run: SuiteRun, shown: Sequence[tuple[Row, Ratio]], batch: 
         axes.plot(*zip(*points, strict=True), "o", markersize=3.5, color=f"C{index}", label=task.replace("_", " "))
     axes.set_yticks(range(len(shown)), [f"{row.contestant}  {speed.value:.2f}" for row, speed in shown], fontsize=8)
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("speed, the fastest plain decoding = 1 (bars: mean of tasks; grey: plain, blue: ours, orange: others)")
-    axes.legend(fontsize=8, loc="lower right")
+    axes.set_xlabel(
+        "speed, the fastest plain decoding = 1\nbars: mean of tasks; grey: plain decoding, blue: ours, orange: others"
+    )
+    axes.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1, 1))
 
 
 def _positions(axes: Any, run: SuiteRun, shown: Sequence[Row], batch: int) -> None:
@@ -69,5 +74,3 @@ def _positions(axes: Any, run: SuiteRun, shown: Sequence[Row], batch: int) -> No
     axes.set_ylabel("kept, if all before it were")
     axes.set_ylim(0, 1)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=7)
