@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from .spec_costs import CostModel
+from .step_costs import CostModel
 from .suite_schema import OURS, SuiteRun, Turn
 from .suite_stats import bootstrap
 from .timing import Ratio

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from .report import table
-from .spec_costs import CostModel
+from .step_costs import CostModel
 from .suite_costs import reached
 from .suite_schema import SuiteRun
 from .suite_stats import Row, best_baseline, near_tie, overhead, precisions, rows, tasks_of

@@ -20,7 +20,7 @@ from .meters import EnergyMeter
 from .peers import find_peers
 from .prompts import prompt_ids
 from .provenance import CHECKOUT, cpu_name, gather, package_versions, slug
-from .spec_costs import CONTEXTS as STEP_CONTEXTS
+from .step_costs import CONTEXTS as STEP_CONTEXTS
 from .suite import LONGEST_BLOCK, Prompt, Suite, open_run, units_of
 from .suite_schema import OURS, PLAIN, Plan, Question, Sample, SuiteRun
 from .tasks import CONTEXTS, Asked, Item, read_task

@@ -61,7 +61,7 @@ class Peer:
         """Every isolated step once more, each with all its seconds so far; the first call sets them up."""
         from dataclasses import asdict
 
-        from selfspec.bench.spec_costs import StepTimer
+        from selfspec.bench.step_costs import StepTimer
 
         if self.step_timer is None:
             self.step_timer = StepTimer(self.llm.model, ids, {text: own_options(text) for text in methods}, most)
