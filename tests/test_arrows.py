@@ -61,6 +61,7 @@ OPTIONAL: dict[str, set[str]] = {
     "matplotlib": {"bench", "train"},
     "datasets": {"rows"},
     "peft": {"train"},
+    "rouge_score": {"bench"},
     "lm_eval": {"integrations"},
 }
 
