@@ -25,13 +25,14 @@ from selfspec.control.base import Controller, Controlling
 from selfspec.control.registry import controller_names, make_controller
 from selfspec.draft.base import Drafter, Drafting, Scene
 from selfspec.draft.cosine import Cosine
+from selfspec.draft.draft_head import DraftHead
 from selfspec.draft.early_exit import EarlyExit
 from selfspec.draft.registry import BUILT_IN, drafter_names, make_drafter
 from selfspec.engine import Block, Generation, Row
 from selfspec.model.adapter import LayeredModel
 from selfspec.model.cache import KVCache, Place
 from selfspec.sampling import row_samplers
-from selfspec.testing import VOCABULARY, families, tiny_model, tiny_tokenizer
+from selfspec.testing import VOCABULARY, families, tiny_head, tiny_model, tiny_tokenizer
 
 NEW = 24
 PROMPTS = [
@@ -150,14 +151,26 @@ def small_llm() -> LLM:
     return LLM.from_pretrained(tiny_model("llama", seed=9, num_hidden_layers=2), tokenizer=tiny_tokenizer())
 
 
+def head(here: World, script: list[list[int]], **options: Any) -> Drafter:
+    """A random head that says little else than what is right somewhere, so that some of its guesses are."""
+    return DraftHead(tiny_head(here.llm.model, vocabulary=[1, 2, 3, 4, *(t for tokens in script for t in tokens)]), **options)
+
+
 # Of each drafter: the options it is tried with on these tiny models.
 DRAFTERS: dict[str, list[Make]] = {
     "auto": [
         lambda here, script: Restless(["hybrid", EarlyExit(2), Cosine(0.5, keep_last=1)]),
         lambda here, script: Auto([ScriptedTree(script), ScriptedDrafter(script, wrong_every=3)], most=5),
         named("auto"),
+        lambda here, script: Restless(["hybrid", head(here, script)]),
     ],
     "cosine": [named("cosine", threshold=0.5, keep_last=1), named("cosine"), named("cosine", threshold=2.0, every=2)],
+    "draft-head": [
+        lambda here, script: head(here, script),
+        lambda here, script: head(here, script, width=3),
+        lambda here, script: head(here, script, sample=True),
+        lambda here, script: named("hybrid", first="ngram", then=head(here, script, width=2))(here, script),
+    ],
     "draft-model": [named("draft-model"), lambda here, script: named("draft-model", model=small_llm())(here, script)],
     "early-exit": [
         named("early-exit"),

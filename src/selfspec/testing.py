@@ -14,8 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 
 from .llm import LLM
 from .model.adapter import LayeredModel
+from .model.extras import Part, signature
 from .model.families import FAMILIES
+from .model.loading import attention_option
 from .model.plan import LayerPlan
+from .model.small import BlockSize
+from .train.head_net import HeadNet
 
 SPECIALS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 VOCABULARY = len(SPECIALS) + 256
@@ -78,7 +82,7 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrain
     config = AutoConfig.for_model(family, **{**_SMALL, **_PECULIAR.get(family, {}), **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention_option(config))
         for name, parameter in model.named_parameters():  # norms and biases start as constants, which would hide mistakes
             if "norm" in name or parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)
@@ -103,6 +107,21 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
 def tiny_llm(family: str = "llama", seed: int = 0, **changes: Any) -> LLM:
     """A tiny random model with the byte tokenizer, ready to generate (nonsense)."""
     return LLM.from_pretrained(tiny_model(family, seed, **changes), tokenizer=tiny_tokenizer())
+
+
+def tiny_head(model: LayeredModel, seed: int = 0, vocabulary: Sequence[int] = (), layers: Sequence[int] = (0, 1)) -> Part:
+    """A random draft head for a tiny model; it can say these tokens, or every third."""
+    shape = model.shape
+    size = BlockSize(shape.width, shape.heads, shape.kv_heads, shape.head_size, 96)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = HeadNet(size, len(layers), shape.context)
+        for parameter in net.parameters():
+            parameter.data += 0.2 * torch.randn_like(parameter)
+    known = torch.tensor(sorted(set(vocabulary)) or range(0, shape.vocabulary, 3), dtype=torch.int32)
+    tensors = {name: parameter.detach() for name, parameter in net.state_dict().items()}
+    settings = {"layers": list(layers), "block": size.as_dict()}
+    return Part("draft-head", signature(model), settings, {**tensors, "vocabulary": known})
 
 
 def near_identity_model(acceptance: float, exit_layer: int = 2, seed: int = 0, **changes: Any) -> PreTrainedModel:

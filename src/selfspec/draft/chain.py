@@ -35,7 +35,7 @@ class ChainDrafting(Drafting):
         size = scene.model.shape.vocabulary
         if not 0 <= vocabulary <= size:
             raise OptionError(f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores all of it")
-        self.scene = scene
+        self.scene, self.cache = scene, scene.cache
         self._sample = sample and not all(sampler.params.greedy for sampler in scene.samplers)
         self._drawn_from: dict[int, list[Tensor]] = {}  # of each row: the distribution of each of its drafts
         self._partial = scene.model.partial_head(vocabulary) if 0 < vocabulary < size else None
@@ -43,6 +43,10 @@ class ChainDrafting(Drafting):
     @abstractmethod
     def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
         """The draft's hidden states of these tokens, one a row, ready for the head."""
+
+    def slot(self, row: int, length: int) -> int:
+        """Where in the cache the last token of a text of that length belongs."""
+        return length - 1
 
     def finish(self, tokens: list[list[int]], rows: Sequence[int]) -> Draft:
         """The draft, once every row is done."""
@@ -54,8 +58,8 @@ class ChainDrafting(Drafting):
         active = [index for index, most in enumerate(budget.tokens) if most > 0]
         while active:
             last = [(texts[i], *drafted[i])[-1] if drafted[i] else texts[i][-1] for i in active]
-            spans = [Span(rows[i], len(texts[i]) - 1 + len(drafted[i]), 1) for i in active]
-            place = self.scene.cache.place_at(spans)
+            slots = [self.slot(rows[i], len(texts[i]) + len(drafted[i])) for i in active]
+            place = self.cache.place_at([Span(rows[i], slot, 1) for i, slot in zip(active, slots, strict=True)])
             x = self.hidden(torch.tensor(last, device=self.scene.model.device), place, [rows[i] for i in active])
             tokens, confident = self._choose(
                 x, [rows[i] for i in active], [[*texts[i], *drafted[i]] for i in active], budget.threshold
