@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import cached_property, partial
@@ -159,7 +159,7 @@ class LayeredModel:
         self._positions = table(model, family.positions).detach() if family.positions else None
         scale = torch.tensor(self.shape.scales.embedding)  # rounded as transformers does
         self._embedding_scale = scale.to(embedding.dtype).item()
-        self._partial_heads: dict[int, PartialHead] = {}
+        self._partial_heads: dict[tuple[int, frozenset[int]], PartialHead] = {}
         self._head: Linear = product([head], self.ops)
         tied = head.weight is not None and not head.added and embedding.data_ptr() == head.weight.data_ptr()
         self._embedding = None if tied and self._head.readable else embedding.detach()
@@ -294,11 +294,13 @@ class LayeredModel:
         other._open_steps()  # a recording has the adapters' products in it
         return other
 
-    def partial_head(self, size: int) -> PartialHead:
-        """The head over the `size` most frequent tokens, for drafting: byte-pair vocabularies are ordered by frequency."""
-        if size not in self._partial_heads:
-            self._partial_heads[size] = PartialHead(self, torch.arange(size, device=self.device))
-        return self._partial_heads[size]
+    def partial_head(self, size: int, more: Iterable[int] = ()) -> PartialHead:
+        """The head over some tokens, for drafting: the `size` most frequent (vocabularies are mostly ordered so) and `more`."""
+        key = (size, frozenset(more))
+        if key not in self._partial_heads:
+            chosen = [*range(size), *sorted(token for token in key[1] if token >= size)]
+            self._partial_heads[key] = PartialHead(self, torch.tensor(chosen, device=self.device))
+        return self._partial_heads[key]
 
     def forward(self, tokens: Tensor, cache: KVCache, place: Place, plan: LayerPlan | None = None) -> Tensor:
         """Tokens -> logits of every one of them."""
