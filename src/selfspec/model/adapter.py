@@ -270,7 +270,9 @@ class LayeredModel:
 
     def logits(self, x: Tensor, heads: tuple[Linear, ...]) -> Tensor:
         """The last norm, these products side by side, and what the model does to its logits."""
-        return self._steps.head(partial(self._score, heads=heads), heads, x) if self._steps else self._score(x, heads)
+        if self._steps is None or len(heads) > 1:  # those were put together for one request: not worth a step, nor kept for one
+            return self._score(x, heads)
+        return self._steps.head(partial(self._score, heads=heads), heads, x)
 
     def _score(self, x: Tensor, heads: tuple[Linear, ...]) -> Tensor:
         scales, normed = self.shape.scales, self._finish(x)
@@ -289,6 +291,8 @@ class LayeredModel:
         other.blocks = [block.with_linears(without_low_rank) for block in self.blocks]
         other._head, other._partial_heads = without_low_rank(self._head), {}
         other._open_steps()  # a recording has the adapters' products in it
+        if other._steps and self._steps and self._steps.reason:
+            other._steps.reason = self._steps.reason
         return other
 
     def partial_head(self, size: int) -> PartialHead:
