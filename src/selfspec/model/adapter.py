@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PREFILL_CHUNK = 512
-
 _BY_MODULES = (
-    "products are left to modules of kind {0}, which keep their own weights; how fast they are with several tokens is up to "
-    "them, and a token's last bits may depend on what is computed beside it"
+    "products are left to modules of kind {0}, which keep their own weights; how fast they are with several tokens is up to them, "
+    "and a token's last bits may depend on what is computed beside it"
 )
 _SHORTENED = (
     "this model rotates positions by other frequencies once a text is longer than {0} tokens (longrope), and all of the text "
@@ -270,7 +269,9 @@ class LayeredModel:
 
     def logits(self, x: Tensor, heads: tuple[Linear, ...]) -> Tensor:
         """The last norm, these products side by side, and what the model does to its logits."""
-        return self._steps.head(partial(self._score, heads=heads), heads, x) if self._steps else self._score(x, heads)
+        if self._steps is None or len(heads) > 1:  # those were put together for one request: not worth a step, nor kept for one
+            return self._score(x, heads)
+        return self._steps.head(partial(self._score, heads=heads), heads, x)
 
     def _score(self, x: Tensor, heads: tuple[Linear, ...]) -> Tensor:
         scales, normed = self.shape.scales, self._finish(x)
@@ -294,6 +295,8 @@ class LayeredModel:
         other = copy(self)
         other.blocks = list(blocks)
         other._open_steps()  # a recording has the blocks' products in it
+        if other._steps and self._steps:
+            other._steps.reason = self._steps.reason
         return other
 
     def partial_head(self, size: int, more: Iterable[int] = ()) -> PartialHead:

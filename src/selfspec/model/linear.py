@@ -180,6 +180,8 @@ class JoinedLinear(Linear):
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         out = torch.cat([linear(x) for linear in self.linears], dim=1)
         if self._order is not None:
+            if self._order.device != x.device:  # once: a step that is recorded cannot bring it there
+                self._order = self._order.to(x.device)
             out = out[:, self._order]
         return out if residual is None else residual + out
 
