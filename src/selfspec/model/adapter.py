@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 PREFILL_CHUNK = 512
 _BY_MODULES = (
-    "products are left to modules of kind {0}, which keep their own weights; their speed with several tokens is up to them, and a "
-    "token's last bits may depend on what is computed beside it"
+    "products are left to modules of kind {0}, which keep their own weights; their speed with several tokens is up to them, and "
+    "a token's last bits may depend on what is computed beside it"
 )
 _SHORTENED = (
     "this model rotates positions by other frequencies once a text is longer than {0} tokens (longrope), and all of the text "
