@@ -25,13 +25,15 @@ from selfspec.control.base import Controller, Controlling
 from selfspec.control.registry import controller_names, make_controller
 from selfspec.draft.base import Drafter, Drafting, Scene
 from selfspec.draft.cosine import Cosine
+from selfspec.draft.draft_head import DraftHead
 from selfspec.draft.early_exit import EarlyExit
+from selfspec.draft.layer_skip import LayerSkip
 from selfspec.draft.registry import BUILT_IN, drafter_names, make_drafter
 from selfspec.engine import Block, Generation, Row
 from selfspec.model.adapter import LayeredModel
 from selfspec.model.cache import KVCache, Place
 from selfspec.sampling import row_samplers
-from selfspec.testing import VOCABULARY, families, tiny_model, tiny_tokenizer
+from selfspec.testing import VOCABULARY, families, tiny_adapter, tiny_head, tiny_lora, tiny_model, tiny_tokenizer
 
 NEW = 24
 PROMPTS = [
@@ -150,20 +152,40 @@ def small_llm() -> LLM:
     return LLM.from_pretrained(tiny_model("llama", seed=9, num_hidden_layers=2), tokenizer=tiny_tokenizer())
 
 
+def head(here: World, script: list[list[int]], **options: Any) -> Drafter:
+    """A random head that says little else than what is right somewhere, so that some of its guesses are."""
+    return DraftHead(tiny_head(here.llm.model, vocabulary=[1, 2, 3, 4, *(t for tokens in script for t in tokens)]), **options)
+
+
+def skipping(here: World, script: list[list[int]]) -> Drafter:
+    """Layers skipped by a random draft-LoRA; families whose linears are stored otherwise skip without one."""
+    if here.name not in ("llama", "mistral", "qwen2", "qwen3", "alike"):
+        return make_drafter("layer-skip", {"strategy": "middle"}) or LayerSkip()
+    return LayerSkip(part=tiny_lora(here.llm.model))
+
+
 # Of each drafter: the options it is tried with on these tiny models.
 DRAFTERS: dict[str, list[Make]] = {
     "auto": [
         lambda here, script: Restless(["hybrid", EarlyExit(2), Cosine(0.5, keep_last=1)]),
         lambda here, script: Auto([ScriptedTree(script), ScriptedDrafter(script, wrong_every=3)], most=5),
         named("auto"),
+        lambda here, script: Restless(["hybrid", head(here, script)]),
     ],
     "cosine": [named("cosine", threshold=0.5, keep_last=1), named("cosine"), named("cosine", threshold=2.0, every=2)],
+    "draft-head": [
+        lambda here, script: head(here, script),
+        lambda here, script: head(here, script, width=3),
+        lambda here, script: head(here, script, sample=True),
+        lambda here, script: named("hybrid", first="ngram", then=head(here, script, width=2))(here, script),
+    ],
     "draft-model": [named("draft-model"), lambda here, script: named("draft-model", model=small_llm())(here, script)],
     "early-exit": [
         named("early-exit"),
         named("early-exit", layer=3, vocabulary=120),
         named("early-exit", layer=2, reuse=False),
         named("early-exit", layer=2, sample=True),
+        lambda here, script: EarlyExit(part=tiny_adapter(here.llm.model, vocabulary=[1, 2, 3, *itertools.chain(*script)])),
     ],
     "hybrid": [
         named("hybrid"),
@@ -172,7 +194,12 @@ DRAFTERS: dict[str, list[Make]] = {
     ],
     "jacobi": [named("jacobi"), named("jacobi", fill="last")],
     "kv-subset": [named("kv-subset", sink=1, recent=2, blocks=1, block_size=2), named("kv-subset")],
-    "layer-skip": [named("layer-skip"), named("layer-skip", attention=(1, 2), mlp=(2,)), named("layer-skip", strategy="last")],
+    "layer-skip": [
+        named("layer-skip"),
+        named("layer-skip", attention=(1, 2), mlp=(2,)),
+        named("layer-skip", strategy="last"),
+        skipping,
+    ],
     "ngram": [named("ngram"), named("ngram", branches=1, shortest=2)],
     "recycle": [named("recycle"), named("recycle", keep_table=True, pairs=False)],
     "scripted": [

@@ -104,6 +104,7 @@ class AutoDrafting(Drafting, Controlling):
         self._checks = Checks()
         self.control = self
         self.watch = _all_watch([arm.drafting.watch for arm in arms if arm.drafting.watch])
+        self.taps = [tap for arm in arms for tap in arm.drafting.taps]
 
     @property
     def rounds(self) -> dict[str, int]:

@@ -22,6 +22,7 @@ from .draws import uniform
 from .errors import OptionError, PromptError
 from .model.adapter import LayeredModel
 from .model.cache import KVCache, Span
+from .model.memory import work_too_large
 from .model.plan import LayerPlan
 from .sampling import logprobs_of
 from .verify.outright import accepted_path
@@ -100,6 +101,7 @@ class Generation:
         prompts, samplers = [request.prompt for request in requests], [request.sampler for request in requests]
         scene = Scene(model, self.cache, prompts, samplers, [request.eos for request in requests])
         self._drafting = drafter.start(scene) if drafter else None
+        self._taps = self._drafting.taps if self._drafting else ()
         self._control = control or (self._drafting.control if self._drafting else None)
         if (drafter is None) != (self._control is None):
             raise OptionError("a drafter needs a controller, and a controller a drafter; give both or neither")
@@ -118,7 +120,11 @@ class Generation:
         """Holds the model for one step and books its time; what the consumer does between steps is not counted."""
         with self._lock, torch.inference_mode():
             start = time.perf_counter()
-            yield
+            try:
+                yield
+            except torch.OutOfMemoryError as error:
+                self._model.free_idle()  # for whoever asks for less next
+                raise work_too_large(self.cache.rows, self.cache.bytes, self._model.device) from error
             setattr(self.stats, phase, getattr(self.stats, phase) + time.perf_counter() - start)
             self.stats.layer_tokens = int(self.cache.computed.sum()) - self._computed_before
 
@@ -127,7 +133,7 @@ class Generation:
             self.cache.rollback(row.index, len(row.tokens) - 1)
         self.stats.cached_prompt_tokens = sum(self.cache.length(row.index) for row in self.rows)
         watch = self._drafting.watch if self._drafting else None
-        logits = self._model.prefill([row.tokens for row in self.rows], self.cache, watch)
+        logits = self._model.prefill([row.tokens for row in self.rows], self.cache, watch, self._taps)
         self.stats.forward_passes += 1
         blocks = [Block(row, [], [], len(row.tokens) - 1) for row in self.rows]
         step, _, _ = self._commit(blocks, logits)
@@ -145,6 +151,8 @@ class Generation:
         ]
         hidden = self._verify(blocks, draft)
         logits = self._model.head(hidden)
+        if self._control:
+            self._model.wait()  # a controller compares what passes and drafts cost
         clock.append(time.perf_counter())
         step, paths, choices = self._commit(blocks, logits, draft.probs)
         for block, path in zip(blocks, paths, strict=True):
@@ -183,7 +191,8 @@ class Generation:
         place = cache.place_at(spans, trees)
         self.stats.forward_passes += 1
         if draft.resume is None:
-            return model.run(self._embed([token for text in texts for token in text]), model.full_plan, cache, place)
+            x = self._embed([token for text in texts for token in text])
+            return model.run(x, model.full_plan, cache, place, taps=self._taps)
         assert trees is None, "a tree is verified from the first layer"
         layer, states = draft.resume.layer, draft.resume.states
         missing = [text[len(state) :] for text, state in zip(texts, states, strict=True)]  # a chain's last draft was never read
@@ -193,7 +202,10 @@ class Generation:
         x = model.run(self._embed([token for left in missing for token in left]), LayerPlan(0, layer), cache, rest)
         pieces = zip(states, x.split([len(left) for left in missing]), strict=True)
         joined = torch.cat([part for pair in pieces for part in pair])
-        return model.run(joined, LayerPlan(layer, model.layers), cache, place)
+        for tap in self._taps:
+            if layer - 1 in tap.layers:
+                tap.put(layer - 1, place, joined)
+        return model.run(joined, LayerPlan(layer, model.layers), cache, place, taps=self._taps)
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:
         return self._model.embed(torch.tensor(tokens, device=self._model.device))

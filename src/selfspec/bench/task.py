@@ -22,8 +22,9 @@ import typer
 from transformers import TrainerCallback
 
 from ..errors import OptionError, nearest
-from ..llm import LLM, Result
+from ..llm import LLM
 from ..lossy import early_exit_generate
+from ..results import Result
 from ..train.data import Blocks, DataOptions, pack
 from ..train.evaluate import evaluate_exits
 from ..train.recipe import Recipe

@@ -11,7 +11,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,12 +22,15 @@ from rich.table import Table
 
 from ..errors import OptionError, nearest
 from . import common, options
+from .train_part import PARTS, PartFlags, train_part
 
 if TYPE_CHECKING:
     from ..train.evaluate import ExitScore
     from ..train.recipe import Recipe
+    from ..train.run import Report
 
-RECIPES = ("layerskip",)
+RECIPES = ("layerskip", *PARTS)
+PART_FLAGS = ("epochs", "learning_rate", "weight_decay", "seed", "precision", "save_every", "plot")  # of RunFlags, for parts too
 
 _recipe = functools.partial(typer.Option, show_default=True, rich_help_panel="Recipe")
 _run = functools.partial(typer.Option, show_default=True, rich_help_panel="Run")
@@ -48,7 +51,7 @@ DataFiles = Annotated[
 class RecipeFlags:
     """What becomes a `Recipe`: its own defaults hold for what is not given."""
 
-    recipe: Annotated[str, _recipe("--recipe", help="What to train: layerskip.")] = "layerskip"
+    recipe: Annotated[str, _recipe("--recipe", help=f"What to train: {', '.join(RECIPES)}.")] = "layerskip"
     preset: Annotated[
         str | None, _recipe("--preset", help="Numbers of one of the paper's experiments, e.g. code-7b or task-1.5b.")
     ] = None
@@ -90,13 +93,13 @@ class RunFlags:
     """What becomes `TrainOptions`: the same names and defaults."""
 
     steps: Annotated[int | None, _run("--steps", min=1, help="Optimizer steps; by default as many as --epochs need.")] = None
-    epochs: Annotated[float, _run("--epochs", help="Passes over the data.")] = 1.0
+    epochs: Annotated[float | None, _run("--epochs", show_default="1, small parts 6", help="Passes over the data.")] = None
     batch: Annotated[int, _run("--batch", min=1, help="Blocks on a device at a time.")] = 4
     accumulate: Annotated[int, _run("--accumulate", min=1, help="Batches that make up one step.")] = 1
     learning_rate: Annotated[
-        float | None, _run("--learning-rate", "--lr", show_default="1e-4, or the preset's", help="The highest.")
+        float | None, _run("--learning-rate", "--lr", show_default="1e-4, or the preset's; small parts 1e-3", help="The highest.")
     ] = None
-    weight_decay: Annotated[float, _run("--weight-decay", help="AdamW's.")] = 0.0
+    weight_decay: Annotated[float | None, _run("--weight-decay", show_default="0, small parts 0.05", help="AdamW's.")] = None
     seed: Annotated[int, _run("--seed", help="Order of the data, dropped layers, new weights.")] = 0
     precision: Annotated[str, _run("--precision", help="float32, or bfloat16 or float16 for mixed precision.")] = "float32"
     save_every: Annotated[int, _run("--save-every", min=1, help="Steps between checkpoints; two are kept.")] = 200
@@ -116,9 +119,14 @@ class RunFlags:
 class DataFlags:
     """What becomes `DataOptions`."""
 
-    length: Annotated[int, _data("--length", min=8, help="Tokens in a block.")] = 512
+    length: Annotated[
+        int | None, _data("--length", min=8, show_default="512, small parts 768", help="Tokens in a block, or of a conversation.")
+    ] = None
     packing: Annotated[bool, _data("--packing/--no-packing", help="Several examples in a block, or one in each.")] = True
-    held_out: Annotated[float, _data("--held-out", help="Share of the examples kept apart to measure on.")] = 0.02
+    held_out: Annotated[
+        float | None,
+        _data("--held-out", show_default="0.02, small parts 0.03", help="Share of the examples kept apart to measure on."),
+    ] = None
     text_column: Annotated[str, _data("--text-column", help="Name of the JSONL column with plain text.")] = "text"
     chat_template: Annotated[
         bool, _data("--chat-template/--no-chat-template", help="Write prompts and answers with the model's chat template.")
@@ -139,6 +147,23 @@ class LoraFlags:
     ] = None
 
 
+def given(flags: Any) -> dict[str, Any]:
+    """Those that have a value; for the others the library's default holds."""
+    return {name: value for name, value in vars(flags).items() if value is not None}
+
+
+def refuse_others(recipe: RecipeFlags, run: RunFlags, texts: DataFlags, lora: LoraFlags) -> None:
+    """Raise if a flag was given that a small part knows nothing of."""
+    used = {"recipe", "share", *PART_FLAGS, "length", "held_out"}
+    for flags in (recipe, run, texts, lora):
+        for field in fields(flags):
+            if field.name not in used and getattr(flags, field.name) != field.default:
+                raise OptionError(
+                    f"--{field.name.replace('_', '-')} would be ignored by --recipe {recipe.recipe}, which trains a small part; "
+                    "leave it out"
+                )
+
+
 @options.grouped
 def train(
     model: options.Model,
@@ -148,18 +173,31 @@ def train(
     run: RunFlags,
     texts: DataFlags,
     lora: LoraFlags,
+    part: PartFlags,
     threads: options.Threads = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train a model so that its early layers can draft for it: layer dropout and early-exit loss (LayerSkip).
+    """Train a model so that its early layers can draft for it (LayerSkip), or a small part that drafts for it as it is.
 
-    The result is an ordinary model folder. The same command after an interruption goes on where it was.
+    The first gives an ordinary model folder; --recipe draft-head a small folder for --draft draft-head, trained on text that the
+    model wrote (selfspec data). The same command after an interruption goes on where it was.
 
     Example:  selfspec train demo --data mine.jsonl --out my-model --steps 500
     """
-    chosen, rate = recipe.chosen()
     common.quiet_bars()
     import torch
+
+    if recipe.recipe in PARTS:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        refuse_others(recipe, run, texts, lora)
+        asked = {each.name: vars(run)[each.name] for each in fields(run) if vars(run)[each.name] != each.default}
+        shared = {name: asked.get(name) for name in PART_FLAGS} | {name: vars(texts)[name] for name in ("length", "held_out")}
+        shared["plot"] = run.plot
+        train_part(recipe.recipe, model, data, out, {**shared, "share": recipe.share}, part, as_json)
+        return
+    chosen, rate = recipe.chosen()
+    part.refuse(recipe.recipe)
 
     from ..train.data import DataOptions
     from ..train.lora import Lora
@@ -168,7 +206,7 @@ def train(
 
     if threads is not None:
         torch.set_num_threads(threads)
-    settings = TrainOptions(**{**vars(run), "learning_rate": run.learning_rate or rate or 1e-4})
+    settings = TrainOptions(**{**given(run), "learning_rate": run.learning_rate or rate or 1e-4})
     small = Lora(lora.lora_rank, lora.lora_alpha, lora.lora_dropout, tuple(lora.lora_module or ())) if lora.lora else None
     with _watching() as watch:
         report = run_training(
@@ -177,7 +215,7 @@ def train(
             out,
             recipe=chosen,
             options=settings,
-            data=DataOptions(**vars(texts), seed=run.seed),
+            data=DataOptions(**given(texts), seed=run.seed),
             lora=small,
             callbacks=[watch],
         )
@@ -186,6 +224,11 @@ def train(
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
         return
+    say(report, out)
+
+
+def say(report: Report, out: Path) -> None:
+    """What came out, and how to try it."""
     console = Console(highlight=False)
     if report.exits:
         console.print(table(report.exits))
@@ -216,7 +259,7 @@ def exits(
 
     if llm.tokenizer is None:
         raise OptionError(f"{name} has no tokenizer, so text cannot be turned into tokens; add its files to the folder")
-    found = load_data(data, llm.tokenizer, DataOptions(**vars(texts)))
+    found = load_data(data, llm.tokenizer, DataOptions(**given(texts)))
     scores = {"": evaluate_exits(llm.model, found.held_out, most=blocks)}
     facts = [score.as_dict() for score in scores[""]]
     if plot is not None:

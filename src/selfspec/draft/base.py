@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..contract import Budget, Draft, Outcome
 from ..model.adapter import HalfWatch, LayeredModel
 from ..model.cache import KVCache
+from ..model.taps import Taps
 from ..sampling import Sampler
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Drafting(ABC):
 
     control: Controlling | None = None  # of one that decides itself how much it drafts
     watch: HalfWatch | None = None  # shown the residual stream around every half during the prefill
+    taps: Sequence[Taps] = ()  # gather hidden states, of the prefill and of every verification
 
     @abstractmethod
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:

@@ -91,6 +91,7 @@ class _Both(Drafting):
     def __init__(self, first: Drafting, then: Drafting, merge: bool) -> None:
         self._first, self._then, self._merge = first, then, merge
         self.watch = _both_watches(first.watch, then.watch)
+        self.taps = [*first.taps, *then.taps]
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
         first = self._first.propose(rows, texts, budget)

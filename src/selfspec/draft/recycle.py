@@ -2,15 +2,17 @@
 
 Every verification yields logits for every drafted token, right or wrong; their top k are kept as that token's successors, and the
 next draft is the tree of the likeliest paths through this table. Source: Luo et al. 2024, arXiv 2408.08696. Ours: the table also
-knows pairs of tokens, which come first, it starts from the prompt instead of empty, and the tree is grown best-first to any size
-instead of having one fixed shape. Costs no model; knows nothing of the text but its last two tokens.
+knows pairs of tokens, which come first, it starts from the prompt instead of empty, what it does not know yet is looked up in a
+trained part (`successors.py`), and the tree is grown best-first to any size instead of having one fixed shape. Costs no model;
+knows nothing of the text but its last two tokens.
 """
 
 from __future__ import annotations
 
 import heapq
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -23,6 +25,8 @@ from torch import Tensor
 from ..contract import Budget, Draft, Outcome
 from ..errors import OptionError
 from ..model.adapter import LayeredModel
+from ..model.extras import Part
+from ..model.successors import Chances, Successors, trained_successors
 from .base import Drafter, Drafting, Scene
 from .tree import GuessTree, draft_of, families
 
@@ -30,6 +34,9 @@ from .tree import GuessTree, draft_of, families
 # SmolLM2-135M-Instruct to Spec-Bench prompts. Only the shape of the tree hangs on them.
 PAIR_CHANCES = (0.66, 0.10, 0.04, 0.03, 0.016, 0.013, 0.01)
 TOKEN_CHANCES = (0.46, 0.10, 0.05, 0.03, 0.015, 0.012, 0.01)
+BESIDE_CHANCES = (0.21, 0.12, 0.06, 0.03, 0.015, 0.012, 0.01)  # of a single one whose pair is known to the trained part only
+# Shares of a trained chance that are left: of a pair's where the text itself knows the pair, of a token's where no pair is known.
+BESIDE_OWN, SINGLE = 0.28, 0.65
 PAIRS_KEPT = 65_536  # of a table; the oldest are dropped first. About 20 MB.
 BLOCK = 128
 
@@ -47,6 +54,8 @@ class TokenRecycling(Drafter):
     """How many successors of a token to keep (k)."""
     pairs: bool = True
     """Keep successors of pairs of tokens as well, and trust those first; False is the published method."""
+    part: str | os.PathLike[str] | Part | None = None
+    """Folder of trained successors; None takes those that come with selfspec for this model, if any; "none" takes none."""
     keep_table: bool = False
     """Let later requests of the same drafter object begin with what earlier ones left; benchmarks must say so."""
 
@@ -68,10 +77,11 @@ class TokenRecycling(Drafter):
         return WeakKeyDictionary()
 
     def start(self, scene: Scene) -> Drafting:
+        trained = trained_successors(self.part, scene.model)
         if self.keep_table:
-            tables = [self._tables.setdefault(scene.model, _Table(self))] * len(scene.prompts)
+            tables = [self._tables.setdefault(scene.model, _Table(self, trained))] * len(scene.prompts)
         else:
-            tables = [_Table(self) for _ in scene.prompts]
+            tables = [_Table(self, trained) for _ in scene.prompts]
         return _Recycling(self, tables, scene.prompts)
 
 
@@ -102,8 +112,8 @@ class _Recycling(Drafting):
 class _Table:
     """Successors of tokens and of pairs of tokens. Rows of one generation have one each; a kept one is shared, hence the lock."""
 
-    def __init__(self, options: TokenRecycling) -> None:
-        self._count, self._pairs = options.successors, options.pairs
+    def __init__(self, options: TokenRecycling, trained: Successors | None = None) -> None:
+        self._count, self._pairs, self._trained = options.successors, options.pairs, trained
         self._known: dict[Context, tuple[int, ...]] = {}  # tokens stay within the vocabulary, pairs are bounded
         self._order: dict[Context, None] = {}  # of the pairs, by age
         self._lock = threading.Lock()
@@ -123,15 +133,31 @@ class _Table:
                 if self._pairs and len(context) == 2:
                     self._put(context, tokens)
 
-    def after(self, context: Context) -> Iterator[tuple[int, float]]:
-        """The successors known after a context, the likeliest first, each with its chance."""
+    def after(self, context: Context) -> Chances:
+        """The successors known after a context, each with its chance."""
         with self._lock:
             pair = self._known.get(context, ()) if self._pairs and len(context) == 2 else ()
             single = self._known.get(context[-1:], ())
-        yield from zip(pair, PAIR_CHANCES, strict=False)
-        first = len(pair)
-        others = (token for token in single if token not in pair)
-        yield from zip(others, (PAIR_CHANCES if pair else TOKEN_CHANCES)[first : self._count], strict=False)
+        if self._trained:
+            return self._with_trained(self._trained, context, pair, single)
+        found = dict(zip(pair, PAIR_CHANCES, strict=False))
+        others = (token for token in single if token not in found)
+        return [*found.items(), *zip(others, (PAIR_CHANCES if pair else TOKEN_CHANCES)[len(pair) : self._count], strict=False)]
+
+    def _with_trained(self, trained: Successors, context: Context, pair: Sequence[int], single: Sequence[int]) -> Chances:
+        """The text's own pair, the trained one, the text's own single token; the trained single only where no pair is known."""
+        found = dict(zip(pair, PAIR_CHANCES, strict=False))
+        known = trained.after(context) if self._pairs and len(context) == 2 else ()
+        share = BESIDE_OWN if pair else 1.0
+        for token, chance in known:
+            found.setdefault(token, share * chance)
+        if not pair:
+            for token, chance in zip(single, BESIDE_CHANCES if known else TOKEN_CHANCES, strict=False):
+                found.setdefault(token, chance)
+            if not known:
+                for token, chance in trained.after(context[-1:]):
+                    found.setdefault(token, SINGLE * chance)
+        return list(found.items())
 
     def _merged(self, first: tuple[int, ...], context: Context) -> tuple[int, ...]:
         known = tuple(token for token in self._known.get(context, ()) if token not in first)

@@ -13,6 +13,7 @@ from .base import Drafter
 
 BUILT_IN = {
     "cosine": "cosine:Cosine",
+    "draft-head": "draft_head:DraftHead",
     "draft-model": "draft_model:DraftModel",
     "early-exit": "early_exit:EarlyExit",
     "hybrid": "hybrid:Hybrid",

@@ -76,7 +76,11 @@ def require_same(folder: Path, identity: Mapping[str, Any]) -> None:
         raise TrainingError(
             f"{folder} has no {MARK}: it is not a checkpoint of selfspec, or was cut off while being written. Choose another"
         )
-    found: dict[str, Any] = json.loads((folder / MARK).read_text(encoding="utf-8"))
+    require_equal(json.loads((folder / MARK).read_text(encoding="utf-8")), identity, folder)
+
+
+def require_equal(found: Mapping[str, Any], identity: Mapping[str, Any], folder: Path) -> None:
+    """Raise unless what a checkpoint says of its run is what this run says."""
     wanted: dict[str, Any] = json.loads(json.dumps(dict(identity)))
     differences = [
         f"{name} was {found.get(name)!r}, is {wanted.get(name)!r}"

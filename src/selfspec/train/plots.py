@@ -70,3 +70,24 @@ def _exits(axes: Any, scores: dict[str, list[dict[str, Any]]]) -> None:
     other.set_yscale("log")
     other.set_ylabel("perplexity (dashed)")
     axes.legend(fontsize=8, loc="center left")
+
+
+def plot_part(report: dict[str, Any], path: Path) -> None:
+    """A small part: loss over the steps, left; the share of right drafts by depth, right."""
+    pyplot = require_matplotlib()
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
+    log = report["log"]
+    steps = [line["step"] for line in log]
+    left.plot(steps, [line["loss"] for line in log], marker="o", markersize=3)
+    left.set_ylabel("loss")
+    for depth in range(len(report["acceptance"])):
+        shares = [line["acceptance"][depth] for line in log]
+        right.plot(steps, shares, marker="o", markersize=3, label=f"draft {depth + 1}")
+    right.set_ylabel("right, given that those before were (held-out text)")
+    right.set_ylim(0, 1)
+    right.legend()
+    for axes in (left, right):
+        axes.set_xlabel("step")
+    figure.suptitle(f"{report['kind']}, {report['tokens']:,} tokens")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

@@ -1,0 +1,245 @@
+"""The draft head as it is trained: over several drafts in a row, each fed with the head's own outputs.
+
+Every token t of the answers is a root from which K tokens are drafted at once. Draft 1 reads entry [e(t+1); h(t)] and attends to
+the entries of all tokens up to t; draft k reads [e(t+k); a(k-1)] and also attends to the drafts before it *from the same root*,
+which is what it will see when it drafts (EAGLE-3, arXiv 2503.01840, section 3.2, "training-time test"). Loss of draft k: cross
+entropy to the model's own distribution p at token t + k, of which the likeliest tokens are known; what of p lies outside the
+head's vocabulary is left out, so tokens that it cannot say weigh little instead of teaching nonsense. Does not know data or
+optimizers.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..errors import TrainingError
+from ..model.families import Shape
+from ..model.parts import module, part, table
+from ..model.small import BlockSize, Rotary, SmallBlock, unit
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """A part of the vocabulary that stands for all of it in a loss: every token that matters somewhere in the batch, and of the
+    rest so many at random, each counted for those that were not drawn."""
+
+    some: Tensor  # (n,) places in the vocabulary
+    index: Tensor  # (vocabulary,) place among them, or -1
+    counted: Tensor  # (n,) logarithm of how many tokens each stands for
+
+
+class Ends:
+    """What the head borrows from the frozen model: embeddings, last norm, some rows of the head."""
+
+    def __init__(self, network: Any, family: Any, shape: Shape, vocabulary: Tensor) -> None:
+        self._embedding = table(network, family.embedding).detach()
+        self._norm = module(network, family.final_norm)
+        head = part(network, family.head)
+        if head.weight is None:
+            raise TrainingError("the model's head is quantised, so its rows cannot be read; train on the model as it was before")
+        self._rows = head.weight.detach()[vocabulary].clone()
+        self._bias = None if head.bias is None else head.bias.detach()[vocabulary].clone()
+        self._scales = shape.scales
+        self.vocabulary = vocabulary
+        self.index = torch.full((shape.vocabulary,), -1, device=vocabulary.device)
+        self.index[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
+
+    def candidates(self, batch: dict[str, Tensor], others: int, generator: torch.Generator) -> Candidates | None:
+        """The tokens with a share in the batch's distributions, and `others` of the rest; None if that would be nearly all."""
+        needed = self.index[batch["ids"][batch["chances"] > 0.001].long()].unique()
+        needed = needed[needed >= 0]
+        size = len(self.vocabulary)
+        if len(needed) + others > 0.7 * size:
+            return None
+        chosen = torch.zeros(size, dtype=torch.bool, device=needed.device)
+        chosen[needed] = True
+        rest = (~chosen).nonzero()[:, 0]
+        drawn = rest[torch.randperm(len(rest), generator=generator)[:others].to(rest.device)]
+        some = torch.cat([needed, drawn])
+        index = torch.full((size,), -1, device=some.device)
+        index[some] = torch.arange(len(some), device=some.device)
+        counted = torch.zeros(len(some), device=some.device)
+        counted[len(needed) :] = math.log(len(rest) / max(1, len(drawn)))
+        return Candidates(some, index, counted)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Embeddings brought to length one a number, which takes out any scale."""
+        return unit(self._embedding[tokens].float())
+
+    def logits(self, x: Tensor, some: Tensor | None = None) -> Tensor:
+        """Of the head's own vocabulary, or of some tokens of it."""
+        rows, bias = self._rows, self._bias
+        if some is not None:
+            rows, bias = rows[some], None if bias is None else bias[some]
+        found = F.linear(self._norm(x), rows, bias) * self._scales.logits
+        return self._scales.logit_cap * torch.tanh(found / self._scales.logit_cap) if self._scales.logit_cap else found
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Where drafts begin: row and token of each."""
+
+    rows: Tensor
+    tokens: Tensor
+
+    def take(self, x: Tensor, ahead: int = 0) -> Tensor:
+        """x (n, tokens, ...) at the roots, or so many tokens later (at the end: at the last)."""
+        return x[self.rows, (self.tokens + ahead).clamp(max=x.shape[1] - 1)]
+
+    def spread(self, values: Tensor, like: Tensor) -> Tensor:
+        """Values of the roots, put where they belong; 0 elsewhere."""
+        return values.new_zeros(*like.shape[:2], *values.shape[1:]).index_put((self.rows, self.tokens), values)
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """What came of one draft from every root: summed losses by depth, how many there were, and how many drafts were right
+    among those whose predecessors were."""
+
+    losses: Tensor  # (K,)
+    counts: Tensor
+    tried: Tensor
+    right: Tensor
+
+
+class BlockNet(nn.Module):
+    """Some small blocks that can be trained; what they read is said by who has them."""
+
+    def __init__(self, size: BlockSize, count: int, context: int) -> None:
+        super().__init__()
+        self.size = size
+        self.blocks = nn.ModuleList([SmallBlock(size) for _ in range(count)])
+        self._cosine: Tensor
+        self._sine: Tensor
+        cosine, sine = Rotary(size)(torch.empty(0), torch.arange(context)[None])
+        self.register_buffer("_cosine", cosine[0], persistent=False)
+        self.register_buffer("_sine", sine[0], persistent=False)
+
+    def block(self, index: int) -> SmallBlock:
+        found = self.blocks[index]
+        assert isinstance(found, SmallBlock)
+        return found
+
+    def keys(self, block: SmallBlock, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., width) -> keys and values, (..., heads, size)."""
+        x = block.input_layernorm(x)
+        shape = (*x.shape[:-1], self.size.kv_heads, self.size.head_size)
+        return self._turned(block.self_attn.k_proj(x).view(shape), positions), block.self_attn.v_proj(x).view(shape)
+
+    def through(
+        self, block: SmallBlock, x: Tensor, roots: Roots, depth: int, known: list[tuple[Tensor, Tensor]], tokens: Tensor
+    ) -> Tensor:
+        """One entry of every root, (roots, width), through the block."""
+        q = block.self_attn.q_proj(block.input_layernorm(x)).view(len(x), self.size.heads, self.size.head_size)
+        q = roots.spread(self._turned(q, roots.tokens + depth - 1), tokens)
+        x = x + block.self_attn.o_proj(roots.take(attend(q, known)).flatten(1))
+        y = block.post_attention_layernorm(x)
+        out: Tensor = x + block.mlp.down_proj(F.silu(block.mlp.gate_proj(y)) * block.mlp.up_proj(y))
+        return out
+
+    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        cosine, sine = (table[positions][..., None, :] for table in (self._cosine, self._sine))
+        a, b = x.chunk(2, dim=-1)
+        return (x * cosine + torch.cat([-b, a], dim=-1) * sine).to(x.dtype)
+
+
+class HeadNet(BlockNet):
+    """The trainable weights: `enter` reads a token with the taps, `again` the head's own output, then one block."""
+
+    def __init__(self, size: BlockSize, taps: int, context: int) -> None:
+        super().__init__(size, 1, context)
+        self.enter = nn.Linear((1 + taps) * size.width, size.width, bias=False)
+        self.again = nn.Linear(size.width, size.width, bias=False)
+
+    def forward(
+        self,
+        ends: Ends,
+        batch: dict[str, Tensor],
+        roots: Roots,
+        ahead: int,
+        candidates: Candidates | None = None,
+        measure: bool = False,
+    ) -> Drafted:
+        """Draft `ahead` tokens from the roots of a batch. With candidates the loss is taken over these; without, exactly."""
+        tokens, states, block = batch["tokens"].long(), batch["states"], self.block(0)
+        following = ends.embed(torch.cat([tokens[:, 1:], tokens[:, -1:]], dim=1))
+        entered = self.enter(torch.cat([following, states.flatten(2)], dim=2))
+        known = [self.keys(block, entered, positions_of(tokens))]
+        x, results, alive = roots.take(entered), [], None
+        for depth in range(1, ahead + 1):
+            if depth > 1:
+                embedded = roots.take(following, depth - 1)
+                x = F.linear(embedded, self.enter.weight[:, : self.size.width]) + self.again(unit(x))
+                k, v = self.keys(block, x, roots.tokens + depth - 1)
+                known.append((roots.spread(k, tokens), roots.spread(v, tokens)))
+            x = self.through(block, x, roots, depth, known, tokens)
+            losses, counted, wide = losses_of(x, ends, batch, roots, depth, candidates)
+            alive = counted if alive is None else alive & counted
+            tried, hits = alive.sum(), torch.zeros_like(alive)
+            if measure:
+                hits = alive & (ends.vocabulary[wide.argmax(-1)] == roots.take(batch["tokens"], depth + 1))
+                alive = hits
+            results.append((losses.sum(), counted.sum(), tried, hits.sum()))
+        return Drafted(*(torch.stack(each) for each in zip(*results, strict=True)))
+
+
+def losses_of(
+    x: Tensor, ends: Ends, batch: dict[str, Tensor], roots: Roots, depth: int, candidates: Candidates | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each root: the loss of one depth, whether it counts, and the logits. Its target is what the model says at t + depth."""
+    beyond = roots.tokens + depth >= batch["tokens"].shape[1]
+    chances = roots.take(batch["chances"], depth).float().masked_fill(beyond[:, None], 0)
+    counted = chances.sum(-1) > 0
+    index = ends.index[roots.take(batch["ids"], depth).long()]
+    known = index >= 0
+    wide = ends.logits(x, None if candidates is None else candidates.some).float()
+    normaliser = wide
+    if candidates is not None:
+        index = candidates.index[index]  # of -1, which is left out anyway, the last one's
+        known &= index >= 0
+        normaliser = wide + candidates.counted
+    chances = chances * known
+    expected = (chances * wide.gather(1, index.clamp(min=0))).sum(-1)
+    return chances.sum(-1) * normaliser.logsumexp(-1) - expected, counted, wide
+
+
+def attend(q: Tensor, known: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """q (n, tokens, heads, size) of one depth; keys and values of depth 1, seen causally, then of each later depth, of
+    which a root sees its own."""
+    (keys, values), own = known[0], known[1:]
+    rows, tokens, heads, size = q.shape
+    if not own:
+        q, keys, values = (x.transpose(1, 2) for x in (q, keys, values))
+        found: Tensor = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
+        return found.transpose(1, 2)
+    grouped = q.view(rows, tokens, keys.shape[2], -1, size)
+    scores = torch.einsum("ntkgd,nskd->nkgts", grouped, keys)
+    future = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
+    scores = scores.masked_fill(future, -torch.inf)
+    beside = [torch.einsum("ntkgd,ntkd->nkgt", grouped, k)[..., None] for k, _ in own]
+    weights = (torch.cat([scores, *beside], dim=-1) * size**-0.5).softmax(-1).to(values.dtype)
+    out = torch.einsum("nkgts,nskd->ntkgd", weights[..., :tokens], values)
+    for index, (_, v) in enumerate(own):
+        out = out + torch.einsum("nkgt,ntkd->ntkgd", weights[..., tokens + index], v)
+    return out.reshape(rows, tokens, heads, size)
+
+
+def positions_of(tokens: Tensor) -> Tensor:
+    """(n, tokens): 0, 1, 2 ... in every row."""
+    return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
+
+
+def roots_of(batch: dict[str, Tensor], share: float = 1.0, generator: torch.Generator | None = None) -> Roots:
+    """Every token after which the model's choice is drafted for: those before an answered one; or a random share of them."""
+    answered = batch["chances"].sum(-1) > 0
+    begins = torch.cat([answered[:, 1:], torch.zeros_like(answered[:, :1])], dim=1)
+    if share < 1:
+        begins = begins & (torch.rand(begins.shape, generator=generator) < share).to(begins.device)
+    rows, tokens = begins.nonzero(as_tuple=True)
+    return Roots(rows, tokens)

@@ -1,0 +1,279 @@
+"""What the model computes on its own text, kept on disk: states after some layers and the distribution at every answered token.
+
+A frozen model's states never change, so they are computed once and read many times. Shards of some ten thousand tokens, each
+written whole or not at all: a run that is killed, or given more text later, goes on with what is missing. Input: JSONL lines
+with `prompt_ids` and `response_ids`, as `selfspec data` writes them. Numbers are kept in float16, states brought to length one a
+number first. Knows nothing of what is trained on them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import OptionError, ResourceError, TrainingError
+from ..model.adapter import LayeredModel
+from ..model.cache import Span
+from ..model.extras import unlike
+from ..model.small import unit
+from ..model.taps import Taps
+
+SHARD_TOKENS = 20_000
+PASS_TOKENS = 1024
+SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class StateOptions:
+    """What is kept of each token."""
+
+    layers: tuple[int, ...]
+    """States after these layers."""
+    length: int = 768
+    """Conversations are cut after so many tokens."""
+    top: int = 24
+    """The likeliest tokens whose probabilities are kept."""
+    held_out: float = 0.03
+    """Share of the prompts that are never trained."""
+
+    def __post_init__(self) -> None:
+        if self.length < 16 or self.top < 1 or not 0 < self.held_out < 1:
+            raise OptionError(
+                f"length={self.length}, top={self.top}, held_out={self.held_out}: use a length of 16 or more, a top of 1 or "
+                "more, and a share between 0 and 1, else there is nothing to train or to measure on"
+            )
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt and what the model wrote after it."""
+
+    tokens: tuple[int, ...]
+    begin: int
+    """Where the answer begins."""
+
+    @property
+    def name(self) -> str:
+        return _digest(self.tokens)
+
+    def held_out(self, share: float) -> bool:
+        """By its prompt, so that two answers to it are not on both sides, and more text changes nothing."""
+        return int(_digest(self.tokens[: self.begin]), 16) % 10_000 < share * 10_000
+
+
+def read_conversations(files: Sequence[Path], options: StateOptions, vocabulary: int) -> Iterator[Conversation]:
+    """The lines of some files that are of use, each text once."""
+    seen: set[str] = set()
+    for file in files:
+        with file.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, start=1):
+                found = _conversation(line, f"{file}, line {number}", options.length, vocabulary)
+                if found and found.name not in seen:
+                    seen.add(found.name)
+                    yield found
+
+
+def _conversation(line: str, where: str, length: int, vocabulary: int) -> Conversation | None:
+    """One line; None if it is empty, or too short to draft in it."""
+    if not line.strip():
+        return None
+    try:
+        value: Any = json.loads(line)
+        prompt, answer = [int(token) for token in value["prompt_ids"]], [int(token) for token in value["response_ids"]]
+    except (ValueError, KeyError, TypeError) as error:
+        raise TrainingError(
+            f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}), so there is nothing that the "
+            "model wrote; make such a file with: selfspec data MODEL --prompts FILES"
+        ) from error
+    tokens = tuple((prompt + answer)[:length])
+    outside = [token for token in tokens if not 0 <= token < vocabulary]
+    if outside:
+        raise TrainingError(f"{where} has token {outside[0]}, the model has {vocabulary}: another model wrote it")
+    return Conversation(tokens, len(prompt)) if prompt and len(tokens) - len(prompt) >= 3 else None
+
+
+class States:
+    """Shards in a folder, as conversations by number."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._shards: list[dict[str, Any]] = []
+        self.where: list[tuple[int, int, int, int]] = []  # of each conversation: shard, first token, one after its last, answer
+        self.held_out: list[int] = []
+        self.trained: list[int] = []
+        self.names: set[str] = set()
+        for shard in _shards(folder):
+            self._open(shard)
+
+    def _open(self, folder: Path) -> None:
+        facts = json.loads((folder / "shard.json").read_text(encoding="utf-8"))
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "states", "ids", "chances")}
+        first = 0
+        for name, count, begin, held in facts["conversations"]:
+            (self.held_out if held else self.trained).append(len(self.where))
+            self.where.append((len(self._shards), first, first + count, begin))
+            self.names.add(name)
+            first += count
+        self._shards.append(arrays)
+
+    def lengths(self) -> list[int]:
+        return [stop - first for _, first, stop, _ in self.where]
+
+    @property
+    def tokens(self) -> int:
+        return sum(self.lengths())
+
+    def batch(self, numbers: Sequence[int]) -> dict[str, Tensor]:
+        """Some conversations, padded behind: tokens (n, longest), states (n, longest, taps, width), ids and chances (n, longest,
+        top); chances are 0 where nothing is answered, which is all of the padding."""
+        longest = max(stop - first for _, first, stop, _ in (self.where[n] for n in numbers))
+        batch: dict[str, Tensor] = {}
+        for name in ("tokens", "states", "ids", "chances"):
+            shape = self._shards[0][name].shape[1:]
+            array = np.zeros((len(numbers), longest, *shape), dtype=self._shards[0][name].dtype)
+            for row, number in enumerate(numbers):
+                shard, first, stop, _ = self.where[number]
+                array[row, : stop - first] = self._shards[shard][name][first:stop]
+            batch[name] = torch.from_numpy(array)
+        return batch
+
+    def frequencies(self, vocabulary: int) -> Tensor:
+        """(vocabulary,): how often each token was likely in the answers that are trained."""
+        total = np.zeros(vocabulary)
+        held = {self.where[number][:2] for number in self.held_out}
+        for shard, first, stop, _ in self.where:
+            if (shard, first) not in held:
+                ids, chances = (self._shards[shard][name][first:stop].reshape(-1) for name in ("ids", "chances"))
+                total += np.bincount(ids, weights=chances.astype(np.float64), minlength=vocabulary)
+        return torch.from_numpy(total)
+
+
+def kept_options(folder: Path) -> StateOptions | None:
+    """How the states in a folder were kept, if there are any."""
+    about = folder / "states.json"
+    if not about.is_file():
+        return None
+    found = json.loads(about.read_text(encoding="utf-8"))["options"]
+    return StateOptions(**{**found, "layers": tuple(found["layers"])})
+
+
+def gather(
+    model: LayeredModel,
+    base: dict[str, Any],
+    files: Sequence[Path],
+    folder: Path,
+    options: StateOptions,
+    watch: Callable[[int], bool] = lambda tokens: True,
+) -> bool:
+    """Compute what is missing of these files; `base` is the model's signature. `watch(tokens so far)` is asked after every shard
+    whether to go on; says whether everything is there."""
+    _prepare(folder, base, options)
+    known = States(folder)
+    shard: list[Conversation] = []
+    new, done = (
+        (found for found in read_conversations(files, options, model.shape.vocabulary) if found.name not in known.names),
+        0,
+    )
+    for found in new:
+        shard.append(found)
+        if (count := sum(len(each.tokens) for each in shard)) >= SHARD_TOKENS:
+            _write_shard(model, shard, folder, options)
+            shard, done = [], done + count
+            if not watch(done):
+                return False
+    if shard:
+        _write_shard(model, shard, folder, options)
+    return True
+
+
+def _prepare(folder: Path, base: dict[str, Any], options: StateOptions) -> None:
+    """Make the folder, or raise if what is in it is of another model or kept otherwise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    about = folder / "states.json"
+    wanted = {"schema": SCHEMA, "options": json.loads(json.dumps(asdict(options)))}
+    if about.is_file():
+        found = json.loads(about.read_text(encoding="utf-8"))
+        other = unlike(found["base"], base)
+        if other or any(found[name] != value for name, value in wanted.items()):
+            raise TrainingError(
+                f"{folder} holds states kept with {found['options']}, now {wanted['options']} are asked for"
+                f"{'; of another model: ' + other if other else ''}. Repeat the earlier settings, or train into another folder"
+            )
+    else:
+        about.write_text(json.dumps({**wanted, "base": base}), encoding="utf-8")
+    for path in folder.glob("*.new"):  # what a killed run left behind
+        shutil.rmtree(path)
+
+
+def _shards(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.glob("shard-*") if path.suffix != ".new")
+
+
+def _write_shard(model: LayeredModel, shard: Sequence[Conversation], folder: Path, options: StateOptions) -> None:
+    tokens = np.array([token for each in shard for token in each.tokens], dtype=np.int32)
+    needed = len(tokens) * (2 * len(options.layers) * model.shape.width + 6 * options.top + 4)
+    if needed * 1.2 > shutil.disk_usage(folder).free:
+        raise ResourceError(
+            f"{folder} is nearly full: the next part of the model's states needs {needed / 1e6:.0f} MB. Make room"
+        )
+    computed = [_computed(model, group, options) for group in _groups(shard)]
+    states, ids, chances = (np.concatenate(arrays) for arrays in zip(*computed, strict=True))
+    target = folder / f"shard-{len(_shards(folder)):05}"
+    new = target.with_name(target.name + ".new")
+    new.mkdir()
+    arrays = {"tokens": tokens, "states": states, "ids": ids, "chances": chances}
+    for name, array in arrays.items():
+        np.save(new / f"{name}.npy", array)
+    facts = [[each.name, len(each.tokens), each.begin, each.held_out(options.held_out)] for each in shard]
+    (new / "shard.json").write_text(json.dumps({"conversations": facts}), encoding="utf-8")
+    os.sync()
+    new.rename(target)
+
+
+def _groups(shard: Sequence[Conversation]) -> Iterator[list[Conversation]]:
+    """Conversations that are computed in one pass."""
+    group: list[Conversation] = []
+    for each in shard:
+        if group and sum(len(other.tokens) for other in group) + len(each.tokens) > PASS_TOKENS:
+            yield group
+            group = []
+        group.append(each)
+    yield group
+
+
+@torch.inference_mode()
+def _computed(model: LayeredModel, group: Sequence[Conversation], options: StateOptions) -> list[np.ndarray[Any, Any]]:
+    """States, likeliest tokens and their probabilities of some conversations, one after the other."""
+    taps, cache = Taps(options.layers), model.new_cache(len(group), max(len(each.tokens) for each in group))
+    place = cache.place_at([Span(row, 0, len(each.tokens)) for row, each in enumerate(group)])
+    tokens = torch.tensor([token for each in group for token in each.tokens], device=model.device)
+    x = model.run(model.embed(tokens), model.full_plan, cache, place, taps=[taps])
+    taken = taps.take()
+    states = unit(taken[0][1].float()).half() if taken else x.new_empty(len(tokens), 0, x.shape[1], dtype=torch.float16)
+    answered = torch.cat([_answered(each) for each in group]).to(model.device)
+    ids = torch.zeros(len(tokens), options.top, dtype=torch.int32, device=model.device)
+    chances = torch.zeros(len(tokens), options.top, dtype=torch.float16, device=model.device)
+    for piece in answered.nonzero()[:, 0].split(256):
+        best = model.head(x[piece]).float().softmax(-1).topk(options.top)
+        ids[piece], chances[piece] = best.indices.int(), best.values.half()
+    return [each.cpu().numpy() for each in (states, ids, chances)]
+
+
+def _answered(conversation: Conversation) -> Tensor:
+    """At which tokens the next one is the model's own and known: those of the answer but its last."""
+    index = torch.arange(len(conversation.tokens))
+    return (index >= conversation.begin) & (index < len(conversation.tokens) - 1)
+
+
+def _digest(tokens: Sequence[int]) -> str:
+    return hashlib.blake2b(np.array(tokens, dtype=np.int64).tobytes(), digest_size=8).hexdigest()

@@ -1,0 +1,238 @@
+"""The draft head at work: what it drafts depends on the kept text alone, and is what was trained."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfspec import LLM
+from selfspec.contract import Budget, Draft, Outcome
+from selfspec.control.fixed import FixedLength
+from selfspec.draft.base import Drafter, Drafting, Scene
+from selfspec.draft.draft_head import DraftHead
+from selfspec.draft.early_exit import EarlyExit
+from selfspec.draft.entries import Entries
+from selfspec.errors import BrokenCheckpoint, OptionError
+from selfspec.model.cache import Place, Span
+from selfspec.model.extras import Part, load_part
+from selfspec.model.small import BlockSize
+from selfspec.model.taps import Taps
+from selfspec.testing import tiny_adapter, tiny_head, tiny_llm, tiny_tokenizer
+from selfspec.train.head_net import HeadNet, Roots
+
+PROMPTS = [list(text) for text in (b"once upon a time, once upon", b"the", b"aXb aXb aXb a")]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return tiny_llm(seed=4)
+
+
+@pytest.fixture(scope="module")
+def part(llm: LLM) -> Part:
+    """It can say what the model likes to say, so that some drafts are kept and some are not."""
+    said = Counter(token for each in llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=None) for token in each.tokens)
+    return tiny_head(llm.model, seed=1, vocabulary=[token for token, _ in said.most_common(6)])
+
+
+@pytest.fixture(scope="module")
+def adapter(llm: LLM, part: Part) -> Part:
+    return tiny_adapter(llm.model, vocabulary=part.tensors["vocabulary"].tolist())
+
+
+@dataclass(frozen=True)
+class Spy(Drafter, Drafting):
+    """Notes what is drafted after which text."""
+
+    name = "spy"
+    inner: Any
+    seen: dict[tuple[int, ...], tuple[Sequence[int], Sequence[int] | None]]
+
+    def start(self, scene: Scene) -> Drafting:
+        inner = self.inner.start(scene)
+        spy = replace(self, inner=inner)
+        object.__setattr__(spy, "taps", inner.taps)
+        return spy
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        draft = self.inner.propose(rows, texts, budget)
+        parents = draft.parents or [None] * len(rows)
+        for text, tokens, family in zip(texts, draft.tokens, parents, strict=True):
+            self.seen[tuple(text)] = tokens, family
+        return draft
+
+    def observe(self, outcome: Outcome) -> None:
+        self.inner.observe(outcome)
+
+
+def drafts(llm: LLM, drafter: Drafter, prompts: list[list[int]], new: int = 30, tokens: int = 5) -> Any:
+    """What is drafted after which text, and the statistics."""
+    seen: Any = {}
+    found = llm.generate(prompts, max_new_tokens=new, eos=[], draft=Spy(drafter, seen), control=FixedLength(tokens))
+    return seen, found[0].stats
+
+
+MAKERS = {
+    "chain": lambda part, adapter: DraftHead(part),
+    "tree": lambda part, adapter: DraftHead(part, width=3),
+    "adapter": lambda part, adapter: EarlyExit(part=adapter),
+    "adapter, nothing reused": lambda part, adapter: EarlyExit(part=adapter, reuse=False),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_draft_depends_on_the_kept_text_alone(llm: LLM, part: Part, adapter: Part, name: str) -> None:
+    """Rounds, rejections, neighbours leave nothing behind: entries of rejected drafts in the head's cache, states of a wrong
+    branch, the states of another row. It drafts what it would after reading the text anew. Lucky if nothing is rejected."""
+    drafter = MAKERS[name](part, adapter)
+    seen, stats = drafts(llm, drafter, PROMPTS)
+    assert 0 < stats.accepted < stats.drafted
+    whole = [text for text in seen if len(seen[text][0]) == 5]
+    assert len(whole) > 20
+    for text in whole[::3]:
+        anew, _ = drafts(llm, drafter, [list(text[:-1])], new=7)
+        assert anew[text] == seen[text], f"after {len(text)} tokens"
+
+
+def test_it_drafts_what_was_trained(llm: LLM, part: Part) -> None:
+    """The trained module and what runs are written twice: another position, norm, order of taps or feeding of its own output, and
+    what training measures is not what drafting gets."""
+    seen, _ = drafts(llm, DraftHead(part), PROMPTS[:1], new=40)
+    text = max(seen, key=len)
+    net = HeadNet(BlockSize(**part.settings["block"]), 2, llm.model.shape.context)
+    net.load_state_dict({name: part.tensors[name] for name in net.state_dict()})
+    for ours, (expected, _) in [item for item in seen.items() if len(item[1][0]) == 5][::4]:
+        tokens, states = [*ours], states_of(llm, text, part.settings["layers"])
+        for _ in range(5):  # the trainer knows the text that is drafted; here it is written draft by draft
+            tokens.append(last_guess(llm, net, part, tokens, len(ours) - 2, states))
+        assert tokens[len(ours) :] == list(expected)
+
+
+def states_of(llm: LLM, text: Sequence[int], layers: Sequence[int]) -> torch.Tensor:
+    model, taps = llm.model, Taps(layers)
+    cache = model.new_cache(1, len(text))
+    with torch.inference_mode():
+        model.run(model.embed(torch.tensor(text)), model.full_plan, cache, cache.place([len(text)]), taps=[taps])
+    ((_, states),) = taps.take()
+    return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + 1e-5))[None].clone()
+
+
+class Ends:
+    """What training borrows of a model, from the model that runs."""
+
+    def __init__(self, llm: LLM, part: Part) -> None:
+        self._model, self.vocabulary = llm.model, part.tensors["vocabulary"].long()
+        self.index = torch.full((llm.model.shape.vocabulary,), -1)
+        self.index[self.vocabulary] = torch.arange(len(self.vocabulary))
+        self.logged: list[torch.Tensor] = []
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self._model.embed(tokens.flatten())
+        return (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)).view(*tokens.shape, -1)
+
+    def logits(self, x: torch.Tensor, some: torch.Tensor | None = None) -> torch.Tensor:
+        self.logged.append(self._model.head(x)[:, self.vocabulary])
+        return self.logged[-1]
+
+
+def last_guess(llm: LLM, net: HeadNet, part: Part, tokens: list[int], root: int, states: torch.Tensor) -> int:
+    """What the trained module drafts last, from this root, over the tokens after it."""
+    ends, count = Ends(llm, part), len(tokens)
+    padded = torch.cat([states, states[:, -1:].expand(1, 64, *states.shape[2:])], dim=1)[:, :count]
+    blank = torch.zeros(1, count, 1)
+    batch = {"tokens": torch.tensor([tokens]), "states": padded, "ids": blank.long(), "chances": blank}
+    with torch.no_grad():
+        net(ends, batch, Roots(torch.tensor([0]), torch.tensor([root])), count - root - 1)  # type: ignore[arg-type]
+    return int(ends.vocabulary[ends.logged[-1][0].argmax()])
+
+
+def test_a_cached_beginning_is_gone_around(llm: LLM, part: Part) -> None:
+    """A second turn of a chat: the states of what was cached are not there, and a head that attended to empty slots, or waited
+    for them, would draft rubbish or never again."""
+    messages = [{"role": "user", "content": "once upon"}]
+    for turn in range(2):
+        prompt = llm.encode_chat(messages)
+        expected = llm.generate(prompt, max_new_tokens=12, eos=[], draft=None)
+        answer = llm.chat(messages, max_new_tokens=12, eos=[], draft=DraftHead(part), control=FixedLength(3))
+        assert answer.tokens == expected.tokens
+        assert answer.stats.drafted > 6
+        assert (answer.stats.cached_prompt_tokens > 0) == bool(turn)
+        messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "and so on"}]
+
+
+def test_rounds_it_does_not_see_cost_it_nothing_but_time(llm: LLM, part: Part) -> None:
+    """States of rounds in which another drafter's states stood in for early layers are missing: it must begin anew, not line up
+    what it has with other tokens."""
+    entries = Entries([0, 1], llm.model.new_cache(1))
+    states = torch.randn(4, 2, llm.model.shape.width)
+    for first in (0, 6):
+        place = Place.chains([Span(0, first, 4)])
+        for layer in (0, 1):
+            entries.taps.put(layer, place, states[:, layer])
+    entries.taps.put(1, Place.chains([Span(0, 10, 1)]), states[:1, 1])  # a pass that ran layer 1 only
+    entries.gather()
+    assert (entries[0].first, entries[0].held, entries[0].end) == (6, 0, 10)
+
+
+def test_a_part_is_saved_and_found_again(llm: LLM, part: Part, tmp_path: Path) -> None:
+    """A name or a tensor lost on the way to the disk: the part drafts otherwise, or is refused."""
+    part.save(tmp_path / "head")
+    stored = load_part(tmp_path / "head")
+    assert stored.settings == part.settings and stored.base == part.base
+    text = PROMPTS[:1]
+    assert drafts(llm, DraftHead(tmp_path / "head"), text)[0] == drafts(llm, DraftHead(part), text)[0]
+
+
+def test_what_is_no_part_for_this_model_is_refused(llm: LLM, part: Part, tmp_path: Path) -> None:
+    """Another model's part drafts rubbish silently; of the same shape too."""
+    other = tiny_llm(seed=5)
+    with pytest.raises(OptionError, match="with other weights"):
+        other.generate([5], draft=DraftHead(part))
+    with pytest.raises(OptionError, match="its layers was 4, this one's is 2"):
+        tiny_llm(seed=4, num_hidden_layers=2).generate([5], draft=DraftHead(part))
+    with pytest.raises(OptionError, match="of kind 'exit-adapter'"):
+        llm.generate([5], draft=DraftHead(replace(part, kind="exit-adapter")))
+    with pytest.raises(OptionError, match="is no part"):
+        llm.generate([5], draft=DraftHead(tmp_path))
+    with pytest.raises(OptionError, match="needs part=FOLDER"):
+        llm.generate([5], draft="draft-head")
+    part.save(tmp_path)
+    (tmp_path / "part.safetensors").write_bytes(b"cut off")
+    with pytest.raises(BrokenCheckpoint, match="cannot be read"):
+        llm.generate([5], draft=DraftHead(tmp_path))
+    described = json.loads((tmp_path / "part.json").read_text())
+    (tmp_path / "part.json").write_text(json.dumps({**described, "schema": 99}))
+    part.save(tmp_path / "again")
+    (tmp_path / "again" / "part.json").write_text(json.dumps({**described, "schema": 99}))
+    with pytest.raises(OptionError, match="schema 99"):
+        llm.generate([5], draft=DraftHead(tmp_path / "again"))
+
+
+def test_an_exit_adapter_says_where_it_exits(llm: LLM, adapter: Part) -> None:
+    """An option that contradicts the part, and is ignored."""
+    for options in ({"layer": 3}, {"vocabulary": 50}):
+        with pytest.raises(OptionError, match="trained for an exit after 2 layers"):
+            llm.generate([5], draft=EarlyExit(part=adapter, **options))
+    assert llm.generate([5], max_new_tokens=4, eos=[], draft=EarlyExit(layer=2, part=adapter)).stats.drafted
+
+
+def test_half_precision_is_the_same_model(part: Part) -> None:
+    """A signature that hangs on the precision: a part could not be used with a model loaded in bfloat16."""
+    from selfspec.testing import tiny_model
+
+    half = LLM.from_pretrained(tiny_model(seed=4).to(torch.bfloat16), tokenizer=tiny_tokenizer(), dtype=torch.bfloat16)
+    assert half.generate([5, 6], max_new_tokens=8, eos=[], draft=DraftHead(part)).stats.drafted
+
+
+@pytest.mark.parametrize(("options", "words"), [({"width": 0}, "width=0"), ({"width": 2, "sample": True}, "sample=True")])
+def test_options_outside_their_limits(options: dict[str, Any], words: str) -> None:
+    """A value that would fail in the middle of a generation."""
+    with pytest.raises(OptionError, match=words):
+        DraftHead(**options)
