@@ -98,7 +98,8 @@ class Generation:
         self.stats = Stats(prompt_tokens=sum(len(request.prompt) for request in requests))
         self._lock = lock or nullcontext()
         self._computed_before = int(self.cache.computed.sum())
-        scene = Scene(model, self.cache, [request.prompt for request in requests], [request.sampler for request in requests])
+        prompts, samplers = [request.prompt for request in requests], [request.sampler for request in requests]
+        scene = Scene(model, self.cache, prompts, samplers, [request.eos for request in requests])
         self._drafting = drafter.start(scene) if drafter else None
         self._taps = self._drafting.taps if self._drafting else ()
         self._control = control or (self._drafting.control if self._drafting else None)
@@ -201,6 +202,9 @@ class Generation:
         x = model.run(self._embed([token for left in missing for token in left]), LayerPlan(0, layer), cache, rest)
         pieces = zip(states, x.split([len(left) for left in missing]), strict=True)
         joined = torch.cat([part for pair in pieces for part in pair])
+        for tap in self._taps:
+            if layer - 1 in tap.layers:
+                tap.put(layer - 1, place, joined)
         return model.run(joined, LayerPlan(layer, model.layers), cache, place, taps=self._taps)
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from selfspec.bench.peers import Peer, PeerFailed, PeerSpec, choose, find_peers, last_line
-from selfspec.errors import OptionError, Unavailable
+from selfspec.errors import OptionError
 
 GOOD = """
 class Peer:
@@ -198,10 +198,58 @@ def test_unknown_peers_name_the_nearest(tmp_path: Path) -> None:
         choose(["transfromers"], known)
 
 
-def test_no_peers_at_all_says_where_they_are(tmp_path: Path) -> None:
-    """Catches an empty table when selfspec runs from an installed wheel, which has no benchmarks folder."""
-    with pytest.raises(Unavailable, match="source checkout"):
-        find_peers(tmp_path)
+def test_a_wheel_has_ours_and_transformers(tmp_path: Path) -> None:
+    """Catches a benchmark that cannot start from an installed wheel, which has no benchmarks folder."""
+    assert list(find_peers(tmp_path)) == ["selfspec", "transformers"]
+
+
+def test_a_reply_has_rows_and_the_moment_of_the_first_tokens(open_peer: Open) -> None:
+    """Catches the first tokens' time taken for the answer's, a later one for the first, one left over from the last request."""
+    ticks = iter([0.0, 1.0, 10.0, 12.0, 13.0, 17.0, 20.0, 21.0])
+    body = "[self.first(n) for n in (2, 3)] if len(ids) == 2 else None; return [7] * max_new_tokens"
+    peer = open_peer(generating(body), clock=lambda: next(ticks))
+    reply = peer.answer([[5, 6]], 4, [], {})
+    assert (reply.rows, reply.seconds, reply.first_seconds, reply.first_tokens) == ([[7] * 4], 7.0, 2.0, 2)
+    assert peer.answer([[5]], 4, [], {}).first_seconds is None
+
+
+def test_several_rows_are_for_peers_that_take_them(open_peer: Open) -> None:
+    """Catches a batch answered with its first row, and a peer without batches that is asked for one."""
+    batch = (
+        GOOD
+        + "    def generate_batch(self, rows, max_new_tokens, eos):\n        return [[row[0]] * max_new_tokens for row in rows]\n"
+    )
+    assert open_peer(batch).answer([[4], [5, 5]], 2, [], {}).rows == [[4, 4], [5, 5]]
+    with pytest.raises(PeerFailed, match="one prompt at a time"):
+        open_peer(GOOD).answer([[4], [5]], 2, [], {})
+
+
+@pytest.mark.parametrize("made", ["[1] * 3", "[1]", "[]"])
+def test_an_answer_ends_at_its_limit_or_at_an_end_token(open_peer: Open, made: str) -> None:
+    """Catches an engine that overshoots or stops early for no reason, and is credited with the time."""
+    with pytest.raises(PeerFailed):
+        open_peer(generating(f"return {made}")).answer([[4]], 2, [9], {})
+    assert open_peer(generating("return [9]")).answer([[4]], 2, [9], {}).rows == [[9]]
+
+
+def test_a_device_that_a_peer_cannot_be_told_is_a_failure(open_peer: Open, tmp_path: Path) -> None:
+    """Catches a peer that runs on the CPU in a GPU's table."""
+    peer = open_peer(GOOD)
+    with pytest.raises(PeerFailed, match="on the CPU here, not on cuda"):
+        peer.load(tmp_path, "float32", "cuda")
+    told = open_peer(
+        GOOD.replace("threads):", "threads, device='cpu'):").replace("return [ids", "return [len(self.told[0])] + [ids")
+    )
+    assert told.load(tmp_path, "float32", "cuda") > 0
+
+
+def test_another_method_of_a_peer_can_be_called(open_peer: Open) -> None:
+    """Catches arguments that are lost on the way, and a precision that is believed to be the dtype."""
+    peer = open_peer(GOOD + "    precision = 'int8'\n    def more(self, a, b):\n        return [a, b, self.told[1]]\n")
+    assert peer.call("more", a=1, b="x") == [1, "x", "float32"] and peer.precision == "int8"
+    assert peer.echo([1, 2, 3]) > 0
+    with pytest.raises(PeerFailed, match="KeyError"):
+        peer.call("nothing")
 
 
 def test_last_line_is_the_one_that_says_something() -> None:
@@ -216,4 +264,6 @@ def test_the_project_has_the_peers_it_promises() -> None:
 
     specs = choose(PEERS.split(","), find_peers())
     assert [spec.name for spec in specs if spec.own_environment] == ["ctranslate2", "xllamacpp"]
+    assert set(find_peers()) >= {"onnxruntime-genai", "openvino-genai", "economize", "flashspec"}
+    specs = list(find_peers().values())
     assert all(os.access(spec.folder / "install", os.X_OK) for spec in specs if spec.own_environment)

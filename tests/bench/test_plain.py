@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_peers import GOOD, generating, write_peer
 
-from selfspec.bench.peers import PeerSpec
+from selfspec.bench.peers import SHIPPED, PeerSpec
 from selfspec.bench.plain import check_context, model_folder, numbers, plain, run_command
 from selfspec.bench.plain_run import PlainBenchmark, PlainOptions, Tokens, first_difference, new_run, quick, turns
 from selfspec.bench.prompts import prompt_ids
@@ -259,7 +259,7 @@ def test_the_script_knows_its_benchmarks() -> None:
 
 def test_our_peer_is_measured_through_the_same_door() -> None:
     """Catches a shortcut for ourselves: our row comes from a peer file; nothing in the harness knows its name."""
-    spec = PeerSpec("selfspec", ROOT / "benchmarks" / "peers" / "selfspec")
+    spec = PeerSpec("selfspec", SHIPPED / "selfspec")
     assert (spec.folder / "peer.py").exists() and not spec.own_environment
     for name in ("peers", "peer_host", "timing", "plain_run"):
         assert '"selfspec"' not in (ROOT / f"src/selfspec/bench/{name}.py").read_text().replace('{"selfspec": __version__', "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import ctranslate2
 
@@ -11,6 +12,7 @@ from selfspec.bench.convert import converted, write_ctranslate2
 
 class Peer:
     packages = ("ctranslate2",)
+    first: Any  # set by the host
 
     def load(self, folder: str, dtype: str, threads: int) -> None:
         model = converted(folder, "ctranslate2", write_ctranslate2)
@@ -21,9 +23,16 @@ class Peer:
         )
 
     def generate(self, ids: list[int], max_new_tokens: int, eos: list[int]) -> list[int]:
+        return self.run([ids], max_new_tokens, eos, lambda step: self.first(1) if step.step == 0 else None)[0]
+
+    def generate_batch(self, rows: list[list[int]], max_new_tokens: int, eos: list[int]) -> list[list[int]]:
+        return self.run(rows, max_new_tokens, eos, None)
+
+    def run(self, rows: list[list[int]], max_new_tokens: int, eos: list[int], callback: Any) -> list[list[int]]:
         done = self.generator.generate_batch(
-            [[self.words[token] for token in ids]],
+            [[self.words[token] for token in ids] for ids in rows],
             max_length=max_new_tokens, beam_size=1, sampling_topk=1, include_prompt_in_result=False,
             end_token=eos, return_end_token=True,  # an empty list: nothing ends it; leaving it out would mean the model's own
+            callback=callback,
         )  # fmt: skip
-        return done[0].sequences_ids[0]
+        return [each.sequences_ids[0] for each in done]

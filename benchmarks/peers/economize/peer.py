@@ -18,6 +18,11 @@ LONGEST_NGRAM = 3
 
 class Peer:
     packages = ("economize", "transformers", "torch")
+    methods = {  # noqa: RUF012  (read from the source, without importing it)
+        "plain": (),
+        "lookup": ("tokens",),
+        "early-exit": ("layer", "tokens"),
+    }
 
     def load(self, folder: str, dtype: str, threads: int) -> None:
         torch.set_num_threads(threads)

@@ -17,6 +17,10 @@ LONGEST_NGRAM = 3
 
 class Peer:
     packages = ("flashspec", "transformers", "torch")
+    methods = {  # noqa: RUF012  (read from the source, without importing it)
+        "lookup": ("tokens",),
+        "early-exit": ("layer", "tokens"),
+    }
 
     def load(self, folder: str, dtype: str, threads: int) -> None:
         torch.set_num_threads(threads)

@@ -6,41 +6,75 @@ Its completion call takes ids and answers with text; our conversion names token 
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import xllamacpp
 
 from selfspec.bench.convert import converted, write_gguf
 
-CONTEXT = 4096
+WORD = re.compile(r"<(\d+)>")
+CONTEXT = 8192
+LONGEST_NGRAM = 3
 
 
 class Peer:
     packages = ("xllamacpp",)
+    methods = {  # noqa: RUF012  (read from the source, without importing it)
+        "plain": (),
+        "ngram": ("tokens",),
+    }
+    first: Any  # set by the host
 
     def load(self, folder: str, dtype: str, threads: int) -> None:
         if dtype != "float32":
             raise ValueError(f"dtype={dtype!r}: this peer is set up for float32")
+        self.path, self.threads = str(converted(folder, "gguf", write_gguf)), threads
+        self.servers: dict[tuple[str, int], xllamacpp.Server] = {}
+        self.server("plain", 0)
+
+    def server(self, method: str, tokens: int) -> xllamacpp.Server:
+        """Drafting is said when a server starts: each way has its own, on the same mapped file."""
+        if (method, tokens) not in self.servers:
+            self.servers[method, tokens] = xllamacpp.Server(self.params(method, tokens))
+        return self.servers[method, tokens]
+
+    def params(self, method: str, tokens: int) -> xllamacpp.CommonParams:
         params = xllamacpp.CommonParams()
-        params.model.path = str(converted(folder, "gguf", write_gguf))
+        params.model.path = self.path
         params.n_ctx = CONTEXT
         params.n_gpu_layers = 0
-        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.threads
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         params.cache_prompt, params.cache_ram_mib = False, 0  # every prompt is computed, as at the other peers
         params.verbosity = 0
-        self.server = xllamacpp.Server(params)
+        if method == "ngram":  # the last match of exactly so many tokens, and what followed it
+            params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+            params.speculative.ngram_simple.size_n = LONGEST_NGRAM
+            params.speculative.ngram_simple.size_m = tokens
+        return params
 
-    def generate(self, ids: list[int], max_new_tokens: int, eos: list[int]) -> list[int]:
+    def generate(self, ids: list[int], max_new_tokens: int, eos: list[int], method: str = "plain", tokens: int = 0) -> list[int]:
         request = {
             "prompt": ids,
             "n_predict": max_new_tokens,
             "temperature": 0,
             "cache_prompt": False,
             "stop": [f"<{i}>" for i in eos],
+            "stream": True,
         }
-        reply = self.server.handle_completions(request)
-        if "choices" not in reply:
-            raise RuntimeError(str(reply)[:300])
-        tokens = [int(word) for word in re.findall(r"<(\d+)>", reply["choices"][0]["text"])]
+        pieces: list[dict[str, Any]] = []
+        self.server(method, tokens).handle_completions(request, lambda piece: self.hear(piece, pieces))
+        failed = [piece for piece in pieces if "choices" not in piece]
+        if failed or not pieces:
+            raise RuntimeError(str(failed)[:300] or "no answer")
+        timings = pieces[-1].get("timings", {})
+        self.counts = {"drafted": timings.get("draft_n", 0), "accepted": timings.get("draft_n_accepted", 0)}
+        made = [int(word) for piece in pieces for word in WORD.findall(piece["choices"][0]["text"])]
         # a stop word is cut off the text; with several there is no telling which it was, so any of them stands for all
-        return tokens if reply["choices"][0]["finish_reason"] == "length" else [*tokens, *eos[:1]]
+        ended = pieces[-1]["choices"][0]["finish_reason"]
+        return made if ended == "length" else [*made, *eos[:1]]
+
+    def hear(self, piece: dict[str, Any], pieces: list[dict[str, Any]]) -> None:
+        if not pieces:
+            self.first(len(WORD.findall(str(piece))) or 1)
+        pieces.append(piece)

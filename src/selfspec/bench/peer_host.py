@@ -2,9 +2,12 @@
 
 Speaks JSON lines: {"load": folder, "dtype": "float32", "threads": 2} is answered {"ready": true, "versions": {...}}, then
 {"generate": [ids], "max_new_tokens": n, "eos": [ids]} is answered {"tokens": [ids]}; anything that goes wrong, {"error": "..."}.
-A request may carry "options", which become keyword arguments, and an answer "counts", what the peer set as `self.counts`.
+{"batch": [[ids], ...]} asks for several rows at once, {"echo": x} for nothing, {"call": name, "arguments": {...}} for another
+method of the peer. A request may carry "options", which become keyword arguments, and an answer "counts", what the peer set as
+`self.counts`. A peer that calls `self.first(count)` when its first tokens are there, lets the harness see when.
 A peer file defines `class Peer` with `packages` (whose versions are worth recording), `load(folder, dtype, threads)` and
-`generate(ids, max_new_tokens, eos) -> list[int]`: greedy, new tokens only, an end token included.
+`generate(ids, max_new_tokens, eos) -> list[int]`: greedy, new tokens only, an end token included. It may have
+`generate_batch(rows, ...) -> list[list[int]]`, `precision`, if that is not the dtype it is told, and a `load` with `device`.
 Uses the standard library alone, since a peer's environment need not contain selfspec, and takes no time: the harness does.
 """
 
@@ -12,6 +15,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -34,10 +38,37 @@ def open_peer(path: Path) -> Any:
 def answer(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Do what one line asks."""
     if "load" in request:
+        load(peer, request)
+        return {"ready": True, "versions": versions(peer.packages), "precision": members(peer).get("precision", request["dtype"])}
+    if "echo" in request:
+        return {"echo": request["echo"]}
+    if "call" in request:
+        return {"returned": members(peer)[request["call"]](peer, **request["arguments"])}
+    peer.counts = None
+    asked = (request["max_new_tokens"], request["eos"])
+    if "batch" not in request:
+        tokens = peer.generate(request["generate"], *asked, **request.get("options", {}))
+        return {"tokens": [int(token) for token in tokens], "counts": peer.counts}
+    if "generate_batch" not in members(peer):
+        raise NotImplementedError("this peer takes one prompt at a time")
+    rows = peer.generate_batch(request["batch"], *asked, **request.get("options", {}))
+    return {"rows": [[int(token) for token in row] for row in rows], "counts": peer.counts}
+
+
+def load(peer: Any, request: dict[str, Any]) -> None:
+    """Tell the peer which model, and on which device if it can be told."""
+    device = request.get("device", "cpu")
+    if device == "cpu":
         peer.load(request["load"], request["dtype"], request["threads"])
-        return {"ready": True, "versions": versions(peer.packages)}
-    tokens = peer.generate(request["generate"], request["max_new_tokens"], request["eos"], **request.get("options", {}))
-    return {"tokens": [int(token) for token in tokens], "counts": vars(peer).get("counts")}
+    elif "device" in inspect.signature(peer.load).parameters:
+        peer.load(request["load"], request["dtype"], request["threads"], device=device)
+    else:
+        raise NotImplementedError(f"this peer runs on the CPU here, not on {device}")
+
+
+def members(peer: Any) -> dict[str, Any]:
+    """What the peer's class defines."""
+    return {name: value for kind in reversed(type(peer).__mro__) for name, value in vars(kind).items()}
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
@@ -54,9 +85,16 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 def serve(path: Path, requests: TextIO, replies: TextIO) -> None:
     """Answer line by line until the harness closes its end. A failure is answered too: the harness decides what to make of it."""
     peer = None
+
+    def first(count: int = 1) -> None:
+        replies.write(json.dumps({"first": count}) + "\n")
+        replies.flush()
+
     for line in requests:
         try:
-            peer = peer or open_peer(path)
+            if peer is None:
+                peer = open_peer(path)
+                peer.first = first
             reply = answer(peer, json.loads(line))
         except Exception as error:  # noqa: BLE001  (whatever foreign code raises belongs into its row of the table)
             traceback.print_exc()

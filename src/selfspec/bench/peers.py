@@ -20,12 +20,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError, Unavailable, nearest
+from ..errors import OptionError, nearest
 from .provenance import CHECKOUT, scrub
 from .timing import Clock, ContestantFailed
 
 HOST = Path(__file__).with_name("peer_host.py")
+SHIPPED = Path(__file__).with_name("shipped")  # peers that need nothing but what selfspec needs: they are in the wheel
 PEERS_FOLDER = CHECKOUT / "benchmarks" / "peers"
+FIRST = '{"first":'
 
 
 class PeerFailed(ContestantFailed):
@@ -62,23 +64,30 @@ class PeerSpec:
             raise PeerFailed(f"install ended with {done.returncode}: {last_line(done.stderr or done.stdout)}")
 
 
-def find_peers(folder: Path = PEERS_FOLDER) -> dict[str, PeerSpec]:
-    """Every peer in a folder of peers."""
-    found = {file.parent.name: PeerSpec(file.parent.name, file.parent) for file in sorted(folder.glob("*/peer.py"))}
-    if not found:
-        raise Unavailable(
-            "There are no benchmark peers: no benchmarks/peers/*/peer.py here. They belong to the source checkout, "
-            "not to the wheel: run scripts/bench in a clone."
-        )
-    return found
+def find_peers(folder: Path = PEERS_FOLDER, shipped: Path = SHIPPED) -> dict[str, PeerSpec]:
+    """Every peer: those that come with the package, and those of a source checkout."""
+    files = [*sorted(shipped.glob("*/peer.py")), *sorted(folder.glob("*/peer.py"))]
+    return {file.parent.name: PeerSpec(file.parent.name, file.parent) for file in files}
 
 
 def choose(names: Sequence[str], known: Mapping[str, PeerSpec]) -> list[PeerSpec]:
     """The peers of these names, in this order."""
     for name in names:
         if name not in known:
-            raise OptionError(f"Unknown peer {name!r}: {nearest(name, known)}")
+            far = "" if PEERS_FOLDER.is_dir() else " Other engines' peers are in the source checkout, not in the wheel."
+            raise OptionError(f"Unknown peer {name!r}: {nearest(name, known)}{far}")
     return [known[name] for name in dict.fromkeys(names)]
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a peer answered, and when: seconds from asking to the answer, and to its first tokens if it said so."""
+
+    rows: list[list[int]]
+    seconds: float
+    first_seconds: float | None
+    first_tokens: int
+    counts: dict[str, Any] | None
 
 
 class Peer:
@@ -87,8 +96,10 @@ class Peer:
     def __init__(self, spec: PeerSpec, threads: int, limit: float, clock: Clock = time.perf_counter) -> None:
         self.name = spec.name
         self.versions: dict[str, str] = {}
-        self.counts: dict[str, int] | None = None  # what it says of its last generation: drafted, accepted; shown, never used
+        self.precision = ""
+        self.counts: dict[str, Any] | None = None  # what it says of its last generation: drafted, accepted; shown, never used
         self._limit, self._clock, self._threads = limit, clock, threads
+        self._first: tuple[float, int] | None = None  # of the last request: when its first tokens came, and how many
         self._dead: str | None = None  # why it can answer no more
         self._errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (until close)
         self._replies: queue.Queue[str | None] = queue.Queue()
@@ -104,10 +115,42 @@ class Peer:
         self._reader = threading.Thread(target=self._listen, daemon=True)
         self._reader.start()
 
-    def load(self, folder: Path, dtype: str) -> None:
-        """Let it load a Hugging Face folder, converting it first where it must. Not timed."""
-        reply, _ = self._ask({"load": str(folder), "dtype": dtype, "threads": self._threads})
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def dead(self) -> bool:
+        """It was ended, or ended itself; a failure alone does not mean that."""
+        return self._dead is not None
+
+    def load(self, folder: Path, dtype: str, device: str = "cpu") -> float:
+        """Let it load a Hugging Face folder, converting it first where it must; seconds of that."""
+        request = {"load": str(folder), "dtype": dtype, "threads": self._threads}
+        reply, seconds = self._ask(request if device == "cpu" else {**request, "device": device})
+        self.precision = str(reply.get("precision", dtype))
         self.versions = {str(name): str(version) for name, version in dict(reply.get("versions", {})).items()}
+        return seconds
+
+    def echo(self, something: Sequence[int]) -> float:
+        """Seconds of a request that asks for nothing."""
+        return self._ask({"echo": list(something)})[1]
+
+    def call(self, name: str, **arguments: Any) -> Any:
+        """What another method of the peer returns. Not timed."""
+        return self._ask({"call": name, "arguments": arguments})[0]["returned"]
+
+    def answer(self, rows: Sequence[Sequence[int]], max_new_tokens: int, eos: Sequence[int], options: Mapping[str, Any]) -> Reply:
+        """New tokens of each row, timed from outside."""
+        asked = {"generate": list(rows[0])} if len(rows) == 1 else {"batch": [list(row) for row in rows]}
+        reply, seconds = self._ask({**asked, "max_new_tokens": max_new_tokens, "eos": list(eos), "options": dict(options)})
+        made = [reply.get("tokens")] if len(rows) == 1 else reply.get("rows")
+        if not isinstance(made, list) or len(made) != len(rows) or not all(isinstance(row, list) and row for row in made):
+            raise PeerFailed(f"answered {len(rows)} rows with {str(reply)[:200]}")
+        if any(len(row) > max_new_tokens or (len(row) < max_new_tokens and row[-1] not in eos) for row in made):
+            raise PeerFailed(f"made {[len(row) for row in made]} tokens where {max_new_tokens} or an end token were asked for")
+        when, count = self._first or (None, 0)
+        return Reply(made, seconds, when, count, reply.get("counts"))
 
     def generate(
         self, ids: Sequence[int], max_new_tokens: int, eos: Sequence[int] = (), options: Mapping[str, Any] | None = None
@@ -141,11 +184,16 @@ class Peer:
             raise PeerFailed(self._dead)
         line = json.dumps(request) + "\n"
         answer: str | None
+        self._first = None
         start = self._clock()
         try:
             self._process.stdin.write(line)
             self._process.stdin.flush()
             answer = self._replies.get(timeout=self._limit)
+            while answer is not None and answer.startswith(FIRST):
+                now = self._clock()
+                self._first = self._first or (now - start, int(json.loads(answer)["first"]))
+                answer = self._replies.get(timeout=self._limit)
         except queue.Empty:
             self._process.kill()
             self._dead = f"no answer within {self._limit:g} s, so it was ended; allow it more with --time-limit"

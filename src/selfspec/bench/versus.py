@@ -25,8 +25,9 @@ from .peers import Peer, PeerFailed, PeerSpec, choose, find_peers
 from .plain import model_folder, progress_bar, run_command
 from .plain_run import PACKAGES, first_difference
 from .provenance import CHECKOUT, cpu_name, gather, package_versions, slug
-from .questions import Question, read_questions
+from .questions import read_questions
 from .schema import write_json
+from .tasks import Item
 from .versus_report import REFERENCE, VERSUS_SCHEMA, load_versus, markdown
 
 PEERS = "transformers,selfspec,economize,flashspec"
@@ -93,7 +94,7 @@ class Contest:
                         self._run.failures[f"{name} {method}"] = str(failure)
         return running
 
-    def ask(self, peers: Mapping[str, Peer], number: int, question: Question, ids: Sequence[int]) -> None:
+    def ask(self, peers: Mapping[str, Peer], number: int, question: Item, ids: Sequence[int]) -> None:
         """One question to all, the reference first once, then in rotating order."""
         shift = number % len(self._run.contestants)
         order = [*self._run.contestants[shift:], *self._run.contestants[:shift]]
@@ -105,7 +106,7 @@ class Contest:
                     self._run.answers.append(self._answer(peers[name], method, number, ids))
                 except PeerFailed as failure:
                     self._run.failures[key] = str(failure)
-            self._tick(f"{question.task} {question.number}: {key}")
+            self._tick(f"{question.id}: {key}")
         write_json(asdict(self._run), self._out)
 
     def _answer(self, peer: Peer, method: str, number: int, ids: Sequence[int]) -> Answer:
@@ -129,7 +130,7 @@ def contestants(peers: Sequence[str], methods: Sequence[str]) -> list[tuple[str,
 
 
 def versus(
-    data: Annotated[Path | None, typer.Argument(help="Questions as JSONL, as for scripts/bench spec.")] = None,
+    data: Annotated[Path | None, typer.Argument(help="Questions as JSONL, like Spec-Bench's question.jsonl.")] = None,
     model: Annotated[str, typer.Option(help="'demo' or a model folder.")] = "demo",
     factor: Annotated[
         float, typer.Option(help="Below 1: a damped model, whose exit is often right. How much of the later layers is left in.")

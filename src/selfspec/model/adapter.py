@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cached_property, partial
@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PREFILL_CHUNK = 512
-
 _BY_MODULES = (
-    "products are left to modules of kind {0}, which keep their own weights; how fast they are with several tokens is up to "
-    "them, and a token's last bits may depend on what is computed beside it"
+    "products are left to modules of kind {0}, which keep their own weights; their speed with several tokens is up to them, and "
+    "a token's last bits may depend on what is computed beside it"
 )
 _SHORTENED = (
     "this model rotates positions by other frequencies once a text is longer than {0} tokens (longrope), and all of the text "
@@ -156,7 +155,7 @@ class LayeredModel:
         self._positions = table(model, family.positions).detach() if family.positions else None
         scale = torch.tensor(self.shape.scales.embedding)  # rounded as transformers does
         self._embedding_scale = scale.to(embedding.dtype).item()
-        self._partial_heads: dict[int, PartialHead] = {}
+        self._partial_heads: dict[tuple[int, frozenset[int]], PartialHead] = {}
         self._head: Linear = product([head], self.ops)
         tied = head.weight is not None and not head.added and embedding.data_ptr() == head.weight.data_ptr()
         self._embedding = None if tied and self._head.readable else embedding.detach()
@@ -287,19 +286,26 @@ class LayeredModel:
         the same time, each on caches of its own. The model itself if there is nothing to leave out."""
         if all(without_low_rank(linear) is linear for linear in self.linears):
             return self
-        other = copy(self)
-        other.blocks = [block.with_linears(without_low_rank) for block in self.blocks]
+        other = self.with_blocks([block.with_linears(without_low_rank) for block in self.blocks])
         other._head, other._partial_heads = without_low_rank(self._head), {}
-        other._open_steps()  # a recording has the adapters' products in it
-        if other._steps and self._steps and self._steps.reason:
+        return other
+
+    def with_blocks(self, blocks: Sequence[Block]) -> LayeredModel:
+        """A second view of this model, with these blocks in place of its own."""
+        other = copy(self)
+        other.blocks = list(blocks)
+        other._open_steps()  # a recording has the blocks' products in it
+        if other._steps and self._steps:
             other._steps.reason = self._steps.reason
         return other
 
-    def partial_head(self, size: int) -> PartialHead:
-        """The head over the `size` most frequent tokens, for drafting: byte-pair vocabularies are ordered by frequency."""
-        if size not in self._partial_heads:
-            self._partial_heads[size] = PartialHead(self, torch.arange(size, device=self.device))
-        return self._partial_heads[size]
+    def partial_head(self, size: int, more: Iterable[int] = ()) -> PartialHead:
+        """The head over some tokens, for drafting: the `size` most frequent (vocabularies are mostly ordered so) and `more`."""
+        key = (size, frozenset(more))
+        if key not in self._partial_heads:
+            chosen = [*range(size), *sorted(token for token in key[1] if token >= size)]
+            self._partial_heads[key] = PartialHead(self, torch.tensor(chosen, device=self.device))
+        return self._partial_heads[key]
 
     def forward(self, tokens: Tensor, cache: KVCache, place: Place, plan: LayerPlan | None = None) -> Tensor:
         """Tokens -> logits of every one of them."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Any, Protocol
@@ -27,21 +26,12 @@ from ..draft.chain import ChainDrafting
 from ..model.adapter import LayeredModel
 from ..sampling import Sampler, SamplingParams
 from .card import Passes
+from .suite_schema import StepPoint
 from .timing import timed
 
 CONTEXTS = (128, 512, 1024)
 DRAFTS = 4  # drafted at a time to learn what one costs
 VERIFY = "verify"
-
-
-@dataclass
-class StepPoint:
-    """Seconds of one kind of step behind `context` tokens: a pass over `tokens` tokens, or one draft of a method."""
-
-    kind: str  # "verify", or a method
-    context: int
-    tokens: int
-    seconds: list[float] = field(default_factory=list)
 
 
 class StepTimer:

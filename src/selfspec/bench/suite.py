@@ -1,0 +1,276 @@
+"""One run of `selfspec bench`: every contestant answers every question in turns; what was measured is kept, whatever happens.
+
+A *unit* is a question, or as many questions of a task as the batch is large. Within a unit contestants take turns, beginning with
+another one each time, so that a machine that drifts drifts for all. Tokens are compared with those of our plain decoding once the
+round is over. A finished round of a unit is saved; a kill loses no more than one. Does not know how a peer works, what a table
+looks like, or what was typed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ..errors import OptionError, Unavailable
+from .contestants import Contestant, drafts_at_most
+from .engines import Engines, Measured
+from .peers import PeerFailed
+from .plain_run import first_difference
+from .schema import Provenance
+from .suite_schema import (
+    OURS,
+    Answer,
+    ContestantRow,
+    Counts,
+    Difference,
+    EngineRow,
+    Plan,
+    StepPoint,
+    SuiteRun,
+    Turn,
+    load_suite,
+    save_suite,
+)
+
+WARM_UP_TOKENS = 8
+LONGEST_BLOCK = 8  # tokens; isolated passes go up to this, further where a method drafts more
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A question as ids."""
+
+    task: str
+    id: str
+    ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is asked at once."""
+
+    task: str
+    prompts: Sequence[Prompt]
+
+    @property
+    def names(self) -> list[str]:
+        return [prompt.id for prompt in self.prompts]
+
+
+def units_of(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[Unit]:
+    """Every question alone, and for other batch sizes consecutive questions of a task; a rest that fills no batch is left out."""
+    found = []
+    for batch in batches:
+        for task in dict.fromkeys(prompt.task for prompt in prompts):
+            mine = [prompt for prompt in prompts if prompt.task == task]
+            if len(mine) < batch:
+                raise OptionError(
+                    f"--batch {batch} needs {batch} questions a task and {task} has {len(mine)}; ask more with --sample {batch}"
+                )
+            found += [Unit(task, mine[start : start + batch]) for start in range(0, len(mine) - batch + 1, batch)]
+    return found
+
+
+def open_run(plan: Plan, provenance: Provenance, path: Path, fresh: bool = False) -> SuiteRun:
+    """A new run, or the one in `path` if that is the same and was interrupted. Nothing is ever written over but with `fresh`."""
+    if fresh or not path.exists():
+        return SuiteRun(provenance, plan)
+    run = load_suite(path)
+    other = [each.name for each in fields(Plan) if getattr(plan, each.name) != getattr(run.plan, each.name)]
+    if other:
+        raise OptionError(
+            f"{path.name} holds another run (it differs in {', '.join(other)}), which would be lost; write elsewhere with --out, "
+            "or measure over it with --fresh"
+        )
+    then = run.provenance
+    before = (then.cpu, then.commit, {name: then.versions.get(name) for name in provenance.versions})
+    if not run.complete and before != (provenance.cpu, provenance.commit, provenance.versions):
+        raise OptionError(
+            f"{path.name} was begun on another machine, at another commit or with other versions {before}, so going on would mix "
+            "two things in one table; measure it anew with --fresh"
+        )
+    return run
+
+
+class Suite:
+    """One sitting at a run."""
+
+    def __init__(
+        self, run: SuiteRun, contestants: Sequence[Contestant], prompts: Sequence[Prompt], engines: Engines, out: Path,
+        decode: Callable[[Sequence[int]], str], eos: Sequence[int],
+        tick: Callable[[str], None] = lambda _: None, say: Callable[[str], None] = lambda _: None,
+        costs: Sequence[int] = (),
+    ) -> None:  # fmt: skip
+        """`costs`: ids of a text behind which isolated steps are timed after each question; none, and they are not."""
+        self.run, self._contestants, self._engines, self._out = run, contestants, engines, out
+        self._decode, self._eos, self._tick, self._say, self._costs = decode, list(eos), tick, say, list(costs)
+        self.units = units_of(prompts, run.plan.batches)
+        self._prompts = {prompt.id: prompt for prompt in prompts}
+        self._rows = {row.name: row for row in run.contestants}
+        self._answers = {answer.question: answer.tokens for answer in run.answers}
+        self._saved = time.perf_counter()
+
+    def measure(self) -> None:
+        """Everything that has not been measured yet. An error or Ctrl-C leaves the finished rounds in the file."""
+        self.run.energy = self._engines.energy.said
+        self.run.sittings += 1
+        try:
+            self._open()
+            self._warm_up()
+            self._saved = time.perf_counter()
+            for index, unit in enumerate(self.units):
+                for number in range(self.run.plan.rounds):
+                    self._round(unit, number, index + number)
+            self.run.complete = True
+        finally:
+            self._engines.close()
+            self._save()
+
+    def _save(self) -> None:
+        now = time.perf_counter()
+        self.run.wall_seconds += now - self._saved
+        self._saved = now
+        save_suite(self.run, self._out)
+
+    def _open(self) -> None:
+        longest = max(self._prompts.values(), key=lambda prompt: len(prompt.ids)).ids
+        known = {row.name: row for row in self.run.engines}
+        for name in dict.fromkeys(contestant.engine for contestant in self._contestants):
+            row = known.get(name) or EngineRow(name)
+            if name not in known:
+                self.run.engines.append(row)
+            self._say(f"starting {name}")
+            try:
+                self._engines.open(row, longest)
+                row.failure = None
+            except PeerFailed as failure:
+                row.failure = str(failure)
+            self.run.provenance.versions.update(row.versions)
+        self._check_ours()
+
+    def _warm_up(self) -> None:
+        """A short answer of each contestant at each batch size; the first one says what a cold start costs."""
+        for contestant in self._contestants:
+            row = self._rows.get(contestant.name) or ContestantRow(contestant.name)
+            if contestant.name not in self._rows:
+                self._rows[contestant.name] = row
+                self.run.contestants.append(row)
+            for batch in self.run.plan.batches if self.run.failure(contestant.name) is None else ():
+                self._say(f"warming up {contestant.name}")
+                unit = next(unit for unit in self.units if len(unit.prompts) == batch)
+                try:
+                    made = self._ask(contestant, unit, WARM_UP_TOKENS)
+                except PeerFailed as failure:
+                    row.failure = str(failure)
+                    break
+                row.first_answer_seconds = row.first_answer_seconds or made.seconds
+        self._check_ours()
+
+    def _check_ours(self) -> None:
+        """Without our plain decoding there is nothing to compare with."""
+        failure = self.run.failure(self.run.plan.reference)
+        if failure is not None:
+            raise Unavailable(f"our own plain decoding failed, and everything is compared with it: {failure}")
+
+    def _ask(self, contestant: Contestant, unit: Unit, new_tokens: int) -> Measured:
+        plan, options = self.run.plan, dict(contestant.options)
+        if plan.temperature > 0:
+            options["sampling"] = {"temperature": plan.temperature, "top_p": plan.top_p, "seed": plan.seed}
+        rows = [prompt.ids for prompt in unit.prompts]
+        return self._engines.measure(contestant.engine, rows, new_tokens, self._eos, options)
+
+    def _round(self, unit: Unit, number: int, shift: int) -> None:
+        """All contestants in turns, each beginning a place further on; then the comparison, and the file."""
+        done = {turn.contestant for turn in self.run.turns if (turn.questions, turn.round) == (unit.names, number)}
+        if done:  # rounds are saved whole
+            self._tick_all()
+            return
+        at = shift % len(self._contestants)
+        taken: list[tuple[Turn, list[list[int]]]] = []
+        for contestant in [*self._contestants[at:], *self._contestants[:at]]:
+            if self.run.failure(contestant.name) is None:
+                self._say(f"{unit.names[0]}: {contestant.name}")
+                try:
+                    made = self._ask(contestant, unit, self.run.plan.new_tokens)
+                    taken.append((_turn(contestant.name, unit, number, made), made.rows))
+                except PeerFailed as failure:
+                    self._rows[contestant.name].failure = str(failure)
+            self._tick("")
+        self._check_ours()
+        self._compare(unit, taken)
+        self.run.turns += [turn for turn, _ in taken]
+        if self._costs and number == 0 and len(unit.prompts) == 1:
+            self._measure_steps()
+        self._save()
+
+    def _tick_all(self) -> None:
+        for _ in self._contestants:
+            self._tick("")
+
+    def _compare(self, unit: Unit, taken: Sequence[tuple[Turn, list[list[int]]]]) -> None:
+        """What differs from our plain decoding: where, and by how much the model preferred its own token there."""
+        reference = next(rows for turn, rows in taken if turn.contestant == self.run.plan.reference)
+        for prompt, tokens in zip(unit.prompts, reference, strict=True):
+            if prompt.id not in self._answers:
+                self._answers[prompt.id] = tokens
+                self.run.answers.append(Answer(prompt.task, prompt.id, tokens, self._decode(tokens)))
+        for turn, rows in taken:
+            if self.run.plan.temperature > 0 and not turn.contestant.startswith(f"{OURS}/"):
+                continue  # another engine draws other tokens: there is nothing to compare
+            for prompt, tokens in zip(unit.prompts, rows, strict=True):
+                at = first_difference(tokens, self._answers[prompt.id])
+                if at is not None:
+                    turn.differences.append(self._difference(prompt, tokens, at))
+
+    def _difference(self, prompt: Prompt, tokens: Sequence[int], at: int) -> Difference:
+        expected = self._answers[prompt.id]
+        gap = largest = None
+        if at < min(len(tokens), len(expected)):
+            self._say(f"{prompt.id}: comparing")
+            try:
+                text = [*prompt.ids, *expected[:at]]
+                gap, largest = self._engines.get(OURS).call("gap", ids=text, wanted=expected[at], written=tokens[at])
+            except PeerFailed:  # then it stays unsaid; a dead engine is started again for its next turn
+                gap = largest = None
+        return Difference(prompt.id, at, gap, largest, self._decode(tokens), list(tokens))
+
+    def _measure_steps(self) -> None:
+        """Isolated steps of our engine, beside the question, so that drift hits both."""
+        self._say("steps alone")
+        methods = [contestant.method for contestant in self._contestants if contestant.engine == OURS]
+        most = max(LONGEST_BLOCK, *(drafts_at_most(method) + 1 for method in methods))
+        points = self._engines.get(OURS).call("steps", ids=self._costs, methods=methods, most=most)
+        found = {(point.kind, point.context, point.tokens): point for point in self.run.steps}
+        for each in points:
+            point = StepPoint(**each)
+            known = found.get((point.kind, point.context, point.tokens))
+            if known is None:
+                self.run.steps.append(point)
+            else:
+                known.seconds.append(point.seconds[-1])
+
+
+def _turn(contestant: str, unit: Unit, number: int, made: Measured) -> Turn:
+    return Turn(
+        contestant,
+        unit.task,
+        unit.names,
+        len(unit.prompts),
+        number,
+        made.seconds,
+        made.first_seconds,
+        made.first_tokens,
+        [len(row) for row in made.rows],
+        made.peak_memory_bytes,
+        made.joules,
+        [],
+        _counts(made.counts),
+    )
+
+
+def _counts(said: Mapping[str, Any]) -> Counts | None:
+    known = {each.name for each in fields(Counts)}
+    return Counts(**{name: value for name, value in said.items() if name in known}) if said else None

@@ -1,0 +1,240 @@
+"""From what was typed to a run: the model's folder, questions as ids, contestants, the plan, and where the result goes.
+
+Does not measure and does not print.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .. import __version__
+from ..errors import OptionError, Unavailable
+from .contestants import Contestant, contestants
+from .engines import Engines
+from .meters import EnergyMeter
+from .peers import find_peers
+from .prompts import prompt_ids
+from .provenance import CHECKOUT, cpu_name, gather, package_versions, slug
+from .step_costs import CONTEXTS as STEP_CONTEXTS
+from .suite import LONGEST_BLOCK, Prompt, Suite, open_run, units_of
+from .suite_schema import OURS, PLAIN, Plan, Question, Sample, SuiteRun
+from .tasks import CONTEXTS, Asked, Item, read_task
+
+PACKAGES = ("torch", "transformers")
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What was asked for; each is an option of `selfspec bench`."""
+
+    model: str = "demo"
+    tasks: Sequence[str] = ()
+    methods: Sequence[str] = ("auto",)
+    peers: Sequence[str] = ()
+    sample: int = 5
+    skip_bad: bool = False
+    chat: bool | None = None
+    contexts: Sequence[int] = CONTEXTS
+    new_tokens: int = 128
+    rounds: int = 1
+    batches: Sequence[int] = (1,)
+    threads: int = 2
+    dtype: str = "float32"
+    device: str = "cpu"
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    time_limit: float = 300.0
+    costs: bool = False
+    fresh: bool = False
+
+    def check(self) -> None:
+        """Refuse what cannot be measured, before anything is loaded."""
+        for name in ("threads", "rounds", "time_limit"):
+            if getattr(self, name) <= 0:
+                raise OptionError(f"{name}={getattr(self, name)}: nothing would be measured; give a number above 0")
+        if self.new_tokens < 2:
+            raise OptionError(f"new_tokens={self.new_tokens}: there is no token after the first to time; give at least 2")
+        if not self.batches or min(self.batches) < 1:
+            raise OptionError(f"--batch {list(self.batches)}: a batch has at least 1 row")
+        if not self.tasks:
+            raise OptionError("there is nothing to ask; name a task with --task (selfspec bench --list shows them)")
+
+
+@dataclass(frozen=True)
+class Words:
+    """The model's tokenizer, its limits and its end tokens."""
+
+    tokenizer: Any
+    context: int
+    layers: int
+    eos: Sequence[int]
+
+    def encode(self, item: Item) -> list[int]:
+        """A question as ids: through the chat template where it is a question and the model has one."""
+        if not self.chats(item):
+            return list(self.tokenizer(item.text).input_ids)
+        messages = [{"role": "user", "content": item.text}]
+        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+
+    def chats(self, item: Item) -> bool:
+        return item.chat and bool(self.tokenizer.chat_template)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Ids as text, without the end token."""
+        return str(self.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+
+def folder_of(model: str) -> Path:
+    """The folder that all peers load: the demo model's, the named one, or what the hub gives."""
+    if model == "demo":
+        from ..model.demo import demo_folder
+
+        return demo_folder()
+    folder = Path(model).expanduser()
+    if (folder / "config.json").is_file():
+        return folder.resolve()
+    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+        raise OptionError(f"{model!r} is neither 'demo', nor a folder with a config.json, nor a hub name like OWNER/NAME")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    try:
+        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise Unavailable(f"{model!r} could not be fetched ({type(error).__name__}); give a folder on this machine") from error
+
+
+def words_of(folder: Path) -> Words:
+    """Read what the harness itself must know of a model."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    config = AutoConfig.from_pretrained(folder).get_text_config()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    file = folder / "generation_config.json"
+    said = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    eos = tokenizer.eos_token_id if said is None else said
+    eos = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
+    return Words(tokenizer, config.max_position_embeddings, config.num_hidden_layers, eos)
+
+
+def ask(wishes: Wishes, words: Words) -> tuple[list[Sample], list[Question], list[Prompt]]:
+    """Every task's sample, its questions, and those as ids that fit into the context."""
+    samples: list[Sample] = []
+    questions, prompts = [], []
+    for text in wishes.tasks:
+        for asked in read_task(text, wishes.sample, wishes.skip_bad, wishes.contexts, wishes.chat):
+            if asked.sample.task in {sample.task for sample in samples}:
+                raise OptionError(
+                    f"two tasks are called {asked.sample.task!r}, and their questions would be mixed; give one a category"
+                )
+            samples.append(_as_asked(asked, words))
+            for item in asked.items:
+                ids, cut = fitted(item, words.encode(item), words.context, wishes.new_tokens)
+                prompts.append(Prompt(item.task, item.id, ids))
+                questions.append(Question(item.task, item.id, len(ids), cut))
+    return samples, questions, prompts
+
+
+def _as_asked(asked: Asked, words: Words) -> Sample:
+    values = {**vars(asked.sample), "chat": words.chats(asked.items[0])}
+    return Sample(**values)
+
+
+def fitted(item: Item, ids: list[int], context: int, new_tokens: int) -> tuple[list[int], int]:
+    """The ids that leave room for the answer, and how many were left out at the beginning (of a long context: at the end)."""
+    room = (item.context or context) - new_tokens
+    if item.context > context or room < 1:
+        raise OptionError(
+            f"{item.id} needs {item.context or new_tokens + 1} positions and this model has {context}; "
+            "lower --contexts or --new-tokens"
+        )
+    if item.context:
+        if len(ids) < room:
+            raise OptionError(
+                f"{item.id}: the text has only {len(ids)} tokens from there on, and {room} are wanted; give a longer text"
+            )
+        return ids[:room], 0
+    return ids[-room:], max(0, len(ids) - room)
+
+
+def plan_of(wishes: Wishes, name: str, taking_part: Sequence[Contestant], samples: list[Sample]) -> Plan:
+    """What two sittings must agree in."""
+    return Plan(
+        name, wishes.dtype, wishes.device, wishes.threads, wishes.new_tokens, wishes.rounds, list(wishes.batches),
+        [contestant.name for contestant in taking_part], f"{OURS}/{PLAIN}", samples,
+        wishes.temperature, wishes.top_p, wishes.seed,
+    )  # fmt: skip
+
+
+def result_path(model: str) -> Path:
+    """Where a result goes when nothing is said: among the committed ones in a checkout, else here."""
+    results = CHECKOUT / "benchmarks" / "results"
+    return (results if results.is_dir() else Path.cwd()) / f"suite-{slug(model)}-{slug(cpu_name())}.json"
+
+
+@dataclass
+class Prepared:
+    """A run that is ready to be measured."""
+
+    run: SuiteRun
+    contestants: Sequence[Contestant]
+    prompts: Sequence[Prompt]
+    words: Words
+    engines: Engines
+    out: Path
+    costs: Sequence[int]
+
+    @property
+    def turns(self) -> int:
+        return len(units_of(self.prompts, self.run.plan.batches)) * self.run.plan.rounds * len(self.contestants)
+
+    def sit(self, tick: Callable[[str], None], say: Callable[[str], None]) -> None:
+        """Measure what is not measured yet."""
+        Suite(
+            self.run,
+            self.contestants,
+            self.prompts,
+            self.engines,
+            self.out,
+            self.words.decode,
+            self.words.eos,
+            tick,
+            say,
+            self.costs,
+        ).measure()
+
+
+def prepare(wishes: Wishes, command: str, out: Path | None) -> Prepared:
+    """Check everything that can be checked before a peer is started."""
+    wishes.check()
+    known = find_peers()
+    folder = folder_of(wishes.model)
+    words = words_of(folder)
+    taking_part = contestants(wishes.methods, wishes.peers, known, words.layers)
+    samples, questions, prompts = ask(wishes, words)
+    units_of(prompts, wishes.batches)
+    name = wishes.model if "/" in wishes.model and not Path(wishes.model).exists() else folder.name
+    target = out or result_path(name)
+    provenance = gather(command, wishes.threads, {"selfspec": __version__, **package_versions(PACKAGES)})
+    run = open_run(plan_of(wishes, name, taking_part, samples), provenance, target, wishes.fresh)
+    run.questions = questions
+    engines = Engines(
+        known,
+        folder,
+        wishes.dtype,
+        wishes.device,
+        wishes.threads,
+        wishes.time_limit,
+        EnergyMeter.find(gpu=wishes.device != "cpu"),
+    )
+    costs: list[int] = []
+    if wishes.costs:
+        costs = prompt_ids(lambda text: list(words.tokenizer(text).input_ids), max(STEP_CONTEXTS) + 4 * LONGEST_BLOCK)
+    return Prepared(run, taking_part, prompts, words, engines, target, costs)

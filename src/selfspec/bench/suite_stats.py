@@ -1,0 +1,306 @@
+"""What a suite result says: speeds with intervals, acceptance, where the time went, who is faster. From the JSON alone.
+
+A cost is the seconds a token takes after the first ones: of each unit the median over rounds. The speedup of a task is the mean
+cost of the baseline over the mean cost of the method; its interval a bootstrap over units, the two always drawn together, since
+they took turns on the same unit, widened for small samples. The mean of tasks draws within each task. All is seeded: a JSON
+has one table.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from .contestants import DRAFTS, own_options
+from .suite_schema import OURS, Counts, Difference, SuiteRun, Turn
+from .timing import Ratio, Verdict
+
+PLAIN_METHODS = ("plain", "compiled")  # what is a baseline: decoding that drafts nothing
+TOLERANCE = 0.02  # speeds whose interval comes this near to 1 are called equal
+DRAWS = 2000
+NORMAL = 1.96
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+NEAR_TIE = 1e-4  # logits, in float32
+NEAR_TIE_SHARE = 0.03  # of the largest logit, in half precision
+Unit = tuple[str, ...]
+Costs = Mapping[Unit, float]
+Pair = tuple[float, float]
+Draw = Callable[[random.Random], float]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One contestant at one batch size, over one task or over all of them (`task` is None)."""
+
+    contestant: str
+    task: str | None
+    batch: int
+    precision: str
+    failure: str | None
+    units: int
+    tokens_per_second: float | None
+    """After the first tokens, all rows together."""
+    tokens_per_second_with_prefill: float | None
+    over_plain: Ratio | None
+    """Speed over plain decoding of the same engine; None where it has none."""
+    over_best: Ratio | None
+    """Speed over the fastest plain decoding of all engines of this precision."""
+    verdict: Verdict | None
+    """Against plain decoding of the same engine; None when one unit alone cannot say."""
+    tokens_per_verification: float | None
+    acceptance: float | None
+    drafts: str
+    """At which K: a number where it is fixed, else what decides."""
+    by_position: tuple[float, ...]
+    draft_share: float | None
+    verify_share: float | None
+    host_share: float | None
+    first_seconds: float | None
+    peak_memory_bytes: int | None
+    joules_per_token: float | None
+    cold_start_seconds: float | None
+    compared: int
+    """How many rows were compared with the reference."""
+    differences: tuple[Difference, ...]
+
+    @property
+    def engine(self) -> str:
+        return self.contestant.partition("/")[0]
+
+    @property
+    def method(self) -> str:
+        return self.contestant.partition("/")[2]
+
+    @property
+    def baseline(self) -> bool:
+        return is_baseline(self.contestant)
+
+
+def is_baseline(contestant: str) -> bool:
+    """Whether it decodes plainly."""
+    return contestant.partition("/")[2].partition(":")[0] in PLAIN_METHODS
+
+
+def precisions(run: SuiteRun) -> list[str]:
+    """Of the engines that started, ours first: each has a table of its own."""
+    ours = [engine.precision for engine in run.engines if engine.name == OURS]
+    return list(dict.fromkeys(found for found in [*ours, *(engine.precision for engine in run.engines)] if found))
+
+
+def precision_of(run: SuiteRun, contestant: str) -> str:
+    """An engine that never started would have been asked for the run's dtype."""
+    name = contestant.partition("/")[0]
+    return next((engine.precision for engine in run.engines if engine.name == name and engine.precision), run.plan.dtype)
+
+
+def tasks_of(run: SuiteRun) -> list[str]:
+    """In the order in which they were asked."""
+    return [sample.task for sample in run.plan.samples]
+
+
+def turns_of(run: SuiteRun, contestant: str, batch: int, task: str | None = None) -> list[Turn]:
+    """A contestant's turns."""
+    return [
+        turn
+        for turn in run.turns
+        if turn.contestant == contestant and turn.batch == batch and (task is None or turn.task == task)
+    ]
+
+
+def costs_of(turns: Sequence[Turn]) -> dict[Unit, float]:
+    """Seconds a token of each unit that left something to decode: the median over rounds."""
+    found: dict[Unit, list[float]] = {}
+    for turn in turns:
+        if turn.decoded > 0 and turn.decode_seconds is not None and turn.decode_seconds > 0:
+            found.setdefault(tuple(turn.questions), []).append(turn.decode_seconds / turn.decoded)
+    return {unit: median(values) for unit, values in found.items()}
+
+
+def pairs(baseline: Costs, method: Costs) -> list[Pair]:
+    """The units that both answered."""
+    return [(baseline[unit], method[unit]) for unit in baseline if unit in method]
+
+
+def speedup(costs: Sequence[Pair]) -> float:
+    """Seconds a token of the baseline over the method's, each the mean over units."""
+    return sum(base for base, _ in costs) / sum(method for _, method in costs)
+
+
+def interval(groups: Sequence[Sequence[Pair]], draws: int = DRAWS) -> Ratio | None:
+    """Mean over groups (tasks) of their speedups, with a 95% interval; None without a unit in common."""
+    groups = [group for group in groups if group]
+    if not groups:
+        return None
+    value = mean([speedup(group) for group in groups])
+    if all(len(group) == 1 for group in groups):  # one unit a task: the tasks are what can be drawn
+        each = [speedup(group) for group in groups]
+        return bootstrap(value, lambda chance: mean(chance.choices(each, k=len(each))), [len(each)], draws)
+    sizes = [len(group) for group in groups]
+    return bootstrap(value, lambda chance: mean([speedup(chance.choices(g, k=len(g))) for g in groups]), sizes, draws)
+
+
+def bootstrap(value: float, draw: Draw, sizes: Sequence[int], draws: int = DRAWS) -> Ratio:
+    """A value with its 95% interval from seeded draws.
+
+    Drawing n values out of n shows too little spread, by sqrt(1 - 1/n), and the tails of few are those of Student's t: the
+    interval is widened by both, with what the groups of these sizes leave free.
+    """
+    chance = random.Random(0)
+    values = sorted(draw(chance) for _ in range(draws))
+    free = sum(size - 1 for size in sizes)
+    wider = student(free) / NORMAL * (sum(sizes) / free) ** 0.5 if free else 1.0
+    low, high = values[int(0.025 * draws)], values[int(0.975 * draws) - 1]
+    return Ratio(value, max(0.0, value - (value - low) * wider), value + (high - value) * wider)
+
+
+def student(free: int) -> float:
+    """The 97.5% point of Student's t: a table, then its expansion in 1/free (within 0.003 from there on)."""
+    if free <= len(STUDENT):
+        return STUDENT[free - 1]
+    return NORMAL + (NORMAL**3 + NORMAL) / (4 * free) + (5 * NORMAL**5 + 16 * NORMAL**3 + 3 * NORMAL) / (96 * free**2)
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def verdict(speed: Ratio | None, units: int) -> Verdict | None:
+    """Faster or slower than 1, or equal; one unit alone has an interval without width and cannot say."""
+    if speed is None or units < 2:
+        return None
+    if speed.low > 1 + TOLERANCE:
+        return "faster"
+    return "slower" if speed.high < 1 - TOLERANCE else "equal"
+
+
+def best_baseline(run: SuiteRun, batch: int, precision: str) -> str | None:
+    """The fastest plain decoding at this precision: least mean seconds a token over all units."""
+    means = {}
+    for name in run.plan.contestants:
+        if is_baseline(name) and precision_of(run, name) == precision:
+            costs = costs_of(turns_of(run, name, batch))
+            if costs and run.failure(name) is None:
+                means[name] = mean(list(costs.values()))
+    return min(means, key=lambda name: means[name], default=None)
+
+
+def rows(run: SuiteRun, batch: int, task: str | None = None) -> list[Row]:
+    """Every contestant, those that lose or failed too, as the run named them."""
+    best = {precision: best_baseline(run, batch, precision) for precision in precisions(run)}
+    return [_row(run, name, batch, task, best.get(precision_of(run, name))) for name in run.plan.contestants]
+
+
+def _row(run: SuiteRun, name: str, batch: int, task: str | None, best: str | None) -> Row:
+    turns = turns_of(run, name, batch, task)
+    engine = name.partition("/")[0]
+    plain = next((each for each in run.plan.contestants if each.startswith(f"{engine}/") and is_baseline(each)), None)
+    over_plain, units = _over(run, plain, name, batch, task)
+    decoded = sum(turn.decoded for turn in turns)
+    spent = sum(turn.decode_seconds or 0.0 for turn in turns)
+    seconds = sum(turn.seconds for turn in turns)
+    counts = [turn.counts for turn in turns if turn.counts is not None]
+    firsts = [turn.first_seconds for turn in turns if turn.first_seconds is not None]
+    joules = [turn.joules for turn in turns if turn.joules is not None]
+    return Row(
+        contestant=name,
+        task=task,
+        batch=batch,
+        precision=precision_of(run, name),
+        failure=run.failure(name),
+        units=units,
+        tokens_per_second=decoded / spent if spent else None,
+        tokens_per_second_with_prefill=sum(sum(turn.made) for turn in turns) / seconds if seconds else None,
+        over_plain=over_plain,
+        over_best=_over(run, best, name, batch, task)[0],
+        verdict=verdict(over_plain, units),
+        tokens_per_verification=_per_verification(turns),
+        acceptance=_share(counts, "accepted", "drafted"),
+        drafts=drafts_of(name),
+        by_position=by_position(counts),
+        draft_share=_of_time(turns, "draft_seconds"),
+        verify_share=_of_time(turns, "verify_seconds"),
+        host_share=_of_time(turns, "host_seconds"),
+        first_seconds=median(firsts) if firsts else None,
+        peak_memory_bytes=max((turn.peak_memory_bytes for turn in turns if turn.peak_memory_bytes is not None), default=None),
+        joules_per_token=sum(joules) / sum(sum(turn.made) for turn in turns) if joules else None,
+        cold_start_seconds=_cold_start(run, name),
+        compared=sum(turn.batch for turn in turns),
+        differences=tuple(difference for turn in turns for difference in turn.differences),
+    )
+
+
+def _over(run: SuiteRun, base: str | None, name: str, batch: int, task: str | None) -> tuple[Ratio | None, int]:
+    """Speed over a baseline, and over how many units."""
+    if base is None:
+        return None, 0
+    groups = []
+    for each in tasks_of(run) if task is None else [task]:
+        costs = [costs_of(turns_of(run, who, batch, each)) for who in (base, name)]
+        groups.append(pairs(costs[0], costs[1]))
+    return interval(groups), sum(map(len, groups))
+
+
+def _per_verification(turns: Sequence[Turn]) -> float | None:
+    """Tokens that a row gained from each pass of the whole model, where the peer says how many there were."""
+    known = [(turn.decoded, turn.counts.verifications) for turn in turns if turn.counts and turn.counts.verifications]
+    return sum(made for made, _ in known) / sum(passes for _, passes in known) if known else None
+
+
+def _share(counts: Sequence[Counts], part: str, whole: str) -> float | None:
+    total = sum(getattr(each, whole) or 0 for each in counts)
+    return sum(getattr(each, part) or 0 for each in counts) / total if total else None
+
+
+def _of_time(turns: Sequence[Turn], phase: str) -> float | None:
+    """A phase's share of the decoding time, both as the engine says."""
+    known = [turn.counts for turn in turns if turn.counts is not None and turn.counts.draft_seconds is not None]
+    whole = sum((c.draft_seconds or 0) + (c.verify_seconds or 0) + (c.host_seconds or 0) for c in known)
+    return sum(getattr(each, phase) or 0.0 for each in known) / whole if whole else None
+
+
+def by_position(counts: Sequence[Counts]) -> tuple[float, ...]:
+    """For each depth the share of drafts kept among those whose predecessors were all kept."""
+    depth = max((len(each.drafted_at) for each in counts), default=0)
+    sums = [[sum(each[at] for each in lists if at < len(each)) for lists in _positions(counts)] for at in range(depth)]
+    return tuple(kept / tried for kept, tried in sums if tried)
+
+
+def _positions(counts: Sequence[Counts]) -> tuple[list[list[int]], list[list[int]]]:
+    return [each.accepted_at for each in counts], [each.drafted_at for each in counts]
+
+
+def drafts_of(contestant: str) -> str:
+    """The K at which its acceptance was measured."""
+    engine, _, method = contestant.partition("/")
+    if is_baseline(contestant):
+        return "-"
+    if engine != OURS:
+        return next((item.partition("=")[2] for item in method.partition(":")[2].split(",") if item.startswith("tokens=")), "own")
+    options = own_options(method)
+    if "control" not in options:
+        return "auto" if options["draft"] == "auto" else str(DRAFTS)
+    return str(options["control_options"].get("tokens", DRAFTS)) if options["control"] == "fixed" else str(options["control"])
+
+
+def _cold_start(run: SuiteRun, name: str) -> float | None:
+    engine = name.partition("/")[0]
+    load = next((row.load_seconds for row in run.engines if row.name == engine), None)
+    first = next((row.first_answer_seconds for row in run.contestants if row.name == name), None)
+    return None if load is None or first is None else load + first
+
+
+def near_tie(difference: Difference, precision: str) -> bool:
+    """Whether rounding alone can have turned the choice there."""
+    if difference.gap is None:
+        return False
+    limit = NEAR_TIE if precision == "float32" else NEAR_TIE_SHARE * (difference.largest or 0.0)
+    return abs(difference.gap) <= limit
+
+
+def overhead(run: SuiteRun) -> float | None:
+    """The harness's share of the measured time: what a request that asks for nothing takes, over what a turn takes."""
+    pipes = {row.name: row.pipe_seconds for row in run.engines if row.pipe_seconds is not None}
+    shares = [pipes[engine] / turn.seconds for turn in run.turns if (engine := turn.contestant.partition("/")[0]) in pipes]
+    return median(shares) if shares else None
