@@ -13,7 +13,7 @@ from selfspec.contract import Request
 from selfspec.engine import Generation
 from selfspec.errors import OptionError
 from selfspec.llm import LLM
-from selfspec.model import capture, storage
+from selfspec.model import capture, rope, storage
 from selfspec.model.adapter import LayeredModel
 from selfspec.model.cache import Span
 from selfspec.model.plan import LayerPlan
@@ -107,6 +107,15 @@ def test_a_context_that_grows_is_another_step():
     """A text that outgrows the part of the cache that a recording looks at: its last tokens would no longer be seen."""
     prompt = [[10 + index % 200 for index in range(250)]]
     expected = written(LLM(LayeredModel(tiny_model(seed=4), check=False), None, "tiny"), prompt)
+    llm, recorder = recorded()
+    assert written(llm, prompt) == expected and recorder.replays > 6
+
+
+def test_rotary_tables_are_long_enough_for_a_recorded_step(monkeypatch):
+    """A table that grows while a recorded step goes on reading the short one of then."""
+    prompt = [[10 + index % 200 for index in range(90)]]
+    expected = written(LLM(LayeredModel(tiny_model(seed=4), check=False), None, "tiny"), prompt)
+    monkeypatch.setattr(rope, "CHUNK", 100)
     llm, recorder = recorded()
     assert written(llm, prompt) == expected and recorder.replays > 6
 

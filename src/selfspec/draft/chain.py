@@ -53,6 +53,7 @@ class ChainDrafting(Drafting):
         self._ends = scene.ends or [frozenset[int]()] * len(scene.prompts)
         self._sample = sample and not all(sampler.params.greedy for sampler in scene.samplers)
         self._drawn_from: dict[int, list[Tensor]] = {}  # of each row: the distribution of each of its drafts
+        self.reads_wait = scene.model.device.type != "cpu"  # whether reading a token means waiting for the device
 
     @abstractmethod
     def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
@@ -67,7 +68,8 @@ class ChainDrafting(Drafting):
         return Draft(tokens)
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        if budget.threshold is None and not self._sample and all(self.scene.samplers[row].plain for row in rows):
+        plain = not self._sample and all(self.scene.samplers[row].plain for row in rows)
+        if self.reads_wait and plain and budget.threshold is None:
             return self.finish(self._unread(rows, texts, budget.tokens), rows)
         drafted: list[list[int]] = [[] for _ in rows]
         self._drawn_from = {row: [] for row in rows}
@@ -91,7 +93,8 @@ class ChainDrafting(Drafting):
         return replace(draft, probs=[self._distributions(row) for row in rows]) if self._sample else draft
 
     def _unread(self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> list[list[int]]:
-        """Greedy drafts of lengths that are known: nothing is decided on the way, so a GPU's tokens are read once, at the end."""
+        """Greedy drafts of lengths that are known: nothing has to be decided on the way, so a GPU's tokens are read once, at the
+        end. A few may stand behind an end of sequence, which is cheaper than to look after each."""
         steps: list[tuple[list[int], Tensor]] = []
         for depth in range(max(most, default=0)):
             active = [index for index, tokens in enumerate(most) if tokens > depth]
