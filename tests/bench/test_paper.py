@@ -6,6 +6,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -15,9 +16,10 @@ from selfspec import LLM
 from selfspec.bench import paper_run
 from selfspec.bench.contestants import contestants
 from selfspec.bench.html_paper import paper_page
+from selfspec.bench.layers import Similarities
 from selfspec.bench.paper import EXITS, LOSSY, OWN, PLAIN, SPEED, PaperRow, PaperTable, exit_of, find_table, tables
 from selfspec.bench.paper_report import cells, load_paper, markdown
-from selfspec.bench.paper_run import Measuring, key_of, sources_of
+from selfspec.bench.paper_run import STEPS, Measuring, key_of, sources_of
 from selfspec.bench.quality import MEASURES as QUALITY
 from selfspec.bench.suite_run import Wishes
 from selfspec.bench.suite_schema import Answer, Difference, Score
@@ -218,7 +220,10 @@ def test_exits_and_halves_of_a_model(tmp_path: Path, folder: Path) -> None:
 
     wishes = Wishes(str(folder), [f"text={text}"], threads=1)
     halves = Measuring(find_table("asd-table1"), wishes, None, "", tmp_path / "t.json", lambda _: None).measure(pretended)
-    for column in ("attention", "MLP"):
+    ids, similar = llm.tokenizer(text.read_text(encoding="utf-8"))["input_ids"][: 512 - STEPS], Similarities(4)
+    llm.model.prefill([ids], llm.model.new_cache(1, len(ids)), similar)
+    for column, half in (("attention", True), ("MLP", False)):
+        assert halves.values["text: mean ACS"][column] == pytest.approx(fmean(similar.means(half)))
         least, most = (halves.values[f"text: {name} ACS"][column] for name in ("minimum", "maximum"))
         assert -1 <= least < halves.values["text: mean ACS"][column] < most <= 1
         assert halves.values["text: mean time, ms"][column] > 0
