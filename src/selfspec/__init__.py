@@ -23,16 +23,17 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from .integrations.transformers import transformers
-    from .llm import LLM, ModelInfo, Piece, Result, Stream
+    from .llm import LLM, Stream
+    from .results import ModelInfo, Piece, Result
     from .sampling import SamplingParams
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "LLM": "llm",
-    "ModelInfo": "llm",
-    "Piece": "llm",
-    "Result": "llm",
+    "ModelInfo": "results",
+    "Piece": "results",
+    "Result": "results",
     "SamplingParams": "sampling",
     "ScriptedDrafter": "draft.scripted",
     "Stats": "contract",

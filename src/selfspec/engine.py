@@ -22,6 +22,7 @@ from .draws import uniform
 from .errors import OptionError, PromptError
 from .model.adapter import LayeredModel
 from .model.cache import KVCache, Span
+from .model.memory import work_too_large
 from .model.plan import LayerPlan
 from .sampling import logprobs_of
 from .verify.outright import accepted_path
@@ -97,7 +98,8 @@ class Generation:
         self.stats = Stats(prompt_tokens=sum(len(request.prompt) for request in requests))
         self._lock = lock or nullcontext()
         self._computed_before = int(self.cache.computed.sum())
-        scene = Scene(model, self.cache, [request.prompt for request in requests], [request.sampler for request in requests])
+        prompts, samplers = [request.prompt for request in requests], [request.sampler for request in requests]
+        scene = Scene(model, self.cache, prompts, samplers, [request.eos for request in requests])
         self._drafting = drafter.start(scene) if drafter else None
         self._taps = self._drafting.taps if self._drafting else ()
         self._control = control or (self._drafting.control if self._drafting else None)
@@ -118,7 +120,11 @@ class Generation:
         """Holds the model for one step and books its time; what the consumer does between steps is not counted."""
         with self._lock, torch.inference_mode():
             start = time.perf_counter()
-            yield
+            try:
+                yield
+            except torch.OutOfMemoryError as error:
+                self._model.free_idle()  # for whoever asks for less next
+                raise work_too_large(self.cache.rows, self.cache.bytes, self._model.device) from error
             setattr(self.stats, phase, getattr(self.stats, phase) + time.perf_counter() - start)
             self.stats.layer_tokens = int(self.cache.computed.sum()) - self._computed_before
 

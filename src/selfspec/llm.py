@@ -8,20 +8,22 @@ from __future__ import annotations
 import resource
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import torch
 
 from .auto import resolve
-from .contract import FinishReason, Request, Stats, TokenLogprob
+from .contract import Request, TokenLogprob
 from .control.base import Controller
 from .draft.base import Drafter
 from .engine import Generation
 from .errors import OptionError, PromptError, Unavailable, nearest
 from .model.adapter import LayeredModel
 from .model.loading import load
+from .model.memory import weights_too_large
+from .results import ModelInfo, Piece, Result
 from .sampling import SamplingParams, row_samplers
 from .text import CriteriaWatch, RowText
 from .turns import Turns
@@ -47,50 +49,6 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     logits_processors: Sequence[LogitsProcessor]
     stopping_criteria: Sequence[StoppingCriteria]
-
-
-@dataclass(frozen=True)
-class Result:
-    """What was generated for one prompt. `stats` are those of the whole call, shared by the rows of a list of prompts."""
-
-    text: str
-    tokens: list[int]  # new tokens only, an end-of-sequence token included
-    finish_reason: FinishReason
-    stats: Stats
-    logprobs: list[TokenLogprob] | None = None
-    seed: int | None = None  # None for greedy
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What one step of a stream added: whole characters, and the tokens they came with (text may lag behind tokens)."""
-
-    text: str
-    tokens: list[int]
-    accepted: int = 0  # how many of the tokens, from the first on, were drafts
-    rejected: list[int] = field(default_factory=list)  # drafts that were not kept
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What was loaded and how it runs here."""
-
-    name: str
-    family: str
-    layers: int
-    parameters: int
-    context: int
-    vocabulary: int
-    weight_bytes: int
-    kernel: str
-    row_stable: bool
-    dtype: str
-    device: str
-    threads: int
-
-    @property
-    def halves(self) -> int:
-        return 2 * self.layers
 
 
 class Stream:
@@ -152,17 +110,23 @@ class LLM:
         token: str | None = None,
         trust_remote_code: bool = False,
         dtype: str | torch.dtype = "auto",
-        device: str | torch.device = "auto",
+        device: str | torch.device | Mapping[str, Any] = "auto",
         threads: int | None = None,
         kernel: str = "auto",
         tokenizer: PreTrainedTokenizerBase | None = None,
+        adapter: str = "auto",
+        long_context: bool = False,
     ) -> LLM:
         """Load a model.
 
         `model`: "demo" (SmolLM2-135M-Instruct, fetched once), a local folder, a name on the Hugging Face hub, or a live model,
-        which is left untouched. `dtype` "auto" is float32 on a CPU, where output is bit-identical however it is computed, and
-        the checkpoint's own on a GPU. `threads` sets torch's thread count, which is one for the whole process.
-        `kernel`: "auto", or "native", "mkl", "plain" to insist on one kind of product (see `selfspec info`).
+        which is left untouched. A PEFT adapter is loaded with its base; `adapter` says how: "merge" (into the weights), "live"
+        (beside them, see `without_adapters`), or "auto": merged, but live where weights are quantised.
+        `dtype` "auto" is float32 on a CPU, where output is bit-identical however it is computed, and the checkpoint's own on a
+        GPU. `device` may be a device map that names one device for all. `threads` sets torch's thread count, which is one for the
+        whole process.
+        `kernel`: "auto", or "native", "mkl", "plain", "static" to insist on one kind of operations (see `selfspec info`).
+        `long_context`: for longrope models, all texts by the frequencies of long ones.
         """
         if threads is not None:
             if threads < 1:
@@ -176,8 +140,13 @@ class LLM:
             dtype=dtype,
             device=device,
             tokenizer=tokenizer,
+            adapter=adapter,
         )
-        layered = LayeredModel(loaded.model, owned=loaded.owned, kernel=kernel)
+        target, parameters = loaded.model.device, loaded.model.num_parameters()
+        try:
+            layered = LayeredModel(loaded.model, owned=loaded.owned, kernel=kernel, long_context=long_context)
+        except torch.OutOfMemoryError as error:
+            raise weights_too_large(loaded.name, parameters, loaded.model.dtype, target) from error
         return cls(layered, loaded.tokenizer, loaded.name, loaded.model.generation_config)
 
     @property
@@ -193,11 +162,19 @@ class LLM:
             vocabulary=shape.vocabulary,
             weight_bytes=model.weight_bytes,
             kernel=model.ops.kernel,
+            modules=list(model.product_modules),
             row_stable=model.row_stable,
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(model.device),
             threads=torch.get_num_threads(),
+            recorded=model.recorded,
         )
+
+    def without_adapters(self) -> LLM:
+        """The same model without its live adapters, on the same weights; both can be used at the same time."""
+        other = copy(self)
+        other.model, other._turns = self.model.without_adapters, Turns()
+        return other
 
     # ------------------------------------------------------------------------------------------------------ generating
 

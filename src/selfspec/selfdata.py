@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from .errors import DataError, OptionError
-from .llm import LLM, Result
+from .llm import LLM
+from .results import Result
 from .rows import Row
 from .sampling import SamplingParams
 

@@ -16,6 +16,7 @@ from .llm import LLM
 from .model.adapter import LayeredModel
 from .model.extras import Part, signature
 from .model.families import FAMILIES
+from .model.loading import attention_option
 from .model.plan import LayerPlan
 from .model.small import BlockSize
 from .train.head_net import HeadNet
@@ -81,7 +82,7 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrain
     config = AutoConfig.for_model(family, **{**_SMALL, **_PECULIAR.get(family, {}), **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention_option(config))
         for name, parameter in model.named_parameters():  # norms and biases start as constants, which would hide mistakes
             if "norm" in name or parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from selfspec.bench.peer_host import open_peer
 from selfspec.bench.peers import SHIPPED
@@ -61,6 +62,21 @@ def test_transformers_writes_the_same_in_every_way(peers: dict[str, Any], greedy
     peer = peers["transformers"]
     assert written(peer, **options) == greedy and len(peer.firsts) == 1 and 1 <= peer.firsts[0] <= 4
     assert written(peer) == greedy and peer.firsts == [1]
+
+
+def test_compiled_decoding_is_over_a_cache_that_is_emptied(
+    peers: dict[str, Any], greedy: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches what an earlier prompt left in the static cache, and weights that the compiled copy does not share. Compiling
+    itself takes half a minute, so it is left out here."""
+    peer = peers["transformers"]
+    monkeypatch.setattr(torch, "compile", lambda forward, dynamic: forward)
+    longer = [9, 10, 11, 12, *PROMPT]
+    assert list(peer.generate(longer, NEW, [], method="compiled")) == list(peer.generate(longer, NEW, []))
+    assert written(peer, method="compiled") == greedy and peer.firsts == [1]
+    assert list(peer.caches) == [512]
+    weights = [model.get_input_embeddings().weight.data_ptr() for model in (peer.compiled, peer.model)]
+    assert weights[0] == weights[1]
 
 
 def test_an_assistant_may_be_a_folder(peers: dict[str, Any], greedy: list[int], folder: Path) -> None:

@@ -35,12 +35,15 @@ class World:
         self.seconds = seconds
         self.asked: list[tuple[str, tuple[int, ...], int]] = []
         self.chance = random.Random(1)
+        self.made: dict[str, Made] = {}
+        self.called: list[dict[str, Any]] = []
         self.noise = 0.0
         self.event: Callable[[str, Sequence[int]], None] = lambda name, ids: None
         self.written: Callable[[str, Sequence[int]], list[int]] = lambda name, ids: [ids[-1]] * NEW_TOKENS
 
     def start(self, spec: PeerSpec, threads: int, limit: float) -> Made:
-        return Made(self, spec.name)
+        self.made[spec.name] = Made(self, spec.name)
+        return self.made[spec.name]
 
 
 class Made:
@@ -61,6 +64,7 @@ class Made:
 
     def call(self, name: str, **arguments: Any) -> Any:
         assert name == "gap"
+        self.world.called.append(arguments)
         return [0.25, 20.0] if arguments["ids"][-1] == 7 else [5e-5, 20.0]
 
     def answer(self, rows: Sequence[Sequence[int]], max_new_tokens: int, eos: Sequence[int], options: Mapping[str, Any]) -> Reply:
@@ -156,6 +160,7 @@ def test_what_differs_is_found_with_its_gap(tmp_path: Path) -> None:
     run = measured(world, tmp_path / "r.json", ["selfspec/plain", "selfspec/odd"])
     (found,) = row(run, "selfspec/odd").differences
     assert (found.question, found.at, found.gap, found.text) == ("q/1", 3, 0.25, "7 7 7" + " 8" * 8)
+    assert world.called == [{"ids": [5, 6, 11, 7, 7, 7], "wanted": 7, "written": 8}]
     assert "no: 1 of 6 differ, at 3 by gap 0.25; 0 near-ties" in markdown(run)
     assert not row(run, "selfspec/plain").differences and len(run.answers) == QUESTIONS
     world.written = lambda name, ids: [9] * 11 if name == "selfspec/plain" else [9] * 4 + [3] * 7
@@ -208,6 +213,22 @@ def test_an_engine_that_does_not_start_is_a_row_that_says_so(tmp_path: Path) -> 
     assert not any(name.startswith("other/") for name, _, _ in world.asked)
 
 
+def test_an_engine_that_died_is_started_again_for_its_other_methods(tmp_path: Path) -> None:
+    """Catches one method that hangs taking its engine's others along, and a dead engine's process left behind."""
+    world, said = World(plain=0.03, fast=0.02), []
+
+    def event(who: str, ids: Sequence[int]) -> None:
+        said.append(who)
+        if who == "other/fast" and ids[-1] == 12:
+            world.made["other"].dead = True
+            raise PeerFailed("no answer within 9 s, so it was ended")
+
+    world.event = event
+    run = measured(world, tmp_path / "r.json", ["selfspec/plain", "other/plain", "other/fast"])
+    assert run.complete and sum(turn.contestant == "other/plain" for turn in run.turns) == QUESTIONS
+    assert said.count("load other") == 2 and said.count("close other") == 2 and run.failure("other/plain") is None
+
+
 def test_without_our_plain_decoding_there_is_no_run(tmp_path: Path) -> None:
     """Catches a table of ratios to nothing, and answers compared with nothing."""
     world = World(plain=0.03, fast=0.02)
@@ -254,13 +275,24 @@ def test_differences_are_found_after_going_on(tmp_path: Path) -> None:
     """Catches a second sitting that has forgotten what the reference wrote in the first."""
     out, world = tmp_path / "r.json", World(plain=0.03, fast=0.02)
     world.written = lambda name, ids: [7] * NEW_TOKENS
-    world.event = failing("selfspec/fast", 1, KeyboardInterrupt())
+    asked = []
+
+    def event(who: str, ids: Sequence[int]) -> None:
+        asked.append((who, tuple(ids)))
+        if asked.count(("selfspec/fast", (5, 6, 11))) == 2:  # in the second round of the second question
+            raise KeyboardInterrupt
+
+    world.event = event
     with pytest.raises(KeyboardInterrupt):
         measured(world, out, NAMES, rounds=2)
     world.event = lambda name, ids: None
     world.written = lambda name, ids: [7] * 10 + [7 if name == "selfspec/plain" else 9]
     run = measured(world, out, NAMES, rounds=2)
-    assert [each.at for each in row(run, "selfspec/fast").differences] == [10] * 10
+    assert [each.at for each in row(run, "selfspec/fast").differences] == [10] * 9
+    wrote = {
+        turn.contestant: [each.at for each in turn.differences] for turn in run.turns if turn.questions == ["q/1"] and turn.round
+    }
+    assert len(run.answers) == QUESTIONS and wrote == {"selfspec/plain": [], "selfspec/fast": [10]}
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

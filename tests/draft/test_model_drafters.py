@@ -468,7 +468,8 @@ def test_a_part_of_the_vocabulary(llm: LLM, name: str, sampling: SamplingParams 
         drafter = make_drafter(name, {**PARTS[name], "vocabulary": size})
         results = llm.generate(PROMPTS, draft=Spy(drafter, seen, []), control=FixedLength(3), **call)
         assert [result.tokens for result in results] == expected
-    assert drafts[120] and max(drafts[120]) < 120 <= max(drafts[0])
+    part = {*range(120), *(token for prompt in PROMPTS for token in prompt)}
+    assert drafts[120] and set(drafts[120]) <= part and not set(drafts[0]) <= part
     assert results[0].stats.accepted > 0, "a draft from the part can be right"
 
 
@@ -484,6 +485,59 @@ def test_the_whole_vocabulary_is_no_part(llm: LLM) -> None:
     """The full size is allowed, and needs no second head."""
     drafting, _ = begun(llm, EarlyExit(2, vocabulary=259))
     assert drafting._partial is None
+
+
+def test_a_list_of_tokens_is_the_drafts_vocabulary(llm: LLM) -> None:
+    """A list that is ignored, that replaces the frequent tokens instead of joining them, or whose rows are given other ids."""
+    expected = llm.generate(PROMPTS, draft=None, max_new_tokens=20)
+    written = sorted({token for result in expected for token in result.tokens})
+    for frequent in (0, 40):
+        allowed = {*range(frequent), *written, *(token for prompt in PROMPTS for token in prompt)}
+        seen: list[int] = []
+        drafter = Spy(make_drafter("early-exit", {"layer": 2, "vocabulary": frequent, "tokens": written}), seen, [])
+        results = llm.generate(PROMPTS, draft=drafter, control=FixedLength(3), max_new_tokens=20)
+        assert [result.tokens for result in results] == [result.tokens for result in expected]
+        assert seen and set(seen) <= allowed and max(seen) >= 40, "the drafts are of the list, and not of its first rows alone"
+        assert results[0].stats.accepted > 0
+
+
+def test_what_the_prompt_says_can_be_drafted(llm: LLM) -> None:
+    """Names and numbers of a prompt that the most frequent tokens do not hold: what is copied could never be drafted. Also
+    logits that are given to the wrong ones of the added tokens."""
+    drafting, _ = begun(llm, EarlyExit(2, vocabulary=8))
+    head = drafting._partial
+    x = torch.randn(5, llm.model.shape.width, generator=torch.Generator().manual_seed(0))
+    assert sorted(head.tokens.tolist()) == sorted({*range(8), *(token for prompt in PROMPTS for token in prompt)})
+    assert torch.allclose(head(x), llm.model.head(x)[:, head.tokens], atol=1e-5)
+    alone, _ = begun(llm, EarlyExit(2, vocabulary=8), PROMPTS[1:2])
+    assert len(alone._partial.tokens) == 8 + len(set(PROMPTS[1])), "another request's prompt stays out"
+
+
+@pytest.mark.parametrize("token", [-1, 259])
+def test_a_token_that_does_not_exist_is_refused(llm: LLM, token: int) -> None:
+    """Rows of the head that do not exist, in the list."""
+    with pytest.raises(OptionError, match=f"tokens: {token} is outside 0 to 258.*tokenizer"):
+        llm.generate(PROMPTS[0], draft="early-exit", draft_options={"layer": 2, "tokens": [3, token]})
+
+
+def test_nothing_is_drafted_behind_an_end(llm: LLM) -> None:
+    """Drafts behind a token that ends the row, which cost time and can never be kept; or an end of one row that stops another."""
+    free, _ = propose(llm, EarlyExit(4), tokens=6)
+    first, last = list(free.tokens[0]), list(free.tokens[2])
+    ends = [frozenset[int](), frozenset(first[2:3]), frozenset(last[2:3])]
+    requests = [Request(*each, 24, eos=end) for *each, end in zip(PROMPTS, row_samplers(None, PROMPTS, ()), ends, strict=True)]
+    at_work = Generation(llm.model, requests, EarlyExit(4), FixedLength(6).start())
+    steps = iter(at_work)
+    next(steps)
+    assert at_work._drafting is not None
+    with torch.inference_mode():
+        draft = at_work._drafting.propose(range(3), [row.tokens for row in at_work.rows], Budget([6] * 3))
+    assert list(draft.tokens[0]) == first, "the end of the second row is none of the first"
+    assert list(draft.tokens[2]) == last[: last.index(last[2]) + 1]
+    for _ in steps:
+        pass
+    for row, prompt, end in zip(at_work.rows, PROMPTS, ends, strict=True):
+        assert row.tokens[len(prompt) :] == llm.generate(prompt, draft=None, max_new_tokens=24, eos=sorted(end)).tokens
 
 
 # ------------------------------------------------------------------------------------------------------------ hostile options

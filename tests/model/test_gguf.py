@@ -24,7 +24,7 @@ NAMES = {  # llama.cpp's names of a Qwen2's parts
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "model.layers": "blk",
 }  # fmt: skip
-OPTIONS = {"vocab_size": 260, "num_hidden_layers": 2, "rms_norm_eps": 1e-6}
+OPTIONS = {"vocab_size": 261, "num_hidden_layers": 2, "rms_norm_eps": 1e-6}
 CPU = torch.device("cpu")
 
 
@@ -50,8 +50,8 @@ def write(path: Path, kind=None, architecture="qwen2", seed=0, extra=None) -> di
     writer.add_rope_freq_base(10000.0)
     vocabulary = tiny_tokenizer().get_vocab()
     writer.add_tokenizer_model("gpt2")
-    writer.add_token_list([*sorted(vocabulary, key=lambda token: vocabulary[token]), "ab"])
-    writer.add_token_merges(["a b"])
+    writer.add_token_list([*sorted(vocabulary, key=lambda token: vocabulary[token]), "ab", "ba"])
+    writer.add_token_merges(["a b", "b a"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
     for name, tensor in model.state_dict().items():
@@ -121,7 +121,16 @@ def test_a_conversion_that_breaks_off_leaves_nothing_that_looks_whole(tmp_path, 
         patched.setattr(gguf_file, "convert_gguf", half)
         quietly(tmp_path / "tiny.gguf")
     assert not [entry for entry in cache.iterdir() if entry.is_dir()]
-    assert quietly(tmp_path / "tiny.gguf").owned
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(gguf_file, "convert_gguf", half)
+        patched.setattr(gguf_file.shutil, "rmtree", lambda *_, **__: None)  # killed: nothing tidies up
+        quietly(tmp_path / "tiny.gguf")
+    (left,) = [entry for entry in cache.iterdir() if entry.is_dir()]
+    (left / "model.safetensors.index.json").write_text("{}")
+    loaded = quietly(tmp_path / "tiny.gguf")
+    assert loaded.owned and not left.exists()
+    (folder,) = [entry for entry in cache.iterdir() if entry.is_dir()]
+    assert not (folder / "model.safetensors.index.json").exists(), "what a killed process left is in the model"
 
 
 def test_damaged_files(tmp_path):

@@ -75,6 +75,6 @@ def test_mkl_is_only_trusted_after_a_probe():
     if mkl_is_row_stable():
         assert stable
     else:
-        from selfspec.model.ops import choose_ops
+        from selfspec.model.choose import choose_ops
 
         assert choose_ops("auto", torch.float32, torch.device("cpu")).kernel != "mkl"

@@ -229,13 +229,35 @@ def test_live_model_options_that_contradict_it() -> None:
         load(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("device", [{"": "cpu"}, {"": torch.device("cpu")}, {"model.layers": "cpu", "lm_head": "cpu"}])
+def test_device_maps_to_one_place(saved: Path, device: dict[str, Any]) -> None:
+    """Refusing what is no split at all, as transformers' users write it."""
+    assert load(saved, device=device).model.device == CPU
+
+
+@pytest.mark.parametrize(
+    ("device", "says"),
+    [
+        ("balanced", "whole on one"),
+        ("disk", "keeps it on disk"),
+        ({"": "disk"}, "keeps it on disk"),
+        ({"model.layers": 0, "lm_head": "cpu"}, "spreads a model over several places"),
+        ({"": 99}, "'cuda:99'.*device='cpu'"),
+    ],
+)
+def test_device_maps_that_split_a_model(device: Any, says: str) -> None:
+    """A mistyped device, where a map was meant; or a model silently put on one of its places."""
+    with pytest.raises(OptionError, match=says):
+        load("demo", device=device)
+
+
 def test_live_model_that_is_nowhere_or_has_no_head() -> None:
     """Catches a base model or an empty shell failing deep inside a forward."""
     with pytest.raises(UnsupportedModel, match="no language-model head"):
         load(LlamaModel(tiny().config))
     with torch.device("meta"):
         empty = tiny()
-    with pytest.raises(UnsupportedModel, match="meta"):
+    with pytest.raises(UnsupportedModel, match=r"meta .offloaded, or never loaded.*device_map='cpu'"):
         load(empty)
 
 

@@ -13,7 +13,8 @@ import torch
 from test_conformance import TEXT, read
 from variants import VARIANTS, build
 
-from selfspec.errors import SelfCheckFailed
+from selfspec import LLM
+from selfspec.errors import OptionError, PromptError, SelfCheckFailed
 from selfspec.model import adapter, block, parts
 from selfspec.model.adapter import LayeredModel
 from selfspec.model.families import FAMILIES, Scales
@@ -156,6 +157,27 @@ def test_a_longrope_model_ends_where_its_frequencies_change():
     assert torch.allclose(logits, theirs, atol=2e-4, rtol=1e-4)
     longer = model(input_ids=torch.arange(129)[None] + 3, use_cache=False).logits[0]
     assert (longer[:128] - theirs).abs().max() > 0.1, "the frequencies do not change, so the limit would be for nothing"
+    with pytest.raises(PromptError, match=r"context is 128.*long_context=True"):
+        ours.check_length(128)
+
+
+@pytest.mark.parametrize("kernel", ["native", "plain"])
+def test_a_longrope_model_for_long_texts(kernel):
+    """Short texts' frequencies in a long text, or a table whose later pieces turn otherwise than its first."""
+    model = build("phi3-longrope", max_position_embeddings=2048)
+    ours = LayeredModel(model, kernel=kernel, long_context=True)
+    assert ours.shape.context == 2048
+    text = torch.randint(3, 259, (1100,), generator=torch.Generator().manual_seed(0))  # a table grows by 1024 positions
+    cache = ours.new_cache(1, 1100)
+    logits = torch.cat([ours.forward(piece, cache, cache.place([len(piece)])) for piece in text.split(550)])
+    assert torch.allclose(logits, model(input_ids=text[None], use_cache=False).logits[0], atol=2e-4, rtol=1e-4)
+    prompt = text[:140].tolist()
+    options = {"attention_mask": torch.ones(1, 140).long(), "max_new_tokens": 20, "eos_token_id": None}
+    expected = model.generate(text[None, :140], **options)[0, 140:].tolist()
+    llm = LLM(ours, None, "long")
+    assert llm.generate(prompt, max_new_tokens=20, eos=[]).tokens == expected
+    with pytest.raises(OptionError, match="phi3 model has one set"):
+        LayeredModel(build("phi3"), long_context=True)
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma2", "olmo2", "cohere"])

@@ -7,6 +7,8 @@ import warnings
 
 import pytest
 import torch
+import transformers
+from packaging import version
 from test_conformance import TEXT, a_path, contents, read
 
 from selfspec import LLM
@@ -15,6 +17,7 @@ from selfspec.model import unlisted
 from selfspec.model.adapter import LayeredModel
 from selfspec.testing import tiny_model, tiny_tokenizer
 
+OLD = version.parse(transformers.__version__) < version.parse("5.15")
 UNLISTED = {  # norms before the halves, after them, around them, shared; a window; experts; sinks; an MLP without a gate
     "starcoder2": {"sliding_window": 24},
     "stablelm": {},
@@ -102,9 +105,14 @@ def test_cache_equals_a_fresh_prefill_after_rollback(pair):
     [
         ("bloom", {}, "bloom.*made of input_layernorm, mlp, post_attention_layernorm, self_attention"),
         ("opt", {}, "opt.*one list of layers"),
-        ("mamba", {}, "mamba.*linear_attention"),
+        ("mamba", {}, "mamba.*(linear_attention|made of mixer)"),
         ("xglm", {}, "xglm.*embedding does more"),
-        ("olmo3", {}, "olmo3.*cannot be called half by half.*layer_type"),
+        pytest.param(
+            "olmo3",
+            {},
+            "olmo3.*cannot be called half by half.*layer_type",
+            marks=pytest.mark.skipif(OLD, reason="in older versions of transformers they can be"),
+        ),
     ],
 )
 def test_what_is_not_recognised_is_refused_with_the_reason(family, changes, reason):

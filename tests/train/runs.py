@@ -19,6 +19,12 @@ from selfspec.train.trainer import LayerSkipTrainer
 RECIPE = Recipe(dropout=0.5, dropout_time="exponential", curriculum="gradual", share=0.6)
 
 
+def trainable(family: str, **changes: Any) -> Any:
+    """A tiny model without dropout of its own, which would make two computations of the same loss differ."""
+    still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if family == "gpt2" else {}
+    return tiny_model(family, **{**still, **changes})
+
+
 def blocks(count: int = 24, length: int = 12, seed: int = 0) -> Blocks:
     """Random tokens; some rows are trained in part, so that ranks and micro-batches differ in how many tokens count."""
     generator = torch.Generator().manual_seed(seed)

@@ -82,6 +82,28 @@ def test_a_recipe_puts_them_together() -> None:
     assert on(Recipe().exits_on(8, 5, 10)) == [1, 5, 7], "by default two early exits a step"
 
 
+def test_chosen_exits() -> None:
+    """Exits counted from 0 where the option counts layers, a rotation that goes through all layers and leaves steps empty, a
+    gradual curriculum that starts with the shallowest."""
+    turns = Recipe(exits=(4, 2, 6), exit_scale=1.0, rotation=3)
+    assert [on(turns.exits_on(8, step, 9)) for step in range(4)] == [[1, 7], [3, 7], [5, 7], [1, 7]]
+    assert [on(Recipe(exits=(2, 4, 6), curriculum="gradual").exits_on(8, step, 8)) for step in (0, 1, 2, 3)] == [
+        [7],
+        [5, 7],
+        [3, 5, 7],
+        [1, 3, 5, 7],
+    ]
+    whole = Recipe(exits=(2, 4), curriculum="all").exit_weights(8, 0, 1)
+    assert whole == pytest.approx({1: 1 / 35, 3: 6 / 35, 7: 28 / 35}), "the paper's scales 1, 6 and 7 + 21"
+
+
+def test_even_weights() -> None:
+    """Early exits that outweigh the last layer, or that still weigh by depth."""
+    even = Recipe(exits=(2, 4, 6), curriculum="all", weighting="even", exit_scale=0.5)
+    assert even.exit_weights(8, 0, 1) == pytest.approx({1: 0.2, 3: 0.2, 5: 0.2, 7: 0.4})
+    assert even.variant("LD").exit_weights(8, 0, 1) == {7: 1.0}
+
+
 def test_variants() -> None:
     """An ablation that leaves the other half on."""
     recipe = Recipe(dropout=0.3, exit_scale=0.7)
@@ -120,6 +142,7 @@ def test_presets_are_the_papers_table() -> None:
         ({"rotation": 0}, "not a number of steps"),
         ({"curriculum": "rotationl"}, "did you mean 'rotational'"),
         ({"dropout_depth": "linear"}, "known: constant, exponential"),
+        ({"weighting": "evn"}, "did you mean 'even'"),
     ],
 )
 def test_wrong_settings_are_named(wrong: dict[str, object], words: str) -> None:
@@ -132,6 +155,11 @@ def test_a_recipe_is_checked_against_the_model() -> None:
     """A rotation longer than the model has steps without any early exit; one layer has no exit at all."""
     with pytest.raises(OptionError, match="rotation=9 is more than the model's 8 layers"):
         Recipe(rotation=9).check(8)
+    for exits, words in [((8,), "exit 8 is not inside"), ((0, 2), "exit 0 is not inside"), ((2, 2), "names an exit twice")]:
+        with pytest.raises(OptionError, match=words):
+            Recipe(exits=exits).check(8)
+    with pytest.raises(OptionError, match="rotation=3 is more than the 2 chosen exits"):
+        Recipe(exits=(2, 4), rotation=3).check(8)
     with pytest.raises(OptionError, match="1 layer"):
         Recipe().check(1)
     Recipe().variant("plain").check(1)

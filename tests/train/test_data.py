@@ -68,6 +68,14 @@ def test_without_a_template_prompts_and_answers_are_plain(tmp_path: Path) -> Non
         load_data(write(tmp_path, {"messages": [{"role": "user", "content": "x"}]}), tokenizer, DataOptions())
 
 
+def test_a_template_can_be_left_out(tmp_path: Path) -> None:
+    """A model for one task is given the bare prompt later: trained inside a template it would not know it."""
+    tokenizer = tiny_tokenizer()
+    options = DataOptions(length=8, packing=False, chat_template=False)
+    data = load_data(write(tmp_path, {"prompt": "hi", "response": "ho"}, {"prompt": "a", "response": "b"}), tokenizer, options)
+    assert ("hiho" + tokenizer.eos_token * 4, "ho" + tokenizer.eos_token) in both(data, tokenizer)
+
+
 def test_packing_keeps_every_token_in_order() -> None:
     """A token lost or trained twice at the edge of a block, or filler that is trained."""
     blocks = pack([([1, 2, 3], [False, True, True]), ([4, 5, 6, 7], [True] * 4)], 4, filler=9)

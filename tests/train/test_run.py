@@ -18,7 +18,7 @@ from selfspec import LLM, DataError, OptionError, TrainingError, Unavailable
 from selfspec.testing import tiny_model, tiny_tokenizer
 from selfspec.train import plots
 from selfspec.train.data import DataOptions
-from selfspec.train.lora import Lora, add_lora
+from selfspec.train.lora import Lora, add_lora, merged
 from selfspec.train.recipe import Recipe
 from selfspec.train.run import REPORT, Report, TrainOptions, train
 
@@ -154,6 +154,21 @@ def test_lora_is_merged_and_trains_nothing_else(model: str, data: list[Path], tm
     assert all(torch.equal(after[name], cut[name]) for name in after)
     with pytest.raises(TrainingError, match="lora was"):
         train(model, data, tmp_path / "cut", options=options, data=SHORT)
+
+
+def test_lora_on_weights_that_lie_on_their_side() -> None:
+    """GPT-2's linears are of another class: none found to train, or merged without being turned."""
+    pytest.importorskip("peft")
+    model, ids = tiny_model("gpt2", seed=3).eval(), torch.tensor([[5, 6, 7, 8]])
+    before = model(input_ids=ids).logits
+    tuned = add_lora(model, Lora(rank=2))
+    learned = {name: each for name, each in tuned.named_parameters() if each.requires_grad}
+    assert len(learned) == 2 * 4 * 4, "two matrices beside each of four linears in four layers"
+    for index, each in enumerate(learned.values()):
+        each.data = torch.randn(each.shape, generator=torch.Generator().manual_seed(index)) * 0.3
+    after = tuned(input_ids=ids).logits
+    assert not torch.allclose(after, before, atol=1e-2)
+    assert torch.allclose(merged(tuned)(input_ids=ids).logits, after, atol=1e-4)
 
 
 def test_lora_on_modules_that_do_not_exist() -> None:

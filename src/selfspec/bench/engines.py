@@ -70,11 +70,8 @@ class Engines:
 
     def open(self, row: EngineRow, ids: Sequence[int]) -> None:
         """Start one and write down what that took; raises PeerFailed. `ids` are as long as what it will be sent."""
-        spec = self.specs[row.name]
+        self.specs[row.name].install()
         begin = time.perf_counter()
-        if isinstance(spec, PeerSpec):
-            spec.install()
-            begin = time.perf_counter()
         engine = self._begin(row.name)
         if row.load_seconds is None:
             row.load_seconds = time.perf_counter() - begin
@@ -83,8 +80,12 @@ class Engines:
 
     def _begin(self, name: str) -> Engine:
         engine = self.start(self.specs[name], self.threads, self.limit)
+        try:
+            engine.load(self.folder, self.dtype, self.device)
+        except PeerFailed:
+            engine.close()
+            raise
         self._running[name] = engine
-        engine.load(self.folder, self.dtype, self.device)
         return engine
 
     def get(self, name: str) -> Engine:
@@ -94,6 +95,7 @@ class Engines:
             raise PeerFailed("not started")
         if engine.dead:
             engine.close()
+            del self._running[name]
             return self._begin(name)
         return engine
 

@@ -1,7 +1,8 @@
 """`scripts/bench exact`: are a token's logits the same bits however they are computed? Counts positions, on a real model.
 
 Every text is read whole (the prefill), token by token, in blocks of random sizes, and all texts together as a ragged batch. A
-position's logits become a 64-bit fingerprint of all their bits; fingerprints are compared, times are not taken.
+position's logits become a 64-bit fingerprint of all their bits; fingerprints are compared, times are not taken. In half
+precision and on a GPU bits differ, and `ties.py` looks for near-ties instead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import typer
@@ -23,7 +24,8 @@ from ..llm import LLM
 from ..model.adapter import LayeredModel
 from .plain import model_folder, run_command, tokenizer_of
 from .prompts import prompt_ids
-from .provenance import CHECKOUT, cpu_name, gather, package_versions, slug
+from .provenance import CHECKOUT, cpu_name, device_name, gather, package_versions, slug
+from .ties import find_ties, sentence
 
 
 def fingerprint(logits: Tensor) -> Tensor:
@@ -79,35 +81,64 @@ def exact(
     model: Annotated[str, typer.Option(help="'demo' or a model folder.")] = "demo",
     rows: Annotated[int, typer.Option(help="How many texts.")] = 5,
     length: Annotated[int, typer.Option(help="Tokens of the longest text; the others are a little shorter.")] = 2100,
+    dtype: Annotated[str, typer.Option(help="float32; bfloat16 and float16 look for near-ties instead.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu; cuda looks for near-ties instead.")] = "cpu",
+    new_tokens: Annotated[int, typer.Option(help="Near-ties: tokens that continue each text.")] = 64,
+    draft: Annotated[str, typer.Option(help="Near-ties: which drafters, separated by commas.")] = "hybrid,early-exit",
     out: Annotated[Path | None, typer.Option(help="The JSON to write.")] = None,
 ) -> None:
-    """Compare the bits of logits between prefill, single steps, blocks and a ragged batch.
+    """Compare the bits of logits between prefill, single steps, blocks and a ragged batch. In half precision or on a GPU, where
+    bits differ: whether drafts change a text at near-ties only.
 
     Example: scripts/bench exact --rows 2 --length 200
+    Example: scripts/bench exact --dtype bfloat16 --rows 8 --length 60
     """
     folder = model_folder(model)
-    llm = LLM.from_pretrained(folder)
+    llm = LLM.from_pretrained(folder, dtype=dtype, device=device)
     ids = prompt_ids(tokenizer_of(folder), rows * length)
     texts = [torch.tensor(ids[row * length : (row + 1) * length - 13 * row]) for row in range(rows)]
-    differ = compare(llm.model, texts, lambda items, name: track(items, description=name, transient=True))
+    exactly = dtype == "float32" and device == "cpu"
+    found, lines, failed = _bits(llm, texts) if exactly else _ties(llm, texts, new_tokens, draft.split(","))
     result = {
-        "kind": "exact",
         "model": model,
         "kernel": llm.info.kernel,
         "dtype": llm.info.dtype,
-        "positions": sum(map(len, texts)),
-        "differing_positions": differ,
+        "device": device_name(llm.model.device),
+        **found,
         "provenance": vars(
             gather(
                 shlex.join(["scripts/bench", "exact", *sys.argv[1:]]), llm.info.threads, package_versions(["torch", "selfspec"])
             )
         ),
     }
-    target = out or CHECKOUT / "benchmarks" / "results" / f"exact-{slug(cpu_name())}.json"
+    name = f"exact-{slug(cpu_name())}.json" if exactly else f"ties-{slug(device_name(llm.model.device))}-{llm.info.dtype}.json"
+    target = out or CHECKOUT / "benchmarks" / "results" / name
     target.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    for name, count in differ.items():
-        typer.echo(f"{name}: {count} of {result['positions']} positions differ from the prefill")
-    typer.echo(json.dumps({"positions": result["positions"], "differing": sum(differ.values()), "file": target.name}))
+    for line in lines:
+        typer.echo(line)
+    typer.echo(json.dumps({key: value for key, value in found.items() if isinstance(value, int)} | {"file": target.name}))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _bits(llm: LLM, texts: list[Tensor]) -> tuple[dict[str, Any], list[str], bool]:
+    """What goes into the result, what is said of it, and whether it breaks a promise."""
+    differ = compare(llm.model, texts, lambda items, name: track(items, description=name, transient=True))
+    positions = sum(map(len, texts))
+    lines = [f"{name}: {count} of {positions} positions differ from the prefill" for name, count in differ.items()]
+    found = {"kind": "exact", "positions": positions, "differing": sum(differ.values()), "differing_positions": differ}
+    return found, lines, False
+
+
+def _ties(llm: LLM, texts: list[Tensor], new_tokens: int, drafters: list[str]) -> tuple[dict[str, Any], list[str], bool]:
+    """The same of near-ties."""
+    ways = {name: {"draft": name, "control": "fixed", "control_options": {"tokens": 4}} for name in drafters if name != "auto"}
+    if "auto" in drafters:
+        ways["auto"] = {"draft": "auto"}
+    reports = find_ties(llm, [text.tolist() for text in texts], new_tokens, ways)
+    partings, wrong = (sum(len(getattr(each, name)) for each in reports) for name in ("partings", "wrong"))
+    found = {"kind": "ties", "texts": sum(each.texts for each in reports), "partings": partings, "wrong": wrong}
+    return {**found, "ways": [each.as_dict() for each in reports]}, [sentence(each) for each in reports], wrong > 0
 
 
 if __name__ == "__main__":

@@ -18,11 +18,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import OptionError, SelfspecError
+from . import gpu_report
+from .gpu import GpuOptions
 from .peers import choose, find_peers
 from .plain_run import PlainBenchmark, PlainOptions, Tokenize, new_run, quick, turns
 from .provenance import CHECKOUT, cpu_name, slug
 from .report import OURS, markdown, report, summary
-from .schema import load
+from .schema import load, read_json
 
 PEERS = "transformers,selfspec,ctranslate2,xllamacpp"
 
@@ -101,6 +103,20 @@ def measure(model: str, peers: Sequence[str], options: PlainOptions, out: Path) 
     benchmark.finish()
 
 
+def run_on_card(options: GpuOptions, out: Path | None) -> None:
+    """The benchmark of a shape, on a card (or a CPU, to try it)."""
+    target = gpu_report.measure(options, out, lambda text: typer.echo(text, err=True))
+    result = read_json(target)
+    typer.echo(gpu_report.markdown(result))
+    typer.echo(json.dumps({**gpu_report.summary(result), "file": target.name}))
+
+
+def tables_of(path: Path) -> str:
+    """The tables of a result, of whichever kind."""
+    result = read_json(path)
+    return gpu_report.markdown(result) if result.get("kind") == "gpu" else report(path)
+
+
 def plain(
     model: Annotated[str, typer.Option(help="'demo' or a model folder.")] = "demo",
     peers: Annotated[str, typer.Option(help="Which peers, separated by commas; 'selfspec' is ours.")] = PEERS,
@@ -110,24 +126,45 @@ def plain(
     rounds: Annotated[int, typer.Option(help="Measured rounds; every peer has its turns in each.")] = 7,
     new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 64,
     prompts: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "64,512",
-    contexts: Annotated[str, typer.Option(help="Contexts of verify(n)/decode(1).")] = "64,512,2048",
+    contexts: Annotated[str | None, typer.Option(help="Contexts: 64,512,2048; with --device or --shape 128,2048.")] = None,
     verify: Annotated[str, typer.Option(help="The n of verify(n)/decode(1).")] = "1-16",
     time_limit: Annotated[float, typer.Option(help="Seconds after which a silent peer is ended.")] = 300.0,
+    device: Annotated[str, typer.Option(help="cuda: a model of a known shape with random weights, on a card.")] = "cpu",
+    shape: Annotated[str | None, typer.Option(help="The shape: llama-2-7b, llama-3-8b or tiny (also on a CPU).")] = None,
+    batches: Annotated[str, typer.Option(help="With --device or --shape: batch sizes.")] = "1,4,16",
+    minutes: Annotated[float, typer.Option(help="With --device or --shape: after so long nothing new is begun.")] = 9.0,
     show: Annotated[Path | None, typer.Option(help="Measure nothing: print the tables of this JSON.")] = None,
 ) -> None:
     """Plain decoding of selfspec next to its peers, in turns, with a cost card; tables are made from the JSON that it writes.
 
     Example: scripts/bench plain --peers transformers,selfspec --quick
+    Example: scripts/bench plain --device cuda
     """
     if show is not None:
-        typer.echo(report(show))
+        typer.echo(tables_of(show))
+        return
+    if device != "cpu" or shape is not None:
+        run_on_card(
+            GpuOptions(
+                shape=shape or GpuOptions.shape,
+                device=device,
+                dtype="bfloat16",
+                batches=numbers(batches, "--batches"),
+                contexts=numbers(contexts or "128,2048", "--contexts"),
+                rounds=rounds,
+                new_tokens=new_tokens,
+                peers="transformers" in peers,
+                minutes=minutes,
+            ),
+            out,
+        )
         return
     options = PlainOptions(
         threads=threads,
         rounds=rounds,
         new_tokens=new_tokens,
         prompt_tokens=numbers(prompts, "--prompts"),
-        verify_contexts=numbers(contexts, "--contexts"),
+        verify_contexts=numbers(contexts or "64,512,2048", "--contexts"),
         verify_tokens=numbers(verify, "--verify"),
         time_limit=time_limit,
     )

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
+import torch
 
 from .schema import Provenance
 
@@ -61,6 +62,11 @@ def cpu_name() -> str:
         lines = []
     named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     return named or platform.processor() or platform.machine() or "unknown CPU"
+
+
+def device_name(device: torch.device) -> str:
+    """The card as its driver names it, or the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
 
 
 def slug(name: str) -> str:

@@ -117,8 +117,8 @@ def write_json(result: dict[str, Any], path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def load(path: Path) -> PlainRun:
-    """Read a run; a file of another version or kind, or a damaged one, is an error that says so."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a result of any kind; a damaged file, or one of another version, is an error that says so."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
@@ -131,6 +131,13 @@ def load(path: Path) -> PlainRun:
             f"{path.name} has schema_version {version!r} and this selfspec reads {SCHEMA_VERSION}: its fields would be misread. "
             "Measure again with: scripts/bench plain, or read it with the selfspec that wrote it."
         )
+    assert isinstance(data, dict)
+    return data
+
+
+def load(path: Path) -> PlainRun:
+    """Read a run; a file of another kind is an error that says so too."""
+    data = read_json(path)
     if data.get("kind") != "plain":
         raise OptionError(
             f"{path.name} is a result of kind {data.get('kind')!r}, not 'plain'. Give a file that scripts/bench plain wrote."

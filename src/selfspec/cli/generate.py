@@ -16,7 +16,8 @@ from ..errors import OptionError, PromptError
 from . import common, options, show
 
 if TYPE_CHECKING:
-    from ..llm import LLM, Result
+    from ..llm import LLM
+    from ..results import Result
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from rich.table import Table
 from . import common, options
 
 if TYPE_CHECKING:
-    from ..llm import LLM, ModelInfo
+    from ..llm import LLM
+    from ..results import ModelInfo
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,8 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
         ("context", f"{info.context:,} tokens"),
         ("vocabulary", f"{info.vocabulary:,} tokens"),
         ("runs in", f"{info.dtype} on {info.device}, {info.threads} threads"),
-        ("kernel", info.kernel),
+        ("kernel", products(info)),
+        *([] if info.device == "cpu" else [("recorded", info.recorded)]),
         ("bit-exact", exactness(info)),
         ("read per token", f"{common.megabytes(info.weight_bytes)} of weights"),
     ]
@@ -84,11 +86,18 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
     return grid
 
 
+def products(info: ModelInfo) -> str:
+    """The kernel, and who multiplies where it does not."""
+    return info.kernel + (f" (products by {', '.join(info.modules)})" if info.modules else "")
+
+
 def exactness(info: ModelInfo) -> str:
     """What can be promised about the output here."""
     if info.row_stable:
         return "yes: drafts and neighbours in a batch cannot change a bit of a token's logits"
-    return f"no: {info.dtype} with kernel {info.kernel} rounds differently for different numbers of rows, so near-ties may turn"
+    return (
+        f"no: {info.dtype} with kernel {products(info)} rounds differently for different numbers of rows, so near-ties may turn"
+    )
 
 
 def explanation(bound: Bound) -> str:

@@ -11,7 +11,8 @@ from rich.text import Text
 from . import common
 
 if TYPE_CHECKING:
-    from ..llm import LLM, Piece
+    from ..llm import LLM
+    from ..results import Piece
 
 Writer = Callable[["Piece"], None]
 

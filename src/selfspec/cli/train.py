@@ -64,6 +64,10 @@ class RecipeFlags:
     exit_scale: Annotated[float | None, _recipe("--exit-scale", help="Weight of the early exits' losses, 0 to 1.")] = None
     curriculum: Annotated[str | None, _recipe("--curriculum", help="rotational, gradual or all.")] = None
     rotation: Annotated[int | None, _recipe("--rotation", help="Each early exit is trained once in this many steps.")] = None
+    weighting: Annotated[str | None, _recipe("--weighting", help="quadratic (later exits weigh more), or even.")] = None
+    exits: Annotated[
+        list[int] | None, _recipe("--exit", help="Train the early exit after this many layers only; repeatable. By default all.")
+    ] = None
     share: Annotated[float | None, _recipe("--share", help="Share of positions at which early exits are trained.")] = None
 
     def chosen(self) -> tuple[Recipe, float | None]:
@@ -74,8 +78,10 @@ class RecipeFlags:
         if self.recipe not in RECIPES:
             raise OptionError(f"recipe {self.recipe!r} is not known; {nearest(self.recipe, RECIPES)}")
         experiment = preset(self.preset) if self.preset else None
-        names = ("dropout", "dropout_depth", "dropout_time", "exit_scale", "curriculum", "rotation", "share")
+        names = ("dropout", "dropout_depth", "dropout_time", "exit_scale", "curriculum", "rotation", "weighting", "share")
         given: dict[str, Any] = {name: vars(self)[name] for name in names if vars(self)[name] is not None}
+        if self.exits:
+            given["exits"] = tuple(self.exits)
         found = replace(experiment.recipe if experiment else Recipe(), **given).variant(self.variant)
         if experiment is None:
             return found, None
@@ -122,6 +128,9 @@ class DataFlags:
         _data("--held-out", show_default="0.02, small parts 0.03", help="Share of the examples kept apart to measure on."),
     ] = None
     text_column: Annotated[str, _data("--text-column", help="Name of the JSONL column with plain text.")] = "text"
+    chat_template: Annotated[
+        bool, _data("--chat-template/--no-chat-template", help="Write prompts and answers with the model's chat template.")
+    ] = True
     train_on_prompts: Annotated[bool, _data("--train-on-prompts", help="Train prompts too, not only answers.")] = False
 
 
@@ -182,7 +191,9 @@ def train(
         if threads is not None:
             torch.set_num_threads(threads)
         refuse_others(recipe, run, texts, lora)
-        shared = {name: vars(run)[name] for name in PART_FLAGS} | {name: vars(texts)[name] for name in ("length", "held_out")}
+        asked = {each.name: vars(run)[each.name] for each in fields(run) if vars(run)[each.name] != each.default}
+        shared = {name: asked.get(name) for name in PART_FLAGS} | {name: vars(texts)[name] for name in ("length", "held_out")}
+        shared["plot"] = run.plot
         train_part(recipe.recipe, model, data, out, {**shared, "share": recipe.share}, part, as_json)
         return
     chosen, rate = recipe.chosen()

@@ -103,7 +103,6 @@ def _count(model: str, data: Sequence[str], out: Path, wishes: dict[str, Any], w
     from ..train.part_run import train_successors
     from ..train.successors import CountOptions
 
-    wishes |= {"precision": None if wishes["precision"] == "float32" else wishes["precision"]}
     _refuse(wishes, set(wishes) - COUNTED - {"layers"}, "successors")
     more = {name: wishes[name] for name in COUNTED - {"pairs", "plot"} if wishes[name] is not None}
     return train_successors(model, data, out, options=CountOptions(**_given(CountOptions, wishes)), watch=watch, **more)

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scene:
-    """What a drafter may use: the model, the generation's cache, and of each row the prompt and how its tokens are chosen."""
+    """What a drafter may use: the model, the generation's cache, and of each row the prompt, how its tokens are chosen, and the
+    tokens that end it (no entries: none are known)."""
 
     model: LayeredModel
     cache: KVCache
     prompts: Sequence[Sequence[int]]
     samplers: Sequence[Sampler]
+    ends: Sequence[frozenset[int]] = ()
 
 
 class Drafting(ABC):

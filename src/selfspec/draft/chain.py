@@ -4,7 +4,7 @@ confidence go.
 A subclass says how one more token is computed. Tokens are chosen by the row's own sampler, from the draft's logits, with the
 random number that belongs to the position: under sampling that makes agreement with the target's draw as likely as the two
 distributions are alike. With `sample` they are drawn with numbers of their own instead, and verified by rejection (speculative
-sampling as published).
+sampling as published). A row's draft ends with a token that would end the row: nothing behind it could be kept.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -27,18 +28,27 @@ from .base import Drafting, Scene
 class ChainDrafting(Drafting):
     """Drafts chains with part of the model, on the generation's own cache.
 
-    `vocabulary`: score only that many of the most frequent tokens while drafting; 0 is all of them.
+    `vocabulary`, `tokens`: score only that many of the most frequent tokens, and these, and those of the prompts, from which much
+    is copied; without both all tokens are scored.
     `sample`: under sampling, draw drafts independently of the target's own draws and report what they were drawn from.
     """
 
-    def __init__(self, scene: Scene, vocabulary: int = 0, sample: bool = False) -> None:
+    def __init__(self, scene: Scene, vocabulary: int = 0, sample: bool = False, tokens: Sequence[int] = ()) -> None:
         size = scene.model.shape.vocabulary
         if not 0 <= vocabulary <= size:
             raise OptionError(f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores all of it")
+        outside = [token for token in tokens if not 0 <= token < size]
+        if outside:
+            raise OptionError(
+                f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it could never be drafted; "
+                "make the list with this model's tokenizer"
+            )
         self.scene, self.cache = scene, scene.cache
+        self._ends = scene.ends or [frozenset[int]()] * len(scene.prompts)
         self._sample = sample and not all(sampler.params.greedy for sampler in scene.samplers)
         self._drawn_from: dict[int, list[Tensor]] = {}  # of each row: the distribution of each of its drafts
-        self._partial = scene.model.partial_head(vocabulary) if 0 < vocabulary < size else None
+        part = vocabulary < size and (vocabulary or tokens)
+        self._partial = scene.model.partial_head(vocabulary, tokens).joined_by(chain(*scene.prompts)) if part else None
 
     @abstractmethod
     def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
@@ -66,7 +76,11 @@ class ChainDrafting(Drafting):
             )
             for i, token in zip(active, tokens, strict=True):
                 drafted[i].append(token)
-            active = [i for i, sure in zip(active, confident, strict=True) if sure and len(drafted[i]) < budget.tokens[i]]
+            active = [
+                i
+                for i, sure in zip(active, confident, strict=True)
+                if sure and len(drafted[i]) < budget.tokens[i] and drafted[i][-1] not in self._ends[rows[i]]
+            ]
         draft = self.finish(drafted, rows)
         return replace(draft, probs=[self._distributions(row) for row in rows]) if self._sample else draft
 
@@ -110,9 +124,15 @@ class PartDrafting(ChainDrafting):
     """
 
     def __init__(
-        self, scene: Scene, plan: LayerPlan | None, vocabulary: int = 0, reuse: bool = True, sample: bool = False
+        self,
+        scene: Scene,
+        plan: LayerPlan | None,
+        vocabulary: int = 0,
+        reuse: bool = True,
+        sample: bool = False,
+        tokens: Sequence[int] = (),
     ) -> None:
-        super().__init__(scene, vocabulary, sample)
+        super().__init__(scene, vocabulary, sample, tokens)
         self._reuse = reuse
         self._states: dict[int, list[Tensor]] = {}
         self.use(plan)

@@ -20,9 +20,10 @@ from torch import Tensor
 
 from ..contract import Budget, Draft, Outcome
 from ..errors import OptionError
-from ..model.adapter import PREFILL_CHUNK, LayeredModel, PartialHead
+from ..model.adapter import PREFILL_CHUNK, LayeredModel
 from ..model.cache import Place, Span
 from ..model.extras import Part, find_part
+from ..model.partial_head import PartialHead
 from ..model.small import BlockSize, Stack, blocks_of
 from ..model.taps import Taps
 from .base import Drafter, Drafting, Scene

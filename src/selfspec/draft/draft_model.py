@@ -52,7 +52,7 @@ class DraftModel(Drafter):
     dtype: str = "auto"
     """Of a model that is loaded by name: auto, float32, bfloat16 or float16."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens while drafting; 0 is all of them."""
+    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all of them."""
 
     def start(self, scene: Scene) -> Drafting:
         model = scene.model if self.model is None else _layered(self.model, self.dtype, scene.model)
@@ -63,7 +63,7 @@ class DraftModel(Drafter):
                 "tokens would mean something else; use a draft model with the same tokenizer"
             )
         cache = model.new_cache(len(scene.prompts), max(map(len, scene.prompts)) + 64)
-        return _Second(Scene(model, cache, scene.prompts, scene.samplers), self.vocabulary)
+        return _Second(Scene(model, cache, scene.prompts, scene.samplers, scene.ends), self.vocabulary)
 
 
 _loaded: WeakKeyDictionary[LayeredModel, dict[tuple[object, str], LayeredModel]] = WeakKeyDictionary()

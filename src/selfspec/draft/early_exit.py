@@ -26,7 +26,9 @@ class EarlyExit(Drafter):
     reuse: bool = True
     """Let verification go on from the draft's hidden states; False runs all layers again, for comparison."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens while drafting; 0 is all of them."""
+    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all of them."""
+    tokens: tuple[int, ...] = ()
+    """Score these tokens, by id, the prompt's and those of `vocabulary`, and no others: a task's own words. () is no list."""
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution, other tokens for a seed."""
 
@@ -35,4 +37,4 @@ class EarlyExit(Drafter):
         layer = max(1, layers // 4) if self.layer is None else self.layer
         if not 0 < layer < layers:
             raise OptionError(f"exit layer {layer} is not inside this model of {layers} layers; choose 1 to {layers - 1}")
-        return PartDrafting(scene, LayerPlan(0, layer), self.vocabulary, self.reuse, self.sample)
+        return PartDrafting(scene, LayerPlan(0, layer), self.vocabulary, self.reuse, self.sample, self.tokens)

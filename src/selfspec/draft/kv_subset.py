@@ -42,7 +42,7 @@ class KVSubset(Drafter):
     block_size: int = 64
     """Tokens in a block."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens while drafting; 0 is all of them."""
+    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all of them."""
 
     def __post_init__(self) -> None:
         for option, least in (("sink", 0), ("recent", 1), ("blocks", 0), ("block_size", 1)):

@@ -49,7 +49,7 @@ class LayerSkip(Drafter):
     reuse: bool = True
     """Let verification go on from the draft's states before the first skip; False runs all layers again, for comparison."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens while drafting; 0 is all of them."""
+    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all of them."""
 
     def __post_init__(self) -> None:
         listed = bool(self.attention or self.mlp)

@@ -8,23 +8,28 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from copy import copy
 from functools import cached_property, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..errors import OptionError, PromptError, SelfCheckFailed
+from ..errors import PromptError
 from .block import Block, Change, own_block
 from .cache import KVCache, Place
-from .families import FAMILIES, Family, family_of, shape_of
-from .linear import Linear
-from .ops import choose_ops
-from .parts import module, norm, part
+from .capture import StepRunner
+from .choose import choose_ops, why_not_recorded
+from .families import Family, checked_switch, family_of, shape_of
+from .linear import Linear, kind_of, without_low_rank
+from .partial_head import PartialHead
+from .parts import Part, module, norm, part_of, product, release, release_matrices, table
 from .plan import LayerPlan
 from .rope import RopeTable
+from .self_check import LENGTH, SelfCheck, probe
+from .storage import StaticCache, StoragePool
 from .taps import Taps
 from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
 
@@ -32,11 +37,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PREFILL_CHUNK = 512
-TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}  # of the largest logit of the probe
 
+_BY_MODULES = (
+    "products are left to modules of kind {0}, which keep their own weights; how fast they are with several tokens is up to "
+    "them, and a token's last bits may depend on what is computed beside it"
+)
 _SHORTENED = (
     "this model rotates positions by other frequencies once a text is longer than {0} tokens (longrope), and all of the text "
-    "would have to be read again at that point, which selfspec does not do: texts end at {0} tokens here, not at {1}"
+    "would have to be read again at that point, which selfspec does not do: texts end at {0} tokens here, not at {1}. For longer "
+    "ones load it with long_context=True"
 )
 
 HalfWatch = Callable[[int, bool, Tensor, Tensor], None]
@@ -49,18 +58,29 @@ class LayeredModel:
     Otherwise it is left untouched and lives on beside ours.
     """
 
-    def __init__(self, model: PreTrainedModel, *, owned: bool = False, kernel: str = "auto", check: bool = True) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        owned: bool = False,
+        kernel: str = "auto",
+        check: bool = True,
+        long_context: bool = False,
+    ) -> None:
         known = family_of(model.config)
+        self._switch = checked_switch(model.config, long_context)
         family = known or recognised(model)
         unsure = nullcontext if known else partial(refusing, model.config)
         with unsure():
-            self.shape = shape_of(model.config, family)
+            self.shape = shape_of(model.config, family, long_context)
         self.dtype, self.device = model.dtype, model.device
-        self.ops = choose_ops(kernel, self.dtype, self.device) if known else module_ops(kernel, model.config)
+        experts = family.experts is not None
+        self.ops = choose_ops(kernel, self.dtype, self.device, experts) if known else module_ops(kernel, model.config)
+        self._not_recorded = why_not_recorded(self.ops.kernel, self.device, experts)
+        self._open_steps()
         self._say_what_is_special(model)
         self.parameters = sum(p.numel() for p in model.parameters())
-        probe = self._probe()
-        expected = self._reference(model, probe) if check else None
+        wanted = SelfCheck(model, self._probe(), self._switch or 0) if check else None
         self._ropes: dict[str | None, RopeTable] = {}
         self.blocks: list[Block] = []
         if known:
@@ -71,16 +91,53 @@ class LayeredModel:
         self._finish: Change = module(model, family.final_norm)
         if known:
             self._finish = partial(self.ops.norm, norm=norm(model, family.final_norm, family.norms))
-        if expected is not None:
+        self.product_modules = tuple(sorted({kind_of(each) for linear in self.linears for each in linear.modules}))
+        if self.product_modules:
+            warnings.warn(_BY_MODULES.format(", ".join(self.product_modules)), stacklevel=2)
+            if self._steps and not self._steps.reason:
+                self._steps.give_up(f"products are left to modules of kind {', '.join(self.product_modules)}")
+        if wanted is not None:
             with unsure():
-                self._compare(expected, probe)
+                wanted.compare(self._read_probe(LENGTH))
                 if not known:  # their modules may read our cache otherwise than we think
-                    self._compare(expected, probe, size=5)
+                    wanted.compare(self._read_probe(5))
         self.row_stable = self._measure_row_stability()
+        self._check_recordings()
+
+    def _open_steps(self) -> None:
+        self._steps = StepRunner(self.device, self.shape.width, self.dtype) if self.ops.kernel == "static" else None
+        self._pool = StoragePool(self.dtype, self.device, self._steps.forget) if self._steps else None
+
+    @property
+    def recorded(self) -> str:
+        """Whether steps are replayed as CUDA graphs, or why not."""
+        reason = self._steps.reason if self._steps else self._not_recorded
+        if reason or self._steps is None:
+            return f"no: {reason}"
+        return f"yes, as CUDA graphs ({self._steps.recorded} so far)"
+
+    @contextmanager
+    def eagerly(self) -> Iterator[None]:
+        """For measuring: meanwhile steps run as they are written, without recordings."""
+        if self._steps is None:
+            yield
+            return
+        before, self._steps.paused = self._steps.paused, True
+        try:
+            yield
+        finally:
+            self._steps.paused = before
+
+    def free_idle(self) -> None:
+        """Give back the memory that only waits for the next generation."""
+        if self._pool is not None:
+            self._pool.clear()
 
     def _say_what_is_special(self, model: PreTrainedModel) -> None:
         whole = model.config.max_position_embeddings
+        self._longer = ""
         if self.shape.context < whole:
+            self._longer = ", or load the model with long_context=True"
             warnings.warn(_SHORTENED.format(self.shape.context, whole), stacklevel=3)
         if self.ops.kernel == "modules":
             warnings.warn(WARNING.format(self.shape.family), stacklevel=3)
@@ -89,25 +146,32 @@ class LayeredModel:
         shape = self.shape
         if family.rotary is not None:
             rotary, kinds = module(model, family.rotary), {kind for kind in shape.ropes if kind is not None}
-            self._ropes = {kind: RopeTable(rotary, shape.context, self.device, kind, family.interleaved) for kind in kinds}
+            where = (rotary, shape.context, self.device)
+            self._ropes = {kind: RopeTable(*where, kind, family.interleaved, self._switch) for kind in kinds}
         for index, layer in enumerate(module(model, family.layers).children()):
             self.blocks.append(own_block(layer, index, family, shape, self.ops, self._ropes.get(shape.ropes[index])))
             if owned:
-                _release_matrices(layer)
+                release_matrices(layer, [each for linear in self.blocks[-1].linears for each in linear.modules])
 
     def _take_ends(self, model: PreTrainedModel, family: Family, owned: bool) -> None:
         """What comes before the first layer and after the last."""
-        embedding, head = part(model, family.embedding), part(model, family.head)
-        self._positions = part(model, family.positions).weight.detach() if family.positions else None
+        embedding, head = table(model, family.embedding), self._head_part(model)
+        self._positions = table(model, family.positions).detach() if family.positions else None
         scale = torch.tensor(self.shape.scales.embedding)  # rounded as transformers does
-        self._embedding_scale = scale.to(embedding.weight.dtype).item()
-        self._partial_heads: dict[int, PartialHead] = {}
-        self._head: Linear = self.ops.linear([head.weight], [head.bias])
-        tied = embedding.weight.data_ptr() == head.weight.data_ptr()
-        self._embedding = None if tied and self._head.readable else embedding.weight.detach()
+        self._embedding_scale = scale.to(embedding.dtype).item()
+        self._partial_heads: dict[tuple[int, frozenset[int]], PartialHead] = {}
+        self._head: Linear = product([head], self.ops)
+        tied = head.weight is not None and not head.added and embedding.data_ptr() == head.weight.data_ptr()
+        self._embedding = None if tied and self._head.readable else embedding.detach()
         if owned:
-            _release(embedding.weight)
-            _release(head.weight)
+            release(embedding)
+            if head.weight is not None:
+                release(head.weight)
+
+    @staticmethod
+    def _head_part(model: PreTrainedModel) -> Part:
+        found: Any = model.get_output_embeddings()  # not by name: GPT-NeoX's was another once
+        return part_of(found, "language-model head")
 
     # ------------------------------------------------------------------------------------------------------- running
 
@@ -121,7 +185,11 @@ class LayeredModel:
 
     def new_cache(self, rows: int = 1, capacity: int = 512) -> KVCache:
         shape = self.shape
-        return KVCache(shape.layers, rows, shape.kv_heads, shape.head_size, capacity, self.dtype, self.device)
+        sizes = (shape.layers, rows, shape.kv_heads, shape.head_size)
+        if self._steps is None or self._pool is None:
+            return KVCache(*sizes, capacity, self.dtype, self.device)
+        self._steps.follow()
+        return StaticCache(self._pool, *sizes, capacity)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(tokens,) -> (tokens, width)."""
@@ -146,9 +214,42 @@ class LayeredModel:
         plan.check(self.layers)
         for rope in self._ropes.values():
             rope.reserve(int(max(span.first + span.count for span in place.spans)))
+        tapped = sorted({layer for tap in taps for layer in tap.layers})
+        out = self._run_step(x, plan, cache, place, tapped) if watch is None else None
+        if out is None:
+            out = self._run_layers(x, plan, cache, place.on(self.device), tapped, watch)
+        states = dict(zip(plan.left(tapped), out[1:], strict=True))
+        for tap in taps:
+            for layer in states.keys() & set(tap.layers):
+                tap.put(layer, place, states[layer])
+        cache.advance(place, plan.attention_layers)
+        return out[0]
+
+    def _run_step(
+        self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place, tapped: Sequence[int]
+    ) -> tuple[Tensor, ...] | None:
+        """The same as a step of a fixed shape; None if there are no such steps here or the call is none."""
+        if self._steps is None or not isinstance(cache, StaticCache):
+            return None
+        ropes = self._ropes.values()
+        for rope in ropes:  # a table that grows moves; a step that was recorded keeps the one it knows, which is long enough
+            rope.reserve(cache.capacity)
+        tables = lambda: [(rope.cosines, rope.sines) for rope in ropes]  # noqa: E731
+        return self._steps.run(self._run_layers, x, plan, cache, place, tapped, tables)
+
+    def _run_layers(
+        self,
+        x: Tensor,
+        plan: LayerPlan,
+        cache: KVCache,
+        place: Place,
+        tapped: Sequence[int] = (),
+        watch: HalfWatch | None = None,
+    ) -> tuple[Tensor, ...]:
+        """The plan's halves, one after the other: what comes out, then what left each tapped layer."""
         if plan.start == 0 and self._positions is not None:
             x = x + self._positions[place.positions]
-        current, entered = plan.start, x
+        current, entered, states = plan.start, x, []
         for layer, attention in plan.halves:
             if layer != current:
                 current, entered = layer, x
@@ -156,28 +257,50 @@ class LayeredModel:
             x = block.attention(x, cache, place) if attention else block.mlp(x, entered)
             if watch:
                 watch(layer, attention, before, x)
-            for tap in taps:
-                if not attention and layer in tap.layers:
-                    tap.put(layer, place, x)
-        cache.advance(place, plan.attention_layers)
-        return x
+            if not attention and layer in tapped:
+                states.append(x)
+        return x, *states
 
     @torch.inference_mode()
     def head(self, x: Tensor) -> Tensor:
         """Hidden states after any layer -> logits over the vocabulary, through the model's own last norm and head."""
-        return self._logits(x, self._head)
+        return self.logits(x, (self._head,))
 
-    def _logits(self, x: Tensor, head: Linear) -> Tensor:
-        scales, logits = self.shape.scales, head(self._finish(x))
+    @property
+    def head_product(self) -> Linear:
+        """The head itself, of which drafts take rows."""
+        return self._head
+
+    def logits(self, x: Tensor, heads: tuple[Linear, ...]) -> Tensor:
+        """The last norm, these products side by side, and what the model does to its logits."""
+        return self._steps.head(partial(self._score, heads=heads), heads, x) if self._steps else self._score(x, heads)
+
+    def _score(self, x: Tensor, heads: tuple[Linear, ...]) -> Tensor:
+        scales, normed = self.shape.scales, self._finish(x)
+        logits = heads[0](normed) if len(heads) == 1 else torch.cat([head(normed) for head in heads], -1)
         if scales.logits != 1:
             logits = logits * scales.logits
         return self.ops.soft_cap(logits, scales.logit_cap) if scales.logit_cap else logits
 
-    def partial_head(self, size: int) -> PartialHead:
-        """The head over the `size` most frequent tokens, for drafting: byte-pair vocabularies are ordered by frequency."""
-        if size not in self._partial_heads:
-            self._partial_heads[size] = PartialHead(self, torch.arange(size, device=self.device))
-        return self._partial_heads[size]
+    @cached_property
+    def without_adapters(self) -> LayeredModel:
+        """This model without what LoRA adapters add beside its weights: a second view of the same weights. Both can be used at
+        the same time, each on caches of its own. The model itself if there is nothing to leave out."""
+        if all(without_low_rank(linear) is linear for linear in self.linears):
+            return self
+        other = copy(self)
+        other.blocks = [block.with_linears(without_low_rank) for block in self.blocks]
+        other._head, other._partial_heads = without_low_rank(self._head), {}
+        other._open_steps()  # a recording has the adapters' products in it
+        return other
+
+    def partial_head(self, size: int, more: Iterable[int] = ()) -> PartialHead:
+        """The head over some tokens, for drafting: the `size` most frequent (vocabularies are mostly ordered so) and `more`."""
+        key = (size, frozenset(more))
+        if key not in self._partial_heads:
+            chosen = [*range(size), *sorted(token for token in key[1] if token >= size)]
+            self._partial_heads[key] = PartialHead(self, torch.tensor(chosen, device=self.device))
+        return self._partial_heads[key]
 
     def forward(self, tokens: Tensor, cache: KVCache, place: Place, plan: LayerPlan | None = None) -> Tensor:
         """Tokens -> logits of every one of them."""
@@ -238,43 +361,27 @@ class LayeredModel:
     # ------------------------------------------------------------------------------------------------------- checking
 
     def _probe(self) -> Tensor:
-        generator = torch.Generator().manual_seed(0)
-        return torch.randint(0, self.shape.vocabulary, (min(24, self.shape.context),), generator=generator).to(self.device)
+        return probe(self.shape.vocabulary, self.shape.context).to(self.device)
 
-    @staticmethod
-    @torch.inference_mode()
-    def _reference(model: PreTrainedModel, probe: Tensor) -> Tensor:
-        """The model's own logits, without dropout; a live model that is being trained stays as it was."""
-        training = [module for module in model.modules() if module.training]
-        model.eval()
-        try:
-            logits: Tensor = model(input_ids=probe[None], use_cache=False).logits[0].float()
-            return logits
-        finally:
-            for module in training:
-                module.training = True
+    def _read_probe(self, size: int) -> Tensor:
+        """Our logits of the probe, read `size` tokens at a time."""
+        tokens = self._probe()
+        cache = self.new_cache(1, len(tokens))
+        return torch.cat([self.forward(piece, cache, cache.place([len(piece)])) for piece in tokens.split(size)])
 
-    def _compare(self, expected: Tensor, probe: Tensor, size: int | None = None) -> None:
-        """Raise unless our logits of the probe, read `size` tokens at a time, are the expected ones."""
-        cache = self.new_cache(1, len(probe))
-        pieces = [self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size or len(probe))]
-        ours = torch.cat(pieces).float()
-        gap, scale = (ours - expected).abs().max().item(), expected.abs().max().item()
-        if not gap <= TOLERANCE.get(self.dtype, 6e-2) * max(scale, 1e-3):  # also refuses NaN
-            raise SelfCheckFailed(
-                f"this {self.shape.family} model gives logits that differ from transformers' by {gap:.3g} "
-                f"(largest logit {scale:.3g}) on a probe prompt, so its output would not be the model's own. "
-                "It has a peculiarity that selfspec does not know; "
-                f"please report it. Known families: {', '.join(sorted(FAMILIES))}."
-            )
+    def _check_recordings(self) -> None:
+        """Replayed steps give what the same steps give when they just run; else nothing is recorded here."""
+        if self._steps is None or self._steps.reason:
+            return
+        with self.eagerly():
+            expected = self._read_probe(1).float()
+        gap = (self._read_probe(1).float() - expected).abs().max().item()
+        if not gap <= 1e-3 * max(expected.abs().max().item(), 1e-3):  # also a NaN
+            self._steps.give_up(f"replayed steps gave logits that differ by {gap:.3g}")
 
     def _measure_row_stability(self) -> bool:
         """Whether the probe's logits have the same bits read at once, in blocks, and token by token."""
-        probe = self._probe()
-        results = []
-        for size in (len(probe), 7, 1):
-            cache = self.new_cache(1, len(probe))
-            results.append(torch.cat([self.forward(piece, cache, cache.place([len(piece)])) for piece in probe.split(size)]))
+        results = [self._read_probe(size) for size in (LENGTH, 7, 1)]
         return all(torch.equal(result, results[0]) for result in results)
 
     def check_length(self, tokens: int) -> None:
@@ -284,39 +391,5 @@ class LayeredModel:
         if tokens >= self.shape.context:
             raise PromptError(
                 f"the prompt has {tokens} tokens, the model's context is {self.shape.context}, so nothing could be added; "
-                "shorten the prompt"
+                f"shorten the prompt{self._longer}"
             )
-
-
-class PartialHead:
-    """Some rows of the head as a product of their own: logits of these tokens, which is enough to draft.
-
-    Its argmax is an index into `tokens`.
-    """
-
-    def __init__(self, model: LayeredModel, tokens: Tensor) -> None:
-        if not model._head.readable:
-            raise OptionError(
-                f"kernel {model.ops.kernel!r} cannot cut rows out of the head; "
-                "draft with the full vocabulary, or use kernel='plain'"
-            )
-        self._model, self.tokens = model, tokens
-        bias = model._head.bias
-        self._linear = model.ops.linear([model._head.rows(tokens)], [None if bias is None else bias[tokens]])
-
-    @torch.inference_mode()
-    def __call__(self, x: Tensor) -> Tensor:
-        """Hidden states -> logits of the chosen tokens, in their order."""
-        return self._model._logits(x, self._linear)
-
-
-def _release(weight: Tensor) -> None:
-    """Let go of a parameter's memory; tensors that still share it keep it alive."""
-    weight.data = torch.empty(0, dtype=weight.dtype)
-
-
-def _release_matrices(layer: torch.nn.Module) -> None:
-    """Of a layer's parameters, all that were packed; norms and biases were copied."""
-    for parameter in layer.parameters():
-        if parameter.dim() > 1:
-            _release(parameter)

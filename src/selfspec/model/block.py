@@ -6,6 +6,7 @@ Written once over `Ops`; what differs between families is data in `families.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -18,16 +19,18 @@ from .experts import Experts
 from .families import Family, Shape
 from .linear import Linear
 from .ops import ACTIVATIONS, Heads, Ops
-from .parts import attention_scale, expert_parts, head_norm, norm, part, qkv_parts
+from .parts import attention_scale, expert_parts, head_norm, norm, part, product, qkv
 from .rope import RopeTable
 
 Change = Callable[[Tensor], Tensor]
+ChangeLinear = Callable[[Linear], Linear]
 
 
 class AttentionCore(Protocol):
     """What a block needs of an attention."""
 
-    linears: Sequence[Linear]
+    @property
+    def linears(self) -> Sequence[Linear]: ...
 
     def __call__(self, x: Tensor, cache: KVCache, place: Place, residual: Tensor | None = None) -> Tensor:
         """Normed stream -> what attention adds to it, plus the residual if there is one."""
@@ -36,7 +39,8 @@ class AttentionCore(Protocol):
 class MlpCore(Protocol):
     """What a block needs of an MLP."""
 
-    linears: Sequence[Linear]
+    @property
+    def linears(self) -> Sequence[Linear]: ...
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Normed stream -> what the MLP adds to it, plus the residual if there is one."""
@@ -65,6 +69,15 @@ class Block:
     @property
     def linears(self) -> tuple[Linear, ...]:
         return (*self._attention.linears, *self._mlp.linears)
+
+    def with_linears(self, change: ChangeLinear) -> Block:
+        """The same with other products in it; experts and modules of transformers stay as they are."""
+        other = copy(self)
+        if isinstance(self._attention, Attention):
+            other._attention = self._attention.with_linears(change)
+        if isinstance(self._mlp, Mlp):
+            other._mlp = self._mlp.with_linears(change)
+        return other
 
     def attention(self, x: Tensor, cache: KVCache, place: Place) -> Tensor:
         core = partial(self._attention, cache=cache, place=place)
@@ -107,9 +120,7 @@ class Attention:
 
     def __init__(self, layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None) -> None:
         self._ops = ops
-        parts, out = qkv_parts(layer, family, shape), part(layer, family.out)
-        self._qkv = ops.linear([each.weight for each in parts], [each.bias for each in parts])
-        self._out = ops.linear([out.weight], [out.bias])
+        self._qkv, self._out = qkv(layer, family, shape, ops), product([part(layer, family.out)], ops)
         self._heads = Heads(
             layer=index,
             queries=shape.heads,
@@ -122,7 +133,16 @@ class Attention:
             query_norm=head_norm(layer, family.query_norm, family, shape),
             key_norm=head_norm(layer, family.key_norm, family, shape),
         )
-        self.linears: Sequence[Linear] = (self._qkv, self._out)
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        return self._qkv, self._out
+
+    def with_linears(self, change: ChangeLinear) -> Attention:
+        """The same with other products."""
+        other = copy(self)
+        other._qkv, other._out = change(self._qkv), change(self._out)
+        return other
 
     def __call__(self, x: Tensor, cache: KVCache, place: Place, residual: Tensor | None = None) -> Tensor:
         return self._out(self._ops.attention(self._qkv(x), self._heads, cache, place), residual)
@@ -134,11 +154,19 @@ class Mlp:
     def __init__(self, layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> None:
         if shape.activation not in ACTIVATIONS:
             raise UnsupportedModel(f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
-        parts, down = [part(layer, name) for name in family.gate_up], part(layer, family.down)
-        self._up = ops.linear([each.weight for each in parts], [each.bias for each in parts])
-        self._down = ops.linear([down.weight], [down.bias])
+        self._up = product([part(layer, name) for name in family.gate_up], ops)
+        self._down = product([part(layer, family.down)], ops)
         self._activate = partial(ops.gated if family.gated else ops.activated, activation=shape.activation)
-        self.linears: Sequence[Linear] = (self._up, self._down)
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        return self._up, self._down
+
+    def with_linears(self, change: ChangeLinear) -> Mlp:
+        """The same with other products."""
+        other = copy(self)
+        other._up, other._down = change(self._up), change(self._down)
+        return other
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self._down(self._activate(self._up(x)), residual)

@@ -6,13 +6,15 @@ drafts is the exception: `keep` moves the few accepted entries together. What th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from .memory import cache_too_large
 from .native import SightStruct
 
 CHUNK = 512  # capacity grows by whole chunks
@@ -53,13 +55,14 @@ class Place:
     stops: Tensor
     ancestors: tuple[tuple[int, ...], ...] | None = None  # slots, the token's own last; None for chains
     _sights: dict[int | None, Sight] = field(default_factory=dict, compare=False, repr=False)
+    _kept: dict[Hashable, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def chains(cls, spans: Sequence[Span]) -> Place:
         spans = tuple(s for s in spans if s.count)
-        slots = torch.cat([torch.arange(s.first, s.first + s.count) for s in spans])
-        rows = torch.tensor([s.row for s in spans for _ in range(s.count)])
-        return cls(spans, rows, slots, slots, slots + 1)
+        row, first, count = np.array([(s.row, s.first, s.count) for s in spans], dtype=np.int64).T
+        slots = torch.from_numpy(np.arange(count.sum()) + (first + count - count.cumsum()).repeat(count))
+        return cls(spans, torch.from_numpy(row.repeat(count)), slots, slots, slots + 1)
 
     @classmethod
     def trees(cls, spans: Sequence[Span], parents: Sequence[Sequence[int]]) -> Place:
@@ -80,6 +83,19 @@ class Place:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def on(self, device: torch.device) -> Self:
+        """The same with its tensors on a device, where what is seen is worked out too."""
+        if self.rows.device == device:
+            return self
+        moved = {name: getattr(self, name).to(device) for name in ("rows", "slots", "positions", "stops")}
+        return replace(self, **moved, _sights={}, _kept={})
+
+    def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` gives, made once for all layers."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
 
     def sight(self, window: int | None) -> Sight:
         """What is seen in layers with this sliding window. Windows go by position, so a tree's branches count once."""
@@ -114,13 +130,10 @@ class KVCache:
         self.computed = np.zeros(layers, dtype=np.int64)  # tokens that each layer's attention ever ran on, kept or not
         self._shape = (layers, rows, heads, size)
         self._dtype, self._device = dtype, device
-        self.keys = self._room(_rounded(capacity))
-        self.values = self._room(_rounded(capacity))
+        self.keys, self.values = self._room(_rounded(capacity))
 
-    def _room(self, capacity: int) -> Tensor:
-        layers, rows, heads, size = self._shape
-        shape = (layers, rows, heads, capacity, size)
-        return torch.zeros(shape, dtype=self._dtype, device=self._device)  # zeros: a masked NaN would still poison SDPA
+    def _room(self, capacity: int) -> tuple[Tensor, Tensor]:
+        return zeros(self._shape, capacity, self._dtype, self._device)
 
     @property
     def rows(self) -> int:
@@ -142,15 +155,15 @@ class KVCache:
         """Make room for that many slots a row; doubles, so that growing costs little over a long generation."""
         if slots <= self.capacity:
             return
-        capacity = _rounded(max(slots, min(2 * self.capacity, self.capacity + 4096)))
-        for name in ("keys", "values"):
-            old, new = getattr(self, name), self._room(capacity)
+        room = self._room(_rounded(max(slots, min(2 * self.capacity, self.capacity + 4096))))
+        for new, old in zip(room, (self.keys, self.values), strict=True):
             new[:, :, :, : old.shape[3]] = old
-            setattr(self, name, new)
+        self.keys, self.values = room
 
     def place(self, counts: Sequence[int], parents: Sequence[Sequence[int]] | None = None) -> Place:
         """Room for `counts[row]` more tokens of each row, right after what all layers know; a chain, or a tree by its parents."""
-        spans = [Span(row, self.length(row), count) for row, count in enumerate(counts) if count]
+        lengths = self.lengths.min(axis=1).tolist()
+        spans = [Span(row, length, count) for row, (length, count) in enumerate(zip(lengths, counts, strict=False)) if count]
         return self.place_at(spans, None if parents is None else [p for p in parents if p])
 
     def place_at(self, spans: Sequence[Span], parents: Sequence[Sequence[int]] | None = None) -> Place:
@@ -162,12 +175,10 @@ class KVCache:
         """Note that these layers now hold the place's tokens. They must have known everything before them."""
         index = list(layers)
         self.computed[index] += len(place)
-        for span in place.spans:
-            known = self.lengths[span.row, index]
-            assert (known >= span.first).all(), (
-                f"row {span.row}: layers are at {known.tolist()}, tokens start at slot {span.first}"
-            )
-            self.lengths[span.row, index] = span.first + span.count
+        row, first, count = np.array([(s.row, s.first, s.count) for s in place.spans], dtype=np.int64).T[:, :, None]
+        known = self.lengths[row, index]
+        assert (known >= first).all(), f"rows {row.ravel()}: layers are at {known}, tokens start at slots {first.ravel()}"
+        self.lengths[row, index] = first + count
 
     def rollback(self, row: int, length: int) -> None:
         """Forget what the row's layers hold beyond `length`."""
@@ -181,6 +192,16 @@ class KVCache:
             for tensor in (self.keys, self.values):
                 tensor[:, row, :, first : first + moved] = tensor[:, row, :, source]
         self.rollback(row, first + moved)
+
+
+def zeros(shape: tuple[int, int, int, int], slots: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Keys and values for (layers, rows, heads, size) and so many slots. Zeros: a masked NaN would still poison SDPA."""
+    layers, rows, heads, size = shape
+    whole = (layers, rows, heads, slots, size)
+    try:
+        return torch.zeros(whole, dtype=dtype, device=device), torch.zeros(whole, dtype=dtype, device=device)
+    except torch.OutOfMemoryError as error:
+        raise cache_too_large(shape, slots, dtype, device) from error
 
 
 def _rounded(slots: int) -> int:

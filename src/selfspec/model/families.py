@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import UnsupportedModel
+from ..errors import OptionError, UnsupportedModel
 from .norms import NormKind
 
 
@@ -220,8 +220,8 @@ def unsupported(config: Any, reason: str) -> UnsupportedModel:
     )
 
 
-def shape_of(config: Any, family: Family) -> Shape:
-    """The numbers, read from the config."""
+def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
+    """The numbers, read from the config; `long`: for texts beyond the length where frequencies change."""
     names = ("hidden_act", "hidden_activation", "activation_function")
     activation = next((found for name in names if (found := getattr(config, name, None))), "none")
     return Shape(
@@ -232,7 +232,7 @@ def shape_of(config: Any, family: Family) -> Shape:
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
         head_size=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
         vocabulary=config.vocab_size,
-        context=_context(config),
+        context=_context(config, long),
         activation=activation,
         windows=_windows(config),
         ropes=family.ropes(config),
@@ -241,15 +241,32 @@ def shape_of(config: Any, family: Family) -> Shape:
     )
 
 
-def _context(config: Any) -> int:
-    """Positions that a model can be asked for. "longrope" turns by other frequencies once a text is longer than `original`, and
-    transformers then reads the whole text again; we do not, so such a text ends there."""
-    whole: int = config.max_position_embeddings
+def switch_length(config: Any) -> int | None:
+    """The length beyond which a text's positions rotate by other frequencies ("longrope"), all of them, which transformers
+    answers by reading the whole text again; None for models that have one set."""
     rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") != "longrope":
-        return whole
-    original: int = rope["original_max_position_embeddings"]
-    return min(whole, original)
+    switch: int | None = rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else None
+    return switch if switch is None or switch < config.max_position_embeddings else None
+
+
+def checked_switch(config: Any, long_context: bool) -> int | None:
+    """For long texts: the first position whose frequencies are those of long texts. Raises if the model knows no such thing."""
+    if not long_context:
+        return None
+    switch = switch_length(config)
+    if switch is None or family_of(config) is None:
+        raise OptionError(
+            f"long_context=True is for models whose frequencies change with a text's length (longrope), and this "
+            f"{config.model_type} model has one set, or is run by its own modules; it would do nothing. Leave it out."
+        )
+    return switch
+
+
+def _context(config: Any, long: bool) -> int:
+    """Positions that a model can be asked for: up to the switch, since we read no text again, or all by the frequencies of long
+    texts from the first position on."""
+    whole: int = config.max_position_embeddings
+    return whole if long else min(whole, switch_length(config) or whole)
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import uuid
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,7 +58,8 @@ def _make(path: Path, folder: Path, expanded: int) -> None:
         f"{path} is expanded to float32 once, which can take minutes; the result ({gigabytes(expanded)}) is kept in {folder}",
         stacklevel=5,
     )
-    work = folder.parent / f".making-{uuid.uuid4().hex}"
+    work = folder.parent / f".making-{folder.name}"  # ours alone, under the lock; a process that was killed may have left one
+    shutil.rmtree(work, ignore_errors=True)
     work.mkdir()
     try:
         with quiet_transformers(bars=False):

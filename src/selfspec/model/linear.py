@@ -1,9 +1,11 @@
 """Linears behind one call: `linear(x, residual=None)`, where several weights that read the same input run as one product.
 
-Three kinds. `NativeLinear`: panels for our own kernel (kernels.cpp); a row's bits do not depend on its neighbours, and
-eight rows cost about what one costs. `MklLinear`: MKL's pack, made once for 64 rows; fast and row-stable on Intel
+Three that own their weights. `NativeLinear`: panels for our own kernel (kernels.cpp); a row's bits do not depend on its
+neighbours, and eight rows cost about what one costs. `MklLinear`: MKL's pack, made once for 64 rows; fast and row-stable on Intel
 processors, neither on others, so whoever uses it asks first (`mkl_is_row_stable`). `PlainLinear`: `F.linear`, everywhere.
 A packed weight replaces the original; nothing here keeps a second copy.
+Three that are made of others. `ModuleLinear` calls a module that keeps its own weights (quantised ones), `JoinedLinear` puts
+several products side by side, `LowRank` adds what an adapter learned, W x + U (D x), and leaves W's product as it was.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..errors import OptionError
 from .native import library
 
 
@@ -26,6 +29,7 @@ class Linear(ABC):
     inputs: int
     bias: Tensor | None
     readable = True  # whether `rows` works
+    modules: Sequence[nn.Module] = ()  # what it calls that keeps weights of its own
 
     @abstractmethod
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -47,7 +51,8 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return tensors[0].detach() if len(tensors) == 1 else torch.cat([t.detach() for t in tensors])
 
 
-def _joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
+def joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
+    """The biases of joined weights; zeros where one has none."""
     if all(bias is None for bias in biases):
         return None
     return torch.cat([w.new_zeros(len(w)) if b is None else b.detach() for w, b in zip(weights, biases, strict=True)])
@@ -58,7 +63,7 @@ class PlainLinear(Linear):
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         self.weight = _joined(weights)
-        self.bias = _joined_bias(weights, biases)
+        self.bias = joined_bias(weights, biases)
         self.outputs, self.inputs = self.weight.shape
         self._item = self.weight.element_size()
 
@@ -79,7 +84,7 @@ class MklLinear(Linear):
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         weight = _joined(weights).contiguous()
-        self.bias = _joined_bias(weights, biases)
+        self.bias = joined_bias(weights, biases)
         self.outputs, self.inputs = weight.shape
         self._pack = torch.ops.mkl._mkl_reorder_linear_weight(weight, self.ROWS)
         self._shape_only = torch.empty(1).expand(self.outputs, self.inputs)
@@ -103,7 +108,7 @@ class NativeLinear(Linear):
         panels = -(-self.outputs // self._width)
         padded = F.pad(weight, (0, 0, 0, panels * self._width - self.outputs)) if self.outputs % self._width else weight
         self._pack = padded.view(panels, self._width, self.inputs).transpose(1, 2).contiguous()
-        self.bias = _joined_bias(weights, biases)
+        self.bias = joined_bias(weights, biases)
         self._address = self._pack.data_ptr()
         self._bias_address = None if self.bias is None else self.bias.data_ptr()
 
@@ -119,6 +124,100 @@ class NativeLinear(Linear):
 
     def rows(self, index: Tensor) -> Tensor:
         return self._pack[index // self._width, :, index % self._width]
+
+
+class ModuleLinear(Linear):
+    """A module that multiplies by itself, such as one with quantised weights; it may do so in another dtype. Whether a row's bits
+    depend on its neighbours is up to the module."""
+
+    readable = False
+
+    def __init__(self, module: nn.Module, outputs: int, inputs: int) -> None:
+        self._module = module
+        self.modules = (module,)
+        self.outputs, self.inputs = outputs, inputs
+        self.bias = None  # if it has one, it adds it itself
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if self._module.training:
+            raise OptionError("the model is in training mode, and its own modules would drop at random; call model.eval() first")
+        out: Tensor = self._module(x).to(x.dtype)
+        return out.contiguous() if residual is None else residual + out
+
+    def rows(self, index: Tensor) -> Tensor:
+        raise NotImplementedError("a module's weights are its own affair; keep the embedding beside it")
+
+    @property
+    def bytes(self) -> int:
+        held = [*self._module.parameters(), *self._module.buffers()]
+        return sum(each.untyped_storage().nbytes() if type(each.data) is Tensor else stored_bytes(each) for each in held)
+
+
+def kind_of(module: nn.Module) -> str:
+    """What a module that multiplies by itself is, in a word: its class, or that of its weight if it is called Linear."""
+    return type(module.weight.data).__name__ if type(module) is nn.Linear else type(module).__name__
+
+
+def stored_bytes(weight: Tensor) -> int:
+    """Bytes of a tensor that is made of others, as quantisation libraries make them."""
+    if not hasattr(weight, "__tensor_flatten__"):
+        return weight.nbytes
+    names, _ = weight.__tensor_flatten__()
+    return sum(stored_bytes(getattr(weight, name)) for name in names)
+
+
+class JoinedLinear(Linear):
+    """Products of one input side by side, where they cannot be one; `order`: which of the outputs stands at each place."""
+
+    readable = False
+
+    def __init__(self, linears: Sequence[Linear], order: Tensor | None = None) -> None:
+        self.linears, self._order = linears, order
+        self.modules = [each for linear in linears for each in linear.modules]
+        self.outputs, self.inputs = sum(each.outputs for each in linears), linears[0].inputs
+        self.bias = None  # each adds its own
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        out = torch.cat([linear(x) for linear in self.linears], dim=1)
+        if self._order is not None:
+            out = out[:, self._order]
+        return out if residual is None else residual + out
+
+    def rows(self, index: Tensor) -> Tensor:
+        raise NotImplementedError("a joined product is no embedding")
+
+    @property
+    def bytes(self) -> int:
+        return sum(linear.bytes for linear in self.linears)
+
+
+class LowRank(Linear):
+    """What an adapter adds, in float32: `base` and beside it `up(down(x))`. Switched off by using `base`, which is untouched."""
+
+    def __init__(self, base: Linear, down: Linear, up: Linear) -> None:
+        self.base, self._down, self._up = base, down, up
+        self.modules = base.modules
+        self.outputs, self.inputs, self.bias = base.outputs, base.inputs, base.bias
+        self.readable = base.readable and down.readable and up.readable
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        out = self.base(x, residual)
+        added = self._up(self._down(x.float()), out.float())
+        return added.to(out.dtype)
+
+    def rows(self, index: Tensor) -> Tensor:
+        down = self._down.rows(torch.arange(self._down.outputs, device=index.device))
+        base = self.base.rows(index)
+        return (base + self._up.rows(index) @ down).to(base.dtype)
+
+    @property
+    def bytes(self) -> int:
+        return self.base.bytes + self._down.bytes + self._up.bytes
+
+
+def without_low_rank(linear: Linear) -> Linear:
+    """A product without what adapters add to it."""
+    return linear.base if isinstance(linear, LowRank) else linear
 
 
 @functools.cache

@@ -8,6 +8,7 @@ numbers and only warns. It does not know families (families.py) nor how a model 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,9 @@ from selfspec.errors import (
     nearest,
 )
 
-from . import merged
+from . import peft_folder, quantised
 from .checkpoint import AGAIN, quiet_transformers, read_header, read_json, require_memory, weight_files
+from .memory import weights_too_large
 from .source import Source, cached_folder, first_line, locate, refuse_revision
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -66,23 +68,28 @@ def load(
     token: str | bool | None = None,
     trust_remote_code: bool = False,
     dtype: str | torch.dtype = "auto",
-    device: str | torch.device = "auto",
+    device: str | torch.device | Mapping[str, object] = "auto",
     tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None = None,
+    adapter: str = "auto",
 ) -> Loaded:
     """A model and its tokenizer (None when it has none), from "demo", a folder, a GGUF file, a hub name or a live model. A PEFT
-    adapter's folder or name gives its base model with the adapter merged in.
+    adapter's folder or name gives its base model with the adapter merged into the weights, or live beside them (`adapter`).
 
     dtype "auto" is float32 on the CPU (exact, and few CPUs are fast at less) and the checkpoint's own on a GPU.
     """
     kind, target = _dtype(dtype), _device(device)
+    peft_folder.check_mode(adapter)
+    if (inner := peft_folder.inside(model)) is not None:
+        model = inner
     if isinstance(model, PreTrainedModel):
         refuse_revision(revision, "a live model")
+        peft_folder.refuse_mode(adapter, "merge", "a live model is left as it is; merge it yourself (merge_and_unload())")
         return _live(model, kind, None if device == "auto" else target, _tokenizer(tokenizer, token, trust_remote_code))
     source = locate(model, revision, token, trust_remote_code)
     found = _tokenizer(tokenizer, token, trust_remote_code)
-    if (source.folder / merged.CONFIG).is_file():
-        name, revision = merged.base_of(source.folder)
-        source.fetch_weights(merged.WEIGHTS)
+    if (source.folder / peft_folder.CONFIG).is_file():
+        name, revision = peft_folder.base_of(source.folder)
+        source.fetch_weights(peft_folder.WEIGHTS)
         base = load(
             name,
             revision=revision,
@@ -92,12 +99,16 @@ def load(
             device=device,
             tokenizer=found or _read_tokenizer(source),
         )
-        return replace(base, model=merged.merge(base.model, source.folder, source.name), name=source.name)
+        live = adapter == "live" or (adapter == "auto" and quantised.method_of(base.model.config) is not None)
+        return replace(base, model=peft_folder.adapted(base.model, source.folder, source.name, live), name=source.name)
+    for mode in ("merge", "live"):
+        peft_folder.refuse_mode(adapter, mode, f"{source.name} is no PEFT adapter")
     config = _read_config(source)
     _refuse_kind(config, config.architectures or [], source.name)
+    quantised.require_library(config, source.name)
     if kind is None and target.type == "cpu":
         kind = torch.float32
-    if source.hub is not None and "quantization_config" not in config.to_dict():  # whose size only its files tell
+    if source.hub is not None and quantised.method_of(config) is None:  # whose size only its files tell
         require_memory(estimate_bytes(config, kind, trust_remote_code), target, source.name)
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
@@ -118,6 +129,7 @@ def estimate_bytes(source: Path | PreTrainedConfig, dtype: torch.dtype | None, t
     auto: Any = AutoModelForCausalLM
     with torch.device("meta"):
         empty = auto.from_config(source, trust_remote_code=trust_remote_code)
+        empty.tie_weights()  # which older versions of transformers do not do on this device
     sizes: list[int] = [parameter.numel() * kind.itemsize for parameter in empty.parameters()]
     return sum(sizes) + max(sizes, default=0)
 
@@ -133,11 +145,15 @@ def _dtype(dtype: str | torch.dtype) -> torch.dtype | None:
     raise OptionError(f"dtype={str(dtype)!r} is not known; {nearest(str(dtype), ['auto', *DTYPES])}")
 
 
-def _device(device: str | torch.device | dict[str, object]) -> torch.device:
-    if isinstance(device, dict) or device in _MAPS:
+def _device(device: str | torch.device | Mapping[str, object]) -> torch.device:
+    if isinstance(device, Mapping) and len(places := set(device.values())) == 1:  # a map to one place is that place
+        place = places.pop()
+        device = f"cuda:{place}" if isinstance(place, int) else str(place)
+    if isinstance(device, Mapping) or device in (*_MAPS, "disk"):
         raise OptionError(
-            f"device={device!r} spreads a model over several places, and selfspec runs a model that is whole on one; "
-            "use device='cpu' or 'cuda', and a smaller dtype if it does not fit"
+            f"device={device!r} spreads a model over several places or keeps it on disk, and selfspec runs a model that is whole "
+            "on one: each round would wait for weights on their way. Use device='cpu' or 'cuda', and a smaller dtype, quantised "
+            "weights or a smaller model if it does not fit"
         )
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -162,8 +178,8 @@ def _read_config(source: Source) -> PreTrainedConfig:
     kind = raw.get("model_type")
     if not source.trust and "auto_map" in raw and kind not in CONFIG_MAPPING:
         raise UnsupportedModel(
-            f"{name} runs Python code of its own (model type {kind!r}). If you have read it and trust it, pass "
-            "trust_remote_code=True."
+            f"{name} comes with Python code of its own (model type {kind!r}), which could do anything and is not run unasked. "
+            "If you have read it and trust it, pass trust_remote_code=True; or use a copy of a type that transformers knows."
         )
     if "auto_map" not in raw and kind not in CONFIG_MAPPING:
         raise UnsupportedModel(
@@ -209,24 +225,38 @@ def _load_weights(source: Source, config: PreTrainedConfig, kind: torch.dtype | 
                 dtype=kind or "auto",
                 device_map=None if target.type == "cpu" else {"": target},
                 use_safetensors=True,
+                **attention_option(config),
                 trust_remote_code=source.trust,
                 ignore_mismatched_sizes=True,  # reported, and refused below
                 output_loading_info=True,
             )
     except ImportError as error:
         raise Unavailable(f"{name} needs a package that is not installed: {first_line(error)}") from error
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except torch.OutOfMemoryError as error:
+        raise weights_too_large(name, None, kind, target) from error
+    except MemoryError as error:
         raise ResourceError(
             f"{name} ran out of memory on {target} while loading: {first_line(error)}. Use a smaller dtype."
         ) from error
     except SafetensorError as error:
         raise BrokenCheckpoint(f"the weights of {name} cannot be read: {first_line(error)}. {AGAIN}") from error
+    except TypeError as error:  # a config that versions of transformers without checks of their own have let pass
+        raise BrokenCheckpoint(f"{source.folder / 'config.json'} is not accepted by transformers: {first_line(error)}") from error
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"transformers cannot load {name}: {first_line(error)}") from error
     _check_report(report, name)
     model.eval().requires_grad_(False)
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+def attention_option(config: PreTrainedConfig) -> dict[str, str]:
+    """What transformers must be told to compute attention scores as the config says: SDPA knows neither soft caps (Gemma 2) nor,
+    once, scales of GPT-2's own; older versions of transformers choose it all the same, and leave them out."""
+    facts = config.to_dict()
+    capped = config.model_type == "gemma2" and facts.get("attn_logit_softcapping")
+    scaled = facts.get("scale_attn_by_inverse_layer_idx") or not facts.get("scale_attn_weights", True)
+    return {"attn_implementation": "eager"} if capped or scaled else {}
 
 
 def _check_report(report: dict[str, Any], name: str) -> None:
@@ -281,7 +311,11 @@ def _live(
     devices = {parameter.device for parameter in model.parameters()}
     if len(devices) > 1 or torch.device("meta") in devices:
         where = ", ".join(sorted(map(str, devices)))
-        raise UnsupportedModel(f"the weights of {name} are on {where}; selfspec runs a model that is whole on one device.")
+        where += " (offloaded, or never loaded)" if "meta" in where else ""
+        raise UnsupportedModel(
+            f"the weights of {name} are on {where}; selfspec runs a model that is whole on one device. Load it with one: "
+            "device_map='cpu' or 'cuda'."
+        )
     here = devices.pop()
     if kind is not None and kind != model.dtype:
         raise OptionError(

@@ -8,7 +8,6 @@ operations that were seen to be row-stable on Intel processors; the adapter meas
 from __future__ import annotations
 
 import ctypes
-import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,14 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import OptionError, Unavailable
-from .cache import KVCache, Place
-from .linear import Linear, MklLinear, NativeLinear, PlainLinear, mkl_is_row_stable
-from .native import LayerStruct, NoNative, library
+from .cache import CHUNK, KVCache, Place, Span
+from .linear import Linear, MklLinear, NativeLinear, PlainLinear
+from .native import LayerStruct, library
 from .norms import Norm
 from .rope import RopeTable
 
-Kernel = Literal["native", "mkl", "plain", "modules"]
+Kernel = Literal["native", "mkl", "plain", "static", "modules"]
 ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
 _TORCH_ACTIVATIONS = (F.silu, partial(F.gelu, approximate="tanh"), F.gelu, F.relu)
 
@@ -169,21 +167,20 @@ class TorchOps(Ops):
         out, first = [], 0
         for span in place.spans:
             piece = slice(first, first + span.count)
-            out.append(self._attend_row(q[piece], heads, cache, place, span.row, piece))
+            out.append(self._attend_row(q[piece], heads, cache, place, span, piece))
             first += span.count
         return torch.cat(out).reshape(len(qkv), -1)
 
     def _norm_groups(self, x: Tensor, norm: Norm | None) -> Tensor:
         return x if norm is None else self.norm(x.reshape(len(x), -1, norm.size), norm).view(x.shape)
 
-    def _attend_row(self, q: Tensor, heads: Heads, cache: KVCache, place: Place, row: int, piece: slice) -> Tensor:
+    def _attend_row(self, q: Tensor, heads: Heads, cache: KVCache, place: Place, span: Span, piece: slice) -> Tensor:
         """One row's queries. Row-stable: each is a batch row over stride-0 keys, the groups are SDPA's queries, the key length
         is a multiple of the cache's chunk. Otherwise the row's queries are attended together."""
-        seen = visible(place, piece, heads.window, cache.capacity)
-        length = -(-(int(seen.any(0).nonzero().max()) + 1) // 512) * 512 if self._row_stable else cache.capacity
+        row, length = span.row, min(-(-(span.first + span.count) // CHUNK) * CHUNK, cache.keys.shape[3])
+        mask = place.once((piece.start, heads.window, length), lambda: visible(place, piece, heads.window, length))
         tokens, group = len(q), heads.queries // heads.keys
         k, v = cache.keys[heads.layer, row, :, :length], cache.values[heads.layer, row, :, :length]
-        mask = seen[:, :length]
         if self._row_stable and not heads.cap:
             queries, k, v = (
                 q.view(tokens, heads.keys, group, heads.size),
@@ -216,25 +213,7 @@ def visible(place: Place, piece: slice, window: int | None, capacity: int) -> Te
     slots = torch.arange(capacity, device=sight.starts.device)
     seen = (slots >= sight.starts[piece, None]) & (slots < sight.stops[piece, None])
     if sight.extras is not None and sight.first_extra is not None:
-        bounds = sight.first_extra[piece.start : piece.stop + 1].tolist()
-        for token, (first, stop) in enumerate(itertools.pairwise(bounds)):
-            seen[token, sight.extras[first:stop]] = True
+        bounds = sight.first_extra[piece.start : piece.stop + 1]
+        tokens = torch.arange(len(bounds) - 1).repeat_interleave(bounds.diff())
+        seen[tokens.to(seen.device), sight.extras[int(bounds[0]) : int(bounds[-1])].to(seen.device)] = True
     return seen
-
-
-def choose_ops(kernel: str, dtype: torch.dtype, device: torch.device) -> Ops:
-    """The best operations for a dtype and device, or those asked for by name."""
-    cpu_float = dtype == torch.float32 and device.type == "cpu"
-    if kernel not in ("auto", "native", "mkl", "plain"):
-        raise OptionError(f"kernel {kernel!r} is unknown; choose auto, native, mkl or plain")
-    if kernel in ("native", "mkl") and not cpu_float:
-        raise OptionError(f"kernel {kernel!r} runs float32 on a CPU, not {dtype} on {device}; use kernel='auto'")
-    if cpu_float and kernel in ("auto", "native"):
-        try:
-            return NativeOps()
-        except NoNative as reason:
-            if kernel == "native":
-                raise Unavailable(f"the native kernels cannot be used: {reason}; install g++, or use kernel='auto'") from reason
-    if cpu_float and (kernel == "mkl" or (kernel == "auto" and mkl_is_row_stable())):
-        return TorchOps("mkl", row_stable=True)
-    return TorchOps("plain", row_stable=False)

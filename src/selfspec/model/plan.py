@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -56,6 +56,10 @@ class LayerPlan:
     def attention_layers(self) -> tuple[int, ...]:
         """The layers whose cache this plan reads and writes."""
         return tuple(layer for layer, attention in self.halves if attention)
+
+    def left(self, layers: Collection[int]) -> list[int]:
+        """Those of some layers that this plan runs to their end."""
+        return [layer for layer, attention in self.halves if not attention and layer in layers]
 
     def check(self, layers: int) -> None:
         """Raise unless the plan fits a model of that many layers."""

@@ -18,18 +18,30 @@ class RopeTable:
 
     The limit matters: "dynamic" scaling changes its frequencies when it is asked for more, and a model inside its context
     must not notice. Beyond it such a model depends on how its text was cut into calls, so we do not go there. "longrope" does
-    the same at the length of its pretraining, which is why such a model's context ends there (families.py).
+    the same at the length of its pretraining, which is why such a model's context ends there
+    (families.py), unless it is loaded for long texts.
 
+    `beyond`: a position past that length, of which the module is told too, so that all positions turn by the frequencies of long
+    texts.
     `kind`: which of the module's tables, where layers of different kinds rotate differently; "" where it has but one.
     `interleaved`: the module repeats each angle for neighbours, not for the two halves of a head.
     """
 
-    def __init__(self, module: nn.Module, context: int, device: torch.device, kind: str = "", interleaved: bool = False) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        context: int,
+        device: torch.device,
+        kind: str = "",
+        interleaved: bool = False,
+        beyond: int | None = None,
+    ) -> None:
         self._module = module
         self._context = context
         self._device = device
         self._kind = (kind,) if kind else ()
         self._interleaved = interleaved
+        self._beyond = [] if beyond is None else [beyond]
         self._lock = threading.Lock()
         self.cosines, self.sines = self._chunk(0)
 
@@ -46,9 +58,10 @@ class RopeTable:
 
     @torch.inference_mode()
     def _chunk(self, first: int) -> tuple[Tensor, Tensor]:
-        positions = torch.arange(first, min(first + CHUNK, self._context), device=self._device)[None]
+        inside = range(first, min(first + CHUNK, self._context))
+        positions = torch.tensor([[*inside, *self._beyond]], device=self._device)
         like = torch.empty(0, dtype=torch.float32, device=self._device)
         cosine, sine = self._module(like, positions, *self._kind)
         half = cosine.shape[-1] // 2
         once = slice(None, None, 2) if self._interleaved else slice(half)
-        return cosine[0, :, once].contiguous(), sine[0, :, once].contiguous()
+        return cosine[0, : len(inside), once].contiguous(), sine[0, : len(inside), once].contiguous()

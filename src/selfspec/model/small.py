@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from .adapter import LayeredModel
 from .block import Block, own_block
 from .cache import KVCache, Place
+from .choose import choose_ops
 from .families import FAMILIES, Scales, Shape
 from .norms import Norm
-from .ops import Ops, choose_ops
+from .ops import Ops
 from .rope import RopeTable
 
 EPS = 1e-5
@@ -139,9 +140,10 @@ class Stack:
     def run(self, x: Tensor, cache: KVCache, place: Place) -> Tensor:
         """(tokens, width) through all blocks."""
         self._rope.reserve(max(span.first + span.count for span in place.spans))
+        here = place.on(self._model.device)
         for block in self.blocks:
             entered = x
-            x = block.mlp(block.attention(x, cache, place), entered)
+            x = block.mlp(block.attention(x, cache, here), entered)
         cache.advance(place, range(len(self.blocks)))
         return x
 

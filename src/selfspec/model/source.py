@@ -62,7 +62,7 @@ def locate(model: str | os.PathLike[str], revision: str | None, token: str | boo
     if not isinstance(model, str | os.PathLike):
         raise OptionError(
             f"a model is {DEMO!r}, a folder, a hub name or a transformers PreTrainedModel, not a {type(model).__name__}. "
-            "For a PEFT model pass what merge_and_unload() returns."
+            "A PEFT model is one too."
         )
     name, path = os.fspath(model), Path(model).expanduser()
     if not name:

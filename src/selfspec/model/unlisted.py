@@ -19,9 +19,9 @@ from ..errors import OptionError, SelfspecError
 from .block import Block, Norms
 from .cache import KVCache, Place, Span
 from .families import Family, Shape, unsupported
-from .linear import Linear, PlainLinear
+from .linear import Linear, ModuleLinear, PlainLinear
 from .ops import Ops, TorchOps, visible
-from .parts import module
+from .parts import is_plain, module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -212,4 +212,8 @@ class _Shelf:
 
 def _linears(root: nn.Module) -> Sequence[Linear]:
     """The products inside, for counting what a pass reads."""
-    return [PlainLinear([each.weight], [each.bias]) for each in root.modules() if isinstance(each, nn.Linear)]
+    found = [each for each in root.modules() if isinstance(each, nn.Linear)]
+    return [
+        PlainLinear([each.weight], [each.bias]) if is_plain(each) else ModuleLinear(each, each.out_features, each.in_features)
+        for each in found
+    ]

@@ -41,6 +41,8 @@ class DataOptions:
     """Name of the column that holds plain text."""
     train_on_prompts: bool = False
     """Train the prompts too, not only the answers."""
+    chat_template: bool = True
+    """Write prompts and answers with the model's chat template, if it has one; else the prompt and the answer after it."""
     seed: int = 0
     """Which examples are held out, and the order of the others."""
 
@@ -132,7 +134,7 @@ class _Writer:
             )
 
     def _answer(self, prompt: str, response: str, where: str) -> Tokens:
-        if self._tokenizer.chat_template:
+        if self._tokenizer.chat_template and self._options.chat_template:
             return self._conversation([{"role": "user", "content": prompt}, {"role": "assistant", "content": response}], where)
         before = list(self._tokenizer(prompt)["input_ids"])
         after = [*self._bare(response), self.end]

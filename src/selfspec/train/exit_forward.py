@@ -22,8 +22,8 @@ from transformers.modeling_outputs import CausalLMOutput
 from ..errors import OptionError, SelfCheckFailed
 from ..model.families import shape_of
 from ..model.parts import module
-from .exit_loss import LIVE_LOGITS, Exit, exit_loss
-from .layer_dropout import LayerDropout, counted_generator, draw_keep
+from .exit_loss import LIVE_LOGITS, Exit, Finish, exit_loss
+from .layer_dropout import LayerDropout, counted_generator, draw_keep, one_tensor
 from .recipe import Recipe
 from .supported import trainable_family
 
@@ -47,7 +47,9 @@ class ExitForward:
         family = trainable_family(model.config)
         self.model, self.recipe, self.seed, self.live = model, recipe, seed, live
         self.layers: list[nn.Module] = list(module(model, family.layers).children())
-        self.depth = shape_of(model.config, family).layers
+        shape = shape_of(model.config, family)
+        self.depth = shape.layers
+        self._finish = Finish(shape.scales.logits, shape.scales.logit_cap)
         recipe.check(self.depth)
         self._decoder = module(model, family.layers.rpartition(".")[0])
         self._norm = module(model, family.final_norm)
@@ -84,7 +86,7 @@ class ExitForward:
     def _catcher(self, index: int) -> Any:
         def catch(layer: nn.Module, given: Any, output: Any) -> None:
             if index in self._wanted:
-                self._states[index] = output
+                self._states[index] = one_tensor(output)
 
         return catch
 
@@ -92,6 +94,7 @@ class ExitForward:
         """J of this batch at this moment; out of training the last layer's loss alone."""
         training = self.model.training
         weights = self.weights() if training else {self.depth - 1: 1.0}
+        input_ids, labels, attention_mask = _without_tail(input_ids, labels, attention_mask)
         self.dropout.set(self.draw(input_ids.shape[0]) if training and self.recipe.dropout else None, input_ids.device)
         states = self._run(input_ids, attention_mask, frozenset(weights))
         following = labels[:, 1:].reshape(-1)
@@ -104,7 +107,7 @@ class ExitForward:
                 picked = self._norm(picked)
             scales.append(len(trained) / max(1, len(at)))  # a share stands for all positions
             exits.append(Exit(picked, following[at], self._scale(weight * scales[-1], len(trained), picked)))
-        total, sums = exit_loss(exits, self._head.weight, self._head.bias, self.live)
+        total, sums = exit_loss(exits, self._head.weight, self._head.bias, self.live, self._finish)
         self.sums = {layer: sums[i] * scales[i] / max(1, len(trained)) for i, layer in enumerate(weights)}
         return total
 
@@ -149,7 +152,7 @@ class ExitForward:
 
     @torch.no_grad()
     def check(self, probe: Tensor) -> None:
-        """Raise unless norm and head as they are used here give the model's own logits (scaled or capped logits would not be)."""
+        """Raise unless norm, head, scale and cap as they are used here give the model's own logits."""
         modules = [each for each in self.model.modules() if each.training]
         self.model.eval()
         try:
@@ -158,12 +161,19 @@ class ExitForward:
         finally:
             for each in modules:
                 each.training = True
-        gap = (self._head(last).float() - expected).abs().max().item()
+        gap = (self._finish(self._head(last).float()) - expected).abs().max().item()
         if not gap <= 2e-2 * max(expected.abs().max().item(), 1e-3):  # also refuses NaN
             raise SelfCheckFailed(
                 f"the head as the early-exit loss would use it differs from this {self.model.config.model_type} model's own "
                 f"logits by {gap:.3g}, so the loss would train another function; this family cannot be trained yet"
             )
+
+
+def _without_tail(ids: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Without the columns behind the last that is trained in any row: what fills blocks up has no effect on what precedes it."""
+    trained = (labels[:, 1:] != IGNORED).any(0).nonzero()
+    end = int(trained[-1]) + 2 if len(trained) else labels.shape[1]
+    return ids[:, :end], labels[:, :end], mask[:, :end] if mask is not None and mask.dim() == 2 else mask
 
 
 def _plain_head(head: nn.Module) -> nn.Linear:

@@ -1,6 +1,8 @@
 """The early-exit loss with one shared head, in memory that does not grow with the number of exits.
 
-    J = sum_l w(l) * CE(head(norm(x[l+1])), Y)                                       (LayerSkip, equation 5)
+    J = sum_l w(l) * CE(finish(head(norm(x[l+1]))), Y)                               (LayerSkip, equation 5)
+
+`finish` is what some families do to their logits: y = s z, then y = c tanh(y / c).
 
 The logits of one chunk of one exit live at a time. Their gradient is known as soon as they are (softmax minus one-hot), so it is
 taken at once and only the gradients of the states and of the head are kept: three products of the head's size an exit (two when
@@ -31,13 +33,31 @@ class Exit:
     scale: Tensor
 
 
+@dataclass(frozen=True)
+class Finish:
+    """What becomes of a product with the head before it is a logit: a scale, and a soft cap (0 is none)."""
+
+    scale: float = 1.0
+    cap: float = 0.0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """In the logits' own memory."""
+        if self.scale != 1:
+            logits.mul_(self.scale)
+        return logits.div_(self.cap).tanh_().mul_(self.cap) if self.cap else logits
+
+    def slope(self, finished: Tensor) -> Tensor | None:
+        """Its derivative where it gave these logits; None where the scale alone is it."""
+        return None if not self.cap else (finished / self.cap).square_().neg_().add_(1)
+
+
 def exit_loss(
-    exits: Sequence[Exit], weight: Tensor, bias: Tensor | None = None, live: int = LIVE_LOGITS
+    exits: Sequence[Exit], weight: Tensor, bias: Tensor | None = None, live: int = LIVE_LOGITS, finish: Finish | None = None
 ) -> tuple[Tensor, Tensor]:
     """The loss, and each exit's sum of cross entropies (detached), through the head of this weight (vocab, width) and bias."""
     scales = torch.stack([each.scale for each in exits])
     targets = [each.targets for each in exits]
-    setup = _Setup(max(1, live // weight.shape[0]), _compute_dtype(weight), torch.is_grad_enabled())
+    setup = _Setup(max(1, live // weight.shape[0]), _compute_dtype(weight), torch.is_grad_enabled(), finish or Finish())
     apply: Any = _ExitLoss.apply
     loss, sums = apply(setup, targets, scales, weight, bias, *[each.states for each in exits])
     return loss, sums
@@ -48,6 +68,7 @@ class _Setup:
     chunk: int
     dtype: torch.dtype
     training: bool
+    finish: Finish
 
 
 def _compute_dtype(weight: Tensor) -> torch.dtype:
@@ -66,7 +87,7 @@ class _Gradients:
         self.states = [torch.empty_like(each) if want else None for each, want in zip(states, wanted[2:], strict=True)]
 
     def add(self, index: int, rows: slice, errors: Tensor, states: Tensor, head: Tensor, scale: Tensor) -> None:
-        """`errors` (n, vocab) are softmax minus one-hot: the gradient of the unscaled sum with respect to the logits."""
+        """`errors` (n, vocab) are the gradient of the unscaled sum with respect to the head's product."""
         low = errors.to(head.dtype)
         into = self.states[index]
         if into is not None:
@@ -95,7 +116,8 @@ class _ExitLoss(torch.autograd.Function):
                 for start in range(0, len(following), setup.chunk):
                     rows = slice(start, start + setup.chunk)
                     piece = one[rows].to(setup.dtype)
-                    errors, total = _errors(torch.nn.functional.linear(piece, head, offset).to(scales.dtype), following[rows])
+                    logits = torch.nn.functional.linear(piece, head, offset).to(scales.dtype)
+                    errors, total = _errors(logits, following[rows], setup.finish)
                     sums[index] += total
                     if gradients is not None:
                         gradients.add(index, rows, errors, piece, head, scales[index])
@@ -116,8 +138,11 @@ class _ExitLoss(torch.autograd.Function):
         return (None, None, None, of_weight, of_bias, *given[2:])
 
 
-def _errors(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax minus one-hot, in the logits' own memory, and the sum of the cross entropies."""
+def _errors(logits: Tensor, targets: Tensor, finish: Finish) -> tuple[Tensor, Tensor]:
+    """The gradient of the head's product, in its own memory: softmax minus one-hot, through what follows the product; and the
+    sum of the cross entropies."""
+    finish(logits)
+    slope = finish.slope(logits)
     highest = logits.amax(-1, keepdim=True)
     logits.sub_(highest)
     wanted = logits.gather(1, targets[:, None])
@@ -125,4 +150,8 @@ def _errors(logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     mass = logits.sum(-1, keepdim=True)
     logits.div_(mass)
     logits.scatter_add_(1, targets[:, None], torch.full_like(wanted, -1.0))
+    if slope is not None:
+        logits.mul_(slope)
+    if finish.scale != 1:
+        logits.mul_(finish.scale)
     return logits, (mass.log() - wanted).sum()

@@ -18,8 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ..errors import TrainingError
 from ..model.families import Shape
-from ..model.parts import module, part
+from ..model.parts import module, part, table
 from ..model.small import BlockSize, Rotary, SmallBlock, unit
 
 
@@ -37,9 +38,11 @@ class Ends:
     """What the head borrows from the frozen model: embeddings, last norm, some rows of the head."""
 
     def __init__(self, network: Any, family: Any, shape: Shape, vocabulary: Tensor) -> None:
-        self._embedding = part(network, family.embedding).weight.detach()
+        self._embedding = table(network, family.embedding).detach()
         self._norm = module(network, family.final_norm)
         head = part(network, family.head)
+        if head.weight is None:
+            raise TrainingError("the model's head is quantised, so its rows cannot be read; train on the model as it was before")
         self._rows = head.weight.detach()[vocabulary].clone()
         self._bias = None if head.bias is None else head.bias.detach()[vocabulary].clone()
         self._scales = shape.scales

@@ -11,6 +11,7 @@ draws the same, and gradient checkpointing that runs a layer twice drops the sam
 from __future__ import annotations
 
 import hashlib
+import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -69,14 +70,17 @@ class LayerDropout:
                     layer.forward = forward
 
     def _wrapped(self, index: int, original: Forward) -> Forward:
-        def forward(hidden_states: Tensor, **given: Any) -> Tensor:
+        names = list(inspect.signature(original).parameters)
+
+        def forward(hidden_states: Tensor, *more: Any, **named: Any) -> Tensor:
+            given = {**dict(zip(names[1:], more, strict=False)), **named}  # some families name nothing
             rows = self._kept[index]
             if rows is None:
-                return _tensor(original(hidden_states, **given))
+                return one_tensor(original(hidden_states, **given))
             assert hidden_states.shape[0] == self._rows, "the mask was drawn for a batch of another size"
             if len(rows) == 0:
                 return hidden_states
-            some = _tensor(original(hidden_states[rows], **_take(given, rows, self._rows)))
+            some = one_tensor(original(hidden_states[rows], **_take(given, rows, self._rows)))
             return hidden_states.index_copy(0, rows, some)
 
         return forward
@@ -107,10 +111,11 @@ def _rows_of(name: str, value: Any, rows: Tensor, total: int) -> Tensor:
     return value[rows] if value.shape[0] == total else value
 
 
-def _tensor(output: Any) -> Tensor:
+def one_tensor(output: Any) -> Tensor:
+    """What a layer returned, if it is hidden states and nothing else."""
     if not isinstance(output, Tensor):
         raise UnsupportedModel(
-            f"a layer of this model returns a {type(output).__name__} instead of hidden states, so samples cannot be put back; "
-            "train without layer dropout (dropout=0)"
+            f"a layer of this model returns a {type(output).__name__} instead of hidden states, so neither exits nor "
+            "layer dropout can work on them; this family cannot be trained yet"
         )
     return output

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from ..errors import OptionError, Unavailable
 from ..model.parts import module
@@ -39,7 +40,7 @@ class Lora:
 def linear_names(model: PreTrainedModel) -> list[str]:
     """The last names of all linears inside the layers."""
     layers = module(model, trainable_family(model.config).layers)
-    return sorted({name.rpartition(".")[2] for name, each in layers.named_modules() if isinstance(each, nn.Linear)})
+    return sorted({name.rpartition(".")[2] for name, each in layers.named_modules() if isinstance(each, nn.Linear | Conv1D)})
 
 
 def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
@@ -61,6 +62,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
         lora_dropout=lora.dropout,
         target_modules=list(lora.modules) or known,
         task_type="CAUSAL_LM",
+        fan_in_fan_out=any(isinstance(each, Conv1D) for each in model.modules()),  # GPT-2's weights lie on their side
     )
     return peft.get_peft_model(model, settings)
 

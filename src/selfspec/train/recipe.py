@@ -13,6 +13,7 @@ from . import curriculum
 DEPTHS = ("exponential", "constant")
 TIMES = ("constant", "exponential")
 CURRICULA = ("rotational", "gradual", "all")
+WEIGHTINGS = ("quadratic", "even")
 VARIANTS = ("LD+EE", "LD", "EE", "plain")
 
 
@@ -32,6 +33,10 @@ class Recipe:
     """Which early exits are trained at a step: rotational, gradual (from the last one down), or all."""
     rotation: int | None = None
     """Rotational: each early exit is on once in this many steps (R). By default half the number of layers: two at a time."""
+    weighting: str = "quadratic"
+    """How much early exits weigh: quadratic, the later the more (the paper's), or even, all the same."""
+    exits: tuple[int, ...] = ()
+    """Train these early exits only, by the number of layers before each; the curriculum goes through them. () is all."""
     share: float = 1.0
     """Share of the positions, drawn anew each step, at which early exits are trained; the last layer is trained at all."""
 
@@ -45,7 +50,8 @@ class Recipe:
             raise OptionError(f"share={self.share} is outside 0 to 1, so no position would be trained; 1 is all of them")
         if self.rotation is not None and self.rotation < 1:
             raise OptionError(f"rotation={self.rotation} is not a number of steps; 1 trains every exit at every step")
-        for name, known in (("dropout_depth", DEPTHS), ("dropout_time", TIMES), ("curriculum", CURRICULA)):
+        lists = {"dropout_depth": DEPTHS, "dropout_time": TIMES, "curriculum": CURRICULA, "weighting": WEIGHTINGS}
+        for name, known in lists.items():
             if (given := getattr(self, name)) not in known:
                 raise OptionError(f"{name}={given!r} is not known; {nearest(given, known)}")
 
@@ -59,10 +65,17 @@ class Recipe:
         """Raise unless the recipe says something about a model of that many layers."""
         if layers < 2 and (self.exit_scale or self.dropout):
             raise OptionError(f"this model has {layers} layer, so there is nothing to exit from or to drop; use variant 'plain'")
-        if self.curriculum == "rotational" and self.rotation is not None and self.rotation > layers:
+        for layer in self.exits:
+            if not 0 < layer < layers:
+                raise OptionError(f"exit {layer} is not inside this model of {layers} layers; choose 1 to {layers - 1}")
+        if len(set(self.exits)) < len(self.exits):
+            raise OptionError(f"exits={self.exits} names an exit twice; each has one weight, so name it once")
+        most = len(self.exits) or layers
+        if self.curriculum == "rotational" and self.rotation is not None and self.rotation > most:
             raise OptionError(
-                f"rotation={self.rotation} is more than the model's {layers} layers, so at some steps no early exit would be on; "
-                f"choose 1 to {layers}"
+                f"rotation={self.rotation} is more than "
+                + (f"the {most} chosen exits" if self.exits else f"the model's {layers} layers")
+                + f", so at some steps no early exit would be on; choose 1 to {most}"
             )
 
     def dropout_rates(self, layers: int, step: int, steps: int) -> list[float]:
@@ -71,13 +84,24 @@ class Recipe:
 
     def exits_on(self, layers: int, step: int, steps: int) -> list[bool]:
         """Which exits the curriculum has on at this step."""
+        if not self.exits:
+            return self._curriculum(layers, step, steps)
+        chosen = [*sorted(self.exits), layers]
+        on = dict(zip(chosen, self._curriculum(len(chosen), step, steps), strict=True))
+        return [on.get(layer + 1, False) for layer in range(layers)]
+
+    def _curriculum(self, exits: int, step: int, steps: int) -> list[bool]:
+        """Of so many exits, the last layer's among them, which are on."""
         if self.curriculum == "gradual":
-            return curriculum.gradual(layers, step, steps)
-        dilation = 1 if self.curriculum == "all" else self.rotation or max(1, layers // 2)
-        return curriculum.rotational(layers, step, dilation)
+            return curriculum.gradual(exits, step, steps)
+        dilation = 1 if self.curriculum == "all" else self.rotation or max(1, exits // 2)
+        return curriculum.rotational(exits, step, dilation)
 
     def exit_weights(self, layers: int, step: int, steps: int) -> dict[int, float]:
         """The losses that count at this step: index of the layer after which it is taken -> weight; they add up to 1."""
-        scales = curriculum.exit_scales(layers, self.exit_scale)
+        if self.weighting == "even":
+            scales = [self.exit_scale] * (layers - 1) + [1.0]
+        else:
+            scales = curriculum.exit_scales(layers, self.exit_scale)
         weights = curriculum.exit_weights(scales, self.exits_on(layers, step, steps))
         return {layer: weight for layer, weight in enumerate(weights) if weight > 0}

@@ -142,6 +142,7 @@ def train(
         "lora": None if lora is None else asdict(lora),
     }
     before = _score_before(network, blocks.held_out, folder, options, identity)
+    torch.manual_seed(options.seed)  # LoRA's matrices are drawn
     tuned: Any = network if lora is None else add_lora(network, lora)
     trainer = _trainer(tuned, recipe, options, blocks, folder, identity, callbacks, tokenizer)
     if trainer.is_world_process_zero():
@@ -189,7 +190,7 @@ def _load(model: str, options: TrainOptions) -> tuple[PreTrainedModel, Any, str]
         trainable_family(config)
         torch.manual_seed(options.seed)
         auto: Any = AutoModelForCausalLM
-        network = auto.from_config(config, dtype=torch.float32, attn_implementation="sdpa").to(device)
+        network = auto.from_config(config, dtype=torch.float32).to(device)
         return network, AutoTokenizer.from_pretrained(source.folder), f"{source.name} (from scratch)"
     loaded = load(model, dtype="float32", device=device)
     trainable_family(loaded.model.config)

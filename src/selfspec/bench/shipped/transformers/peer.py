@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, StaticCache
 from transformers.generation.streamers import BaseStreamer
 
 LONGEST_NGRAM = 3
+ROOM = 512  # positions that a static cache is rounded up to
 
 
 class Peer:
@@ -33,6 +34,7 @@ class Peer:
         self.model = self.loaded(folder)
         self.assistants: dict[str, Any] = {}
         self.compiled: Any = None
+        self.caches: dict[int, StaticCache] = {}
         # whatever the model's own generation_config says (sampling, penalties, end tokens) would be filled in for what we leave
         # open
         self.model.generation_config = GenerationConfig(pad_token_id=0)
@@ -51,7 +53,11 @@ class Peer:
             max_new_tokens=max_new_tokens, do_sample=False, use_cache=True, eos_token_id=eos or None, pad_token_id=0,
             **self.drafting(method, tokens, layer),
         )  # fmt: skip
-        extra = {"assistant_model": self.assistant(model, layer, tokens)} if method == "assistant" else {}
+        extra: dict[str, Any] = {}
+        if method == "assistant":
+            extra["assistant_model"] = self.assistant(model, layer, tokens)
+        elif method == "compiled":
+            extra["past_key_values"] = self.static_cache(len(ids) + max_new_tokens)
         runner = self.compiled_model() if method == "compiled" else self.model
         with torch.inference_mode(method != "compiled"), torch.no_grad():
             out = runner.generate(
@@ -76,10 +82,8 @@ class Peer:
         return [until_end(row, eos) for row in out[:, longest:].tolist()]
 
     def drafting(self, method: str, tokens: int, layer: int) -> dict[str, Any]:
-        if method in ("plain", "assistant"):
+        if method in ("plain", "compiled", "assistant"):
             return {}
-        if method == "compiled":
-            return {"cache_implementation": "static"}
         if method == "lookup":
             return {"prompt_lookup_num_tokens": tokens, "max_matching_ngram_size": LONGEST_NGRAM}
         if method != "early-exit":
@@ -96,6 +100,14 @@ class Peer:
             self.assistants[name] = self.loaded(model) if model else self.loaded(self.folder, num_hidden_layers=layer)
         self.assistants[name].generation_config = GenerationConfig(pad_token_id=0, **constant(tokens))
         return self.assistants[name]
+
+    def static_cache(self, length: int) -> StaticCache:
+        """An empty cache of a rounded length, kept: every new shape would be compiled anew."""
+        room = -(-length // ROOM) * ROOM
+        if room not in self.caches:
+            self.caches[room] = StaticCache(config=self.model.config, max_cache_len=room)
+        self.caches[room].reset()
+        return self.caches[room]
 
     def compiled_model(self) -> Any:
         """A second copy of the model object on the same weights, its forward compiled; the plain one stays as it is."""

@@ -1,23 +1,53 @@
-"""A PEFT adapter on its base model, merged: plain weights again, which is what our products read.
+"""A PEFT adapter on its base model: merged, which gives plain weights again, or live, which leaves the base's as they are.
 
 The base is the one that the adapter's own configuration names. Everything in the adapter's file must find its place in the base;
-peft alone would leave out what does not fit. Does not know where the base comes from.
+peft alone would leave out what does not fit. Does not know where the base comes from, nor how a live adapter is run
+(peft_layers.py).
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel
 
-from ..errors import Unavailable, UnsupportedModel
+from ..errors import OptionError, Unavailable, UnsupportedModel, nearest
 from .checkpoint import AGAIN, read_header, read_json
+from .quantised import method_of
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
+_MODES = ("auto", "merge", "live")
+
+
+def check_mode(adapter: str) -> None:
+    if adapter not in _MODES:
+        raise OptionError(f"adapter={adapter!r} is not known; {nearest(str(adapter), _MODES)}")
+
+
+def refuse_mode(adapter: str, mode: str, reason: str) -> None:
+    """Raise if the user asked for `mode`, which would do nothing here."""
+    if adapter == mode:
+        raise OptionError(f"adapter={adapter!r} cannot be done: {reason}. Leave it out.")
+
+
+def inside(model: Any) -> PreTrainedModel | None:
+    """The transformers model in a live PEFT model, its adapters in place; None for anything else."""
+    peft: Any = sys.modules.get("peft")  # who has a PEFT model has imported peft
+    if peft is None or not isinstance(model, peft.PeftModel):
+        return None
+    if model.active_peft_config.is_prompt_learning:
+        raise UnsupportedModel(
+            f"this PEFT model puts learned tokens before the prompt ({model.active_peft_config.peft_type}), which selfspec does "
+            "not do. LoRA and other adapters of linears are supported."
+        )
+    found = model.get_base_model()
+    assert isinstance(found, PreTrainedModel)
+    return found
 
 
 def base_of(folder: Path) -> tuple[str, str | None]:
@@ -32,12 +62,17 @@ def base_of(folder: Path) -> tuple[str, str | None]:
     return base, revision if isinstance(revision, str) else None
 
 
-def merge(base: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
-    """The base with the adapter's changes added to its weights, which are changed in place."""
+def adapted(base: PreTrainedModel, folder: Path, name: str, live: bool) -> PreTrainedModel:
+    """The base with the adapter in it, which is changed in place: `live` beside its weights, else added to them."""
     if not (folder / WEIGHTS).is_file():
         raise UnsupportedModel(
             f"{folder} has no {WEIGHTS}; selfspec reads adapters from safetensors only, since unpickling can run any code. "
             "Load it with peft once and save it again (save_pretrained)."
+        )
+    if not live and (method := method_of(base.config)):
+        raise OptionError(
+            f"adapter='merge' would round the quantised weights ({method}) of {name}'s base once more, which changes the model. "
+            "Use adapter='live'."
         )
     try:
         library: Any = importlib.import_module("peft")
@@ -47,16 +82,16 @@ def merge(base: PreTrainedModel, folder: Path, name: str) -> PreTrainedModel:
     try:
         model = library.PeftModel.from_pretrained(base, str(folder))
         _check(stored, set(library.get_peft_model_state_dict(model)), name)
-        merged = model.merge_and_unload()
+        found = inside(model) if live else model.merge_and_unload()
     except (RuntimeError, ValueError, KeyError, TypeError, NotImplementedError, AttributeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UnsupportedModel(
-            f"the adapter {name} cannot be merged into {base.name_or_path or type(base).__name__}: {reason}. "
-            "It was made for another base model, or is of a kind that cannot be merged."
+            f"the adapter {name} cannot be put on {base.name_or_path or type(base).__name__}: {reason}. "
+            "It was made for another base model, or is of a kind that is not supported."
         ) from error
-    assert isinstance(merged, PreTrainedModel)
-    merged.eval().requires_grad_(False)
-    return merged
+    assert isinstance(found, PreTrainedModel)
+    found.eval().requires_grad_(False)
+    return found
 
 
 def _check(stored: Set[str], placed: Set[str], name: str) -> None:

@@ -1,0 +1,139 @@
+"""A text-to-structure task like TOPv2, generated: utterances, and their intents and slots as a bracketed tree.
+
+    wake me up at 7 am on monday  ->  [IN:CREATE_ALARM [SL:DATE_TIME 7 am ] [SL:DATE_TIME on monday ] ]
+
+Structures are "decoupled": only the words of slots are repeated. The held-out part has phrasings *and* slot values that training
+never sees. Everything is a function of the grammar and a seed; `generator_hash` names both. Source of the format: Chen et al.
+2020 (TOPv2), on which LayerSkip's task experiment was run. Knows no model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import OptionError
+from . import task_entities, task_templates
+from .task_entities import ENTITIES
+from .task_templates import TEMPLATES
+
+PARTS = ("train", "held_out")
+PROMPT = "{}\n"  # what the model reads of an utterance
+_HOLE = re.compile(r"\{(?:([A-Z_]+)=)?([a-z_]+)\}")
+_NESTED = re.compile(r"([A-Z_]+): (.*)")
+
+
+@dataclass(frozen=True)
+class Example:
+    """An utterance, the structure it stands for, and that structure's outermost intent."""
+
+    utterance: str
+    structure: str
+    intent: str
+
+    @property
+    def prompt(self) -> str:
+        """What the model is given; it answers with the structure."""
+        return PROMPT.format(self.utterance)
+
+
+class Grammar:
+    """One part's phrasings and values, and how an example is made of them."""
+
+    def __init__(self, part: str) -> None:
+        self.values, self.phrasings = entities(part), templates(part)
+
+    def example(self, rng: random.Random) -> Example:
+        """Intents are equally likely, and so are the phrasings of each."""
+        intent = rng.choice(list(self.phrasings))
+        words, slots = self._expand(rng.choice(self.phrasings[intent]), rng)
+        return Example(words, _tree(intent, slots), intent)
+
+    def _expand(self, text: str, rng: random.Random) -> tuple[str, list[str]]:
+        """The words of a phrasing, and the slots in it, as structures."""
+        slots: list[str] = []
+
+        def fill(hole: re.Match[str]) -> str:
+            slot, kind = hole.groups()
+            words, structure, inner = self._value(kind, rng)
+            slots.extend([f"[SL:{slot} {structure} ]"] if slot else inner)
+            return words
+
+        return _HOLE.sub(fill, text), slots
+
+    def _value(self, kind: str, rng: random.Random) -> tuple[str, str, list[str]]:
+        """A value's words, what stands for it inside a slot, and the slots inside it."""
+        chosen = rng.choice(self.values[kind])
+        nested = _NESTED.fullmatch(chosen)
+        words, slots = self._expand(nested[2] if nested else chosen, rng)
+        return words, _tree(nested[1], slots) if nested else words, slots
+
+
+def _tree(intent: str, slots: Sequence[str]) -> str:
+    return " ".join([f"[IN:{intent}", *slots, "]"])
+
+
+def templates(part: str) -> dict[str, list[str]]:
+    """Of each intent the part's phrasings."""
+    found: dict[str, list[str]] = {}
+    lines = [line for line in TEMPLATES.splitlines() if line and not line.startswith("#")]
+    current, intent = PARTS[0], ""
+    for line in lines:
+        if line.startswith("IN "):
+            intent, current = line[3:], PARTS[0]
+        elif line == "---":
+            current = PARTS[1]
+        elif current == part:
+            found.setdefault(intent, []).append(line)
+    return found
+
+
+def entities(part: str) -> dict[str, list[str]]:
+    """Of each class the part's values."""
+    found = {}
+    for line in ENTITIES.strip().replace("\n  ", " ").splitlines():
+        kind, _, rest = line.partition(": ")
+        lists = [half.strip().split("; ") for half in rest.split(" | ")]
+        found[kind] = lists[min(PARTS.index(part), len(lists) - 1)]
+    return found
+
+
+def examples(part: str, count: int, seed: int = 0) -> list[Example]:
+    """That many examples with different utterances, the same ones for the same seed."""
+    grammar, rng = Grammar(part), random.Random(f"{part}/{seed}")
+    seen: dict[str, Example] = {}
+    for _ in range(20 * count):
+        found = grammar.example(rng)
+        seen.setdefault(found.utterance, found)
+        if len(seen) == count:
+            return list(seen.values())
+    raise OptionError(
+        f"the grammar made {len(seen)} different utterances in {20 * count} draws, {count} were asked for; ask for fewer"
+    )
+
+
+def write_examples(path: Path, made: Sequence[Example]) -> None:
+    """As `selfspec train` reads them."""
+    lines = (json.dumps({"prompt": each.prompt, "response": each.structure}) for each in made)
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def generator_hash(seed: int) -> str:
+    """Of the sources of this file, the phrasings and the values, and of the seed."""
+    digest = hashlib.blake2b(digest_size=8)
+    for source in _sources():
+        digest.update(source.read_bytes())
+    digest.update(str(seed).encode())
+    return digest.hexdigest()
+
+
+def _sources() -> Iterator[Path]:
+    yield Path(__file__)
+    for module in (task_templates, task_entities):
+        assert module.__file__ is not None
+        yield Path(module.__file__)

@@ -1,0 +1,321 @@
+"""What the task's utterances look like: for each intent phrasings to train on, and after `---` others that are held out.
+
+`{SLOT=class}` is a slot filled from a class of `task_entities.py`, `{class}` words that mean nothing for the structure. The
+intents, slots and their nesting follow TOPv2's (alarm, timer, reminder, music, weather, messaging, navigation, event); all
+phrasings are our own. Knows no model and draws nothing.
+"""
+
+from __future__ import annotations
+
+TEMPLATES = """
+# alarm
+IN CREATE_ALARM
+set an alarm for {DATE_TIME=time}
+set an alarm called {ALARM_NAME=label} for {DATE_TIME=time}
+wake me up at {DATE_TIME=clock} {DATE_TIME=day}
+i need an alarm {DATE_TIME=day} at {DATE_TIME=clock} for {ALARM_NAME=label}
+create a {ALARM_NAME=label} alarm at {DATE_TIME=clock}
+add an alarm for {DATE_TIME=time} named {ALARM_NAME=label}
+make sure an alarm rings at {DATE_TIME=clock}
+new alarm for {DATE_TIME=clock} {DATE_TIME=repeat}
+---
+could you set a {ALARM_NAME=label} alarm for {DATE_TIME=time}
+get me up at {DATE_TIME=clock} {DATE_TIME=day}
+i want an alarm for {DATE_TIME=time} called {ALARM_NAME=label}
+put an alarm at {DATE_TIME=clock} {DATE_TIME=repeat}
+IN DELETE_ALARM
+delete my {DATE_TIME=clock} alarm
+cancel the {ALARM_NAME=label} alarm
+remove the alarm named {ALARM_NAME=label} for {DATE_TIME=day}
+turn off my alarm for {DATE_TIME=time}
+get rid of the {ALARM_NAME=label} alarm at {DATE_TIME=clock}
+i do not need the alarm for {DATE_TIME=time} any more
+---
+please delete the alarm for {DATE_TIME=time}
+cancel my alarm called {ALARM_NAME=label} {DATE_TIME=day}
+erase the {ALARM_NAME=label} alarm
+drop my {DATE_TIME=clock} alarm
+IN GET_ALARM
+what alarms do i have for {DATE_TIME=day}
+show my alarms for {DATE_TIME=day}
+when is my {ALARM_NAME=label} alarm
+is there an alarm set for {DATE_TIME=time}
+which alarms are on {DATE_TIME=day}
+list the {ALARM_NAME=label} alarms
+---
+do i have any alarms for {DATE_TIME=day}
+show me the {ALARM_NAME=label} alarm
+tell me my alarms for {DATE_TIME=time}
+IN SNOOZE_ALARM
+snooze the alarm for {DATE_TIME=span}
+snooze my {ALARM_NAME=label} alarm for {DATE_TIME=span}
+let me sleep {DATE_TIME=span} longer
+give the {ALARM_NAME=label} alarm another {DATE_TIME=span}
+hit snooze for {DATE_TIME=span}
+---
+please snooze for {DATE_TIME=span}
+snooze the {ALARM_NAME=label} alarm by {DATE_TIME=span}
+i want to sleep {DATE_TIME=span} more
+# timer
+IN CREATE_TIMER
+set a timer for {DATE_TIME=span}
+start a {DATE_TIME=span} timer
+start a timer of {DATE_TIME=span} for the {TIMER_NAME=dish}
+i need a {TIMER_NAME=dish} timer for {DATE_TIME=span}
+count down {DATE_TIME=span}
+time the {TIMER_NAME=dish} for {DATE_TIME=span}
+create a timer named {TIMER_NAME=dish} for {DATE_TIME=span}
+---
+could you start a timer for {DATE_TIME=span}
+set a {TIMER_NAME=dish} timer for {DATE_TIME=span}
+begin a {DATE_TIME=span} countdown
+put {DATE_TIME=span} on a timer for the {TIMER_NAME=dish}
+IN PAUSE_TIMER
+pause the {TIMER_NAME=dish} timer
+hold the timer for the {TIMER_NAME=dish}
+stop the {TIMER_NAME=dish} timer for now
+pause my timer for the {TIMER_NAME=dish} please
+freeze the {TIMER_NAME=dish} timer
+---
+please pause the timer for the {TIMER_NAME=dish}
+put the {TIMER_NAME=dish} timer on hold
+pause the timer named {TIMER_NAME=dish}
+IN RESUME_TIMER
+resume the {TIMER_NAME=dish} timer
+continue the timer for the {TIMER_NAME=dish}
+let the {TIMER_NAME=dish} timer run again
+unpause the {TIMER_NAME=dish} timer
+restart the paused {TIMER_NAME=dish} timer
+---
+please resume the timer for the {TIMER_NAME=dish}
+continue with the {TIMER_NAME=dish} timer
+unpause the timer named {TIMER_NAME=dish}
+IN ADD_TIME_TIMER
+add {DATE_TIME=span} to the timer
+add {DATE_TIME=span} to the {TIMER_NAME=dish} timer
+give the {TIMER_NAME=dish} {DATE_TIME=span} more
+extend the {TIMER_NAME=dish} timer by {DATE_TIME=span}
+make the timer {DATE_TIME=span} longer
+---
+please add {DATE_TIME=span} to my {TIMER_NAME=dish} timer
+extend the timer by {DATE_TIME=span}
+put another {DATE_TIME=span} on the {TIMER_NAME=dish} timer
+# reminder
+IN CREATE_REMINDER
+remind me to {TODO=todo} {DATE_TIME=day}
+remind me to {TODO=todo} at {DATE_TIME=clock}
+remind {PERSON_REMINDED=contact} to {TODO=todo} {DATE_TIME=day}
+set a reminder to {TODO=todo} for {DATE_TIME=time}
+add a reminder for {PERSON_REMINDED=contact} to {TODO=todo} at {DATE_TIME=clock}
+i have to {TODO=todo} {DATE_TIME=day} so remind me
+at {DATE_TIME=clock} remind me to {TODO=todo}
+create a reminder to {TODO=todo} {DATE_TIME=repeat}
+---
+please remind me to {TODO=todo} {DATE_TIME=time}
+could you remind {PERSON_REMINDED=contact} to {TODO=todo} at {DATE_TIME=clock}
+make a reminder to {TODO=todo} for {DATE_TIME=time}
+{DATE_TIME=day} remind me to {TODO=todo}
+IN DELETE_REMINDER
+delete the reminder to {TODO=todo}
+cancel my reminder to {TODO=todo} {DATE_TIME=day}
+remove all reminders for {DATE_TIME=day}
+forget the reminder to {TODO=todo}
+i no longer need the reminder to {TODO=todo} at {DATE_TIME=clock}
+---
+please delete my reminder to {TODO=todo} {DATE_TIME=day}
+cancel the reminder for {DATE_TIME=time}
+get rid of the reminder to {TODO=todo}
+IN GET_REMINDER
+what are my reminders for {DATE_TIME=day}
+show the reminder to {TODO=todo}
+do i have a reminder to {TODO=todo} {DATE_TIME=day}
+list all reminders for {DATE_TIME=day}
+which reminders does {PERSON_REMINDED=contact} have for {DATE_TIME=day}
+---
+show me my reminders for {DATE_TIME=day}
+is there a reminder to {TODO=todo} {DATE_TIME=day}
+what reminders are there for {PERSON_REMINDED=contact} {DATE_TIME=day}
+IN UPDATE_REMINDER
+move the reminder to {TODO=todo} to {DATE_TIME_NEW=time}
+change my reminder to {TODO=todo} to {DATE_TIME_NEW=clock}
+push the reminder to {TODO=todo} from {DATE_TIME=day} to {DATE_TIME_NEW=day}
+update the {DATE_TIME=clock} reminder to {DATE_TIME_NEW=clock}
+reschedule the reminder to {TODO=todo} for {DATE_TIME_NEW=time}
+---
+please move my reminder to {TODO=todo} to {DATE_TIME_NEW=time}
+change the {DATE_TIME=day} reminder to {DATE_TIME_NEW=day}
+shift the reminder to {TODO=todo} to {DATE_TIME_NEW=clock}
+# music
+IN PLAY_MUSIC
+play {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist}
+play some {MUSIC_GENRE=genre} music
+i want to hear {MUSIC_TRACK_TITLE=song}
+put on {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist} on {MUSIC_PROVIDER_NAME=provider}
+play the newest {MUSIC_TYPE=release} by {MUSIC_ARTIST_NAME=artist}
+play my {MUSIC_PLAYLIST_TITLE=playlist} playlist on {MUSIC_PROVIDER_NAME=provider}
+start the {MUSIC_PLAYLIST_TITLE=playlist} playlist
+let me listen to {MUSIC_GENRE=genre} songs by {MUSIC_ARTIST_NAME=artist}
+---
+could you play {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist}
+i would like to hear {MUSIC_GENRE=genre} music on {MUSIC_PROVIDER_NAME=provider}
+put on the playlist {MUSIC_PLAYLIST_TITLE=playlist}
+play a {MUSIC_TYPE=release} by {MUSIC_ARTIST_NAME=artist} on {MUSIC_PROVIDER_NAME=provider}
+IN ADD_TO_PLAYLIST_MUSIC
+add {MUSIC_TRACK_TITLE=song} to my {MUSIC_PLAYLIST_TITLE=playlist} playlist
+put {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist} on the {MUSIC_PLAYLIST_TITLE=playlist} playlist
+add this {MUSIC_TYPE=release} to the {MUSIC_PLAYLIST_TITLE=playlist} playlist
+save {MUSIC_TRACK_TITLE=song} to {MUSIC_PLAYLIST_TITLE=playlist}
+add the {MUSIC_TYPE=release} by {MUSIC_ARTIST_NAME=artist} to {MUSIC_PLAYLIST_TITLE=playlist}
+---
+please add {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist} to {MUSIC_PLAYLIST_TITLE=playlist}
+put this {MUSIC_TYPE=release} on my {MUSIC_PLAYLIST_TITLE=playlist} playlist
+save {MUSIC_TRACK_TITLE=song} to the {MUSIC_PLAYLIST_TITLE=playlist} playlist
+IN SKIP_TRACK_MUSIC
+skip this {MUSIC_TYPE=release}
+skip to the next {MUSIC_GENRE=genre} song
+next {MUSIC_TYPE=release} please
+i do not want to hear this {MUSIC_TYPE=release} skip it
+skip everything by {MUSIC_ARTIST_NAME=artist}
+---
+please skip the {MUSIC_TYPE=release}
+skip the songs by {MUSIC_ARTIST_NAME=artist}
+go to the next {MUSIC_TYPE=release}
+IN LIKE_MUSIC
+i like this {MUSIC_TYPE=release}
+like {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist}
+give {MUSIC_TRACK_TITLE=song} a thumbs up
+mark this {MUSIC_GENRE=genre} {MUSIC_TYPE=release} as a favorite
+i love {MUSIC_TRACK_TITLE=song} remember that
+---
+please like {MUSIC_TRACK_TITLE=song}
+i really like this {MUSIC_GENRE=genre} {MUSIC_TYPE=release}
+thumbs up for {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist}
+# weather
+IN GET_WEATHER
+what is the weather in {LOCATION=city} {DATE_TIME=day}
+will it {WEATHER_ATTRIBUTE=rain} in {LOCATION=city} {DATE_TIME=day}
+how {WEATHER_ATTRIBUTE=warm} is it going to be {DATE_TIME=day}
+weather for {LOCATION=city} at {DATE_TIME=clock}
+is it {WEATHER_ATTRIBUTE=warm} in {LOCATION=city}
+do i need an umbrella in {LOCATION=city} {DATE_TIME=day}
+temperature in {LOCATION=city} in {WEATHER_TEMPERATURE_UNIT=unit} {DATE_TIME=day}
+---
+what will the weather be in {LOCATION=city} {DATE_TIME=day}
+how {WEATHER_ATTRIBUTE=warm} will it be in {LOCATION=city} at {DATE_TIME=clock}
+is it going to {WEATHER_ATTRIBUTE=rain} {DATE_TIME=day}
+tell me the weather in {LOCATION=city} in {WEATHER_TEMPERATURE_UNIT=unit}
+IN GET_SUNSET
+when does the sun set in {LOCATION=city}
+what time is sunset {DATE_TIME=day}
+sunset in {LOCATION=city} {DATE_TIME=day}
+when will it get dark in {LOCATION=city} {DATE_TIME=day}
+---
+what time does the sun set in {LOCATION=city} {DATE_TIME=day}
+tell me when sunset is in {LOCATION=city}
+when is sunset {DATE_TIME=day}
+IN GET_SUNRISE
+when does the sun rise in {LOCATION=city}
+what time is sunrise {DATE_TIME=day}
+sunrise in {LOCATION=city} {DATE_TIME=day}
+when will it get light in {LOCATION=city} {DATE_TIME=day}
+---
+what time does the sun rise in {LOCATION=city} {DATE_TIME=day}
+tell me when sunrise is in {LOCATION=city}
+when is sunrise {DATE_TIME=day}
+# messaging
+IN SEND_MESSAGE
+tell {RECIPIENT=contact} that {CONTENT_EXACT=news}
+text {RECIPIENT=contact} that {CONTENT_EXACT=news}
+send a message to {RECIPIENT=contact} saying {CONTENT_EXACT=news}
+let {RECIPIENT=contact} know that {CONTENT_EXACT=news}
+message {RECIPIENT=contact} on {RESOURCE=app} that {CONTENT_EXACT=news}
+write to the {GROUP=group} group that {CONTENT_EXACT=news}
+send {RECIPIENT=contact} a text at {DATE_TIME=clock} that says {CONTENT_EXACT=news}
+---
+please text {RECIPIENT=contact} that {CONTENT_EXACT=news}
+send {RECIPIENT=contact} a message saying {CONTENT_EXACT=news}
+tell the {GROUP=group} group on {RESOURCE=app} that {CONTENT_EXACT=news}
+write {RECIPIENT=contact} that {CONTENT_EXACT=news}
+IN GET_MESSAGE
+show my messages from {SENDER=contact}
+did {SENDER=contact} write to me on {RESOURCE=app}
+read the {ORDINAL=ordinal} message from {SENDER=contact}
+do i have messages in the {GROUP=group} group
+read the messages that {SENDER=contact} sent {DATE_TIME=day}
+---
+please read the messages from {SENDER=contact}
+show me the {ORDINAL=ordinal} message in the {GROUP=group} group
+are there messages from {SENDER=contact} on {RESOURCE=app}
+IN REACT_MESSAGE
+react to the message from {SENDER=contact} with a {TYPE_REACTION=reaction}
+put a {TYPE_REACTION=reaction} on the {ORDINAL=ordinal} message from {SENDER=contact}
+send a {TYPE_REACTION=reaction} to the {GROUP=group} group
+answer the text of {SENDER=contact} with a {TYPE_REACTION=reaction}
+---
+please react with a {TYPE_REACTION=reaction} to the message from {SENDER=contact}
+give the {ORDINAL=ordinal} message in the {GROUP=group} group a {TYPE_REACTION=reaction}
+react with a {TYPE_REACTION=reaction} to the text of {SENDER=contact}
+# navigation
+IN GET_DIRECTIONS
+how do i get to {DESTINATION=place}
+directions from {SOURCE=place} to {DESTINATION=place}
+take me to {DESTINATION=place} by {METHOD_TRAVEL=vehicle}
+give me directions to {DESTINATION=place} avoiding {OBSTRUCTION_AVOID=obstacle}
+navigate to {DESTINATION=place}
+show the way from {SOURCE=place} to {DESTINATION=place} by {METHOD_TRAVEL=vehicle}
+---
+what is the way to {DESTINATION=place}
+please give me directions to {DESTINATION=place} by {METHOD_TRAVEL=vehicle}
+navigate from {SOURCE=place} to {DESTINATION=place} avoiding {OBSTRUCTION_AVOID=obstacle}
+IN GET_ESTIMATED_DURATION
+how long does it take to {DESTINATION=place} by {METHOD_TRAVEL=vehicle}
+how long is the drive from {SOURCE=place} to {DESTINATION=place}
+how many minutes to {DESTINATION=place} from {SOURCE=place}
+what is the travel time to {DESTINATION=place}
+how long would i need by {METHOD_TRAVEL=vehicle} to {DESTINATION=place}
+---
+how long does it take from {SOURCE=place} to {DESTINATION=place}
+tell me the travel time from {SOURCE=place} to {DESTINATION=place} by {METHOD_TRAVEL=vehicle}
+how long is the trip to {DESTINATION=place}
+IN GET_INFO_TRAFFIC
+how is the traffic to {DESTINATION=place}
+what is traffic like from {SOURCE=place} to {DESTINATION=place}
+is there traffic near {LOCATION=place} {DATE_TIME=day}
+traffic report for {LOCATION=city} at {DATE_TIME=clock}
+are there delays on the way to {DESTINATION=place}
+---
+tell me about the traffic from {SOURCE=place} to {DESTINATION=place}
+what is the traffic like in {LOCATION=city} {DATE_TIME=day}
+is there much traffic on the way to {DESTINATION=place}
+IN UPDATE_DIRECTIONS
+change the route to avoid {OBSTRUCTION_AVOID=obstacle}
+add a stop at {WAYPOINT=place}
+go past {WAYPOINT=place} on the way to {DESTINATION=place}
+find a route to {DESTINATION=place} without {OBSTRUCTION_AVOID=obstacle}
+stop at {WAYPOINT=place} first
+---
+please add a stop at {WAYPOINT=place} on the way to {DESTINATION=place}
+change the route so that it avoids {OBSTRUCTION_AVOID=obstacle}
+update the route with a stop at {WAYPOINT=place}
+# event
+IN GET_EVENT
+what {CATEGORY_EVENT=event} are in {LOCATION=city} {DATE_TIME=day}
+find {CATEGORY_EVENT=event} near {LOCATION=place}
+are there any {CATEGORY_EVENT=event} by {NAME_EVENT=artist} {DATE_TIME=day}
+things to do in {LOCATION=city} {DATE_TIME=day}
+show {CATEGORY_EVENT=event} in {LOCATION=city}
+---
+find {CATEGORY_EVENT=event} in {LOCATION=city} {DATE_TIME=day}
+what {CATEGORY_EVENT=event} are there near {LOCATION=place}
+show me {CATEGORY_EVENT=event} by {NAME_EVENT=artist} in {LOCATION=city}
+IN CREATE_EVENT
+invite {ATTENDEE=contact} to {NAME_EVENT=meeting} {DATE_TIME=day}
+schedule {NAME_EVENT=meeting} with {ATTENDEE=contact} at {DATE_TIME=clock}
+put {NAME_EVENT=meeting} in my calendar for {DATE_TIME=time}
+plan {NAME_EVENT=meeting} at {LOCATION=place} {DATE_TIME=day}
+book {NAME_EVENT=meeting} with {ATTENDEE=contact} in {LOCATION=city} {DATE_TIME=day}
+---
+please schedule {NAME_EVENT=meeting} with {ATTENDEE=contact} {DATE_TIME=time}
+add {NAME_EVENT=meeting} to my calendar for {DATE_TIME=time}
+invite {ATTENDEE=contact} to {NAME_EVENT=meeting} at {LOCATION=place}
+"""

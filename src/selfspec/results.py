@@ -1,0 +1,53 @@
+"""What `LLM` hands out: a result, a piece of a stream, what was loaded. Plain values; knows nothing of how they came about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .contract import FinishReason, Stats, TokenLogprob
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was generated for one prompt. `stats` are those of the whole call, shared by the rows of a list of prompts."""
+
+    text: str
+    tokens: list[int]  # new tokens only, an end-of-sequence token included
+    finish_reason: FinishReason
+    stats: Stats
+    logprobs: list[TokenLogprob] | None = None
+    seed: int | None = None  # None for greedy
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one step of a stream added: whole characters, and the tokens they came with (text may lag behind tokens)."""
+
+    text: str
+    tokens: list[int]
+    accepted: int = 0  # how many of the tokens, from the first on, were drafts
+    rejected: list[int] = field(default_factory=list)  # drafts that were not kept
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What was loaded and how it runs here."""
+
+    name: str
+    family: str
+    layers: int
+    parameters: int
+    context: int
+    vocabulary: int
+    weight_bytes: int
+    kernel: str
+    modules: list[str]  # kinds of modules that products are left to, quantised ones for example
+    row_stable: bool
+    dtype: str
+    device: str
+    threads: int
+    recorded: str = "no"  # whether steps are replayed as CUDA graphs, or why not
+
+    @property
+    def halves(self) -> int:
+        return 2 * self.layers
