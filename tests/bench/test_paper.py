@@ -6,23 +6,28 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from suite_world import a_suite
 
+from selfspec import LLM
 from selfspec.bench import paper_run
 from selfspec.bench.contestants import contestants
 from selfspec.bench.html_paper import paper_page
+from selfspec.bench.layers import Similarities
 from selfspec.bench.paper import EXITS, LOSSY, OWN, PLAIN, SPEED, PaperRow, PaperTable, exit_of, find_table, tables
 from selfspec.bench.paper_report import cells, load_paper, markdown
-from selfspec.bench.paper_run import Measuring, key_of, sources_of
+from selfspec.bench.paper_run import STEPS, Measuring, key_of, sources_of
 from selfspec.bench.quality import MEASURES as QUALITY
 from selfspec.bench.suite_run import Wishes
-from selfspec.bench.suite_schema import Answer, Score
+from selfspec.bench.suite_schema import Answer, Difference, Score
 from selfspec.bench.tasks import known_tasks
 from selfspec.errors import OptionError
 from selfspec.testing import tiny_model, tiny_tokenizer
+from selfspec.train.data import DataOptions, load_data
+from selfspec.train.evaluate import evaluate_exits
 
 SPEEDS = [table for table in tables().values() if table.kind == SPEED]
 WANTED = [f"layerskip-table{number}" for number in (1, 2, 3, 4, 5, 6, 10)]
@@ -134,6 +139,8 @@ def pretended(prepared: Any) -> None:
     made = a_suite(speeds, tasks=("qa",))
     prepared.run.turns, prepared.run.engines, prepared.run.complete = made.turns, made.engines, True
     prepared.run.answers = [Answer("qa", f"qa/{number}", [1], "a  text\n" if number else "wrong") for number in range(4)]
+    differing = next(t for t in made.turns if t.contestant.endswith("tokens=4") and t.questions == ["qa/3"])
+    differing.differences = [Difference("qa/3", 0, text="another")]
 
 
 def test_a_table_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, questions: Path) -> None:
@@ -146,7 +153,8 @@ def test_a_table_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch, tmp_path
         work = Measuring(find_table("made-up"), wishes, None, "selfspec bench", out, lambda _: None)
         result = work.measure(pretended)
     ours = result.values[f"{OWN}: self-speculative"]
-    assert ours["exact match"] == 0.75 and ours["accepted"] == 0.5 and ours["speedup"] == pytest.approx(1.5)
+    assert result.values[f"{OWN}: autoregressive"]["exact match"] == 0.75
+    assert ours["exact match"] == 0.5 and ours["accepted"] == 0.5 and ours["speedup"] == pytest.approx(1.5)
     early = result.values[f"{OWN}: early exit"]
     assert early["exact match"] == 0 and early["tokens/s"] > 0 and "speedup" not in early
     assert result.runs == ["made-up-jsonl.json"]
@@ -157,7 +165,7 @@ def test_a_table_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch, tmp_path
     write_json(vars(result), out)
     text = markdown(load_paper(out))
     line = next(line for line in text.splitlines() if "self-speculative" in line)
-    assert re.findall(r"[\d.]+[x%]", line)[:5] == ["1.86x", "69%", "75.0%", "50.0%", "1.50x"]
+    assert re.findall(r"[\d.]+[x%]", line)[:5] == ["1.86x", "69%", "50.0%", "50.0%", "1.50x"]
     assert "early exit (ours: E=2 of 4)" in text and "nobody built it" in text and "half of it" in text
     assert "everything else" in paper_page(load_paper(out))
 
@@ -201,7 +209,10 @@ def test_exits_and_halves_of_a_model(tmp_path: Path, folder: Path) -> None:
     assert table.kind == EXITS
     result = Measuring(table, wishes, None, "", tmp_path / "t.json", lambda _: None).measure(pretended)
     found = result.values["perplexity of wiki.txt"]
-    assert set(found) == {"last", "middle"} and found["last"] != found["middle"]
+    llm = LLM.from_pretrained(folder)
+    blocks = load_data([text], llm.tokenizer, DataOptions(length=512, held_out=0.5)).held_out
+    half, whole = (each.perplexity for each in evaluate_exits(llm.model, blocks, [2, 4]))
+    assert found == {"last": pytest.approx(whole), "middle": pytest.approx(half)} and whole != pytest.approx(half)
     assert result.values["choices: BoolQ"]["last"] in (0, 100)
     header, lines = cells(table, vars(result))
     assert lines[-1][0] == "perplexity of wiki.txt" and header[-2:] == ["ours last", "ours middle"]
@@ -209,7 +220,10 @@ def test_exits_and_halves_of_a_model(tmp_path: Path, folder: Path) -> None:
 
     wishes = Wishes(str(folder), [f"text={text}"], threads=1)
     halves = Measuring(find_table("asd-table1"), wishes, None, "", tmp_path / "t.json", lambda _: None).measure(pretended)
-    for column in ("attention", "MLP"):
+    ids, similar = llm.tokenizer(text.read_text(encoding="utf-8"))["input_ids"][: 512 - STEPS], Similarities(4)
+    llm.model.prefill([ids], llm.model.new_cache(1, len(ids)), similar)
+    for column, half in (("attention", True), ("MLP", False)):
+        assert halves.values["text: mean ACS"][column] == pytest.approx(fmean(similar.means(half)))
         least, most = (halves.values[f"text: {name} ACS"][column] for name in ("minimum", "maximum"))
         assert -1 <= least < halves.values["text: mean ACS"][column] < most <= 1
         assert halves.values["text: mean time, ms"][column] > 0
