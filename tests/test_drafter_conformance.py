@@ -27,12 +27,13 @@ from selfspec.draft.base import Drafter, Drafting, Scene
 from selfspec.draft.cosine import Cosine
 from selfspec.draft.draft_head import DraftHead
 from selfspec.draft.early_exit import EarlyExit
+from selfspec.draft.layer_skip import LayerSkip
 from selfspec.draft.registry import BUILT_IN, drafter_names, make_drafter
 from selfspec.engine import Block, Generation, Row
 from selfspec.model.adapter import LayeredModel
 from selfspec.model.cache import KVCache, Place
 from selfspec.sampling import row_samplers
-from selfspec.testing import VOCABULARY, families, tiny_head, tiny_model, tiny_tokenizer
+from selfspec.testing import VOCABULARY, families, tiny_adapter, tiny_head, tiny_lora, tiny_model, tiny_tokenizer
 
 NEW = 24
 PROMPTS = [
@@ -156,6 +157,13 @@ def head(here: World, script: list[list[int]], **options: Any) -> Drafter:
     return DraftHead(tiny_head(here.llm.model, vocabulary=[1, 2, 3, 4, *(t for tokens in script for t in tokens)]), **options)
 
 
+def skipping(here: World, script: list[list[int]]) -> Drafter:
+    """Layers skipped by a random draft-LoRA; families whose linears are stored otherwise skip without one."""
+    if here.name not in ("llama", "mistral", "qwen2", "qwen3", "alike"):
+        return make_drafter("layer-skip", {"strategy": "middle"}) or LayerSkip()
+    return LayerSkip(part=tiny_lora(here.llm.model))
+
+
 # Of each drafter: the options it is tried with on these tiny models.
 DRAFTERS: dict[str, list[Make]] = {
     "auto": [
@@ -177,6 +185,7 @@ DRAFTERS: dict[str, list[Make]] = {
         named("early-exit", layer=3, vocabulary=120),
         named("early-exit", layer=2, reuse=False),
         named("early-exit", layer=2, sample=True),
+        lambda here, script: EarlyExit(part=tiny_adapter(here.llm.model, vocabulary=[1, 2, 3, *itertools.chain(*script)])),
     ],
     "hybrid": [
         named("hybrid"),
@@ -185,7 +194,12 @@ DRAFTERS: dict[str, list[Make]] = {
     ],
     "jacobi": [named("jacobi"), named("jacobi", fill="last")],
     "kv-subset": [named("kv-subset", sink=1, recent=2, blocks=1, block_size=2), named("kv-subset")],
-    "layer-skip": [named("layer-skip"), named("layer-skip", attention=(1, 2), mlp=(2,)), named("layer-skip", strategy="last")],
+    "layer-skip": [
+        named("layer-skip"),
+        named("layer-skip", attention=(1, 2), mlp=(2,)),
+        named("layer-skip", strategy="last"),
+        skipping,
+    ],
     "ngram": [named("ngram"), named("ngram", branches=1, shortest=2)],
     "recycle": [named("recycle"), named("recycle", keep_table=True, pairs=False)],
     "scripted": [

@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from selfspec import OptionError, PromptError, SamplingParams, ScriptedDrafter
+from selfspec import engine as engine_module
 from selfspec.contract import Budget, Draft
 from selfspec.draft.base import Drafter, Drafting
+from selfspec.model.adapter import LayeredModel
 from selfspec.testing import tiny_llm
 from selfspec.verify.outright import accepted_path
 
@@ -164,6 +166,15 @@ def test_log_probabilities_are_those_of_plain_decoding(llm):
     reference = torch.log_softmax(logits[0].float(), -1)
     assert expected.logprobs[0].logprob == pytest.approx(reference[expected.tokens[0]].item(), abs=1e-5)
     assert expected.logprobs[0].top.keys() == set(reference.topk(2).indices.tolist())
+
+
+def test_times_are_taken_when_the_device_is_done(llm, monkeypatch):
+    """On a GPU calls return before the work is done: a controller would be told that verifying costs nothing."""
+    now = [0.0]
+    monkeypatch.setattr(engine_module.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(LayeredModel, "wait", lambda model: now.__setitem__(0, now[0] + 5.0))
+    stats = llm.generate(PROMPTS, max_new_tokens=6, eos=[], draft="ngram")[0].stats
+    assert stats.verify_seconds == 5 * stats.rounds > 0 and stats.host_seconds == 0
 
 
 def test_stats_add_up(llm):

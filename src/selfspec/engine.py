@@ -151,6 +151,8 @@ class Generation:
         ]
         hidden = self._verify(blocks, draft)
         logits = self._model.head(hidden)
+        if self._control:
+            self._model.wait()  # a controller compares what passes and drafts cost
         clock.append(time.perf_counter())
         step, paths, choices = self._commit(blocks, logits, draft.probs)
         for block, path in zip(blocks, paths, strict=True):
@@ -200,6 +202,9 @@ class Generation:
         x = model.run(self._embed([token for left in missing for token in left]), LayerPlan(0, layer), cache, rest)
         pieces = zip(states, x.split([len(left) for left in missing]), strict=True)
         joined = torch.cat([part for pair in pieces for part in pair])
+        for tap in self._taps:
+            if layer - 1 in tap.layers:
+                tap.put(layer - 1, place, joined)
         return model.run(joined, LayerPlan(layer, model.layers), cache, place, taps=self._taps)
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:

@@ -5,7 +5,7 @@ Nothing here is downloaded, and no figure about speed comes from here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,8 +17,10 @@ from .model.adapter import LayeredModel
 from .model.extras import Part, signature
 from .model.families import FAMILIES
 from .model.loading import attention_option
+from .model.lora import stored_name
 from .model.plan import LayerPlan
 from .model.small import BlockSize
+from .train.exit_adapter import AdapterNet
 from .train.head_net import HeadNet
 
 SPECIALS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
@@ -111,17 +113,52 @@ def tiny_llm(family: str = "llama", seed: int = 0, **changes: Any) -> LLM:
 
 def tiny_head(model: LayeredModel, seed: int = 0, vocabulary: Sequence[int] = (), layers: Sequence[int] = (0, 1)) -> Part:
     """A random draft head for a tiny model; it can say these tokens, or every third."""
+    size = _small_block(model)
+    tensors = _random_weights(lambda: HeadNet(size, len(layers), model.shape.context), seed)
+    settings = {"layers": list(layers), "block": size.as_dict()}
+    return Part("draft-head", signature(model), settings, {**tensors, "vocabulary": _known(model, vocabulary)})
+
+
+def tiny_adapter(model: LayeredModel, exit_layer: int = 2, seed: int = 0, vocabulary: Sequence[int] = ()) -> Part:
+    """A random exit adapter of two blocks for a tiny model; it can say these tokens, or every third."""
+    size = _small_block(model)
+    tensors = _random_weights(lambda: AdapterNet(size, 2, model.shape.context), seed)
+    settings = {"exit": exit_layer, "blocks": 2, "block": size.as_dict()}
+    return Part("exit-adapter", signature(model), settings, {**tensors, "vocabulary": _known(model, vocabulary)})
+
+
+def tiny_lora(model: LayeredModel, seed: int = 0, attention: Sequence[int] = (1,), mlp: Sequence[int] = (1, 2)) -> Part:
+    """A random draft-LoRA of rank 2 for a tiny model of Llama's kind, that can say everything."""
+    family, shape = FAMILIES[model.shape.family], model.shape
+    generator, tensors = torch.Generator().manual_seed(seed), {}
+    for index, block in enumerate(model.blocks):
+        pieces = [(block.linears[0], family.qkv), (block.linears[1], (family.out,))] if index not in attention else []
+        pieces += [(block.linears[2], family.gate_up), (block.linears[3], (family.down,))] if index not in mlp else []
+        for linear, names in pieces:
+            heads = [shape.heads, shape.kv_heads, shape.kv_heads] if len(names) == 3 else [1] * len(names)
+            for name, share in zip(names, heads, strict=True):
+                outputs = linear.outputs * share // sum(heads)
+                tensors[f"{stored_name(index, name)}.a"] = (
+                    torch.randn(2, linear.inputs, generator=generator) * linear.inputs**-0.5
+                )
+                tensors[f"{stored_name(index, name)}.b"] = 0.1 * torch.randn(outputs, 2, generator=generator)
+    tensors["vocabulary"] = torch.arange(shape.vocabulary, dtype=torch.int32)
+    return Part("draft-lora", signature(model), {"attention": list(attention), "mlp": list(mlp), "rank": 2}, tensors)
+
+
+def _small_block(model: LayeredModel) -> BlockSize:
     shape = model.shape
-    size = BlockSize(shape.width, shape.heads, shape.kv_heads, shape.head_size, 96)
+    return BlockSize(shape.width, shape.heads, shape.kv_heads, shape.head_size, 96)
+
+
+def _random_weights(make: Callable[[], torch.nn.Module], seed: int) -> dict[str, torch.Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = HeadNet(size, len(layers), shape.context)
-        for parameter in net.parameters():
-            parameter.data += 0.2 * torch.randn_like(parameter)
-    known = torch.tensor(sorted(set(vocabulary)) or range(0, shape.vocabulary, 3), dtype=torch.int32)
-    tensors = {name: parameter.detach() for name, parameter in net.state_dict().items()}
-    settings = {"layers": list(layers), "block": size.as_dict()}
-    return Part("draft-head", signature(model), settings, {**tensors, "vocabulary": known})
+        return {name: each + 0.2 * torch.randn_like(each) for name, each in make().state_dict().items()}
+
+
+def _known(model: LayeredModel, vocabulary: Sequence[int]) -> torch.Tensor:
+    return torch.tensor(sorted(set(vocabulary)) or range(0, model.shape.vocabulary, 3), dtype=torch.int32)
 
 
 def near_identity_model(acceptance: float, exit_layer: int = 2, seed: int = 0, **changes: Any) -> PreTrainedModel:

@@ -96,7 +96,7 @@ def test_recordings_that_change_tokens_are_found(monkeypatch: pytest.MonkeyPatch
     """The negative control of `same_tokens`: eager steps that are not those which were recorded."""
     standing = Standing.written
     monkeypatch.setattr(Standing, "written", lambda self, tokens: [*standing(self, tokens), [int(self.model._steps.paused)]])
-    options = replace(OPTIONS, batches=(1,), contexts=(8,))
+    options = replace(OPTIONS, batches=(1,), contexts=(8,), verify_tokens=(1,))
     assert not read_json(measure(options, tmp_path / "gpu.json", quiet))["steps"][0]["same_tokens"]
 
 

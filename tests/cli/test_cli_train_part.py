@@ -14,6 +14,8 @@ from selfspec.cli.train_part import PartFlags
 from selfspec.testing import tiny_model, tiny_tokenizer
 from selfspec.train import part_run
 from selfspec.train.draft_head import HeadRecipe
+from selfspec.train.draft_lora import LoraRecipe
+from selfspec.train.exit_adapter import AdapterRecipe
 from selfspec.train.part_run import PartReport
 from selfspec.train.parts import PartOptions
 
@@ -27,7 +29,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         seen.update(given, model=model, files=files, out=out)
         return PartReport("draft-head", out, True, 5, 100, 1.0, (0.5, 0.25))
 
-    monkeypatch.setattr(part_run, "train_draft_head", train)
+    monkeypatch.setattr(part_run, "train_small_part", train)
     return seen
 
 
@@ -46,7 +48,7 @@ def test_defaults_are_the_librarys(run: Any, asked: dict[str, Any], tmp_path: Pa
 def test_every_setting_has_its_flag() -> None:
     """A new field of the library that nobody can reach from the command line."""
     flags = {field.name for kind in (RunFlags, PartFlags) for field in dataclasses.fields(kind)} | {"share", "layers"}
-    for settings in (HeadRecipe, PartOptions):
+    for settings in (HeadRecipe, AdapterRecipe, LoraRecipe, PartOptions):
         assert {field.name for field in dataclasses.fields(settings)} <= flags
     assert set(PART_FLAGS) <= {field.name for field in dataclasses.fields(RunFlags)}
 

@@ -17,11 +17,14 @@ from selfspec.contract import Budget, Draft, Outcome
 from selfspec.control.fixed import FixedLength
 from selfspec.draft.base import Drafter, Drafting, Scene
 from selfspec.draft.draft_head import DraftHead
+from selfspec.draft.early_exit import EarlyExit
+from selfspec.draft.entries import Entries
 from selfspec.errors import BrokenCheckpoint, OptionError
+from selfspec.model.cache import Place, Span
 from selfspec.model.extras import Part, load_part
 from selfspec.model.small import BlockSize
 from selfspec.model.taps import Taps
-from selfspec.testing import tiny_head, tiny_llm, tiny_tokenizer
+from selfspec.testing import tiny_adapter, tiny_head, tiny_llm, tiny_tokenizer
 from selfspec.train.head_net import HeadNet, Roots
 
 PROMPTS = [list(text) for text in (b"once upon a time, once upon", b"the", b"aXb aXb aXb a")]
@@ -37,6 +40,11 @@ def part(llm: LLM) -> Part:
     """It can say what the model likes to say, so that some drafts are kept and some are not."""
     said = Counter(token for each in llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=None) for token in each.tokens)
     return tiny_head(llm.model, seed=1, vocabulary=[token for token, _ in said.most_common(6)])
+
+
+@pytest.fixture(scope="module")
+def adapter(llm: LLM, part: Part) -> Part:
+    return tiny_adapter(llm.model, vocabulary=part.tensors["vocabulary"].tolist())
 
 
 @dataclass(frozen=True)
@@ -71,11 +79,19 @@ def drafts(llm: LLM, drafter: Drafter, prompts: list[list[int]], new: int = 30, 
     return seen, found[0].stats
 
 
-@pytest.mark.parametrize("width", [1, 3])
-def test_a_draft_depends_on_the_kept_text_alone(llm: LLM, part: Part, width: int) -> None:
+MAKERS = {
+    "chain": lambda part, adapter: DraftHead(part),
+    "tree": lambda part, adapter: DraftHead(part, width=3),
+    "adapter": lambda part, adapter: EarlyExit(part=adapter),
+    "adapter, nothing reused": lambda part, adapter: EarlyExit(part=adapter, reuse=False),
+}
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_draft_depends_on_the_kept_text_alone(llm: LLM, part: Part, adapter: Part, name: str) -> None:
     """Rounds, rejections, neighbours leave nothing behind: entries of rejected drafts in the head's cache, states of a wrong
     branch, the states of another row. It drafts what it would after reading the text anew. Lucky if nothing is rejected."""
-    drafter = DraftHead(part, width=width)
+    drafter = MAKERS[name](part, adapter)
     seen, stats = drafts(llm, drafter, PROMPTS)
     assert 0 < stats.accepted < stats.drafted
     whole = [text for text in seen if len(seen[text][0]) == 5]
@@ -154,12 +170,15 @@ def test_a_cached_beginning_is_gone_around(llm: LLM, part: Part) -> None:
 def test_rounds_it_does_not_see_cost_it_nothing_but_time(llm: LLM, part: Part) -> None:
     """States of rounds in which another drafter's states stood in for early layers are missing: it must begin anew, not line up
     what it has with other tokens."""
-    known = DraftHead(part).start(Scene(llm.model, llm.model.new_cache(1), [PROMPTS[0]], []))  # type: ignore[arg-type]
+    entries = Entries([0, 1], llm.model.new_cache(1))
     states = torch.randn(4, 2, llm.model.shape.width)
-    known._add(0, 0, states)  # type: ignore[attr-defined]
-    known._add(0, 6, states)  # type: ignore[attr-defined]
-    row = known._known[0]  # type: ignore[attr-defined]
-    assert (row.first, row.held, row.end) == (6, 0, 10)
+    for first in (0, 6):
+        place = Place.chains([Span(0, first, 4)])
+        for layer in (0, 1):
+            entries.taps.put(layer, place, states[:, layer])
+    entries.taps.put(1, Place.chains([Span(0, 10, 1)]), states[:1, 1])  # a pass that ran layer 1 only
+    entries.gather()
+    assert (entries[0].first, entries[0].held, entries[0].end) == (6, 0, 10)
 
 
 def test_a_part_is_saved_and_found_again(llm: LLM, part: Part, tmp_path: Path) -> None:
@@ -194,6 +213,14 @@ def test_what_is_no_part_for_this_model_is_refused(llm: LLM, part: Part, tmp_pat
     (tmp_path / "again" / "part.json").write_text(json.dumps({**described, "schema": 99}))
     with pytest.raises(OptionError, match="schema 99"):
         llm.generate([5], draft=DraftHead(tmp_path / "again"))
+
+
+def test_an_exit_adapter_says_where_it_exits(llm: LLM, adapter: Part) -> None:
+    """An option that contradicts the part, and is ignored."""
+    for options in ({"layer": 3}, {"vocabulary": 50}):
+        with pytest.raises(OptionError, match="trained for an exit after 2 layers"):
+            llm.generate([5], draft=EarlyExit(part=adapter, **options))
+    assert llm.generate([5], max_new_tokens=4, eos=[], draft=EarlyExit(layer=2, part=adapter)).stats.drafted
 
 
 def test_half_precision_is_the_same_model(part: Part) -> None:

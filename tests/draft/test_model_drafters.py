@@ -580,3 +580,43 @@ def test_hostile_options_are_refused(llm: LLM, name: str, options: dict[str, Any
     """A traceback from the middle of a pass, or a value taken silently; the message names it, the limit and what to do."""
     with pytest.raises(OptionError, match=message):
         llm.generate(PROMPTS[0], max_new_tokens=9, draft=name, draft_options=options)
+
+
+# ---------------------------------------------------------------------------------------------------------- one read a draft
+
+
+@pytest.mark.parametrize(
+    "drafter",
+    [EarlyExit(layer=2), EarlyExit(layer=2, vocabulary=60), LayerSkip(), KVSubset(2, 2, 1, 2), DraftModel()],
+    ids=lambda drafter: f"{drafter.name}-{drafter.vocabulary}",
+)
+@pytest.mark.parametrize("most", [[4, 4, 4], [3, 0, 6], [1, 5, 0], [0, 0, 0]])
+def test_drafts_of_known_length_are_the_same_without_reading(llm: LLM, drafter: Drafter, most: list[int]) -> None:
+    """Drafts whose tokens stay on the device until the end: given to the wrong row once one of them is done, or one step late.
+    They would still be exact, and hardly ever right. Where reading costs nothing, on a CPU, they are read one by one."""
+    found = []
+    for waits in (True, False):
+        drafting, texts = begun(llm, drafter)
+        drafting.reads_wait = waits
+        with torch.inference_mode():
+            found.append(drafting.propose(range(3), texts, Budget(most)))
+    unread, read = found
+    assert unread.tokens == read.tokens
+    for tokens, prompt, asked in zip(unread.tokens, PROMPTS, most, strict=True):
+        short = isinstance(drafter, KVSubset) and len(prompt) <= drafter.size  # it has nothing to leave out there
+        assert len(tokens) == (0 if short else asked)
+    if unread.resume is not None and read.resume is not None:
+        assert all(map(torch.equal, unread.resume.states, read.resume.states))
+
+
+def test_a_draft_of_known_length_is_read_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A read after every token, for which a GPU waits each time."""
+    drafting, texts = begun(llm, EarlyExit(layer=2))
+    assert not drafting.reads_wait, "on a CPU a draft ends where a sequence does"
+    drafting.reads_wait = True
+    reads = []
+    original = torch.Tensor.tolist
+    monkeypatch.setattr(torch.Tensor, "tolist", lambda tensor: reads.append(len(tensor)) or original(tensor))
+    with torch.inference_mode():
+        drafting.propose(range(3), texts, Budget([5, 2, 4]))
+    assert reads == [11]

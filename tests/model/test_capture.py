@@ -13,8 +13,9 @@ from selfspec.contract import Request
 from selfspec.engine import Generation
 from selfspec.errors import OptionError
 from selfspec.llm import LLM
-from selfspec.model import capture, storage
+from selfspec.model import capture, rope, storage
 from selfspec.model.adapter import LayeredModel
+from selfspec.model.cache import Span
 from selfspec.model.plan import LayerPlan
 from selfspec.model.taps import Taps
 from selfspec.sampling import Sampler, SamplingParams
@@ -102,6 +103,23 @@ def test_a_cache_that_grows_is_recorded_anew():
     assert [tokens] == expected
 
 
+def test_a_context_that_grows_is_another_step():
+    """A text that outgrows the part of the cache that a recording looks at: its last tokens would no longer be seen."""
+    prompt = [[10 + index % 200 for index in range(250)]]
+    expected = written(LLM(LayeredModel(tiny_model(seed=4), check=False), None, "tiny"), prompt)
+    llm, recorder = recorded()
+    assert written(llm, prompt) == expected and recorder.replays > 6
+
+
+def test_rotary_tables_are_long_enough_for_a_recorded_step(monkeypatch):
+    """A table that grows while a recorded step goes on reading the short one of then."""
+    prompt = [[10 + index % 200 for index in range(90)]]
+    expected = written(LLM(LayeredModel(tiny_model(seed=4), check=False), None, "tiny"), prompt)
+    monkeypatch.setattr(rope, "CHUNK", 100)
+    llm, recorder = recorded()
+    assert written(llm, prompt) == expected and recorder.replays > 6
+
+
 def test_a_storage_comes_back_clean():
     """What one generation left behind, a NaN above all, reaching the next: masked, it is still multiplied with zero."""
     llm = static()
@@ -127,6 +145,31 @@ def test_padding_leaves_no_trace():
         once.append(model.forward(torch.arange(8), cache, place))
         once.append(model.forward(torch.arange(3), cache, cache.place([1, 1, 1])))
     assert torch.equal(once[0], once[2]) and torch.equal(once[1], once[3])
+
+
+def test_rows_in_any_order():
+    """Tokens taken to fill the grid in order because they are as many as it has places."""
+    model, found = static().model, []
+    for order in ([0, 1], [1, 0]):
+        cache = model.new_cache(2, 64)
+        model.prefill(PROMPTS[:2], cache)
+        place = cache.place_at([Span(row, cache.length(row), 2) for row in order])
+        logits = model.forward(torch.tensor([token for row in order for token in (50 + row, 60 + row)]), cache, place)
+        found.append(dict(zip(order, logits.split(2), strict=True)))
+    assert all(torch.equal(found[0][row], found[1][row]) for row in (0, 1))
+
+
+def test_the_storage_used_last_is_taken_first():
+    """Storages taken in turn, so that each generation finds the one on which nothing is recorded yet."""
+    model = static().model
+    first, second = model.new_cache(2, 64), model.new_cache(2, 64)
+    number = second.storage.number
+    del first
+    del second
+    for _ in range(3):
+        cache = model.new_cache(2, 64)
+        assert cache.storage.number == number
+        del cache
 
 
 def test_storages_beyond_the_few_are_let_go_with_their_steps(monkeypatch):
@@ -246,6 +289,7 @@ def test_taps_hold_what_left_their_layers():
             x = layered.embed(torch.tensor([5 + number, 9, 7]))
             layered.run(x, layered.full_plan, cache, cache.place([2, 1]), taps=[tap])
             layered.run(x[:2], LayerPlan(0, 3), cache, cache.place([1, 1]), taps=[tap])  # does not reach the second tap
+            layered.run(x, layered.full_plan, cache, cache.place([2, 1]))  # what nobody taps
             cache.rollback(0, 3 * number), cache.rollback(1, 2 * number)
         found[name] = tap.take()
         assert [len(place) for place, _ in found[name]] == [3] * 5

@@ -97,3 +97,15 @@ def test_free_memory_counts_what_torch_keeps(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 70)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 30)
     assert memory.free_memory(CARD) == 140 and memory.free_memory(torch.device("cpu")) == 0
+
+
+@pytest.mark.parametrize("capacity", [1, 511, 512, 513])
+def test_the_spare_slot_is_beside_what_was_asked_for(capacity):
+    """A cache that has to move at its last token, because one of the slots asked for is the spare one."""
+    model = LayeredModel(tiny_model(), kernel="static", check=False)
+    cache = model.new_cache(1, capacity)
+    number = cache.storage.number
+    cache.reserve(capacity)
+    assert cache.capacity >= capacity and cache.storage.number == number
+    cache.reserve(cache.capacity + 1)
+    assert cache.storage.number != number and cache.spare == cache.capacity == cache.keys.shape[3] - 1

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 
+import selfspec
 from selfspec import LLM
 from selfspec.cli import info as cli_info
 from selfspec.errors import OptionError, SelfCheckFailed, Unavailable, UnsupportedModel
@@ -240,6 +241,9 @@ def test_models_of_quantisation_libraries(name, dtype, tmp_path):
     assert layered.weight_bytes < 0.8 * LayeredModel(tiny_model("llama", intermediate_size=128).to(dtype)).weight_bytes
     llm = LLM.from_pretrained(model)
     plain = llm.generate([5, 6, 7] * 6, max_new_tokens=25, eos=[], draft=None).tokens
+    asked = {"attention_mask": torch.ones(1, 18).long(), "max_new_tokens": 5, "eos_token_id": None}
+    given = torch.tensor([[5, 6, 7] * 6])
+    assert model.generate(given, custom_generate=selfspec.transformers(draft=None), **asked)[0, 18:].tolist() == plain[:5]
     if llm.info.row_stable:
         assert llm.generate([5, 6, 7] * 6, max_new_tokens=25, eos=[], draft="ngram").tokens == plain
     if package != "optimum.quanto":

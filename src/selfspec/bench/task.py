@@ -46,11 +46,11 @@ Tick = Callable[[], None]
 class TaskOptions:
     """What of the experiment can be changed."""
 
-    steps: int = 300
+    steps: int = 600
     """Optimizer steps of each of the two models."""
-    batch: int = 3
+    batch: int = 6
     """Blocks of 128 tokens a step."""
-    learning_rate: float = 5e-4
+    learning_rate: float = 3e-4
     """The highest."""
     precision: str = "bfloat16"
     """Of the products in training; weights stay float32."""

@@ -1,6 +1,7 @@
 """What the task's slots are filled with: for each class values to train with and, after the bar, others that are held out.
 
 A value may be made of other classes (`{number} am`), and may be a structure of its own: `GET_CONTACT: ...` nests that intent.
+Names and titles are composed, so that there are too many to be learned by heart: what is not in the lists has to be copied.
 Classes without a bar hold no words of their own, only compositions, which the two parts share. All lists are our own.
 """
 
@@ -8,79 +9,106 @@ from __future__ import annotations
 
 ENTITIES = """
 number: 1; 3; 4; 6; 7; 9; 10; 12 | 2; 5; 8; 11
-minutes: 15; 30; 40; 50; 05 | 20; 45; 10; 25
+minutes: 15; 30; 40; 50; 05; 12; 35 | 20; 45; 10; 25
 half: am; pm | in the morning; in the evening; am; pm
 clock: {number} {half}; {number}:{minutes}; {number}:{minutes} {half}; {noon}
 noon: noon; half past {number} | midnight; quarter past {number}
 weekday: monday; tuesday; thursday; saturday | wednesday; friday; sunday
-day: {today}; on {weekday}; next {weekday}; {weekday} {daypart}; {today}
-today: today; tomorrow; this weekend; the day after tomorrow; next week | tonight; this evening; next month; this week
+month: january; march; april; june; august; october; december | february; may; july; november
+day: {today}; on {weekday}; next {weekday}; {weekday} {daypart}; {today}; on {month} {number}; the {number} of {month}
+today: today; tomorrow; this weekend; the day after tomorrow; next week; in {amount} days | tonight; this evening; next month;
+  this week
 daypart: morning; afternoon | evening; night
-time: {weekday} at {clock}; {clock} {today}; {clock}; {weekday} {daypart} at {clock}
-repeat: every {weekday}; every {daypart}
-amount: 4; 9; 12; 15; 25; 30; 40; ten; three; five | 6; 8; 14; 20; 35; 50; seven; two; eleven
+time: {weekday} at {clock}; {clock} {today}; {clock}; {weekday} {daypart} at {clock}; {month} {number} at {clock}
+repeat: every {weekday}; every {daypart}; every {amount} days
+amount: 4; 9; 12; 15; 25; 30; 40; 55; 90; ten; three; five; twelve; forty | 6; 8; 14; 20; 35; 50; seven; two; eleven; sixty
 unitspan: minutes; hours; seconds | minutes; hours; seconds
 span: {amount} {unitspan}; {amount} {unitspan}; {amount} {unitspan}; {longspan}
 longspan: half an hour; one hour and {amount} minutes | a quarter of an hour; two hours and {amount} minutes
-label: work; gym; morning run; school; medicine; train; yoga class; breakfast; piano; early shift | swimming; late shift;
-  lunch; meditation; bus; laundry; violin; tennis match
-dish: pasta; rice; pizza; eggs; cookies; chicken; tea; roast potatoes; bread; apple pie | soup; lasagna; cake; noodles;
-  coffee; grilled fish; beans; banana bread
+color: red; green; silver; black; golden; brown; white; orange; pink | blue; yellow; purple; gray; copper; ivory
+tone: big; old; quiet; broken; sweet; wild; lonely; cold; lucky; little; secret; burning; distant; gentle; paper; electric;
+  hollow; final; new; crystal | small; young; loud; hidden; bitter; bright; restless; warm; empty; early; velvet; frozen;
+  last; perfect
+thing: river; moon; road; heart; house; garden; window; train; letter; ocean; summer; mirror; shadow; station; bridge; candle;
+  engine; valley; island; storm; piano; forest | light; mountain; door; rain; city; winter; bird; harbor; desert; tower;
+  clock; boat; field; fire
+animals: foxes; wolves; kings; sisters; riders; hunters; strangers; pilots; painters; dancers; rabbits; bears; poets; tigers |
+  owls; sailors; horses; brothers; dreamers; giants; ravens; farmers
+label: {activity}; {tone} {activity}; {activity} with {name}; {activity}
+activity: work; gym; running; school; medicine; yoga; breakfast; piano; fishing; training; homework; market; chess; lecture;
+  boxing; painting; driving lesson; church; shopping; office | swimming; shift; lunch; meditation; laundry; violin; tennis;
+  dentist; garden work; choir; rehearsal
+dish: {food}; {color} {food}; {tone} {food}; {food} and {food}; {food}
+food: pasta; rice; pizza; eggs; cookies; chicken; tea; potatoes; bread; pie; turkey; carrots; pancakes; steak; onions;
+  muffins; stew; dumplings; broccoli; oatmeal; ribs | soup; lasagna; cake; noodles; coffee; fish; beans; salmon; waffles;
+  peppers; jam; mushrooms
 todo: {verb} {object}; {verb} {object}; {errand}
-verb: buy; pick up; return; clean; look for; pay for; bring | order; fix; wash; pack; wrap; sell
-object: the milk; the library books; the car keys; a birthday card; the dry cleaning; some flowers; the kitchen floor; a new
-  phone charger; the blue suitcase; two bags of rice; the concert tickets | the groceries; a winter jacket; the bicycle; the
-  garden chairs; some stamps; a wedding gift; the front window; the camping tent; three boxes of tea
-errand: water the plants; call the dentist; feed the cat; renew the passport; walk the dog; finish the report; take out the
-  trash; book a hotel room | charge the camera; visit the bank; empty the dishwasher; answer the lawyer; practice the guitar;
-  prepare the slides; check the oven
-name: anna; david; maria; john smith; peter; susan; ahmed; linda; robert jones; emily; carlos; julia; kevin; nina; george;
-  olga | martin; sarah; thomas; rachel green; hassan; sophie; brian; laura; miguel; helen clark; victor; amy
+verb: buy; pick up; return; clean; look for; pay for; bring; paint; lend; carry; replace; unpack | order; fix; wash; pack;
+  wrap; sell; borrow; measure
+object: the {goods}; a {tone} {goods}; {amount} {color} {goods}; the {color} {goods}; {name}'s {goods}
+goods: milk; books; keys; card; flowers; charger; suitcase; tickets; lamp; boots; shelf; batteries; camera bag; umbrella;
+  blanket; printer; ladder; shirts; basket; speakers | groceries; jacket; bicycle; chairs; stamps; gift; tent; curtains;
+  helmet; candles; bottles; carpet
+errand: water the plants; call {name}; feed the {animals}; renew the passport; walk with {name}; finish the {thing} report;
+  take out the trash; book a room in {city}; meet {name}; study for the {activity} test | charge the camera; visit {name};
+  empty the dishwasher; answer {name}; practice the {thing} song; prepare the slides; check the oven; write about the {thing}
+first: anna; david; maria; john; peter; susan; ahmed; linda; robert; emily; carlos; julia; kevin; nina; george; olga; frank;
+  ruth; ivan; grace; pablo; diana; walter; yuki; steven; fatima; oscar; claire; tony; megan | martin; sarah; thomas; rachel;
+  hassan; sophie; brian; laura; miguel; helen; victor; amy; dennis; paula; simon; leila
+surname: smith; jones; brown; walker; miller; garcia; novak; stone; fisher; rossi; morgan; baker; lopez; young; turner |
+  green; clark; porter; king; rivera; meyer; wood; larsen; bell
+name: {first}; {first}; {first} {surname}
 mine: my; her; our | his; my
-relation: mom; dad; sister; brother in law; boss; neighbor; wife; cousin; roommate | husband; aunt; teacher; daughter; uncle;
-  grandmother; coach
+relation: mom; dad; sister; brother in law; boss; neighbor; wife; cousin; roommate; landlord; son; grandfather; best friend |
+  husband; aunt; teacher; daughter; uncle; grandmother; coach
 contact: {name}; {name}; GET_CONTACT: {CONTACT_RELATED=mine} {TYPE_RELATION=relation}
-song: yellow river; the long way home; blue monday; paper hearts; dancing in the snow; golden hour; stay with me; summer rain;
-  ten thousand miles; midnight train; letters to you; silver moon | broken wings; under the bridge; wild horses; city lights;
-  one more night; winter song; falling stars; the last goodbye; open road
-artist: the velvet foxes; mary stone; johnny walker; the northern lights; ella brown; red canyon; the paper kites; dj morgan;
-  lucas gray; the seven sisters | black harbor; nora king; the lonely hearts; max rivers; blue orchid; the quiet men; sam
-  porter; ivory coast
-genre: jazz; rock; classical; hip hop; country; techno; folk; latin | blues; reggae; pop; metal; soul; gospel
-provider: spotify; pandora; apple music; youtube | deezer; tidal; amazon music
+song: {tone} {thing}; {thing} of the {thing}; the {color} {thing}; {first} and the {thing}; my {tone} {thing}; {thing} song;
+  {amount} {animals} | {tone} {thing}; the {tone} {thing}; {color} {thing}; {thing} and {thing}; your {thing}; {thing} for
+  {first}
+artist: the {color} {animals}; {name}; dj {first}; the {tone} {animals}; {first} and the {animals} | the {animals}; {name};
+  the {tone} {thing}s; {color} {thing}; mc {first}
+genre: jazz; rock; classical; hip hop; country; techno; folk; latin; opera; swing; house; punk | blues; reggae; pop; metal;
+  soul; gospel
+provider: spotify; pandora; apple music; youtube; soundcloud | deezer; tidal; amazon music
 release: song; album; track | single; record
-playlist: road trip; workout; chill evening; party hits; sunday brunch; study time; best of summer | dinner jazz; morning
-  energy; deep focus; rainy days; family favorites; dance floor
-city: boston; san diego; paris; chicago; new york; london; tokyo; madrid; seattle; denver; cape town; houston; berlin; miami |
-  dallas; rome; portland; sydney; toronto; las vegas; oslo; dublin; mexico city; atlanta
+playlist: {activity} mix; {tone} {thing}; best of {genre}; {today} music; {color} {thing}; {first}'s party; {activity} |
+  {genre} hits; {tone} evening; {thing} sounds; music for {activity}; {first}'s favorites
+city: boston; san diego; paris; chicago; new york; london; tokyo; madrid; seattle; denver; cape town; houston; berlin; miami;
+  lima; prague; vienna; cairo; austin; geneva; mumbai; helsinki; nairobi; warsaw; santiago; manila; phoenix; naples; lisbon;
+  detroit | dallas; rome; portland; sydney; toronto; las vegas; oslo; dublin; mexico city; atlanta; athens; seoul; boise;
+  havana; zurich
 rain: rain; snow; be sunny; be windy | hail; storm; be cloudy; be foggy
 warm: hot; cold; windy; humid | warm; chilly; sunny; dry
 unit: celsius; fahrenheit | kelvin
 news: {subject} {event_news}; {statement}; {statement}
-subject: the meeting; the party; the game; dinner; the flight | lunch; the concert; the class; the train
-event_news: is cancelled; starts at {clock}; will be late; was moved to {weekday} | is delayed; begins at {clock}; was great;
-  is on {weekday}
-statement: i will be there in {span}; i am on my way; the keys are on the table; i love the new house; dinner is ready; we
-  need more milk; i can not come {today}; happy birthday | i am stuck at work; the package has arrived; i forgot my wallet; we
-  are out of coffee; see you {today}; i am home in {span}; congratulations
-app: whatsapp; messenger; instagram | telegram; signal; slack
-group: family; soccer; book club; college friends; project team | neighbors; choir; chess; running; old classmates
-ordinal: first; last; second | third; latest
-reaction: heart; thumbs up; smile; laughing face | wave; sad face; star; clap
+subject: the meeting; the party; the game; dinner; the flight; the {activity} class; {name} | lunch; the concert; the train;
+  the movie; the {thing} tour
+event_news: is cancelled; starts at {clock}; will be late; was moved to {weekday}; needs {amount} {goods} | is delayed; begins
+  at {clock}; was great; is on {weekday}; costs {amount} dollars
+statement: i will be there in {span}; i am on my way; the {goods} are on the table; i love the {color} {goods}; the {food} is
+  ready; we need more {food}; i can not come {today}; happy birthday; {name} says hello; i saw {animals} near {city} | i am
+  stuck at work; the {goods} have arrived; i forgot my {goods}; we are out of {food}; see you {today}; i am home in {span};
+  congratulations; i met {name} in {city}
+app: whatsapp; messenger; instagram; skype | telegram; signal; slack
+group: family; {activity}; {color} {animals}; {city} friends; project {thing} | neighbors; {activity} club; old classmates;
+  the {animals}; {city} office
+ordinal: first; last; second; fourth | third; latest; fifth
+reaction: heart; thumbs up; smile; laughing face; kiss; fire | wave; sad face; star; clap
 place: {city}; {spot}; {spot}; GET_LOCATION: {mod} {CATEGORY_LOCATION=category}; GET_LOCATION: {SEARCH_RADIUS=near}
   {CATEGORY_LOCATION=category}; GET_LOCATION_HOME: {CONTACT=owner} house
 owner: {name}'s; GET_CONTACT: {CONTACT_RELATED=mine} {TYPE_RELATION=relation}'s
 mod: a; the | some; any
-near: the nearest; the closest | a nearby; the next
-category: gas station; hospital; coffee shop; parking garage; supermarket; pharmacy; post office; train station | bakery;
-  museum; police station; bookstore; car wash; drugstore; bus stop
-spot: central park; the airport; union square; the science museum; oak street; the harbor; main street; the football stadium;
-  lincoln high school; the old mill | river road; the city library; market square; the opera house; maple avenue; the ferry
-  terminal; washington bridge; the botanical garden
-vehicle: car; bus; train; foot | bike; taxi; subway
-obstacle: tolls; highways; the bridge; construction | ferries; traffic; the tunnel; accidents
-event: concerts; art shows; food festivals; movies; football games | plays; comedy shows; street fairs; lectures; wine
-  tastings
-meeting: a team lunch; the budget meeting; a video call; game night; a job interview; the yearly review; a picnic | a planning
-  session; a birthday dinner; the sales meeting; movie night; a phone call; a farewell party
+near: the nearest; the closest; the next | a nearby; the best
+category: gas station; hospital; coffee shop; parking garage; supermarket; pharmacy; post office; train station; gym; hotel;
+  bank; shoe store; library | bakery; museum; police station; bookstore; car wash; drugstore; bus stop; toy store
+spot: {thing} park; {surname} street; the {color} {building}; {city} airport; {tone} {thing} square; {surname} high school;
+  the {thing} {building} | {thing} road; {surname} avenue; the {building} of {city}; {color} {thing} plaza; {surname} college
+building: stadium; theater; mall; cathedral; market; hall; factory | opera house; gallery; castle; terminal; temple
+vehicle: car; bus; train; foot; plane | bike; taxi; subway; boat
+obstacle: tolls; highways; the bridge; construction; {city}; {surname} street | ferries; traffic; the tunnel; accidents;
+  {surname} avenue
+event: concerts; art shows; food festivals; movies; football games; {thing} festivals; {genre} nights | plays; comedy shows;
+  street fairs; lectures; wine tastings; {genre} concerts
+meeting: a team lunch; the budget meeting; a video call; game night; a job interview; a {activity} session; the {thing}
+  review; a picnic | a planning session; a birthday dinner; the sales meeting; movie night; a phone call; the {activity} party
 """

@@ -20,6 +20,9 @@ from .demo import demo
 from .drafters import drafters
 from .generate import generate
 from .info import info
+from .inspect import inspect
+from .report import report
+from .sweep import sweep
 from .train import exits, train
 
 
@@ -45,7 +48,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="For example:  selfspec generate 'Why is the sky blue?'",
 )
-for command in (generate, chat, info, drafters, demo, data, train, exits, bench):
+for command in (generate, chat, info, drafters, demo, data, train, exits, inspect, sweep, bench, report):
     app.command()(command)
 
 

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from . import common, options
+from .paper import run_paper, tables_known
+from .report import page_of
 
 if TYPE_CHECKING:
-    from ..bench.suite_run import Prepared
+    from ..bench.suite_run import Prepared, Wishes
 
 
 def _asking(*names: str, help: str) -> object:
@@ -34,6 +36,7 @@ def _result(*names: str, help: str) -> object:
 
 
 def bench(
+    ctx: typer.Context,
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP, metavar="[MODEL]")] = "demo",
     task: Annotated[
         list[str] | None, _asking("--task", help="NAME, from the hub, or NAME=PATH; give it again for more. --list shows them.")
@@ -67,7 +70,9 @@ def bench(
     fresh: Annotated[bool, _result("--fresh", help="Measure anew over a result that is there.")] = False,
     show: Annotated[Path | None, _result("--show", help="Measure nothing: print the tables of this JSON.")] = None,
     plot: Annotated[Path | None, _result("--plot", help="Measure nothing: draw this JSON, beside it as PNG.")] = None,
-    listing: Annotated[bool, _result("--list", help="Show tasks, engines and their methods.")] = False,
+    page: Annotated[Path | None, _result("--report", help="Write a self-contained page too: out.html.")] = None,
+    paper: Annotated[str | None, _asking("--paper", help="Measure a paper's table, e.g. layerskip-table2; see --list.")] = None,
+    listing: Annotated[bool, _result("--list", help="Show tasks, engines with methods, paper tables.")] = False,
 ) -> None:
     """Drafters and other engines next to plain decoding, in turns on the same questions, each compared token for token.
 
@@ -76,21 +81,36 @@ def bench(
     Example:  selfspec bench demo --task gsm8k=test.jsonl --methods "auto ngram" --sample 3
     """
     if listing or show is not None or plot is not None:
-        typer.echo(known() if listing else _reread(show, plot))
+        typer.echo(known() if listing else _reread(show, plot, page))
         return
-    from ..bench.suite_run import Wishes, prepare
+    from ..bench.suite_run import Wishes
 
     common.quiet_bars()
     wishes = Wishes(
         model, task or (), methods.split(), peers.split(), sample, skip_bad, chat, _numbers(contexts, "--contexts"), new_tokens,
         rounds, _numbers(batch, "--batch"), threads, dtype, device, temperature, top_p, seed, time_limit, costs, fresh,
     )  # fmt: skip
-    prepared = prepare(wishes, command_line(sys.argv[1:], [model, *(task or ())]), out)
-    _sit(prepared)
-    from ..bench.suite_report import markdown
+    command = command_line(sys.argv[1:], [model, *(task or ())])
+    target = run_paper(paper, wishes, _typed(ctx), command, out, _sit) if paper else _measure(wishes, command, out)
+    _write_page(target, page)
 
+
+def _measure(wishes: Wishes, command: str, out: Path | None) -> Path:
+    """A run, its tables and a last line of JSON; says where the result is."""
+    from ..bench.suite_report import markdown
+    from ..bench.suite_run import prepare
+
+    prepared = prepare(wishes, command, out)
+    _sit(prepared)
     typer.echo(markdown(prepared.run))
     typer.echo(json.dumps({"file": prepared.out.name, "turns": len(prepared.run.turns), "complete": prepared.run.complete}))
+    return prepared.out
+
+
+def _typed(ctx: typer.Context) -> frozenset[str]:
+    """The options that were given, not left at their defaults."""
+    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
+    return frozenset(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
 
 
 def _sit(prepared: Prepared) -> None:
@@ -132,7 +152,7 @@ def known() -> str:
             lines.append(
                 f"  {name:<12} " + "  ".join(f"{each}({', '.join(takes)})" if takes else each for each, takes in methods.items())
             )
-    return "\n".join([*lines, "", "Ours (--methods): selfspec drafters"])
+    return "\n".join([*lines, "", "Ours (--methods): selfspec drafters", "", "Paper tables (--paper):", *tables_known()])
 
 
 def _numbers(text: str, option: str) -> tuple[int, ...]:
@@ -141,7 +161,14 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
     return numbers(text, option)
 
 
-def _reread(show: Path | None, plot: Path | None) -> str:
+def _write_page(result: Path, page: Path | None) -> None:
+    """The result as a page, where one was asked for."""
+    if page is not None:
+        page.write_text(page_of(result), encoding="utf-8")
+        typer.echo(f"Written: {page}")
+
+
+def _reread(show: Path | None, plot: Path | None, page: Path | None) -> str:
     """Tables or a drawing of a result that was measured before."""
     from ..bench.suite_plot import draw
     from ..bench.suite_report import markdown
@@ -154,4 +181,5 @@ def _reread(show: Path | None, plot: Path | None) -> str:
         said.append(f"drew {picture.name}")
     if show is not None:
         said.append(markdown(load_suite(show)))
+        _write_page(show, page)
     return "\n".join(said)

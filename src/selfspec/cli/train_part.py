@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..train.part_run import PartReport, Watch
     from ..train.parts import Progress as Step
 
-PARTS = ("draft-head", "successors")
+PARTS = ("draft-head", "exit-adapter", "draft-lora", "successors")
 COUNTED = {"pairs", "states", "max_minutes", "length", "held_out", "plot"}  # what counting successors has use for
 
 _part = functools.partial(typer.Option, show_default=True, rich_help_panel=f"Small parts ({', '.join(PARTS)})")
@@ -35,11 +35,16 @@ _part = functools.partial(typer.Option, show_default=True, rich_help_panel=f"Sma
 
 @dataclass(frozen=True)
 class PartFlags:
-    """What becomes `HeadRecipe` and `PartOptions`, beside the flags that all recipes share: their own defaults hold."""
+    """What becomes the recipe of a part and `PartOptions`, beside the flags that all recipes share: their own defaults hold."""
 
     tap: Annotated[
-        list[int] | None, _part("--tap", help="Read the states after this layer; repeatable.", show_default="3 spread")
+        list[int] | None,
+        _part("--tap", help="draft-head: read the states after this layer; repeatable.", show_default="3 spread"),
     ] = None
+    exit: Annotated[
+        int | None, _part("--exit", min=1, show_default="a quarter", help="exit-adapter: layers that run before it.")
+    ] = None
+    blocks: Annotated[int | None, _part("--blocks", min=1, show_default="1", help="exit-adapter: how many blocks it has.")] = None
     vocabulary: Annotated[
         int | None, _part("--vocabulary", min=1, show_default="16384", help="How many tokens it can say, the likeliest ones.")
     ] = None
@@ -47,7 +52,7 @@ class PartFlags:
         str | None, _part("--start", show_default="last-layer", help="First weights: last-layer (the model's own) or random.")
     ] = None
     start_from: Annotated[Path | None, _part("--start-from", help="Begin with this trained part's weights.")] = None
-    ahead: Annotated[int | None, _part("--ahead", min=1, show_default="3", help="Drafts in a row that are trained.")] = None
+    ahead: Annotated[int | None, _part("--ahead", min=1, show_default="3", help="draft-head: drafts in a row.")] = None
     batch_tokens: Annotated[int | None, _part("--batch-tokens", min=1, show_default="2048", help="Tokens of a step.")] = None
     others: Annotated[
         int | None,
@@ -55,6 +60,16 @@ class PartFlags:
     ] = None
     noise: Annotated[float | None, _part("--noise", show_default="0.05", help="Random noise on the states.")] = None
     measured: Annotated[int | None, _part("--measured", min=1, show_default="64", help="Held-out answers to measure on.")] = None
+    skip_attention: Annotated[
+        list[int] | None, _part("--skip-attention", help="draft-lora: skip this layer's attention while drafting; repeatable.")
+    ] = None
+    skip_mlp: Annotated[
+        list[int] | None, _part("--skip-mlp", help="draft-lora: skip this layer's MLP while drafting; repeatable.")
+    ] = None
+    skip_share: Annotated[
+        float | None, _part("--skip-share", show_default="0.5", help="draft-lora: without lists, skip this share of the layers.")
+    ] = None
+    rank: Annotated[int | None, _part("--rank", min=1, show_default="16", help="draft-lora: rank of its matrices.")] = None
     pairs: Annotated[
         int | None, _part("--pairs", min=1, show_default="100000", help="Successors: how many pairs of tokens to keep.")
     ] = None
@@ -75,28 +90,49 @@ class PartFlags:
                 )
 
 
+# Flags that some kinds of parts alone know.
+ONLY = {
+    "tap": ("draft-head",),
+    "ahead": ("draft-head",),
+    "exit": ("exit-adapter",),
+    "blocks": ("exit-adapter",),
+    "start": ("draft-head", "exit-adapter"),
+    "noise": ("draft-head", "exit-adapter"),
+    "skip_attention": ("draft-lora",),
+    "skip_mlp": ("draft-lora",),
+    "skip_share": ("draft-lora",),
+    "rank": ("draft-lora",),
+    "pairs": ("successors",),
+}
+
+
 def train_part(
     kind: str, model: str, data: Sequence[str], out: Path, shared: dict[str, Any], flags: PartFlags, as_json: bool
 ) -> None:
     """Train a part of that kind. `shared`: values of flags that all recipes have; None is the part's own default."""
-    wishes = {**shared, **vars(flags), "layers": None if flags.tap is None else tuple(flags.tap)}
+    lists = {"layers": flags.tap, "skip_attention": flags.skip_attention, "skip_mlp": flags.skip_mlp}
+    wishes = {**shared, **vars(flags), **{name: None if found is None else tuple(found) for name, found in lists.items()}}
     with _Shown() as shown:
-        report = (_count if kind == "successors" else _train_head)(model, data, out, wishes, shown.watch())
+        make = _count if kind == "successors" else functools.partial(_train, kind)
+        report = make(model, data, out, wishes, shown.watch())
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
     else:
         _say(report, model, out)
 
 
-def _train_head(model: str, data: Sequence[str], out: Path, wishes: dict[str, Any], watch: Watch) -> PartReport:
+def _train(kind: str, model: str, data: Sequence[str], out: Path, wishes: dict[str, Any], watch: Watch) -> PartReport:
     from ..train.draft_head import HeadRecipe
-    from ..train.part_run import train_draft_head
+    from ..train.draft_lora import LoraRecipe
+    from ..train.exit_adapter import AdapterRecipe
+    from ..train.part_run import train_small_part
     from ..train.parts import PartOptions
 
-    _refuse(wishes, {"pairs"}, "draft-head")
-    recipe, options = HeadRecipe(**_given(HeadRecipe, wishes)), PartOptions(**_given(PartOptions, wishes))
+    recipe_of: Any = {"draft-head": HeadRecipe, "exit-adapter": AdapterRecipe, "draft-lora": LoraRecipe}[kind]
+    _refuse(wishes, {name for name, only in ONLY.items() if kind not in only}, kind)
+    recipe, options = recipe_of(**_given(recipe_of, wishes)), PartOptions(**_given(PartOptions, wishes))
     more = {name: wishes[name] for name in ("length", "held_out", "states", "start_from", "plot") if wishes[name] is not None}
-    return train_draft_head(model, data, out, recipe=recipe, options=options, watch=watch, **more)
+    return train_small_part(model, data, out, recipe=recipe, options=options, watch=watch, **more)
 
 
 def _count(model: str, data: Sequence[str], out: Path, wishes: dict[str, Any], watch: Watch) -> PartReport:

@@ -21,6 +21,7 @@ from ..contract import Budget, Draft, ExitState
 from ..draws import DRAFT, invert, uniform
 from ..errors import OptionError
 from ..model.cache import Place, Span
+from ..model.partial_head import PartialHead
 from ..model.plan import LayerPlan
 from .base import Drafting, Scene
 
@@ -29,26 +30,30 @@ class ChainDrafting(Drafting):
     """Drafts chains with part of the model, on the generation's own cache.
 
     `vocabulary`, `tokens`: score only that many of the most frequent tokens, and these, and those of the prompts, from which much
-    is copied; without both all tokens are scored.
+    is copied; without both all tokens are scored. `vocabulary` may also be a part's own choice.
     `sample`: under sampling, draw drafts independently of the target's own draws and report what they were drawn from.
     """
 
-    def __init__(self, scene: Scene, vocabulary: int = 0, sample: bool = False, tokens: Sequence[int] = ()) -> None:
+    def __init__(self, scene: Scene, vocabulary: int | PartialHead = 0, sample: bool = False, tokens: Sequence[int] = ()) -> None:
         size = scene.model.shape.vocabulary
-        if not 0 <= vocabulary <= size:
-            raise OptionError(f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores all of it")
         outside = [token for token in tokens if not 0 <= token < size]
         if outside:
             raise OptionError(
                 f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it could never be drafted; "
                 "make the list with this model's tokenizer"
             )
+        if isinstance(vocabulary, PartialHead):
+            self._partial: PartialHead | None = vocabulary
+        elif not 0 <= vocabulary <= size:
+            raise OptionError(f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores all of it")
+        else:
+            part = vocabulary < size and (vocabulary or tokens)
+            self._partial = scene.model.partial_head(vocabulary, tokens).joined_by(chain(*scene.prompts)) if part else None
         self.scene, self.cache = scene, scene.cache
         self._ends = scene.ends or [frozenset[int]()] * len(scene.prompts)
         self._sample = sample and not all(sampler.params.greedy for sampler in scene.samplers)
         self._drawn_from: dict[int, list[Tensor]] = {}  # of each row: the distribution of each of its drafts
-        part = vocabulary < size and (vocabulary or tokens)
-        self._partial = scene.model.partial_head(vocabulary, tokens).joined_by(chain(*scene.prompts)) if part else None
+        self.reads_wait = scene.model.device.type != "cpu"  # whether reading a token means waiting for the device
 
     @abstractmethod
     def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
@@ -63,6 +68,9 @@ class ChainDrafting(Drafting):
         return Draft(tokens)
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        plain = not self._sample and all(self.scene.samplers[row].plain for row in rows)
+        if self.reads_wait and plain and budget.threshold is None:
+            return self.finish(self._unread(rows, texts, budget.tokens), rows)
         drafted: list[list[int]] = [[] for _ in rows]
         self._drawn_from = {row: [] for row in rows}
         active = [index for index, most in enumerate(budget.tokens) if most > 0]
@@ -84,15 +92,42 @@ class ChainDrafting(Drafting):
         draft = self.finish(drafted, rows)
         return replace(draft, probs=[self._distributions(row) for row in rows]) if self._sample else draft
 
+    def _unread(self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> list[list[int]]:
+        """Greedy drafts of lengths that are known: nothing has to be decided on the way, so a GPU's tokens are read once, at the
+        end. A few may stand behind an end of sequence, which is cheaper than to look after each."""
+        steps: list[tuple[list[int], Tensor]] = []
+        for depth in range(max(most, default=0)):
+            active = [index for index, tokens in enumerate(most) if tokens > depth]
+            if depth == 0:
+                last = torch.tensor([texts[i][-1] for i in active], device=self.scene.model.device)
+            elif len(active) < len(last):
+                last = last[[steps[-1][0].index(i) for i in active]]
+            slots = [self.slot(rows[i], len(texts[i]) + depth) for i in active]
+            place = self.cache.place_at([Span(rows[i], slot, 1) for i, slot in zip(active, slots, strict=True)])
+            last = self._best(self._logits(self.hidden(last, place, [rows[i] for i in active])))
+            steps.append((active, last))
+        drafted: list[list[int]] = [[] for _ in rows]
+        read = iter(torch.cat([tokens for _, tokens in steps]).tolist() if steps else ())
+        for active, _ in steps:
+            for i in active:
+                drafted[i].append(next(read))
+        return drafted
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self._partial(x) if self._partial else self.scene.model.head(x)
+
+    def _best(self, logits: Tensor) -> Tensor:
+        best = logits.argmax(-1)
+        return self._partial.tokens[best] if self._partial else best
+
     def _choose(
         self, x: Tensor, rows: Sequence[int], contexts: Sequence[Sequence[int]], threshold: float | None
     ) -> tuple[list[int], list[bool]]:
-        logits = self._partial(x) if self._partial else self.scene.model.head(x)
+        logits = self._logits(x)
         sure = [True] * len(rows) if threshold is None else (logits.float().softmax(-1).amax(-1) >= threshold).tolist()
         samplers = [self.scene.samplers[row] for row in rows]
         if not self._sample and all(sampler.plain for sampler in samplers):
-            best = logits.argmax(-1)
-            return (self._partial.tokens[best] if self._partial else best).tolist(), sure
+            return self._best(logits).tolist(), sure
         if self._partial:  # penalties and biases speak of the whole vocabulary
             whole = logits.new_full((len(rows), self.scene.model.shape.vocabulary), -torch.inf)
             whole[:, self._partial.tokens] = logits
@@ -127,7 +162,7 @@ class PartDrafting(ChainDrafting):
         self,
         scene: Scene,
         plan: LayerPlan | None,
-        vocabulary: int = 0,
+        vocabulary: int | PartialHead = 0,
         reuse: bool = True,
         sample: bool = False,
         tokens: Sequence[int] = (),

@@ -10,24 +10,22 @@ tree grown by cumulative probability). Does not know how the head was trained.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ..contract import Budget, Draft, Outcome
 from ..errors import OptionError
-from ..model.adapter import PREFILL_CHUNK, LayeredModel
-from ..model.cache import Place, Span
-from ..model.extras import Part, find_part
-from ..model.partial_head import PartialHead
+from ..model.adapter import LayeredModel
+from ..model.cache import Place
+from ..model.extras import Part, find_part, partial_head_of, ready
 from ..model.small import BlockSize, Stack, blocks_of
-from ..model.taps import Taps
 from .base import Drafter, Drafting, Scene
 from .chain import ChainDrafting
+from .entries import Entries
 from .grown import Beam, place_of
 
 
@@ -52,7 +50,8 @@ class DraftHead(Drafter):
             raise OptionError(f"sample=True draws chains, and width={self.width} asks for a tree; leave one of them out")
 
     def start(self, scene: Scene) -> Drafting:
-        return _Drafting(scene, _head_of(find_part(self.part, "draft-head", scene.model), scene.model), self.width, self.sample)
+        part = find_part(self.part, "draft-head", scene.model)
+        return _Drafting(scene, ready(part, scene.model, _Head), self.width, self.sample)
 
 
 class _Head:
@@ -61,7 +60,7 @@ class _Head:
     def __init__(self, part: Part, model: LayeredModel) -> None:
         self.layers = tuple(part.settings["layers"])
         self.stack = Stack(blocks_of(BlockSize(**part.settings["block"]), part.tensors, 1), model)
-        self.rows = PartialHead(model, part.tensors["vocabulary"].to(model.device).long())
+        self.rows = partial_head_of(part, model)
         width = model.shape.width
         enter, again = (part.tensors[name].to(model.device, model.dtype) for name in ("enter.weight", "again.weight"))
         self._enter = self.stack.ops.linear([enter], [None])
@@ -81,120 +80,59 @@ class _Head:
         return self.stack.unit(self._model.embed(tokens))
 
 
-_ready: WeakKeyDictionary[LayeredModel, dict[int, tuple[Part, _Head]]] = WeakKeyDictionary()
-
-
-def _head_of(part: Part, model: LayeredModel) -> _Head:
-    """The part's head, packed once for a model."""
-    kept = _ready.setdefault(model, {})
-    if id(part) not in kept:
-        kept[id(part)] = part, _Head(part, model)
-    return kept[id(part)][1]
-
-
-@dataclass
-class _Known:
-    """What a row's part of the head's cache stands for: its slot 0 is entry `first` of the text; `held` entries are of kept text.
-    Entry i is token i + 1 with the states at token i; `waiting` are states of entries not read yet."""
-
-    first: int = 0
-    held: int = 0
-    waiting: Tensor | None = None
-
-    @property
-    def end(self) -> int:
-        return self.first + self.held + (0 if self.waiting is None else len(self.waiting))
-
-
 class _Drafting(ChainDrafting):
+    """Entry i of the text is token i + 1 with the states at token i."""
+
     def __init__(self, scene: Scene, head: _Head, width: int, sample: bool) -> None:
-        super().__init__(scene, sample=sample)
-        self._head, self._width, self._partial = head, width, head.rows
-        self._taps = Taps(head.layers)
-        self.taps = [self._taps]
+        super().__init__(scene, head.rows, sample)
+        self._head, self._width = head, width
         self.cache = head.stack.new_cache(len(scene.prompts), max(map(len, scene.prompts)) + 64)
-        self._known = [_Known() for _ in scene.prompts]
+        self._entries = Entries(head.layers, self.cache)
+        self.taps = [self._entries.taps]
         self._own: dict[int, Tensor] = {}  # of each row: the output for its last entry, (1, width)
 
-    # ------------------------------------------------------------------------------------------------ what is known of texts
-
     def observe(self, outcome: Outcome) -> None:
-        """Take over the states of what was kept; those of rejected drafts are dropped."""
-        paths = {}
-        for row, text, kept, accepted in zip(outcome.rows, outcome.texts, outcome.kept, outcome.accepted, strict=True):
-            begin = len(text) - len(kept) - 1  # the slot of what was the last token
-            paths[row, begin] = [0, *(index + 1 for index in accepted)][: len(kept)]
-        self._gather(paths)
-
-    def _gather(self, paths: dict[tuple[int, int], list[int]]) -> None:
-        """Sort new states by rows. Of a verification (a span that begins where a path does) the path counts, else all."""
-        for place, states in self._taps.take():
-            pieces = states.split([span.count for span in place.spans])
-            for span, piece in zip(place.spans, pieces, strict=True):
-                path = paths.get((span.row, span.first))
-                self._add(span.row, span.first, piece if path is None else piece[path])
-
-    def _add(self, row: int, first: int, states: Tensor) -> None:
-        """States of the tokens from `first` on. After a gap (a prompt's beginning that was cached) the head begins anew."""
-        known = self._known[row]
-        if known.end != first:
-            known.first, known.held, known.waiting = first, 0, None
-            self.cache.rollback(row, 0)
-        known.waiting = states if known.waiting is None else torch.cat([known.waiting, states])
-
-    # ------------------------------------------------------------------------------------------------------------- drafting
+        self._entries.observe(outcome)
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        self._gather({})
+        self._entries.gather()
         most = [
-            tokens if self._known[row].end == len(text) - 1 else 0
+            tokens if self._entries[row].end == len(text) - 1 else 0
             for row, text, tokens in zip(rows, texts, budget.tokens, strict=True)
         ]
         asked = [index for index, tokens in enumerate(most) if tokens]
-        self._own = {}
-        self._read([rows[i] for i in asked], [texts[i] for i in asked])
+        self._read({rows[i]: texts[i] for i in asked})
         budget = Budget(most, budget.threshold)
         draft = super().propose(rows, texts, budget) if self._width == 1 else self._grow(rows, asked, budget)
-        for row in rows:
-            self.cache.rollback(row, self._known[row].held)
+        self._entries.forget_drafts(rows)
         return draft
 
     def slot(self, row: int, length: int) -> int:
-        return length - 2 - self._known[row].first
+        return length - 2 - self._entries[row].first
 
     def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
         """The first guess follows from the kept text, which has been read; the others from guesses."""
         own = torch.cat([self._own[row] for row in rows])
-        if int(place.slots[0]) >= self._known[rows[0]].held:
+        if int(place.slots[0]) >= self._entries[rows[0]].held:
             own = self._head.stack.run(self._head.again(tokens, own), self.cache, place)
             self._own.update(zip(rows, own.split(1), strict=True))
         return own
 
-    def _read(self, rows: Sequence[int], texts: Sequence[Sequence[int]]) -> None:
-        """Bring the head's cache up to the kept text, all rows together, so many entries at a time."""
-        while left := [(row, text) for row, text in zip(rows, texts, strict=True) if self._known[row].waiting is not None]:
-            room, spans, states = PREFILL_CHUNK, [], []
+    def _read(self, texts: Mapping[int, Sequence[int]]) -> None:
+        """Bring the head's cache up to the kept text."""
+        self._own = {}
+        for unread in self._entries.unread(list(texts)):
             tokens: list[int] = []
-            for row, text in left:
-                known = self._known[row]
-                assert known.waiting is not None
-                count = min(room, len(known.waiting))
-                room -= count
-                begin = known.first + known.held + 1
-                spans.append(Span(row, known.held, count))
-                tokens += text[begin : begin + count]
-                states.append(known.waiting[:count])
-                known.held += count
-                known.waiting = known.waiting[count:] if count < len(known.waiting) else None
-            spans = [span for span in spans if span.count]
-            x = self._head.enter(torch.tensor(tokens, device=self.scene.model.device), torch.cat(states))
-            x = self._head.stack.run(x, self.cache, self.cache.place_at(spans))
-            for span, piece in zip(spans, x.split([span.count for span in spans]), strict=True):
+            for span, begin in zip(unread.spans, unread.begins, strict=True):
+                tokens += texts[span.row][begin + 1 : begin + 1 + span.count]
+            x = self._head.enter(torch.tensor(tokens, device=self.scene.model.device), unread.states)
+            x = self._head.stack.run(x, self.cache, self.cache.place_at(unread.spans))
+            for span, piece in zip(unread.spans, x.split([span.count for span in unread.spans]), strict=True):
                 self._own[span.row] = piece[-1:]
 
     def _grow(self, rows: Sequence[int], asked: Sequence[int], budget: Budget) -> Draft:
         """Trees: at each depth the likeliest guesses of every row are read together."""
-        beams = [Beam(rows[i], self._known[rows[i]].held, budget.tokens[i], self._width, budget.threshold) for i in asked]
+        beams = [Beam(rows[i], self._entries[rows[i]].held, budget.tokens[i], self._width, budget.threshold) for i in asked]
         live, own = beams, [self._own[beam.row] for beam in beams]
         while live:
             chances, best = self._head.rows(torch.cat(own)).float().softmax(-1).topk(self._width)

@@ -5,23 +5,28 @@ over the layers. Source: Draft & Verify, section 3.2 (a vector z of 2 L halves) 
 a search over z was needed: the strategies gained little, and this is a place to put what such a search finds, it does not
 search. Does not know tuning.
 
-Layers before the first skip compute what the whole model computes, so verification goes on after them.
+Layers before the first skip compute what the whole model computes, so verification goes on after them. Not so with a part: small
+trained matrices beside the linears, on only while drafting (ours), which let more be skipped.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ..errors import OptionError, nearest
+from ..model.extras import Part, find_part, partial_head_of, ready
 from ..model.families import Shape
+from ..model.lora import lora_view
 from ..model.plan import LayerPlan
 from .base import Drafter, Drafting, Scene
 from .chain import PartDrafting
+from .second import SecondDrafting
 
 SCHEMA_VERSION = 1
 
@@ -49,14 +54,20 @@ class LayerSkip(Drafter):
     reuse: bool = True
     """Let verification go on from the draft's states before the first skip; False runs all layers again, for comparison."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all of them."""
+    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all of them, or the part's own."""
+    part: str | os.PathLike[str] | Part | None = None
+    """Folder of a draft-lora that was trained for this model: it says what to skip, and is on only while drafting."""
 
     def __post_init__(self) -> None:
         listed = bool(self.attention or self.mlp)
         if listed and self.profile:
             raise OptionError(f"profile {self.profile!r} and lists of layers both say what to skip; give one of them")
-        if listed or self.profile:
+        if listed or self.profile or self.part is not None:
             self._refuse_unused()
+        if self.part is not None and (listed or self.profile or self.vocabulary):
+            raise OptionError(
+                "a part says itself which layers are skipped and which tokens it can say; leave out lists, profile and vocabulary"
+            )
         if self.strategy not in STRATEGIES:
             raise OptionError(f"there is no strategy {self.strategy!r}; {nearest(self.strategy, STRATEGIES)}")
         for option in ("attention_share", "mlp_share"):
@@ -75,6 +86,8 @@ class LayerSkip(Drafter):
                 )
 
     def start(self, scene: Scene) -> Drafting:
+        if self.part is not None:
+            return _with_lora(scene, find_part(self.part, "draft-lora", scene.model))
         plan = LayerPlan.skipping(scene.model.layers, *self.skipped(scene.model.shape))
         if not (plan.skipped_attention or plan.skipped_mlp):
             raise OptionError(
@@ -91,6 +104,15 @@ class LayerSkip(Drafter):
         choose, dice = STRATEGIES[self.strategy], random.Random(self.seed)
         counts = [round(share * shape.layers) for share in (self.attention_share, self.mlp_share)]
         return tuple(choose(shape.layers, counts[0], dice)), tuple(choose(shape.layers, counts[1], dice))
+
+
+def _with_lora(scene: Scene, part: Part) -> Drafting:
+    """Draft with a view of the model that has the part's matrices. It no longer computes what the model computes, so it has keys
+    and values of its own and nothing is reused."""
+    view, rows = ready(part, scene.model, lora_view), ready(part, scene.model, partial_head_of)
+    plan = LayerPlan.skipping(view.layers, part.settings["attention"], part.settings["mlp"])
+    cache = view.new_cache(len(scene.prompts), max(map(len, scene.prompts)) + 64)
+    return SecondDrafting(replace(scene, model=view, cache=cache), rows, plan)
 
 
 def _uniform(layers: int, count: int, _: random.Random) -> Iterable[int]:

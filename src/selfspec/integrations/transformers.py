@@ -38,6 +38,7 @@ from ..draft.base import Drafter
 from ..engine import Generation
 from ..errors import OptionError, UnsupportedModel
 from ..model.adapter import LayeredModel
+from ..model.linear import plain_tensors
 from ..sampling import Sampler, SamplingParams
 from ..text import CriteriaWatch
 
@@ -334,7 +335,7 @@ def _weights(model: PreTrainedModel) -> list[tuple[int, int, tuple[float, ...]]]
     """Where each weight lies, how often it was written to, and a few of its values: writing through `.data`, as adapters
     do when they are merged, is not counted."""
     marks = []
-    for weight in model.parameters():
+    for weight in (plain for parameter in model.parameters() for plain in plain_tensors(parameter)):
         flat = weight.detach().reshape(-1)
         few = flat[:: max(1, flat.numel() // _SAMPLED)].tolist()
         marks.append((weight.data_ptr(), -1 if weight.is_inference() else weight._version, tuple(few)))

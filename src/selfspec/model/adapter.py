@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -37,10 +37,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PREFILL_CHUNK = 512
-
 _BY_MODULES = (
-    "products are left to modules of kind {0}, which keep their own weights; how fast they are with several tokens is up to "
-    "them, and a token's last bits may depend on what is computed beside it"
+    "products are left to modules of kind {0}, which keep their own weights; their speed with several tokens is up to them, and "
+    "a token's last bits may depend on what is computed beside it"
 )
 _SHORTENED = (
     "this model rotates positions by other frequencies once a text is longer than {0} tokens (longrope), and all of the text "
@@ -116,17 +115,14 @@ class LayeredModel:
             return f"no: {reason}"
         return f"yes, as CUDA graphs ({self._steps.recorded} so far)"
 
-    @contextmanager
-    def eagerly(self) -> Iterator[None]:
+    def eagerly(self) -> AbstractContextManager[None]:
         """For measuring: meanwhile steps run as they are written, without recordings."""
-        if self._steps is None:
-            yield
-            return
-        before, self._steps.paused = self._steps.paused, True
-        try:
-            yield
-        finally:
-            self._steps.paused = before
+        return self._steps.pausing() if self._steps else nullcontext()
+
+    def wait(self) -> None:
+        """Until the device has done what it was given; for whoever takes times."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
 
     def free_idle(self) -> None:
         """Give back the memory that only waits for the next generation."""
@@ -273,7 +269,9 @@ class LayeredModel:
 
     def logits(self, x: Tensor, heads: tuple[Linear, ...]) -> Tensor:
         """The last norm, these products side by side, and what the model does to its logits."""
-        return self._steps.head(partial(self._score, heads=heads), heads, x) if self._steps else self._score(x, heads)
+        if self._steps is None or len(heads) > 1:  # those were put together for one request: not worth a step, nor kept for one
+            return self._score(x, heads)
+        return self._steps.head(partial(self._score, heads=heads), heads, x)
 
     def _score(self, x: Tensor, heads: tuple[Linear, ...]) -> Tensor:
         scales, normed = self.shape.scales, self._finish(x)
@@ -288,10 +286,17 @@ class LayeredModel:
         the same time, each on caches of its own. The model itself if there is nothing to leave out."""
         if all(without_low_rank(linear) is linear for linear in self.linears):
             return self
-        other = copy(self)
-        other.blocks = [block.with_linears(without_low_rank) for block in self.blocks]
+        other = self.with_blocks([block.with_linears(without_low_rank) for block in self.blocks])
         other._head, other._partial_heads = without_low_rank(self._head), {}
-        other._open_steps()  # a recording has the adapters' products in it
+        return other
+
+    def with_blocks(self, blocks: Sequence[Block]) -> LayeredModel:
+        """A second view of this model, with these blocks in place of its own."""
+        other = copy(self)
+        other.blocks = list(blocks)
+        other._open_steps()  # a recording has the blocks' products in it
+        if other._steps and self._steps:
+            other._steps.reason = self._steps.reason
         return other
 
     def partial_head(self, size: int, more: Iterable[int] = ()) -> PartialHead:

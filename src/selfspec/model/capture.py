@@ -12,7 +12,8 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -119,6 +120,15 @@ class StepRunner:
             for key in [key for key in self._steps if key[0] == storage.number]:
                 self._release(key)
 
+    @contextmanager
+    def pausing(self) -> Iterator[None]:
+        """Meanwhile steps just run."""
+        before, self.paused = self.paused, True
+        try:
+            yield
+        finally:
+            self.paused = before
+
     def give_up(self, reason: str) -> None:
         """Record nothing any more, and replay nothing."""
         self.reason, self.paused = reason, True
@@ -154,6 +164,8 @@ class StepRunner:
             self._release(recorded[0])
         try:
             step.recording = self.recorder.record(work)
+        except torch.OutOfMemoryError:
+            raise  # the user's to solve; the next step may be recorded
         except RuntimeError as error:
             self.recorder.wait()  # raises if the device itself is broken
             self.give_up(f"recording a step failed: {next(iter(str(error).splitlines()), type(error).__name__)}")

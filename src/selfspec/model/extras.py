@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 import safetensors
 import torch
@@ -22,11 +24,13 @@ from torch import Tensor
 
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from .adapter import LayeredModel
+from .partial_head import PartialHead
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
 KINDS = ("draft-head", "exit-adapter", "draft-lora", "successors")
 SHIPPED = Path(__file__).parent.parent / "parts"  # a folder for each part that comes with the package
+T = TypeVar("T")
 _NEAR = 0.05  # relative distance of two signatures of one model: bfloat16 gives 0.01, another model about 1
 
 
@@ -96,22 +100,57 @@ def find_part(source: str | os.PathLike[str] | Part | None, kind: str, model: La
     """The part that was named, by folder or shipped name, or without a name the shipped one for this model."""
     if source is None:
         return _shipped_for(kind, model)
-    if not isinstance(source, Part):
-        shipped = SHIPPED / source if isinstance(source, str) and (SHIPPED / source / DESCRIPTION).is_file() else None
-        source = load_part(shipped or source)
-    source.require(kind, model)
-    return source
+    if isinstance(source, Part):
+        source.require(kind, model)
+        return source
+    shipped = SHIPPED / source if isinstance(source, str) and (SHIPPED / source / DESCRIPTION).is_file() else None
+    return _loaded(shipped or Path(source), kind, model)
+
+
+_parts: WeakKeyDictionary[LayeredModel, dict[tuple[str, str, int], Part]] = WeakKeyDictionary()
+
+
+def _loaded(folder: Path, kind: str, model: LayeredModel) -> Part:
+    """The part in a folder, read and compared with the model once, and again when it was written anew."""
+    about = folder.expanduser() / DESCRIPTION
+    key = str(about), kind, about.stat().st_mtime_ns if about.is_file() else 0
+    kept = _parts.setdefault(model, {})
+    if key not in kept:
+        part = load_part(folder)
+        part.require(kind, model)
+        kept[key] = part
+    return kept[key]
 
 
 def _shipped_for(kind: str, model: LayeredModel) -> Part:
     own = signature(model)
     for folder in shipped_parts():
-        part = load_part(folder)
-        if part.kind == kind and not unlike(part.base, own):
-            return part
+        about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        if about["kind"] == kind and not unlike(about["base"], own):
+            return _loaded(folder, kind, model)
     raise OptionError(
         f"no {kind} for this model comes with selfspec, so it needs part=FOLDER; train one: selfspec train MODEL --recipe {kind}"
     )
+
+
+_ready: WeakKeyDictionary[LayeredModel, dict[tuple[int, object], tuple[Part, Any]]] = WeakKeyDictionary()
+_making = threading.Lock()
+
+
+def ready(part: Part, model: LayeredModel, kind: Callable[[Part, LayeredModel], T]) -> T:
+    """`kind(part, model)`, made once for a model and kept as long as that."""
+    with _making:
+        kept = _ready.setdefault(model, {})
+        key = id(part), kind
+        if key not in kept:
+            kept[key] = part, kind(part, model)  # holding the part keeps its id from being another's
+        made: T = kept[key][1]
+        return made
+
+
+def partial_head_of(part: Part, model: LayeredModel) -> PartialHead:
+    """The rows of the model's head that the part can say."""
+    return PartialHead(model, part.tensors["vocabulary"].to(model.device).long())
 
 
 # ----------------------------------------------------------------------------------------------------- recognising a base

@@ -150,7 +150,7 @@ class ModuleLinear(Linear):
     @property
     def bytes(self) -> int:
         held = [*self._module.parameters(), *self._module.buffers()]
-        return sum(each.untyped_storage().nbytes() if type(each.data) is Tensor else stored_bytes(each) for each in held)
+        return sum(plain.nbytes for each in held for plain in plain_tensors(each))
 
 
 def kind_of(module: nn.Module) -> str:
@@ -158,12 +158,12 @@ def kind_of(module: nn.Module) -> str:
     return type(module.weight.data).__name__ if type(module) is nn.Linear else type(module).__name__
 
 
-def stored_bytes(weight: Tensor) -> int:
-    """Bytes of a tensor that is made of others, as quantisation libraries make them."""
-    if not hasattr(weight, "__tensor_flatten__"):
-        return weight.nbytes
+def plain_tensors(weight: Tensor) -> list[Tensor]:
+    """The tensors that hold a weight's numbers: itself, or those that it is made of, as quantisation libraries do."""
+    if type(weight.data) is Tensor or not hasattr(weight, "__tensor_flatten__"):
+        return [weight]
     names, _ = weight.__tensor_flatten__()
-    return sum(stored_bytes(getattr(weight, name)) for name in names)
+    return [plain for name in names for plain in plain_tensors(getattr(weight, name))]
 
 
 class JoinedLinear(Linear):
@@ -180,6 +180,8 @@ class JoinedLinear(Linear):
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         out = torch.cat([linear(x) for linear in self.linears], dim=1)
         if self._order is not None:
+            if self._order.device != x.device:  # once: a step that is recorded cannot bring it there
+                self._order = self._order.to(x.device)
             out = out[:, self._order]
         return out if residual is None else residual + out
 

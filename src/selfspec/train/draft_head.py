@@ -15,13 +15,12 @@ from torch import Tensor
 
 from ..errors import OptionError
 from ..model.adapter import LayeredModel
-from ..model.extras import Part
 from ..model.families import Family, Shape
 from ..model.parts import module
-from ..model.small import BlockSize
+from ..model.small import BlockSize, SmallBlock
 from ..model.taps import Taps
 from .head_net import Drafted, Ends, HeadNet, roots_of
-from .parts import PartOptions, precision
+from .parts import PartOptions, SmallPart, precision
 
 STARTS = ("last-layer", "random")
 
@@ -37,8 +36,10 @@ class HeadRecipe:
     start: str = "last-layer"
     """Where the block's weights come from: last-layer, the model's own last layer, or random."""
 
-    def resolved(self, shape: Shape) -> tuple[int, ...]:
-        """The layers for a model of that shape."""
+    kind = "draft-head"
+
+    def taps(self, shape: Shape) -> tuple[int, ...]:
+        """The layers whose states are needed, for a model of that shape."""
         layers = self.layers or tuple(sorted({shape.layers // 4, shape.layers // 2, shape.layers - 1}))
         outside = [layer for layer in layers if not 0 <= layer < shape.layers]
         if outside or not self.vocabulary > 0 or self.start not in STARTS:
@@ -48,9 +49,16 @@ class HeadRecipe:
             )
         return layers
 
+    def training(
+        self, network: Any, family: Family, shape: Shape, vocabulary: Tensor, scale: float, options: PartOptions
+    ) -> HeadTraining:
+        return HeadTraining(network, family, shape, self, vocabulary, scale, options)
 
-class HeadTraining:
+
+class HeadTraining(SmallPart):
     """A draft head under training."""
+
+    kind = "draft-head"
 
     def __init__(
         self,
@@ -63,14 +71,18 @@ class HeadTraining:
         options: PartOptions,
     ) -> None:
         self._options, self._device = options, vocabulary.device
-        self.layers = recipe.resolved(shape)
+        self.layers = recipe.taps(shape)
         self.ends = Ends(network, family, shape, vocabulary)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
-            self.net = HeadNet(size_of(network, shape), len(self.layers), shape.context)
+            self._net = HeadNet(size_of(network, shape), len(self.layers), shape.context)
             if recipe.start == "last-layer":
-                begin_as_last_layer(self.net, network, family, scale)
-        self.net.to(self._device)
+                begin_as_last_layer(self._net, network, family, scale)
+        self._net.to(self._device)
+
+    @property
+    def net(self) -> HeadNet:
+        return self._net
 
     def drafted(self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool) -> Drafted:
         batch = {name: values.to(self._device) for name, values in batch.items()}
@@ -86,14 +98,6 @@ class HeadTraining:
         with precision(self._options, self._device):
             found: Drafted = self.net(self.ends, batch, roots, ahead, candidates, measure)
         return found
-
-    def begin_with(self, part: Part) -> None:
-        """Start from an earlier part's weights. Its vocabulary need not be the same; layers and block have to be."""
-        if part.kind != "draft-head" or dict(part.settings) != self.settings():
-            raise OptionError(
-                f"a {part.kind} with {dict(part.settings)} cannot begin a draft-head with {self.settings()}; ask for its settings"
-            )
-        self.net.load_state_dict({name: part.tensors[name].float() for name in self.net.state_dict()})
 
     def tensors(self) -> dict[str, Tensor]:
         """What a part stores, in half precision."""
@@ -116,15 +120,20 @@ def size_of(network: Any, shape: Shape) -> BlockSize:
 def begin_as_last_layer(net: HeadNet, network: Any, family: Family, scale: float) -> None:
     """The block is the model's last layer, and `enter` hands it the last tap, as large as what that layer is used to; embeddings
     and other taps come in small."""
-    last = list(module(network, family.layers).children())[-1]
-    theirs = dict(last.named_parameters())
-    for name, parameter in net.blocks[0].named_parameters():
-        if name in theirs and theirs[name].shape == parameter.shape:
-            parameter.copy_(theirs[name])
+    copy_layer(net.block(0), network, family, -1)
     width = net.size.width
     net.enter.weight.mul_(0.3 * scale)
     net.enter.weight[:, -width:] += scale * torch.eye(width)
     net.again.weight.copy_(scale * torch.eye(width))
+
+
+@torch.no_grad()
+def copy_layer(block: SmallBlock, network: Any, family: Family, index: int) -> None:
+    """Give a block the weights of one of the model's layers, as far as they have the same names and shapes."""
+    theirs = dict(list(module(network, family.layers).children())[index].named_parameters())
+    for name, parameter in block.named_parameters():
+        if name in theirs and theirs[name].shape == parameter.shape:
+            parameter.copy_(theirs[name])
 
 
 @torch.inference_mode()

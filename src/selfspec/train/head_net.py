@@ -108,26 +108,54 @@ class Drafted:
     right: Tensor
 
 
-class HeadNet(nn.Module):
-    """The trainable weights: `enter` reads a token with the taps, `again` the head's own output, then one block."""
+class BlockNet(nn.Module):
+    """Some small blocks that can be trained; what they read is said by who has them."""
 
-    def __init__(self, size: BlockSize, taps: int, context: int) -> None:
+    def __init__(self, size: BlockSize, count: int, context: int) -> None:
         super().__init__()
         self.size = size
-        self.enter = nn.Linear((1 + taps) * size.width, size.width, bias=False)
-        self.again = nn.Linear(size.width, size.width, bias=False)
-        self.blocks = nn.ModuleList([SmallBlock(size)])
+        self.blocks = nn.ModuleList([SmallBlock(size) for _ in range(count)])
         self._cosine: Tensor
         self._sine: Tensor
         cosine, sine = Rotary(size)(torch.empty(0), torch.arange(context)[None])
         self.register_buffer("_cosine", cosine[0], persistent=False)
         self.register_buffer("_sine", sine[0], persistent=False)
 
-    @property
-    def _own_block(self) -> SmallBlock:
-        (block,) = self.blocks
-        assert isinstance(block, SmallBlock)
-        return block
+    def block(self, index: int) -> SmallBlock:
+        found = self.blocks[index]
+        assert isinstance(found, SmallBlock)
+        return found
+
+    def keys(self, block: SmallBlock, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., width) -> keys and values, (..., heads, size)."""
+        x = block.input_layernorm(x)
+        shape = (*x.shape[:-1], self.size.kv_heads, self.size.head_size)
+        return self._turned(block.self_attn.k_proj(x).view(shape), positions), block.self_attn.v_proj(x).view(shape)
+
+    def through(
+        self, block: SmallBlock, x: Tensor, roots: Roots, depth: int, known: list[tuple[Tensor, Tensor]], tokens: Tensor
+    ) -> Tensor:
+        """One entry of every root, (roots, width), through the block."""
+        q = block.self_attn.q_proj(block.input_layernorm(x)).view(len(x), self.size.heads, self.size.head_size)
+        q = roots.spread(self._turned(q, roots.tokens + depth - 1), tokens)
+        x = x + block.self_attn.o_proj(roots.take(attend(q, known)).flatten(1))
+        y = block.post_attention_layernorm(x)
+        out: Tensor = x + block.mlp.down_proj(F.silu(block.mlp.gate_proj(y)) * block.mlp.up_proj(y))
+        return out
+
+    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
+        cosine, sine = (table[positions][..., None, :] for table in (self._cosine, self._sine))
+        a, b = x.chunk(2, dim=-1)
+        return (x * cosine + torch.cat([-b, a], dim=-1) * sine).to(x.dtype)
+
+
+class HeadNet(BlockNet):
+    """The trainable weights: `enter` reads a token with the taps, `again` the head's own output, then one block."""
+
+    def __init__(self, size: BlockSize, taps: int, context: int) -> None:
+        super().__init__(size, 1, context)
+        self.enter = nn.Linear((1 + taps) * size.width, size.width, bias=False)
+        self.again = nn.Linear(size.width, size.width, bias=False)
 
     def forward(
         self,
@@ -139,20 +167,19 @@ class HeadNet(nn.Module):
         measure: bool = False,
     ) -> Drafted:
         """Draft `ahead` tokens from the roots of a batch. With candidates the loss is taken over these; without, exactly."""
-        tokens, states = batch["tokens"].long(), batch["states"]
+        tokens, states, block = batch["tokens"].long(), batch["states"], self.block(0)
         following = ends.embed(torch.cat([tokens[:, 1:], tokens[:, -1:]], dim=1))
         entered = self.enter(torch.cat([following, states.flatten(2)], dim=2))
-        keys, values = self._keys(entered, torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape))
-        known = [(keys, values)]
+        known = [self.keys(block, entered, positions_of(tokens))]
         x, results, alive = roots.take(entered), [], None
         for depth in range(1, ahead + 1):
             if depth > 1:
                 embedded = roots.take(following, depth - 1)
                 x = F.linear(embedded, self.enter.weight[:, : self.size.width]) + self.again(unit(x))
-                k, v = self._keys(x, roots.tokens + depth - 1)
+                k, v = self.keys(block, x, roots.tokens + depth - 1)
                 known.append((roots.spread(k, tokens), roots.spread(v, tokens)))
-            x = self._block(x, roots, depth, known, tokens)
-            losses, counted, wide = _losses(x, ends, batch, roots, depth, candidates)
+            x = self.through(block, x, roots, depth, known, tokens)
+            losses, counted, wide = losses_of(x, ends, batch, roots, depth, candidates)
             alive = counted if alive is None else alive & counted
             tried, hits = alive.sum(), torch.zeros_like(alive)
             if measure:
@@ -161,30 +188,8 @@ class HeadNet(nn.Module):
             results.append((losses.sum(), counted.sum(), tried, hits.sum()))
         return Drafted(*(torch.stack(each) for each in zip(*results, strict=True)))
 
-    def _keys(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., width) -> keys and values, (..., heads, size)."""
-        block = self._own_block
-        x = block.input_layernorm(x)
-        shape = (*x.shape[:-1], self.size.kv_heads, self.size.head_size)
-        return self._turned(block.self_attn.k_proj(x).view(shape), positions), block.self_attn.v_proj(x).view(shape)
 
-    def _turned(self, x: Tensor, positions: Tensor) -> Tensor:
-        cosine, sine = (table[positions][..., None, :] for table in (self._cosine, self._sine))
-        a, b = x.chunk(2, dim=-1)
-        return (x * cosine + torch.cat([-b, a], dim=-1) * sine).to(x.dtype)
-
-    def _block(self, x: Tensor, roots: Roots, depth: int, known: list[tuple[Tensor, Tensor]], tokens: Tensor) -> Tensor:
-        """One entry of every root through the block."""
-        block = self._own_block
-        q = block.self_attn.q_proj(block.input_layernorm(x)).view(len(x), self.size.heads, self.size.head_size)
-        q = roots.spread(self._turned(q, roots.tokens + depth - 1), tokens)
-        x = x + block.self_attn.o_proj(roots.take(attend(q, known)).flatten(1))
-        y = block.post_attention_layernorm(x)
-        out: Tensor = x + block.mlp.down_proj(F.silu(block.mlp.gate_proj(y)) * block.mlp.up_proj(y))
-        return out
-
-
-def _losses(
+def losses_of(
     x: Tensor, ends: Ends, batch: dict[str, Tensor], roots: Roots, depth: int, candidates: Candidates | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of each root: the loss of one depth, whether it counts, and the logits. Its target is what the model says at t + depth."""
@@ -223,6 +228,11 @@ def attend(q: Tensor, known: list[tuple[Tensor, Tensor]]) -> Tensor:
     for index, (_, v) in enumerate(own):
         out = out + torch.einsum("nkgt,ntkd->ntkgd", weights[..., tokens + index], v)
     return out.reshape(rows, tokens, heads, size)
+
+
+def positions_of(tokens: Tensor) -> Tensor:
+    """(n, tokens): 0, 1, 2 ... in every row."""
+    return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
 
 
 def roots_of(batch: dict[str, Tensor], share: float = 1.0, generator: torch.Generator | None = None) -> Roots:

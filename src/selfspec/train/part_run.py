@@ -8,7 +8,6 @@ What lies in the output folder: `part.json` and `part.safetensors`, the part; `R
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import time
@@ -27,12 +26,18 @@ from ..model.families import family_of
 from ..model.loading import load
 from ..model.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
-from .draft_head import HeadRecipe, HeadTraining, likeliest, stream_size
-from .parts import PartOptions, Progress, Run, train_part
+from .draft_head import HeadRecipe, likeliest, stream_size
+from .parts import PartOptions, PartRecipe, Progress, Run, train_part
 from .states import StateOptions, States, gather, kept_options
 from .successors import CountOptions, count, measure, places
 
 REPORT = "training.json"
+DRAFTER_OF = {
+    "draft-head": "draft-head",
+    "exit-adapter": "early-exit",
+    "draft-lora": "layer-skip",
+    SUCCESSORS: "recycle",
+}  # who drafts with a part
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class PartReport:
     @property
     def drafter(self) -> str:
         """The drafter that takes the part."""
-        return "recycle" if self.kind == SUCCESSORS else self.kind
+        return DRAFTER_OF[self.kind]
 
     def as_dict(self) -> dict[str, Any]:
         """What JSON can hold; the folder stays out, so that it can be moved."""
@@ -79,12 +84,12 @@ class Watch:
     training: Callable[[Progress], None] = lambda progress: None
 
 
-def train_draft_head(
+def train_small_part(
     model: str,
     files: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
-    recipe: HeadRecipe | None = None,
+    recipe: PartRecipe | None = None,
     options: PartOptions | None = None,
     length: int = 768,
     held_out: float = 0.03,
@@ -93,7 +98,8 @@ def train_draft_head(
     plot: bool = True,
     watch: Watch | None = None,
 ) -> PartReport:
-    """Train a draft head on text that the model wrote. Called again after an interruption, it goes on where it was.
+    """Train a part (a draft head, if no other recipe is named) on text that the model wrote. Called again after an interruption,
+    it goes on where it was.
 
     `states`: a folder to keep the model's states in, or one where an earlier run kept them. `start_from`: a part to begin with.
     """
@@ -104,10 +110,10 @@ def train_draft_head(
     loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
     layered = LayeredModel(loaded.model, owned=False)
     base, shape = signature(layered), layered.shape
-    wanted = StateOptions(recipe.resolved(shape), length=length, held_out=held_out)
-    complete = gather(layered, base, [Path(file) for file in files], kept, wanted, _reading(watch, began, options.max_minutes))
+    wanted, texts = StateOptions(recipe.taps(shape), length=length, held_out=held_out), [Path(file) for file in files]
+    complete = gather(layered, base, texts, kept, wanted, _reading(watch, began, options.max_minutes))
     if not complete:
-        return PartReport("draft-head", folder, False, 0, 0, 0.0, ())
+        return PartReport(recipe.kind, folder, False, 0, 0, 0.0, ())
     found = States(kept)
     scale = stream_size(layered, found.batch(found.trained[:1])["tokens"][0].tolist())
     del layered
@@ -115,21 +121,22 @@ def train_draft_head(
     family = family_of(loaded.model.config)
     assert family is not None, "a model without a family has no layers that states could be taken from"
     loaded.model.requires_grad_(False)
-    trained = HeadTraining(loaded.model, family, shape, recipe, vocabulary.to(loaded.model.device), scale, options)
+    vocabulary = vocabulary.to(loaded.model.device)
+    trained = recipe.training(loaded.model, family, shape, vocabulary, scale, options)
     if start_from is not None:
         trained.begin_with(load_part(start_from))
     identity = {
         "base": base["values"],
-        "recipe": asdict(recipe),
+        "recipe": {"kind": recipe.kind, **vars(recipe)},
         "options": {**asdict(options), "max_minutes": None},
         "text": _text_name(found),
         "start_from": None if start_from is None else str(start_from),
     }
     left = None if options.max_minutes is None else max(1e-6, options.max_minutes - (time.monotonic() - began) / 60)
     run, done = train_part(trained, found, folder, replace(options, max_minutes=left), identity, watch.training)
-    report = _report("draft-head", folder, run, done)
-    facts = _facts(report, loaded.name, found) | {"recipe": asdict(recipe), "options": asdict(options)}
-    Part("draft-head", base, trained.settings(), trained.tensors(), facts).save(folder)
+    report = _report(recipe.kind, folder, run, done)
+    facts = _facts(report, loaded.name, found) | {"recipe": dict(vars(recipe)), "options": asdict(options)}
+    Part(recipe.kind, base, trained.settings(), trained.tensors(), facts).save(folder)
     _write_report(folder, report, facts, plot)
     return report
 
@@ -232,7 +239,7 @@ def _card(report: PartReport, facts: dict[str, Any]) -> str:
 
 Drafts for this model, and for no other; what is generated stays the model's own text. Use it with selfspec:
 
-    selfspec generate MODEL "Your prompt" --draft {report.drafter} --draft-option part={folder_name(report.folder)} --stats
+    selfspec generate MODEL "Your prompt" --draft {report.drafter} --draft-option part={report.folder.name} --stats
 
 {made} on {text["conversations"]:,} answers
 of the model itself ({text["tokens"]:,} tokens with their prompts){"" if report.done else "; not finished"}. On answers to prompts
@@ -243,7 +250,3 @@ that were not trained, draft k is the model's own next token, given that those b
 {rows}
 Settings and curves: `part.json`, `training.json`.
 """
-
-
-def folder_name(folder: Path) -> str:
-    return json.dumps(folder.name)[1:-1]

@@ -11,11 +11,12 @@ from __future__ import annotations
 import json
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from safetensors import safe_open
@@ -23,6 +24,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import OptionError, TrainingError
+from ..model.extras import Part
+from ..model.families import Family, Shape
 from . import checkpoints
 from .head_net import Drafted
 from .states import States
@@ -76,14 +79,53 @@ class PartOptions:
             raise OptionError(f"max_minutes={self.max_minutes} leaves no time; leave it out, or give some")
 
 
-class Trained(Protocol):
-    """A part under training: the weights, and what a batch costs."""
+class SmallPart(ABC):
+    """A part under training: the weights, what a batch costs, and what is stored."""
+
+    kind: ClassVar[str]
 
     @property
+    @abstractmethod
     def net(self) -> nn.Module: ...
 
+    @abstractmethod
     def drafted(self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool) -> Drafted:
         """Draft from a batch; with a generator as in training, without it as in use."""
+
+    @abstractmethod
+    def tensors(self) -> dict[str, Tensor]:
+        """What a part stores."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """How it is built."""
+
+    def begin_with(self, part: Part) -> None:
+        """Start from an earlier part's weights. Its vocabulary need not be the same; how it is built has to be."""
+        if part.kind != self.kind or dict(part.settings) != self.settings():
+            raise OptionError(
+                f"a {part.kind} with {dict(part.settings)} cannot begin a {self.kind} with {self.settings()}; "
+                "ask for its settings"
+            )
+        self.net.load_state_dict({name: part.tensors[name].float() for name in self.net.state_dict()})
+
+
+class PartRecipe(Protocol):
+    """What kind of part is trained."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def taps(self, shape: Shape) -> tuple[int, ...]:
+        """The layers whose states are needed, for a model of that shape."""
+
+    def training(
+        self, network: Any, family: Family, shape: Shape, vocabulary: Tensor, scale: float, options: PartOptions
+    ) -> SmallPart:
+        """The part, ready to be trained on a frozen model. `scale`: how large the states are that enter the last layer."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +151,7 @@ class Run:
 
 
 def train_part(
-    trained: Trained,
+    trained: SmallPart,
     states: States,
     folder: Path,
     options: PartOptions,
@@ -145,7 +187,7 @@ def train_part(
     return run, run.step >= steps
 
 
-def measure(trained: Trained, states: States, options: PartOptions) -> tuple[float, ...]:
+def measure(trained: SmallPart, states: States, options: PartOptions) -> tuple[float, ...]:
     """By depth: the share of drafts that are the text's own next token, among those whose predecessors were."""
     numbers = states.held_out[: options.measured]
     tried, right = torch.zeros(()), torch.zeros(())
@@ -162,7 +204,7 @@ def measure(trained: Trained, states: States, options: PartOptions) -> tuple[flo
 
 
 def _step(
-    trained: Trained, batch: dict[str, Tensor], optimizer: torch.optim.Optimizer, step: int, steps: int, options: PartOptions
+    trained: SmallPart, batch: dict[str, Tensor], optimizer: torch.optim.Optimizer, step: int, steps: int, options: PartOptions
 ) -> float:
     for group in optimizer.param_groups:
         group["lr"] = options.learning_rate * _rate(step, steps)

@@ -21,7 +21,7 @@ from selfspec.testing import tiny_model, tiny_tokenizer
 from selfspec.train import parts, states
 from selfspec.train.draft_head import HeadRecipe, HeadTraining, likeliest
 from selfspec.train.head_net import attend, roots_of
-from selfspec.train.part_run import PartReport, Watch, train_draft_head
+from selfspec.train.part_run import PartReport, Watch, train_small_part
 from selfspec.train.parts import PartOptions
 from selfspec.train.states import StateOptions, States, read_conversations
 
@@ -58,7 +58,7 @@ def written(path: Path, lines: list[Any]) -> Path:
 
 
 def trained(model: Path, text: Path, out: Path, options: PartOptions = QUICK, **more: Any) -> PartReport:
-    return train_draft_head(str(model), [text], out, recipe=RECIPE, options=options, held_out=0.2, plot=False, **more)
+    return train_small_part(str(model), [text], out, recipe=RECIPE, options=options, held_out=0.2, plot=False, **more)
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +207,7 @@ def test_a_run_goes_on_only_with_what_it_began_with(model: Path, text: Path, who
     with pytest.raises(TrainingError, match=r"belongs to another run.*learning_rate"):
         trained(model, text, whole, replace(QUICK, learning_rate=0.5))
     with pytest.raises(TrainingError, match="holds states kept with"):
-        train_draft_head(str(model), [text], whole, recipe=HeadRecipe(layers=(0, 2)), options=QUICK, held_out=0.2, plot=False)
+        train_small_part(str(model), [text], whole, recipe=HeadRecipe(layers=(0, 2)), options=QUICK, held_out=0.2, plot=False)
 
 
 def test_a_part_can_begin_another(model: Path, text: Path, whole: Path, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_part_can_begin_another(model: Path, text: Path, whole: Path, tmp_path
     )
     assert begun.log[0]["loss"] < json.loads((whole / "training.json").read_text())["log"][0]["loss"]
     with pytest.raises(OptionError, match="cannot begin"):
-        train_draft_head(
+        train_small_part(
             str(model),
             [text],
             tmp_path / "b",
@@ -350,8 +350,8 @@ def test_a_model_folder_is_not_written_over(model: Path, text: Path) -> None:
         (lambda: PartOptions(precision="half"), "precision='half'"),
         (lambda: PartOptions(max_minutes=0), "max_minutes=0"),
         (lambda: StateOptions((1,), held_out=0), "held_out=0"),
-        (lambda: HeadRecipe(layers=(9,)).resolved(shape()), "layers 0 to 3"),
-        (lambda: HeadRecipe(start="first").resolved(shape()), "last-layer or random"),
+        (lambda: HeadRecipe(layers=(9,)).taps(shape()), "layers 0 to 3"),
+        (lambda: HeadRecipe(start="first").taps(shape()), "last-layer or random"),
     ],
 )
 def test_settings_outside_their_limits(make: Any, words: str) -> None:

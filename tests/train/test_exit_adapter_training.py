@@ -1,0 +1,107 @@
+"""Training an exit adapter: it sees in use what it saw in training, and drafts in a row are counted as they are verified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from selfspec import LLM
+from selfspec.draft.early_exit import EarlyExit
+from selfspec.errors import OptionError
+from selfspec.model.extras import load_part
+from selfspec.model.families import family_of, shape_of
+from selfspec.testing import tiny_model, tiny_tokenizer
+from selfspec.train.exit_adapter import AdapterRecipe, in_a_row
+from selfspec.train.part_run import train_small_part
+from selfspec.train.parts import PartOptions
+from selfspec.train.states import States
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    small = tiny_model("llama", seed=4, tie_word_embeddings=False)
+    for layer in small.model.layers:  # what it says depends on little else than the last token: learned in seconds
+        layer.self_attn.o_proj.weight.data *= 0.1
+        layer.mlp.down_proj.weight.data *= 0.1
+    small.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    prompts = [[3 + 7 * n % 250, 5 + 3 * n % 250] for n in range(40)]
+    answers = LLM.from_pretrained(folder).generate(prompts, max_new_tokens=24, eos=[], draft=None)
+    lines = [json.dumps({"prompt_ids": p, "response_ids": a.tokens}) for p, a in zip(prompts, answers, strict=True)]
+    (folder / "own.jsonl").write_text("\n".join(lines))
+    return folder
+
+
+def test_it_learns_and_drafts_what_it_measured(model: Path, tmp_path: Path) -> None:
+    """Training that moves nothing; a part that drafts otherwise than it was measured: other positions, another norm, an entry of
+    its cache that is not the kept text's."""
+    report = train_small_part(
+        str(model),
+        [model / "own.jsonl"],
+        tmp_path,
+        recipe=AdapterRecipe(exit=2, blocks=2, vocabulary=259, start="random"),
+        options=PartOptions(epochs=30, batch_tokens=400, learning_rate=3e-3, save_every=10, measured=8),
+        held_out=0.2,
+        plot=False,
+    )
+    assert report.kind == "exit-adapter" and len(report.acceptance) == 4
+    assert report.log[-1]["loss"] < 0.9 * report.log[0]["loss"]
+    llm, kept, tried, right = LLM.from_pretrained(model), States(tmp_path / "states"), 0, 0
+    for number in kept.held_out[:8]:
+        tokens, begin = kept.batch([number])["tokens"][0].tolist(), kept.where[number][3]
+        for end in range(begin + 1, len(tokens)):  # a draft after every token of the answer, as it was measured
+            call: dict[str, Any] = {"control": "fixed", "control_options": {"tokens": 1}, "draft": EarlyExit(part=tmp_path)}
+            found = llm.generate(tokens[: end - 1], max_new_tokens=3, eos=[], **call)
+            tried, right = tried + 1, right + found.stats.accepted_at[0]
+    assert right / tried == pytest.approx(report.acceptance[0], abs=0.03)
+
+
+def test_drafts_in_a_row_are_counted_as_they_are_verified() -> None:
+    """Depth k conditional on the k - 1 before it, within the answer only: against a count written out."""
+    generator = torch.Generator().manual_seed(0)
+    hits, answered = (torch.rand(5, 20, generator=generator) < share for share in (0.6, 1.1))
+    answered[:, :3] = False
+    answered[2, 11:] = False
+    hits &= answered
+    tried, right = [0] * 4, [0] * 4
+    for row in range(5):
+        for root in range(20):
+            for depth in range(4):
+                if root + depth >= 20 or not answered[row, root] or not answered[row, root + depth]:
+                    break
+                tried[depth] += 1
+                if not hits[row, root + depth]:
+                    break
+                right[depth] += 1
+    found = in_a_row(hits, answered)
+    assert found[0].tolist() == tried and found[1].tolist() == right
+
+
+def test_states_of_the_exit_are_asked_for() -> None:
+    """An exit after E layers reads what layer E - 1 left, not layer E."""
+    config = tiny_model().config
+    shape = shape_of(config, family_of(config))  # type: ignore[arg-type]
+    assert AdapterRecipe(exit=3).taps(shape) == (2,) and AdapterRecipe().taps(shape) == (0,)
+    for wrong in ({"exit": 4}, {"exit": 0}, {"blocks": 0}, {"start": "middle"}):
+        with pytest.raises(OptionError, match="this model has 4 layers"):
+            AdapterRecipe(**wrong).taps(shape)  # type: ignore[arg-type]
+
+
+def test_a_part_has_its_kind(model: Path, tmp_path: Path) -> None:
+    """An adapter stored as a head would be refused by its own drafter."""
+    train_small_part(
+        str(model),
+        [model / "own.jsonl"],
+        tmp_path,
+        recipe=AdapterRecipe(exit=1),
+        options=PartOptions(epochs=0.1, batch_tokens=400, measured=2),
+        held_out=0.2,
+        plot=False,
+    )
+    assert load_part(tmp_path).kind == "exit-adapter"
+    assert "--draft early-exit --draft-option part=" in (tmp_path / "README.md").read_text()
