@@ -92,7 +92,8 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(source, gguf_file=file, dtype=torch.float32)
     # The weights are plain float32 by now, but transformers 5 still calls the model quantised and refuses to save it.
     model.hf_quantizer = None
-    del model.config.quantization_config
+    if hasattr(model.config, "quantization_config"):  # older versions of transformers leave none
+        del model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
