@@ -108,10 +108,11 @@ def test_sampling_options_are_those_of_the_library() -> None:
 @pytest.mark.parametrize("command", ["generate", "chat", "info"])
 def test_model_options_reach_the_command(run: Any, opened: list[tuple[str, ModelOptions]], command: str) -> None:
     """Catches an option that is accepted and then dropped on the way."""
-    given = ModelOptions(dtype="bfloat16", device="cpu", threads=3, revision="v1", token="secret", trust_remote_code=True)
+    given = ModelOptions("bfloat16", "cpu", 3, "v1", "secret", adapter="live", long_context=True, trust_remote_code=True)
     words = ["--dtype", "bfloat16", "--device", "cpu", "--threads", "3", "--revision", "v1", "--token", "secret"]
     prompt = ["hello", "-n", "1"] if command == "generate" else []
-    run(command, "some/model", *prompt, *words, "--trust-remote-code", stdin="")
+    words += ["--adapter", "live", "--long-context", "--trust-remote-code"]
+    run(command, "some/model", *prompt, *words, stdin="")
     assert opened == [("some/model", given)]
 
 
@@ -124,7 +125,7 @@ def test_open_model_hands_everything_on(monkeypatch: pytest.MonkeyPatch, llm: LL
         return llm
 
     monkeypatch.setattr(LLM, "from_pretrained", from_pretrained)
-    how = ModelOptions(dtype="float16", device="cuda:1", threads=5, revision="main", token="t", trust_remote_code=True)
+    how = ModelOptions("float16", "cuda:1", 5, "main", "t", adapter="merge", long_context=True, trust_remote_code=True)
     assert common.open_model("m", how) is llm
     assert seen == {"name": "m", **dataclasses.asdict(how)}
 

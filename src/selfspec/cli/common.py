@@ -35,6 +35,8 @@ def open_model(name: str, how: ModelOptions) -> LLM:
         dtype=how.dtype,
         device=how.device,
         threads=how.threads,
+        adapter=how.adapter,
+        long_context=how.long_context,
     )
 
 

@@ -44,6 +44,12 @@ class ModelOptions:
     threads: Threads = None
     revision: Annotated[str | None, _model("--revision", help="Branch, tag or commit of a hub model.")] = None
     token: Annotated[str | None, _model("--token", help="Access token for a gated hub model.")] = None
+    adapter: Annotated[
+        str, _model("--adapter", help="How a PEFT adapter is loaded: auto, merge or live (beside the weights).")
+    ] = "auto"
+    long_context: Annotated[
+        bool, _model("--long-context", help="Longrope models: texts beyond the length where their frequencies change.")
+    ] = False
     trust_remote_code: Annotated[
         bool, _model("--trust-remote-code", help="Let the model's repository run its own Python code here.")
     ] = False
