@@ -12,10 +12,11 @@ from selfspec.rows import read_rows, require
 
 
 def test_lines_keep_their_place(tmp_path: Path) -> None:
-    """An error that names line 2 where an editor shows line 3: blank lines count, but are no rows."""
+    """An error that names line 2 where an editor shows line 3: blank lines count, but are no rows; a text cut in two at a
+    separator that JSON allows."""
     path = tmp_path / "some.jsonl"
-    path.write_text('{"a": 1}\n\n{"a": "\\u00e9"}\n', encoding="utf-8")
-    assert list(read_rows(path)) == [(f"{path}:1", {"a": 1}), (f"{path}:3", {"a": "é"})]
+    path.write_text('{"a": 1}\n\n{"a": "\\u00e9"}\r\n{"a": "b\u2028c"}\n', encoding="utf-8")
+    assert list(read_rows(path)) == [(f"{path}:1", {"a": 1}), (f"{path}:3", {"a": "é"}), (f"{path}:4", {"a": "b\u2028c"})]
 
 
 def test_compressed_and_plain_text(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def read_rows(source: str | Path) -> Iterator[tuple[str, Row]]:
     if path.with_suffix("" if path.suffix == ".gz" else path.suffix).suffix not in (".jsonl", ".json"):
         yield str(path), {"text": text}
         return
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON may hold a bare U+2028
         if line.strip():
             yield f"{path}:{number}", _line(line, f"{path}:{number}")
 
