@@ -58,8 +58,8 @@ class Part:
             )
 
     def save(self, folder: Path, eight_bits: bool = False) -> None:
-        """Write the folder; the tensors first, so that a description never lacks them. `eight_bits` halves the size: each row of a
-        matrix as whole numbers of up to 127 times a scale."""
+        """Write the folder; the tensors first, so that a description never lacks them. `eight_bits` halves the size: each row of
+        a matrix as whole numbers of up to 127 times a scale."""
         folder.mkdir(parents=True, exist_ok=True)
         described = {
             "schema": SCHEMA,
