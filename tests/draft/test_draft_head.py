@@ -190,6 +190,19 @@ def test_a_part_is_saved_and_found_again(llm: LLM, part: Part, tmp_path: Path) -
     assert drafts(llm, DraftHead(tmp_path / "head"), text)[0] == drafts(llm, DraftHead(part), text)[0]
 
 
+def test_eight_bits_are_nearly_the_same(part: Part, tmp_path: Path) -> None:
+    """A scale of the wrong row, or a matrix lost: the part that is shipped would not be the one that was measured."""
+    part.save(tmp_path / "whole")
+    part.save(tmp_path / "small", eight_bits=True)
+    files = [tmp_path / name / "part.safetensors" for name in ("whole", "small")]
+    assert files[1].stat().st_size < 0.4 * files[0].stat().st_size  # these tensors are float32
+    found = load_part(tmp_path / "small").tensors
+    assert found.keys() == part.tensors.keys()
+    for name, tensor in part.tensors.items():
+        error = (found[name] - tensor).float().abs()
+        assert bool((error <= tensor.float().abs().amax(-1, keepdim=True) / 127).all()), name
+
+
 def test_what_is_no_part_for_this_model_is_refused(llm: LLM, part: Part, tmp_path: Path) -> None:
     """Another model's part drafts rubbish silently; of the same shape too."""
     other = tiny_llm(seed=5)

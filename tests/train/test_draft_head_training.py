@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from selfspec.model.families import family_of, shape_of
 from selfspec.testing import tiny_model, tiny_tokenizer
 from selfspec.train import parts, states
 from selfspec.train.draft_head import HeadRecipe, HeadTraining, likeliest
-from selfspec.train.head_net import attend, roots_of
+from selfspec.train.head_net import Candidates, attend, roots_of
 from selfspec.train.part_run import PartReport, Watch, train_small_part
 from selfspec.train.parts import PartOptions
 from selfspec.train.states import StateOptions, States, read_conversations
@@ -147,6 +148,31 @@ def test_candidates_stand_for_the_vocabulary(model: Path, whole: Path) -> None:
         assert (found.index[found.some] == torch.arange(len(found.some))).all()
         sums.append(float((logits[found.some] + found.counted).exp().sum()))
     assert sum(sums) / len(sums) == pytest.approx(float(logits.exp().sum()), rel=0.05)
+
+
+def test_a_loss_over_candidates_is_the_loss(model: Path, whole: Path) -> None:
+    """Targets looked up at the wrong candidate, or drawn tokens that are not counted for the others: all tokens as candidates, in
+    another order, give the exact loss, and counted twice each they add log 2 for each unit of probability."""
+    head, kept = training(model, whole, others=0, noise=0.0)
+    batch, size = kept.batch(kept.trained[:2]), len(head.ends.vocabulary)
+    batch["states"] = batch["states"].float()
+    some = torch.randperm(size, generator=torch.Generator().manual_seed(3))
+    index = torch.empty(size, dtype=torch.long)
+    index[some] = torch.arange(size)
+
+    def losses(candidates: Candidates | None) -> torch.Tensor:
+        with torch.no_grad():
+            return head.net(head.ends, batch, roots_of(batch), 2, candidates).losses
+
+    exact = losses(None)
+    torch.testing.assert_close(losses(Candidates(some, index, torch.zeros(size))), exact, rtol=1e-4, atol=1e-3)
+    twice = losses(Candidates(some, index, torch.full((size,), math.log(2.0)))) - exact
+    roots = roots_of(batch)
+    for depth in (1, 2):
+        known = head.ends.index[roots.take(batch["ids"], depth).long()] >= 0
+        inside = roots.tokens + depth < batch["tokens"].shape[1]
+        mass = float((roots.take(batch["chances"], depth).float() * known * inside[:, None]).sum())
+        assert float(twice[depth - 1]) == pytest.approx(mass * math.log(2.0), rel=1e-3)
 
 
 # ------------------------------------------------------------------------------------------------------------- whole runs

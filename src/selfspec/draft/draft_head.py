@@ -103,9 +103,7 @@ class _Drafting(ChainDrafting):
         asked = [index for index, tokens in enumerate(most) if tokens]
         self._read({rows[i]: texts[i] for i in asked})
         budget = Budget(most, budget.threshold)
-        draft = super().propose(rows, texts, budget) if self._width == 1 else self._grow(rows, asked, budget)
-        self._entries.forget_drafts(rows)
-        return draft
+        return super().propose(rows, texts, budget) if self._width == 1 else self._grow(rows, asked, budget)
 
     def slot(self, row: int, length: int) -> int:
         return length - 2 - self._entries[row].first

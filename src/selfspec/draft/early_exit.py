@@ -96,9 +96,7 @@ class _Adapted(PartDrafting):
             self._adapt(unread.states[:, 0], unread.spans)
         known = [self._entries[row].end == len(text) - 1 for row, text in zip(rows, texts, strict=True)]
         most = [tokens if sure else 0 for tokens, sure in zip(budget.tokens, known, strict=True)]
-        draft = super().propose(rows, texts, Budget(most, budget.threshold))
-        self._entries.forget_drafts(rows)
-        return draft
+        return super().propose(rows, texts, Budget(most, budget.threshold))
 
     def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
         x = super().hidden(tokens, place, rows)

@@ -2,7 +2,8 @@
 
 States come with the prompt and with every verification; those of rejected drafts are dropped, the others wait until the
 part reads them. Where states are missing (the beginning of a prompt that was cached, a round whose first layers were not run)
-the part's context begins anew behind the gap. Shared by the drafters that run parts; does not know what a part makes of an entry.
+the part's context begins anew behind the gap. Entries of drafts need no rollback: they lie behind the kept text's, nobody looks
+there, and they are written over. Shared by the drafters that run parts; does not know what a part makes of an entry.
 """
 
 from __future__ import annotations
@@ -72,7 +73,6 @@ class Entries:
         known = self._known[row]
         if known.end != first:
             known.first, known.held, known.waiting = first, 0, None
-            self.cache.rollback(row, 0)
         known.waiting = states if known.waiting is None else torch.cat([known.waiting, states])
 
     def unread(self, rows: Sequence[int]) -> Iterator[Unread]:
@@ -91,8 +91,3 @@ class Entries:
                     known.waiting = known.waiting[count:] if count < len(known.waiting) else None
                     room -= count
             yield Unread(spans, begins, torch.cat(states))
-
-    def forget_drafts(self, rows: Sequence[int]) -> None:
-        """What was read of drafts is not kept text."""
-        for row in rows:
-            self.cache.rollback(row, self._known[row].held)

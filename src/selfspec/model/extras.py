@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,8 +57,9 @@ class Part:
                 f"train one for this model: selfspec train MODEL --recipe {kind}"
             )
 
-    def save(self, folder: Path) -> None:
-        """Write the folder; the tensors first, so that a description never lacks them."""
+    def save(self, folder: Path, eight_bits: bool = False) -> None:
+        """Write the folder; the tensors first, so that a description never lacks them. `eight_bits` halves the size: each row of
+        a matrix as whole numbers of up to 127 times a scale."""
         folder.mkdir(parents=True, exist_ok=True)
         described = {
             "schema": SCHEMA,
@@ -67,7 +68,7 @@ class Part:
             "settings": dict(self.settings),
             "facts": dict(self.facts),
         }
-        _replace(folder / TENSORS, save({name: tensor.contiguous() for name, tensor in self.tensors.items()}))
+        _replace(folder / TENSORS, save({name: each.contiguous() for name, each in _stored(self.tensors, eight_bits)}))
         _replace(folder / DESCRIPTION, (json.dumps(described, indent=1) + "\n").encode())
 
 
@@ -80,8 +81,8 @@ def load_part(folder: str | os.PathLike[str]) -> Part:
         raise OptionError(f"{folder} is no part: it has no {DESCRIPTION}. Name a folder that `selfspec train` wrote{hint}")
     try:
         found = json.loads((place / DESCRIPTION).read_text(encoding="utf-8"))
-        tensors = load_file(place / TENSORS)
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        tensors = _restored(load_file(place / TENSORS))
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         raise BrokenCheckpoint(f"the part in {folder} cannot be read ({error}); copy or train it again") from error
     if found.get("schema") != SCHEMA or found.get("kind") not in KINDS:
         raise OptionError(
@@ -89,6 +90,28 @@ def load_part(folder: str | os.PathLike[str]) -> Part:
             f"{SCHEMA} and {', '.join(KINDS)}. Train it again, or use the version that wrote it"
         )
     return Part(found["kind"], found["base"], found["settings"], tensors, found["facts"])
+
+
+_WHOLE, _SCALE = ".whole", ".scale"  # after the name of a matrix that is stored in eight bits
+
+
+def _stored(tensors: Mapping[str, Tensor], eight_bits: bool) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors.items():
+        if eight_bits and tensor.dim() == 2 and tensor.is_floating_point():
+            scale = (tensor.float().abs().amax(1) / 127).clamp(min=1e-8)
+            yield name + _WHOLE, (tensor.float() / scale[:, None]).round().to(torch.int8)
+            yield name + _SCALE, scale
+        else:
+            yield name, tensor
+
+
+def _restored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found = {name: tensor for name, tensor in tensors.items() if not name.endswith((_WHOLE, _SCALE))}
+    for name, tensor in tensors.items():
+        if name.endswith(_WHOLE):
+            plain = name.removesuffix(_WHOLE)
+            found[plain] = tensor.float() * tensors[plain + _SCALE][:, None]
+    return found
 
 
 def shipped_parts() -> list[Path]:
