@@ -19,6 +19,7 @@ from selfspec.draft.base import Drafter, Drafting, Scene
 from selfspec.draft.draft_head import DraftHead
 from selfspec.draft.early_exit import EarlyExit
 from selfspec.draft.entries import Entries
+from selfspec.draft.grown import Beam, place_of
 from selfspec.errors import BrokenCheckpoint, OptionError
 from selfspec.model.cache import Place, Span
 from selfspec.model.extras import Part, load_part
@@ -153,17 +154,44 @@ def last_guess(llm: LLM, net: HeadNet, part: Part, tokens: list[int], root: int,
     return int(ends.vocabulary[ends.logged[-1][0].argmax()])
 
 
-def test_a_cached_beginning_is_gone_around(llm: LLM, part: Part) -> None:
+def test_a_tree_follows_the_chain(llm: LLM, part: Part) -> None:
+    """A tree's entries at other positions than a chain's, or guesses that see each other: its first path is the chain's."""
+    chains, trees = (drafts(llm, DraftHead(part, width=width), PROMPTS)[0] for width in (1, 2))
+    both = [text for text in chains if text in trees and trees[text][1]]
+    assert len(both) > 5
+    for text in both:
+        tokens, parents = trees[text]
+        here, path = -1, []
+        while here in parents:
+            here = list(parents).index(here)
+            path.append(tokens[here])
+        assert path == list(chains[text][0])[: len(path)]
+
+
+def test_the_likeliest_guesses_are_kept() -> None:
+    """Guesses in the order in which they were found, or by their own chance instead of their path's."""
+    beam = Beam(0, 10, most=4, width=2)
+    assert beam.extend([[1, 2]], [[0.6, 0.3]]) == [0, 0]
+    assert place_of([beam]).positions.tolist() == [10, 10]
+    assert beam.extend([[3, 4], [5, 6]], [[0.4, 0.1], [0.9, 0.05]]) == [1, 0]  # 0.27 after token 2, 0.24 after token 1
+    assert beam.tree() == ([1, 2, 3, 5], [-1, -1, 0, 1])
+    place = place_of([beam])
+    assert place.positions.tolist() == [11, 11] and place.slots.tolist() == [12, 13]
+    assert place.ancestors == ((11, 12), (10, 13))
+
+
+@pytest.mark.parametrize("name", ["chain", "adapter"])
+def test_a_cached_beginning_is_gone_around(llm: LLM, part: Part, adapter: Part, name: str) -> None:
     """A second turn of a chat: the states of what was cached are not there, and a head that attended to empty slots, or waited
     for them, would draft rubbish or never again."""
     messages = [{"role": "user", "content": "once upon"}]
     for turn in range(2):
         prompt = llm.encode_chat(messages)
         expected = llm.generate(prompt, max_new_tokens=12, eos=[], draft=None)
-        answer = llm.chat(messages, max_new_tokens=12, eos=[], draft=DraftHead(part), control=FixedLength(3))
+        answer = llm.chat(messages, max_new_tokens=12, eos=[], draft=MAKERS[name](part, adapter), control=FixedLength(3))
         assert answer.tokens == expected.tokens
         assert answer.stats.drafted > 6
-        assert (answer.stats.cached_prompt_tokens > 0) == bool(turn)
+        assert answer.stats.cached_prompt_tokens > 0 or not turn
         messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "and so on"}]
 
 

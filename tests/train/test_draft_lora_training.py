@@ -83,6 +83,12 @@ def test_the_model_stays_what_it_was() -> None:
     view = lora_view(tiny_lora(llm.model, attention=(), mlp=()), llm.model)
     assert not torch.allclose(logits(view), before, atol=1e-2)
     assert torch.equal(logits(llm.model), before)
+    merged, part = tiny_model(seed=4), tiny_lora(llm.model, attention=(), mlp=())
+    for name, linear in merged.model.layers.named_modules():  # beside the right linear, at the right place of a fused one
+        stored = f"layers/{name.replace('.', '/')}"
+        if f"{stored}.a" in part.tensors:
+            linear.weight.data += part.tensors[f"{stored}.b"] @ part.tensors[f"{stored}.a"]
+    torch.testing.assert_close(logits(view), logits(LLM.from_pretrained(merged).model), atol=1e-3, rtol=1e-3)
     assert view.blocks[0].linears[0].base is llm.model.blocks[0].linears[0]  # type: ignore[attr-defined]
 
 
