@@ -42,16 +42,19 @@ class ChainDrafting(Drafting):
                 f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it could never be drafted; "
                 "make the list with this model's tokenizer"
             )
+        self.scene, self.cache = scene, scene.cache
+        self._ends = scene.ends or [frozenset[int]()] * len(scene.prompts)
+        self._sample = sample and not all(sampler.params.greedy for sampler in scene.samplers)
         if isinstance(vocabulary, PartialHead):
             self._partial: PartialHead | None = vocabulary
         elif not 0 <= vocabulary <= size:
             raise OptionError(f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores all of it")
+        elif vocabulary < size and (vocabulary or tokens):
+            part = scene.model.partial_head(vocabulary, tokens)
+            # What is drawn at random decides the text, and may not depend on what neighbours ask: then prompts stay out.
+            self._partial = part if self._sample else part.joined_by(chain(*scene.prompts))
         else:
-            part = vocabulary < size and (vocabulary or tokens)
-            self._partial = scene.model.partial_head(vocabulary, tokens).joined_by(chain(*scene.prompts)) if part else None
-        self.scene, self.cache = scene, scene.cache
-        self._ends = scene.ends or [frozenset[int]()] * len(scene.prompts)
-        self._sample = sample and not all(sampler.params.greedy for sampler in scene.samplers)
+            self._partial = None
         self._drawn_from: dict[int, list[Tensor]] = {}  # of each row: the distribution of each of its drafts
         self.reads_wait = scene.model.device.type != "cpu"  # whether reading a token means waiting for the device
 
