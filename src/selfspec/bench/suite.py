@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +148,8 @@ class Suite:
                 row.failure = None
             except PeerFailed as failure:
                 row.failure = str(failure)
-            self.run.provenance.versions.update(row.versions)
+            known_versions = {**self.run.provenance.versions, **row.versions}
+            self.run.provenance = replace(self.run.provenance, versions=known_versions)
         self._check_ours()
 
     def _warm_up(self) -> None:
