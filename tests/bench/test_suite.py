@@ -53,7 +53,7 @@ class Made:
     pid = 1
 
     def __init__(self, world: World, name: str) -> None:
-        self.world, self.name, self.versions, self.dead = world, name, {name: "1"}, False
+        self.world, self.name, self.versions, self.dead = world, name, {name: "0" if name == "selfspec" else "1"}, False
 
     def load(self, folder: Path, dtype: str, device: str = "cpu") -> float:
         self.world.event(f"load {self.name}", [])
