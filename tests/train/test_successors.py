@@ -11,7 +11,8 @@ import torch
 
 from selfspec import LLM, OptionError
 from selfspec.draft.recycle import TokenRecycling
-from selfspec.model.extras import Part, load_part
+from selfspec.model import extras
+from selfspec.model.extras import Part, load_part, shipped_part
 from selfspec.model.successors import SUCCESSORS, Successors
 from selfspec.selfdata import OwnText, Question, write
 from selfspec.testing import tiny_llm, tiny_model, tiny_tokenizer
@@ -108,6 +109,22 @@ def test_a_part_belongs_to_its_model(folder: Path) -> None:
         tiny_llm(seed=4).generate([1, 2, 3], max_new_tokens=4, draft=TokenRecycling(part=other))
     with pytest.raises(OptionError, match="is no part"):
         tiny_llm(seed=4).generate([1, 2, 3], max_new_tokens=4, draft="recycle", draft_options={"part": "nowhere"})
+
+
+def test_the_part_that_comes_with_the_package_needs_no_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part that is shipped and never used; one that is looked for, at the price of a pass, in every request."""
+    passes = []
+    monkeypatch.setattr(extras, "SHIPPED", folder.parent)
+    monkeypatch.setattr(extras, "signature", lambda model, real=extras.signature: passes.append(1) or real(model))
+    one, other = tiny_llm(seed=4), tiny_llm(seed=5)
+    options = {"draft": "recycle", "control": "fixed", "control_options": {"tokens": 4}, "max_new_tokens": 24, "eos": []}
+    named = one.generate([1, 3, 6], draft_options={"part": str(folder)}, **options).stats.accepted
+    unnamed = [one.generate([1, 3, 6], **options).stats.accepted for _ in range(3)]
+    without = one.generate([1, 3, 6], draft_options={"part": "none"}, **options).stats.accepted
+    assert unnamed == [named] * 3 and named > without
+    looked = len(passes)
+    assert one.generate([1, 3, 6], **options).tokens and len(passes) == looked
+    assert shipped_part(SUCCESSORS, other.model) is None
 
 
 def test_states_of_another_part_are_used_again(folder: Path, base: LLM, tmp_path: Path) -> None:

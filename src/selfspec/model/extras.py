@@ -122,7 +122,13 @@ def shipped_parts() -> list[Path]:
 def find_part(source: str | os.PathLike[str] | Part | None, kind: str, model: LayeredModel) -> Part:
     """The part that was named, by folder or shipped name, or without a name the shipped one for this model."""
     if source is None:
-        return _shipped_for(kind, model)
+        part = shipped_part(kind, model)
+        if part is None:
+            raise OptionError(
+                f"no {kind} for this model comes with selfspec, so it needs part=FOLDER; train one: selfspec train MODEL "
+                f"--recipe {kind}"
+            )
+        return part
     if isinstance(source, Part):
         source.require(kind, model)
         return source
@@ -145,15 +151,26 @@ def _loaded(folder: Path, kind: str, model: LayeredModel) -> Part:
     return kept[key]
 
 
-def _shipped_for(kind: str, model: LayeredModel) -> Part:
-    own = signature(model)
+_shipped: WeakKeyDictionary[LayeredModel, dict[str, Part | None]] = WeakKeyDictionary()
+
+
+def shipped_part(kind: str, model: LayeredModel) -> Part | None:
+    """The part of that kind that comes with selfspec for this model, looked for once: telling whose it is takes a pass."""
+    kept = _shipped.setdefault(model, {})
+    if kind not in kept:
+        kept[kind] = _shipped_for(kind, model)
+    return kept[kind]
+
+
+def _shipped_for(kind: str, model: LayeredModel) -> Part | None:
+    own: dict[str, Any] | None = None
     for folder in shipped_parts():
         about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        if about["kind"] == kind and not unlike(about["base"], own):
-            return _loaded(folder, kind, model)
-    raise OptionError(
-        f"no {kind} for this model comes with selfspec, so it needs part=FOLDER; train one: selfspec train MODEL --recipe {kind}"
-    )
+        if about["kind"] == kind:
+            own = own or signature(model)
+            if not unlike(about["base"], own):
+                return _loaded(folder, kind, model)
+    return None
 
 
 _ready: WeakKeyDictionary[LayeredModel, dict[tuple[int, object], tuple[Part, Any]]] = WeakKeyDictionary()

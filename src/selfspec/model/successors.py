@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from torch import Tensor
 
-from ..errors import OptionError
 from .adapter import LayeredModel
-from .extras import Part, find_part
+from .extras import Part, find_part, ready, shipped_part
 
 SUCCESSORS = "successors"
 Chances = Sequence[tuple[int, float]]  # tokens, the likeliest first, each with its chance
@@ -63,23 +61,13 @@ def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
     return found
 
 
-_ready: WeakKeyDictionary[LayeredModel, dict[object, Successors | None]] = WeakKeyDictionary()
-
-
 def trained_successors(source: str | os.PathLike[str] | Part | None, model: LayeredModel) -> Successors | None:
-    """Those of a part by folder or name; without a name those that come with selfspec for this model, if any; "none": none.
-
-    Read once for a model, since telling whether a part belongs to it takes a pass.
-    """
+    """Those of a part by folder or name; without a name those that come with selfspec for this model, if any; "none": none."""
     if source == "none":
         return None
-    kept = _ready.setdefault(model, {})
-    key: object = id(source) if isinstance(source, Part) else source
-    if key not in kept:
-        try:
-            kept[key] = Successors(find_part(source, SUCCESSORS, model))
-        except OptionError:
-            if source is not None:
-                raise
-            kept[key] = None
-    return kept[key]
+    part = shipped_part(SUCCESSORS, model) if source is None else find_part(source, SUCCESSORS, model)
+    return None if part is None else ready(part, model, _looked_up)
+
+
+def _looked_up(part: Part, model: LayeredModel) -> Successors:
+    return Successors(part)
