@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
 from .paper import COSINES, PaperRow, PaperTable, exit_of, find_table
 from .paper_run import PAPER_SCHEMA, key_of
 from .report import table as grid
+from .schema import read_result
 
 SHARES = ("accepted", "draft share", "verify share")
 LABELS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
@@ -19,16 +18,7 @@ PERCENT = ("accuracy", "exact match", "pass@1", "pass@10")
 
 def load_paper(path: Path) -> dict[str, Any]:
     """Read a result; another file is an error that says so."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OptionError(f"there is no result file {path.name!r}; make one with: selfspec bench MODEL --paper TABLE") from error
-    except ValueError as error:
-        raise OptionError(f"{path.name} is not a result: {error}; measure again with: selfspec bench --paper") from error
-    found = (data.get("kind"), data.get("schema_version")) if isinstance(data, dict) else None
-    if found != ("paper", PAPER_SCHEMA):
-        raise OptionError(f"{path.name} holds {found}, and this selfspec reads {('paper', PAPER_SCHEMA)}; measure again")
-    return dict(data)
+    return read_result(path, "paper", PAPER_SCHEMA, "selfspec bench MODEL --paper TABLE", "a result")
 
 
 def markdown(result: Mapping[str, Any]) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ..errors import OptionError
 from .report import milliseconds, table
+from .schema import read_result
 from .timing import Ratio
 
 REUSE_SCHEMA = 1
@@ -21,16 +20,7 @@ Pairs = Sequence[tuple[float, float]]
 
 def load_reuse(path: Path) -> dict[str, Any]:
     """Read a result; another file is an error that says so."""
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OptionError(f"There is no result file {path.name!r}. Make one with: scripts/bench reuse") from error
-    except ValueError as error:
-        raise OptionError(f"{path.name} is not a benchmark result: {error}. Measure again with: scripts/bench reuse") from error
-    found = (run.get("kind"), run.get("schema_version")) if isinstance(run, dict) else None
-    if found != ("reuse", REUSE_SCHEMA):
-        raise OptionError(f"{path.name} holds {found}, not ('reuse', {REUSE_SCHEMA}). Measure again with: scripts/bench reuse")
-    return dict(run)
+    return read_result(path, "reuse", REUSE_SCHEMA, "scripts/bench reuse")
 
 
 def share(pairs: Pairs, draws: int = 1000) -> Ratio:

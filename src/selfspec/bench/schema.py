@@ -117,14 +117,31 @@ def write_json(result: dict[str, Any], path: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Read a result of any kind; a damaged file, or one of another version, is an error that says so."""
+def parsed(path: Path, command: str, what: str = "a benchmark result") -> Any:
+    """What a JSON file holds; a missing or damaged one is an error that names the command that measures it."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise OptionError(f"There is no result file {path.name!r}. Make one with: scripts/bench plain") from error
+        raise OptionError(f"There is no result file {path.name!r}. Make one with: {command}") from error
     except ValueError as error:  # also a wrong encoding
-        raise OptionError(f"{path.name} is not a benchmark result: {error}. Measure again with: scripts/bench plain") from error
+        raise OptionError(f"{path.name} is not {what}: {error}. Measure again with: {command}") from error
+
+
+def read_result(path: Path, kind: str, version: int, command: str, what: str = "a benchmark result") -> dict[str, Any]:
+    """Read a result of one kind and version; anything else is an error that says so."""
+    data = parsed(path, command, what)
+    found = (data.get("kind"), data.get("schema_version")) if isinstance(data, dict) else None
+    if found != (kind, version):
+        raise OptionError(
+            f"{path.name} holds {found}, and this selfspec reads {(kind, version)}: its fields would be misread. "
+            f"Measure again with: {command}, or read it with the selfspec that wrote it."
+        )
+    return dict(data)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a result of `scripts/bench plain`, of either kind; another version is an error that says so."""
+    data = parsed(path, "scripts/bench plain")
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         raise OptionError(

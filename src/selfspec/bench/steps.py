@@ -8,7 +8,6 @@ Knows nothing of what is learned.
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from ..train.recipe import Recipe
 from .plain import model_folder, progress_bar, run_command
 from .provenance import CHECKOUT, cpu_name, gather, package_versions, slug
 from .report import interval, milliseconds, table
-from .schema import write_json
+from .schema import parsed, write_json
 from .timing import Contestant, Ratio, Timings, interleave, median, ratio, timed
 
 DROPOUT = 0.2
@@ -130,7 +129,7 @@ def steps(
     Example: scripts/bench steps --rounds 2
     """
     if show is not None:
-        typer.echo(markdown(json.loads(show.read_text(encoding="utf-8"))))
+        typer.echo(markdown(parsed(show, "scripts/bench steps")))
         return
     options = StepOptions(rounds=rounds, exits=exits)
     torch.set_num_threads(threads)

@@ -7,13 +7,12 @@ model: speeds and intervals are made by `suite_stats.py`. Knows no timing, no ta
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import OptionError
-from .schema import Provenance, write_json
+from .schema import Provenance, read_result, write_json
 
 SUITE_SCHEMA = 1
 KIND = "suite"
@@ -225,18 +224,7 @@ def save_suite(run: SuiteRun, path: Path) -> None:
 
 def load_suite(path: Path) -> SuiteRun:
     """Read a run; a file of another kind or version, or a damaged one, is an error that says so."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OptionError(f"There is no result file {path.name!r}. Make one with: selfspec bench MODEL") from error
-    except ValueError as error:  # also a wrong encoding
-        raise OptionError(f"{path.name} is not a benchmark result: {error}. Measure again with: selfspec bench") from error
-    found = (data.get("kind"), data.get("schema_version")) if isinstance(data, dict) else None
-    if found != (KIND, SUITE_SCHEMA):
-        raise OptionError(
-            f"{path.name} holds {found}, and this selfspec reads {(KIND, SUITE_SCHEMA)}: its fields would be misread. "
-            "Measure again with: selfspec bench, or read it with the selfspec that wrote it."
-        )
+    data = read_result(path, KIND, SUITE_SCHEMA, "selfspec bench MODEL")
     try:
         return _suite(data)
     except (TypeError, KeyError, AttributeError) as error:

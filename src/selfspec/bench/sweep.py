@@ -22,7 +22,7 @@ from ..control.base import Controller, Controlling
 from ..errors import OptionError, nearest
 from ..model.plan import LayerPlan
 from .layers import Similarities
-from .schema import write_json
+from .schema import read_result, write_json
 from .sweep_report import skip_speeds
 
 if TYPE_CHECKING:
@@ -140,20 +140,7 @@ def groups(options: SweepOptions, prompts: Sequence[Prompt]) -> Iterator[Group]:
 
 def load_sweep(path: Path) -> dict[str, Any]:
     """Read a result; another file is an error that says so."""
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OptionError(
-            f"there is no result file {path.name!r}; make one with: selfspec sweep MODEL --out {path.name}"
-        ) from error
-    except ValueError as error:
-        raise OptionError(f"{path.name} is not a sweep's result: {error}; measure again with: selfspec sweep --fresh") from error
-    found = (run.get("kind"), run.get("schema_version")) if isinstance(run, dict) else None
-    if found != ("sweep", SWEEP_SCHEMA):
-        raise OptionError(
-            f"{path.name} holds {found}, and this selfspec reads {('sweep', SWEEP_SCHEMA)}; measure again, or name another file"
-        )
-    return dict(run)
+    return read_result(path, "sweep", SWEEP_SCHEMA, "selfspec sweep MODEL", "a sweep's result")
 
 
 def gone_on_with(fresh: Sweep, path: Path) -> Sweep:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
 from .report import interval, milliseconds, table
+from .schema import read_result
 from .timing import Ratio, median, ratio
 
 TASK_SCHEMA = 1
@@ -15,16 +14,7 @@ TASK_SCHEMA = 1
 
 def load_task(path: Path) -> dict[str, Any]:
     """Read a result; another file is an error that says so."""
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OptionError(f"There is no result file {path.name!r}. Make one with: scripts/bench task") from error
-    except ValueError as error:
-        raise OptionError(f"{path.name} is not a benchmark result: {error}. Measure again with: scripts/bench task") from error
-    found = (run.get("kind"), run.get("schema_version")) if isinstance(run, dict) else None
-    if found != ("task", TASK_SCHEMA):
-        raise OptionError(f"{path.name} holds {found}, not ('task', {TASK_SCHEMA}). Measure again with: scripts/bench task")
-    return dict(run)
+    return read_result(path, "task", TASK_SCHEMA, "scripts/bench task")
 
 
 def per_token(entry: dict[str, Any]) -> list[float | None]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..errors import OptionError
 from .report import OURS, interval, milliseconds, table
+from .schema import read_result
 from .timing import Ratio
 
 VERSUS_SCHEMA = 1
@@ -19,16 +18,7 @@ Costs = dict[int, tuple[float, int]]  # of each question: seconds, tokens
 
 def load_versus(path: Path) -> dict[str, Any]:
     """Read a result; another file is an error that says so."""
-    try:
-        run = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OptionError(f"There is no result file {path.name!r}. Make one with: scripts/bench versus") from error
-    except ValueError as error:
-        raise OptionError(f"{path.name} is not a benchmark result: {error}. Measure again with: scripts/bench versus") from error
-    found = (run.get("kind"), run.get("schema_version")) if isinstance(run, dict) else None
-    if found != ("versus", VERSUS_SCHEMA):
-        raise OptionError(f"{path.name} holds {found}, not ('versus', {VERSUS_SCHEMA}). Measure again with: scripts/bench versus")
-    return dict(run)
+    return read_result(path, "versus", VERSUS_SCHEMA, "scripts/bench versus")
 
 
 def decoding(run: dict[str, Any], peer: str, method: str) -> Costs:

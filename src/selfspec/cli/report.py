@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -50,10 +49,7 @@ def page_of(result: Path) -> str:
 
 def kind_of(result: Path) -> object:
     """What a result file says it is."""
-    try:
-        data = json.loads(result.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise OptionError(f"there is no result file {result.name!r}; make one with: selfspec bench MODEL") from error
-    except ValueError as error:
-        raise OptionError(f"{result.name} is not a result: {error}; measure again with selfspec bench or sweep") from error
+    from ..bench.schema import parsed
+
+    data = parsed(result, "selfspec bench MODEL", "a result")
     return data.get("kind") if isinstance(data, dict) else None
