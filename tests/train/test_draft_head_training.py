@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_text import calm_model
 from transformers import AutoModelForCausalLM
 
 from selfspec import LLM
@@ -18,7 +19,7 @@ from selfspec.draft.draft_head import DraftHead
 from selfspec.errors import OptionError, ResourceError, TrainingError
 from selfspec.model.extras import load_part
 from selfspec.model.families import family_of, shape_of
-from selfspec.testing import tiny_model, tiny_tokenizer
+from selfspec.testing import tiny_model
 from selfspec.train import parts, states
 from selfspec.train.draft_head import HeadRecipe, HeadTraining, likeliest
 from selfspec.train.head_net import Candidates, attend, roots_of
@@ -32,15 +33,7 @@ QUICK = PartOptions(epochs=4, batch_tokens=400, save_every=4, measured=8, ahead=
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Its layers change little, so what it says depends on little else than the last token: that can be learned in seconds."""
-    folder = tmp_path_factory.mktemp("model")
-    small = tiny_model("llama", seed=4, tie_word_embeddings=False)
-    for layer in small.model.layers:
-        layer.self_attn.o_proj.weight.data *= 0.1
-        layer.mlp.down_proj.weight.data *= 0.1
-    small.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    return folder
+    return calm_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from own_text import calm_model, with_text
 
 from selfspec import LLM
 from selfspec.draft.layer_skip import LayerSkip
@@ -24,25 +25,11 @@ from selfspec.train.states import States
 FAMILIES = ["llama", "qwen3"]
 
 
-def folder_with_text(folder: Path, family: str) -> Path:
-    small = tiny_model(family, seed=4, tie_word_embeddings=False)
-    for layer in small.model.layers:  # what it says depends on little else than the last token: learned in seconds
-        layer.self_attn.o_proj.weight.data *= 0.3
-        layer.mlp.down_proj.weight.data *= 0.3
-    small.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    prompts = [[3 + 7 * n % 250, 5 + 3 * n % 250] for n in range(40)]
-    answers = LLM.from_pretrained(folder).generate(prompts, max_new_tokens=24, eos=[], draft=None)
-    lines = [json.dumps({"prompt_ids": p, "response_ids": a.tokens}) for p, a in zip(prompts, answers, strict=True)]
-    (folder / "own.jsonl").write_text("\n".join(lines))
-    return folder
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_learns_and_drafts_what_it_measured(family: str, tmp_path: Path) -> None:
     """Training that moves nothing; matrices put beside another linear, in another order of a fused product or twice; a skipped
     half that ran in training."""
-    model = folder_with_text(tmp_path / "model", family)
+    model = with_text(calm_model(tmp_path / "model", family, 0.3))
     report = train_small_part(
         str(model),
         [model / "own.jsonl"],

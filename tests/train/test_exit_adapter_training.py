@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from own_text import calm_model, with_text
 
 from selfspec import LLM
 from selfspec.draft.early_exit import EarlyExit
 from selfspec.errors import OptionError
 from selfspec.model.extras import load_part
 from selfspec.model.families import family_of, shape_of
-from selfspec.testing import tiny_model, tiny_tokenizer
+from selfspec.testing import tiny_model
 from selfspec.train.exit_adapter import AdapterRecipe, in_a_row
 from selfspec.train.part_run import train_small_part
 from selfspec.train.parts import PartOptions
@@ -23,18 +23,7 @@ from selfspec.train.states import States
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model")
-    small = tiny_model("llama", seed=4, tie_word_embeddings=False)
-    for layer in small.model.layers:  # what it says depends on little else than the last token: learned in seconds
-        layer.self_attn.o_proj.weight.data *= 0.1
-        layer.mlp.down_proj.weight.data *= 0.1
-    small.save_pretrained(folder)
-    tiny_tokenizer().save_pretrained(folder)
-    prompts = [[3 + 7 * n % 250, 5 + 3 * n % 250] for n in range(40)]
-    answers = LLM.from_pretrained(folder).generate(prompts, max_new_tokens=24, eos=[], draft=None)
-    lines = [json.dumps({"prompt_ids": p, "response_ids": a.tokens}) for p, a in zip(prompts, answers, strict=True)]
-    (folder / "own.jsonl").write_text("\n".join(lines))
-    return folder
+    return with_text(calm_model(tmp_path_factory.mktemp("model")))
 
 
 def test_it_learns_and_drafts_what_it_measured(model: Path, tmp_path: Path) -> None:

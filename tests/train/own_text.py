@@ -1,0 +1,29 @@
+"""A tiny model that can be learned in seconds, and text that it wrote, for the tests of small parts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from selfspec import LLM
+from selfspec.testing import tiny_model, tiny_tokenizer
+
+
+def calm_model(folder: Path, family: str = "llama", share: float = 0.1) -> Path:
+    """Its layers change little, so what it says depends on little else than the last token."""
+    small = tiny_model(family, seed=4, tie_word_embeddings=False)
+    for layer in small.model.layers:
+        layer.self_attn.o_proj.weight.data *= share
+        layer.mlp.down_proj.weight.data *= share
+    small.save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def with_text(folder: Path) -> Path:
+    """The model's folder, with answers of its own in `own.jsonl`."""
+    prompts = [[3 + 7 * n % 250, 5 + 3 * n % 250] for n in range(40)]
+    answers = LLM.from_pretrained(folder).generate(prompts, max_new_tokens=24, eos=[], draft=None)
+    lines = [json.dumps({"prompt_ids": p, "response_ids": a.tokens}) for p, a in zip(prompts, answers, strict=True)]
+    (folder / "own.jsonl").write_text("\n".join(lines))
+    return folder
