@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,6 +89,21 @@ def write(text: str) -> None:
 def stderr() -> Console:
     """A console on standard error; made anew so that a test or a shell that redirects it is obeyed."""
     return Console(stderr=True, highlight=False)
+
+
+def bar(head: str, words: str) -> Progress:
+    """How far long work is, for somebody who watches: `head`, done of all, time left, then the task's field `words`."""
+    return Progress(
+        TextColumn(head),
+        MofNCompleteColumn(),
+        BarColumn(20),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn(f"{{task.fields[{words}]}}"),
+        console=stderr(),
+        disable=not sys.stderr.isatty(),
+    )
 
 
 def stats_line(stats: Stats) -> str:

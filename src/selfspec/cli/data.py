@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import OptionError
 from . import common, options
@@ -109,14 +108,7 @@ class _Bar:
 
     def __init__(self, total: int) -> None:
         self._total, self._last = total, 0.0
-        columns = (TextColumn("answers"), MofNCompleteColumn(), BarColumn(20), TimeElapsedColumn(), TextColumn("left"))
-        self._bar = Progress(
-            *columns,
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[rate]}"),
-            console=common.stderr(),
-            disable=not sys.stderr.isatty(),
-        )
+        self._bar = common.bar("answers", "rate")
         self._task = self._bar.add_task("", total=total, rate="")
 
     def __enter__(self) -> _Bar:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..errors import OptionError, nearest
@@ -292,17 +291,7 @@ def _watching() -> Any:
 
         def __init__(self) -> None:
             self._console = common.stderr()
-            self._bar = Progress(
-                TextColumn("step"),
-                MofNCompleteColumn(),
-                BarColumn(20),
-                TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
-                TextColumn("{task.fields[losses]}"),
-                console=self._console,
-                disable=not sys.stderr.isatty(),
-            )
+            self._bar = common.bar("step", "losses")
             self._task: Any = None
             self._start = (0.0, 0)
             self._exits: dict[int, float] = {}

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ..errors import OptionError
@@ -183,17 +182,7 @@ class _Shown:
 
     def __init__(self) -> None:
         self._console = common.stderr()
-        self._bar = Progress(
-            TextColumn("{task.description}"),
-            MofNCompleteColumn(),
-            BarColumn(20),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[words]}"),
-            console=self._console,
-            disable=not sys.stderr.isatty(),
-        )
+        self._bar = common.bar("{task.description}", "words")
         self._task: Any = None
         self._began: tuple[float, int] | None = None
         self._right = ""
