@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from .html import Bar, Cell, Line, bars, facts, heading, heat, lines, page, paragraph, table
 from .html_verdict import verdict
-from .suite_report import number, percent, ratio, same_tokens
+from .suite_report import costs_of, number, percent, ratio, same_tokens
 from .suite_schema import SuiteRun
 from .suite_stats import Row, best_baseline, overhead, precisions, rows, tasks_of
 
@@ -131,13 +131,7 @@ def _figure_line(row: Row) -> list[str]:
         row.drafts,
         number(row.tokens_per_verification, 2),
         percent(row.acceptance),
-        percent(row.draft_share),
-        percent(row.verify_share),
-        percent(row.host_share),
-        number(row.first_seconds, 2),
-        "-" if row.peak_memory_bytes is None else f"{row.peak_memory_bytes / 1e6:.0f}",
-        number(row.joules_per_token, 2),
-        number(row.cold_start_seconds),
+        *costs_of(row),
         same_tokens(row),
     ]
 
