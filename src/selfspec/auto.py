@@ -21,7 +21,8 @@ from .control.registry import make_controller
 from .draft.base import Drafter, Drafting, Scene
 from .draft.registry import make_drafter
 from .errors import OptionError
-from .model.adapter import HalfWatch, LayeredModel
+from .model.adapter import LayeredModel
+from .model.passes import HalfWatch
 from .options import with_options
 
 

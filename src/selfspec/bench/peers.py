@@ -240,8 +240,8 @@ def _close_quietly(stream: Any) -> None:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """The same thread settings for every peer; idle OpenMP threads must sleep, or a waiting peer slows the one at work."""
+    """The same number of threads for every peer; how they wait is each engine's own affair, as it is for its users."""
     package_root = str(HOST.parents[2])
     path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
-    settings = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE"}
+    settings = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     return {**os.environ, **settings, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

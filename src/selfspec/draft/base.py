@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from ..contract import Budget, Draft, Outcome
-from ..model.adapter import HalfWatch, LayeredModel
+from ..model.adapter import LayeredModel
 from ..model.cache import KVCache
+from ..model.passes import HalfWatch
 from ..model.taps import Taps
 from ..sampling import Sampler
 

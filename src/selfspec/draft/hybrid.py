@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..contract import Budget, Draft, ExitState, Outcome
 from ..errors import OptionError
-from ..model.adapter import HalfWatch
+from ..model.passes import HalfWatch
 from .base import Drafter, Drafting, Scene
 from .registry import make_drafter
 from .tree import GuessTree, draft_of, families

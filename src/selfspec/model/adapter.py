@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from functools import cached_property, partial
@@ -26,6 +26,7 @@ from .families import Family, checked_switch, family_of, shape_of
 from .linear import Linear, kind_of, without_low_rank
 from .partial_head import PartialHead
 from .parts import Part, module, norm, part_of, product, release, release_matrices, table
+from .passes import HalfWatch, Passes
 from .plan import LayerPlan
 from .rope import RopeTable
 from .self_check import LENGTH, SelfCheck, probe
@@ -46,8 +47,6 @@ _SHORTENED = (
     "would have to be read again at that point, which selfspec does not do: texts end at {0} tokens here, not at {1}. For longer "
     "ones load it with long_context=True"
 )
-
-HalfWatch = Callable[[int, bool, Tensor, Tensor], None]
 
 
 class LayeredModel:
@@ -86,6 +85,7 @@ class LayeredModel:
             self._take_own_layers(model, family, owned)
         else:
             self.blocks = module_blocks(model, family, self.shape)
+        self._passes = Passes(self.blocks)
         self._take_ends(model, family, owned)
         self._finish: Change = module(model, family.final_norm)
         if known:
@@ -245,17 +245,7 @@ class LayeredModel:
         """The plan's halves, one after the other: what comes out, then what left each tapped layer."""
         if plan.start == 0 and self._positions is not None:
             x = x + self._positions[place.positions]
-        current, entered, states = plan.start, x, []
-        for layer, attention in plan.halves:
-            if layer != current:
-                current, entered = layer, x
-            block, before = self.blocks[layer], x
-            x = block.attention(x, cache, place) if attention else block.mlp(x, entered)
-            if watch:
-                watch(layer, attention, before, x)
-            if not attention and layer in tapped:
-                states.append(x)
-        return x, *states
+        return self._passes.run(x, plan, cache, place, tapped, watch)
 
     @torch.inference_mode()
     def head(self, x: Tensor) -> Tensor:
@@ -294,6 +284,7 @@ class LayeredModel:
         """A second view of this model, with these blocks in place of its own."""
         other = copy(self)
         other.blocks = list(blocks)
+        other._passes = Passes(other.blocks)
         other._open_steps()  # a recording has the blocks' products in it
         if other._steps and self._steps:
             other._steps.reason = self._steps.reason

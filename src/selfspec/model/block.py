@@ -18,6 +18,7 @@ from .cache import KVCache, Place
 from .experts import Experts
 from .families import Family, Shape
 from .linear import Linear
+from .norms import Norm
 from .ops import ACTIVATIONS, Heads, Ops
 from .parts import attention_scale, expert_parts, head_norm, norm, part, product, qkv
 from .rope import RopeTable
@@ -44,6 +45,32 @@ class MlpCore(Protocol):
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Normed stream -> what the MLP adds to it, plus the residual if there is one."""
+
+
+@dataclass(frozen=True)
+class NormBy:
+    """A norm and the operations that compute it."""
+
+    ops: Ops
+    norm: Norm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.ops.norm(x, self.norm)
+
+
+@dataclass(frozen=True)
+class TakenApart:
+    """What a half is made of, for whoever runs all of it at once: an attention if it has heads, else an MLP."""
+
+    before: Norm | None
+    after: Norm | None
+    into: Linear
+    out: Linear
+    heads: Heads | None
+    activation: str
+    gated: bool
+    parallel: bool
+    scale: float
 
 
 @dataclass(frozen=True)
@@ -79,6 +106,23 @@ class Block:
             other._mlp = self._mlp.with_linears(change)
         return other
 
+    def taken_apart(self) -> tuple[TakenApart | None, TakenApart | None]:
+        """Both halves; None for one that cannot be: a module of transformers, experts."""
+        norms = self._norms
+        attention, mlp = self._attention, self._mlp
+        return (
+            self._apart(attention, norms.attention_before, norms.attention_after) if isinstance(attention, Attention) else None,
+            self._apart(mlp, norms.mlp_before, norms.mlp_after) if isinstance(mlp, Mlp) else None,
+        )
+
+    def _apart(self, core: Attention | Mlp, before: Change | None, after: Change | None) -> TakenApart | None:
+        if not all(each is None or isinstance(each, NormBy) for each in (before, after)):
+            return None
+        first, last = (each.norm if isinstance(each, NormBy) else None for each in (before, after))
+        heads = core.heads if isinstance(core, Attention) else None
+        activation, gated = (core.activation, core.gated) if isinstance(core, Mlp) else ("", False)
+        return TakenApart(first, last, *core.linears, heads, activation, gated, self._parallel, self._scale)
+
     def attention(self, x: Tensor, cache: KVCache, place: Place) -> Tensor:
         core = partial(self._attention, cache=cache, place=place)
         return self._half(x, x, self._norms.attention_before, core, self._norms.attention_after)
@@ -103,7 +147,7 @@ def own_block(layer: nn.Module, index: int, family: Family, shape: Shape, ops: O
     """The block of a family in the table, run by our operations."""
 
     def change(name: str | None) -> Change | None:
-        return None if name is None else partial(ops.norm, norm=norm(layer, name, family.norms))
+        return None if name is None else NormBy(ops, norm(layer, name, family.norms))
 
     experts = expert_parts(layer, family)
     return Block(
@@ -121,7 +165,7 @@ class Attention:
     def __init__(self, layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None) -> None:
         self._ops = ops
         self._qkv, self._out = qkv(layer, family, shape, ops), product([part(layer, family.out)], ops)
-        self._heads = Heads(
+        self.heads = Heads(
             layer=index,
             queries=shape.heads,
             keys=shape.kv_heads,
@@ -135,7 +179,7 @@ class Attention:
         )
 
     @property
-    def linears(self) -> Sequence[Linear]:
+    def linears(self) -> tuple[Linear, Linear]:
         return self._qkv, self._out
 
     def with_linears(self, change: ChangeLinear) -> Attention:
@@ -145,7 +189,7 @@ class Attention:
         return other
 
     def __call__(self, x: Tensor, cache: KVCache, place: Place, residual: Tensor | None = None) -> Tensor:
-        return self._out(self._ops.attention(self._qkv(x), self._heads, cache, place), residual)
+        return self._out(self._ops.attention(self._qkv(x), self.heads, cache, place), residual)
 
 
 class Mlp:
@@ -156,10 +200,11 @@ class Mlp:
             raise UnsupportedModel(f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
         self._up = product([part(layer, name) for name in family.gate_up], ops)
         self._down = product([part(layer, family.down)], ops)
+        self.activation, self.gated = shape.activation, family.gated
         self._activate = partial(ops.gated if family.gated else ops.activated, activation=shape.activation)
 
     @property
-    def linears(self) -> Sequence[Linear]:
+    def linears(self) -> tuple[Linear, Linear]:
         return self._up, self._down
 
     def with_linears(self, change: ChangeLinear) -> Mlp:

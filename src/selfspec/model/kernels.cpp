@@ -7,12 +7,18 @@
 //   2. One row costs what reading the weights costs, and a dozen rows cost about the same: each weight is loaded once
 //      and used for up to MAX_ROWS rows from registers.
 //
-// What this file does not know: models, layers, Python. Built with -ffp-contract=fast, so that a*b+c is one rounding everywhere.
+//   3. A pass is one call: threads meet between its steps by spinning, since sleeping and waking cost more than most steps.
+//
+// What this file does not know: models, plans, Python. Built with -ffp-contract=fast, so that a*b+c is one rounding everywhere.
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include <omp.h>
@@ -97,33 +103,41 @@ static inline void tile_of(int64_t rows, const float* x, int64_t inputs, const f
 
 extern "C" int64_t panel_width() { return PANEL; }
 
-// out[r, :] = residual[r, :] + bias + x[r, :] . weight, the last two optional. `pack` is [ceil(outputs / PANEL)][inputs][PANEL].
-extern "C" void linear(const float* x, int64_t rows, int64_t inputs, const float* pack, int64_t outputs, const float* bias,
-                       const float* residual, float* out, int threads) {
-#pragma omp parallel num_threads(threads)
-    {
-        Share share((outputs + PANEL - 1) / PANEL);
-        float sums[MAX_ROWS * PANEL];
-        for (int64_t p = share.begin; p < share.end; p++) {
-            int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
-            for (int64_t r = 0; r < rows;) {
-                int64_t left = rows - r;  // two even halves beat a full tile and a sliver
-                int64_t take = left <= MAX_ROWS ? left : left < 2 * MAX_ROWS ? (left + 1) / 2 : MAX_ROWS;
-                tile_of<MAX_ROWS>(take, x + r * inputs, inputs, pack + first * inputs, sums);
-                for (int64_t i = 0; i < take; i++) {
-                    float* target = out + (r + i) * outputs + first;
-                    const float* from = residual ? residual + (r + i) * outputs + first : nullptr;
-                    for (int64_t c = 0; c < columns; c++) {
-                        float value = sums[i * PANEL + c];
-                        if (bias) value += bias[first + c];
-                        if (from) value += from[c];
-                        target[c] = value;
-                    }
+// A packed weight, [ceil(outputs / PANEL)][inputs][PANEL], and its bias or null.
+struct Product {
+    const float *pack, *bias;
+    int64_t outputs, inputs;
+};
+
+// This thread's columns of out[r, :] = residual[r, :] + bias + x[r, :] . weight, residual and bias optional. `out` may be the residual.
+static void multiply(const float* x, int64_t rows, const Product& weight, const float* residual, float* out) {
+    int64_t outputs = weight.outputs, inputs = weight.inputs;
+    Share share((outputs + PANEL - 1) / PANEL);
+    float sums[MAX_ROWS * PANEL];
+    for (int64_t p = share.begin; p < share.end; p++) {
+        int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
+        for (int64_t r = 0; r < rows;) {
+            int64_t left = rows - r;  // two even halves beat a full tile and a sliver
+            int64_t take = left <= MAX_ROWS ? left : left < 2 * MAX_ROWS ? (left + 1) / 2 : MAX_ROWS;
+            tile_of<MAX_ROWS>(take, x + r * inputs, inputs, weight.pack + first * inputs, sums);
+            for (int64_t i = 0; i < take; i++) {
+                float* target = out + (r + i) * outputs + first;
+                const float* from = residual ? residual + (r + i) * outputs + first : nullptr;
+                for (int64_t c = 0; c < columns; c++) {
+                    float value = sums[i * PANEL + c];
+                    if (weight.bias) value += weight.bias[first + c];
+                    if (from) value += from[c];
+                    target[c] = value;
                 }
-                r += take;
             }
+            r += take;
         }
     }
+}
+
+extern "C" void linear(const float* x, int64_t rows, const Product* weight, const float* residual, float* out, int threads) {
+#pragma omp parallel num_threads(threads)
+    multiply(x, rows, *weight, residual, out);
 }
 
 // ------------------------------------------------------------------------------------------------- norms, activations
@@ -176,27 +190,29 @@ static inline Vector activate(Vector x, int kind) {
     return x / (1.0f + exponential(-z));
 }
 
+// Columns [begin, end) of out = act(gate) * up, or without `up` of out = act(gate).
+static inline void activate_some(const float* gate, const float* up, float* out, int64_t begin, int64_t end, int kind) {
+    int64_t i = begin;
+    for (; i + LANES <= end; i += LANES) {
+        Vector value = activate(load(gate + i), kind);
+        store(out + i, up ? value * load(up + i) : value);
+    }
+    for (; i < end; i++) out[i] = activate(splat(gate[i]), kind)[0] * (up ? up[i] : 1.0f);
+}
+
 // out[r, :] = act(both[r, :size]) * both[r, size:]
 extern "C" void gated(const float* both, int64_t rows, int64_t size, int kind, float* out, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * size > 16384)
     for (int64_t r = 0; r < rows; r++) {
-        const float *gate = both + r * 2 * size, *up = gate + size;
-        float* target = out + r * size;
-        int64_t i = 0;
-        for (; i + LANES <= size; i += LANES) store(target + i, activate(load(gate + i), kind) * load(up + i));
-        for (; i < size; i++) target[i] = activate(splat(gate[i]), kind)[0] * up[i];
+        const float* gate = both + r * 2 * size;
+        activate_some(gate, gate + size, out + r * size, 0, size, kind);
     }
 }
 
 // x[r, :] = act(x[r, :])
 extern "C" void activated(float* x, int64_t rows, int64_t size, int kind, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * size > 16384)
-    for (int64_t r = 0; r < rows; r++) {
-        float* row = x + r * size;
-        int64_t i = 0;
-        for (; i + LANES <= size; i += LANES) store(row + i, activate(load(row + i), kind));
-        for (; i < size; i++) row[i] = activate(splat(row[i]), kind)[0];
-    }
+    for (int64_t r = 0; r < rows; r++) activate_some(x + r * size, nullptr, x + r * size, 0, size, kind);
 }
 
 // x = cap * tanh(x / cap)
@@ -228,27 +244,46 @@ static inline void norm_groups(float* x, int64_t count, const Norm* norm) {
             norm_row(x + group * norm->size, *norm, group, x + group * norm->size);
 }
 
-// Splits fused projections into heads, norms and rotates them by position, leaves queries in place and files keys and values.
-// `rotary` may be 0: nothing is rotated, and the tables are not read.
-extern "C" void rotate_and_store(float* qkv, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t rotary, const Norm* query_norm,
-                                 const Norm* key_norm, const float* cosines, const float* sines, const int64_t* positions,
-                                 const int64_t* rows, const int64_t* slots, const Layer* layer, int threads) {
-    int64_t size = layer->size, width = (heads + 2 * kv_heads) * size;
-#pragma omp parallel for num_threads(threads) if (tokens * width > 65536)
-    for (int64_t t = 0; t < tokens; t++) {
-        float* x = qkv + t * width;
-        norm_groups(x, heads * size, query_norm);
-        norm_groups(x + heads * size, kv_heads * size, key_norm);
-        if (rotary) {
-            const float *cosine = cosines + positions[t] * (rotary / 2), *sine = sines + positions[t] * (rotary / 2);
-            for (int64_t h = 0; h < heads + kv_heads; h++) rotate(x + h * size, cosine, sine, rotary);
-        }
-        int64_t at = rows[t] * layer->row_stride + slots[t] * size;
-        for (int64_t h = 0; h < kv_heads; h++) {
-            std::memcpy(layer->keys + at + h * layer->head_stride, x + (heads + h) * size, size * 4);
-            std::memcpy(layer->values + at + h * layer->head_stride, x + (heads + kv_heads + h) * size, size * 4);
-        }
+// Angles by position. `rotary` 0: nothing is rotated, and the tables are not read.
+struct Rope {
+    const float *cosines, *sines;
+    int64_t rotary;
+};
+
+// What one attention is, beside its projections.
+struct Heads {
+    int64_t queries, keys, size;  // query heads, key heads, numbers of a head
+    const Norm *query_norm, *key_norm;
+    float scale, cap;
+
+    int64_t width() const { return (queries + 2 * keys) * size; }
+};
+
+// Where the tokens of a call go.
+struct Where {
+    const int64_t *rows, *slots, *positions;
+};
+
+// Splits a token's projections into heads, norms and rotates them by position, leaves queries in place and files keys and values.
+static void file_token(float* x, int64_t token, const Heads& heads, const Rope& rope, const Where& where, const Layer& layer) {
+    int64_t size = heads.size;
+    norm_groups(x, heads.queries * size, heads.query_norm);
+    norm_groups(x + heads.queries * size, heads.keys * size, heads.key_norm);
+    if (rope.rotary) {
+        int64_t at = where.positions[token] * (rope.rotary / 2);
+        for (int64_t h = 0; h < heads.queries + heads.keys; h++) rotate(x + h * size, rope.cosines + at, rope.sines + at, rope.rotary);
     }
+    int64_t at = where.rows[token] * layer.row_stride + where.slots[token] * size;
+    for (int64_t h = 0; h < heads.keys; h++) {
+        std::memcpy(layer.keys + at + h * layer.head_stride, x + (heads.queries + h) * size, size * 4);
+        std::memcpy(layer.values + at + h * layer.head_stride, x + (heads.queries + heads.keys + h) * size, size * 4);
+    }
+}
+
+extern "C" void rotate_and_store(float* qkv, int64_t tokens, const Heads* heads, const Rope* rope, const Where* where,
+                                 const Layer* layer, int threads) {
+#pragma omp parallel for num_threads(threads) if (tokens * heads->width() > 65536)
+    for (int64_t t = 0; t < tokens; t++) file_token(qkv + t * heads->width(), t, *heads, *rope, *where, *layer);
 }
 
 // One level of the tree of sum_lanes on LANES vectors at once: the halves of two vectors are added into one.
@@ -422,33 +457,195 @@ struct Batch {
     }
 };
 
-// Attention of `tokens` queries, each over the keys that it sees. Queries lie in rows of `stride` floats, heads of a group side by side.
-extern "C" void attend(const float* queries, int64_t stride, int64_t tokens, int64_t heads, int64_t kv_heads, const Layer* layer,
-                       const Sight* sight, float scale, float cap, float* out, int threads) {
-    int64_t size = layer->size, group = heads / kv_heads, work = 0, most = 0;
-    int64_t together = std::clamp<int64_t>(tokens * kv_heads / (3 * threads), 1, MOST_TOKENS);  // leave work for every thread
-    std::vector<int64_t> begins;
-    for (int64_t t = 0; t < tokens; t++) {
-        if (t == 0 || t - begins.back() == together || !sight->together(t - 1, t)) begins.push_back(t);
-        most = std::max(most, sight->run(t) + sight->listed(t));
-        work += sight->run(t) * heads * size;
+// How the attention of one call is cut into items of work, which threads take as they come.
+struct Pieces {
+    std::vector<int64_t> begins;  // the first token of each batch, and one past the last token
+    int64_t most = 0, work = 0;   // keys that one query sees at most; multiplications, about
+    int64_t together;             // tokens of a batch at most
+    int64_t cuts;                 // pieces of the query heads that share keys
+
+    Pieces(const Sight& sight, int64_t tokens, const Heads& heads, int64_t threads) {
+        together = std::clamp<int64_t>(tokens * heads.keys / (3 * threads), 1, MOST_TOKENS);  // leave work for every thread
+        for (int64_t t = 0; t < tokens; t++) {
+            if (t == 0 || t - begins.back() == together || !sight.together(t - 1, t)) begins.push_back(t);
+            most = std::max(most, sight.run(t) + sight.listed(t));
+            work += sight.run(t) * heads.queries * heads.size;
+        }
+        begins.push_back(tokens);
+        cuts = batches() * heads.keys < 3 * threads ? heads.queries / heads.keys : 1;
     }
-    begins.push_back(tokens);
-    int64_t batches = begins.size() - 1, room = (most + LANES - 1) / LANES * LANES + LANES;
-#pragma omp parallel num_threads(threads) if (work > 40000)
+    int64_t batches() const { return begins.size() - 1; }
+    int64_t room() const { return (most + LANES - 1) / LANES * LANES + LANES; }  // scores of one query
+};
+
+// Each query's attention over the keys that it sees, as far as this thread comes to it; `next` is the first item that nobody has taken.
+static void attend_some(const float* qkv, const Heads& heads, const Layer& layer, const Sight& sight, const Pieces& pieces,
+                        std::atomic<int64_t>& next, std::vector<float>& scores, float* out) {
+    int64_t size = heads.size, shared = heads.queries / heads.keys, batches = pieces.batches(), room = pieces.room();
+    if (int64_t needed = pieces.together * shared * room; (int64_t)scores.size() < needed) scores.resize(needed);
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < batches * heads.keys * pieces.cuts;) {
+        int64_t cut = item % pieces.cuts, batch_index = item / pieces.cuts % batches, head = item / pieces.cuts / batches;
+        int64_t first = pieces.begins[batch_index], many = pieces.begins[batch_index + 1] - first;
+        int64_t query = head * shared + shared * cut / pieces.cuts, group = shared * (cut + 1) / pieces.cuts - shared * cut / pieces.cuts;
+        int64_t at = sight.rows[first] * layer.row_stride + head * layer.head_stride + sight.starts[first] * size;
+        Batch batch{qkv + first * heads.width() + query * size, heads.width(), group, layer.keys + at, layer.values + at,
+                    &layer, &sight, first, many, scores, room};
+        batch.score();
+        for (int64_t t = 0; t < many; t++)
+            for (int64_t g = 0; g < group; g++) softmax(batch.of(t) + g * room, batch.count(t), heads.scale, heads.cap);
+        batch.sum(out + (first * heads.queries + query) * size, heads.queries * size);
+    }
+}
+
+extern "C" void attend(const float* qkv, int64_t tokens, const Heads* heads, const Layer* layer, const Sight* sight, float* out,
+                       int threads) {
+    Pieces pieces(*sight, tokens, *heads, threads);
+    std::atomic<int64_t> next{0};
+#pragma omp parallel num_threads(threads) if (pieces.work > 40000)
     {
-        std::vector<float> scores(together * group * room);
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t item = 0; item < batches * kv_heads; item++) {
-            int64_t head = item / batches, first = begins[item % batches], many = begins[item % batches + 1] - first;
-            int64_t at = sight->rows[first] * layer->row_stride + head * layer->head_stride + sight->starts[first] * size;
-            float* target = out + (first * heads + head * group) * size;
-            Batch batch{queries + first * stride + head * group * size, stride, group, layer->keys + at, layer->values + at,
-                        layer, sight, first, many, scores, room};
-            batch.score();
-            for (int64_t t = 0; t < many; t++)
-                for (int64_t g = 0; g < group; g++) softmax(batch.of(t) + g * room, batch.count(t), scale, cap);
-            batch.sum(target, heads * size);
+        std::vector<float> scores;
+        attend_some(qkv, *heads, *layer, *sight, pieces, next, scores, out);
+    }
+}
+
+// ------------------------------------------------------------------------------------------------------- whole passes
+
+// Where the threads of a call wait for one another. Who comes early spins; only after a while it lets others have the core.
+class Meeting {
+    std::atomic<int> arrived{0}, held{0};
+
+   public:
+    void wait() {
+        int now = held.load(std::memory_order_relaxed);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == omp_get_num_threads()) {
+            arrived.store(0, std::memory_order_relaxed);
+            held.store(now + 1, std::memory_order_release);
+            return;
+        }
+        for (int spins = 0; held.load(std::memory_order_acquire) == now; spins++) {
+            if (spins > 10000) std::this_thread::yield();
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+    }
+};
+
+// Half of a layer: norm, product, attention or activation, product, norm, scale, and added to the stream.
+struct Half {
+    int64_t layer, attention;     // which; 1: attention, 0: MLP
+    int64_t parallel;             // 1: the MLP reads what entered the layer
+    const Norm *before, *after;   // null: none
+    Product into, out;
+    Heads heads;                  // of attention, like the next two: which of the call's ropes and sights it uses
+    int64_t rope, sight;
+    int64_t activation, gated;    // of an MLP
+    float scale;
+};
+
+// A cache: what one layer of it is.
+struct Cache {
+    float *keys, *values;
+    int64_t layer_stride, row_stride, head_stride;
+
+    Layer layer(int64_t index, int64_t size) const {
+        return {keys + index * layer_stride, values + index * layer_stride, row_stride, head_stride, size};
+    }
+};
+
+// What all halves of a call share.
+struct Call {
+    int64_t tokens, width;
+    Where where;
+    const Rope* ropes;
+    const Sight* sights;
+    Cache cache;
+    const float* entered;  // what entered the layer of the first half; null if that is the stream itself
+};
+
+// Numbers between the steps of a half; too short-lived to be cleared first.
+struct Room {
+    std::unique_ptr<float[]> entered, normed, first, second;
+
+    Room(const Half* halves, const int64_t* chosen, int64_t count, const Call& call) {
+        int64_t into = 0, out = 0;
+        for (int64_t i = 0; i < count; i++) {
+            into = std::max(into, halves[chosen[i]].into.outputs);
+            out = std::max(out, halves[chosen[i]].out.inputs);
+        }
+        for (auto [part, size] : {std::pair{&entered, call.width}, {&normed, call.width}, {&first, into}, {&second, out}})
+            part->reset(new float[call.tokens * size]);
+    }
+};
+
+static void norm_rows(const float* x, const Norm& norm, const Call& call, float* out) {
+    for (Share rows(call.tokens); rows.begin < rows.end; rows.begin++)
+        norm_row(x + rows.begin * call.width, norm, 0, out + rows.begin * call.width);
+}
+
+// What stands between the two products of a half; gives where its result lies.
+static float* between(const Half& half, const Call& call, Room& room, Meeting& meeting, std::atomic<int64_t>& next,
+                      std::vector<float>& scores) {
+    float *first = room.first.get(), *second = room.second.get();
+    if (half.attention) {
+        Layer layer = call.cache.layer(half.layer, half.heads.size);
+        for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++)
+            file_token(first + mine.begin * half.heads.width(), mine.begin, half.heads, call.ropes[half.rope], call.where, layer);
+        Pieces pieces(call.sights[half.sight], call.tokens, half.heads, omp_get_num_threads());
+        meeting.wait();
+        attend_some(first, half.heads, layer, call.sights[half.sight], pieces, next, scores, second);
+        return second;
+    }
+    int64_t size = half.out.inputs;
+    Share vectors((size + LANES - 1) / LANES);
+    int64_t begin = vectors.begin * LANES, end = std::min(vectors.end * LANES, size);
+    for (int64_t t = 0; t < call.tokens; t++) {
+        float* gate = first + t * half.into.outputs;
+        activate_some(gate, half.gated ? gate + size : nullptr, second + t * size, begin, end, half.activation);
+    }
+    return second;
+}
+
+static void run_half(const Half& half, const Call& call, float* x, Room& room, Meeting& meeting, std::atomic<int64_t>& next,
+                     std::vector<float>& scores) {
+    const float* read = half.parallel && !half.attention ? room.entered.get() : x;
+    if (half.before) {
+        norm_rows(read, *half.before, call, room.normed.get());
+        meeting.wait();
+        read = room.normed.get();
+    }
+    multiply(read, call.tokens, half.into, nullptr, room.first.get());
+    meeting.wait();
+    const float* result = between(half, call, room, meeting, next, scores);
+    meeting.wait();
+    bool plain = !half.after && half.scale == 1;
+    float* added = plain ? x : room.normed.get();
+    multiply(result, call.tokens, half.out, plain ? x : nullptr, added);
+    meeting.wait();
+    if (plain) return;
+    if (half.after) norm_rows(added, *half.after, call, added);
+    for (Share rows(call.tokens); rows.begin < rows.end; rows.begin++)
+        for (int64_t i = rows.begin * call.width; i < (rows.begin + 1) * call.width; i++) x[i] += added[i] * half.scale;
+    meeting.wait();
+}
+
+// Carries the stream x, (tokens, width), through the chosen halves.
+extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, int64_t count, const Call* call, int threads) {
+    Room room(halves, chosen, count, *call);
+    Meeting meeting;
+    std::vector<std::atomic<int64_t>> next(count);  // attention's items, of each half
+#pragma omp parallel num_threads(threads)
+    {
+        std::vector<float> scores;
+        for (int64_t i = 0; i < count; i++) {
+            const Half& half = halves[chosen[i]];
+            if (half.parallel && (i == 0 || halves[chosen[i - 1]].layer != half.layer)) {
+                Share rows(call->tokens);
+                const float* from = i == 0 && call->entered ? call->entered : x;
+                std::copy(from + rows.begin * call->width, from + rows.end * call->width, room.entered.get() + rows.begin * call->width);
+                meeting.wait();
+            }
+            run_half(half, *call, x, room, meeting, next[i], scores);
         }
     }
 }

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import OptionError
-from .native import library
+from .native import ProductStruct, library
 
 
 class Linear(ABC):
@@ -109,17 +109,15 @@ class NativeLinear(Linear):
         padded = F.pad(weight, (0, 0, 0, panels * self._width - self.outputs)) if self.outputs % self._width else weight
         self._pack = padded.view(panels, self._width, self.inputs).transpose(1, 2).contiguous()
         self.bias = joined_bias(weights, biases)
-        self._address = self._pack.data_ptr()
-        self._bias_address = None if self.bias is None else self.bias.data_ptr()
+        bias = None if self.bias is None else self.bias.data_ptr()
+        self.native = ProductStruct(self._pack.data_ptr(), bias, self.outputs, self.inputs)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         assert x.is_contiguous() and x.dtype == torch.float32 and x.shape[1] == self.inputs
         rows = x.shape[0]
         out = torch.empty((rows, self.outputs))
-        self._native.linear(
-            x.data_ptr(), rows, self.inputs, self._address, self.outputs, self._bias_address,
-            None if residual is None else residual.data_ptr(), out.data_ptr(), torch.get_num_threads(),
-        )  # fmt: skip
+        added = None if residual is None else residual.data_ptr()
+        self._native.linear(x.data_ptr(), rows, self.native, added, out.data_ptr(), torch.get_num_threads())
         return out
 
     def rows(self, index: Tensor) -> Tensor:

@@ -40,24 +40,74 @@ class NormStruct(ctypes.Structure):
     ]  # fmt: skip
 
 
+class ProductStruct(ctypes.Structure):
+    """A packed weight and its bias."""
+
+    _fields_ = [("pack", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64)]
+
+
+class HeadsStruct(ctypes.Structure):
+    """What an attention is, beside its projections."""
+
+    _fields_ = [
+        ("queries", c_int64), ("keys", c_int64), ("size", c_int64), ("query_norm", c_void_p), ("key_norm", c_void_p),
+        ("scale", c_float), ("cap", c_float),
+    ]  # fmt: skip
+
+
+class RopeStruct(ctypes.Structure):
+    """Angles by position."""
+
+    _fields_ = [("cosines", c_void_p), ("sines", c_void_p), ("rotary", c_int64)]
+
+
+class WhereStruct(ctypes.Structure):
+    """Where the tokens of a call go."""
+
+    _fields_ = [(name, c_void_p) for name in ("rows", "slots", "positions")]
+
+
 class SightStruct(ctypes.Structure):
     """What each query of a call sees."""
 
     _fields_ = [(name, c_void_p) for name in ("rows", "starts", "stops", "first_extra", "extras")]
 
 
+class HalfStruct(ctypes.Structure):
+    """Half of a layer."""
+
+    _fields_ = [
+        ("layer", c_int64), ("attention", c_int64), ("parallel", c_int64), ("before", c_void_p), ("after", c_void_p),
+        ("into", ProductStruct), ("out", ProductStruct), ("heads", HeadsStruct), ("rope", c_int64), ("sight", c_int64),
+        ("activation", c_int64), ("gated", c_int64), ("scale", c_float),
+    ]  # fmt: skip
+
+
+class CallStruct(ctypes.Structure):
+    """What all halves of a call share: how many tokens, where they go, what they see, the cache with its strides, and
+    what entered the first half's layer."""
+
+    _fields_ = [
+        ("tokens", c_int64), ("width", c_int64), ("where", WhereStruct), ("ropes", c_void_p), ("sights", c_void_p),
+        ("keys", c_void_p), ("values", c_void_p), ("layer_stride", c_int64), ("row_stride", c_int64), ("head_stride", c_int64),
+        ("entered", c_void_p),
+    ]  # fmt: skip
+
+
 _TYPES = {
     "p": c_void_p, "n": c_int64, "f": c_float, "i": c_int,
-    "L": POINTER(LayerStruct), "S": POINTER(SightStruct), "N": POINTER(NormStruct),
+    "L": POINTER(LayerStruct), "S": POINTER(SightStruct), "N": POINTER(NormStruct), "P": POINTER(ProductStruct),
+    "H": POINTER(HeadsStruct), "R": POINTER(RopeStruct), "W": POINTER(WhereStruct), "C": POINTER(CallStruct),
 }  # fmt: skip
 _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
-    "linear": "pnnpnpppi",
+    "linear": "pnPppi",
     "normalise": "pnNpi",
     "gated": "pnnipi",
     "activated": "pnnii",
     "soft_cap": "pnfi",
-    "rotate_and_store": "pnnnnNNpppppLi",
-    "attend": "pnnnnLSffpi",
+    "rotate_and_store": "pnHRWLi",
+    "attend": "pnHLSpi",
+    "run_halves": "pppnCi",
 }
 
 

@@ -11,7 +11,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from .cache import CHUNK, KVCache, Place, Span
 from .linear import Linear, MklLinear, NativeLinear, PlainLinear
-from .native import LayerStruct, library
+from .native import HeadsStruct, LayerStruct, RopeStruct, WhereStruct, library
 from .norms import Norm
 from .rope import RopeTable
 
@@ -43,6 +43,12 @@ class Heads:
     rope: RopeTable | None = None  # None: nothing is rotated
     query_norm: Norm | None = None  # of each head, or of all queries together
     key_norm: Norm | None = None
+
+    @cached_property
+    def native(self) -> HeadsStruct:
+        """The same for our kernels."""
+        norms = [None if norm is None else ctypes.addressof(norm.native) for norm in (self.query_norm, self.key_norm)]
+        return HeadsStruct(self.queries, self.keys, self.size, *norms, self.scale, self.cap)
 
 
 class Ops(ABC):
@@ -107,23 +113,29 @@ class NativeOps(Ops):
         return x
 
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, place: Place) -> Tensor:
-        tokens, threads, rope = qkv.shape[0], torch.get_num_threads(), heads.rope
+        tokens, threads = qkv.shape[0], torch.get_num_threads()
         keys, values = cache.keys, cache.values
         offset = heads.layer * keys.stride(0) * 4
         layer = LayerStruct(keys.data_ptr() + offset, values.data_ptr() + offset, keys.stride(1), keys.stride(2), heads.size)
-        sight = place.sight(heads.window)
-        norms = [None if norm is None else norm.native for norm in (heads.query_norm, heads.key_norm)]
-        tables = (rope.cosines.data_ptr(), rope.sines.data_ptr()) if rope else (None, None)
-        self._native.rotate_and_store(
-            qkv.data_ptr(), tokens, heads.queries, heads.keys, rope.rotary if rope else 0, *norms, *tables,
-            *(piece.data_ptr() for piece in (place.positions, place.rows, place.slots)), ctypes.byref(layer), threads,
-        )  # fmt: skip
+        angles = heads.rope.tables() if heads.rope else None
+        rope = rope_struct(angles)
+        self._native.rotate_and_store(qkv.data_ptr(), tokens, heads.native, rope, where_struct(place), layer, threads)
         out = torch.empty((tokens, heads.queries * heads.size))
-        self._native.attend(
-            qkv.data_ptr(), qkv.shape[1], tokens, heads.queries, heads.keys, ctypes.byref(layer), ctypes.byref(sight.native),
-            heads.scale, heads.cap, out.data_ptr(), threads,
-        )  # fmt: skip
+        sight = place.sight(heads.window).native
+        self._native.attend(qkv.data_ptr(), tokens, heads.native, layer, sight, out.data_ptr(), threads)
         return out
+
+
+def rope_struct(tables: tuple[Tensor, Tensor] | None) -> RopeStruct:
+    """Tables of cosines and sines for our kernels; the caller keeps them alive."""
+    if tables is None:
+        return RopeStruct(None, None, 0)
+    return RopeStruct(tables[0].data_ptr(), tables[1].data_ptr(), 2 * tables[0].shape[1])
+
+
+def where_struct(place: Place) -> WhereStruct:
+    """Where a call's tokens go, for our kernels."""
+    return WhereStruct(place.rows.data_ptr(), place.slots.data_ptr(), place.positions.data_ptr())
 
 
 class TorchOps(Ops):

@@ -6,6 +6,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
+
 from ..errors import OptionError
 
 
@@ -51,6 +53,11 @@ class LayerPlan:
             for attention, skipped in ((True, self.skipped_attention), (False, self.skipped_mlp))
             if layer not in skipped
         )
+
+    @cached_property
+    def numbers(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The halves by number: a layer's attention is twice the layer, its MLP one more."""
+        return np.array([2 * layer + (not attention) for layer, attention in self.halves], dtype=np.int64)
 
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:

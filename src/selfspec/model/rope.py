@@ -56,6 +56,11 @@ class RopeTable:
                 cosines, sines = self._chunk(len(self.cosines))
                 self.cosines, self.sines = torch.cat([self.cosines, cosines]), torch.cat([self.sines, sines])
 
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Both tables as they are now; whoever reads them by address holds them, since another thread may let them grow."""
+        with self._lock:
+            return self.cosines, self.sines
+
     @torch.inference_mode()
     def _chunk(self, first: int) -> tuple[Tensor, Tensor]:
         inside = range(first, min(first + CHUNK, self._context))

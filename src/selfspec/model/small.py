@@ -20,6 +20,8 @@ from .choose import choose_ops
 from .families import FAMILIES, Scales, Shape
 from .norms import Norm
 from .ops import Ops
+from .passes import Passes
+from .plan import LayerPlan
 from .rope import RopeTable
 
 EPS = 1e-5
@@ -125,6 +127,7 @@ class Stack:
         self.blocks: list[Block] = [
             own_block(block, index, FAMILIES["llama"], shape, self.ops, self._rope) for index, block in enumerate(here)
         ]
+        self._passes, self._plan = Passes(self.blocks), LayerPlan(0, count)
         self._ones = Norm(torch.ones(size.width, dtype=model.dtype, device=model.device), EPS)
 
     def new_cache(self, rows: int, capacity: int) -> KVCache:
@@ -140,10 +143,7 @@ class Stack:
     def run(self, x: Tensor, cache: KVCache, place: Place) -> Tensor:
         """(tokens, width) through all blocks."""
         self._rope.reserve(max(span.first + span.count for span in place.spans))
-        here = place.on(self._model.device)
-        for block in self.blocks:
-            entered = x
-            x = block.mlp(block.attention(x, cache, here), entered)
+        x, *_ = self._passes.run(x, self._plan, cache, place.on(self._model.device))
         cache.advance(place, range(len(self.blocks)))
         return x
 
