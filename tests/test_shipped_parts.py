@@ -1,0 +1,48 @@
+"""The parts that come with the package: small enough, whole, and for the model that they name."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfspec import LLM
+from selfspec.model.extras import SHIPPED, load_part, shipped_part, shipped_parts
+from selfspec.model.successors import SUCCESSORS, trained_successors
+
+
+@pytest.fixture(scope="module")
+def demo_llm(demo_path):
+    return LLM.from_pretrained(demo_path)
+
+
+def test_they_are_small_and_can_be_read():
+    """A part that was committed broken, of another schema, or so large that every install pays for it."""
+    assert shipped_parts()
+    for folder in shipped_parts():
+        part = load_part(folder)
+        assert part.facts["tokens"] > 0 and (folder / "README.md").is_file()
+    assert sum(path.stat().st_size for path in SHIPPED.rglob("*") if path.is_file()) < 10_000_000
+
+
+@pytest.mark.demo
+def test_the_demo_model_finds_its_successors(demo_llm):
+    """A part whose model is not recognised any more is silently never used."""
+    part = shipped_part(SUCCESSORS, demo_llm.model)
+    assert part is not None
+    known = trained_successors(None, demo_llm.model)
+    assert known is not None and trained_successors("none", demo_llm.model) is None
+    context = demo_llm.tokenizer(" in order")["input_ids"]
+    token, chance = known.after(context)[0]
+    assert demo_llm.tokenizer.decode([token]) == " to" and chance > 0.5
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("draft", ["recycle", "hybrid"])
+def test_they_change_no_token_and_keep_more_drafts(demo_llm, draft):
+    """A table that is read by the wrong key guesses nothing; one that is verified wrongly speaks for the model."""
+    prompt = demo_llm.encode_chat([{"role": "user", "content": "Explain how a bicycle stays upright."}])
+    options = {"max_new_tokens": 48, "control": "fixed", "control_options": {"tokens": 7}}
+    plain = demo_llm.generate(prompt, max_new_tokens=48, draft=None)
+    without = demo_llm.generate(prompt, draft="recycle", draft_options={"part": "none"}, **options)
+    found = demo_llm.generate(prompt, draft=draft, **options)
+    assert found.tokens == without.tokens == plain.tokens
+    assert found.stats.accepted > without.stats.accepted
