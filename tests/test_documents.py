@@ -91,3 +91,24 @@ def test_auto_tries_what_the_page_says() -> None:
     page = text_of("choosing.md")
     assert Auto().candidates == ("hybrid", "early-exit")
     assert "begins with a lookup and token recycling, looks now and then at an early exit" in page
+
+
+def test_the_curve_of_verifying_is_what_was_measured() -> None:
+    """A table that outlived its measurement, in the page that says why the cost of verifying decides."""
+    from selfspec.bench import report, schema
+
+    run = schema.load(ROOT / "benchmarks/results/plain-amd-epyc.json")
+    found = re.findall(r"^\| context (\d+) \| (.*) \|$", text_of("how-it-works.md"), flags=re.M)
+    assert {int(context) for context, _ in found} == {point.context for point in run.verify}
+    for context, cells in found:
+        ratios = report.verify_ratios(run, int(context))
+        assert cells.split(" | ") == [f"{ratios[count].value:.2f}" for count in (1, 2, 3, 4, 5, 8, 12, 16)]
+
+
+def test_the_table_of_drafters_is_what_was_measured() -> None:
+    """The same for the page that says which drafter to choose."""
+    from selfspec.bench import suite_report, suite_schema
+
+    printed = suite_report.markdown(suite_schema.load_suite(ROOT / "benchmarks/results/spec-amd-epyc.json"))
+    lines = [line for line in text_of("choosing.md").splitlines() if re.match(r"\| selfspec/[a-z]+[@:|\s]", line)]
+    assert len(lines) >= 4 and all(line in printed.splitlines() for line in lines)
