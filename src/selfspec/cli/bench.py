@@ -90,7 +90,7 @@ def bench(
         model, task or (), methods.split(), peers.split(), sample, skip_bad, chat, _numbers(contexts, "--contexts"), new_tokens,
         rounds, _numbers(batch, "--batch"), threads, dtype, device, temperature, top_p, seed, time_limit, costs, fresh,
     )  # fmt: skip
-    command = command_line(sys.argv[1:], [model, *(task or ())])
+    command = command_line(sys.argv[1:], [model, *(task or ()), *(str(path) for path in (out, page) if path)])
     target = run_paper(paper, wishes, _typed(ctx), command, out, _sit) if paper else _measure(wishes, command, out)
     _write_page(target, page)
 
