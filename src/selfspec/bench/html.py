@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
-COLOURS = 8
+COLOURS = 10
 WIDE, NARROW = 760, 350  # drawing widths, in the pixels at which they are shown
 LONG_WORDS = 40  # characters, from which on a cell of words is broken into lines
 Number = float | None
