@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -123,3 +124,12 @@ def test_the_tables_of_drafters_are_what_was_measured() -> None:
 def _table_rows(text: str) -> list[list[str]]:
     rows = [line.strip("| \n").split("|") for line in text.splitlines() if re.match(r"\| [a-z-]+/\S+ +\|", line)]
     return [[cell.strip() for cell in row] for row in rows]
+
+
+def test_the_times_of_a_training_step_are_what_was_measured() -> None:
+    """The same for the page on training."""
+    from selfspec.bench import steps
+
+    printed = steps.markdown(json.loads((ROOT / "benchmarks/results/steps-amd-epyc.json").read_text(encoding="utf-8")))
+    lines = [line for line in text_of("training.md").splitlines() if re.match(r"\| (plain|EE|LD\+EE|products) +\|", line)]
+    assert len(lines) == 4 and set(lines) <= set(printed.splitlines())
