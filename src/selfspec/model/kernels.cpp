@@ -1,12 +1,11 @@
 // Float32 kernels for few rows on a CPU. Compiled once on the user's machine by native.py, called through ctypes.
 //
-// Two promises, and everything here is shaped by them:
+// Three promises, and everything here is shaped by them:
 //   1. A row's bits depend on that row alone. Every output number is one chain of operations in a fixed order, whatever
 //      runs beside it: tiles differ in how many chains they interleave, never in a chain. Attention first lists the keys
 //      that a query sees and then works on that list, so masked, padded and rejected entries cannot leave a trace.
 //   2. One row costs what reading the weights costs, and a dozen rows cost about the same: each weight is loaded once
 //      and used for up to MAX_ROWS rows from registers.
-//
 //   3. A pass is one call: threads meet between its steps by spinning, since sleeping and waking cost more than most steps.
 //
 // What this file does not know: models, plans, Python. Built with -ffp-contract=fast, so that a*b+c is one rounding everywhere.
@@ -560,7 +559,7 @@ struct Call {
     const Rope* ropes;
     const Sight* sights;
     Cache cache;
-    const float* entered;  // what entered the layer of the first half; null if that is the stream itself
+    const float* entered;  // what entered the layer of the first half
 };
 
 // Numbers between the steps of a half; too short-lived to be cleared first.
@@ -641,7 +640,7 @@ extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, 
             const Half& half = halves[chosen[i]];
             if (half.parallel && (i == 0 || halves[chosen[i - 1]].layer != half.layer)) {
                 Share rows(call->tokens);
-                const float* from = i == 0 && call->entered ? call->entered : x;
+                const float* from = i == 0 ? call->entered : x;
                 std::copy(from + rows.begin * call->width, from + rows.end * call->width, room.entered.get() + rows.begin * call->width);
                 meeting.wait();
             }

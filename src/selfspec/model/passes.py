@@ -47,16 +47,15 @@ class Passes:
         watch: HalfWatch | None = None,
     ) -> tuple[Tensor, ...]:
         """The plan's halves: what comes out, then what left each tapped layer. `x` itself is not changed."""
-        if self._native is None:
-            return self._one_by_one(x, plan, cache, place, tapped, watch)
         states, begin, current, entered = [], 0, plan.start, x
+        at_once = self._native is not None and watch is None
         for end, (layer, attention) in enumerate(plan.halves, start=1):
-            shown = not attention and layer in tapped
-            if not (shown or watch or end == len(plan.halves)):
-                continue
-            if watch and layer != current:
+            if begin == end - 1 and layer != current:
                 current, entered = layer, x
-            before, x = x, self._native.run(x, plan.numbers[begin:end], cache, place, entered if watch else None)
+            shown = not attention and layer in tapped
+            if at_once and not shown and end < len(plan.halves):
+                continue
+            before, x = x, self._some(x, plan, begin, end, cache, place, entered)
             begin = end
             if watch:
                 watch(layer, attention, before, x)
@@ -64,20 +63,13 @@ class Passes:
                 states.append(x)
         return x, *states
 
-    def _one_by_one(
-        self, x: Tensor, plan: LayerPlan, cache: KVCache, place: Place, tapped: Collection[int], watch: HalfWatch | None
-    ) -> tuple[Tensor, ...]:
-        current, entered, states = plan.start, x, []
-        for layer, attention in plan.halves:
-            if layer != current:
-                current, entered = layer, x
-            block, before = self._blocks[layer], x
-            x = block.attention(x, cache, place) if attention else block.mlp(x, entered)
-            if watch:
-                watch(layer, attention, before, x)
-            if not attention and layer in tapped:
-                states.append(x)
-        return x, *states
+    def _some(self, x: Tensor, plan: LayerPlan, begin: int, end: int, cache: KVCache, place: Place, entered: Tensor) -> Tensor:
+        """The stream after the plan's halves [begin, end); a single one where our kernels do not do all at once."""
+        if self._native is not None:
+            return self._native.run(x, plan.numbers[begin:end], cache, place, entered)
+        layer, attention = plan.halves[begin]
+        block = self._blocks[layer]
+        return block.attention(x, cache, place) if attention else block.mlp(x, entered)
 
 
 class NativeHalves:
@@ -96,11 +88,10 @@ class NativeHalves:
         numbers: np.ndarray[tuple[int], np.dtype[np.int64]],
         cache: KVCache,
         place: Place,
-        entered: Tensor | None = None,
+        entered: Tensor,
     ) -> Tensor:
-        """The stream (tokens, width) after the halves of these numbers. `entered`: what entered the layer of the first, if its
-        attention ran in an earlier call."""
-        entered = None if entered is None else entered.contiguous()
+        """The stream (tokens, width) after the halves of these numbers. `entered`: what entered the layer of the first."""
+        entered = entered.contiguous()
         x = x.clone(memory_format=torch.contiguous_format)
         tables = [None if rope is None else rope.tables() for rope in self._ropes]
         ropes = (RopeStruct * len(tables))(*map(rope_struct, tables))
@@ -108,7 +99,7 @@ class NativeHalves:
         keys, values = cache.keys, cache.values
         call = CallStruct(
             *x.shape, where_struct(place), ctypes.addressof(ropes), ctypes.addressof(sights), keys.data_ptr(), values.data_ptr(),
-            *keys.stride()[:3], None if entered is None else entered.data_ptr(),
+            *keys.stride()[:3], entered.data_ptr(),
         )  # fmt: skip
         library().run_halves(x.data_ptr(), self._halves, numbers.ctypes.data, len(numbers), call, torch.get_num_threads())
         return x
