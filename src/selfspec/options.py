@@ -1,5 +1,5 @@
 """Options by name: a frozen dataclass from a mapping. An unknown name is an error that says the nearest known one, and so is a
-value of another kind than the field's, which would otherwise fail somewhere in the middle of a generation."""
+value of another kind than the field's, which would otherwise fail somewhere in the middle of a generation. And numbers from text."""
 
 from __future__ import annotations
 
@@ -21,6 +21,15 @@ def with_options(kind: type[T], options: Mapping[str, Any], what: str) -> T:
         if name not in annotations:
             raise OptionError(f"{what} has no option {name!r}; {nearest(name, annotations) if annotations else 'it has none'}")
     return kind(**{name: _checked(name, value, annotations[name], what) for name, value in options.items()})
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """'64,512' or '1-16' as numbers."""
+    try:
+        parts = [part.split("-") for part in text.split(",")]
+        return tuple(n for part in parts for n in range(int(part[0]), int(part[-1]) + 1))
+    except ValueError as error:
+        raise OptionError(f"{option}={text!r} is not a list of whole numbers such as 64,512 or 1-16.") from error
 
 
 def annotation_of(annotation: object) -> str:

@@ -13,12 +13,13 @@ import pytest
 from test_peers import GOOD, generating, write_peer
 
 from selfspec.bench.peers import SHIPPED, PeerSpec
-from selfspec.bench.plain import check_context, model_folder, numbers, plain, run_command
+from selfspec.bench.plain import check_context, model_folder, plain, run_command
 from selfspec.bench.plain_run import PlainBenchmark, PlainOptions, Tokens, first_difference, new_run, quick, turns
 from selfspec.bench.prompts import prompt_ids
 from selfspec.bench.report import markdown
 from selfspec.bench.schema import PeerRow, PlainRun, load
 from selfspec.errors import OptionError
+from selfspec.options import numbers
 
 FICKLE = generating("self.n = getattr(self, 'n', 0) + 1; return [ids[-1] + 1] * (max_new_tokens - 1) + [self.n]")
 ROOT = Path(__file__).resolve().parents[2]

@@ -42,6 +42,13 @@ def test_help_says_what_it_does_and_shows_an_example(name: str) -> None:
     assert not undocumented, f"{name}: no help for {undocumented}"
 
 
+@pytest.mark.parametrize("name", sorted(COMMANDS))
+def test_no_option_is_declared_twice(name: str) -> None:
+    """Of two options of one name the parser keeps one, and the other's value goes astray without a word."""
+    flags = [flag for each in COMMANDS[name].params for flag in (*each.opts, *each.secondary_opts) if flag.startswith("-")]
+    assert len(flags) == len(set(flags)), f"{name}: {sorted({flag for flag in flags if flags.count(flag) > 1})}"
+
+
 def test_version_is_the_packages_own(run: Any) -> None:
     """Catches a version that is written down twice and drifts."""
     result = run("--version")

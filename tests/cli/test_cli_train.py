@@ -63,9 +63,11 @@ def test_every_setting_has_its_flag() -> None:
 
 def test_flags_arrive(run: Any, asked: dict[str, Any], text: str, tmp_path: Path) -> None:
     """A flag that is parsed and forgotten, and a preset whose numbers or learning rate are not those of its variant."""
-    words = "--preset scratch-7b --exit-scale 0.5 --steps 7 --length 64 --seed 3 --lora --lora-rank 4 --lora-module q_proj"
+    words = "--preset scratch-7b --exit-scale 0.5 --exits 1-2,4 --exit-others 5 --steps 7 --length 64 --seed 3 --lora --lora-rank 4 --lora-module q_proj"
     run("train", "demo", "--data", text, "--data", text, "--out", str(tmp_path), *words.split())
-    assert asked["recipe"] == Recipe(dropout=0.2, dropout_time="exponential", exit_scale=0.5, rotation=31)
+    assert asked["recipe"] == Recipe(
+        dropout=0.2, dropout_time="exponential", exit_scale=0.5, rotation=31, exits=(1, 2, 4), exit_others=5
+    )
     assert (asked["options"].steps, asked["options"].learning_rate, asked["options"].seed) == (7, 8e-4, 3)
     assert asked["data"] == DataOptions(length=64, seed=3) and len(asked["files"]) == 2
     assert asked["lora"] == Lora(rank=4, modules=("q_proj",))
@@ -83,6 +85,7 @@ def test_flags_arrive(run: Any, asked: dict[str, Any], text: str, tmp_path: Path
         ("--preset code", "did you mean 'code-7b'"),
         ("--precision half", "precision='half'"),
         ("--dropout 2", "outside 0 to 1"),
+        ("--exits 8;15", "not a list of whole numbers"),
     ],
 )
 def test_wrong_words_are_one_message(run: Any, asked: dict[str, Any], text: str, tmp_path: Path, words: str, said: str) -> None:

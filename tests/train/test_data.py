@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from selfspec import DataError, TrainingError
 from selfspec.testing import tiny_tokenizer
@@ -76,14 +79,26 @@ def test_a_template_can_be_left_out(tmp_path: Path) -> None:
     assert ("hiho" + tokenizer.eos_token * 4, "ho" + tokenizer.eos_token) in both(data, tokenizer)
 
 
-def test_packing_keeps_every_token_in_order() -> None:
-    """A token lost or trained twice at the edge of a block, or filler that is trained."""
-    blocks = pack([([1, 2, 3], [False, True, True]), ([4, 5, 6, 7], [True] * 4)], 4, filler=9)
-    assert blocks.ids.tolist() == [[1, 2, 3, 4], [5, 6, 7, 9]]
-    assert blocks.trained.tolist() == [[False, True, True, True], [True, True, True, False]]
-    assert blocks[0]["labels"].tolist() == [IGNORED, 2, 3, 4]
-    assert blocks.tokens == 5, "the first token of a block is predicted by none"
+def test_packing_keeps_examples_whole() -> None:
+    """An answer cut off from its prompt is trained as noise; tokens lost, trained twice, or filler that is trained."""
+    some = [([1, 2], [False, True]), ([3, 4, 5, 6, 7], [True] * 5), ([8], [True]), ([], []), ([9, 10, 11], [False, False, True])]
+    blocks = pack(some, 4, filler=0)
+    assert blocks.ids.tolist() == [[3, 4, 5, 6], [7, 9, 10, 11], [1, 2, 8, 0]], "only what is longer than a block is cut"
+    assert blocks.trained.tolist() == [[True] * 4, [True, False, False, True], [False, True, True, False]]
+    assert blocks[2]["labels"].tolist() == [IGNORED, 2, 8, IGNORED]
+    assert blocks.tokens == 6, "the first token of a block is predicted by none"
     assert pad([([1, 2, 3, 4, 5], [True] * 5), ([6], [True])], 4, filler=9).ids.tolist() == [[1, 2, 3, 4], [6, 9, 9, 9]]
+
+
+@given(st.lists(st.integers(1, 25), min_size=1, max_size=60))
+def test_packing_wastes_little(sizes: list[int]) -> None:
+    """Every example in exactly one block and in one piece, and no two blocks that would have fitted into one."""
+    blocks = pack([([number] * size, [True] * size) for number, size in enumerate(sizes, 1)], 25, filler=0)
+    runs = [[(key, len(list(some))) for key, some in groupby(row) if key] for row in blocks.ids.tolist()]
+    assert sorted(sum(runs, [])) == list(enumerate(sizes, 1))
+    assert all(row == sorted(row) for row in runs), "examples of a length would always stand at the same end of a block"
+    used = sorted(sum(size for _, size in row) for row in runs)
+    assert len(used) == 1 or used[0] + used[1] > 25
 
 
 def test_held_out_text_is_not_trained(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from selfspec.errors import UnsupportedModel
 from selfspec.model.families import FAMILIES
 from selfspec.model.parts import module
 from selfspec.testing import tiny_model
+from selfspec.train.candidates import candidates
 from selfspec.train.exit_forward import IGNORED, ExitForward, Moment
 from selfspec.train.exit_loss import Exit, Finish, exit_loss
 from selfspec.train.recipe import Recipe
@@ -61,6 +62,37 @@ def test_value_and_gradients(chunk: int, frozen: bool, bias: bool) -> None:
         assert torch.allclose(got, leaf.grad, rtol=1e-10, atol=1e-12)  # type: ignore[arg-type]
     if frozen:
         assert weight.grad is None
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("finish", [Finish(), Finish(1.7, 2.0)])
+def test_some_tokens_stand_for_all(finish: Finish, frozen: bool) -> None:
+    """Rows of the head that go astray on their way in or back, and what is counted twice before the cap or after it."""
+    weight = some(VOCABULARY, WIDTH).requires_grad_(not frozen)
+    offset = some(VOCABULARY, seed=9).requires_grad_(not frozen)
+    states, target = some(5, WIDTH, seed=1).requires_grad_(True), torch.tensor([7, 2, 7, 9, 2])
+    among = candidates(torch.tensor([2, 7, 9]), VOCABULARY, 3, torch.Generator().manual_seed(4))
+    assert among is not None and len(among.some.unique()) == 6
+    whole = some(4, WIDTH, seed=2).requires_grad_(True)  # another exit, over all of the vocabulary
+    one = torch.tensor(0.5, dtype=torch.float64)
+    exits = [Exit(states, target, one, among), Exit(whole, tokens(4), one)]
+    exit_loss(exits, weight, offset, live=2 * VOCABULARY, finish=finish)[0].backward()
+    leaves = [states, whole, *([] if frozen else [weight, offset])]
+    found = [leaf.grad.clone() for leaf in leaves]  # type: ignore[union-attr]
+    for leaf in leaves:
+        leaf.grad = None
+
+    def finished(x: Tensor) -> Tensor:
+        logits = functional.linear(x, weight, offset) * finish.scale
+        return finish.cap * torch.tanh(logits / finish.cap) if finish.cap else logits
+
+    logits = finished(states)
+    drawn = [token for token in among.some.tolist() if token not in (2, 7, 9)]
+    known, sampled = logits[:, [2, 7, 9]].exp().sum(1), logits[:, drawn].exp().sum(1)
+    loss = ((known + sampled * (VOCABULARY - 3) / 3).log() - logits.gather(1, target[:, None])[:, 0]).sum()
+    (0.5 * (loss + functional.cross_entropy(finished(whole), tokens(4), reduction="sum"))).backward()
+    for got, leaf in zip(found, leaves, strict=True):
+        assert torch.allclose(got, leaf.grad, rtol=1e-6, atol=1e-7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("finish", [Finish(0.4), Finish(cap=1.5), Finish(1.7, 2.0)])
@@ -232,6 +264,31 @@ def test_a_share_stands_for_all_positions() -> None:
     assert len({float(sums[1]) for _, sums in drawn}) == 30, "positions are drawn anew each step"
     mean = torch.stack([loss for loss, _ in drawn]).mean()
     assert torch.allclose(mean, exact[0], rtol=0.02)
+
+
+def test_others_stand_for_the_rest_of_the_vocabulary() -> None:
+    """Tokens drawn once and for all, an estimate of the loss that is off, or a last layer that is asked about some only."""
+    model = tiny_model(seed=5).train()
+    ids = torch.randint(3, 60, (4, 65), generator=torch.Generator().manual_seed(2))
+    whole = ExitForward(model, Recipe(dropout=0.0, curriculum="all"))
+    part = ExitForward(model, Recipe(dropout=0.0, curriculum="all", exit_others=40))
+    with whole.installed():
+        model(input_ids=ids, labels=ids)
+        exact = dict(whole.sums)
+    drawn = []
+    with part.installed():
+        for step in range(40):
+            part.moment = Moment(step, 40)
+            model(input_ids=ids, labels=ids)
+            drawn.append(dict(part.sums))
+    assert all(torch.equal(sums[3], exact[3]) for sums in drawn), "the last layer chooses among all tokens"
+    assert len({float(sums[1]) for sums in drawn}) == 40, "others are drawn anew each step"
+    for layer in (1, 2):
+        assert torch.stack([sums[layer] for sums in drawn]).mean().item() == pytest.approx(exact[layer].item(), rel=0.01)
+    with part.installed():
+        model.eval()
+        model(input_ids=ids, labels=ids)
+    assert set(part.sums) == {3}
 
 
 @pytest.mark.parametrize("family", PROVEN)

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from ..errors import OptionError, SelfspecError
+from ..options import numbers
 from . import gpu_report
 from .gpu import GpuOptions
 from .peers import choose, find_peers
@@ -71,15 +72,6 @@ def progress_bar(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[
     with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bar:
         task = bar.add_task("starting", total=total)
         yield lambda _: bar.advance(task), lambda text: bar.update(task, description=text)
-
-
-def numbers(text: str, option: str) -> tuple[int, ...]:
-    """'64,512' or '1-16' as numbers."""
-    try:
-        parts = [part.split("-") for part in text.split(",")]
-        return tuple(n for part in parts for n in range(int(part[0]), int(part[-1]) + 1))
-    except ValueError as error:
-        raise OptionError(f"{option}={text!r} is not a list of whole numbers such as 64,512 or 1-16.") from error
 
 
 def measure(model: str, peers: Sequence[str], options: PlainOptions, out: Path) -> None:

@@ -31,9 +31,10 @@ from ..llm import LLM
 from ..model.adapter import LayeredModel
 from ..model.cache import Span
 from ..model.plan import LayerPlan
+from ..options import numbers
 from ..sampling import Sampler, SamplingParams
 from .damped import damped_folder
-from .plain import model_folder, numbers, progress_bar, run_command, tokenizer_of
+from .plain import model_folder, progress_bar, run_command, tokenizer_of
 from .prompts import prompt_ids
 from .provenance import CHECKOUT, cpu_name, gather, package_versions, slug
 from .reuse_report import REUSE_SCHEMA, load_reuse, markdown, summary

@@ -24,7 +24,8 @@ from ..errors import OptionError, SelfCheckFailed
 from ..llm import LLM
 from ..model.adapter import LayeredModel
 from ..model.loading import load
-from .plain import numbers, run_command
+from ..options import numbers
+from .plain import run_command
 from .plain_run import first_difference
 from .prompts import prompt_ids
 from .provenance import gather, package_versions

@@ -24,12 +24,13 @@ from transformers import TrainerCallback
 from ..errors import OptionError, nearest
 from ..llm import LLM
 from ..lossy import early_exit_generate
+from ..options import numbers
 from ..results import Result
 from ..train.data import Blocks, DataOptions, pack
 from ..train.evaluate import evaluate_exits
 from ..train.recipe import Recipe
 from ..train.run import REPORT, TrainOptions, train
-from .plain import model_folder, numbers, progress_bar, run_command
+from .plain import model_folder, progress_bar, run_command
 from .provenance import CHECKOUT, cpu_name, gather, package_versions, slug
 from .schema import write_json
 from .task_data import Example, examples, generator_hash, write_examples
@@ -46,11 +47,11 @@ Tick = Callable[[], None]
 class TaskOptions:
     """What of the experiment can be changed."""
 
-    steps: int = 400
+    steps: int = 1500
     """Optimizer steps of each of the two models."""
-    batch: int = 6
+    batch: int = 2
     """Blocks of 128 tokens a step."""
-    learning_rate: float = 3e-4
+    learning_rate: float = 1e-3
     """The highest."""
     precision: str = "bfloat16"
     """Of the products in training; weights stay float32."""
@@ -73,7 +74,7 @@ class TaskOptions:
         """What the models are trained with; both by the same code."""
         if name == "plain":
             return Recipe().variant("plain")
-        return Recipe(dropout=0.1, curriculum="all", exits=self.exits, weighting="even", share=0.5)
+        return Recipe(dropout=0.1, curriculum="all", exits=self.exits, weighting="even", exit_others=2048)
 
     def training(self) -> TrainOptions:
         """The same for both."""
@@ -83,7 +84,7 @@ class TaskOptions:
             learning_rate=self.learning_rate,
             precision=self.precision,
             seed=self.seed,
-            save_every=50,
+            save_every=250,
             score_blocks=0,
             plot=False,
         )

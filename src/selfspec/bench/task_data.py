@@ -94,12 +94,14 @@ def templates(part: str) -> dict[str, list[str]]:
 
 
 def entities(part: str) -> dict[str, list[str]]:
-    """Of each class the part's values."""
+    """Of each class the part's values; of a class marked `~` as many novel ones again, for training."""
     found = {}
     for line in ENTITIES.strip().replace("\n  ", " ").splitlines():
         kind, _, rest = line.partition(": ")
         lists = [half.strip().split("; ") for half in rest.split(" | ")]
-        found[kind] = lists[min(PARTS.index(part), len(lists) - 1)]
+        values = lists[min(PARTS.index(part), len(lists) - 1)]
+        novel = ["{novel}"] * len(values) if kind.endswith("~") and part == PARTS[0] else []
+        found[kind.rstrip("~")] = values + novel
     return found
 
 

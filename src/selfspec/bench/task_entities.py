@@ -1,19 +1,22 @@
 """What the task's slots are filled with: for each class values to train with and, after the bar, others that are held out.
 
 A value may be made of other classes (`{number} am`), and may be a structure of its own: `GET_CONTACT: ...` nests that intent.
-Names and titles are composed, so that there are too many to be learned by heart: what is not in the lists has to be copied.
-Classes without a bar hold no words of their own, only compositions, which the two parts share. All lists are our own.
+Names and titles are composed, so that there are too many to be learned by heart: what is not in the lists has to be copied. For the
+same reason every second training value of a class marked `~` is `{novel}`: any word, or one that nobody has heard. Classes
+without a bar belong to both parts, or to the training part alone where only its values name them. All lists are our own.
 """
 
 from __future__ import annotations
 
 ENTITIES = """
-number: 1; 3; 4; 6; 7; 9; 10; 12 | 2; 5; 8; 11
-minutes: 15; 30; 40; 50; 05; 12; 35 | 20; 45; 10; 25
+number: 1; 3; 4; 6; 7; 9; 10; 12; 13; 14; 16; 17; 19; 21; 22; 23 | 2; 5; 8; 11
+minutes: 15; 30; 40; 50; 05; 12; 35; {ten}{one}; {ten}{one}; {ten}{one}; {ten}{one}; {ten}{one} | 20; 45; 10; 25
 half: am; pm | in the morning; in the evening; am; pm
 clock: {number} {half}; {number}:{minutes}; {number}:{minutes} {half}; {noon}
 noon: noon; half past {number} | midnight; quarter past {number}
-weekday: monday; tuesday; thursday; saturday | wednesday; friday; sunday
+weekday: monday; tuesday; thursday; saturday; monday; tuesday; thursday; saturday; christmas; easter; halloween; thanksgiving | wednesday; friday; sunday
+one: 1; 2; 3; 4; 6; 7; 8; 9
+ten: 0; 1; 2; 3; 4; 5
 month: january; march; april; june; august; october; december | february; may; july; november
 day: {today}; on {weekday}; next {weekday}; {weekday} {daypart}; {today}; on {month} {number}; the {number} of {month}
 today: today; tomorrow; this weekend; the day after tomorrow; next week; in {amount} days | tonight; this evening; next month;
@@ -21,45 +24,45 @@ today: today; tomorrow; this weekend; the day after tomorrow; next week; in {amo
 daypart: morning; afternoon | evening; night
 time: {weekday} at {clock}; {clock} {today}; {clock}; {weekday} {daypart} at {clock}; {month} {number} at {clock}
 repeat: every {weekday}; every {daypart}; every {amount} days
-amount: 4; 9; 12; 15; 25; 30; 40; 55; 90; ten; three; five; twelve; forty | 6; 8; 14; 20; 35; 50; seven; two; eleven; sixty
+amount: 4; 9; 12; 15; 25; 30; 40; 55; 90; ten; three; five; twelve; forty; {one}{ten}{one}; {one}{ten}{one}; thirteen; seventy; eighty; nine | 6; 8; 14; 20; 35; 50; seven; two; eleven; sixty
 unitspan: minutes; hours; seconds | minutes; hours; seconds
 span: {amount} {unitspan}; {amount} {unitspan}; {amount} {unitspan}; {longspan}
 longspan: half an hour; one hour and {amount} minutes | a quarter of an hour; two hours and {amount} minutes
-color: red; green; silver; black; golden; brown; white; orange; pink | blue; yellow; purple; gray; copper; ivory
-tone: big; old; quiet; broken; sweet; wild; lonely; cold; lucky; little; secret; burning; distant; gentle; paper; electric;
+color~: red; green; silver; black; golden; brown; white; orange; pink | blue; yellow; purple; gray; copper; ivory
+tone~: big; old; quiet; broken; sweet; wild; lonely; cold; lucky; little; secret; burning; distant; gentle; paper; electric;
   hollow; final; new; crystal | small; young; loud; hidden; bitter; bright; restless; warm; empty; early; velvet; frozen;
   last; perfect
-thing: river; moon; road; heart; house; garden; window; train; letter; ocean; summer; mirror; shadow; station; bridge; candle;
+thing~: river; moon; road; heart; house; garden; window; train; letter; ocean; summer; mirror; shadow; station; bridge; candle;
   engine; valley; island; storm; piano; forest | light; mountain; door; rain; city; winter; bird; harbor; desert; tower;
   clock; boat; field; fire
-animals: foxes; wolves; kings; sisters; riders; hunters; strangers; pilots; painters; dancers; rabbits; bears; poets; tigers |
+animals~: foxes; wolves; kings; sisters; riders; hunters; strangers; pilots; painters; dancers; rabbits; bears; poets; tigers |
   owls; sailors; horses; brothers; dreamers; giants; ravens; farmers
 label: {activity}; {tone} {activity}; {activity} with {name}; {activity}
-activity: work; gym; running; school; medicine; yoga; breakfast; piano; fishing; training; homework; market; chess; lecture;
+activity~: work; gym; running; school; medicine; yoga; breakfast; piano; fishing; training; homework; market; chess; lecture;
   boxing; painting; driving lesson; church; shopping; office | swimming; shift; lunch; meditation; laundry; violin; tennis;
   dentist; garden work; choir; rehearsal
 dish: {food}; {color} {food}; {tone} {food}; {food} and {food}; {food}
-food: pasta; rice; pizza; eggs; cookies; chicken; tea; potatoes; bread; pie; turkey; carrots; pancakes; steak; onions;
+food~: pasta; rice; pizza; eggs; cookies; chicken; tea; potatoes; bread; pie; turkey; carrots; pancakes; steak; onions;
   muffins; stew; dumplings; broccoli; oatmeal; ribs | soup; lasagna; cake; noodles; coffee; fish; beans; salmon; waffles;
   peppers; jam; mushrooms
 todo: {verb} {object}; {verb} {object}; {errand}
-verb: buy; pick up; return; clean; look for; pay for; bring; paint; lend; carry; replace; unpack | order; fix; wash; pack;
+verb~: buy; pick up; return; clean; look for; pay for; bring; paint; lend; carry; replace; unpack | order; fix; wash; pack;
   wrap; sell; borrow; measure
 object: the {goods}; a {tone} {goods}; {amount} {color} {goods}; the {color} {goods}; {name}'s {goods}
-goods: milk; books; keys; card; flowers; charger; suitcase; tickets; lamp; boots; shelf; batteries; camera bag; umbrella;
+goods~: milk; books; keys; card; flowers; charger; suitcase; tickets; lamp; boots; shelf; batteries; camera bag; umbrella;
   blanket; printer; ladder; shirts; basket; speakers | groceries; jacket; bicycle; chairs; stamps; gift; tent; curtains;
   helmet; candles; bottles; carpet
 errand: water the plants; call {name}; feed the {animals}; renew the passport; walk with {name}; finish the {thing} report;
   take out the trash; book a room in {city}; meet {name}; study for the {activity} test | charge the camera; visit {name};
   empty the dishwasher; answer {name}; practice the {thing} song; prepare the slides; check the oven; write about the {thing}
-first: anna; david; maria; john; peter; susan; ahmed; linda; robert; emily; carlos; julia; kevin; nina; george; olga; frank;
+first~: anna; david; maria; john; peter; susan; ahmed; linda; robert; emily; carlos; julia; kevin; nina; george; olga; frank;
   ruth; ivan; grace; pablo; diana; walter; yuki; steven; fatima; oscar; claire; tony; megan | martin; sarah; thomas; rachel;
   hassan; sophie; brian; laura; miguel; helen; victor; amy; dennis; paula; simon; leila
-surname: smith; jones; brown; walker; miller; garcia; novak; stone; fisher; rossi; morgan; baker; lopez; young; turner |
+surname~: smith; jones; brown; walker; miller; garcia; novak; stone; fisher; rossi; morgan; baker; lopez; young; turner |
   green; clark; porter; king; rivera; meyer; wood; larsen; bell
 name: {first}; {first}; {first} {surname}
 mine: my; her; our | his; my
-relation: mom; dad; sister; brother in law; boss; neighbor; wife; cousin; roommate; landlord; son; grandfather; best friend |
+relation~: mom; dad; sister; brother in law; boss; neighbor; wife; cousin; roommate; landlord; son; grandfather; best friend |
   husband; aunt; teacher; daughter; uncle; grandmother; coach
 contact: {name}; {name}; GET_CONTACT: {CONTACT_RELATED=mine} {TYPE_RELATION=relation}
 song: {tone} {thing}; {thing} of the {thing}; the {color} {thing}; {first} and the {thing}; my {tone} {thing}; {thing} song;
@@ -67,18 +70,18 @@ song: {tone} {thing}; {thing} of the {thing}; the {color} {thing}; {first} and t
   {first}
 artist: the {color} {animals}; {name}; dj {first}; the {tone} {animals}; {first} and the {animals} | the {animals}; {name};
   the {tone} {thing}s; {color} {thing}; mc {first}
-genre: jazz; rock; classical; hip hop; country; techno; folk; latin; opera; swing; house; punk | blues; reggae; pop; metal;
+genre~: jazz; rock; classical; hip hop; country; techno; folk; latin; opera; swing; house; punk | blues; reggae; pop; metal;
   soul; gospel
-provider: spotify; pandora; apple music; youtube; soundcloud | deezer; tidal; amazon music
+provider~: spotify; pandora; apple music; youtube; soundcloud | deezer; tidal; amazon music
 release: song; album; track | single; record
 playlist: {activity} mix; {tone} {thing}; best of {genre}; {today} music; {color} {thing}; {first}'s party; {activity} |
   {genre} hits; {tone} evening; {thing} sounds; music for {activity}; {first}'s favorites
-city: boston; san diego; paris; chicago; new york; london; tokyo; madrid; seattle; denver; cape town; houston; berlin; miami;
+city~: boston; san diego; paris; chicago; new york; london; tokyo; madrid; seattle; denver; cape town; houston; berlin; miami;
   lima; prague; vienna; cairo; austin; geneva; mumbai; helsinki; nairobi; warsaw; santiago; manila; phoenix; naples; lisbon;
   detroit | dallas; rome; portland; sydney; toronto; las vegas; oslo; dublin; mexico city; atlanta; athens; seoul; boise;
   havana; zurich
-rain: rain; snow; be sunny; be windy | hail; storm; be cloudy; be foggy
-warm: hot; cold; windy; humid | warm; chilly; sunny; dry
+rain~: rain; snow; be sunny; be windy | hail; storm; be cloudy; be foggy
+warm~: hot; cold; windy; humid | warm; chilly; sunny; dry
 unit: celsius; fahrenheit | kelvin
 news: {subject} {event_news}; {statement}; {statement}
 subject: the meeting; the party; the game; dinner; the flight; the {activity} class; {name} | lunch; the concert; the train;
@@ -89,26 +92,58 @@ statement: i will be there in {span}; i am on my way; the {goods} are on the tab
   ready; we need more {food}; i can not come {today}; happy birthday; {name} says hello; i saw {animals} near {city} | i am
   stuck at work; the {goods} have arrived; i forgot my {goods}; we are out of {food}; see you {today}; i am home in {span};
   congratulations; i met {name} in {city}
-app: whatsapp; messenger; instagram; skype | telegram; signal; slack
+app~: whatsapp; messenger; instagram; skype | telegram; signal; slack
 group: family; {activity}; {color} {animals}; {city} friends; project {thing} | neighbors; {activity} club; old classmates;
   the {animals}; {city} office
 ordinal: first; last; second; fourth | third; latest; fifth
-reaction: heart; thumbs up; smile; laughing face; kiss; fire | wave; sad face; star; clap
+reaction~: heart; thumbs up; smile; laughing face; kiss; fire | wave; sad face; star; clap
 place: {city}; {spot}; {spot}; GET_LOCATION: {mod} {CATEGORY_LOCATION=category}; GET_LOCATION: {SEARCH_RADIUS=near}
   {CATEGORY_LOCATION=category}; GET_LOCATION_HOME: {CONTACT=owner} house
 owner: {name}'s; GET_CONTACT: {CONTACT_RELATED=mine} {TYPE_RELATION=relation}'s
 mod: a; the | some; any
 near: the nearest; the closest; the next | a nearby; the best
-category: gas station; hospital; coffee shop; parking garage; supermarket; pharmacy; post office; train station; gym; hotel;
+category~: gas station; hospital; coffee shop; parking garage; supermarket; pharmacy; post office; train station; gym; hotel;
   bank; shoe store; library | bakery; museum; police station; bookstore; car wash; drugstore; bus stop; toy store
 spot: {thing} park; {surname} street; the {color} {building}; {city} airport; {tone} {thing} square; {surname} high school;
   the {thing} {building} | {thing} road; {surname} avenue; the {building} of {city}; {color} {thing} plaza; {surname} college
-building: stadium; theater; mall; cathedral; market; hall; factory | opera house; gallery; castle; terminal; temple
-vehicle: car; bus; train; foot; plane | bike; taxi; subway; boat
-obstacle: tolls; highways; the bridge; construction; {city}; {surname} street | ferries; traffic; the tunnel; accidents;
+building~: stadium; theater; mall; cathedral; market; hall; factory | opera house; gallery; castle; terminal; temple
+vehicle~: car; bus; train; foot; plane | bike; taxi; subway; boat
+obstacle~: tolls; highways; the bridge; construction; {city}; {surname} street | ferries; traffic; the tunnel; accidents;
   {surname} avenue
 event: concerts; art shows; food festivals; movies; football games; {thing} festivals; {genre} nights | plays; comedy shows;
   street fairs; lectures; wine tastings; {genre} concerts
 meeting: a team lunch; the budget meeting; a video call; game night; a job interview; a {activity} session; the {thing}
   review; a picnic | a planning session; a birthday dinner; the sales meeting; movie night; a phone call; the {activity} party
+novel: {word}; {word}; {made}
+made: {syllable}{syllable}; {syllable}{syllable}{coda}; {syllable}{syllable}{syllable}; {syllable}{coda}{syllable}
+syllable: ba; be; bo; da; de; do; fa; fi; ga; go; ka; ke; ko; la; le; li; lo; ma; me; mi; na; ne; no; pa; po; ra; re; ri; sa;
+  se; su; ta; te; ti; va; vi; zo; zu
+coda: n; r; l; s; x; nd; rt
+word: able; acorn; actor; airport; alpha; amber; anchor; angel; apple; apron; arch; arrow; atlas; attic; autumn; badge; ball;
+  band; banner; bark; barrel; basin; battle; beach; beacon; belt; bench; berry; blade; blaze; blossom; board; bold; bone; book;
+  bow; bowl; box; brain; branch; brass; brave; breeze; brick; broom; bubble; bucket; buddy; bullet; bundle; button; cabin;
+  cable; cactus; calm; camel; canal; canoe; canvas; card; cargo; cave; cedar; cello; chalk; chance; charm; cherry; chief;
+  chimney; choice; cinema; circle; circus; clay; clever; cliff; cloth; cloud; clover; coast; cobra; code; coin; comet; common;
+  cookie; coral; cotton; couch; cousin; crab; craft; crane; cream; creek; crown; cube; curious; current; curve; cycle; dagger;
+  dairy; daisy; dawn; deep; degree; delta; diamond; dime; doctor; dolphin; dome; dragon; drama; dream; drift; drum; dusk; dust;
+  eagle; earth; east; echo; edge; elbow; elder; ember; empire; envoy; equal; exact; fabric; factor; falcon; family; fancy; farm;
+  feather; fence; fern; festival; fiber; fig; filter; flag; flame; flash; fleet; flint; flora; flute; foam; focus; fog; folk;
+  formal; fortune; fossil; fountain; frame; fresh; frost; fruit; future; galaxy; game; gate; ghost; glass; globe; glory; gold;
+  grain; granite; grape; gravity; guitar; habit; hammer; hand; harvest; hat; hawk; hazel; hero; hill; hobby; holiday; honey;
+  honor; hook; horizon; human; hunter; ice; idea; iron; ivy; jade; jewel; jolly; jungle; junior; keen; kettle; kind; kite;
+  kitten; knight; ladder; lake; lane; lantern; large; laser; leaf; legend; lemon; lens; level; liberty; lilac; lime; lion;
+  logic; lotus; loyal; magic; magnet; major; mango; maple; marble; march; mask; master; meadow; melody; memory; mental; mild;
+  mint; modern; moment; monkey; moral; motor; mystery; narrow; nation; native; neat; needle; nest; noble; north; novel; nut;
+  oak; oasis; object; olive; onyx; orbit; orchid; organ; otter; oval; oxygen; palace; panda; paper; parade; parrot; patch; path;
+  patient; pearl; pebble; pencil; petal; phantom; phoenix; pillow; pine; pirate; pixel; planet; pocket; polar; pond; poppy;
+  portal; powder; power; prairie; pride; prince; prism; proud; public; pulse; puzzle; queen; quick; quiver; radar; radio; rapid;
+  rare; rebel; reef; relic; ribbon; ridge; ring; ripple; robin; robot; rocket; root; rope; rose; royal; ruby; rustic; saddle;
+  safe; sage; salt; sand; sapphire; satin; sauce; scale; scarlet; school; scout; sea; season; seed; senior; shallow; sharp;
+  shell; shield; ship; shore; short; sierra; sign; silk; simple; skate; sketch; sky; slate; sleepy; slope; smart; smooth; snow;
+  social; soft; solar; solid; sonic; south; space; spark; special; spice; spider; spiral; spirit; splendid; sport; spring;
+  square; stable; staff; steam; steel; stellar; stick; stone; strange; stream; stripe; strong; studio; sugar; sun; super; swan;
+  swift; sword; table; talent; target; teal; tender; thorn; thunder; timber; titan; token; topaz; torch; total; trail; treasure;
+  triangle; tribe; trophy; truck; trust; tulip; twin; union; upper; urban; valid; vapor; vault; vector; vessel; victory;
+  village; vine; violet; virtue; vision; vital; vivid; voice; voyage; walnut; wander; water; wealth; west; whale; wheat; wheel;
+  whisper; wide; willow; wind; wing; wise; wolf; wonder; wool; world; worthy; yarn; zebra; zenith; zero; zone
 """

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..options import numbers
 from . import common, options
 from .paper import run_paper, tables_known
 from .report import page_of
@@ -87,8 +88,8 @@ def bench(
 
     common.quiet_bars()
     wishes = Wishes(
-        model, task or (), methods.split(), peers.split(), sample, skip_bad, chat, _numbers(contexts, "--contexts"), new_tokens,
-        rounds, _numbers(batch, "--batch"), threads, dtype, device, temperature, top_p, seed, time_limit, costs, fresh,
+        model, task or (), methods.split(), peers.split(), sample, skip_bad, chat, numbers(contexts, "--contexts"), new_tokens,
+        rounds, numbers(batch, "--batch"), threads, dtype, device, temperature, top_p, seed, time_limit, costs, fresh,
     )  # fmt: skip
     command = command_line(sys.argv[1:], [model, *(task or ()), *(str(path) for path in (out, page) if path)])
     target = run_paper(paper, wishes, _typed(ctx), command, out, _sit) if paper else _measure(wishes, command, out)
@@ -153,12 +154,6 @@ def known() -> str:
                 f"  {name:<12} " + "  ".join(f"{each}({', '.join(takes)})" if takes else each for each, takes in methods.items())
             )
     return "\n".join([*lines, "", "Ours (--methods): selfspec drafters", "", "Paper tables (--paper):", *tables_known()])
-
-
-def _numbers(text: str, option: str) -> tuple[int, ...]:
-    from ..bench.plain import numbers
-
-    return numbers(text, option)
 
 
 def _write_page(result: Path, page: Path | None) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from .. import __version__
 from ..errors import OptionError
+from ..options import numbers
 from . import common, options
 from .bench import command_line
 
@@ -68,9 +69,9 @@ def sweep(
             pyplot_or_error()
         wanted = SweepOptions(
             tuple(part or PARTS),
-            _numbers(exits, "--exits"),
-            _numbers(drafts, "--drafts"),
-            _numbers(skips, "--skips"),
+            numbers(exits, "--exits") if exits else (),
+            numbers(drafts, "--drafts") if drafts else (),
+            numbers(skips, "--skips") if skips else (),
             by,
             new_tokens,
             rounds,
@@ -82,12 +83,6 @@ def sweep(
         picture = (show or out).with_suffix(".png")
         plot_sweep(run, picture)
         Console(highlight=False).print(f"Written: {show or out}, {picture}", soft_wrap=True, markup=False)
-
-
-def _numbers(text: str, flag: str) -> tuple[int, ...]:
-    from ..bench.plain import numbers
-
-    return numbers(text, flag) if text else ()
 
 
 def _measure(llm: LLM, name: str, wanted: Any, data: Path | None, out: Path, fresh: bool) -> None:

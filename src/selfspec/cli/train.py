@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..errors import OptionError, nearest
+from ..options import numbers
 from . import common, options
 from .train_part import PARTS, PartFlags, train_part
 
@@ -65,9 +66,14 @@ class RecipeFlags:
     rotation: Annotated[int | None, _recipe("--rotation", help="Each early exit is trained once in this many steps.")] = None
     weighting: Annotated[str | None, _recipe("--weighting", help="quadratic (later exits weigh more), or even.")] = None
     exits: Annotated[
-        list[int] | None, _recipe("--exit", help="Train the early exit after this many layers only; repeatable. By default all.")
+        str | None, _recipe("--exits", help="Train the early exits after so many layers only, e.g. 8,15,22. By default all.")
     ] = None
     share: Annotated[float | None, _recipe("--share", help="Share of positions at which early exits are trained.")] = None
+
+    exit_others: Annotated[
+        int | None,
+        _recipe("--exit-others", min=0, help="Early exits choose among the step's tokens and so many others; 0: all tokens."),
+    ] = None
 
     def chosen(self) -> tuple[Recipe, float | None]:
         """The recipe, and the learning rate if a preset names one."""
@@ -77,10 +83,20 @@ class RecipeFlags:
         if self.recipe not in RECIPES:
             raise OptionError(f"recipe {self.recipe!r} is not known; {nearest(self.recipe, RECIPES)}")
         experiment = preset(self.preset) if self.preset else None
-        names = ("dropout", "dropout_depth", "dropout_time", "exit_scale", "curriculum", "rotation", "weighting", "share")
+        names = (
+            "dropout",
+            "dropout_depth",
+            "dropout_time",
+            "exit_scale",
+            "curriculum",
+            "rotation",
+            "weighting",
+            "share",
+            "exit_others",
+        )
         given: dict[str, Any] = {name: vars(self)[name] for name in names if vars(self)[name] is not None}
         if self.exits:
-            given["exits"] = tuple(self.exits)
+            given["exits"] = numbers(self.exits, "--exits")
         found = replace(experiment.recipe if experiment else Recipe(), **given).variant(self.variant)
         if experiment is None:
             return found, None

@@ -9,12 +9,13 @@ Knows no model.
 from __future__ import annotations
 
 import random
+from bisect import bisect_left, insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -187,16 +188,27 @@ class _Writer:
 
 
 def pack(examples: Sequence[Tokens], length: int, filler: int) -> Blocks:
-    """One stream cut into blocks. The last one is filled up with tokens that are not trained; being last, they change nothing."""
-    ids = np.concatenate([np.asarray(tokens, dtype=np.int32) for tokens, _ in examples])
-    trained = np.concatenate([np.asarray(flags, dtype=bool) for _, flags in examples])
-    missing = -len(ids) % length
-    ids = np.concatenate([ids, np.full(missing, filler, dtype=np.int32)])
-    trained = np.concatenate([trained, np.zeros(missing, dtype=bool)])
-    return Blocks(torch.from_numpy(ids).view(-1, length), torch.from_numpy(trained).view(-1, length))
+    """Blocks of several examples, in their order, each put where it fits best. Only what is longer than a block is cut; the rest
+    of a block is filled with tokens that are not trained, and being last, they change nothing."""
+    pieces = [(ids[at : at + length], flags[at : at + length]) for ids, flags in examples for at in range(0, len(ids), length)]
+    blocks: list[list[int]] = []
+    room: list[tuple[int, int]] = []  # of blocks that are not full, in order: free tokens, and which block
+    for index in sorted(range(len(pieces)), key=lambda index: -len(pieces[index][0])):
+        size = len(pieces[index][0])
+        at = bisect_left(room, (size, 0))
+        free, block = room.pop(at) if at < len(room) else (length, len(blocks))
+        if block == len(blocks):
+            blocks.append([])
+        blocks[block].append(index)
+        if free > size:
+            insort(room, (free - size, block))
+    joined = ([pieces[index] for index in sorted(block)] for block in blocks)
+    return pad([tuple(list(chain(*part)) for part in zip(*some, strict=True)) for some in joined], length, filler)
 
 
 def pad(examples: Sequence[Tokens], length: int, filler: int) -> Blocks:
     """One example a block, cut or filled up at its end."""
-    rows = [pack([(tokens[:length], flags[:length])], length, filler) for tokens, flags in examples if tokens]
-    return Blocks(torch.cat([row.ids for row in rows]), torch.cat([row.trained for row in rows]))
+    kept = [(ids[:length], flags[:length]) for ids, flags in examples if ids]
+    rows = [ids + [filler] * (length - len(ids)) for ids, _ in kept]
+    trained = [flags + [False] * (length - len(flags)) for _, flags in kept]
+    return Blocks(torch.tensor(rows, dtype=torch.int32), torch.tensor(trained, dtype=torch.bool))

@@ -22,6 +22,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from ..errors import OptionError, SelfCheckFailed
 from ..model.families import shape_of
 from ..model.parts import module
+from .candidates import Candidates, candidates
 from .exit_loss import LIVE_LOGITS, Exit, Finish, exit_loss
 from .layer_dropout import LayerDropout, counted_generator, draw_keep, one_tensor
 from .recipe import Recipe
@@ -99,14 +100,17 @@ class ExitForward:
         states = self._run(input_ids, attention_mask, frozenset(weights))
         following = labels[:, 1:].reshape(-1)
         trained = (following != IGNORED).nonzero()[:, 0]
+        among = self._among(input_ids) if training and len(weights) > 1 else None
         exits, scales = [], []
         for layer, weight in weights.items():
-            at = trained if layer == self.depth - 1 or not training else self._some(trained)
+            early = layer != self.depth - 1
+            at = self._some(trained) if early and training else trained
             picked = states[layer][:, :-1].reshape(len(following), -1)[at]
-            if layer != self.depth - 1:  # the decoder has put the last layer's states through the norm
+            if early:  # the decoder has put the last layer's states through the norm
                 picked = self._norm(picked)
             scales.append(len(trained) / max(1, len(at)))  # a share stands for all positions
-            exits.append(Exit(picked, following[at], self._scale(weight * scales[-1], len(trained), picked)))
+            scale = self._scale(weight * scales[-1], len(trained), picked)
+            exits.append(Exit(picked, following[at], scale, among if early else None))
         total, sums = exit_loss(exits, self._head.weight, self._head.bias, self.live, self._finish)
         self.sums = {layer: sums[i] * scales[i] / max(1, len(trained)) for i, layer in enumerate(weights)}
         return total
@@ -144,6 +148,13 @@ class ExitForward:
         words = ("positions", self.seed, self.moment.step, self.moment.micro)
         chosen = torch.randperm(len(trained), generator=counted_generator(*words))[:count].sort().values
         return trained[chosen.to(trained.device)]
+
+    def _among(self, input_ids: Tensor) -> Candidates | None:
+        """The tokens that early exits choose among now: those of the batch, and others drawn for the rest."""
+        if not self.recipe.exit_others:
+            return None
+        words = ("others", self.seed, self.moment.step, self.moment.micro)
+        return candidates(input_ids.unique(), self._head.weight.shape[0], self.recipe.exit_others, counted_generator(*words))
 
     def _scale(self, weight: float, trained: int, like: Tensor) -> Tensor:
         kind = torch.float64 if like.dtype == torch.float64 else torch.float32

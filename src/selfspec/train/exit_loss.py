@@ -6,7 +6,9 @@
 
 The logits of one chunk of one exit live at a time. Their gradient is known as soon as they are (softmax minus one-hot), so it is
 taken at once and only the gradients of the states and of the head are kept: three products of the head's size an exit (two when
-the head is frozen), which is what its arithmetic needs, and nothing is computed twice. Knows no model and no curriculum.
+the head is frozen), which is what its arithmetic needs, and nothing is computed twice. An exit may be asked about some tokens
+that stand for the whole vocabulary (`candidates.py`), which makes its products as small as they are few. Knows no model and no
+curriculum.
 """
 
 from __future__ import annotations
@@ -19,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from .candidates import Candidates
+
 LIVE_LOGITS = 1 << 24  # logits that exist at a time, 64 MB in float32
 _LOW = (torch.float16, torch.bfloat16)
 
@@ -26,11 +30,13 @@ _LOW = (torch.float16, torch.bfloat16)
 @dataclass(frozen=True)
 class Exit:
     """One exit's share: normed states (n, width) at the positions that are trained, the token that follows each (n,), and what
-    the sum of their losses is multiplied with (weight over count): a scalar tensor, so that a GPU need not be waited for."""
+    the sum of their losses is multiplied with (weight over count): a scalar tensor, so that a GPU need not be waited for.
+    `among`: the tokens that its loss is taken over, all targets among them; None is the whole vocabulary."""
 
     states: Tensor
     targets: Tensor
     scale: Tensor
+    among: Candidates | None = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +62,9 @@ def exit_loss(
 ) -> tuple[Tensor, Tensor]:
     """The loss, and each exit's sum of cross entropies (detached), through the head of this weight (vocab, width) and bias."""
     scales = torch.stack([each.scale for each in exits])
-    targets = [each.targets for each in exits]
-    setup = _Setup(max(1, live // weight.shape[0]), _compute_dtype(weight), torch.is_grad_enabled(), finish or Finish())
+    among = [each.among for each in exits]
+    targets = [each.targets if each.among is None else each.among.index[each.targets] for each in exits]
+    setup = _Setup(live, _compute_dtype(weight), torch.is_grad_enabled(), finish or Finish(), among)
     apply: Any = _ExitLoss.apply
     loss, sums = apply(setup, targets, scales, weight, bias, *[each.states for each in exits])
     return loss, sums
@@ -65,10 +72,32 @@ def exit_loss(
 
 @dataclass(frozen=True)
 class _Setup:
-    chunk: int
+    live: int
     dtype: torch.dtype
     training: bool
     finish: Finish
+    among: list[Candidates | None]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of the head that one exit is asked about, as they are computed with."""
+
+    weight: Tensor
+    bias: Tensor | None
+    among: Candidates | None
+
+    def of(self, among: Candidates | None) -> _Rows:
+        if among is None:
+            return self
+        return _Rows(self.weight[among.some], None if self.bias is None else self.bias[among.some], among)
+
+    def spread(self, into: Tensor, part: Tensor) -> None:
+        """Add what was found for these rows to the whole."""
+        if self.among is None:
+            into += part
+        else:
+            into.index_add_(0, self.among.some, part)
 
 
 def _compute_dtype(weight: Tensor) -> torch.dtype:
@@ -86,19 +115,19 @@ class _Gradients:
         self.bias = torch.zeros_like(bias, dtype=sum_dtype) if bias is not None and wanted[1] else None
         self.states = [torch.empty_like(each) if want else None for each, want in zip(states, wanted[2:], strict=True)]
 
-    def add(self, index: int, rows: slice, errors: Tensor, states: Tensor, head: Tensor, scale: Tensor) -> None:
-        """`errors` (n, vocab) are the gradient of the unscaled sum with respect to the head's product."""
-        low = errors.to(head.dtype)
+    def add(self, index: int, at: slice, errors: Tensor, states: Tensor, rows: _Rows, scale: Tensor) -> None:
+        """`errors` (n, rows) are the gradient of the unscaled sum with respect to the product with the head's rows."""
+        low = errors.to(rows.weight.dtype)
         into = self.states[index]
         if into is not None:
-            into[rows] = (low @ head).to(scale.dtype) * scale
+            into[at] = (low @ rows.weight).to(scale.dtype) * scale
         if self.weight is not None:  # scaled after the product in low precision, where a small factor would underflow
-            if head.dtype in _LOW:
-                self.weight += (low.T @ states).to(scale.dtype) * scale
+            if rows.weight.dtype in _LOW or rows.among is not None:
+                rows.spread(self.weight, (low.T @ states).to(scale.dtype) * scale)
             else:
                 self.weight.addmm_(low.T, states * scale)
         if self.bias is not None:
-            self.bias += errors.sum(0) * scale
+            rows.spread(self.bias, errors.sum(0) * scale)
 
 
 class _ExitLoss(torch.autograd.Function):
@@ -108,19 +137,20 @@ class _ExitLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         device = weight.device.type
         with torch.autocast(device, enabled=False):
-            head = weight.to(setup.dtype)
-            offset = None if bias is None else bias.to(setup.dtype)
+            head = _Rows(weight.to(setup.dtype), None if bias is None else bias.to(setup.dtype), None)
             gradients = _Gradients(weight, bias, states, ctx.needs_input_grad[3:]) if setup.training else None
             sums = torch.zeros_like(scales)
-            for index, (one, following) in enumerate(zip(states, targets, strict=True)):
-                for start in range(0, len(following), setup.chunk):
-                    rows = slice(start, start + setup.chunk)
-                    piece = one[rows].to(setup.dtype)
-                    logits = torch.nn.functional.linear(piece, head, offset).to(scales.dtype)
-                    errors, total = _errors(logits, following[rows], setup.finish)
+            for index, (one, following, among) in enumerate(zip(states, targets, setup.among, strict=True)):
+                rows = head.of(among)
+                chunk = max(1, setup.live // len(rows.weight))
+                for start in range(0, len(following), chunk):
+                    at = slice(start, start + chunk)
+                    piece = one[at].to(setup.dtype)
+                    logits = torch.nn.functional.linear(piece, rows.weight, rows.bias).to(scales.dtype)
+                    errors, total = _errors(logits, following[at], setup.finish, among)
                     sums[index] += total
                     if gradients is not None:
-                        gradients.add(index, rows, errors, piece, head, scales[index])
+                        gradients.add(index, at, errors, piece, rows, scales[index])
         ctx.gradients, ctx.dtypes = gradients, (weight.dtype, None if bias is None else bias.dtype)
         ctx.mark_non_differentiable(sums)
         return (sums * scales).sum(), sums
@@ -138,11 +168,13 @@ class _ExitLoss(torch.autograd.Function):
         return (None, None, None, of_weight, of_bias, *given[2:])
 
 
-def _errors(logits: Tensor, targets: Tensor, finish: Finish) -> tuple[Tensor, Tensor]:
+def _errors(logits: Tensor, targets: Tensor, finish: Finish, among: Candidates | None) -> tuple[Tensor, Tensor]:
     """The gradient of the head's product, in its own memory: softmax minus one-hot, through what follows the product; and the
     sum of the cross entropies."""
     finish(logits)
     slope = finish.slope(logits)
+    if among is not None:
+        logits.add_(among.counted)
     highest = logits.amax(-1, keepdim=True)
     logits.sub_(highest)
     wanted = logits.gather(1, targets[:, None])

@@ -10,7 +10,6 @@ optimizers.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,16 +21,7 @@ from ..errors import TrainingError
 from ..model.families import Shape
 from ..model.parts import module, part, table
 from ..model.small import BlockSize, Rotary, SmallBlock, unit
-
-
-@dataclass(frozen=True)
-class Candidates:
-    """A part of the vocabulary that stands for all of it in a loss: every token that matters somewhere in the batch, and of the
-    rest so many at random, each counted for those that were not drawn."""
-
-    some: Tensor  # (n,) places in the vocabulary
-    index: Tensor  # (vocabulary,) place among them, or -1
-    counted: Tensor  # (n,) logarithm of how many tokens each stands for
+from .candidates import Candidates, candidates
 
 
 class Ends:
@@ -54,19 +44,7 @@ class Ends:
         """The tokens with a share in the batch's distributions, and `others` of the rest; None if that would be nearly all."""
         needed = self.index[batch["ids"][batch["chances"] > 0.001].long()].unique()
         needed = needed[needed >= 0]
-        size = len(self.vocabulary)
-        if len(needed) + others > 0.7 * size:
-            return None
-        chosen = torch.zeros(size, dtype=torch.bool, device=needed.device)
-        chosen[needed] = True
-        rest = (~chosen).nonzero()[:, 0]
-        drawn = rest[torch.randperm(len(rest), generator=generator)[:others].to(rest.device)]
-        some = torch.cat([needed, drawn])
-        index = torch.full((size,), -1, device=some.device)
-        index[some] = torch.arange(len(some), device=some.device)
-        counted = torch.zeros(len(some), device=some.device)
-        counted[len(needed) :] = math.log(len(rest) / max(1, len(drawn)))
-        return Candidates(some, index, counted)
+        return candidates(needed, len(self.vocabulary), others, generator)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Embeddings brought to length one a number, which takes out any scale."""

@@ -40,6 +40,10 @@ class Recipe:
     share: float = 1.0
     """Share of the positions, drawn anew each step, at which early exits are trained; the last layer is trained at all."""
 
+    exit_others: int = 0
+    """Take early exits' losses over the tokens of the step's text and so many others, drawn anew each step for all the rest:
+    cheaper steps. 0 takes them over the whole vocabulary, as the last layer's always is."""
+
     def __post_init__(self) -> None:
         for name, value in (("dropout", self.dropout), ("exit_scale", self.exit_scale)):
             if not 0 <= value <= 1:
@@ -48,6 +52,8 @@ class Recipe:
             raise OptionError("dropout=1 would drop the last layer always, so it would never be trained; choose less than 1")
         if not 0 < self.share <= 1:
             raise OptionError(f"share={self.share} is outside 0 to 1, so no position would be trained; 1 is all of them")
+        if self.exit_others < 0:
+            raise OptionError(f"exit_others={self.exit_others} is below 0; it counts tokens, and 0 takes the whole vocabulary")
         if self.rotation is not None and self.rotation < 1:
             raise OptionError(f"rotation={self.rotation} is not a number of steps; 1 trains every exit at every step")
         lists = {"dropout_depth": DEPTHS, "dropout_time": TIMES, "curriculum": CURRICULA, "weighting": WEIGHTINGS}
