@@ -1,5 +1,6 @@
 """Options by name: a frozen dataclass from a mapping. An unknown name is an error that says the nearest known one, and so is a
-value of another kind than the field's, which would otherwise fail somewhere in the middle of a generation. And numbers from text."""
+value of another kind than the field's, which would otherwise fail somewhere in the middle of a generation. And numbers
+from text."""
 
 from __future__ import annotations
 

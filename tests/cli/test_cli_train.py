@@ -63,7 +63,8 @@ def test_every_setting_has_its_flag() -> None:
 
 def test_flags_arrive(run: Any, asked: dict[str, Any], text: str, tmp_path: Path) -> None:
     """A flag that is parsed and forgotten, and a preset whose numbers or learning rate are not those of its variant."""
-    words = "--preset scratch-7b --exit-scale 0.5 --exits 1-2,4 --exit-others 5 --steps 7 --length 64 --seed 3 --lora --lora-rank 4 --lora-module q_proj"
+    words = "--preset scratch-7b --exit-scale 0.5 --exits 1-2,4 --exit-others 5"
+    words += " --steps 7 --length 64 --seed 3 --lora --lora-rank 4 --lora-module q_proj"
     run("train", "demo", "--data", text, "--data", text, "--out", str(tmp_path), *words.split())
     assert asked["recipe"] == Recipe(
         dropout=0.2, dropout_time="exponential", exit_scale=0.5, rotation=31, exits=(1, 2, 4), exit_others=5

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +95,7 @@ def test_packing_wastes_little(sizes: list[int]) -> None:
     """Every example in exactly one block and in one piece, and no two blocks that would have fitted into one."""
     blocks = pack([([number] * size, [True] * size) for number, size in enumerate(sizes, 1)], 25, filler=0)
     runs = [[(key, len(list(some))) for key, some in groupby(row) if key] for row in blocks.ids.tolist()]
-    assert sorted(sum(runs, [])) == list(enumerate(sizes, 1))
+    assert sorted(chain(*runs)) == list(enumerate(sizes, 1))
     assert all(row == sorted(row) for row in runs), "examples of a length would always stand at the same end of a block"
     used = sorted(sum(size for _, size in row) for row in runs)
     assert len(used) == 1 or used[0] + used[1] > 25

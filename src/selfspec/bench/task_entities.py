@@ -1,9 +1,9 @@
 """What the task's slots are filled with: for each class values to train with and, after the bar, others that are held out.
 
 A value may be made of other classes (`{number} am`), and may be a structure of its own: `GET_CONTACT: ...` nests that intent.
-Names and titles are composed, so that there are too many to be learned by heart: what is not in the lists has to be copied. For the
-same reason every second training value of a class marked `~` is `{novel}`: any word, or one that nobody has heard. Classes
-without a bar belong to both parts, or to the training part alone where only its values name them. All lists are our own.
+Names and titles are composed, so that there are too many to be learned by heart: what is not in the lists has to be copied.
+For the same reason every second training value of a class marked `~` is `{novel}`: any word, or one that nobody has heard.
+Classes without a bar belong to both parts, or to the training part alone where only its values name them. All lists are our own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ minutes: 15; 30; 40; 50; 05; 12; 35; {ten}{one}; {ten}{one}; {ten}{one}; {ten}{o
 half: am; pm | in the morning; in the evening; am; pm
 clock: {number} {half}; {number}:{minutes}; {number}:{minutes} {half}; {noon}
 noon: noon; half past {number} | midnight; quarter past {number}
-weekday: monday; tuesday; thursday; saturday; monday; tuesday; thursday; saturday; christmas; easter; halloween; thanksgiving | wednesday; friday; sunday
+weekday: monday; tuesday; thursday; saturday; monday; tuesday; thursday; saturday; christmas; easter; halloween;
+  thanksgiving | wednesday; friday; sunday
 one: 1; 2; 3; 4; 6; 7; 8; 9
 ten: 0; 1; 2; 3; 4; 5
 month: january; march; april; june; august; october; december | february; may; july; november
@@ -24,7 +25,8 @@ today: today; tomorrow; this weekend; the day after tomorrow; next week; in {amo
 daypart: morning; afternoon | evening; night
 time: {weekday} at {clock}; {clock} {today}; {clock}; {weekday} {daypart} at {clock}; {month} {number} at {clock}
 repeat: every {weekday}; every {daypart}; every {amount} days
-amount: 4; 9; 12; 15; 25; 30; 40; 55; 90; ten; three; five; twelve; forty; {one}{ten}{one}; {one}{ten}{one}; thirteen; seventy; eighty; nine | 6; 8; 14; 20; 35; 50; seven; two; eleven; sixty
+amount: 4; 9; 12; 15; 25; 30; 40; 55; 90; ten; three; five; twelve; forty; {one}{ten}{one}; {one}{ten}{one};
+  thirteen; seventy; eighty; nine | 6; 8; 14; 20; 35; 50; seven; two; eleven; sixty
 unitspan: minutes; hours; seconds | minutes; hours; seconds
 span: {amount} {unitspan}; {amount} {unitspan}; {amount} {unitspan}; {longspan}
 longspan: half an hour; one hour and {amount} minutes | a quarter of an hour; two hours and {amount} minutes
