@@ -7,8 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 
 from selfspec.auto import Auto
+from selfspec.cli.app import app
 from selfspec.cli.drafters import known, options_of
 from selfspec.control.registry import BUILT_IN as CONTROLLERS
 from selfspec.draft.registry import BUILT_IN as DRAFTERS
@@ -49,6 +51,27 @@ def test_named_tests_exist(page: Path) -> None:
     defined = {name for source in sources.values() for name in re.findall(r"^def ((?:test|check)_\w+)", source, re.MULTILINE)}
     named = set(re.findall(r"`((?:test|check)_\w+)`", text))
     assert named <= defined, f"no such test: {named - defined}"
+
+
+def test_commands_that_are_shown_can_be_typed() -> None:
+    """A command or a flag that was renamed: the first thing that a newcomer copies from a page would fail."""
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    flags = {
+        name: {flag for each in found.params for flag in (*each.opts, *each.secondary_opts)} for name, found in commands.items()
+    }
+    shown = 0
+    for page in [*PAGES, ROOT / "benchmarks/README.md"]:
+        for block in re.findall(
+            r"^```(?:bash|sh|console)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+        ):
+            for line in block.replace("\\\n", " ").splitlines():
+                for words in re.findall(r"(?:^|[$|&] *)selfspec ([a-z-]+)([^|#\n]*)", line):
+                    shown += 1
+                    name, rest = words
+                    assert name in flags, f"{page.name}: selfspec {name}"
+                    unknown = set(re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", rest)) - flags[name] - {"--help"}
+                    assert not unknown, f"{page.name}: selfspec {name} has no {unknown}"
+    assert shown > 30, "the notation changed, and nothing is compared any more"
 
 
 def test_same_output_names_its_tests() -> None:
@@ -124,6 +147,15 @@ def test_the_tables_of_drafters_are_what_was_measured() -> None:
 def _table_rows(text: str) -> list[list[str]]:
     rows = [line.strip("| \n").split("|") for line in text.splitlines() if re.match(r"\| [a-z-]+/\S+ +\|", line)]
     return [[cell.strip() for cell in row] for row in rows]
+
+
+def test_the_tables_of_the_task_model_are_what_was_measured() -> None:
+    """The same, for exact match, acceptance and speed of the model for one task."""
+    from selfspec.bench import task_report
+
+    printed = task_report.markdown(task_report.load_task(ROOT / "benchmarks/results/task-amd-epyc.json")).splitlines()
+    lines = [line for line in text_of("training.md").splitlines() if re.match(r"\| (plain|recipe|E=\d.*?) +\|.*%", line)]
+    assert len(lines) >= 10 and set(lines) <= set(printed)
 
 
 def test_the_times_of_a_training_step_are_what_was_measured() -> None:

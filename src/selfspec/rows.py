@@ -10,6 +10,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import json
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,15 +27,17 @@ def read_rows(source: str | Path) -> Iterator[tuple[str, Row]]:
     if str(source).startswith(HUB) or (path.is_dir()):
         yield from _dataset_rows(str(source))
         return
-    text = _text(path)
-    if not text.strip():
+    if path.with_suffix("" if path.suffix == ".gz" else path.suffix).suffix in (".jsonl", ".json"):
+        found = _objects(path)
+    else:
+        text = "".join(_lines(path))
+        found = iter([(str(path), {"text": text})] if text.strip() else [])
+    empty = True
+    for row in found:
+        empty = False
+        yield row
+    if empty:
         raise DataError(f"{path} is empty, so there is nothing to read from it")
-    if path.with_suffix("" if path.suffix == ".gz" else path.suffix).suffix not in (".jsonl", ".json"):
-        yield str(path), {"text": text}
-        return
-    for number, line in enumerate(text.split("\n"), start=1):  # not splitlines: JSON may hold a bare U+2028
-        if line.strip():
-            yield f"{path}:{number}", _line(line, f"{path}:{number}")
 
 
 def require(sources: Iterable[str | Path]) -> None:
@@ -44,15 +47,23 @@ def require(sources: Iterable[str | Path]) -> None:
         raise DataError(f"there is no file {', '.join(missing)}, so nothing could be read; check the path")
 
 
-def _text(path: Path) -> str:
+def _lines(path: Path) -> Iterator[str]:
+    """As they are; a line ends with a line feed and nothing else, as JSON may hold a bare U+2028."""
+    kind: Any = gzip.open if path.suffix == ".gz" else open
     try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+        with kind(path, "rt", encoding="utf-8", newline="\n") as lines:
+            yield from lines
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataError(
             f"{path} cannot be read as text ({error}); give JSONL or plain text in UTF-8, a folder that `datasets` saved, or "
             "hf:NAME"
         ) from error
+
+
+def _objects(path: Path) -> Iterator[tuple[str, Row]]:
+    for number, line in enumerate(_lines(path), start=1):
+        if line.strip():
+            yield f"{path}:{number}", _line(line, f"{path}:{number}")
 
 
 def _line(line: str, where: str) -> Row:

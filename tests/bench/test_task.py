@@ -18,7 +18,7 @@ from selfspec.bench.task_data import PARTS, Example, Grammar, entities, examples
 from selfspec.bench.task_report import load_task, markdown, summary
 from selfspec.testing import tiny_model, tiny_tokenizer
 
-ALONE = {"one", "ten", "word", "novel", "made", "syllable", "coda"}  # classes that only training values name
+ALONE = {"one", "ten", "word", "novel", "made", "syllable", "coda", "opener"}  # classes that only training values name
 CLOSED = {"half", "unitspan", "mine"}  # classes that are small in English: am, pm; minutes, hours, seconds; my, her, our
 
 
@@ -147,14 +147,15 @@ def test_all_ways_race_on_the_same_utterances(llm: LLM, tmp_path: Path) -> None:
     write_examples(tmp_path / "train.jsonl", examples("train", 20))
     tokens = task_tokens(llm, tmp_path / "train.jsonl")
     assert set(llm.tokenizer("[IN:GET_WEATHER ]")["input_ids"]) <= set(tokens) < set(range(259))  # type: ignore[misc]
-    ways = contestants(llm, tokens, TaskOptions(exits=(2,), drafts=3))
+    ways = contestants(llm, tokens, TaskOptions(exits=(2,), drafts=3, other_drafts=(1,)))
     prompts = [list(b"set an alarm"), list(b"play jazz")]
     found = race(ways, prompts)
-    assert set(found) == {"plain", "E=2", "E=2, no reuse", "E=2, whole vocabulary", "E=2 alone"}
+    assert set(found) == {"plain", "E=2", "E=2, no reuse", "E=2, whole vocabulary", "E=2 alone", "E=2, K=1"}
     assert all(len(entry.seconds) == len(entry.decoded) == 2 for entry in found.values())
     assert found["plain"].drafted == 0 < found["E=2"].accepted <= found["E=2"].drafted
     assert all(entry.identical for name, entry in found.items() if name != "E=2 alone")
     assert found["E=2"].drafted == found["E=2, no reuse"].drafted
+    assert found["E=2, K=1"].drafted < found["E=2"].drafted
     rounds = llm.generate(prompts[0], draft="early-exit", draft_options={"layer": 2}, control="fixed", max_new_tokens=8)
     other = race({"plain": ways["plain"], "other": lambda prompt: rounds}, prompts)
     assert not other["other"].identical
@@ -175,7 +176,7 @@ RUN: dict[str, Any] = {
     "model": "m",
     "generator": "abc",
     "vocabulary": 700,
-    "options": {"exits": [2], "drafts": 7, "seed": 0},
+    "options": {"exits": [2], "drafts": 7, "other_drafts": [3], "seed": 0},
     "provenance": {"threads": 2, "cpu": "a processor"},
     "training": {"recipe": {"steps": 3, "tokens": 1200, "log": [{"exit_2": 0.5, "exit_10": 0.25, "loss": 0.7}]}},
     "quality": {
@@ -189,6 +190,7 @@ RUN: dict[str, Any] = {
     "race": {
         "plain": {"seconds": [0.4, 0.2, 0.0], "decoded": [20, 10, 0], "drafted": 0, "accepted": 0, "identical": True},
         "E=2": {"seconds": [0.2, 0.1, 0.0], "decoded": [20, 10, 0], "drafted": 50, "accepted": 38, "identical": True},
+        "E=2, K=3": {"seconds": [0.25, 0.125, 0.0], "decoded": [20, 10, 0], "drafted": 40, "accepted": 34, "identical": True},
         "E=2 alone": {"seconds": [0.1, 0.1, 0.0], "decoded": [20, 20, 0], "drafted": 0, "accepted": 0, "identical": False},
     },
 }
@@ -198,14 +200,23 @@ def test_the_tables() -> None:
     """A speed turned upside down, an answer that ended with its first token as an infinite speed, lossy rows called equal."""
     text = markdown(RUN)
     rows = {
-        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]] for line in text.splitlines() if "|" in line
+        line.split("|")[1].strip(): [cell.strip() for cell in line.split("|")[2:-1]]
+        for line in text.split("speed (accepted/drafted)")[0].splitlines()
+        if "|" in line
     }
     assert rows["E=2"] == ["10.0", "2.00 (2.00-2.00)", "76.0%", "yes"]
     assert rows["plain"][:2] == ["20.0", "1.00 (1.00-1.00)"] and rows["plain"][2] == "-"
     assert rows["E=2 alone"][-1] == "not checked: lossy"
+    assert re.search(r"\| K=3 +\| K=7 +\|\n.*\n\| E=2 +\| 1\.60 \(85\.0%\) \| 2\.00 \(76\.0%\) \|", text), (
+        "more drafts on the left"
+    )
     assert "90.0% of 10" in text and "25.0% of 4" in text and "generator abc" in text and "0.2500" in text
     facts = summary(RUN)
-    assert facts["exact"] == {"recipe": 0.9} and facts["acceptance"] == {"E=2": 0.76} and facts["identical"] is True
+    assert (
+        facts["exact"] == {"recipe": 0.9}
+        and facts["acceptance"] == {"E=2": 0.76, "E=2, K=3": 0.85}
+        and facts["identical"] is True
+    )
     assert facts["speed"]["E=2"] == 2.0
     short = {**RUN, "training": {"recipe": {"steps": 3, "tokens": 1200, "log": []}}}
     assert "1,200" in markdown(short), "a run that was too short for a log line"

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from selfspec import LLM
 from selfspec.draft.draft_head import DraftHead
-from selfspec.errors import OptionError, ResourceError, TrainingError
+from selfspec.errors import DataError, OptionError, ResourceError, TrainingError
 from selfspec.model.extras import load_part
 from selfspec.model.families import family_of, shape_of
 from selfspec.testing import tiny_model
@@ -327,7 +327,6 @@ def test_states_are_the_models_own(model: Path, whole: Path) -> None:
     [
         ({"text": "nobody's"}, "no 'prompt_ids' and 'response_ids'.*selfspec data"),
         ({"prompt_ids": [1], "response_ids": [5, 999, 3, 4]}, "token 999, the model has 259"),
-        ("no line", "no 'prompt_ids'"),
     ],
 )
 def test_text_that_is_not_the_models_is_refused(line: Any, words: str, tmp_path: Path) -> None:
@@ -342,7 +341,7 @@ def test_too_little_text(model: Path, tmp_path: Path) -> None:
     path = written(tmp_path / "own.jsonl", [{"prompt_ids": [1], "response_ids": [5, 6, 7]}])
     with pytest.raises(TrainingError, match="too few"):
         trained(model, path, tmp_path / "out")
-    with pytest.raises(TrainingError, match="there is no file"):
+    with pytest.raises(DataError, match="there is no file"):
         trained(model, tmp_path / "nothing.jsonl", tmp_path / "out")
 
 

@@ -34,7 +34,7 @@ from .plain import model_folder, progress_bar, run_command
 from .provenance import CHECKOUT, cpu_name, gather, package_versions, slug
 from .schema import write_json
 from .task_data import Example, examples, generator_hash, write_examples
-from .task_report import TASK_SCHEMA, load_task, markdown, summary
+from .task_report import TASK_SCHEMA, by_drafts, load_task, markdown, summary
 
 STAGES = ("data", "train", "quality", "speed")
 BATCH = 32  # utterances decoded together where only the answer counts
@@ -65,6 +65,8 @@ class TaskOptions:
     """Exit layers (E): trained, and drafted with."""
     drafts: int = 7
     """Drafts a round (K)."""
+    other_drafts: tuple[int, ...] = (2, 4, 11)
+    """Numbers of drafts that each exit is tried with beside it."""
     utterances: int = 60
     """Utterances in the race."""
     seed: int = 0
@@ -234,12 +236,12 @@ def task_tokens(llm: LLM, file: Path) -> list[int]:
 def contestants(llm: Any, tokens: Sequence[int], options: TaskOptions) -> dict[str, Callable[[list[int]], Any]]:
     """The ways of decoding an utterance, by name."""
 
-    def drafting(layer: int, **more: Any) -> Callable[[list[int]], Any]:
+    def drafting(layer: int, drafts: int = options.drafts, **more: Any) -> Callable[[list[int]], Any]:
         settings = {
             "draft": "early-exit",
             "draft_options": {"layer": layer, **more},
             "control": "fixed",
-            "control_options": {"tokens": options.drafts},
+            "control_options": {"tokens": drafts},
         }
         return lambda prompt: llm.generate(prompt, max_new_tokens=MOST_TOKENS, **settings)
 
@@ -254,6 +256,7 @@ def contestants(llm: Any, tokens: Sequence[int], options: TaskOptions) -> dict[s
         found[f"E={layer}, no reuse"] = drafting(layer, tokens=list(tokens), reuse=False)
         found[f"E={layer}, whole vocabulary"] = drafting(layer)
         found[f"E={layer} alone"] = alone(layer)
+        found |= {by_drafts(layer, drafts): drafting(layer, drafts, tokens=list(tokens)) for drafts in options.other_drafts}
     return found
 
 

@@ -24,6 +24,7 @@ from .task_templates import TEMPLATES
 
 PARTS = ("train", "held_out")
 PROMPT = "{}\n"  # what the model reads of an utterance
+OPENED = 0.4  # share of the training utterances that begin with words that mean nothing
 _HOLE = re.compile(r"\{(?:([A-Z_]+)=)?([a-z_]+)\}")
 _NESTED = re.compile(r"([A-Z_]+): (.*)")
 
@@ -47,11 +48,13 @@ class Grammar:
 
     def __init__(self, part: str) -> None:
         self.values, self.phrasings = entities(part), templates(part)
+        self.opened = part == PARTS[0]
 
     def example(self, rng: random.Random) -> Example:
         """Intents are equally likely, and so are the phrasings of each."""
         intent = rng.choice(list(self.phrasings))
-        words, slots = self._expand(rng.choice(self.phrasings[intent]), rng)
+        opener = "{opener} " if self.opened and rng.random() < OPENED else ""
+        words, slots = self._expand(opener + rng.choice(self.phrasings[intent]), rng)
         return Example(words, _tree(intent, slots), intent)
 
     def _expand(self, text: str, rng: random.Random) -> tuple[str, list[str]]:

@@ -9,34 +9,36 @@ Classes without a bar belong to both parts, or to the training part alone where 
 from __future__ import annotations
 
 ENTITIES = """
-number: 1; 3; 4; 6; 7; 9; 10; 12; 13; 14; 16; 17; 19; 21; 22; 23 | 2; 5; 8; 11
+number: 1; 3; 4; 6; 7; 9; 10; 12; 13; 14; 16; 17; 19; 21; 22; 23; {one}{one}; {one}{one}; {one}{one}; {one}{one} | 2; 5; 8; 11
 minutes: 15; 30; 40; 50; 05; 12; 35; {ten}{one}; {ten}{one}; {ten}{one}; {ten}{one}; {ten}{one} | 20; 45; 10; 25
-half: am; pm | in the morning; in the evening; am; pm
+half: am; pm; am; pm; in the {novel}; at {novel} | in the morning; in the evening; am; pm
 clock: {number} {half}; {number}:{minutes}; {number}:{minutes} {half}; {noon}
-noon: noon; half past {number} | midnight; quarter past {number}
-weekday: monday; tuesday; thursday; saturday; monday; tuesday; thursday; saturday; christmas; easter; halloween;
-  thanksgiving | wednesday; friday; sunday
+noon: noon; half past {number}; {novel} past {number}; {novel}; twenty to {number} | midnight; quarter past {number}
+weekday: monday; tuesday; thursday; saturday; monday; tuesday; thursday; saturday; christmas; easter; halloween; thanksgiving;
+  {novel}; {novel}; {novel} | wednesday; friday; sunday
 one: 1; 2; 3; 4; 6; 7; 8; 9
 ten: 0; 1; 2; 3; 4; 5
-month: january; march; april; june; august; october; december | february; may; july; november
+month~: january; march; april; june; august; october; december | february; may; july; november
 day: {today}; on {weekday}; next {weekday}; {weekday} {daypart}; {today}; on {month} {number}; the {number} of {month}
-today: today; tomorrow; this weekend; the day after tomorrow; next week; in {amount} days | tonight; this evening; next month;
-  this week
-daypart: morning; afternoon | evening; night
+today: today; tomorrow; this weekend; the day after tomorrow; next week; in {amount} days; this {novel}; next {novel}; the
+  {novel}; this {novel}; next {novel} | tonight; this evening; next month; this week
+daypart: morning; afternoon; {novel} | evening; night
 time: {weekday} at {clock}; {clock} {today}; {clock}; {weekday} {daypart} at {clock}; {month} {number} at {clock}
 repeat: every {weekday}; every {daypart}; every {amount} days
-amount: 4; 9; 12; 15; 25; 30; 40; 55; 90; ten; three; five; twelve; forty; {one}{ten}{one}; {one}{ten}{one};
-  thirteen; seventy; eighty; nine | 6; 8; 14; 20; 35; 50; seven; two; eleven; sixty
+amount: 4; 9; 12; 15; 25; 30; 40; 55; 90; ten; three; five; twelve; forty; {one}{ten}{one}; {one}{ten}{one}; thirteen; seventy;
+  eighty; nine; {novel}; {novel}; {novel}; {novel}; {novel}; {novel}; {novel}; {novel} | 6; 8; 14; 20; 35; 50; seven; two;
+  eleven; sixty
 unitspan: minutes; hours; seconds | minutes; hours; seconds
 span: {amount} {unitspan}; {amount} {unitspan}; {amount} {unitspan}; {longspan}
-longspan: half an hour; one hour and {amount} minutes | a quarter of an hour; two hours and {amount} minutes
+longspan: half an hour; one hour and {amount} minutes; a {novel} of an hour; {novel} hours and {amount} minutes; a {novel} | a
+  quarter of an hour; two hours and {amount} minutes
 color~: red; green; silver; black; golden; brown; white; orange; pink | blue; yellow; purple; gray; copper; ivory
 tone~: big; old; quiet; broken; sweet; wild; lonely; cold; lucky; little; secret; burning; distant; gentle; paper; electric;
-  hollow; final; new; crystal | small; young; loud; hidden; bitter; bright; restless; warm; empty; early; velvet; frozen;
-  last; perfect
+  hollow; final; new; crystal | small; young; loud; hidden; bitter; bright; restless; warm; empty; early; velvet; frozen; last;
+  perfect
 thing~: river; moon; road; heart; house; garden; window; train; letter; ocean; summer; mirror; shadow; station; bridge; candle;
-  engine; valley; island; storm; piano; forest | light; mountain; door; rain; city; winter; bird; harbor; desert; tower;
-  clock; boat; field; fire
+  engine; valley; island; storm; piano; forest | light; mountain; door; rain; city; winter; bird; harbor; desert; tower; clock;
+  boat; field; fire
 animals~: foxes; wolves; kings; sisters; riders; hunters; strangers; pilots; painters; dancers; rabbits; bears; poets; tigers |
   owls; sailors; horses; brothers; dreamers; giants; ravens; farmers
 label: {activity}; {tone} {activity}; {activity} with {name}; {activity}
@@ -44,24 +46,24 @@ activity~: work; gym; running; school; medicine; yoga; breakfast; piano; fishing
   boxing; painting; driving lesson; church; shopping; office | swimming; shift; lunch; meditation; laundry; violin; tennis;
   dentist; garden work; choir; rehearsal
 dish: {food}; {color} {food}; {tone} {food}; {food} and {food}; {food}
-food~: pasta; rice; pizza; eggs; cookies; chicken; tea; potatoes; bread; pie; turkey; carrots; pancakes; steak; onions;
-  muffins; stew; dumplings; broccoli; oatmeal; ribs | soup; lasagna; cake; noodles; coffee; fish; beans; salmon; waffles;
-  peppers; jam; mushrooms
+food~: pasta; rice; pizza; eggs; cookies; chicken; tea; potatoes; bread; pie; turkey; carrots; pancakes; steak; onions; muffins;
+  stew; dumplings; broccoli; oatmeal; ribs | soup; lasagna; cake; noodles; coffee; fish; beans; salmon; waffles; peppers; jam;
+  mushrooms
 todo: {verb} {object}; {verb} {object}; {errand}
 verb~: buy; pick up; return; clean; look for; pay for; bring; paint; lend; carry; replace; unpack | order; fix; wash; pack;
   wrap; sell; borrow; measure
 object: the {goods}; a {tone} {goods}; {amount} {color} {goods}; the {color} {goods}; {name}'s {goods}
 goods~: milk; books; keys; card; flowers; charger; suitcase; tickets; lamp; boots; shelf; batteries; camera bag; umbrella;
-  blanket; printer; ladder; shirts; basket; speakers | groceries; jacket; bicycle; chairs; stamps; gift; tent; curtains;
-  helmet; candles; bottles; carpet
-errand: water the plants; call {name}; feed the {animals}; renew the passport; walk with {name}; finish the {thing} report;
-  take out the trash; book a room in {city}; meet {name}; study for the {activity} test | charge the camera; visit {name};
-  empty the dishwasher; answer {name}; practice the {thing} song; prepare the slides; check the oven; write about the {thing}
+  blanket; printer; ladder; shirts; basket; speakers | groceries; jacket; bicycle; chairs; stamps; gift; tent; curtains; helmet;
+  candles; bottles; carpet
+errand: water the plants; call {name}; feed the {animals}; renew the passport; walk with {name}; finish the {thing} report; take
+  out the trash; book a room in {city}; meet {name}; study for the {activity} test | charge the camera; visit {name}; empty the
+  dishwasher; answer {name}; practice the {thing} song; prepare the slides; check the oven; write about the {thing}
 first~: anna; david; maria; john; peter; susan; ahmed; linda; robert; emily; carlos; julia; kevin; nina; george; olga; frank;
   ruth; ivan; grace; pablo; diana; walter; yuki; steven; fatima; oscar; claire; tony; megan | martin; sarah; thomas; rachel;
   hassan; sophie; brian; laura; miguel; helen; victor; amy; dennis; paula; simon; leila
-surname~: smith; jones; brown; walker; miller; garcia; novak; stone; fisher; rossi; morgan; baker; lopez; young; turner |
-  green; clark; porter; king; rivera; meyer; wood; larsen; bell
+surname~: smith; jones; brown; walker; miller; garcia; novak; stone; fisher; rossi; morgan; baker; lopez; young; turner | green;
+  clark; porter; king; rivera; meyer; wood; larsen; bell
 name: {first}; {first}; {first} {surname}
 mine: my; her; our | his; my
 relation~: mom; dad; sister; brother in law; boss; neighbor; wife; cousin; roommate; landlord; son; grandfather; best friend |
@@ -70,24 +72,24 @@ contact: {name}; {name}; GET_CONTACT: {CONTACT_RELATED=mine} {TYPE_RELATION=rela
 song: {tone} {thing}; {thing} of the {thing}; the {color} {thing}; {first} and the {thing}; my {tone} {thing}; {thing} song;
   {amount} {animals} | {tone} {thing}; the {tone} {thing}; {color} {thing}; {thing} and {thing}; your {thing}; {thing} for
   {first}
-artist: the {color} {animals}; {name}; dj {first}; the {tone} {animals}; {first} and the {animals} | the {animals}; {name};
-  the {tone} {thing}s; {color} {thing}; mc {first}
+artist: the {color} {animals}; {name}; dj {first}; the {tone} {animals}; {first} and the {animals} | the {animals}; {name}; the
+  {tone} {thing}s; {color} {thing}; mc {first}
 genre~: jazz; rock; classical; hip hop; country; techno; folk; latin; opera; swing; house; punk | blues; reggae; pop; metal;
   soul; gospel
 provider~: spotify; pandora; apple music; youtube; soundcloud | deezer; tidal; amazon music
-release: song; album; track | single; record
-playlist: {activity} mix; {tone} {thing}; best of {genre}; {today} music; {color} {thing}; {first}'s party; {activity} |
-  {genre} hits; {tone} evening; {thing} sounds; music for {activity}; {first}'s favorites
+release~: song; album; track | single; record
+playlist: {activity} mix; {tone} {thing}; best of {genre}; {today} music; {color} {thing}; {first}'s party; {activity} | {genre}
+  hits; {tone} evening; {thing} sounds; music for {activity}; {first}'s favorites
 city~: boston; san diego; paris; chicago; new york; london; tokyo; madrid; seattle; denver; cape town; houston; berlin; miami;
   lima; prague; vienna; cairo; austin; geneva; mumbai; helsinki; nairobi; warsaw; santiago; manila; phoenix; naples; lisbon;
   detroit | dallas; rome; portland; sydney; toronto; las vegas; oslo; dublin; mexico city; atlanta; athens; seoul; boise;
   havana; zurich
 rain~: rain; snow; be sunny; be windy | hail; storm; be cloudy; be foggy
 warm~: hot; cold; windy; humid | warm; chilly; sunny; dry
-unit: celsius; fahrenheit | kelvin
+unit~: celsius; fahrenheit | kelvin
 news: {subject} {event_news}; {statement}; {statement}
-subject: the meeting; the party; the game; dinner; the flight; the {activity} class; {name} | lunch; the concert; the train;
-  the movie; the {thing} tour
+subject: the meeting; the party; the game; dinner; the flight; the {activity} class; {name} | lunch; the concert; the train; the
+  movie; the {thing} tour
 event_news: is cancelled; starts at {clock}; will be late; was moved to {weekday}; needs {amount} {goods} | is delayed; begins
   at {clock}; was great; is on {weekday}; costs {amount} dollars
 statement: i will be there in {span}; i am on my way; the {goods} are on the table; i love the {color} {goods}; the {food} is
@@ -95,28 +97,30 @@ statement: i will be there in {span}; i am on my way; the {goods} are on the tab
   stuck at work; the {goods} have arrived; i forgot my {goods}; we are out of {food}; see you {today}; i am home in {span};
   congratulations; i met {name} in {city}
 app~: whatsapp; messenger; instagram; skype | telegram; signal; slack
-group: family; {activity}; {color} {animals}; {city} friends; project {thing} | neighbors; {activity} club; old classmates;
-  the {animals}; {city} office
-ordinal: first; last; second; fourth | third; latest; fifth
+group: family; {activity}; {color} {animals}; {city} friends; project {thing} | neighbors; {activity} club; old classmates; the
+  {animals}; {city} office
+ordinal~: first; last; second; fourth | third; latest; fifth
 reaction~: heart; thumbs up; smile; laughing face; kiss; fire | wave; sad face; star; clap
 place: {city}; {spot}; {spot}; GET_LOCATION: {mod} {CATEGORY_LOCATION=category}; GET_LOCATION: {SEARCH_RADIUS=near}
   {CATEGORY_LOCATION=category}; GET_LOCATION_HOME: {CONTACT=owner} house
 owner: {name}'s; GET_CONTACT: {CONTACT_RELATED=mine} {TYPE_RELATION=relation}'s
 mod: a; the | some; any
-near: the nearest; the closest; the next | a nearby; the best
+near: the nearest; the closest; the next; the {novel}; a {novel} | a nearby; the best
 category~: gas station; hospital; coffee shop; parking garage; supermarket; pharmacy; post office; train station; gym; hotel;
   bank; shoe store; library | bakery; museum; police station; bookstore; car wash; drugstore; bus stop; toy store
-spot: {thing} park; {surname} street; the {color} {building}; {city} airport; {tone} {thing} square; {surname} high school;
-  the {thing} {building} | {thing} road; {surname} avenue; the {building} of {city}; {color} {thing} plaza; {surname} college
+spot: {thing} park; {surname} street; the {color} {building}; {city} airport; {tone} {thing} square; {surname} high school; the
+  {thing} {building} | {thing} road; {surname} avenue; the {building} of {city}; {color} {thing} plaza; {surname} college
 building~: stadium; theater; mall; cathedral; market; hall; factory | opera house; gallery; castle; terminal; temple
 vehicle~: car; bus; train; foot; plane | bike; taxi; subway; boat
 obstacle~: tolls; highways; the bridge; construction; {city}; {surname} street | ferries; traffic; the tunnel; accidents;
   {surname} avenue
-event: concerts; art shows; food festivals; movies; football games; {thing} festivals; {genre} nights | plays; comedy shows;
+event~: concerts; art shows; food festivals; movies; football games; {thing} festivals; {genre} nights | plays; comedy shows;
   street fairs; lectures; wine tastings; {genre} concerts
-meeting: a team lunch; the budget meeting; a video call; game night; a job interview; a {activity} session; the {thing}
-  review; a picnic | a planning session; a birthday dinner; the sales meeting; movie night; a phone call; the {activity} party
+meeting: a team lunch; the budget meeting; a video call; game night; a job interview; a {activity} session; the {thing} review;
+  a picnic | a planning session; a birthday dinner; the sales meeting; movie night; a phone call; the {activity} party
 novel: {word}; {word}; {made}
+opener: hey; ok; would you; can you; kindly; i want you to; go ahead and; now; listen; i need you to; will you; just; quickly;
+  yes; so; um; hello {novel}; hey {novel}; {novel}; {novel}; i wonder; say; well; do me a favor and; my friend; {novel} {novel}
 made: {syllable}{syllable}; {syllable}{syllable}{coda}; {syllable}{syllable}{syllable}; {syllable}{coda}{syllable}
 syllable: ba; be; bo; da; de; do; fa; fi; ga; go; ka; ke; ko; la; le; li; lo; ma; me; mi; na; ne; no; pa; po; ra; re; ri; sa;
   se; su; ta; te; ti; va; vi; zo; zu

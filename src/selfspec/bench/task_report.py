@@ -34,7 +34,7 @@ def acceptance(entry: dict[str, Any]) -> float | None:
 
 def markdown(run: dict[str, Any]) -> str:
     """Everything that has been measured so far."""
-    parts = [_quality(run), _exits(run), _race(run), _training(run), _where(run)]
+    parts = [_quality(run), _exits(run), _race(run), _grid(run), _training(run), _where(run)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -71,10 +71,32 @@ def _exits(run: dict[str, Any]) -> str:
     return table(["agreement / perplexity of exit", *map(str, layers)], rows)
 
 
+def by_drafts(layer: int, drafts: int) -> str:
+    """The way of decoding with another number of drafts than the others have."""
+    return f"E={layer}, K={drafts}"
+
+
+def _grid(run: dict[str, Any]) -> str:
+    """Speed and acceptance by exit and drafts a round."""
+    exits, own, others = (run["options"][name] for name in ("exits", "drafts", "other_drafts"))
+    if not run["race"]:
+        return ""
+    rows = []
+    for layer in exits:
+        ways = {drafts: by_drafts(layer, drafts) for drafts in others} | {own: f"E={layer}"}
+        cells = []
+        for drafts in sorted(ways):
+            found = speed(run, ways[drafts])
+            cells.append(f"{found.value:.2f} ({_percent(acceptance(run['race'][ways[drafts]]))})" if found else "-")
+        rows.append([f"E={layer}", *cells])
+    return table(["speed (accepted/drafted)", *(f"K={drafts}" for drafts in sorted({*others, own}))], rows)
+
+
 def _race(run: dict[str, Any]) -> str:
     """The shape of Table 10: time per token by exit, with and without reuse."""
     if not run["race"]:
         return ""
+    apart = {by_drafts(layer, drafts) for layer in run["options"]["exits"] for drafts in run["options"]["other_drafts"]}
     header = ["decoding", "ms a token", "speed, plain = 1", "accepted/drafted", "same tokens"]
     rows = [
         [
@@ -85,6 +107,7 @@ def _race(run: dict[str, Any]) -> str:
             "yes" if entry["identical"] else ("not checked: lossy" if way.endswith("alone") else "NO"),
         ]
         for way, entry in run["race"].items()
+        if way not in apart
     ]
     return table(header, rows)
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import ResourceError, TrainingError
+from ..errors import OptionError, ResourceError, TrainingError
 
 MARK = "selfspec.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
@@ -45,6 +45,17 @@ def data_fingerprint(*tensors: Tensor) -> str:
 def mark(folder: Path, identity: Mapping[str, Any]) -> None:
     """Say that the checkpoint is complete, and whose it is."""
     write_json(folder / MARK, dict(identity))
+
+
+def make_folder(path: Path) -> None:
+    """With those above it; what stands in the way is said before hours of work."""
+    in_the_way = next((each for each in (path, *path.parents) if each.exists()), path)
+    if not in_the_way.is_dir():
+        raise OptionError(f"{in_the_way} is a file; the output has to be a folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OptionError(f"{path} cannot be made ({error}); name a folder that can be written") from error
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 import transformers
 
-from ..errors import OptionError, TrainingError
+from ..errors import OptionError
 from ..model.adapter import LayeredModel
 from ..model.extras import Part, load_part, signature
 from ..model.families import family_of
 from ..model.loading import load
 from ..model.successors import SUCCESSORS, Successors
+from ..rows import require
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size
 from .parts import PartOptions, PartRecipe, Progress, Run, train_part
@@ -105,13 +106,14 @@ def train_small_part(
     """
     recipe, options, watch = recipe or HeadRecipe(), options or PartOptions(), watch or Watch()
     began = time.monotonic()
-    folder = _prepare(Path(out), [Path(file) for file in files], plot)
+    sources = [os.fspath(file) for file in files]
+    folder = _prepare(Path(out), sources, plot)
     kept = Path(states) if states else folder / "states"
     loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
     layered = LayeredModel(loaded.model, owned=False)
     base, shape = signature(layered), layered.shape
-    wanted, texts = StateOptions(recipe.taps(shape), length=length, held_out=held_out), [Path(file) for file in files]
-    complete = gather(layered, base, texts, kept, wanted, _reading(watch, began, options.max_minutes))
+    wanted = StateOptions(recipe.taps(shape), length=length, held_out=held_out)
+    complete = gather(layered, base, sources, kept, wanted, _reading(watch, began, options.max_minutes))
     if not complete:
         return PartReport(recipe.kind, folder, False, 0, 0, 0.0, ())
     found = States(kept)
@@ -155,14 +157,14 @@ def train_successors(
 ) -> PartReport:
     """Count what the model says after tokens and pairs of them, on text that it wrote. `states` may be those of another part."""
     options, watch, began = options or CountOptions(), watch or Watch(), time.monotonic()
-    paths = [Path(file) for file in files]
-    folder = _prepare(Path(out), paths, plot=False)
+    sources = [os.fspath(file) for file in files]
+    folder = _prepare(Path(out), sources, plot=False)
     kept = Path(states) if states else folder / "states"
     loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
     layered = LayeredModel(loaded.model, owned=True)
     base, vocabulary = signature(layered), layered.shape.vocabulary
     wanted = kept_options(kept) or StateOptions((), length=length, held_out=held_out)
-    if not gather(layered, base, paths, kept, wanted, _reading(watch, began, max_minutes)):
+    if not gather(layered, base, sources, kept, wanted, _reading(watch, began, max_minutes)):
         return PartReport(SUCCESSORS, folder, False, 0, 0, 0.0, ())
     found = States(kept)
     settings = {"vocabulary": vocabulary}
@@ -176,21 +178,14 @@ def train_successors(
     return report
 
 
-def _prepare(out: Path, files: Sequence[Path], plot: bool) -> Path:
+def _prepare(out: Path, sources: Sequence[str], plot: bool) -> Path:
     """The output folder. What would fail late and can be known now fails here."""
-    missing = [str(file) for file in files if not file.is_file()]
-    if missing or not files:
-        raise TrainingError(f"there is no file {', '.join(missing)}, so nothing could be trained; check the path")
+    require(sources)
     if plot:
         plots.require_matplotlib()
-    if out.exists() and not out.is_dir():
-        raise OptionError(f"{out} is a file; the output has to be a folder")
     if (out / "config.json").exists():
         raise OptionError(f"{out} holds a model; name a folder of its own for the part")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(f"{out} cannot be made ({error}); name a folder that can be written") from error
+    checkpoints.make_folder(out)
     return out
 
 

@@ -167,17 +167,12 @@ def _prepare(out: Path, files: Sequence[str | Path], options: TrainOptions) -> P
     require(files)
     if options.plot:
         plots.require_matplotlib()
-    if out.exists() and not out.is_dir():
-        raise OptionError(f"{out} is a file; the output has to be a folder")
     ours = (out / REPORT).exists() or (out / "checkpoints").is_dir()
     if (out / "config.json").exists() and not ours:
         raise OptionError(
             f"{out} holds a model that no training of selfspec wrote, and it would be overwritten; name another folder"
         )
-    try:
-        (out / "checkpoints").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(f"{out} cannot be made ({error}); name a folder that can be written") from error
+    checkpoints.make_folder(out / "checkpoints")
     return out
 
 

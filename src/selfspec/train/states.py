@@ -1,7 +1,7 @@
 """What the model computes on its own text, kept on disk: states after some layers and the distribution at every answered token.
 
 A frozen model's states never change, so they are computed once and read many times. Shards of some ten thousand tokens, each
-written whole or not at all: a run that is killed, or given more text later, goes on with what is missing. Input: JSONL lines
+written whole or not at all: a run that is killed, or given more text later, goes on with what is missing. Input: rows
 with `prompt_ids` and `response_ids`, as `selfspec data` writes them. Numbers are kept in float16, states brought to length one a
 number first. Knows nothing of what is trained on them.
 """
@@ -27,6 +27,7 @@ from ..model.cache import Span
 from ..model.extras import unlike
 from ..model.small import unit
 from ..model.taps import Taps
+from ..rows import read_rows
 
 SHARD_TOKENS = 20_000
 PASS_TOKENS = 1024
@@ -71,25 +72,20 @@ class Conversation:
         return int(_digest(self.tokens[: self.begin]), 16) % 10_000 < share * 10_000
 
 
-def read_conversations(files: Sequence[Path], options: StateOptions, vocabulary: int) -> Iterator[Conversation]:
-    """The lines of some files that are of use, each text once."""
+def read_conversations(files: Sequence[str | Path], options: StateOptions, vocabulary: int) -> Iterator[Conversation]:
+    """The rows of some sources that are of use, each text once."""
     seen: set[str] = set()
-    for file in files:
-        with file.open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                found = _conversation(line, f"{file}, line {number}", options.length, vocabulary)
-                if found and found.name not in seen:
-                    seen.add(found.name)
-                    yield found
+    for where, row in (each for file in files for each in read_rows(file)):
+        found = _conversation(row, where, options.length, vocabulary)
+        if found and found.name not in seen:
+            seen.add(found.name)
+            yield found
 
 
-def _conversation(line: str, where: str, length: int, vocabulary: int) -> Conversation | None:
-    """One line; None if it is empty, or too short to draft in it."""
-    if not line.strip():
-        return None
+def _conversation(row: dict[str, Any], where: str, length: int, vocabulary: int) -> Conversation | None:
+    """One row; None if it is too short to draft in it."""
     try:
-        value: Any = json.loads(line)
-        prompt, answer = [int(token) for token in value["prompt_ids"]], [int(token) for token in value["response_ids"]]
+        prompt, answer = [int(token) for token in row["prompt_ids"]], [int(token) for token in row["response_ids"]]
     except (ValueError, KeyError, TypeError) as error:
         raise TrainingError(
             f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}), so there is nothing that the "
@@ -170,7 +166,7 @@ def kept_options(folder: Path) -> StateOptions | None:
 def gather(
     model: LayeredModel,
     base: dict[str, Any],
-    files: Sequence[Path],
+    files: Sequence[str | Path],
     folder: Path,
     options: StateOptions,
     watch: Callable[[int], bool] = lambda tokens: True,
