@@ -202,8 +202,9 @@ def pack(examples: Sequence[Tokens], length: int, filler: int) -> Blocks:
         blocks[block].append(index)
         if free > size:
             insort(room, (free - size, block))
-    joined = ([pieces[index] for index in sorted(block)] for block in blocks)
-    return pad([tuple(list(chain(*part)) for part in zip(*some, strict=True)) for some in joined], length, filler)
+    together = ([pieces[index] for index in sorted(block)] for block in blocks)
+    joined = [(list(chain(*(ids for ids, _ in some))), list(chain(*(flags for _, flags in some)))) for some in together]
+    return pad(joined, length, filler)
 
 
 def pad(examples: Sequence[Tokens], length: int, filler: int) -> Blocks:
