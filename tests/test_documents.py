@@ -65,9 +65,8 @@ def test_commands_that_are_shown_can_be_typed() -> None:
             r"^```(?:bash|sh|console)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
         ):
             for line in block.replace("\\\n", " ").splitlines():
-                for words in re.findall(r"(?:^|[$|&] *)selfspec ([a-z-]+)([^|#\n]*)", line):
+                for name, rest in re.findall(r"(?:^|[$|&] *)selfspec ([a-z-]+)([^|#\n]*)", line):
                     shown += 1
-                    name, rest = words
                     assert name in flags, f"{page.name}: selfspec {name}"
                     unknown = set(re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", rest)) - flags[name] - {"--help"}
                     assert not unknown, f"{page.name}: selfspec {name} has no {unknown}"
@@ -168,5 +167,5 @@ def test_the_times_of_a_training_step_are_what_was_measured() -> None:
 
     printed = steps.markdown(json.loads((ROOT / "benchmarks/results/steps-amd-epyc.json").read_text(encoding="utf-8")))
     found = re.findall(r"^\| (?:plain|EE|LD\+EE|products) +\|[^%\n]*$", text_of("training.md"), re.MULTILINE)
-    lines = [line for line in found if line not in _task_lines()]
+    lines = sorted(set(found) - set(_task_lines()))
     assert len(lines) == 4 and set(lines) <= set(printed.splitlines())

@@ -336,6 +336,13 @@ def test_text_that_is_not_the_models_is_refused(line: Any, words: str, tmp_path:
         list(read_conversations([path], StateOptions((1,)), 259))
 
 
+def test_a_line_that_is_no_object_is_refused(tmp_path: Path) -> None:
+    """A file of another kind, of which nothing would be read."""
+    path = written(tmp_path / "own.jsonl", [{"prompt_ids": [1], "response_ids": [5, 6, 7]}, "no line"])
+    with pytest.raises(DataError, match=r"own\.jsonl:2 is a JSON str"):
+        list(read_conversations([path], StateOptions((1,)), 259))
+
+
 def test_too_little_text(model: Path, tmp_path: Path) -> None:
     """A division by zero far from its cause."""
     path = written(tmp_path / "own.jsonl", [{"prompt_ids": [1], "response_ids": [5, 6, 7]}])
@@ -343,6 +350,8 @@ def test_too_little_text(model: Path, tmp_path: Path) -> None:
         trained(model, path, tmp_path / "out")
     with pytest.raises(DataError, match="there is no file"):
         trained(model, tmp_path / "nothing.jsonl", tmp_path / "out")
+    with pytest.raises(DataError, match="no data was named"):
+        train_small_part(str(model), [], tmp_path / "out")
 
 
 def test_a_full_disk_is_said_before_it_is_full(model: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -247,6 +247,16 @@ def test_what_fills_blocks_up_is_not_computed() -> None:
     assert seen == [12, 7, 12] and nothing.item() == 0
 
 
+def at_each_step(forward: ExitForward, ids: Tensor, steps: int) -> list[tuple[Tensor, dict[int, Tensor]]]:
+    """The loss of one text, and each exit's, at every step of a run."""
+    found = []
+    with forward.installed():
+        for step in range(steps):
+            forward.moment = Moment(step, steps)
+            found.append((forward.model(input_ids=ids, labels=ids).loss, dict(forward.sums)))
+    return found
+
+
 def test_a_share_stands_for_all_positions() -> None:
     """A share of half the positions that halves the early exits' weight, or that thins out the last layer's loss too."""
     model = tiny_model(seed=5).train()
@@ -255,11 +265,7 @@ def test_a_share_stands_for_all_positions() -> None:
     part = ExitForward(model, Recipe(dropout=0.0, curriculum="all", share=0.5))
     with whole.installed():
         exact = model(input_ids=ids, labels=ids).loss, dict(whole.sums)
-    drawn = []
-    with part.installed():
-        for step in range(30):
-            part.moment = Moment(step, 30)
-            drawn.append((model(input_ids=ids, labels=ids).loss, dict(part.sums)))
+    drawn = at_each_step(part, ids, 30)
     assert all(torch.equal(sums[3], exact[1][3]) for _, sums in drawn), "the last layer is trained at all positions"
     assert len({float(sums[1]) for _, sums in drawn}) == 30, "positions are drawn anew each step"
     mean = torch.stack([loss for loss, _ in drawn]).mean()
@@ -275,12 +281,7 @@ def test_others_stand_for_the_rest_of_the_vocabulary() -> None:
     with whole.installed():
         model(input_ids=ids, labels=ids)
         exact = dict(whole.sums)
-    drawn = []
-    with part.installed():
-        for step in range(40):
-            part.moment = Moment(step, 40)
-            model(input_ids=ids, labels=ids)
-            drawn.append(dict(part.sums))
+    drawn = [sums for _, sums in at_each_step(part, ids, 40)]
     assert all(torch.equal(sums[3], exact[3]) for sums in drawn), "the last layer chooses among all tokens"
     assert len({float(sums[1]) for sums in drawn}) == 40, "others are drawn anew each step"
     for layer in (1, 2):

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import transformers
 
-from ..errors import OptionError
+from ..errors import DataError, OptionError
 from ..model.adapter import LayeredModel
 from ..model.extras import Part, load_part, signature
 from ..model.families import family_of
@@ -180,6 +180,8 @@ def train_successors(
 
 def _prepare(out: Path, sources: Sequence[str], plot: bool) -> Path:
     """The output folder. What would fail late and can be known now fails here."""
+    if not sources:
+        raise DataError("no data was named, so there is nothing to train on; make some with: selfspec data MODEL --prompts FILES")
     require(sources)
     if plot:
         plots.require_matplotlib()
