@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import OptionError
-from . import task_entities, task_templates
+from . import task_entities, task_held_out, task_templates
 from .task_entities import ENTITIES
+from .task_held_out import HELD_OUT
 from .task_templates import TEMPLATES
 
 PARTS = ("train", "held_out")
@@ -84,26 +85,22 @@ def _tree(intent: str, slots: Sequence[str]) -> str:
 def templates(part: str) -> dict[str, list[str]]:
     """Of each intent the part's phrasings."""
     found: dict[str, list[str]] = {}
-    lines = [line for line in TEMPLATES.splitlines() if line and not line.startswith("#")]
-    current, intent = PARTS[0], ""
-    for line in lines:
+    for line in (TEMPLATES if part == PARTS[0] else HELD_OUT).splitlines():
         if line.startswith("IN "):
-            intent, current = line[3:], PARTS[0]
-        elif line == "---":
-            current = PARTS[1]
-        elif current == part:
-            found.setdefault(intent, []).append(line)
+            phrasings = found.setdefault(line[3:], [])
+        elif line and not line.startswith("#"):
+            phrasings.append(line)
     return found
 
 
 def entities(part: str) -> dict[str, list[str]]:
-    """Of each class the part's values; of a class marked `~` as many novel ones again, for training."""
+    """Of each class the part's values; of a class marked `~` twice as many novel ones, for training."""
     found = {}
     for line in ENTITIES.strip().replace("\n  ", " ").splitlines():
         kind, _, rest = line.partition(": ")
         lists = [half.strip().split("; ") for half in rest.split(" | ")]
         values = lists[min(PARTS.index(part), len(lists) - 1)]
-        novel = ["{novel}"] * len(values) if kind.endswith("~") and part == PARTS[0] else []
+        novel = ["{novel}"] * (2 * len(values)) if kind.endswith("~") and part == PARTS[0] else []
         found[kind.rstrip("~")] = values + novel
     return found
 
@@ -139,6 +136,6 @@ def generator_hash(seed: int) -> str:
 
 def _sources() -> Iterator[Path]:
     yield Path(__file__)
-    for module in (task_templates, task_entities):
+    for module in (task_templates, task_held_out, task_entities):
         assert module.__file__ is not None
         yield Path(module.__file__)

@@ -1,4 +1,4 @@
-"""What the task's utterances look like: for each intent phrasings to train on, and after `---` others that are held out.
+"""What the task's utterances look like in training: for each intent its phrasings. `task_held_out.py` has others.
 
 `{SLOT=class}` is a slot filled from a class of `task_entities.py`, `{class}` words that mean nothing for the structure. The
 intents, slots and their nesting follow TOPv2's (alarm, timer, reminder, music, weather, messaging, navigation, event); all
@@ -19,18 +19,13 @@ add an alarm for {DATE_TIME=time} named {ALARM_NAME=label}
 make sure an alarm rings at {DATE_TIME=clock}
 new alarm for {DATE_TIME=clock} {DATE_TIME=repeat}
 alarm at {DATE_TIME=clock} for my {ALARM_NAME=label}
-ring me for the {ALARM_NAME=label} {DATE_TIME=time}
+ring me at {DATE_TIME=clock} for the {ALARM_NAME=label}
 have an alarm ready {DATE_TIME=day} around {DATE_TIME=clock}
 {DATE_TIME=repeat} i want the {ALARM_NAME=label} alarm at {DATE_TIME=clock}
----
-could you set a {ALARM_NAME=label} alarm for {DATE_TIME=time}
-get me up at {DATE_TIME=clock} {DATE_TIME=day}
-i want an alarm for {DATE_TIME=time} called {ALARM_NAME=label}
-put an alarm at {DATE_TIME=clock} {DATE_TIME=repeat}
 IN DELETE_ALARM
 delete my {DATE_TIME=clock} alarm
 cancel the {ALARM_NAME=label} alarm
-remove the alarm named {ALARM_NAME=label} for {DATE_TIME=day}
+remove the alarm named {ALARM_NAME=label} for {DATE_TIME=date}
 turn off my alarm for {DATE_TIME=time}
 get rid of the {ALARM_NAME=label} alarm at {DATE_TIME=clock}
 i do not need the alarm for {DATE_TIME=time} any more
@@ -38,25 +33,16 @@ kill the alarm that i named {ALARM_NAME=label}
 there should be no {ALARM_NAME=label} alarm {DATE_TIME=day}
 stop the {DATE_TIME=clock} alarm from ringing
 the {ALARM_NAME=label} alarm can go
----
-please delete the alarm for {DATE_TIME=time}
-cancel my alarm called {ALARM_NAME=label} {DATE_TIME=day}
-erase the {ALARM_NAME=label} alarm
-drop my {DATE_TIME=clock} alarm
 IN GET_ALARM
-what alarms do i have for {DATE_TIME=day}
-show my alarms for {DATE_TIME=day}
+what alarms do i have for {DATE_TIME=date}
+show my alarms for {DATE_TIME=date}
 when is my {ALARM_NAME=label} alarm
 is there an alarm set for {DATE_TIME=time}
-which alarms are on {DATE_TIME=day}
+which alarms are on {DATE_TIME=date}
 list the {ALARM_NAME=label} alarms
 do any alarms ring {DATE_TIME=day}
 at what time is the {ALARM_NAME=label} alarm
 give me all alarms for {DATE_TIME=time}
----
-do i have any alarms for {DATE_TIME=day}
-show me the {ALARM_NAME=label} alarm
-tell me my alarms for {DATE_TIME=time}
 IN SNOOZE_ALARM
 snooze the alarm for {DATE_TIME=span}
 snooze my {ALARM_NAME=label} alarm for {DATE_TIME=span}
@@ -67,10 +53,6 @@ hit snooze for {DATE_TIME=span}
 leave the {ALARM_NAME=label} alarm quiet for {DATE_TIME=span}
 put off the alarm by {DATE_TIME=span}
 delay my {ALARM_NAME=label} alarm {DATE_TIME=span}
----
-please snooze for {DATE_TIME=span}
-snooze the {ALARM_NAME=label} alarm by {DATE_TIME=span}
-i want to sleep {DATE_TIME=span} more
 # timer
 IN CREATE_TIMER
 set a timer for {DATE_TIME=span}
@@ -84,11 +66,6 @@ create a timer named {TIMER_NAME=dish} for {DATE_TIME=span}
 run a {TIMER_NAME=dish} timer of {DATE_TIME=span}
 tell me when {DATE_TIME=span} are over
 watch the {TIMER_NAME=dish} for {DATE_TIME=span}
----
-could you start a timer for {DATE_TIME=span}
-set a {TIMER_NAME=dish} timer for {DATE_TIME=span}
-begin a {DATE_TIME=span} countdown
-put {DATE_TIME=span} on a timer for the {TIMER_NAME=dish}
 IN PAUSE_TIMER
 pause the {TIMER_NAME=dish} timer
 hold the timer for the {TIMER_NAME=dish}
@@ -98,10 +75,6 @@ freeze the {TIMER_NAME=dish} timer
 make the {TIMER_NAME=dish} timer wait
 the timer of the {TIMER_NAME=dish} should pause
 hold on with the {TIMER_NAME=dish}
----
-please pause the timer for the {TIMER_NAME=dish}
-put the {TIMER_NAME=dish} timer on hold
-pause the timer named {TIMER_NAME=dish}
 IN RESUME_TIMER
 resume the {TIMER_NAME=dish} timer
 continue the timer for the {TIMER_NAME=dish}
@@ -111,10 +84,6 @@ restart the paused {TIMER_NAME=dish} timer
 go on with the timer of the {TIMER_NAME=dish}
 the {TIMER_NAME=dish} timer should keep going
 start the {TIMER_NAME=dish} timer where it was
----
-please resume the timer for the {TIMER_NAME=dish}
-continue with the {TIMER_NAME=dish} timer
-unpause the timer named {TIMER_NAME=dish}
 IN ADD_TIME_TIMER
 add {DATE_TIME=span} to the timer
 add {DATE_TIME=span} to the {TIMER_NAME=dish} timer
@@ -124,10 +93,6 @@ make the timer {DATE_TIME=span} longer
 {DATE_TIME=span} extra for the {TIMER_NAME=dish}
 the {TIMER_NAME=dish} timer needs {DATE_TIME=span} more
 let the {TIMER_NAME=dish} timer run {DATE_TIME=span} longer
----
-please add {DATE_TIME=span} to my {TIMER_NAME=dish} timer
-extend the timer by {DATE_TIME=span}
-put another {DATE_TIME=span} on the {TIMER_NAME=dish} timer
 # reminder
 IN CREATE_REMINDER
 remind me to {TODO=todo} {DATE_TIME=day}
@@ -140,53 +105,36 @@ at {DATE_TIME=clock} remind me to {TODO=todo}
 create a reminder to {TODO=todo} {DATE_TIME=repeat}
 do not let me forget to {TODO=todo} {DATE_TIME=day}
 {DATE_TIME=repeat} i have to {TODO=todo} so remind me
-note that {PERSON_REMINDED=contact} must {TODO=todo} {DATE_TIME=time}
+note that {PERSON_REMINDED=contact} must {TODO=todo} {DATE_TIME=day}
 reminder for {DATE_TIME=time} to {TODO=todo}
----
-please remind me to {TODO=todo} {DATE_TIME=time}
-could you remind {PERSON_REMINDED=contact} to {TODO=todo} at {DATE_TIME=clock}
-make a reminder to {TODO=todo} for {DATE_TIME=time}
-{DATE_TIME=day} remind me to {TODO=todo}
 IN DELETE_REMINDER
 delete the reminder to {TODO=todo}
 cancel my reminder to {TODO=todo} {DATE_TIME=day}
-remove all reminders for {DATE_TIME=day}
+remove all reminders for {DATE_TIME=date}
 forget the reminder to {TODO=todo}
 i no longer need the reminder to {TODO=todo} at {DATE_TIME=clock}
 scrap the reminder for {DATE_TIME=time}
 never mind the reminder to {TODO=todo}
 i did {TODO=todo} so drop that reminder
-take the reminder to {TODO=todo} off {DATE_TIME=day}
----
-please delete my reminder to {TODO=todo} {DATE_TIME=day}
-cancel the reminder for {DATE_TIME=time}
-get rid of the reminder to {TODO=todo}
+take the reminder to {TODO=todo} off {DATE_TIME=date}
 IN GET_REMINDER
-what are my reminders for {DATE_TIME=day}
+what are my reminders for {DATE_TIME=date}
 show the reminder to {TODO=todo}
 do i have a reminder to {TODO=todo} {DATE_TIME=day}
-list all reminders for {DATE_TIME=day}
-which reminders does {PERSON_REMINDED=contact} have for {DATE_TIME=day}
+list all reminders for {DATE_TIME=date}
+which reminders does {PERSON_REMINDED=contact} have for {DATE_TIME=date}
 did i ask to be reminded to {TODO=todo}
 what must {PERSON_REMINDED=contact} remember {DATE_TIME=day}
-read all reminders of {DATE_TIME=day} to me
----
-show me my reminders for {DATE_TIME=day}
-is there a reminder to {TODO=todo} {DATE_TIME=day}
-what reminders are there for {PERSON_REMINDED=contact} {DATE_TIME=day}
+read all reminders of {DATE_TIME=date} to me
 IN UPDATE_REMINDER
 move the reminder to {TODO=todo} to {DATE_TIME_NEW=time}
 change my reminder to {TODO=todo} to {DATE_TIME_NEW=clock}
-push the reminder to {TODO=todo} from {DATE_TIME=day} to {DATE_TIME_NEW=day}
+push the reminder to {TODO=todo} from {DATE_TIME=date} to {DATE_TIME_NEW=date}
 update the {DATE_TIME=clock} reminder to {DATE_TIME_NEW=clock}
 reschedule the reminder to {TODO=todo} for {DATE_TIME_NEW=time}
 make it {DATE_TIME_NEW=time} for the reminder to {TODO=todo}
-not {DATE_TIME=day} but {DATE_TIME_NEW=day} for the reminder to {TODO=todo}
-let the {DATE_TIME=day} reminder come {DATE_TIME_NEW=day}
----
-please move my reminder to {TODO=todo} to {DATE_TIME_NEW=time}
-change the {DATE_TIME=day} reminder to {DATE_TIME_NEW=day}
-shift the reminder to {TODO=todo} to {DATE_TIME_NEW=clock}
+not {DATE_TIME=date} but {DATE_TIME_NEW=date} for the reminder to {TODO=todo}
+let the {DATE_TIME=date} reminder come {DATE_TIME_NEW=day}
 # music
 IN PLAY_MUSIC
 play {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist}
@@ -201,11 +149,6 @@ some {MUSIC_GENRE=genre} from {MUSIC_PROVIDER_NAME=provider} would be nice
 give me the {MUSIC_TYPE=release} of {MUSIC_ARTIST_NAME=artist}
 how about {MUSIC_TRACK_TITLE=song} from {MUSIC_ARTIST_NAME=artist}
 open {MUSIC_PROVIDER_NAME=provider} and run the {MUSIC_PLAYLIST_TITLE=playlist} playlist
----
-could you play {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist}
-i would like to hear {MUSIC_GENRE=genre} music on {MUSIC_PROVIDER_NAME=provider}
-put on the playlist {MUSIC_PLAYLIST_TITLE=playlist}
-play a {MUSIC_TYPE=release} by {MUSIC_ARTIST_NAME=artist} on {MUSIC_PROVIDER_NAME=provider}
 IN ADD_TO_PLAYLIST_MUSIC
 add {MUSIC_TRACK_TITLE=song} to my {MUSIC_PLAYLIST_TITLE=playlist} playlist
 put {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist} on the {MUSIC_PLAYLIST_TITLE=playlist} playlist
@@ -215,10 +158,6 @@ add the {MUSIC_TYPE=release} by {MUSIC_ARTIST_NAME=artist} to {MUSIC_PLAYLIST_TI
 {MUSIC_PLAYLIST_TITLE=playlist} should have {MUSIC_TRACK_TITLE=song} on it
 let {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist} join {MUSIC_PLAYLIST_TITLE=playlist}
 keep this {MUSIC_TYPE=release} in {MUSIC_PLAYLIST_TITLE=playlist}
----
-please add {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist} to {MUSIC_PLAYLIST_TITLE=playlist}
-put this {MUSIC_TYPE=release} on my {MUSIC_PLAYLIST_TITLE=playlist} playlist
-save {MUSIC_TRACK_TITLE=song} to the {MUSIC_PLAYLIST_TITLE=playlist} playlist
 IN SKIP_TRACK_MUSIC
 skip this {MUSIC_TYPE=release}
 skip to the next {MUSIC_GENRE=genre} song
@@ -229,10 +168,6 @@ no more of {MUSIC_ARTIST_NAME=artist}
 jump over this {MUSIC_TYPE=release}
 i am tired of {MUSIC_ARTIST_NAME=artist} skip that
 leave out the {MUSIC_GENRE=genre} {MUSIC_TYPE=release}
----
-please skip the {MUSIC_TYPE=release}
-skip the songs by {MUSIC_ARTIST_NAME=artist}
-go to the next {MUSIC_TYPE=release}
 IN LIKE_MUSIC
 i like this {MUSIC_TYPE=release}
 like {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist}
@@ -242,10 +177,6 @@ i love {MUSIC_TRACK_TITLE=song} remember that
 {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist} is great
 what a {MUSIC_GENRE=genre} {MUSIC_TYPE=release} i like it
 put {MUSIC_TRACK_TITLE=song} among my favorites
----
-please like {MUSIC_TRACK_TITLE=song}
-i really like this {MUSIC_GENRE=genre} {MUSIC_TYPE=release}
-thumbs up for {MUSIC_TRACK_TITLE=song} by {MUSIC_ARTIST_NAME=artist}
 # weather
 IN GET_WEATHER
 what is the weather in {LOCATION=city} {DATE_TIME=day}
@@ -256,14 +187,9 @@ is it {WEATHER_ATTRIBUTE=warm} in {LOCATION=city}
 do i need an umbrella in {LOCATION=city} {DATE_TIME=day}
 temperature in {LOCATION=city} in {WEATHER_TEMPERATURE_UNIT=unit} {DATE_TIME=day}
 {LOCATION=city} weather {DATE_TIME=day}
-is {DATE_TIME=day} going to be {WEATHER_ATTRIBUTE=warm} in {LOCATION=city}
+is {DATE_TIME=date} going to be {WEATHER_ATTRIBUTE=warm} in {LOCATION=city}
 how many degrees {WEATHER_TEMPERATURE_UNIT=unit} does {LOCATION=city} have
 does it {WEATHER_ATTRIBUTE=rain} at {DATE_TIME=clock} in {LOCATION=city}
----
-what will the weather be in {LOCATION=city} {DATE_TIME=day}
-how {WEATHER_ATTRIBUTE=warm} will it be in {LOCATION=city} at {DATE_TIME=clock}
-is it going to {WEATHER_ATTRIBUTE=rain} {DATE_TIME=day}
-tell me the weather in {LOCATION=city} in {WEATHER_TEMPERATURE_UNIT=unit}
 IN GET_SUNSET
 when does the sun set in {LOCATION=city}
 what time is sunset {DATE_TIME=day}
@@ -272,10 +198,6 @@ when will it get dark in {LOCATION=city} {DATE_TIME=day}
 until when do we have light in {LOCATION=city}
 {DATE_TIME=day} when is the sun gone in {LOCATION=city}
 at what hour does {LOCATION=city} see the sunset
----
-what time does the sun set in {LOCATION=city} {DATE_TIME=day}
-tell me when sunset is in {LOCATION=city}
-when is sunset {DATE_TIME=day}
 IN GET_SUNRISE
 when does the sun rise in {LOCATION=city}
 what time is sunrise {DATE_TIME=day}
@@ -284,10 +206,6 @@ when will it get light in {LOCATION=city} {DATE_TIME=day}
 from when do we have light in {LOCATION=city}
 {DATE_TIME=day} when is the sun up in {LOCATION=city}
 at what hour does {LOCATION=city} see the sunrise
----
-what time does the sun rise in {LOCATION=city} {DATE_TIME=day}
-tell me when sunrise is in {LOCATION=city}
-when is sunrise {DATE_TIME=day}
 # messaging
 IN SEND_MESSAGE
 tell {RECIPIENT=contact} that {CONTENT_EXACT=news}
@@ -301,11 +219,6 @@ send {RECIPIENT=contact} a text at {DATE_TIME=clock} that says {CONTENT_EXACT=ne
 say to {RECIPIENT=contact} on {RESOURCE=app} that {CONTENT_EXACT=news}
 post in {GROUP=group} that {CONTENT_EXACT=news}
 inform {RECIPIENT=contact} {DATE_TIME=day} that {CONTENT_EXACT=news}
----
-please text {RECIPIENT=contact} that {CONTENT_EXACT=news}
-send {RECIPIENT=contact} a message saying {CONTENT_EXACT=news}
-tell the {GROUP=group} group on {RESOURCE=app} that {CONTENT_EXACT=news}
-write {RECIPIENT=contact} that {CONTENT_EXACT=news}
 IN GET_MESSAGE
 show my messages from {SENDER=contact}
 did {SENDER=contact} write to me on {RESOURCE=app}
@@ -316,10 +229,6 @@ what did {SENDER=contact} write {DATE_TIME=day}
 open the {ORDINAL=ordinal} message of {SENDER=contact}
 anything new from {SENDER=contact} in {RESOURCE=app}
 what was the {ORDINAL=ordinal} thing said in the {GROUP=group} group
----
-please read the messages from {SENDER=contact}
-show me the {ORDINAL=ordinal} message in the {GROUP=group} group
-are there messages from {SENDER=contact} on {RESOURCE=app}
 IN REACT_MESSAGE
 react to the message from {SENDER=contact} with a {TYPE_REACTION=reaction}
 put a {TYPE_REACTION=reaction} on the {ORDINAL=ordinal} message from {SENDER=contact}
@@ -328,10 +237,6 @@ answer the text of {SENDER=contact} with a {TYPE_REACTION=reaction}
 a {TYPE_REACTION=reaction} for what {SENDER=contact} wrote
 let {SENDER=contact} have a {TYPE_REACTION=reaction} for the {ORDINAL=ordinal} message
 reply to the {GROUP=group} group with a {TYPE_REACTION=reaction}
----
-please react with a {TYPE_REACTION=reaction} to the message from {SENDER=contact}
-give the {ORDINAL=ordinal} message in the {GROUP=group} group a {TYPE_REACTION=reaction}
-react with a {TYPE_REACTION=reaction} to the text of {SENDER=contact}
 # navigation
 IN GET_DIRECTIONS
 how do i get to {DESTINATION=place}
@@ -344,10 +249,6 @@ lead me from {SOURCE=place} to {DESTINATION=place}
 i am at {SOURCE=place} and want to go to {DESTINATION=place}
 which way to {DESTINATION=place} without {OBSTRUCTION_AVOID=obstacle}
 by {METHOD_TRAVEL=vehicle} to {DESTINATION=place}
----
-what is the way to {DESTINATION=place}
-please give me directions to {DESTINATION=place} by {METHOD_TRAVEL=vehicle}
-navigate from {SOURCE=place} to {DESTINATION=place} avoiding {OBSTRUCTION_AVOID=obstacle}
 IN GET_ESTIMATED_DURATION
 how long does it take to {DESTINATION=place} by {METHOD_TRAVEL=vehicle}
 how long is the drive from {SOURCE=place} to {DESTINATION=place}
@@ -357,10 +258,6 @@ how long would i need by {METHOD_TRAVEL=vehicle} to {DESTINATION=place}
 when will i reach {DESTINATION=place} by {METHOD_TRAVEL=vehicle}
 from {SOURCE=place} to {DESTINATION=place} takes how long
 is {DESTINATION=place} far from {SOURCE=place} by {METHOD_TRAVEL=vehicle}
----
-how long does it take from {SOURCE=place} to {DESTINATION=place}
-tell me the travel time from {SOURCE=place} to {DESTINATION=place} by {METHOD_TRAVEL=vehicle}
-how long is the trip to {DESTINATION=place}
 IN GET_INFO_TRAFFIC
 how is the traffic to {DESTINATION=place}
 what is traffic like from {SOURCE=place} to {DESTINATION=place}
@@ -370,10 +267,6 @@ are there delays on the way to {DESTINATION=place}
 is the road to {DESTINATION=place} full {DATE_TIME=day}
 how bad is it on the streets of {LOCATION=city}
 any jams from {SOURCE=place} to {DESTINATION=place}
----
-tell me about the traffic from {SOURCE=place} to {DESTINATION=place}
-what is the traffic like in {LOCATION=city} {DATE_TIME=day}
-is there much traffic on the way to {DESTINATION=place}
 IN UPDATE_DIRECTIONS
 change the route to avoid {OBSTRUCTION_AVOID=obstacle}
 add a stop at {WAYPOINT=place}
@@ -384,10 +277,6 @@ i want to avoid {OBSTRUCTION_AVOID=obstacle} so change the route
 lead me around {OBSTRUCTION_AVOID=obstacle}
 take {WAYPOINT=place} into the route to {DESTINATION=place}
 with a break at {WAYPOINT=place}
----
-please add a stop at {WAYPOINT=place} on the way to {DESTINATION=place}
-change the route so that it avoids {OBSTRUCTION_AVOID=obstacle}
-update the route with a stop at {WAYPOINT=place}
 # event
 IN GET_EVENT
 what {CATEGORY_EVENT=event} are in {LOCATION=city} {DATE_TIME=day}
@@ -398,10 +287,6 @@ show {CATEGORY_EVENT=event} in {LOCATION=city}
 does {LOCATION=city} have {CATEGORY_EVENT=event} {DATE_TIME=day}
 where can i see {CATEGORY_EVENT=event} with {NAME_EVENT=artist}
 i am looking for {CATEGORY_EVENT=event} close to {LOCATION=place}
----
-find {CATEGORY_EVENT=event} in {LOCATION=city} {DATE_TIME=day}
-what {CATEGORY_EVENT=event} are there near {LOCATION=place}
-show me {CATEGORY_EVENT=event} by {NAME_EVENT=artist} in {LOCATION=city}
 IN CREATE_EVENT
 invite {ATTENDEE=contact} to {NAME_EVENT=meeting} {DATE_TIME=day}
 schedule {NAME_EVENT=meeting} with {ATTENDEE=contact} at {DATE_TIME=clock}
@@ -411,8 +296,4 @@ book {NAME_EVENT=meeting} with {ATTENDEE=contact} in {LOCATION=city} {DATE_TIME=
 {DATE_TIME=day} there is {NAME_EVENT=meeting} with {ATTENDEE=contact}
 make an appointment for {NAME_EVENT=meeting} at {DATE_TIME=clock}
 {ATTENDEE=contact} comes to {NAME_EVENT=meeting} in {LOCATION=city} so note it
----
-please schedule {NAME_EVENT=meeting} with {ATTENDEE=contact} {DATE_TIME=time}
-add {NAME_EVENT=meeting} to my calendar for {DATE_TIME=time}
-invite {ATTENDEE=contact} to {NAME_EVENT=meeting} at {LOCATION=place}
 """
