@@ -18,7 +18,18 @@ from selfspec.bench.task_data import PARTS, Example, Grammar, entities, examples
 from selfspec.bench.task_report import load_task, markdown, summary
 from selfspec.testing import tiny_model, tiny_tokenizer
 
-ALONE = {"one", "ten", "word", "novel", "made", "syllable", "coda", "opener"}  # classes that only training values name
+ALONE = {
+    "one",
+    "ten",
+    "word",
+    "novel",
+    "made",
+    "syllable",
+    "onset",
+    "vowel",
+    "coda",
+    "opener",
+}  # classes that only training values name
 CLOSED = {"half", "unitspan", "mine"}  # classes that are small in English: am, pm; minutes, hours, seconds; my, her, our
 
 

@@ -47,7 +47,7 @@ Tick = Callable[[], None]
 class TaskOptions:
     """What of the experiment can be changed."""
 
-    steps: int = 2400
+    steps: int = 3000
     """Optimizer steps of each of the two models."""
     batch: int = 2
     """Blocks of 128 tokens a step."""
@@ -55,7 +55,7 @@ class TaskOptions:
     """The highest."""
     precision: str = "bfloat16"
     """Of the products in training; weights stay float32."""
-    examples: int = 32_000
+    examples: int = 40_000
     """Utterances made for training; a run takes as many as its steps need."""
     held_out: int = 2000
     """Utterances with other phrasings and other slot values, for exact match."""

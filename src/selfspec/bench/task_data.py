@@ -25,6 +25,7 @@ from .task_templates import TEMPLATES
 
 PARTS = ("train", "held_out")
 PROMPT = "{}\n"  # what the model reads of an utterance
+WORDS = Path(__file__).with_name("task_words.txt")
 OPENED = 0.4  # share of the training utterances that begin with words that mean nothing
 _HOLE = re.compile(r"\{(?:([A-Z_]+)=)?([a-z_]+)\}")
 _NESTED = re.compile(r"([A-Z_]+): (.*)")
@@ -95,7 +96,7 @@ def templates(part: str) -> dict[str, list[str]]:
 
 def entities(part: str) -> dict[str, list[str]]:
     """Of each class the part's values; of a class marked `~` twice as many novel ones, for training."""
-    found = {}
+    found = {"word": WORDS.read_text(encoding="utf-8").split()}
     for line in ENTITIES.strip().replace("\n  ", " ").splitlines():
         kind, _, rest = line.partition(": ")
         lists = [half.strip().split("; ") for half in rest.split(" | ")]
@@ -135,7 +136,7 @@ def generator_hash(seed: int) -> str:
 
 
 def _sources() -> Iterator[Path]:
-    yield Path(__file__)
+    yield from (Path(__file__), WORDS)
     for module in (task_templates, task_held_out, task_entities):
         assert module.__file__ is not None
         yield Path(module.__file__)

@@ -3,6 +3,8 @@
 A value may be made of other classes (`{number} am`), and may be a structure of its own: `GET_CONTACT: ...` nests that intent.
 Names and titles are composed, so that there are too many to be learned by heart: what is not in the lists has to be copied.
 For the same reason two of three training values of a class marked `~` are `{novel}`: any word, or one that nobody has heard.
+Those any words, five thousand of them, are `task_words.txt`: words that GSM8K's questions, self-instruct's and WikiText-2 use
+at least twice, less all that this grammar says.
 Classes without a bar belong to both parts, or to the training part alone where only its values name them. All lists are our own.
 """
 
@@ -58,10 +60,11 @@ object: the {goods}; a {tone} {goods}; {amount} {color} {goods}; the {color} {go
 goods~: milk; books; keys; card; flowers; charger; suitcase; tickets; lamp; boots; shelf; batteries; camera bag; umbrella;
   blanket; printer; ladder; shirts; basket; speakers | groceries; jacket; bicycle; chairs; stamps; gift; tent; curtains; helmet;
   candles; bottles; carpet
-errand: {novel} the {thing}; {novel} {novel} the {goods}; {verb} {novel} {thing}; {novel} with {name}; water the plants; call
-  {name}; feed the {animals}; renew the passport; walk with {name}; finish the {thing} report; take out the trash; book a room
-  in {city}; meet {name}; study for the {activity} test | charge the camera; visit {name}; empty the dishwasher; answer {name};
-  practice the {thing} song; prepare the slides; check the oven; write about the {thing}
+errand: {novel} the {thing}; {novel} {novel} the {goods}; {novel} {novel} {novel} {novel}; {novel} {novel} with the {novel}
+  {novel}; {verb} {novel} {thing}; {novel} with {name}; water the plants; call {name}; feed the {animals}; renew the passport;
+  walk with {name}; finish the {thing} report; take out the trash; book a room in {city}; meet {name}; study for the {activity}
+  test | charge the camera; visit {name}; empty the dishwasher; answer {name}; practice the {thing} song; prepare the slides;
+  check the oven; write about the {thing}
 first~: anna; david; maria; john; peter; susan; ahmed; linda; robert; emily; carlos; julia; kevin; nina; george; olga; frank;
   ruth; ivan; grace; pablo; diana; walter; yuki; steven; fatima; oscar; claire; tony; megan | martin; sarah; thomas; rachel;
   hassan; sophie; brian; laura; miguel; helen; victor; amy; dennis; paula; simon; leila
@@ -73,8 +76,8 @@ relation~: mom; dad; sister; brother in law; boss; neighbor; wife; cousin; roomm
   husband; aunt; teacher; daughter; uncle; grandmother; coach
 contact: {name}; {name}; GET_CONTACT: {CONTACT_RELATED=mine} {TYPE_RELATION=relation}
 song: {tone} {thing}; {thing} of the {thing}; the {color} {thing}; {first} and the {thing}; my {tone} {thing}; {thing} song;
-  {amount} {animals}; {novel} {thing}; {thing} {novel} {thing}; {novel} {novel} {novel} | {tone} {thing}; the {tone} {thing};
-  {color} {thing}; {thing} and {thing}; your {thing}; {thing} for {first}
+  {amount} {animals}; {novel} {thing}; {thing} {novel} {thing}; {novel} {novel}; {novel} {novel} {novel}; {novel} {novel}
+  {novel} {novel} | {tone} {thing}; the {tone} {thing}; {color} {thing}; {thing} and {thing}; your {thing}; {thing} for {first}
 artist: the {color} {animals}; {name}; dj {first}; the {tone} {animals}; {first} and the {animals}; the {novel}s; {novel}
   {novel}s; {novel} {first} | the {animals}; {name}; the {tone} {thing}s; {color} {thing}; mc {first}
 genre~: jazz; rock; classical; hip hop; country; techno; folk; latin; opera; swing; house; punk | blues; reggae; pop; metal;
@@ -82,8 +85,8 @@ genre~: jazz; rock; classical; hip hop; country; techno; folk; latin; opera; swi
 provider~: spotify; pandora; apple music; youtube; soundcloud | deezer; tidal; amazon music
 release~: song; album; track | single; record
 playlist: {activity} mix; {tone} {thing}; best of {genre}; {today} music; {color} {thing}; {first}'s party; {activity}; {genre}
-  {novel}; {novel} {thing}; {novel} for {novel}; {first}'s {novel} | {genre} hits; {tone} evening; {thing} sounds; music for
-  {activity}; {first}'s favorites
+  {novel}; {novel} {thing}; {novel} for {novel}; {first}'s {novel}; {novel} {novel}; {novel} {novel} {novel} | {genre} hits;
+  {tone} evening; {thing} sounds; music for {activity}; {first}'s favorites
 city~: boston; san diego; paris; chicago; new york; london; tokyo; madrid; seattle; denver; cape town; houston; berlin; miami;
   lima; prague; vienna; cairo; austin; geneva; mumbai; helsinki; nairobi; warsaw; santiago; manila; phoenix; naples; lisbon;
   detroit | dallas; rome; portland; sydney; toronto; las vegas; oslo; dublin; mexico city; atlanta; athens; seoul; boise;
@@ -98,9 +101,10 @@ event_news: is cancelled; starts at {clock}; will be late; was moved to {weekday
   {novel}; {novel} {amount} {novel} | is delayed; begins at {clock}; was great; is on {weekday}; costs {amount} dollars
 statement: i will be there in {span}; i am on my way; the {goods} are on the table; i love the {color} {goods}; the {food} is
   ready; we need more {food}; i can not come {today}; happy birthday; {name} says hello; i saw {animals} near {city}; i {novel}
-  {novel}; we {novel} {novel} {novel}; the {novel} is {novel}; {name} is {novel} in {city}; i am {novel}; {novel} {novel} | i am
-  stuck at work; the {goods} have arrived; i forgot my {goods}; we are out of {food}; see you {today}; i am home in {span};
-  congratulations; i met {name} in {city}
+  {novel}; we {novel} {novel} {novel}; the {novel} is {novel}; {name} is {novel} in {city}; i am {novel}; {novel} {novel}
+  {novel}; {novel} {novel} {novel} {novel}; {novel} {novel} the {novel} {novel} {novel}; {novel} {novel} {novel} {novel} {novel}
+  | i am stuck at work; the {goods} have arrived; i forgot my {goods}; we are out of {food}; see you {today}; i am home in
+  {span}; congratulations; i met {name} in {city}
 app~: whatsapp; messenger; instagram; skype | telegram; signal; slack
 group: family; {activity}; {color} {animals}; {city} friends; project {thing}; {activity} {novel}; {city} {novel}; our {novel} |
   neighbors; {activity} club; old classmates; the {animals}; {city} office
@@ -109,13 +113,13 @@ reaction~: heart; thumbs up; smile; laughing face; kiss; fire | wave; sad face; 
 place: {city}; {spot}; {spot}; GET_LOCATION: {mod} {CATEGORY_LOCATION=category}; GET_LOCATION: {SEARCH_RADIUS=near}
   {CATEGORY_LOCATION=category}; GET_LOCATION_HOME: {CONTACT=owner} house
 owner: {name}'s; GET_CONTACT: {CONTACT_RELATED=mine} {TYPE_RELATION=relation}'s
-mod: a; the | some; any
+mod: the; this; that; one | some; any
 near: the nearest; the closest; the next; a {novel}; a {novel}; a {novel} | a nearby; a good
 category~: gas station; hospital; coffee shop; parking garage; supermarket; pharmacy; post office; train station; gym; hotel;
   bank; shoe store; library | bakery; museum; police station; bookstore; car wash; drugstore; bus stop; toy store
-spot: {thing} park; {surname} street; the {color} {building}; {city} airport; {tone} {thing} square; {surname} high school; the
-  {thing} {building}; {surname} {novel}; {thing} {novel}; the {novel} of {city}; {color} {thing} {novel} | {thing} road;
-  {surname} avenue; the {building} of {city}; {color} {thing} plaza; {surname} college
+spot: {thing} park; {surname} street; {color} {building}; {city} airport; {tone} {thing} square; {surname} high school; {thing}
+  {building}; {surname} {novel}; {thing} {novel}; {novel} of {city}; {color} {thing} {novel}; {novel} {novel}; {novel} {novel}
+  {novel} | {thing} road; {surname} avenue; {building} of {city}; {color} {thing} plaza; {surname} college
 building~: stadium; theater; mall; cathedral; market; hall; factory | opera house; gallery; castle; terminal; temple
 vehicle~: car; bus; train; foot; plane | bike; taxi; subway; boat
 obstacle~: tolls; highways; the bridge; construction; {city}; {surname} street; {surname} {novel}; the {novel} | ferries;
@@ -125,38 +129,14 @@ event~: concerts; art shows; food festivals; movies; football games; {thing} fes
 meeting: a team lunch; the budget meeting; a video call; game night; a job interview; a {activity} session; the {thing} review;
   a picnic; a {novel} {novel}; the {novel}; {novel} {novel}; the {activity} {novel} | a planning session; a birthday dinner; the
   sales meeting; movie night; a phone call; the {activity} party
-novel: {word}; {word}; {made}
+novel: {word}; {word}; {word}; {made}
 opener: hey; ok; would you; can you; kindly; i want you to; go ahead and; now; listen; i need you to; will you; just; quickly;
   yes; so; um; hello {novel}; hey {novel}; {novel}; {novel}; i wonder; say; well; do me a favor and; my friend; {novel} {novel}
-made: {syllable}{syllable}; {syllable}{syllable}{coda}; {syllable}{syllable}{syllable}; {syllable}{coda}{syllable}
-syllable: ba; be; bo; da; de; do; fa; fi; ga; go; ka; ke; ko; la; le; li; lo; ma; me; mi; na; ne; no; pa; po; ra; re; ri; sa;
-  se; su; ta; te; ti; va; vi; zo; zu
-coda: n; r; l; s; x; nd; rt
-word: able; acorn; actor; airport; alpha; amber; anchor; angel; apple; apron; arch; arrow; atlas; attic; autumn; badge; ball;
-  band; banner; bark; barrel; basin; battle; beach; beacon; belt; bench; berry; blade; blaze; blossom; board; bold; bone; book;
-  bow; bowl; box; brain; branch; brass; brave; breeze; brick; broom; bubble; bucket; buddy; bullet; bundle; button; cabin;
-  cable; cactus; calm; camel; canal; canoe; canvas; card; cargo; cave; cedar; cello; chalk; chance; charm; cherry; chief;
-  chimney; choice; cinema; circle; circus; clay; clever; cliff; cloth; cloud; clover; coast; cobra; code; coin; comet; common;
-  cookie; coral; cotton; couch; cousin; crab; craft; crane; cream; creek; crown; cube; curious; current; curve; cycle; dagger;
-  dairy; daisy; dawn; deep; degree; delta; diamond; dime; doctor; dolphin; dome; dragon; drama; dream; drift; drum; dusk; dust;
-  eagle; earth; east; echo; edge; elbow; elder; ember; empire; envoy; equal; exact; fabric; factor; falcon; family; fancy; farm;
-  feather; fence; fern; festival; fiber; fig; filter; flag; flame; flash; fleet; flint; flora; flute; foam; focus; fog; folk;
-  formal; fortune; fossil; fountain; frame; fresh; frost; fruit; future; galaxy; game; gate; ghost; glass; globe; glory; gold;
-  grain; granite; grape; gravity; guitar; habit; hammer; hand; harvest; hat; hawk; hazel; hero; hill; hobby; holiday; honey;
-  honor; hook; horizon; human; hunter; ice; idea; iron; ivy; jade; jewel; jolly; jungle; junior; keen; kettle; kind; kite;
-  kitten; knight; ladder; lake; lane; lantern; large; laser; leaf; legend; lemon; lens; level; liberty; lilac; lime; lion;
-  logic; lotus; loyal; magic; magnet; major; mango; maple; marble; march; mask; master; meadow; melody; memory; mental; mild;
-  mint; modern; moment; monkey; moral; motor; mystery; narrow; nation; native; neat; needle; nest; noble; north; novel; nut;
-  oak; oasis; object; olive; onyx; orbit; orchid; organ; otter; oval; oxygen; palace; panda; paper; parade; parrot; patch; path;
-  patient; pearl; pebble; pencil; petal; phantom; phoenix; pillow; pine; pirate; pixel; planet; pocket; polar; pond; poppy;
-  portal; powder; power; prairie; pride; prince; prism; proud; public; pulse; puzzle; queen; quick; quiver; radar; radio; rapid;
-  rare; rebel; reef; relic; ribbon; ridge; ring; ripple; robin; robot; rocket; root; rope; rose; royal; ruby; rustic; saddle;
-  safe; sage; salt; sand; sapphire; satin; sauce; scale; scarlet; school; scout; sea; season; seed; senior; shallow; sharp;
-  shell; shield; ship; shore; short; sierra; sign; silk; simple; skate; sketch; sky; slate; sleepy; slope; smart; smooth; snow;
-  social; soft; solar; solid; sonic; south; space; spark; special; spice; spider; spiral; spirit; splendid; sport; spring;
-  square; stable; staff; steam; steel; stellar; stick; stone; strange; stream; stripe; strong; studio; sugar; sun; super; swan;
-  swift; sword; table; talent; target; teal; tender; thorn; thunder; timber; titan; token; topaz; torch; total; trail; treasure;
-  triangle; tribe; trophy; truck; trust; tulip; twin; union; upper; urban; valid; vapor; vault; vector; vessel; victory;
-  village; vine; violet; virtue; vision; vital; vivid; voice; voyage; walnut; wander; water; wealth; west; whale; wheat; wheel;
-  whisper; wide; willow; wind; wing; wise; wolf; wonder; wool; world; worthy; yarn; zebra; zenith; zero; zone
+made: {syllable}; {onset}{vowel}{syllable}; {onset}{vowel}{onset}{vowel}; {syllable}{vowel}; {syllable}{onset}{vowel};
+  {onset}{vowel}{onset}{vowel}{coda}
+syllable: {onset}{vowel}{coda}
+onset: b; bl; br; c; ch; cl; cr; d; dr; f; fl; fr; g; gl; gr; h; j; k; l; m; n; p; ph; pl; pr; qu; r; s; sc; sh; sl; sm; sn; sp;
+  st; str; t; th; tr; v; w; y; z
+vowel: a; e; i; o; u; a; e; i; o; u; ai; ea; ee; oa; oo; ou; ie
+coda: b; ck; d; ff; g; l; ll; m; mp; n; nd; ng; nt; p; r; rd; rk; rn; rt; s; sh; sk; ss; st; t; th; x
 """

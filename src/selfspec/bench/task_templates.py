@@ -87,7 +87,7 @@ start the {TIMER_NAME=dish} timer where it was
 IN ADD_TIME_TIMER
 add {DATE_TIME=span} to the timer
 add {DATE_TIME=span} to the {TIMER_NAME=dish} timer
-give the {TIMER_NAME=dish} {DATE_TIME=span} more
+give the {TIMER_NAME=dish} timer {DATE_TIME=span} more
 extend the {TIMER_NAME=dish} timer by {DATE_TIME=span}
 make the timer {DATE_TIME=span} longer
 {DATE_TIME=span} extra for the {TIMER_NAME=dish}
