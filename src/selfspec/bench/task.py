@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -38,6 +39,7 @@ from .task_report import TASK_SCHEMA, by_drafts, load_task, markdown, summary
 
 STAGES = ("data", "train", "quality", "speed")
 BATCH = 32  # utterances decoded together where only the answer counts
+RARE = 1000  # a token that one structure in so many needs, and not its utterance, is not drafted
 MOST_TOKENS = 160  # of an answer: longer than any structure of the grammar
 DATA = DataOptions(length=128, held_out=0.01, chat_template=False)
 Tick = Callable[[], None]
@@ -226,11 +228,13 @@ def judge(llm: LLM, made: Sequence[Example], options: TaskOptions, tick: Tick) -
 
 
 def task_tokens(llm: LLM, file: Path) -> list[int]:
-    """Every token of the training utterances and their structures: what a draft for this task needs, beside the prompt's."""
+    """What a draft for this task needs beside its prompt's own tokens, which are always scored: the tokens that structures have
+    and their utterances lack, but for those that fewer than one in a thousand needs."""
     tokenizer: Any = llm.tokenizer
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    texts = [text for line in lines for text in (line["prompt"], line["response"])]
-    return sorted({token for ids in tokenizer(texts)["input_ids"] for token in ids} | {tokenizer.eos_token_id})
+    asked, answered = (tokenizer([line[part] for line in lines])["input_ids"] for part in ("prompt", "response"))
+    lacking = Counter(token for ids, known in zip(answered, asked, strict=True) for token in set(ids) - set(known))
+    return sorted({token for token, count in lacking.items() if count >= len(lines) / RARE} | {tokenizer.eos_token_id})
 
 
 def contestants(llm: Any, tokens: Sequence[int], options: TaskOptions) -> dict[str, Callable[[list[int]], Any]]:
