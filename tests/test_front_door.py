@@ -238,7 +238,9 @@ def test_the_checker_knows_wrong_from_right() -> None:
 # ------------------------------------------------------------------------------------------------- scripts and examples
 
 
-@pytest.mark.parametrize("name", ["scripts/install", "scripts/check", "scripts/test", "scripts/demo", "scripts/bench", "scripts/head", ".ci/run"])
+@pytest.mark.parametrize(
+    "name", ["scripts/install", "scripts/check", "scripts/test", "scripts/demo", "scripts/bench", "scripts/head", ".ci/run"]
+)
 def test_scripts_can_be_run(name: str) -> None:
     """Catches a lost executable bit and a syntax error in a branch that nobody took yet."""
     script = ROOT / name
