@@ -157,7 +157,7 @@ def test_a_draft_scores_what_structures_have_and_utterances_lack(
 ) -> None:
     """Words of values among the draft's tokens, which it would take for words of the utterance; brackets or the end left out."""
     monkeypatch.setattr(bench_task, "RARE", 3)
-    made = [Example(words, structure, "X") for words, structure in [("a b", "[a]"), ("c d", "[d]"), ("e", "[z]"), ("f", "[q]")]]
+    made = [Example(words, structure, "X") for words, structure in [("a b", "[a]"), ("c a", "[a]"), ("e", "[z]"), ("f", "[q]")]]
     write_examples(tmp_path / "train.jsonl", [*made, Example("g", "[q]", "X")])
     tokenizer: Any = llm.tokenizer
     assert task_tokens(llm, tmp_path / "train.jsonl") == sorted([*tokenizer("[]q")["input_ids"], tokenizer.eos_token_id])
