@@ -38,6 +38,7 @@ class Row:
         self.room = min(request.max_new_tokens, context - len(self.tokens))  # new tokens that may still come
         self._limit: FinishReason = "length" if self.room == request.max_new_tokens else "context"
         self.finish: FinishReason | None = None
+        self.settled = 0  # so many tokens the cache holds for good: what a round in the middle does to it lies behind them
 
     def commit(self, tokens: Sequence[int]) -> int:
         """Keep tokens in order up to the first stop; says how many were kept."""
@@ -131,13 +132,21 @@ class Generation:
     def _prefill(self) -> Step:
         for row in self.rows:  # the last token is always read, for its logits
             self.cache.rollback(row.index, len(row.tokens) - 1)
+            row.settled = self.cache.length(row.index)
         self.stats.cached_prompt_tokens = sum(self.cache.length(row.index) for row in self.rows)
         watch = self._drafting.watch if self._drafting else None
         logits = self._model.prefill([row.tokens for row in self.rows], self.cache, watch, self._taps)
         self.stats.forward_passes += 1
         blocks = [Block(row, [], [], len(row.tokens) - 1) for row in self.rows]
         step, _, _ = self._commit(blocks, logits)
+        self._settle(self.rows)
         return step
+
+    @staticmethod
+    def _settle(rows: Sequence[Row]) -> None:
+        """The last act of a round: whatever is raised before it, a row's cache counts as it was before the round."""
+        for row in rows:
+            row.settled = len(row.tokens) - 1
 
     def _round(self, live: Sequence[Row]) -> Step:
         """Draft, verify, commit, observe."""
@@ -158,6 +167,7 @@ class Generation:
         for block, path in zip(blocks, paths, strict=True):
             self.cache.keep(block.row.index, block.first, [0, *(index + 1 for index in path)])
             self.cache.rollback(block.row.index, len(block.row.tokens) - 1)
+        self._settle(live)
         self._count(draft, parents, paths, step)
         if self._drafting and self._control:
             kept = [part.tokens for part in step.rows]

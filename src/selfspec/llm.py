@@ -330,7 +330,8 @@ class _Run:
             self.results = [self._result(row) for row in range(len(self._requests))]
         finally:
             if self._turns:
-                self._turns.give(self._generation.rows[0].tokens, self._generation.cache)
+                row = self._generation.rows[0]
+                self._turns.give(row.tokens[: row.settled], self._generation.cache)
 
     def finish(self) -> list[Result]:
         for _ in self.pieces():

@@ -28,9 +28,10 @@ class Turns:
         cache.rollback(0, max(shared))
         return cache
 
-    def give(self, tokens: list[int], cache: KVCache) -> None:
-        known = tokens[: cache.length(0)]
+    def give(self, known: list[int], cache: KVCache) -> None:
+        """`known`: what the cache holds for good. What lies behind may be rejected drafts of a round that was interrupted."""
         if known:
+            cache.rollback(0, len(known))
             with self._lock:
                 self._kept = [*self._kept, (known, cache)][-self.most :]
 
