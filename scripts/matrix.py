@@ -1,11 +1,14 @@
-"""The test matrix: the ends of the version ranges that pyproject.toml allows, each in an environment of its own under .matrix/.
+"""The test matrix: the ends of the version ranges that pyproject.toml allows, each in an
+environment of its own under .matrix/.
 
     lowest   every dependency at its lower bound, the oldest Python
     pinned   the versions of constraints.txt, a Python in between
-    newest   whatever pip finds newest, the newest Python, and the quantisation libraries that run on a CPU
+    newest   whatever pip finds newest, the newest Python, and the quantisation libraries that
+             run on a CPU
 
-Run as `scripts/test --matrix` (or with names of rows); each row ends with a line of the table in docs/models.md. On Linux the
-package index has torch with CUDA only, 6 GB a row; a folder of CPU wheels (PIP_FIND_LINKS) is used where there is one.
+Run as `scripts/test --matrix` (or with names of rows); each row ends with a line of the table in
+docs/models.md. On Linux the package index has torch with CUDA only, 6 GB a row; a folder of CPU
+wheels (PIP_FIND_LINKS) is used where there is one.
 """
 
 from __future__ import annotations
@@ -25,7 +28,16 @@ PYTHONS = {"lowest": "3.11", "pinned": "3.12", "newest": "3.13"}
 EXTRAS = ("peft",)
 TOOLS = ("pytest", "hypothesis")
 QUANTISERS = ("torchao", "bitsandbytes", "optimum-quanto")
-SHOWN = ("torch", "transformers", "tokenizers", "huggingface_hub", "accelerate", "gguf", "peft", "numpy")
+SHOWN = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "huggingface_hub",
+    "accelerate",
+    "gguf",
+    "peft",
+    "numpy",
+)
 TESTS = (  # what touches other packages; the rest of the suite is our own arithmetic
     "tests/model/test_conformance.py",
     "tests/model/test_loading.py",
@@ -40,7 +52,10 @@ TESTS = (  # what touches other packages; the rest of the suite is our own arith
 
 def requirements(row: str, project: dict) -> list[str]:
     """What pip is asked for: the dependencies as they stand, or each at its lower bound."""
-    asked = [*project["dependencies"], *(each for name in EXTRAS for each in project["optional-dependencies"][name])]
+    asked = [
+        *project["dependencies"],
+        *(each for name in EXTRAS for each in project["optional-dependencies"][name]),
+    ]
     if row != "lowest":
         return [*asked, *TOOLS, *(QUANTISERS if row == "newest" else ())]
     return [re.sub(r">=([\w.]+).*", r"==\1", each) for each in asked] + [*TOOLS]
@@ -49,12 +64,25 @@ def requirements(row: str, project: dict) -> list[str]:
 def python_for(row: str, given: str | None) -> str:
     """The interpreter: the one given, or the one of that version on the PATH or in pyenv."""
     version = PYTHONS[row]
-    pyenv = sorted(Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(f"versions/{version}.*/bin/python"))
+    pyenv = sorted(
+        Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob(
+            f"versions/{version}.*/bin/python"
+        )
+    )
     for candidate in [given] if given else [*map(str, pyenv), f"python{version}"]:
         found = shutil.which(candidate)
-        if found and subprocess.run([found, "-c", "import venv, ensurepip"], capture_output=True).returncode == 0:
+        if (
+            found
+            and subprocess.run(
+                [found, "-c", "import venv, ensurepip"], capture_output=True
+            ).returncode
+            == 0
+        ):
             return found
-    raise SystemExit(f"row {row} wants Python {version} and found none that can make environments; name one: --python PATH")
+    raise SystemExit(
+        f"row {row} wants Python {version} and found none that can make environments; name one: "
+        f"--python PATH"
+    )
 
 
 def environment(row: str, given: str | None) -> Path:
@@ -73,8 +101,13 @@ def environment(row: str, given: str | None) -> Path:
 
 def versions(python: Path) -> list[str]:
     """The versions that were tested, Python's first."""
-    program = f"import sys, importlib.metadata as m; print(sys.version.split()[0], *map(m.version, {SHOWN!r}))"
-    return subprocess.run([python, "-c", program], check=True, capture_output=True, text=True).stdout.split()
+    program = (
+        "import sys, importlib.metadata as m; "
+        f"print(sys.version.split()[0], *map(m.version, {SHOWN!r}))"
+    )
+    return subprocess.run(
+        [python, "-c", program], check=True, capture_output=True, text=True
+    ).stdout.split()
 
 
 def run(row: str, given: str | None) -> tuple[bool, str]:
@@ -82,7 +115,12 @@ def run(row: str, given: str | None) -> tuple[bool, str]:
     python = environment(row, given)
     tested = dict(zip(("python", *SHOWN), versions(python), strict=True))
     print(f"== {row}: testing with {', '.join(map(' '.join, tested.items()))}", flush=True)
-    settings = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "OMP_WAIT_POLICY": "PASSIVE", "PYTHONDONTWRITEBYTECODE": "1"}
+    settings = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
     command = [python, "-m", "pytest", "-q", "-m", "not demo", "-p", "no:cacheprovider", *TESTS]
     process = subprocess.Popen(command, cwd=ROOT, env=settings, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -92,15 +130,21 @@ def run(row: str, given: str | None) -> tuple[bool, str]:
         last = line.strip() or last
     passed = process.wait() == 0
     result = re.sub(r" in [\d.]+s.*", "", last.strip("= "))
-    result = ", ".join(part for part in result.split(", ") if not re.search("warning|deselected", part))
+    result = ", ".join(
+        part for part in result.split(", ") if not re.search("warning|deselected", part)
+    )
     return passed, f"| {row} | {' | '.join(tested.values())} | {result} | {datetime.date.today()} |"
 
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="scripts/test --matrix", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="scripts/test --matrix",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("rows", nargs="*", metavar="ROW", help=f"of {', '.join(PYTHONS)}; all when none is named")
+    parser.add_argument(
+        "rows", nargs="*", metavar="ROW", help=f"of {', '.join(PYTHONS)}; all when none is named"
+    )
     parser.add_argument("--python", help="the interpreter to use, for one row")
     options = parser.parse_args(arguments)
     rows = options.rows or list(PYTHONS)

@@ -1,6 +1,8 @@
-"""What every test gets: two threads, no spinning, the `demo` and `gpu` markers, and `--isolated` for an empty model cache.
+"""What every test gets: two threads, no spinning, the `demo` and `gpu` markers, and `--isolated`
+for an empty model cache.
 
-Environment variables are set here because OpenMP reads them once, when torch is first imported; this file imports no torch.
+Environment variables are set here because OpenMP reads them once, when torch is first imported;
+this file imports no torch.
 """
 
 from __future__ import annotations
@@ -26,17 +28,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--isolated",
         action="store_true",
-        help="start from empty model caches, so that nothing found on this machine can make a test pass (fetches the demo model)",
+        help="start from empty model caches, so that nothing found on this machine can make a "
+        "test pass (fetches the demo model)",
     )
     parser.addoption(
-        "--full", action="store_true", help="every combination in the drafters' conformance suite, not every pair only"
+        "--full",
+        action="store_true",
+        help="every combination in the drafters' conformance suite, not every pair only",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module is imported: huggingface_hub reads its folders once, at import."""
     if config.getoption("--isolated"):
-        caches = tempfile.TemporaryDirectory(prefix="selfspec-isolated-", ignore_cleanup_errors=True)
+        caches = tempfile.TemporaryDirectory(
+            prefix="selfspec-isolated-", ignore_cleanup_errors=True
+        )
         config.add_cleanup(caches.cleanup)
         os.environ["SELFSPEC_CACHE"] = os.path.join(caches.name, "selfspec")
         os.environ["HF_HOME"] = os.path.join(caches.name, "huggingface")
@@ -47,21 +54,24 @@ def _in_ci() -> bool:
 
 
 def _skip_or_raise(error: Unavailable) -> None:
-    """No demo model: a reason to skip on someone's laptop, a failure in CI, where it would hide every demo test."""
+    """No demo model: a reason to skip on someone's laptop, a failure in CI, where it would hide
+    every demo test."""
     if _in_ci():
         raise error
     pytest.skip(f"the demo model cannot be had: {error}")
 
 
-# No deadlines: a busy machine is not a bug. CI draws the same examples every time, so that red means that something was changed.
+# No deadlines: a busy machine is not a bug. CI draws the same examples every time, so that red
+# means that something was changed.
 settings.register_profile("selfspec", deadline=None, derandomize=_in_ci())
 settings.load_profile("selfspec")
 
 
 @pytest.fixture(scope="session")
 def demo_path() -> Path:
-    """The folder of the demo model, made once; skips the test when the model cannot be had (in CI: fails)."""
-    from selfspec.model.demo import demo_folder
+    """The folder of the demo model, made once; skips the test when the model cannot be had (in CI:
+    fails)."""
+    from selfspec.model.load.demo import demo_folder
 
     try:
         return demo_folder(progress=False)

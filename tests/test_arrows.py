@@ -1,226 +1,279 @@
-"""Imports go one way. This walks the source of every module and compares what it imports with the table below.
+"""Imports go one way. This walks the source of every module, compares what it imports with the
+table below, and looks for circles.
 
-    errors <- contract, sampling, text <- model <- exits <- draft | control | verify <- engine, lossy, turns <- llm
-           <- selfdata, tune, bench, serve, integrations, testing <- cli;   train sees model, sampling, contract
-
-How it reads an import: inside functions counts like at the top. An import under `if TYPE_CHECKING:` may also go sideways, to
-another room of the same rank or a sibling (it cannot make a cycle at run time), but never upwards: a type that is needed
-below belongs in contract. The package's own `__init__` only hands names out and may import anything; only rooms above `llm` may
-import from it.
+A room is a folder of the package or one of its top files. A room may import from rooms that stand
+before it in `ORDER`, never from one that stands beside or behind it. Imports inside functions and
+under `TYPE_CHECKING` count like all others: a type that both need belongs below both. The package's
+own `__init__` only hands names out and may import anything. Only rooms above `llm` may import it.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "selfspec"
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "src" / "selfspec"
+PAGE = ROOT / "docs" / "architecture.md"
 
-RANKS: list[set[str]] = [
+ORDER: list[set[str]] = [
     {"errors"},
-    {"contract", "draws", "options", "rows", "sampling", "text"},
+    {"core"},
+    {"model.compute"},
+    {"model.compute.cpu", "model.compute.cuda", "model.load"},
     {"model"},
-    {"exits", "train"},
-    {"draft", "control", "verify"},
-    {"engine", "auto", "lossy", "results", "turns"},
-    {"llm"},
-    {"selfdata", "tune", "bench", "serve", "integrations", "testing"},
+    {"trained"},
+    {"control", "verify"},
+    {"draft"},
+    {"draft.from_text", "draft.from_layers", "draft.from_models"},
+    {"engine"},
+    {"results"},
+    {"llm", "lossy"},
+    {"train", "integrations"},
+    {"bench", "testing"},
     {"cli"},
 ]
-RANK = {room: rank for rank, rooms in enumerate(RANKS) for room in rooms}
+RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 
-# Rooms that do not see everything below them, or see a neighbour: contract holds plain values, which sampling and text hand out.
+# Rooms that do not see everything below them.
 NARROW: dict[str, set[str]] = {
-    "contract": {"errors"},
-    "draws": set(),
-    "options": {"errors"},
-    "results": {"contract"},
-    "rows": {"errors"},
-    "sampling": {"errors", "contract", "draws"},
-    "text": {"errors", "contract"},
-    "exits": {"errors", "contract", "sampling", "model"},
-    "train": {"errors", "contract", "rows", "sampling", "text", "model"},
-    "draft": {"errors", "contract", "sampling", "model", "exits", "draws", "options"},
-    "control": {"errors", "contract", "options"},
-    "verify": {"errors", "contract", "draws"},
+    "control": {"errors", "core"},
+    "verify": {"errors", "core"},
+    "results": {"core"},
 }
 
-# In these rooms a module is one method: it may lean on the room's shared modules, never on another method.
-ROOMS_OF_METHODS = {"draft", "control"}
-SHARED_MODULES = {"__init__", "base", "chain", "costs", "entries", "grown", "registry", "second", "tree"}
+# In these rooms a module is one method: it may lean on the named modules, never on another method.
+SHARED = {
+    "control": {"base", "costs", "registry"},
+    "draft.from_text": set[str](),
+    "draft.from_layers": set[str](),
+    "draft.from_models": set[str](),
+}
 
-# Optional packages, each imported in one room, or in one module of each of two, behind an extra.
+# Optional packages, each imported in these rooms or modules only, behind an extra.
 OPTIONAL: dict[str, set[str]] = {
     "optuna": {"tune"},
     "fastapi": {"serve"},
     "uvicorn": {"serve"},
     "matplotlib": {"bench", "train"},
-    "datasets": {"rows"},
+    "datasets": {"core"},
     "peft": {"train"},
     "rouge_score": {"bench"},
     "lm_eval": {"integrations"},
 }
 
-ROOT = "the package itself"
+# Circles between modules that are known and wait for their repair. Shall become empty.
+KNOWN_CIRCLES: set[frozenset[str]] = {
+    frozenset({"bench.paper", "bench.paper_asd", "bench.paper_dv", "bench.paper_layerskip"}),
+    frozenset({"model.layered", "model.partial_head"}),
+}
+# Imports against the order that are known and wait for their repair. Shall become empty.
+KNOWN: set[tuple[str, str]] = {
+    (f"model.compute.{module}", "model.compute.cpu.native")
+    for module in ("cache", "linear", "norms", "ops")
+}
 
 
 @dataclass(frozen=True)
 class Import:
-    """One imported module: its room and module inside selfspec, or the foreign package's name."""
+    """One imported name: the module of selfspec that it comes from, dotted, or a foreign one."""
 
     line: int
-    room: str  # "" for a foreign package
     module: str
-    typing_only: bool
+    ours: bool
 
 
-def is_type_checking(node: ast.If) -> bool:
-    return ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__")
 
 
-def walk(tree: ast.AST, typing_only: bool = False) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
-    """Every import statement, and whether it stands under TYPE_CHECKING (the else branch does not)."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            yield node, typing_only
-        elif isinstance(node, ast.If) and is_type_checking(node):
-            yield from walk(ast.Module(node.body, []), True)
-            yield from walk(ast.Module(node.orelse, []), typing_only)
-        else:
-            yield from walk(node, typing_only)
+def modules() -> dict[str, Path]:
+    found = sorted(PACKAGE.rglob("*.py"))
+    return {module_name(path): path for path in found if path != PACKAGE / "__init__.py"}
 
 
-def targets(node: ast.Import | ast.ImportFrom, package: list[str]) -> Iterator[list[str]]:
-    """The dotted paths a statement may load, relative imports resolved against the package the module lives in."""
+MODULES = modules()
+
+
+def room_of(module: str) -> str:
+    """The innermost room that holds a module."""
+    parts = module.split(".")
+    inside = (".".join(parts[:count]) for count in range(len(parts), 0, -1))
+    return next((each for each in inside if each in RANK), "")
+
+
+def paths(node: ast.AST, package: list[str]) -> Iterator[list[str]]:
+    """The dotted paths that a statement may load. Relative ones start from the package in which
+    the module lives."""
     if isinstance(node, ast.Import):
         yield from (alias.name.split(".") for alias in node.names)
-        return
-    base = package[: len(package) - node.level + 1] if node.level else []
-    base = base + (node.module.split(".") if node.module else [])
-    yield from ([*base, alias.name] for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        base = package[: len(package) - node.level + 1] if node.level else []
+        base = base + (node.module.split(".") if node.module else [])
+        yield from ([*base, alias.name] for alias in node.names)
 
 
-def imports(source: str, package: list[str], rooms: set[str]) -> Iterator[Import]:
-    for node, typing_only in walk(ast.parse(source)):
-        for path in targets(node, package):
+def imports(source: str, package: list[str], known: Iterable[str]) -> Iterator[Import]:
+    names = set(known)
+    for node in ast.walk(ast.parse(source)):
+        for path in paths(node, package):
             if path[0] != "selfspec":
-                yield Import(node.lineno, "", path[0], typing_only)
-            elif len(path) > 1 and path[1] in rooms:
-                yield Import(node.lineno, path[1], path[2] if len(path) > 2 else "", typing_only)
-            else:
-                yield Import(node.lineno, ROOT, "", typing_only)
+                yield Import(getattr(node, "lineno", 0), path[0], False)
+                continue
+            inner = path[1:]
+            while inner and ".".join(inner) not in names | set(RANK):
+                inner = inner[:-1]  # the last name is a class or a function of the module
+            yield Import(getattr(node, "lineno", 0), ".".join(inner), True)
 
 
-def sibling_complaint(room: str, module: str, imported: str) -> str | None:
-    """Only a module counts: `from . import something` may also name a function of the room's own __init__."""
-    if room not in ROOMS_OF_METHODS or module in SHARED_MODULES or imported in SHARED_MODULES | {"", module}:
-        return None
-    is_module = (PACKAGE / room / f"{imported}.py").exists()
-    return f"siblings in {room} do not import each other ({imported})" if is_module else None
-
-
-def complaint(room: str, module: str, found: Import) -> str | None:
+def complaint(module: str, found: Import) -> str | None:
     """Why this import is not allowed, or None."""
-    if not found.room:
+    room = room_of(module)
+    if not found.ours:
         home = OPTIONAL.get(found.module)
-        if home is None or room in home:
-            return None
-        return f"{found.module} is optional and belongs in {' and '.join(sorted(home))}"
-    if found.room == ROOT:
-        return None if RANK[room] > RANK["llm"] else "only rooms above llm may import from the package itself"
-    if found.room == room:
-        return None if found.typing_only else sibling_complaint(room, module, found.module)
-    if RANK[found.room] > RANK[room]:
-        return f"{room} is below {found.room}"
-    if found.typing_only:
-        return None
-    if room in NARROW:
-        return None if found.room in NARROW[room] else f"{room} sees only {', '.join(sorted(NARROW[room]))}"
-    return f"{room} and {found.room} stand side by side" if RANK[found.room] == RANK[room] else None
+        wrong = home is not None and room not in home
+        return (
+            f"{found.module} is optional and belongs in {', '.join(home or ())}" if wrong else None
+        )
+    if not found.module:
+        below = RANK[room] <= RANK["llm"]
+        return "only rooms above llm may import from the package itself" if below else None
+    other = room_of(found.module)
+    if other == room:
+        leaf, target = module.rpartition(".")[2], found.module.rpartition(".")[2]
+        alone = room in SHARED and found.module != room and leaf != target
+        apart = alone and not {leaf, target} & (SHARED[room] | {"__init__"})
+        return f"modules of {room} do not import each other ({target})" if apart else None
+    if RANK[other] >= RANK[room]:
+        return f"{room} stands before or beside {other}"
+    if room in NARROW and other not in NARROW[room]:
+        return f"{room} sees only {', '.join(sorted(NARROW[room]))}"
+    return None
 
 
-def violations(source: str, room: str, module: str = "", package: list[str] | None = None) -> list[str]:
+def package_of(module: str, path: Path | None = None) -> list[str]:
+    parts = ["selfspec", *module.split(".")]
+    return parts if path is not None and path.name == "__init__.py" else parts[:-1]
+
+
+def violations(source: str, module: str, path: Path | None = None) -> list[str]:
     """All complaints about one module's source, each with its line."""
-    package = ["selfspec", room] if package is None else package
-    found = [(each.line, complaint(room, module, each)) for each in imports(source, package, set(RANK))]
-    return [f"line {line}: {words}" for line, words in found if words]
+    found = imports(source, package_of(module, path), MODULES)
+    complaints = [
+        (each.line, complaint(module, each)) for each in found if (module, each.module) not in KNOWN
+    ]
+    return [f"line {line}: {words}" for line, words in complaints if words]
 
 
-def modules() -> list[Path]:
-    return sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+def circles(graph: Mapping[str, set[str]]) -> list[frozenset[str]]:
+    """Groups of modules of which each reaches every other one."""
+    reach = {name: set(targets) for name, targets in graph.items()}
+    for middle in graph:
+        for name in graph:
+            if middle in reach[name]:
+                reach[name] |= reach[middle]
+    tied = {name: frozenset(o for o in reach[name] if name in reach[o]) for name in graph}
+    return sorted({group for group in tied.values() if group}, key=sorted)
 
 
-@pytest.mark.parametrize("path", modules(), ids=lambda path: path.relative_to(PACKAGE).as_posix())
-def test_imports_follow_the_arrows(path: Path) -> None:
-    """Catches a cycle in the making: a room that reaches upwards, sideways, or past what it is meant to see."""
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    assert parts[0] in RANK, f"{parts[0]} is a new room: give it a place in RANKS, and docs/architecture.md a line"
-    found = violations(path.read_text(encoding="utf-8"), parts[0], parts[-1], ["selfspec", *parts[:-1]])
-    assert not found, f"{path.relative_to(PACKAGE)}: " + "; ".join(found)
+def import_graph() -> dict[str, set[str]]:
+    graph: dict[str, set[str]] = {}
+    for module, path in MODULES.items():
+        found = imports(path.read_text(encoding="utf-8"), package_of(module, path), MODULES)
+        named = {each.module for each in found if each.ours and each.module in MODULES}
+        graph[module] = named - {module}
+    return graph
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_follow_the_arrows(module: str) -> None:
+    """A room that reaches upwards, sideways, or past what it is meant to see."""
+    assert room_of(module), (
+        f"{module} is a new room: give it a place in ORDER, and docs/architecture.md a line"
+    )
+    source = MODULES[module].read_text(encoding="utf-8")
+    found = violations(source, module, MODULES[module])
+    assert not found, f"{module}: " + "; ".join(found)
+
+
+def test_no_modules_go_round_in_a_circle() -> None:
+    """Two modules of one room that need each other: neither can be read or tested alone."""
+    found = [group for group in circles(import_graph()) if group not in KNOWN_CIRCLES]
+    assert not found, "; ".join(" <-> ".join(sorted(group)) for group in found)
 
 
 def test_there_is_something_to_check() -> None:
-    """A moved package would make the test above pass over nothing."""
-    assert len(modules()) >= 5
-    assert {"errors", "contract", "model"} <= {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in modules()}
+    """A moved package would make the tests above pass over nothing."""
+    assert len(MODULES) >= 100
+    assert len(import_graph()["llm"]) >= 5
+    assert set(RANK) <= {room_of(module) for module in MODULES}, "a room of ORDER is gone"
 
 
 @pytest.mark.parametrize(
-    ("room", "module", "source", "words"),
+    ("module", "source", "words"),
     [
-        ("model", "x", "from ..engine import run", "below engine"),
-        ("model", "x", "from selfspec.llm import LLM", "below llm"),
-        ("model", "x", "import selfspec.llm", "below llm"),
-        ("model", "x", "from .. import llm", "below llm"),
-        ("model", "x", "def f():\n    from ..engine import run", "line 2"),
-        ("model", "x", "try:\n    import selfspec.cli\nexcept ImportError:\n    raise", "below cli"),
-        ("model", "x", "from selfspec import LLM", "package itself"),
-        ("model", "x", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from ..llm import LLM", "below llm"),
-        ("model", "x", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..llm import LLM", "below llm"),
-        ("control", "x", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..draft.base import Drafter", "sees only"),
-        ("control", "x", "from ..model.plan import LayerPlan", "sees only"),
-        ("control", "x", "from ..draft.base import Drafter", "sees only"),
-        ("train", "x", "from ..exits import head", "sees only"),
-        ("engine", "engine", "from selfspec.lossy import early", "side by side"),
-        ("contract", "contract", "from selfspec.sampling import Sampler", "sees only"),
-        ("engine", "engine", "import optuna", "belongs in tune"),
+        ("model.x", "from ..engine import run", "beside engine"),
+        ("model.x", "from selfspec.llm import LLM", "beside llm"),
+        ("model.x", "import selfspec.llm", "beside llm"),
+        ("model.x", "from .. import llm", "beside llm"),
+        ("model.x", "def f():\n    from ..engine import run", "line 2"),
+        ("model.x", "try:\n    import selfspec.cli\nexcept ImportError:\n    raise", "beside cli"),
+        ("model.x", "from selfspec import LLM", "package itself"),
+        ("model.x", "if TYPE_CHECKING:\n    from ..llm import LLM", "beside llm"),
+        ("model.compute.x", "from .cpu.native import library", "beside model.compute.cpu"),
+        ("model.compute.cpu.x", "from ..cuda import frame", "beside model.compute.cuda"),
+        ("control.x", "from ..draft.base import Drafter", "beside draft"),
+        ("control.x", "from ..model.layered import LayeredModel", "sees only"),
+        ("control.fixed", "from .adaptive import Adaptive", "each other"),
+        ("draft.from_text.ngram", "from .recycle import TokenRecycling", "each other"),
+        ("draft.from_text.ngram", "from ..from_layers import cosine", "beside"),
+        ("engine.x", "from selfspec.lossy import early", "beside lossy"),
+        ("engine.x", "import optuna", "belongs in tune"),
     ],
 )
-def test_a_wrong_import_is_caught(room: str, module: str, source: str, words: str) -> None:
+def test_a_wrong_import_is_caught(module: str, source: str, words: str) -> None:
     """The self-test: a checker that resolves an import wrongly passes on everything."""
-    assert any(words in each for each in violations(source, room, module)), f"not caught in {room}: {source!r}"
+    found = violations(source, module)
+    assert any(words in each for each in found), f"not caught in {module}: {source!r}: {found}"
 
 
 @pytest.mark.parametrize(
-    ("room", "source"),
+    ("module", "source"),
     [
-        ("engine", "from .model.cache import KVCache\nfrom .errors import OptionError\nimport torch"),
-        ("sampling", "from .contract import TokenLogprob"),
-        ("contract", "if TYPE_CHECKING:\n    from .sampling import Sampler"),
-        ("cli", "from ..llm import LLM\nfrom .. import LLM, llm"),
-        ("control", "if TYPE_CHECKING:\n    from ..draft.base import Drafter"),
-        ("tune", "import optuna"),
+        ("engine.x", "from ..model.compute.cache import KVCache\nfrom ..errors import OptionError"),
+        ("cli.x", "from ..llm import LLM\nfrom .. import LLM, llm"),
+        ("control.adaptive", "from .base import Controller\nfrom ..core.contract import Budget"),
+        ("draft.from_layers.cosine", "from ..chain import ChainSession\nimport torch"),
+        ("core.x", "from . import sampling"),
     ],
 )
-def test_a_right_import_passes(room: str, source: str) -> None:
-    """A checker that complains about everything would be switched off within a day."""
-    package = ["selfspec"] if room in ("engine", "sampling", "contract") else None
-    assert violations(source, room, room, package) == []
+def test_a_right_import_passes(module: str, source: str) -> None:
+    """A checker that complains about everything would be switched off."""
+    assert violations(source, module) == []
 
 
-def test_siblings_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafters that import each other can no longer be read, tested or deleted alone; shared bases and names are fine."""
-    (tmp_path / "draft").mkdir()
-    for name in ("base", "early", "skip"):
-        (tmp_path / "draft" / f"{name}.py").touch()
-    monkeypatch.setattr(f"{__name__}.PACKAGE", tmp_path)
-    assert violations("from .early import Early", "draft", "skip")
-    assert violations("from . import early", "draft", "skip")
-    assert violations("from selfspec.draft import early", "draft", "skip")
-    assert not violations("from .base import Drafter", "draft", "skip")
-    assert not violations("from . import base", "draft", "skip")
-    assert not violations("from . import early, skip", "draft", "registry")
+def test_a_circle_is_seen() -> None:
+    """The self-test of the search for circles."""
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": set[str]()}
+    assert circles(graph) == [frozenset("abc")]
+    assert circles({"a": {"b"}, "b": set()}) == []
+
+
+def rooms_on_the_page(text: str) -> set[str]:
+    """The rooms that docs/architecture.md gives a line: the first cell of its table of rooms."""
+    table = text.partition("## Rooms")[2].partition("\n## ")[0]
+    return {name.strip("/").replace("/", ".").removesuffix(".py") for name in
+            re.findall(r"^\| `([^`]+)` \|", table, flags=re.M)}  # fmt: skip
+
+
+def test_the_page_names_every_room_and_no_ghost() -> None:
+    """A folder that nobody can place, or a page that describes what is no longer there."""
+    named = rooms_on_the_page(PAGE.read_text(encoding="utf-8"))
+    assert named == set(RANK), f"not on the page: {set(RANK) - named}; ghosts: {named - set(RANK)}"
+    sample = "## Rooms\n\n| `core/` | x |\n| `model/load/` | y |\n\n## Next\n| `ghost/` | z |"
+    assert rooms_on_the_page(sample) == {"core", "model.load"}

@@ -1,4 +1,5 @@
-"""draft="auto": who is chosen, by made-up costs where the best is known; and on tiny models, that no choice changes a token."""
+"""draft="auto": who is chosen, by made-up costs where the best is known; and on tiny models, that
+no choice changes a token."""
 
 from __future__ import annotations
 
@@ -11,15 +12,15 @@ import pytest
 import torch
 
 from selfspec import LLM, OptionError, SamplingParams, ScriptedDrafter
-from selfspec.auto import DEFAULT, Auto, AutoDrafting, resolve
-from selfspec.contract import Budget, Draft, Outcome, RoundTime
 from selfspec.control.cost_aware import CostAware
 from selfspec.control.fixed import FixedLength
-from selfspec.draft.base import Drafter, Drafting, Scene
-from selfspec.draft.early_exit import EarlyExit
+from selfspec.core.contract import Budget, Draft, Outcome, RoundTime
+from selfspec.core.sampling import row_samplers
+from selfspec.draft.auto import DEFAULT, Auto, AutoSession, resolve
+from selfspec.draft.base import Drafter, DraftSession, Target
+from selfspec.draft.from_layers.early_exit import EarlyExit
+from selfspec.draft.from_text.ngram import NGram
 from selfspec.draft.hybrid import Hybrid
-from selfspec.draft.ngram import NGram
-from selfspec.sampling import row_samplers
 from selfspec.testing import tiny_llm
 from worlds import World, outcome_of
 
@@ -34,20 +35,24 @@ def llm() -> LLM:
 
 @pytest.fixture(scope="module")
 def plain(llm: LLM) -> list[list[int]]:
-    return [result.tokens for result in llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=None)]
+    return [
+        result.tokens for result in llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=None)
+    ]
 
 
-def scene_of(llm: LLM, rows: int = 1) -> Scene:
+def scene_of(llm: LLM, rows: int = 1) -> Target:
     prompts = PROMPTS[:rows]
-    return Scene(llm.model, llm.model.new_cache(rows, 64), prompts, row_samplers(None, prompts, ()))
+    return Target(
+        llm.model, llm.model.new_cache(rows, 64), prompts, row_samplers(None, prompts, ())
+    )
 
 
-class One(Drafter, Drafting):
+class One(Drafter, DraftSession):
     """A drafter in name only: what becomes of its drafts is the world's business."""
 
     name = "one"
 
-    def start(self, scene: Scene) -> Drafting:
+    def start(self, target: Target) -> DraftSession:
         return type(self)()
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
@@ -58,13 +63,17 @@ class Two(One):
     name = "two"
 
 
-def play(at_work: AutoDrafting, worlds: Mapping[str, World], rounds: int, seed: int = 0) -> list[tuple[str, int]]:
+def play(
+    at_work: AutoSession, worlds: Mapping[str, World], rounds: int, seed: int = 0
+) -> list[tuple[str, int]]:
     """Who drafted how much in each round; each drafter has a world of its own."""
     dice, lengths = random.Random(seed), []
     for _ in range(rounds):
         before = at_work.rounds
         tokens = at_work.budget([1000]).tokens[0]
-        chosen = next((name for name, count in at_work.rounds.items() if count > before[name]), "one")
+        chosen = next(
+            (name for name, count in at_work.rounds.items() if count > before[name]), "one"
+        )
         lengths.append((chosen, tokens))
         at_work.learn(*worlds[chosen].round(tokens, dice))
     return lengths
@@ -78,17 +87,24 @@ def rate(lengths: Sequence[tuple[str, int]], worlds: Mapping[str, World]) -> flo
 GOOD, BAD = World(draft=0.02, chance=0.7), World(chance=0.05)
 
 
-# ------------------------------------------------------------------------------------------------------------------- choosing
+# ----------------------------------------------------------------------------------------- choosing
 
 
 @pytest.mark.parametrize("better", ["one", "two"])
 def test_the_better_of_two_is_found(llm: LLM, better: str) -> None:
-    """The first candidate kept because it came first; the better one tried and left, or never tried."""
-    worlds = {"one": World(chance=0.6), "two": World(chance=0.6), better: World(draft=0.05, chance=0.8)}
+    """The first candidate kept because it came first; the better one tried and left, or never
+    tried."""
+    worlds = {
+        "one": World(chance=0.6),
+        "two": World(chance=0.6),
+        better: World(draft=0.05, chance=0.8),
+    }
     for seed in range(3):
         at_work = Auto([One(), Two()]).start(scene_of(llm))
         lengths = play(at_work, worlds, 1500, seed)
-        assert rate(lengths, worlds) >= 0.96 * max(worlds[better].rate(length) for length in range(8))
+        assert rate(lengths, worlds) >= 0.96 * max(
+            worlds[better].rate(length) for length in range(8)
+        )
         assert sum(name == better for name, _ in lengths[200:]) > 0.9 * 1300
 
 
@@ -111,7 +127,8 @@ def test_a_text_that_changes_changes_the_choice(llm: LLM) -> None:
 
 
 def test_a_bad_past_does_not_ban_a_drafter(llm: LLM) -> None:
-    """Waits between looks that grow over requests without end: a drafter of no use to the first texts is never tried."""
+    """Waits between looks that grow over requests without end: a drafter of no use to the first
+    texts is never tried."""
     auto = Auto([One()])
     for seed in range(20):
         play(auto.start(scene_of(llm)), {"one": World(chance=0.02)}, 200, seed)
@@ -120,18 +137,22 @@ def test_a_bad_past_does_not_ban_a_drafter(llm: LLM) -> None:
 
 
 def test_earlier_requests_save_the_trying(llm: LLM) -> None:
-    """Every request paying again for what the last one found out; another model's costs taken for this one's."""
+    """Every request paying again for what the last one found out; another model's costs taken for
+    this one's."""
     auto, worlds = Auto([One(), Two()]), {"one": BAD, "two": GOOD}
     first = play(auto.start(scene_of(llm)), worlds, 300)
     second = play(auto.start(scene_of(llm)), worlds, 40, 1)
     assert first[0][1] == 0 and second[0][0] == "two" and second[0][1] > 1
     assert rate(second, worlds) > rate(first[:40], worlds)
     other = tiny_llm(seed=5)
-    assert auto.start(scene_of(other)).budget([9]).tokens == [0], "nothing is known of another model"
+    assert auto.start(scene_of(other)).budget([9]).tokens == [0], (
+        "nothing is known of another model"
+    )
 
 
 def test_a_plain_round_teaches_all_and_a_draft_its_own_drafter(llm: LLM) -> None:
-    """A candidate blamed for what another drafted, or plain costs known to one of them only, so that they are not comparable."""
+    """A candidate blamed for what another drafted, or plain costs known to one of them only, so
+    that they are not comparable."""
     at_work = Auto([One(), Two()]).start(scene_of(llm))
     one, two = at_work._arms
     at_work.budget([9])
@@ -149,11 +170,14 @@ def test_a_plain_round_teaches_all_and_a_draft_its_own_drafter(llm: LLM) -> None
         at_work.learn(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0))
     before = [len(arm.costs.passes._times[1]) for arm in (one, two)]
     at_work.learn(outcome_of([0], [0]), RoundTime(0.1, 1.0, 0.0))
-    assert [len(arm.costs.passes._times[1]) for arm in (one, two)] == [min(9, count + 1) for count in before], "nothing was found"
+    assert [len(arm.costs.passes._times[1]) for arm in (one, two)] == [
+        min(9, count + 1) for count in before
+    ], "nothing was found"
 
 
 def test_a_look_must_beat_the_best_not_plain_decoding(llm: LLM) -> None:
-    """A candidate that is better than nothing and worse than the best would be looked at every few rounds, at a loss."""
+    """A candidate that is better than nothing and worse than the best would be looked at every few
+    rounds, at a loss."""
     worlds = {"one": World(draft=0.01, chance=0.9), "two": World(draft=0.3, chance=0.8)}
     lengths = play(Auto([One(), Two()]).start(scene_of(llm)), worlds, 1500)
     assert sum(name == "two" for name, _ in lengths[300:]) < 0.03 * 1200
@@ -168,16 +192,19 @@ def test_rooms_are_respected(llm: LLM, rooms: list[int]) -> None:
         at_work = fresh.start(scene_of(llm, len(rooms)))
         for _ in range(80):
             budget = at_work.budget(rooms)
-            assert all(0 <= tokens <= room for tokens, room in zip(budget.tokens, rooms, strict=True))
+            assert all(
+                0 <= tokens <= room for tokens, room in zip(budget.tokens, rooms, strict=True)
+            )
             at_work.learn(outcome_of(budget.tokens, [0] * len(rooms)), RoundTime(0.1, 1.0, 0.0))
 
 
-# ------------------------------------------------------------------------------------------------------------ on a tiny model
+# ---------------------------------------------------------------------------------- on a tiny model
 
 
 @pytest.mark.parametrize("sampling", [None, SAMPLED], ids=["greedy", "sampled"])
 def test_what_it_learned_changes_no_token(llm: LLM, sampling: SamplingParams | None) -> None:
-    """Requests share numbers: what one taught decides who drafts in the next, and must not decide what is written."""
+    """Requests share numbers: what one taught decides who drafts in the next, and must not decide
+    what is written."""
     call: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 30, "eos": []}
     expected = [result.tokens for result in llm.generate(PROMPTS, draft=None, **call)]
     auto = Auto(["hybrid", EarlyExit(2), "cosine"])
@@ -204,7 +231,9 @@ def test_it_is_the_default(llm: LLM) -> None:
     """Plain decoding for everybody who does not read the manual."""
     results = [llm.generate(PROMPTS[2], max_new_tokens=60, eos=[]) for _ in range(2)]
     assert results[-1].stats.drafted > 0
-    assert results[-1].tokens == llm.generate(PROMPTS[2], max_new_tokens=60, eos=[], draft=None).tokens
+    assert (
+        results[-1].tokens == llm.generate(PROMPTS[2], max_new_tokens=60, eos=[], draft=None).tokens
+    )
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])
@@ -217,28 +246,40 @@ def test_room_for_one_or_two(llm: LLM, plain: list[list[int]], limit: int) -> No
 
 
 def test_streams_and_chats(llm: LLM) -> None:
-    """A stream that was interrupted by another one, with the same shared numbers; a conversation's kept cache."""
+    """A stream that was interrupted by another one, with the same shared numbers; a conversation's
+    kept cache."""
     call: dict[str, Any] = {"max_new_tokens": 24, "eos": []}
     expected = [llm.generate(prompt, draft=None, **call).text for prompt in PROMPTS[:2]]
     streams = [llm.stream(prompt, draft="auto", **call) for prompt in PROMPTS[:2]]
     texts = ["", ""]
     while any(pieces := [next(stream, None) for stream in streams]):
-        texts = [text + (piece.text if piece else "") for text, piece in zip(texts, pieces, strict=True)]
+        texts = [
+            text + (piece.text if piece else "") for text, piece in zip(texts, pieces, strict=True)
+        ]
     assert texts == expected
     messages = [{"role": "user", "content": "once upon"}]
     for _ in range(2):
         wanted = llm.generate(llm.encode_chat(messages), draft=None, **call)
         answer = llm.chat(messages, draft="auto", **call)
         assert answer.tokens == wanted.tokens
-        assert "".join(piece.text for piece in llm.stream_chat(messages, draft="auto", **call)) == wanted.text
-        messages += [{"role": "assistant", "content": "aXb"}, {"role": "user", "content": "aXb aXb"}]
+        assert (
+            "".join(piece.text for piece in llm.stream_chat(messages, draft="auto", **call))
+            == wanted.text
+        )
+        messages += [
+            {"role": "assistant", "content": "aXb"},
+            {"role": "user", "content": "aXb aXb"},
+        ]
 
 
 def test_candidates_that_do_not_fit_are_left_out() -> None:
     """An exit inside a model of one layer: the default must work on every model."""
     llm = tiny_llm(seed=4, num_hidden_layers=1)
     assert list(Auto().start(scene_of(llm)).rounds) == ["hybrid"]
-    assert llm.generate(PROMPTS[0], max_new_tokens=20).tokens == llm.generate(PROMPTS[0], max_new_tokens=20, draft=None).tokens
+    assert (
+        llm.generate(PROMPTS[0], max_new_tokens=20).tokens
+        == llm.generate(PROMPTS[0], max_new_tokens=20, draft=None).tokens
+    )
     nobody = Auto([EarlyExit(3)])
     assert nobody.start(scene_of(llm)).rounds == {}
     result = llm.generate(PROMPTS, max_new_tokens=9, eos=[], draft=nobody)[0]
@@ -246,16 +287,19 @@ def test_candidates_that_do_not_fit_are_left_out() -> None:
 
 
 def test_every_candidate_sees_every_round(llm: LLM) -> None:
-    """A table of successors that stops learning while another candidate drafts; watches of the prefill that are not passed on."""
+    """A table of successors that stops learning while another candidate drafts; watches of the
+    prefill that are not passed on."""
     seen: dict[str, int] = {"observe": 0, "watch": 0}
 
     @dataclass(frozen=True)
     class Curious(Drafter):
         name = "curious"
 
-        def start(self, scene: Scene) -> Drafting:
+        def start(self, target: Target) -> DraftSession:
             class At(One):
-                def watch(self, layer: int, attention: bool, before: torch.Tensor, after: torch.Tensor) -> None:
+                def observer(
+                    self, layer: int, attention: bool, before: torch.Tensor, after: torch.Tensor
+                ) -> None:
                     seen["watch"] += 1
 
                 def observe(self, outcome: Outcome) -> None:
@@ -264,9 +308,9 @@ def test_every_candidate_sees_every_round(llm: LLM) -> None:
             return At()
 
     for candidates in ([Curious(), "cosine"], ["cosine", Curious()]):
-        seen.update(observe=0, watch=0)
+        seen.update(observe=0, observer=0)
         stats = llm.generate(PROMPTS[0], max_new_tokens=30, eos=[], draft=Auto(candidates)).stats
-        assert seen == {"observe": stats.rounds, "watch": 2 * llm.model.layers}
+        assert seen == {"observe": stats.rounds, "observer": 2 * llm.model.layers}
 
 
 def test_a_candidate_that_fails_leaves_the_others_usable(llm: LLM, plain: list[list[int]]) -> None:
@@ -286,7 +330,7 @@ def test_a_candidate_that_fails_leaves_the_others_usable(llm: LLM, plain: list[l
     assert [result.tokens for result in results] == plain
 
 
-# -------------------------------------------------------------------------------------------------------------- names, options
+# ----------------------------------------------------------------------------------- names, options
 
 
 def test_resolve() -> None:
@@ -308,7 +352,8 @@ def test_one_candidate_may_stand_alone() -> None:
 
 
 def test_what_it_learns_is_no_text(llm: LLM) -> None:
-    """A benchmark has to say when earlier requests' text helps; numbers are not text, a kept table is."""
+    """A benchmark has to say when earlier requests' text helps; numbers are not text, a kept table
+    is."""
     assert not Auto().learns_across_requests
     assert Auto([Hybrid(then_options={"keep_table": True})]).learns_across_requests
 
@@ -328,7 +373,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG, ids=[str(index) for index in range(len(WRONG))])
+@pytest.mark.parametrize(
+    ("options", "message"), WRONG, ids=[str(index) for index in range(len(WRONG))]
+)
 def test_what_cannot_be_meant_is_refused(llm: LLM, options: dict[str, Any], message: str) -> None:
     """A wish that is ignored in silence, or an assertion in the middle of a request."""
     with pytest.raises(OptionError, match=message):

@@ -1,4 +1,5 @@
-"""The documents keep up with the code: links and tests that they name exist, defaults that they state are the code's."""
+"""The documents keep up with the code: links and tests that they name exist, defaults that they
+state are the code's."""
 
 from __future__ import annotations
 
@@ -9,10 +10,10 @@ from pathlib import Path
 import pytest
 import typer
 
-from selfspec.auto import Auto
 from selfspec.cli.app import app
 from selfspec.cli.drafters import known, options_of
 from selfspec.control.registry import BUILT_IN as CONTROLLERS
+from selfspec.draft.auto import Auto
 from selfspec.draft.registry import BUILT_IN as DRAFTERS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -45,30 +46,45 @@ def slug(heading: str) -> str:
 def test_named_tests_exist(page: Path) -> None:
     """A page that says 'proved by' and names a test that was renamed proves nothing."""
     text = page.read_text(encoding="utf-8")
-    sources = {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
+    sources = {
+        path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+        for path in (ROOT / "tests").rglob("*.py")
+    }
     files = set(re.findall(r"`(tests/[\w/]+\.py)`", text))
     assert files <= set(sources), f"no such file: {files - set(sources)}"
-    defined = {name for source in sources.values() for name in re.findall(r"^def ((?:test|check)_\w+)", source, re.MULTILINE)}
+    defined = {
+        name
+        for source in sources.values()
+        for name in re.findall(r"^def ((?:test|check)_\w+)", source, re.MULTILINE)
+    }
     named = set(re.findall(r"`((?:test|check)_\w+)`", text))
     assert named <= defined, f"no such test: {named - defined}"
 
 
 def test_commands_that_are_shown_can_be_typed() -> None:
-    """A command or a flag that was renamed: the first thing that a newcomer copies from a page would fail."""
+    """A command or a flag that was renamed: the first thing that a newcomer copies from a page
+    would fail."""
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     flags = {
-        name: {flag for each in found.params for flag in (*each.opts, *each.secondary_opts)} for name, found in commands.items()
+        name: {flag for each in found.params for flag in (*each.opts, *each.secondary_opts)}
+        for name, found in commands.items()
     }
     shown = 0
     for page in [*PAGES, ROOT / "benchmarks/README.md"]:
         for block in re.findall(
-            r"^```(?:bash|sh|console)\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+            r"^```(?:bash|sh|console)\n(.*?)^```",
+            page.read_text(encoding="utf-8"),
+            re.MULTILINE | re.DOTALL,
         ):
             for line in block.replace("\\\n", " ").splitlines():
                 for name, rest in re.findall(r"(?:^|[$|&] *)selfspec ([a-z-]+)([^|#\n]*)", line):
                     shown += 1
                     assert name in flags, f"{page.name}: selfspec {name}"
-                    unknown = set(re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", rest)) - flags[name] - {"--help"}
+                    unknown = (
+                        set(re.findall(r"(?<!\S)(--?[a-z][a-z-]*)", rest))
+                        - flags[name]
+                        - {"--help"}
+                    )
                     assert not unknown, f"{page.name}: selfspec {name} has no {unknown}"
     assert shown > 30, "the notation changed, and nothing is compared any more"
 
@@ -79,13 +95,16 @@ def test_same_output_names_its_tests() -> None:
 
 
 def test_stated_defaults_are_the_codes() -> None:
-    """Catches an option that was renamed or has another default by now than the page tells people who compare with a paper."""
+    """Catches an option that was renamed or has another default by now than the page tells people
+    who compare with a paper."""
     classes = {name: kind for group in known() for name, kind in group.items()}
     stated = DEFAULT.findall(text_of("papers.md"))
     assert len(stated) > 30, "the notation changed, and nothing is compared any more"
     for name, field, value in stated:
         defaults = {option.name: option.default for option in options_of(classes[name])}
-        assert defaults.get(field) == value, f"papers.md: {name}.{field}={value}, the code says {defaults.get(field)}"
+        assert defaults.get(field) == value, (
+            f"papers.md: {name}.{field}={value}, the code says {defaults.get(field)}"
+        )
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
@@ -103,10 +122,14 @@ def test_every_controller_is_described(name: str) -> None:
 def test_controllers_come_with_their_defaults() -> None:
     """The table of controllers names one option of each with its default, in brackets."""
     classes = known()[1]
-    stated = re.findall(r"^\| `([a-z-]+)` \(`(\w+)=([^`]+)`\)", text_of("choosing.md"), re.MULTILINE)
+    stated = re.findall(
+        r"^\| `([a-z-]+)` \(`(\w+)=([^`]+)`\)", text_of("choosing.md"), re.MULTILINE
+    )
     assert {name for name, _, _ in stated} == set(CONTROLLERS)
     for name, field, value in stated:
-        assert {option.name: option.default for option in options_of(classes[name])}[field] == value, name
+        assert {option.name: option.default for option in options_of(classes[name])}[
+            field
+        ] == value, name
 
 
 def test_auto_tries_what_the_page_says() -> None:
@@ -117,7 +140,8 @@ def test_auto_tries_what_the_page_says() -> None:
 
 
 def test_the_curve_of_verifying_is_what_was_measured() -> None:
-    """A table that outlived its measurement, in the page that says why the cost of verifying decides."""
+    """A table that outlived its measurement, in the page that says why the cost of verifying
+    decides."""
     from selfspec.bench import report, schema
 
     run = schema.load(ROOT / "benchmarks/results/plain-amd-epyc.json")
@@ -125,11 +149,14 @@ def test_the_curve_of_verifying_is_what_was_measured() -> None:
     assert {int(context) for context, _ in found} == {point.context for point in run.verify}
     for context, cells in found:
         ratios = report.verify_ratios(run, int(context))
-        assert cells.split(" | ") == [f"{ratios[count].value:.2f}" for count in (1, 2, 3, 4, 5, 8, 12, 16)]
+        assert cells.split(" | ") == [
+            f"{ratios[count].value:.2f}" for count in (1, 2, 3, 4, 5, 8, 12, 16)
+        ]
 
 
 def test_the_tables_of_drafters_are_what_was_measured() -> None:
-    """The same for the page that says which drafter to choose: every cell of a contestant's row is one that the results print."""
+    """The same for the page that says which drafter to choose: every cell of a contestant's row is
+    one that the results print."""
     from selfspec.bench import suite_report, suite_schema
 
     printed: dict[str, set[str]] = {}
@@ -144,28 +171,42 @@ def test_the_tables_of_drafters_are_what_was_measured() -> None:
 
 
 def _table_rows(text: str) -> list[list[str]]:
-    rows = [line.strip("| \n").split("|") for line in text.splitlines() if re.match(r"\| [a-z-]+/\S+ +\|", line)]
+    rows = [
+        line.strip("| \n").split("|")
+        for line in text.splitlines()
+        if re.match(r"\| [a-z-]+/\S+ +\|", line)
+    ]
     return [[cell.strip() for cell in row] for row in rows]
 
 
 def test_the_tables_of_the_task_model_are_what_was_measured() -> None:
     """The same, for exact match, acceptance and speed of the model for one task."""
     printed = _task_lines()
-    lines = [line for line in text_of("training.md").splitlines() if re.match(r"\| (plain|recipe|E=\d.*?) +\|.*%", line)]
+    lines = [
+        line
+        for line in text_of("training.md").splitlines()
+        if re.match(r"\| (plain|recipe|E=\d.*?) +\|.*%", line)
+    ]
     assert len(lines) >= 10 and set(lines) <= set(printed)
 
 
 def _task_lines() -> list[str]:
     from selfspec.bench import task_report
 
-    return task_report.markdown(task_report.load_task(ROOT / "benchmarks/results/task-amd-epyc.json")).splitlines()
+    return task_report.markdown(
+        task_report.load_task(ROOT / "benchmarks/results/task-amd-epyc.json")
+    ).splitlines()
 
 
 def test_the_times_of_a_training_step_are_what_was_measured() -> None:
     """The same for the page on training."""
     from selfspec.bench import steps
 
-    printed = steps.markdown(json.loads((ROOT / "benchmarks/results/steps-amd-epyc.json").read_text(encoding="utf-8")))
-    found = re.findall(r"^\| (?:plain|EE|LD\+EE|products) +\|[^%\n]*$", text_of("training.md"), re.MULTILINE)
+    printed = steps.markdown(
+        json.loads((ROOT / "benchmarks/results/steps-amd-epyc.json").read_text(encoding="utf-8"))
+    )
+    found = re.findall(
+        r"^\| (?:plain|EE|LD\+EE|products) +\|[^%\n]*$", text_of("training.md"), re.MULTILINE
+    )
     lines = sorted(set(found) - set(_task_lines()))
     assert len(lines) == 4 and set(lines) <= set(printed.splitlines())

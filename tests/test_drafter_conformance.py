@@ -1,8 +1,9 @@
-"""What every drafter owes: whatever it drafts, with any controller, alone or in a batch, what is written stays the same.
+"""What every drafter owes: whatever it drafts, with any controller, alone or in a batch, what is
+written stays the same.
 
-A case is a drafter (with some options), a check, a model, a controller and a number of rows. Every pair of these meets in some
-case; with `--full` every combination does. Drafters of other packages, found through their entry point, run with their
-defaults.
+A case is a drafter (with some options), a check, a model, a controller and a number of rows. Every
+pair of these meets in some case; with `--full` every combination does. Drafters of other packages,
+found through their entry point, run with their defaults.
 """
 
 from __future__ import annotations
@@ -18,31 +19,50 @@ import pytest
 import torch
 
 from selfspec import LLM, SamplingParams, ScriptedDrafter
-from selfspec import engine as engine_module
-from selfspec.auto import Auto, AutoDrafting, resolve
-from selfspec.contract import Budget, Draft, Outcome, Request
-from selfspec.control.base import Controller, Controlling
+from selfspec.control.base import Controller, ControlSession
 from selfspec.control.registry import controller_names, make_controller
-from selfspec.draft.base import Drafter, Drafting, Scene
-from selfspec.draft.cosine import Cosine
-from selfspec.draft.draft_head import DraftHead
-from selfspec.draft.early_exit import EarlyExit
-from selfspec.draft.layer_skip import LayerSkip
+from selfspec.core.contract import Budget, Draft, Outcome, Request
+from selfspec.core.sampling import row_samplers
+from selfspec.draft.auto import Auto, AutoSession, resolve
+from selfspec.draft.base import Drafter, DraftSession, Target
+from selfspec.draft.from_layers.cosine import Cosine
+from selfspec.draft.from_layers.early_exit import EarlyExit
+from selfspec.draft.from_layers.layer_skip import LayerSkip
+from selfspec.draft.from_models.draft_head import DraftHead
 from selfspec.draft.registry import BUILT_IN, drafter_names, make_drafter
-from selfspec.engine import Block, Generation, Row
-from selfspec.model.adapter import LayeredModel
-from selfspec.model.cache import KVCache, Place
-from selfspec.sampling import row_samplers
-from selfspec.testing import VOCABULARY, families, tiny_adapter, tiny_head, tiny_lora, tiny_model, tiny_tokenizer
+from selfspec.engine import generation as engine_module
+from selfspec.engine.generation import Block, Generation, Row
+from selfspec.model.compute.cache import KVCache, TokenLayout
+from selfspec.model.layered import LayeredModel
+from selfspec.testing import (
+    VOCABULARY,
+    families,
+    tiny_adapter,
+    tiny_head,
+    tiny_lora,
+    tiny_model,
+    tiny_tokenizer,
+)
 
 NEW = 24
 PROMPTS = [
     list(text)
-    for text in (b"once upon a time, once upon", b"the", b"aXb aXb aXb a", b"a longer prompt, to be read with the others")
+    for text in (
+        b"once upon a time, once upon",
+        b"the",
+        b"aXb aXb aXb a",
+        b"a longer prompt, to be read with the others",
+    )
 ]
 SAMPLED = {"sampling": SamplingParams(temperature=0.8, top_k=40, top_p=0.95, seed=11)}
-PENALISED = {"sampling": SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2)}
-BOTH = {"sampling": SamplingParams(temperature=0.7, min_p=0.02, repetition_penalty=1.2, frequency_penalty=0.3, seed=2)}
+PENALISED = {
+    "sampling": SamplingParams(repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2)
+}
+BOTH = {
+    "sampling": SamplingParams(
+        temperature=0.7, min_p=0.02, repetition_penalty=1.2, frequency_penalty=0.3, seed=2
+    )
+}
 CHANGES: dict[str, dict[str, Any]] = {"mistral": {"sliding_window": 12}}
 
 
@@ -59,18 +79,23 @@ class World:
         """Results of plain decoding for some of the prompts, each remembered."""
         key = repr(options)
         if key not in self._plain:
-            self._plain[key] = self.llm.generate(PROMPTS, **{"max_new_tokens": NEW, "eos": [], "draft": None, **options})
+            self._plain[key] = self.llm.generate(
+                PROMPTS, **{"max_new_tokens": NEW, "eos": [], "draft": None, **options}
+            )
         return [self._plain[key][row] for row in rows]
 
     @functools.cache  # noqa: B019  (worlds live as long as the tests)
     def reference(self, row: int) -> list[int]:
         prompt = torch.tensor([PROMPTS[row]])
-        found = self.hf.generate(prompt, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0)
+        found = self.hf.generate(
+            prompt, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
         return found[0, prompt.shape[1] :].tolist()
 
 
 def alike() -> Any:
-    """A model whose later layers change little, so that parts of it agree with the whole: high acceptance."""
+    """A model whose later layers change little, so that parts of it agree with the whole: high
+    acceptance."""
     model = tiny_model("llama", seed=4, tie_word_embeddings=False, num_hidden_layers=6)
     for layer in model.model.layers[1:]:
         layer.self_attn.o_proj.weight.data *= 0.1
@@ -86,7 +111,7 @@ def world(name: str) -> World:
 WORLDS = [*families(), "alike"]
 
 
-# ------------------------------------------------------------------------------------------------------------ drafters
+# ----------------------------------------------------------------------------------------- drafters
 
 
 @dataclass(frozen=True)
@@ -97,12 +122,16 @@ class ScriptedTree(Drafter):
     trees = True
     script: Sequence[Sequence[int]] = ()
 
-    def start(self, scene: Scene) -> Drafting:
-        return _Tree(self.script, [len(prompt) for prompt in scene.prompts], scene.model.shape.vocabulary)
+    def start(self, target: Target) -> DraftSession:
+        return _Tree(
+            self.script, [len(prompt) for prompt in target.prompts], target.model.shape.vocabulary
+        )
 
 
-class _Tree(Drafting):
-    def __init__(self, script: Sequence[Sequence[int]], begins: Sequence[int], vocabulary: int) -> None:
+class _Tree(DraftSession):
+    def __init__(
+        self, script: Sequence[Sequence[int]], begins: Sequence[int], vocabulary: int
+    ) -> None:
         self._script, self._begins, self._vocabulary = script, begins, vocabulary
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
@@ -121,10 +150,11 @@ class _Tree(Drafting):
 
 @dataclass(frozen=True)
 class Restless(Auto):
-    """Asks its candidates in turn, with plain rounds in between, whatever they cost: no clock decides what is tested."""
+    """Asks its candidates in turn, with plain rounds in between, whatever they cost: no clock
+    decides what is tested."""
 
-    def start(self, scene: Scene) -> AutoDrafting:
-        at_work, turns = super().start(scene), itertools.count()
+    def start(self, target: Target) -> AutoSession:
+        at_work, turns = super().start(target), itertools.count()
 
         def choose(rows: int, most: int) -> tuple[Any, int]:
             turn = next(turns)
@@ -149,16 +179,25 @@ def named(name: str, **options: Any) -> Make:
 
 @functools.cache
 def small_llm() -> LLM:
-    return LLM.from_pretrained(tiny_model("llama", seed=9, num_hidden_layers=2), tokenizer=tiny_tokenizer())
+    return LLM.from_pretrained(
+        tiny_model("llama", seed=9, num_hidden_layers=2), tokenizer=tiny_tokenizer()
+    )
 
 
 def head(here: World, script: list[list[int]], **options: Any) -> Drafter:
-    """A random head that says little else than what is right somewhere, so that some of its guesses are."""
-    return DraftHead(tiny_head(here.llm.model, vocabulary=[1, 2, 3, 4, *(t for tokens in script for t in tokens)]), **options)
+    """A random head that says little else than what is right somewhere, so that some of its guesses
+    are."""
+    return DraftHead(
+        tiny_head(
+            here.llm.model, vocabulary=[1, 2, 3, 4, *(t for tokens in script for t in tokens)]
+        ),
+        **options,
+    )
 
 
 def skipping(here: World, script: list[list[int]]) -> Drafter:
-    """Layers skipped by a random draft-LoRA; families whose linears are stored otherwise skip without one."""
+    """Layers skipped by a random draft-LoRA; families whose linears are stored otherwise skip
+    without one."""
     if here.name not in ("llama", "mistral", "qwen2", "qwen3", "alike"):
         return make_drafter("layer-skip", {"strategy": "middle"}) or LayerSkip()
     return LayerSkip(part=tiny_lora(here.llm.model))
@@ -168,24 +207,37 @@ def skipping(here: World, script: list[list[int]]) -> Drafter:
 DRAFTERS: dict[str, list[Make]] = {
     "auto": [
         lambda here, script: Restless(["hybrid", EarlyExit(2), Cosine(0.5, keep_last=1)]),
-        lambda here, script: Auto([ScriptedTree(script), ScriptedDrafter(script, wrong_every=3)], most=5),
+        lambda here, script: Auto(
+            [ScriptedTree(script), ScriptedDrafter(script, wrong_every=3)], most=5
+        ),
         named("auto"),
         lambda here, script: Restless(["hybrid", head(here, script)]),
     ],
-    "cosine": [named("cosine", threshold=0.5, keep_last=1), named("cosine"), named("cosine", threshold=2.0, every=2)],
+    "cosine": [
+        named("cosine", threshold=0.5, keep_last=1),
+        named("cosine"),
+        named("cosine", threshold=2.0, every=2),
+    ],
     "draft-head": [
         lambda here, script: head(here, script),
         lambda here, script: head(here, script, width=3),
         lambda here, script: head(here, script, sample=True),
-        lambda here, script: named("hybrid", first="ngram", then=head(here, script, width=2))(here, script),
+        lambda here, script: named("hybrid", first="ngram", then=head(here, script, width=2))(
+            here, script
+        ),
     ],
-    "draft-model": [named("draft-model"), lambda here, script: named("draft-model", model=small_llm())(here, script)],
+    "draft-model": [
+        named("draft-model"),
+        lambda here, script: named("draft-model", model=small_llm())(here, script),
+    ],
     "early-exit": [
         named("early-exit"),
         named("early-exit", layer=3, vocabulary=120),
         named("early-exit", layer=2, reuse=False),
         named("early-exit", layer=2, sample=True),
-        lambda here, script: EarlyExit(part=tiny_adapter(here.llm.model, vocabulary=[1, 2, 3, *itertools.chain(*script)])),
+        lambda here, script: EarlyExit(
+            part=tiny_adapter(here.llm.model, vocabulary=[1, 2, 3, *itertools.chain(*script)])
+        ),
     ],
     "hybrid": [
         named("hybrid"),
@@ -211,7 +263,13 @@ DRAFTERS: dict[str, list[Make]] = {
 }
 MOST_OPTIONS = max(map(len, DRAFTERS.values()))
 CONTROLLERS: dict[str, dict[str, Any]] = {
-    "adaptive": {"tokens": 6, "threshold": 0.2, "step": 0.2, "threshold_memory": 0.5},  # the threshold moves much, and often
+    # the threshold moves much, and often
+    "adaptive": {
+        "tokens": 6,
+        "threshold": 0.2,
+        "step": 0.2,
+        "threshold_memory": 0.5,
+    },
     "confidence": {"tokens": 6, "threshold": 0.15},
     "cost-aware": {"most": 6},
     "fixed": {"tokens": 5},
@@ -228,11 +286,12 @@ def test_every_built_in_drafter_is_here() -> None:
 
 
 def test_every_controller_is_here() -> None:
-    """A controller that is only tried with its defaults, under which these short texts never reach what it does."""
+    """A controller that is only tried with its defaults, under which these short texts never reach
+    what it does."""
     assert set(controller_names()) == set(CONTROLLERS)
 
 
-# -------------------------------------------------------------------------------------------------------------- checks
+# ------------------------------------------------------------------------------------------- checks
 
 
 @dataclass(frozen=True)
@@ -256,17 +315,29 @@ class Case:
         return not getattr(self.drafter([]), "sample", False)
 
     def run(
-        self, expected: Sequence[Any], control: Controller | None = None, llm: LLM | None = None, **options: Any
+        self,
+        expected: Sequence[Any],
+        control: Controller | None = None,
+        llm: LLM | None = None,
+        **options: Any,
     ) -> list[Any]:
         control = (control or self.control) if self.control else None
-        call = {"max_new_tokens": NEW, "eos": [], "draft": self.drafter(expected), "control": control, **options}
+        call = {
+            "max_new_tokens": NEW,
+            "eos": [],
+            "draft": self.drafter(expected),
+            "control": control,
+            **options,
+        }
         return (llm or self.world.llm).generate(self.prompts, **call)
 
 
 def same(found: Sequence[Any], expected: Sequence[Any]) -> None:
     for row, (ours, theirs) in enumerate(zip(found, expected, strict=True)):
         assert ours.tokens == theirs.tokens, f"row {row} wrote other tokens than plain decoding"
-        assert (ours.text, ours.finish_reason) == (theirs.text, theirs.finish_reason), f"row {row} ended differently"
+        assert (ours.text, ours.finish_reason) == (theirs.text, theirs.finish_reason), (
+            f"row {row} ended differently"
+        )
 
 
 def check_greedy(case: Case) -> None:
@@ -274,7 +345,9 @@ def check_greedy(case: Case) -> None:
     expected = case.world.plain(case.rows)
     same(case.run(expected), expected)
     for row, result in zip(case.rows, expected, strict=True):
-        assert result.tokens == case.world.reference(row), f"row {row}: plain decoding and model.generate disagree"
+        assert result.tokens == case.world.reference(row), (
+            f"row {row}: plain decoding and model.generate disagree"
+        )
 
 
 def check_sampled(case: Case) -> None:
@@ -301,25 +374,34 @@ def check_logprobs(case: Case) -> None:
 
 
 def check_cache(case: Case) -> None:
-    """After every round the cache holds what a fresh prefill of the kept text would, bit by bit, in every layer."""
+    """After every round the cache holds what a fresh prefill of the kept text would, bit by bit, in
+    every layer."""
     expected = case.world.plain(case.rows)
     model = case.world.llm.model
     fresh = model.new_cache(len(case.rows))
-    model.prefill([prompt + result.tokens for prompt, result in zip(case.prompts, expected, strict=True)], fresh)
+    model.prefill(
+        [prompt + result.tokens for prompt, result in zip(case.prompts, expected, strict=True)],
+        fresh,
+    )
     limits = [NEW - 3 * index for index in range(len(case.rows))]
     samplers = row_samplers(None, case.prompts, ())
     requests = [Request(*each) for each in zip(case.prompts, samplers, limits, strict=True)]
-    generation = Generation(model, requests, case.drafter(expected), case.control.start() if case.control else None)
+    generation = Generation(
+        model, requests, case.drafter(expected), case.control.start() if case.control else None
+    )
     for _ in generation:
         for row in generation.rows:
             known = len(row.tokens) - 1
             assert generation.cache.lengths[row.index].tolist() == [known] * model.layers, (
                 "layers know more or less than was kept"
             )
-            for ours, theirs in ((generation.cache.keys, fresh.keys), (generation.cache.values, fresh.values)):
-                assert torch.equal(ours[:, row.index, :, :known], theirs[:, row.index, :, :known]), (
-                    "the cache holds something else"
-                )
+            for ours, theirs in (
+                (generation.cache.keys, fresh.keys),
+                (generation.cache.values, fresh.values),
+            ):
+                assert torch.equal(
+                    ours[:, row.index, :, :known], theirs[:, row.index, :, :known]
+                ), "the cache holds something else"
 
 
 def check_eos(case: Case) -> None:
@@ -334,7 +416,11 @@ def check_stops(case: Case) -> None:
     """A stop string that is complete inside a draft, across tokens."""
     expected = case.world.plain(case.rows)
     for at in (3, 8):
-        stop = [text for result in expected if (text := case.world.llm.tokenizer.decode(result.tokens[at : at + 2]))]
+        stop = [
+            text
+            for result in expected
+            if (text := case.world.llm.tokenizer.decode(result.tokens[at : at + 2]))
+        ]
         same(case.run(expected, stop=stop), case.world.plain(case.rows, stop=stop))
 
 
@@ -350,17 +436,19 @@ def check_limits(case: Case) -> None:
     found = case.run(expected, llm=short)
     for prompt, ours, theirs in zip(case.prompts, found, expected, strict=True):
         room = min(NEW, short.model.shape.context - len(prompt))
-        assert ours.tokens == theirs.tokens[:room] and ours.finish_reason == ("length" if room == NEW else "context")
+        assert ours.tokens == theirs.tokens[:room] and ours.finish_reason == (
+            "length" if room == NEW else "context"
+        )
 
 
 @dataclass(frozen=True)
-class Uneven(Controller, Controlling):
+class Uneven(Controller, ControlSession):
     """A different budget for every row and round, 0 among them, with and without a threshold."""
 
     name = "uneven"
     threshold: float | None = None
 
-    def start(self) -> Controlling:
+    def start(self) -> ControlSession:
         rounds = itertools.count()
         uneven = copy.copy(self)
         object.__setattr__(uneven, "_rounds", rounds)
@@ -368,7 +456,9 @@ class Uneven(Controller, Controlling):
 
     def budget(self, rooms: Sequence[int]) -> Budget:
         turn = next(self._rounds)  # type: ignore[attr-defined]
-        return Budget([min(room, (turn + 2 * index) % 6) for index, room in enumerate(rooms)], self.threshold)
+        return Budget(
+            [min(room, (turn + 2 * index) % 6) for index, room in enumerate(rooms)], self.threshold
+        )
 
 
 def check_budgets(case: Case) -> None:
@@ -379,18 +469,30 @@ def check_budgets(case: Case) -> None:
         found = case.run(expected, control)
         same(found, expected)
         if control is controls[0] and case.control:
-            assert found[0].stats.drafted == 0 and found[0].stats.rounds == NEW - 1, "0 drafts are plain decoding"
+            assert found[0].stats.drafted == 0 and found[0].stats.rounds == NEW - 1, (
+                "0 drafts are plain decoding"
+            )
 
 
 def check_streams(case: Case) -> None:
-    """A stream is the same text in pieces; two of one drafter, interleaved, do not disturb each other."""
+    """A stream is the same text in pieces; two of one drafter, interleaved, do not disturb each
+    other."""
     rows = [case.rows[0], (case.rows[0] + 1) % len(PROMPTS)]
     expected = case.world.plain(rows)
     streams, shared = [], case.drafter(expected)
     for row, result in zip(rows, expected, strict=True):
         drafter = case.drafter([result]) if case.make in DRAFTERS["scripted"] else shared
-        streams.append(case.world.llm.stream(PROMPTS[row], max_new_tokens=NEW, eos=[], draft=drafter, control=case.control))
-    pieces = [piece for turn in itertools.zip_longest(*streams) for piece in zip(range(2), turn, strict=True) if piece[1]]
+        streams.append(
+            case.world.llm.stream(
+                PROMPTS[row], max_new_tokens=NEW, eos=[], draft=drafter, control=case.control
+            )
+        )
+    pieces = [
+        piece
+        for turn in itertools.zip_longest(*streams)
+        for piece in zip(range(2), turn, strict=True)
+        if piece[1]
+    ]
     for index, (stream, result) in enumerate(zip(streams, expected, strict=True)):
         assert "".join(piece.text for which, piece in pieces if which == index) == result.text
         same([stream.result], [result])
@@ -410,7 +512,7 @@ def check_neighbours(case: Case) -> None:
 
 
 @dataclass(frozen=True)
-class Failing(Drafter, Drafting):
+class Failing(Drafter, DraftSession):
     """A drafter that fails after its work is half done."""
 
     name = "failing"
@@ -418,9 +520,9 @@ class Failing(Drafter, Drafting):
     rounds: int
     where: str
 
-    def start(self, scene: Scene) -> Drafting:
+    def start(self, target: Target) -> DraftSession:
         failing = copy.copy(self)
-        object.__setattr__(failing, "inner", self.inner.start(scene))
+        object.__setattr__(failing, "inner", self.inner.start(target))
         object.__setattr__(failing, "_left", itertools.count(self.rounds, -1))
         return failing
 
@@ -439,7 +541,8 @@ class Failing(Drafter, Drafting):
 
 
 def failing(drafter: Drafter, where: str) -> Drafter:
-    """Fails in its third round; of auto, each candidate in its first, since nobody knows who will be asked again."""
+    """Fails in its third round; of auto, each candidate in its first, since nobody knows who will
+    be asked again."""
     if isinstance(drafter, Auto):
         return Auto([Failing(candidate, 0, where) for candidate in drafter._drafters])
     return Failing(drafter, 2, where)
@@ -450,12 +553,20 @@ def check_failure(case: Case) -> None:
     expected = case.world.plain(case.rows)
     first = case.rows[0]
     under_way = case.world.llm.stream(
-        PROMPTS[first], max_new_tokens=NEW, eos=[], draft=case.drafter(expected), control=case.control
+        PROMPTS[first],
+        max_new_tokens=NEW,
+        eos=[],
+        draft=case.drafter(expected),
+        control=case.control,
     )
     next(under_way)
     for where in ("propose", "observe"):
         with pytest.raises(RuntimeError, match="the drafter failed"):
-            case.run(expected, make_controller("fixed", {"tokens": 3}), draft=failing(case.drafter(expected), where))
+            case.run(
+                expected,
+                make_controller("fixed", {"tokens": 3}),
+                draft=failing(case.drafter(expected), where),
+            )
     for _ in under_way:
         pass
     same([under_way.result], [expected[0]])
@@ -470,21 +581,33 @@ def check_turns(case: Case) -> None:
     for _ in range(2):
         prompt = llm.encode_chat(messages)
         expected = llm.generate(prompt, max_new_tokens=10, eos=[], draft=None)
-        answer = llm.chat(messages, max_new_tokens=10, eos=[], draft=case.drafter([expected]), control=case.control)
+        answer = llm.chat(
+            messages,
+            max_new_tokens=10,
+            eos=[],
+            draft=case.drafter([expected]),
+            control=case.control,
+        )
         same([answer], [expected])
-        messages += [{"role": "assistant", "content": "aXb"}, {"role": "user", "content": "aXb aXb"}]
+        messages += [
+            {"role": "assistant", "content": "aXb"},
+            {"role": "user", "content": "aXb aXb"},
+        ]
 
 
 CHECKS: dict[str, Callable[[Case], None]] = {
-    name.removeprefix("check_"): each for name, each in dict(globals()).items() if name.startswith("check_")
+    name.removeprefix("check_"): each
+    for name, each in dict(globals()).items()
+    if name.startswith("check_")
 }
 
 
-# --------------------------------------------------------------------------------------------------------------- cases
+# -------------------------------------------------------------------------------------------- cases
 
 
 def pairwise(axes: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
-    """Few combinations in which every value of one axis meets every value of each other. The first two are multiplied out."""
+    """Few combinations in which every value of one axis meets every value of each other. The first
+    two are multiplied out."""
     pairs = [(a, b) for a, b in itertools.combinations(range(len(axes)), 2)]
     missing = {(a, x, b, y) for a, b in pairs for x in axes[a] for y in axes[b]}
     found = []
@@ -505,7 +628,14 @@ def pairwise(axes: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
 
 
 NAMES = ["auto", *drafter_names()]
-AXES: tuple[Sequence[Any], ...] = (NAMES, list(CHECKS), WORLDS, controller_names(), [1, 4], range(MOST_OPTIONS))
+AXES: tuple[Sequence[Any], ...] = (
+    NAMES,
+    list(CHECKS),
+    WORLDS,
+    controller_names(),
+    [1, 4],
+    range(MOST_OPTIONS),
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -521,7 +651,9 @@ def case_of(choice: tuple[Any, ...]) -> tuple[Callable[[Case], None], Case]:
     several = makers(name)
     made = None if name == "auto" else make_controller(control, CONTROLLERS[control])
     index = (len(check) + options) % len(PROMPTS)
-    return CHECKS[check], Case(several[options % len(several)], world(model), made, range(4) if rows == 4 else [index])
+    return CHECKS[check], Case(
+        several[options % len(several)], world(model), made, range(4) if rows == 4 else [index]
+    )
 
 
 def test_conformance(choice: tuple[Any, ...]) -> None:
@@ -531,7 +663,8 @@ def test_conformance(choice: tuple[Any, ...]) -> None:
 
 
 def test_every_pair_is_covered() -> None:
-    """A covering algorithm that forgets: a drafter that never meets a family, and nobody notices."""
+    """A covering algorithm that forgets: a drafter that never meets a family, and nobody
+    notices."""
     axes = (["a", "b", "c"], [1, 2], ["x", "y", "z", "w"], [True, False], range(3))
     cases = pairwise(axes)
     assert len(cases) < 3 * 2 * 4 * 2 * 3
@@ -541,16 +674,22 @@ def test_every_pair_is_covered() -> None:
 
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_suite_sees_accepted_and_rejected_drafts(name: str) -> None:
-    """A drafter that drafts nothing, or a suite in which nothing is ever rejected: both pass every check above."""
+    """A drafter that drafts nothing, or a suite in which nothing is ever rejected: both pass every
+    check above."""
     drafted = accepted = 0
     for make, model in itertools.product(makers(name), WORLDS):
-        case = Case(make, world(model), None if name == "auto" else make_controller("fixed", {"tokens": 5}), range(4))
+        case = Case(
+            make,
+            world(model),
+            None if name == "auto" else make_controller("fixed", {"tokens": 5}),
+            range(4),
+        )
         stats = case.run(case.world.plain(case.rows))[0].stats
         drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
     assert 0 < accepted < drafted, f"{accepted} of {drafted} drafts were accepted"
 
 
-# ------------------------------------------------------------------------------------------------------- half precision
+# ----------------------------------------------------------------------------------- half precision
 
 NEAR = 0.03  # of the largest logit: bfloat16 has 8 bits, and a few roundings add up
 LONG = 32
@@ -561,20 +700,31 @@ def half_world(family: str) -> tuple[LLM, list[list[int]]]:
     """A model in bfloat16, and what it writes by itself."""
     model = tiny_model(family, seed=4, tie_word_embeddings=False).to(torch.bfloat16)
     llm = LLM.from_pretrained(model, tokenizer=tiny_tokenizer(), dtype=torch.bfloat16)
-    return llm, [result.tokens for result in llm.generate(PROMPTS, max_new_tokens=LONG, eos=[], draft=None)]
+    return llm, [
+        result.tokens for result in llm.generate(PROMPTS, max_new_tokens=LONG, eos=[], draft=None)
+    ]
 
 
 def gaps_of(family: str, drafter: Drafter) -> list[float]:
-    """Of each row: how far apart the logits of its token and plain decoding's are where they first differ, as a share of the
-    largest logit; 0 if they are equal."""
+    """Of each row: how far apart the logits of its token and plain decoding's are where they first
+    differ, as a share of the largest logit; 0 if they are equal."""
     llm, expected = half_world(family)
-    found = llm.generate(PROMPTS, max_new_tokens=LONG, eos=[], draft=drafter, control=make_controller("fixed", {"tokens": 5}))
+    found = llm.generate(
+        PROMPTS,
+        max_new_tokens=LONG,
+        eos=[],
+        draft=drafter,
+        control=make_controller("fixed", {"tokens": 5}),
+    )
     gaps = [0.0] * len(PROMPTS)
     for row, (prompt, ours, theirs) in enumerate(zip(PROMPTS, found, expected, strict=True)):
         at = next((at for at in range(LONG) if ours.tokens[at] != theirs[at]), None)
         if at is not None:
             logits = llm.model.prefill([prompt + theirs[:at]], llm.model.new_cache(1))[0].float()
-            gaps[row] = max(1e-9, float((logits[theirs[at]] - logits[ours.tokens[at]]).abs() / logits.abs().max()))
+            gaps[row] = max(
+                1e-9,
+                float((logits[theirs[at]] - logits[ours.tokens[at]]).abs() / logits.abs().max()),
+            )
     return gaps
 
 
@@ -583,21 +733,35 @@ HALF = ["early-exit", "hybrid", "kv-subset", "layer-skip"]
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_half_precision_differs_at_near_ties_only(family: str) -> None:
-    """bfloat16, where shapes change the last bits: most rows are those of plain decoding, and where one first differs, the two
-    tokens were nearly tied. A verifier that keeps what it should not, hidden behind "it is only rounding"."""
+    """bfloat16, where shapes change the last bits: most rows are those of plain decoding, and where
+    one first differs, the two tokens were nearly tied. A verifier that keeps what it should not,
+    hidden behind "it is only rounding"."""
     script = half_world(family)[1]
-    drafters = [make_drafter(name, {"recent": 2, "blocks": 1, "block_size": 2} if name == "kv-subset" else {}) for name in HALF]
+    drafters = [
+        make_drafter(
+            name, {"recent": 2, "blocks": 1, "block_size": 2} if name == "kv-subset" else {}
+        )
+        for name in HALF
+    ]
     gaps = [gap for each in [*drafters, ScriptedTree(script)] for gap in gaps_of(family, each)]
     assert gaps.count(0.0) >= 0.5 * len(gaps), f"match rate {gaps.count(0.0)} of {len(gaps)} rows"
     assert max(gaps) < NEAR, f"first differences that are no near-ties: {sorted(gaps)[-3:]}"
 
 
 def test_rounding_that_depends_on_shape_makes_near_ties(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a machine's kernels happen to be stable the test above compares equal rows only; here blocks round otherwise than
-    single tokens do, and what differs must be found, and found to be small."""
+    """Where a machine's kernels happen to be stable the test above compares equal rows only; here
+    blocks round otherwise than single tokens do, and what differs must be found, and found to be
+    small."""
     script = half_world("llama")[1]
-    head, noise = LayeredModel.head, 0.01 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr(LayeredModel, "head", lambda model, x: head(model, x) * (1 + noise.to(x.dtype) * (len(x) > len(PROMPTS))))
+    head, noise = (
+        LayeredModel.head,
+        0.01 * torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(1)),
+    )
+    monkeypatch.setattr(
+        LayeredModel,
+        "head",
+        lambda model, x: head(model, x) * (1 + noise.to(x.dtype) * (len(x) > len(PROMPTS))),
+    )
     gaps = gaps_of("llama", ScriptedDrafter(script))
     assert 0 < max(gaps) < NEAR
 
@@ -609,10 +773,12 @@ def test_what_is_no_near_tie_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(gaps_of("llama", ScriptedDrafter(script, wrong_every=3))) > NEAR
 
 
-# --------------------------------------------------------------------------------------------------- the suite can fail
+# ------------------------------------------------------------------------------- the suite can fail
 
 
-def keep_everything(tokens: Sequence[int], parents: Sequence[int], chosen: Sequence[int]) -> list[int]:
+def keep_everything(
+    tokens: Sequence[int], parents: Sequence[int], chosen: Sequence[int]
+) -> list[int]:
     path: list[int] = []
     for index, parent in enumerate(parents):
         if parent == (path[-1] if path else -1):
@@ -620,12 +786,16 @@ def keep_everything(tokens: Sequence[int], parents: Sequence[int], chosen: Seque
     return path
 
 
-def see_everything(place: Place) -> Place:
+def see_everything(layout: TokenLayout) -> TokenLayout:
     """A tree whose branches see each other."""
-    firsts = [span.first for span in place.spans for _ in range(span.count)]
-    slots = place.slots.tolist()
+    firsts = [span.first for span in layout.spans for _ in range(span.count)]
+    slots = layout.slots.tolist()
     return replace(
-        place, ancestors=tuple(tuple(range(first, slot + 1)) for first, slot in zip(firsts, slots, strict=True)), _sights={}
+        layout,
+        ancestors=tuple(
+            tuple(range(first, slot + 1)) for first, slot in zip(firsts, slots, strict=True)
+        ),
+        _sights={},
     )
 
 
@@ -640,7 +810,7 @@ def commit_without_looking(row: Row, tokens: Sequence[int]) -> int:
     return kept
 
 
-original_commit, original_trees = Row.commit, Place.trees
+original_commit, original_trees = Row.commit, TokenLayout.trees
 THIRD, TREE = DRAFTERS["scripted"][2:]
 BREAKS: dict[str, tuple[str, Make, Callable[[pytest.MonkeyPatch], None]]] = {
     "a verifier that keeps every draft": (
@@ -648,16 +818,26 @@ BREAKS: dict[str, tuple[str, Make, Callable[[pytest.MonkeyPatch], None]]] = {
         THIRD,
         lambda patch: patch.setattr(engine_module, "accepted_path", keep_everything),
     ),
-    "no rollback": ("cache", THIRD, lambda patch: patch.setattr(KVCache, "rollback", lambda *_: None)),
+    "no rollback": (
+        "cache",
+        THIRD,
+        lambda patch: patch.setattr(KVCache, "rollback", lambda *_: None),
+    ),
     "an accepted path that is not moved": (
         "cache",
         TREE,
-        lambda patch: patch.setattr(KVCache, "keep", lambda cache, row, first, path: cache.rollback(row, first + len(path))),
+        lambda patch: patch.setattr(
+            KVCache, "keep", lambda cache, row, first, path: cache.rollback(row, first + len(path))
+        ),
     ),
     "branches that see each other": (
         "greedy",
         TREE,
-        lambda patch: patch.setattr(Place, "trees", classmethod(lambda cls, *args: see_everything(original_trees(*args)))),
+        lambda patch: patch.setattr(
+            TokenLayout,
+            "trees",
+            classmethod(lambda cls, *args: see_everything(original_trees(*args))),
+        ),
     ),
     "an end of sequence that is overrun": (
         "eos",
@@ -667,17 +847,24 @@ BREAKS: dict[str, tuple[str, Make, Callable[[pytest.MonkeyPatch], None]]] = {
     "penalties that do not see drafts": (
         "penalties",
         DRAFTERS["scripted"][0],
-        lambda patch: patch.setattr(Block, "contexts", lambda block: [block.row.tokens] * (len(block.tokens) + 1)),
+        lambda patch: patch.setattr(
+            Block, "contexts", lambda block: [block.row.tokens] * (len(block.tokens) + 1)
+        ),
     ),
 }
 
 
 @pytest.mark.parametrize("fault", BREAKS)
 def test_a_broken_engine_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The negative control: a suite that passes on a broken verifier, mask or rollback proves nothing."""
+    """The negative control: a suite that passes on a broken verifier, mask or rollback proves
+    nothing."""
     name, make, damage = BREAKS[fault]
     case = Case(make, world("llama"), make_controller("fixed", {"tokens": 5}), range(4))
-    case.world.reference(0), case.world.plain(case.rows, **PENALISED)  # what is right, before it is broken
+    # what is right, before it is broken
+    (
+        case.world.reference(0),
+        case.world.plain(case.rows, **PENALISED),
+    )
     CHECKS[name](case)
     damage(monkeypatch)
     with pytest.raises(AssertionError):
@@ -685,19 +872,27 @@ def test_a_broken_engine_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_stale_exit_states_are_caught() -> None:
-    """States are the one thing the engine takes from a drafter unseen; those of another token must show in the text."""
+    """States are the one thing the engine takes from a drafter unseen; those of another token must
+    show in the text."""
 
     @dataclass(frozen=True)
-    class Stale(Drafter, Drafting):
+    class Stale(Drafter, DraftSession):
         name = "stale"
         inner: Any
 
-        def start(self, scene: Scene) -> Drafting:
-            return Stale(self.inner.start(scene))
+        def start(self, target: Target) -> DraftSession:
+            return Stale(self.inner.start(target))
 
-        def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        def propose(
+            self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+        ) -> Draft:
             draft = self.inner.propose(rows, texts, budget)
-            return replace(draft, resume=replace(draft.resume, states=[state.flip(0) for state in draft.resume.states]))
+            return replace(
+                draft,
+                resume=replace(
+                    draft.resume, states=[state.flip(0) for state in draft.resume.states]
+                ),
+            )
 
     case = Case(
         lambda *_: Stale(make_drafter("early-exit", {"layer": 2})),

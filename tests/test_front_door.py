@@ -1,4 +1,5 @@
-"""What a newcomer meets is true: the exported names, every command in the documents, the Python in README, the examples."""
+"""What a newcomer meets is true: the exported names, every command in the documents, the Python in
+README, the examples."""
 
 from __future__ import annotations
 
@@ -23,9 +24,26 @@ from selfspec.cli.app import app
 
 ROOT = Path(__file__).resolve().parents[1]
 README = ROOT / "README.md"
-DOCUMENTS = [README, ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md")), ROOT / "benchmarks" / "README.md"]
+DOCUMENTS = [
+    README,
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("**/*.md")),
+    ROOT / "benchmarks" / "README.md",
+]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
-ORDINARY = {"cd", "echo", "export", "git", "pip", "python", "python3", "ruff", "source", "."}  # not ours
+# not ours
+ORDINARY = {
+    "cd",
+    "echo",
+    "export",
+    "git",
+    "pip",
+    "python",
+    "python3",
+    "ruff",
+    "source",
+    ".",
+}
 PIPED = re.compile(r"\s(?:\||&&|\|\||;)\s")
 
 
@@ -49,12 +67,15 @@ def blocks(path: Path, *languages: str) -> list[Block]:
     found = re.finditer(r"^```(\w+)[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     name = path.relative_to(ROOT).as_posix()
     return [
-        Block(name, text.count("\n", 0, each.start()) + 2, each[1], each[2]) for each in found if each[1].lower() in languages
+        Block(name, text.count("\n", 0, each.start()) + 2, each[1], each[2])
+        for each in found
+        if each[1].lower() in languages
     ]
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """The commands of a shell block as words, without comments, prompts, pipes and variables set before a command."""
+    """The commands of a shell block as words, without comments, prompts, pipes and variables set
+    before a command."""
     for line in text.replace("\\\n", " ").splitlines():
         for part in PIPED.split(line.removeprefix("$ ")):
             words = shlex.split(part, comments=True)
@@ -65,7 +86,10 @@ def commands(text: str) -> Iterator[list[str]]:
 
 
 def options_of(command: object) -> set[str]:
-    return {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {"--help", "-h"}  # type: ignore[attr-defined]
+    return {name for each in command.params for name in (*each.opts, *each.secondary_opts)} | {
+        "--help",
+        "-h",
+    }  # type: ignore[attr-defined]
 
 
 def selfspec_complaint(words: list[str]) -> str | None:
@@ -95,12 +119,20 @@ def script_complaint(words: list[str]) -> str | None:
 
 
 def extras_complaint(words: list[str]) -> str | None:
-    """`pip install "selfspec[NAME]"`: the extra must exist, pip only warns about one that does not."""
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    """`pip install "selfspec[NAME]"`: the extra must exist, pip only warns about one that does
+    not."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
     asked = {
-        name.strip() for word in words for each in re.findall(r"(?:selfspec|\.)\[([\w, -]+)\]", word) for name in each.split(",")
+        name.strip()
+        for word in words
+        for each in re.findall(r"(?:selfspec|\.)\[([\w, -]+)\]", word)
+        for name in each.split(",")
     }
-    return f"no such extra: {', '.join(sorted(asked - set(extras)))}" if asked - set(extras) else None
+    return (
+        f"no such extra: {', '.join(sorted(asked - set(extras)))}" if asked - set(extras) else None
+    )
 
 
 def complaint(words: list[str]) -> str | None:
@@ -113,7 +145,7 @@ def complaint(words: list[str]) -> str | None:
     return f"{words[0]} is a command that this test does not know"
 
 
-# ------------------------------------------------------------------------------------------------------------- exports
+# ------------------------------------------------------------------------------------------ exports
 
 
 def test_all_is_sorted_and_each_name_can_be_imported() -> None:
@@ -125,12 +157,14 @@ def test_all_is_sorted_and_each_name_can_be_imported() -> None:
 
 
 def _as_ruff_sorts(name: str) -> tuple[int, str]:
-    """SCREAMING_CASE first, then classes, then the rest, as the linter's isort-style sort has it."""
+    """SCREAMING_CASE first, then classes, then the rest, as the linter's isort-style sort has
+    it."""
     return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
 
 
 def test_all_is_complete() -> None:
-    """Type checkers see the imports in __init__, everybody else sees __all__; a name in only one of them is half exported."""
+    """Type checkers see the imports in __init__, everybody else sees __all__; a name in only one of
+    them is half exported."""
     tree = ast.parse(Path(selfspec.__file__).read_text(encoding="utf-8"))
     relative = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
     imported = {alias.asname or alias.name for node in relative for alias in node.names}
@@ -140,30 +174,44 @@ def test_all_is_complete() -> None:
 def test_every_error_is_exported() -> None:
     """Users catch our errors by name; one that is raised and not exported cannot be caught."""
     errors = importlib.import_module("selfspec.errors")
-    classes = {name for name, each in vars(errors).items() if inspect.isclass(each) and issubclass(each, selfspec.SelfspecError)}
+    classes = {
+        name
+        for name, each in vars(errors).items()
+        if inspect.isclass(each) and issubclass(each, selfspec.SelfspecError)
+    }
     assert classes <= set(selfspec.__all__)
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
-    """hasattr and `from selfspec import nonsense` rely on it; a KeyError out of the lazy table would break both."""
+    """hasattr and `from selfspec import nonsense` rely on it; a KeyError out of the lazy table
+    would break both."""
     assert not hasattr(selfspec, "nonsense")
 
 
 def test_importing_selfspec_is_light() -> None:
-    """Catches an eager import in __init__: torch and transformers take seconds, and nobody has asked for a model yet."""
-    code = "import sys, selfspec, selfspec.errors; sys.exit(str({'torch', 'transformers'} & set(sys.modules) or ''))"
+    """Catches an eager import in __init__: torch and transformers take seconds, and nobody has
+    asked for a model yet."""
+    heavy = "{'torch', 'transformers'} & set(sys.modules)"
+    code = f"import sys, selfspec, selfspec.errors; sys.exit(str({heavy} or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert not done.stderr.strip(), f"imported at once: {done.stderr}"
 
 
 @pytest.mark.parametrize("name", selfspec.__all__)
 def test_every_public_name_says_what_it_is(name: str) -> None:
-    """Dataclasses without a docstring get a signature as one, which looks documented to a careless check; methods count too."""
+    """Dataclasses without a docstring get a signature as one, which looks documented to a careless
+    check; methods count too."""
     each = getattr(selfspec, name)
     documentation = inspect.getdoc(each) or ""
     assert documentation and not documentation.startswith(f"{name}("), f"{name} has no docstring"
-    methods = [(key, value) for key, value in vars(each).items() if not key.startswith("_") and _is_method(value)]
-    bare = [key for key, value in methods if not inspect.getdoc(value) and not _explains_itself(value)]
+    methods = [
+        (key, value)
+        for key, value in vars(each).items()
+        if not key.startswith("_") and _is_method(value)
+    ]
+    bare = [
+        key for key, value in methods if not inspect.getdoc(value) and not _explains_itself(value)
+    ]
     assert not bare, f"{name}: no docstring for {', '.join(bare)}"
 
 
@@ -178,39 +226,54 @@ def _explains_itself(value: object) -> bool:
     return len(inspect.getsource(value.fget).strip().splitlines()) <= 3
 
 
-# ----------------------------------------------------------------------------------------------------------- documents
+# ---------------------------------------------------------------------------------------- documents
 
 
 def test_readme_is_there_and_shows_how() -> None:
-    """A README without a command or without Python would make every test below pass over nothing."""
+    """A README without a command or without Python would make every test below pass over
+    nothing."""
     assert blocks(README, "bash"), "README.md shows no command"
     assert blocks(README, "python"), "README.md shows no Python"
 
 
 @pytest.mark.parametrize(
-    "block", [block for path in DOCUMENTS for block in blocks(path, "bash", "sh", "shell", "console")], ids=str
+    "block",
+    [block for path in DOCUMENTS for block in blocks(path, "bash", "sh", "shell", "console")],
+    ids=str,
 )
 def test_every_command_in_the_documents_exists(block: Block) -> None:
     """Catches a renamed script, command, option or extra that the documents still show."""
-    wrong = [f"{' '.join(words)}: {why}" for words in commands(block.text) if (why := complaint(words))]
+    wrong = [
+        f"{' '.join(words)}: {why}" for words in commands(block.text) if (why := complaint(words))
+    ]
     assert not wrong, f"{block}: " + "; ".join(wrong)
 
 
-@pytest.mark.parametrize("block", [block for path in DOCUMENTS for block in blocks(path, "python")], ids=str)
+@pytest.mark.parametrize(
+    "block", [block for path in DOCUMENTS for block in blocks(path, "python")], ids=str
+)
 def test_python_in_the_documents_uses_public_names(block: Block) -> None:
-    """Catches an example that does not compile, or that teaches a name which was removed or was never public."""
+    """Catches an example that does not compile, or that teaches a name which was removed or was
+    never public."""
     tree = ast.parse(block.text, filename=str(block))
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "selfspec":
             module = importlib.import_module(node.module or "")
             for alias in node.names:
-                public = alias.name in selfspec.__all__ if node.module == "selfspec" else not alias.name.startswith("_")
-                assert public and hasattr(module, alias.name), f"{block}: {node.module}.{alias.name} is not public"
+                public = (
+                    alias.name in selfspec.__all__
+                    if node.module == "selfspec"
+                    else not alias.name.startswith("_")
+                )
+                assert public and hasattr(module, alias.name), (
+                    f"{block}: {node.module}.{alias.name} is not public"
+                )
 
 
 @pytest.mark.demo
 def test_python_in_readme_runs(demo_path: Path, tmp_path: Path) -> None:
-    """Catches a changed argument or field: the first code anybody copies must work. Blocks run in order, as a reader would."""
+    """Catches a changed argument or field: the first code anybody copies must work. Blocks run in
+    order, as a reader would."""
     shown = [block.text for block in blocks(README, "python")]
     assert shown, "README.md shows no Python"
     script = tmp_path / "readme.py"
@@ -220,26 +283,58 @@ def test_python_in_readme_runs(demo_path: Path, tmp_path: Path) -> None:
 
 def test_the_checker_knows_wrong_from_right() -> None:
     """The self-test: a checker of documents that accepts everything would guard nothing."""
-    wrong = ["selfspec generat x", "selfspec generate x --max-tokens 3", "selfspec --nope", "scripts/nothing", "frobnicate"]
-    wrong += ["scripts/demo --nope", 'pip install "selfspec[nothing]"', "X=1 selfspec generat x", "cat x | selfspec generat -"]
-    right = ["selfspec generate demo 'a --b' -n 3 --temperature=0.5", "scripts/demo --runs 5", "./scripts/test", "git clone x"]
+    wrong = [
+        "selfspec generat x",
+        "selfspec generate x --max-tokens 3",
+        "selfspec --nope",
+        "scripts/nothing",
+        "frobnicate",
+    ]
+    wrong += [
+        "scripts/demo --nope",
+        'pip install "selfspec[nothing]"',
+        "X=1 selfspec generat x",
+        "cat x | selfspec generat -",
+    ]
+    right = [
+        "selfspec generate demo 'a --b' -n 3 --temperature=0.5",
+        "scripts/demo --runs 5",
+        "./scripts/test",
+        "git clone x",
+    ]
     right += [
         "pip install -e '.[dev]'",
         "echo hi | selfspec generate -",
         "SELFSPEC_CACHE=/x scripts/demo # why",
         "selfspec --version",
     ]
-    caught = {line: [why for words in commands(line) if (why := complaint(words))] for line in [*wrong, *right]}
-    assert [line for line in wrong if len([c for c in caught[line] if c]) < 1 and line != "cat x | selfspec generat -"] == []
+    caught = {
+        line: [why for words in commands(line) if (why := complaint(words))]
+        for line in [*wrong, *right]
+    }
+    assert [
+        line
+        for line in wrong
+        if len([c for c in caught[line] if c]) < 1 and line != "cat x | selfspec generat -"
+    ] == []
     assert any("generat" in why for why in caught["cat x | selfspec generat -"])
     assert [line for line in right if caught[line]] == []
 
 
-# ------------------------------------------------------------------------------------------------- scripts and examples
+# ----------------------------------------------------------------------------- scripts and examples
 
 
 @pytest.mark.parametrize(
-    "name", ["scripts/install", "scripts/check", "scripts/test", "scripts/demo", "scripts/bench", "scripts/head", ".ci/run"]
+    "name",
+    [
+        "scripts/install",
+        "scripts/check",
+        "scripts/test",
+        "scripts/demo",
+        "scripts/bench",
+        "scripts/head",
+        ".ci/run",
+    ],
 )
 def test_scripts_can_be_run(name: str) -> None:
     """Catches a lost executable bit and a syntax error in a branch that nobody took yet."""
@@ -252,7 +347,12 @@ def test_scripts_can_be_run(name: str) -> None:
 
 def test_ci_runs_the_scripts_and_nothing_else() -> None:
     """People and CI must run the same commands, else CI passes on what nobody can repeat."""
-    called = set(re.findall(r"\bscripts/\w+", re.sub(r"^#.*$", "", (ROOT / ".ci/run").read_text(encoding="utf-8"), flags=re.M)))
+    called = set(
+        re.findall(
+            r"\bscripts/\w+",
+            re.sub(r"^#.*$", "", (ROOT / ".ci/run").read_text(encoding="utf-8"), flags=re.M),
+        )
+    )
     assert called == {"scripts/check", "scripts/test"}
 
 
@@ -261,16 +361,25 @@ def test_the_headline_is_what_was_measured() -> None:
     from selfspec.bench import report, schema, suite_schema, suite_stats
 
     text = README.read_text(encoding="utf-8")
-    found = re.search(r"\*\*([\d.]+)x our own plain decoding, which is ([\d.]+)x transformers", text)
+    found = re.search(
+        r"\*\*([\d.]+)x our own plain decoding, which is ([\d.]+)x transformers", text
+    )
     assert found, "README's first screen has no headline of this form"
     suite = suite_schema.load_suite(ROOT / "benchmarks/results/spec-amd-epyc.json")
     auto = next(row for row in suite_stats.rows(suite, 1) if row.contestant == "selfspec/auto")
     by_task = [suite_stats.rows(suite, 1, task) for task in suite_stats.tasks_of(suite)]
-    slower = [row for rows in by_task for row in rows if row.contestant == auto.contestant and row.verdict == "slower"]
+    slower = [
+        row
+        for rows in by_task
+        for row in rows
+        if row.contestant == auto.contestant and row.verdict == "slower"
+    ]
     plain = report.summary(schema.load(ROOT / "benchmarks/results/plain-amd-epyc.json"))
     assert auto.over_plain is not None and found[1] == f"{auto.over_plain.value:.2f}"
     assert not auto.differences and auto.compared == 30 and not slower
-    assert found[2] == f"{plain['speed_over']['transformers@64']:.2f}" and all(plain["identical"].values())
+    assert found[2] == f"{plain['speed_over']['transformers@64']:.2f}" and all(
+        plain["identical"].values()
+    )
 
 
 def test_there_are_examples() -> None:
@@ -285,7 +394,8 @@ def _example(path: Path) -> object:
 
 @pytest.mark.parametrize("path", [_example(path) for path in EXAMPLES])
 def test_examples_run(path: Path, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """An example that no longer runs is worse than none. They run in a folder of their own, as a user's copy would."""
+    """An example that no longer runs is worse than none. They run in a folder of their own, as a
+    user's copy would."""
     if request.node.get_closest_marker("demo"):
         request.getfixturevalue("demo_path")
     assert _run_python(path, tmp_path).strip(), f"{path.name} printed nothing, so it shows nothing"

@@ -1,7 +1,7 @@
 """What a chat may reuse after a round was interrupted: only what the cache holds for good.
 
-Every call inside a round is made to raise in turn, as Ctrl-C or a user's stopping criterion would, and the turn that follows is
-compared with that of a model that knows nothing of the first.
+Every call inside a round is made to raise in turn, as Ctrl-C or a user's stopping criterion would,
+and the turn that follows is compared with that of a model that knows nothing of the first.
 """
 
 from __future__ import annotations
@@ -22,7 +22,11 @@ DRAFTS: dict[str, dict[str, Any]] = {
     "wrong": {"control": "fixed"},
     "hybrid": {"draft": "hybrid", "control": "fixed", "control_options": {"tokens": 7}},
     "early-exit": {"draft": "early-exit", "draft_options": {"layer": 2}, "control": "fixed"},
-    "kv-subset": {"draft": "kv-subset", "draft_options": {"recent": 2, "sink": 1}, "control": "fixed"},
+    "kv-subset": {
+        "draft": "kv-subset",
+        "draft_options": {"recent": 2, "sink": 1},
+        "control": "fixed",
+    },
     "auto": {"draft": "auto"},
     "plain": {"draft": None},
 }
@@ -63,7 +67,9 @@ class RaisesAfter(StoppingCriteria):
 @pytest.fixture(scope="module")
 def llms() -> tuple[LLM, LLM]:
     model = tiny_model("llama", seed=4)
-    return LLM.from_pretrained(model, tokenizer=tiny_tokenizer()), LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
+    return LLM.from_pretrained(model, tokenizer=tiny_tokenizer()), LLM.from_pretrained(
+        model, tokenizer=tiny_tokenizer()
+    )
 
 
 def options_of(name: str, fresh: LLM) -> dict[str, Any]:
@@ -74,19 +80,23 @@ def options_of(name: str, fresh: LLM) -> dict[str, Any]:
 
 
 def check_next_turn(llm: LLM, fresh: LLM, shown: list[int]) -> None:
-    """The next turn begins with all that the first one wrote, wrong drafts that came after it included."""
+    """The next turn begins with all that the first one wrote, wrong drafts that came after it
+    included."""
     prompt = fresh.encode_chat(FIRST) + shown
     fresh._turns._kept.clear()
     expected = fresh._start([prompt], {**OPTIONS, "draft": None}).finish()[0]
     found = llm._start([prompt], {**OPTIONS, "draft": None}, llm._turns).finish()[0]
     assert found.tokens == expected.tokens
-    assert [each.logprob for each in found.logprobs or ()] == [each.logprob for each in expected.logprobs or ()]
+    assert [each.logprob for each in found.logprobs or ()] == [
+        each.logprob for each in expected.logprobs or ()
+    ]
 
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_a_turn_after_an_interrupted_one_is_right(llms: tuple[LLM, LLM], name: str) -> None:
-    """Rejected drafts that stay in a chat's cache: the round that was interrupted had kept its tokens and not yet its cache.
-    A lucky pass needs drafts that are all right or none at all; the scripted ones are wrong every second time."""
+    """Rejected drafts that stay in a chat's cache: the round that was interrupted had kept its
+    tokens and not yet its cache. A lucky pass needs drafts that are all right or none at all; the
+    scripted ones are wrong every second time."""
     llm, fresh = llms
     options = options_of(name, fresh)
     whole = Interruption(10**9)
@@ -107,7 +117,9 @@ def test_a_turn_after_an_interrupted_one_is_right(llms: tuple[LLM, LLM], name: s
 
 @pytest.mark.parametrize("name", [name for name in DRAFTS if name != "plain"])
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5, 8])
-def test_a_criterion_that_raises_leaves_no_draft_behind(llms: tuple[LLM, LLM], name: str, tokens: int) -> None:
+def test_a_criterion_that_raises_leaves_no_draft_behind(
+    llms: tuple[LLM, LLM], name: str, tokens: int
+) -> None:
     """The same by a user's stopping criterion, in the middle of a block of drafts."""
     llm, fresh = llms
     options = options_of(name, fresh)

@@ -25,7 +25,11 @@ def llm():
 def spoken(llm, **options):
     """A sampled text with printable stretches; a random model's greedy text is a loop of bytes."""
     letters = dict.fromkeys(llm.tokenizer("abcde fgh")["input_ids"], 100.0)
-    return llm.generate(PROMPT, sampling=SamplingParams(temperature=1.5, seed=7, logit_bias=letters), **{**LONG, **options})
+    return llm.generate(
+        PROMPT,
+        sampling=SamplingParams(temperature=1.5, seed=7, logit_bias=letters),
+        **{**LONG, **options},
+    )
 
 
 def test_text_is_the_decoded_tokens(llm):
@@ -39,7 +43,9 @@ def test_a_list_in_gives_a_list_out_and_one_gives_one(llm):
     assert isinstance(llm.generate([PROMPT], **LONG), list)
     ids = llm.tokenizer(PROMPT)["input_ids"]
     assert (
-        llm.generate(ids, **LONG).tokens == llm.generate([ids, PROMPT], **LONG)[1].tokens == llm.generate(PROMPT, **LONG).tokens
+        llm.generate(ids, **LONG).tokens
+        == llm.generate([ids, PROMPT], **LONG)[1].tokens
+        == llm.generate(PROMPT, **LONG).tokens
     )
 
 
@@ -56,15 +62,21 @@ def test_stream_equals_generate_and_pieces_are_whole(llm):
 @pytest.mark.parametrize("draft_tokens", [0, 5])
 @pytest.mark.parametrize(("start", "length"), [(10, 1), (11, 3), (17, 6), (0, 2)])
 def test_stop_strings_cut_exactly(llm, draft_tokens, start, length):
-    """Text after a stop string, a stop string that spans tokens and is missed, or one inside accepted drafts."""
+    """Text after a stop string, a stop string that spans tokens and is missed, or one inside
+    accepted drafts."""
     whole = spoken(llm)
     stop = whole.text[start : start + length]
     result = spoken(
-        llm, stop=[stop, "never there"], draft=ScriptedDrafter([whole.tokens]), control_options={"tokens": draft_tokens}
+        llm,
+        stop=[stop, "never there"],
+        draft=ScriptedDrafter([whole.tokens]),
+        control_options={"tokens": draft_tokens},
     )
     assert result.finish_reason == "stop"
     assert result.text == whole.text[: whole.text.index(stop)]
-    assert stop in llm.tokenizer.decode(result.tokens) and stop not in llm.tokenizer.decode(result.tokens[:-1])
+    assert stop in llm.tokenizer.decode(result.tokens) and stop not in llm.tokenizer.decode(
+        result.tokens[:-1]
+    )
 
 
 def test_stream_never_shows_part_of_a_stop_string(llm):
@@ -72,7 +84,12 @@ def test_stream_never_shows_part_of_a_stop_string(llm):
     whole = spoken(llm)
     stop = whole.text[20:26]
     letters = dict.fromkeys(llm.tokenizer("abcde fgh")["input_ids"], 100.0)
-    stream = llm.stream(PROMPT, sampling=SamplingParams(temperature=1.5, seed=7, logit_bias=letters), stop=stop, **LONG)
+    stream = llm.stream(
+        PROMPT,
+        sampling=SamplingParams(temperature=1.5, seed=7, logit_bias=letters),
+        stop=stop,
+        **LONG,
+    )
     assert "".join(piece.text for piece in stream) == whole.text[: whole.text.index(stop)]
 
 
@@ -99,7 +116,8 @@ def test_two_streams_interleave(llm):
     streams, seen = [llm.stream(PROMPT, **LONG), llm.stream("other", **LONG)], [[], []]
     for _ in range(60):
         for stream, tokens in zip(streams, seen, strict=True):
-            for piece in itertools.islice(stream, 1):  # none when drafts have brought it to its end sooner
+            # none when drafts have brought it to its end sooner
+            for piece in itertools.islice(stream, 1):
                 tokens += piece.tokens
     assert seen == expected
 
@@ -126,7 +144,11 @@ def test_a_following_turn_reads_only_what_is_new(llm):
     first = [{"role": "user", "content": "hello there"}]
     answer = llm.chat(first, **LONG)
     assert answer.stats.cached_prompt_tokens == 0
-    second = [*first, {"role": "assistant", "content": "something else"}, {"role": "user", "content": "go on"}]
+    second = [
+        *first,
+        {"role": "assistant", "content": "something else"},
+        {"role": "user", "content": "go on"},
+    ]
     again = llm.chat(second, **LONG)
     shared = len(llm.encode_chat(first))
     assert again.stats.cached_prompt_tokens >= shared - 1
@@ -136,13 +158,19 @@ def test_a_following_turn_reads_only_what_is_new(llm):
 
 
 def test_hugging_face_processors_and_criteria_see_the_whole_row(llm):
-    """Processors that see only the last token: an n-gram ban would not work. Compared with transformers' generate."""
+    """Processors that see only the last token: an n-gram ban would not work. Compared with
+    transformers' generate."""
     ids = llm.tokenizer(PROMPT)["input_ids"]
     model = tiny_model(seed=4)
     expected = model.generate(
-        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)), max_new_tokens=40, do_sample=False, eos_token_id=None,
-        no_repeat_ngram_size=2, repetition_penalty=1.2,
-    )[0, len(ids) :].tolist()  # fmt: skip
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids)),
+        max_new_tokens=40,
+        do_sample=False,
+        eos_token_id=None,
+        no_repeat_ngram_size=2,
+        repetition_penalty=1.2,
+    )[0, len(ids) :].tolist()
     options = {
         "sampling": SamplingParams(repetition_penalty=1.2),
         "logits_processors": [NoRepeatNGramLogitsProcessor(2)],
@@ -152,7 +180,12 @@ def test_hugging_face_processors_and_criteria_see_the_whole_row(llm):
     assert plain.tokens == expected
     drafted = llm.generate(ids, max_new_tokens=40, draft=ScriptedDrafter([expected], 3), **options)
     assert drafted.tokens == expected and drafted.stats.accepted > 0
-    cut = llm.generate(ids, draft=ScriptedDrafter([expected]), stopping_criteria=[MaxLengthCriteria(len(ids) + 7)], **options)
+    cut = llm.generate(
+        ids,
+        draft=ScriptedDrafter([expected]),
+        stopping_criteria=[MaxLengthCriteria(len(ids) + 7)],
+        **options,
+    )
     assert cut.tokens == expected[:7] and cut.finish_reason == "stop"
 
 
@@ -164,8 +197,16 @@ def test_a_custom_criterion_stops_inside_a_draft(llm):
         def __call__(self, input_ids, scores, **kwargs):
             return torch.tensor([bool(input_ids[0, -1] == expected[9])])
 
-    result = llm.generate(PROMPT, draft=ScriptedDrafter([expected]), stopping_criteria=StoppingCriteriaList([At()]), **LONG)
-    assert result.tokens == expected[: expected.index(expected[9]) + 1] and result.finish_reason == "stop"
+    result = llm.generate(
+        PROMPT,
+        draft=ScriptedDrafter([expected]),
+        stopping_criteria=StoppingCriteriaList([At()]),
+        **LONG,
+    )
+    assert (
+        result.tokens == expected[: expected.index(expected[9]) + 1]
+        and result.finish_reason == "stop"
+    )
 
 
 def test_without_a_tokenizer_token_ids_still_work():
@@ -179,14 +220,15 @@ def test_without_a_tokenizer_token_ids_still_work():
 
 
 def test_generation_config_is_honoured():
-    """transformers applies a config's repetition penalty in greedy decoding, so equality with it needs the same."""
+    """transformers applies a config's repetition penalty in greedy decoding, so equality with it
+    needs the same."""
     model = tiny_model(seed=4)
     model.generation_config.repetition_penalty = 1.3
     model.generation_config.eos_token_id = [2, 77]
     ids = [5, 6, 7]
-    expected = model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, 3), max_new_tokens=30, do_sample=False)[
-        0, 3:
-    ].tolist()
+    expected = model.generate(
+        torch.tensor([ids]), attention_mask=torch.ones(1, 3), max_new_tokens=30, do_sample=False
+    )[0, 3:].tolist()
     assert LLM.from_pretrained(model).generate(ids, max_new_tokens=30).tokens == expected
 
 

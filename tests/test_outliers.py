@@ -1,4 +1,5 @@
-"""What grows unnoticed: long functions and files in the library, swallowed exceptions, tests that check nothing."""
+"""What grows unnoticed: long functions and files in the library, swallowed exceptions, tests that
+check nothing."""
 
 from __future__ import annotations
 
@@ -18,17 +19,26 @@ TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return (
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    )
 
 
 def long_functions(source: str) -> list[str]:
-    lengths = [(each.name, (each.end_lineno or each.lineno) - each.lineno + 1) for each in functions(ast.parse(source))]
+    lengths = [
+        (each.name, (each.end_lineno or each.lineno) - each.lineno + 1)
+        for each in functions(ast.parse(source))
+    ]
     return [f"{name} has {length} lines" for name, length in lengths if length > LONGEST_FUNCTION]
 
 
 def swallowed(source: str) -> list[str]:
     handlers = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ExceptHandler)]
-    return [f"line {node.lineno}" for node in handlers if all(isinstance(each, ast.Pass) for each in node.body)]
+    return [
+        f"line {node.lineno}"
+        for node in handlers
+        if all(isinstance(each, ast.Pass) for each in node.body)
+    ]
 
 
 def idle_tests(source: str) -> list[str]:
@@ -53,19 +63,27 @@ def _name(path: Path) -> str:
 
 @pytest.mark.parametrize("path", LIBRARY, ids=_name)
 def test_the_library_stays_readable(path: Path) -> None:
-    """Catches a function or a file that grew past what can be read at once, and an error that nobody will hear of."""
+    """Catches a function or a file that grew past what can be read at once, and an error that
+    nobody will hear of."""
     source = path.read_text(encoding="utf-8")
     lines = source.count("\n")
-    assert lines <= LONGEST_FILE, f"{_name(path)} has {lines} lines: split it by what its parts are about"
+    assert lines <= LONGEST_FILE, (
+        f"{_name(path)} has {lines} lines: split it by what its parts are about"
+    )
     assert not (found := long_functions(source)), f"{_name(path)}: {', '.join(found)}"
-    assert not (found := swallowed(source)), f"{_name(path)}: an exception is swallowed at {', '.join(found)}"
+    assert not (found := swallowed(source)), (
+        f"{_name(path)}: an exception is swallowed at {', '.join(found)}"
+    )
 
 
 @pytest.mark.parametrize("path", TESTS, ids=_name)
 def test_tests_check_something_and_say_what(path: Path) -> None:
-    """A test that asserts nothing cannot fail; one that does not say which bug it catches cannot be judged."""
+    """A test that asserts nothing cannot fail; one that does not say which bug it catches cannot be
+    judged."""
     source = path.read_text(encoding="utf-8")
-    assert not (found := idle_tests(source)), f"{_name(path)}: nothing is checked in {', '.join(found)}"
+    assert not (found := idle_tests(source)), (
+        f"{_name(path)}: nothing is checked in {', '.join(found)}"
+    )
     assert not (found := silent_tests(source)), f"{_name(path)}: no docstring in {', '.join(found)}"
 
 

@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 
 from selfspec import DataError, Unavailable
-from selfspec.rows import read_rows, require
+from selfspec.core.text_rows import read_rows, require
 
 
 def test_lines_keep_their_place(tmp_path: Path) -> None:
-    """An error that names line 2 where an editor shows line 3: blank lines count, but are no rows; a text cut in two at a
-    separator that JSON allows."""
+    """An error that names line 2 where an editor shows line 3: blank lines count, but are no rows;
+    a text cut in two at a separator that JSON allows."""
     path = tmp_path / "some.jsonl"
     path.write_text('{"a": 1}\n\n{"a": "\\u00e9"}\r\n{"a": "b\u2028c"}\n', encoding="utf-8")
-    assert list(read_rows(path)) == [(f"{path}:1", {"a": 1}), (f"{path}:3", {"a": "é"}), (f"{path}:4", {"a": "b\u2028c"})]
+    assert list(read_rows(path)) == [
+        (f"{path}:1", {"a": 1}),
+        (f"{path}:3", {"a": "é"}),
+        (f"{path}:4", {"a": "b\u2028c"}),
+    ]
 
 
 def test_compressed_and_plain_text(tmp_path: Path) -> None:
@@ -72,7 +76,8 @@ def test_saved_datasets(tmp_path: Path) -> None:
 
 
 def test_hub_names_take_configuration_and_split(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A split or a configuration that is lost on the way, so that another part of the dataset is read."""
+    """A split or a configuration that is lost on the way, so that another part of the dataset is
+    read."""
     datasets = pytest.importorskip("datasets", reason="the extra 'train' is not installed")
     asked = []
 
@@ -83,11 +88,16 @@ def test_hub_names_take_configuration_and_split(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     for source in ("hf:own/set", "hf:own/set@test", "hf:own/set#main@test[:5]"):
         assert [row for _, row in read_rows(source)] == [{"text": "a"}]
-    assert asked == [("own/set", None, "train"), ("own/set", None, "test"), ("own/set", "main", "test[:5]")]
+    assert asked == [
+        ("own/set", None, "train"),
+        ("own/set", None, "test"),
+        ("own/set", "main", "test[:5]"),
+    ]
 
 
 def test_without_the_library_its_command_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ModuleNotFoundError for a user who only mistyped, or did not know that an extra is needed."""
+    """A ModuleNotFoundError for a user who only mistyped, or did not know that an extra is
+    needed."""
     monkeypatch.setitem(__import__("sys").modules, "datasets", None)
     with pytest.raises(Unavailable, match="pip install datasets"):
         list(read_rows("hf:own/set"))

@@ -1,4 +1,5 @@
-"""Sampling against transformers' own warpers, the statistics of the counter-based randomness, and bad input."""
+"""Sampling against transformers' own warpers, the statistics of the counter-based randomness, and
+bad input."""
 
 from __future__ import annotations
 
@@ -21,24 +22,32 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from selfspec import sampling
-from selfspec.draws import uniform
+from selfspec.core import sampling
+from selfspec.core.randomness import uniform
+from selfspec.core.sampling import Sampler, SamplingParams, logprobs_of, row_samplers
 from selfspec.errors import ModelError, OptionError
-from selfspec.sampling import Sampler, SamplingParams, logprobs_of, row_samplers
 
 INFINITY = math.inf
 
 
-def some_logits(rows: int, vocabulary: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+def some_logits(
+    rows: int, vocabulary: int, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return (torch.randn(rows, vocabulary, generator=generator) * 4).to(dtype)
 
 
-def reference(params: SamplingParams, row: Tensor, context: list[int], extra: LogitsProcessor | None = None) -> Tensor:
+def reference(
+    params: SamplingParams, row: Tensor, context: list[int], extra: LogitsProcessor | None = None
+) -> Tensor:
     """What transformers' generate makes of one row, (vocab,)."""
     steps = LogitsProcessorList()
     if params.logit_bias:
-        steps.append(SequenceBiasLogitsProcessor([[[token], float(bias)] for token, bias in params.logit_bias.items()]))
+        steps.append(
+            SequenceBiasLogitsProcessor(
+                [[[token], float(bias)] for token, bias in params.logit_bias.items()]
+            )
+        )
     if params.repetition_penalty != 1:
         steps.append(RepetitionPenaltyLogitsProcessor(float(params.repetition_penalty)))
     if extra is not None:
@@ -83,28 +92,37 @@ FILTERS: list[dict[str, Any]] = [
     {"temperature": 1.1, "top_k": 30, "top_p": 0.9, "min_p": 0.1},
     {"temperature": 1.0, "top_p": 0.9, "min_p": 0.02},
     {"repetition_penalty": 1.3},
-    {"temperature": 0.7, "repetition_penalty": 0.8, "top_k": 20, "logit_bias": {0: 3.5, 17: -100.0, 3: 0.25}},
+    {
+        "temperature": 0.7,
+        "repetition_penalty": 0.8,
+        "top_k": 20,
+        "logit_bias": {0: 3.5, 17: -100.0, 3: 0.25},
+    },
 ]
 
 
 @pytest.mark.parametrize("vocabulary", [100, 20_000])
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 def test_filters_equal_transformers(options: dict[str, Any], vocabulary: int) -> None:
-    """Catches a filter with another rule or in another place than HF's: both the kept tokens and their values must be equal.
-    20,000 is large enough for the selection that spares the full sort."""
+    """Catches a filter with another rule or in another place than HF's: both the kept tokens and
+    their values must be equal. 20,000 is large enough for the selection that spares the full
+    sort."""
     params = SamplingParams(**options)
     logits = some_logits(6, vocabulary)
     contexts = [[3, 17, 17, 5 + i] for i in range(6)]
     ours = Sampler(params, seed=1).process(logits, contexts)
     for i, context in enumerate(contexts):
-        assert torch.equal(ours[i], reference(params, logits[i], context)), f"row {i} differs from transformers"
+        assert torch.equal(ours[i], reference(params, logits[i], context)), (
+            f"row {i} differs from transformers"
+        )
 
 
 @pytest.mark.parametrize("vocabulary", [64, 20_000])
 @pytest.mark.parametrize("options", FILTERS, ids=str)
 def test_filters_equal_transformers_with_ties(options: dict[str, Any], vocabulary: int) -> None:
-    """Catches ties cut differently at the border of top-k or top-p; bfloat16 logits rounded to quarters are full of them.
-    How many of equal tokens top-p keeps is HF's rule; which ones is arbitrary there (an unstable sort), and the first here."""
+    """Catches ties cut differently at the border of top-k or top-p; bfloat16 logits rounded to
+    quarters are full of them. How many of equal tokens top-p keeps is HF's rule; which ones is
+    arbitrary there (an unstable sort), and the first here."""
     params = SamplingParams(**options)
     unfiltered = replace(params, top_k=0, top_p=1.0, min_p=0.0)
     logits = ((some_logits(4, vocabulary, seed=3) * 4).round() / 4).to(torch.bfloat16)
@@ -113,18 +131,24 @@ def test_filters_equal_transformers_with_ties(options: dict[str, Any], vocabular
     for i, context in enumerate(contexts):
         expected = reference(params, logits[i], context)
         kept = ours[i].isfinite()
-        assert torch.equal(ours[i].sort().values, expected.sort().values), f"row {i}: other values are kept"
+        assert torch.equal(ours[i].sort().values, expected.sort().values), (
+            f"row {i}: other values are kept"
+        )
         border = ours[i][kept].min()
-        assert torch.equal(ours[i] > border, expected > border), f"row {i}: another token above the border is kept"
+        assert torch.equal(ours[i] > border, expected > border), (
+            f"row {i}: another token above the border is kept"
+        )
         processed = reference(unfiltered, logits[i], context)
         tied = kept[processed == border].tolist()
-        assert tied == sorted(tied, reverse=True), f"row {i}: of equal tokens not the first are kept"
+        assert tied == sorted(tied, reverse=True), (
+            f"row {i}: of equal tokens not the first are kept"
+        )
 
 
 @pytest.mark.parametrize("temperature", [0.05, 1.0, 30.0])
 def test_top_p_at_every_width(temperature: float) -> None:
-    """Catches a selection that stops too early: at temperature 30 top-p needs nearly all of the vocabulary, more than any
-    first guess, at 0.05 a single token."""
+    """Catches a selection that stops too early: at temperature 30 top-p needs nearly all of the
+    vocabulary, more than any first guess, at 0.05 a single token."""
     params = SamplingParams(temperature=temperature, top_p=0.9)
     logits = some_logits(2, 20_000, seed=5)
     ours = Sampler(params, seed=1).process(logits, [[1]] * 2)
@@ -132,13 +156,15 @@ def test_top_p_at_every_width(temperature: float) -> None:
     expected = torch.stack([reference(params, row, [1]).isfinite() for row in logits]).sum(-1)
     assert (kept - expected).abs().max() <= 1, "more than rounding at the border differs"
     mass = [
-        float((row / temperature).double().softmax(-1)[mine.isfinite()].sum()) for row, mine in zip(logits, ours, strict=True)
+        float((row / temperature).double().softmax(-1)[mine.isfinite()].sum())
+        for row, mine in zip(logits, ours, strict=True)
     ]
     assert all(m >= 0.9 - 1e-6 for m in mass), mass
 
 
 def test_dividing_may_create_ties_at_the_border_of_top_k() -> None:
-    """Catches top-k chosen before the temperature: two neighbouring floats become equal when divided, and HF keeps both."""
+    """Catches top-k chosen before the temperature: two neighbouring floats become equal when
+    divided, and HF keeps both."""
     low = torch.tensor(1.8)
     for _ in range(1000):
         high = torch.nextafter(low, torch.tensor(2.0))
@@ -154,7 +180,8 @@ def test_dividing_may_create_ties_at_the_border_of_top_k() -> None:
 
 
 def test_users_processors_come_after_the_penalties_and_before_temperature() -> None:
-    """Catches a processor called at another place, with only the last token, or on the caller's own logits."""
+    """Catches a processor called at another place, with only the last token, or on the caller's own
+    logits."""
     params = SamplingParams(temperature=0.5, top_k=4, repetition_penalty=1.5, logit_bias={7: 2.0})
     logits = some_logits(3, 50, seed=8)
     before = logits.clone()
@@ -166,7 +193,8 @@ def test_users_processors_come_after_the_penalties_and_before_temperature() -> N
 
 
 def test_presence_and_frequency_count_the_output_only() -> None:
-    """Catches the prompt being counted, a presence penalty applied per occurrence, and a frequency penalty applied once."""
+    """Catches the prompt being counted, a presence penalty applied per occurrence, and a frequency
+    penalty applied once."""
     params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25)
     logits = some_logits(2, 10)
     ours = Sampler(params, prompt_length=3).process(logits, [[1, 1, 2], [1, 1, 2, 2, 4, 4, 4]])
@@ -177,7 +205,8 @@ def test_presence_and_frequency_count_the_output_only() -> None:
 
 
 def test_penalties_ignore_ids_beyond_the_head() -> None:
-    """Catches an index error where the embedding has more rows than the head, as HF's penalty allows."""
+    """Catches an index error where the embedding has more rows than the head, as HF's penalty
+    allows."""
     params = SamplingParams(repetition_penalty=2.0, frequency_penalty=1.0)
     logits = some_logits(1, 10)
     ours = Sampler(params).process(logits, [[3, 12]])
@@ -188,9 +217,17 @@ def test_penalties_ignore_ids_beyond_the_head() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", [*FILTERS, {}, {"presence_penalty": 1.0}], ids=str)
-def test_a_row_does_not_depend_on_its_neighbours(options: dict[str, Any], dtype: torch.dtype) -> None:
-    """Catches any operation whose bits change with the number of rows processed together, or that writes into its input."""
-    sampler = Sampler(SamplingParams(**options), seed=11, processors=[Favour()] if len(options) == 3 else (), prompt_length=1)
+def test_a_row_does_not_depend_on_its_neighbours(
+    options: dict[str, Any], dtype: torch.dtype
+) -> None:
+    """Catches any operation whose bits change with the number of rows processed together, or that
+    writes into its input."""
+    sampler = Sampler(
+        SamplingParams(**options),
+        seed=11,
+        processors=[Favour()] if len(options) == 3 else (),
+        prompt_length=1,
+    )
     logits = some_logits(8, 5000, seed=2, dtype=dtype)
     before = logits.clone()
     contexts = [[1, 2, 3, *range(i)] for i in range(8)]
@@ -209,17 +246,24 @@ def test_a_row_does_not_depend_on_its_neighbours(options: dict[str, Any], dtype:
             sampler.probabilities(logits[:n], contexts[:n]),
             sampler.choose(logits[:n], contexts[:n], positions[:n]),
         )
-        for name, many, ones in zip(("process", "probabilities", "choose"), together, zip(*alone, strict=True), strict=True):
-            assert torch.equal(many, torch.cat(ones[:n])), f"{name} of {n} rows is not that of each row alone"
+        for name, many, ones in zip(
+            ("process", "probabilities", "choose"), together, zip(*alone, strict=True), strict=True
+        ):
+            assert torch.equal(many, torch.cat(ones[:n])), (
+                f"{name} of {n} rows is not that of each row alone"
+            )
     assert torch.equal(logits, before)
 
 
 @pytest.mark.parametrize(
-    "options", [{"temperature": 1.0}, {"temperature": 1.5, "top_p": 0.9}, {"temperature": 1.5, "top_k": 30}], ids=str
+    "options",
+    [{"temperature": 1.0}, {"temperature": 1.5, "top_p": 0.9}, {"temperature": 1.5, "top_k": 30}],
+    ids=str,
 )
 def test_choose_draws_from_probabilities(options: dict[str, Any]) -> None:
-    """Catches choose and probabilities going apart (then verification would keep another distribution than it promises): a
-    chi-square over 20,000 positions. The same counts must fail against another temperature, or the test could not fail."""
+    """Catches choose and probabilities going apart (then verification would keep another
+    distribution than it promises): a chi-square over 20,000 positions. The same counts must fail
+    against another temperature, or the test could not fail."""
     params = SamplingParams(**options)
     sampler = Sampler(params, seed=4)
     logits = some_logits(1, 12, seed=6) / 3
@@ -233,45 +277,70 @@ def test_choose_draws_from_probabilities(options: dict[str, Any]) -> None:
         kept = expected > 0
         return float(((counts - expected)[kept] ** 2 / expected[kept]).sum())
 
-    assert chi_square(sampler.probabilities(logits, [[0]])) < 35  # 11 degrees of freedom: 2e-4 chance for a right sampler
+    # 11 degrees of freedom: 2e-4 chance for a right sampler
+    assert chi_square(sampler.probabilities(logits, [[0]])) < 35
     warmer = SamplingParams(temperature=params.temperature * 1.1)
-    assert chi_square(Sampler(warmer, seed=4).probabilities(logits, [[0]])) > 60, "the test cannot see a 10% warmer distribution"
+    assert chi_square(Sampler(warmer, seed=4).probabilities(logits, [[0]])) > 60, (
+        "the test cannot see a 10% warmer distribution"
+    )
 
 
-def test_choose_is_the_inverse_of_the_cumulated_probabilities(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches an off-by-one at the borders between tokens, and compact and dense forms that disagree."""
+def test_choose_is_the_inverse_of_the_cumulated_probabilities(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Catches an off-by-one at the borders between tokens, and compact and dense forms that
+    disagree."""
     logits = some_logits(1, 300, seed=9) / 2
-    for options in ({"temperature": 1.0}, {"temperature": 1.0, "top_k": 20}, {"temperature": 1.0, "top_p": 0.7}):
+    for options in (
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_k": 20},
+        {"temperature": 1.0, "top_p": 0.7},
+    ):
         sampler = Sampler(SamplingParams(**options), seed=0)  # type: ignore[arg-type]
         cumulated = sampler.probabilities(logits, [[0]])[0].cumsum(-1, dtype=torch.float64)
-        for u in [0.0, *torch.rand(50, generator=torch.Generator().manual_seed(1)).tolist(), 1 - 2.0**-53]:
+        for u in [
+            0.0,
+            *torch.rand(50, generator=torch.Generator().manual_seed(1)).tolist(),
+            1 - 2.0**-53,
+        ]:
             monkeypatch.setattr(sampling, "uniform", lambda seed, position, stream=0, u=u: u)
-            expected = next(i for i, c in enumerate(cumulated.tolist()) if c > u * cumulated[-1].item())
+            expected = next(
+                i for i, c in enumerate(cumulated.tolist()) if c > u * cumulated[-1].item()
+            )
             assert int(sampler.choose(logits, [[0]], [1])) == expected, f"u={u}"
 
 
 @pytest.mark.parametrize("u", [0.0, 1 - 2.0**-53])
-def test_a_token_of_probability_zero_is_never_chosen(monkeypatch: pytest.MonkeyPatch, u: float) -> None:
-    """Catches u at its ends falling on a filtered token before the first or after the last one that is left."""
+def test_a_token_of_probability_zero_is_never_chosen(
+    monkeypatch: pytest.MonkeyPatch, u: float
+) -> None:
+    """Catches u at its ends falling on a filtered token before the first or after the last one that
+    is left."""
     monkeypatch.setattr(sampling, "uniform", lambda seed, position, stream=0: u)
     for seed in range(20):
         logits = some_logits(1, 1000, seed=seed)
         logits[0, :10] = logits[0, -10:] = -INFINITY
-        for options in ({"temperature": 1.0}, {"temperature": 1.0, "top_k": 7}, {"temperature": 0.7, "top_p": 0.5}):
+        for options in (
+            {"temperature": 1.0},
+            {"temperature": 1.0, "top_k": 7},
+            {"temperature": 0.7, "top_p": 0.5},
+        ):
             sampler = Sampler(SamplingParams(**options), seed=0)  # type: ignore[arg-type]
             token = int(sampler.choose(logits, [[0]], [1]))
             assert sampler.probabilities(logits, [[0]])[0, token] > 0, f"token {token}"
 
 
 def test_greedy() -> None:
-    """Catches greedy decoding that takes the last of equal logits, a distribution that is not a point mass, or penalties that
-    are ignored because the choice is an argmax."""
+    """Catches greedy decoding that takes the last of equal logits, a distribution that is not a
+    point mass, or penalties that are ignored because the choice is an argmax."""
     logits = torch.tensor([[0.0, 2.0, 1.0, 2.0], [3.0, 2.5, 0.0, 0.0]])
     plain = Sampler(SamplingParams())
     assert plain.plain
     assert plain.choose(logits, [[0]] * 2, [1, 2]).tolist() == [1, 0]
     assert plain.probabilities(logits, [[0]] * 2).tolist() == [[0, 1, 0, 0], [1, 0, 0, 0]]
-    assert plain.process(logits, [[0]] * 2).data_ptr() == logits.data_ptr(), "plain greedy decoding copied the logits"
+    assert plain.process(logits, [[0]] * 2).data_ptr() == logits.data_ptr(), (
+        "plain greedy decoding copied the logits"
+    )
     penal = Sampler(SamplingParams(frequency_penalty=1.0))
     assert not penal.plain
     assert penal.choose(logits, [[1], [0, 0]], [1, 2]).tolist() == [3, 1]
@@ -279,7 +348,13 @@ def test_greedy() -> None:
 
 
 @pytest.mark.parametrize(
-    "option", [{"temperature": 1.0}, {"repetition_penalty": 1.1}, {"presence_penalty": 1.0}, {"logit_bias": {0: 1}}]
+    "option",
+    [
+        {"temperature": 1.0},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 1.0},
+        {"logit_bias": {0: 1}},
+    ],
 )
 def test_only_unchanged_greedy_is_plain(option: dict[str, Any]) -> None:
     """Catches the engine's argmax shortcut being taken where something changes the logits."""
@@ -288,7 +363,8 @@ def test_only_unchanged_greedy_is_plain(option: dict[str, Any]) -> None:
 
 
 def test_tokens_depend_on_seed_and_position_only() -> None:
-    """Catches a hidden generator state: asking twice, in another order, or from another sampler must give the same tokens."""
+    """Catches a hidden generator state: asking twice, in another order, or from another sampler
+    must give the same tokens."""
     logits = some_logits(1, 50).expand(30, -1)
     params = SamplingParams(temperature=3.0, seed=5)
     tokens = Sampler(params).choose(logits, [[0]] * 30, range(30))
@@ -310,7 +386,7 @@ def test_without_a_seed_one_is_drawn_and_reported() -> None:
     assert torch.equal(first.choose(*args), Sampler(params, seed=first.seed).choose(*args))
 
 
-# ---------------------------------------------------------------------------------------------------------- randomness
+# --------------------------------------------------------------------------------------- randomness
 
 
 def bins_chi_square(numbers: list[float], bins: int = 50) -> float:
@@ -332,12 +408,14 @@ SEQUENCES: dict[str, Callable[[int], float]] = {
 
 @pytest.mark.parametrize("name", SEQUENCES)
 def test_uniform_is_uniform(name: str) -> None:
-    """Catches a mix that leaves structure along one argument: mean, variance, 50 bins, correlation of neighbours."""
+    """Catches a mix that leaves structure along one argument: mean, variance, 50 bins, correlation
+    of neighbours."""
     numbers = [SEQUENCES[name](i) for i in range(10_000)]
     assert all(0 <= x < 1 for x in numbers)
     mean = sum(numbers) / len(numbers)
     assert abs(mean - 0.5) < 4 * math.sqrt(1 / 12 / len(numbers))
-    assert 20 < bins_chi_square(numbers) < 90  # 49 degrees of freedom; too even would be as wrong as uneven
+    # 49 degrees of freedom; too even would be as wrong as uneven
+    assert 20 < bins_chi_square(numbers) < 90
     for lag in (1, 2, 8):
         pairs = list(zip(numbers, numbers[lag:], strict=False))
         correlation = 12 * sum((a - 0.5) * (b - 0.5) for a, b in pairs) / len(pairs)
@@ -347,7 +425,8 @@ def test_uniform_is_uniform(name: str) -> None:
 
 
 def test_seed_position_and_stream_are_not_interchangeable() -> None:
-    """Catches arguments that are merely added or xor-ed: rows with seeds 1, 2, 3 would share shifted copies of one sequence."""
+    """Catches arguments that are merely added or xor-ed: rows with seeds 1, 2, 3 would share
+    shifted copies of one sequence."""
     grid = {uniform(s, p, t) for s in range(20) for p in range(20) for t in range(5)}
     assert len(grid) == 20 * 20 * 5
     a, b = [uniform(1, p) for p in range(3000)], [uniform(2, p) for p in range(3000)]
@@ -356,14 +435,15 @@ def test_seed_position_and_stream_are_not_interchangeable() -> None:
 
 
 def test_uniform_is_stable_across_versions() -> None:
-    """Catches a silent change of the sequence, which would change what every published seed gives."""
+    """Catches a silent change of the sequence, which would change what every published seed
+    gives."""
     assert [uniform(0, 0), uniform(1, 5), uniform(1, 5, 1)] == STABLE
 
 
 STABLE = [0.13870941014555427, 0.1883616826608545, 0.9553558780074289]
 
 
-# ------------------------------------------------------------------------------------------------------------- for rows
+# ----------------------------------------------------------------------------------------- for rows
 
 
 def test_one_params_for_many_rows_uses_consecutive_seeds() -> None:
@@ -376,7 +456,8 @@ def test_one_params_for_many_rows_uses_consecutive_seeds() -> None:
 
 
 def test_a_list_of_params_goes_row_by_row() -> None:
-    """Catches a list whose order or seeds are changed, or that is silently cut to the number of rows."""
+    """Catches a list whose order or seeds are changed, or that is silently cut to the number of
+    rows."""
     params = [SamplingParams(temperature=1.0, seed=9), SamplingParams()]
     samplers = row_samplers(params, [[1], [2]])
     assert [s.params for s in samplers] == params
@@ -408,7 +489,7 @@ def test_logprobs_are_those_of_the_models_own_distribution() -> None:
     assert logprobs_of(logits[:0], [], 3) == []
 
 
-# ------------------------------------------------------------------------------------------------------------ bad input
+# ---------------------------------------------------------------------------------------- bad input
 
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"temperature": -0.1}, "temperature=-0.1.*at least 0"),
@@ -453,12 +534,15 @@ def test_options_by_name() -> None:
     """Catches unknown names being swallowed, and JSON's string keys being refused."""
     params = SamplingParams.from_options({"temperature": 0.5, "top_k": 3, "logit_bias": {"12": -5}})
     assert params == SamplingParams(temperature=0.5, top_k=3, logit_bias={12: -5})
-    with pytest.raises(OptionError, match="unknown sampling option 'temprature': did you mean 'temperature'"):
+    with pytest.raises(
+        OptionError, match="unknown sampling option 'temprature': did you mean 'temperature'"
+    ):
         SamplingParams.from_options({"temprature": 0.5})
 
 
 def test_params_are_values() -> None:
-    """Catches a shared, mutable bias: changing the caller's dictionary afterwards must not change frozen parameters."""
+    """Catches a shared, mutable bias: changing the caller's dictionary afterwards must not change
+    frozen parameters."""
     bias = {1: 2.0}
     params = SamplingParams(logit_bias=bias)
     bias[1] = math.nan
@@ -469,7 +553,8 @@ def test_params_are_values() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("options", [{}, {"top_k": 1}, {"top_p": 0.5}, {"min_p": 0.5}], ids=str)
 def test_nothing_left_to_choose_from(temperature: float, options: dict[str, Any]) -> None:
-    """Catches token 0 (or an obscure index error) where processors ban everything or the model computed NaN."""
+    """Catches token 0 (or an obscure index error) where processors ban everything or the model
+    computed NaN."""
     if temperature == 0 and options:
         options = {"repetition_penalty": 1.1}
     params = SamplingParams(temperature=temperature, **options)
@@ -492,7 +577,9 @@ def test_a_processor_must_keep_the_shape() -> None:
     """Catches a processor whose result would be broadcast."""
 
     class Wrong(LogitsProcessor):
-        def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        def __call__(
+            self, input_ids: torch.LongTensor, scores: torch.FloatTensor
+        ) -> torch.FloatTensor:
             return scores[0]  # type: ignore[return-value]
 
     with pytest.raises(OptionError, match="logits processor Wrong made scores of shape"):

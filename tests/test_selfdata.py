@@ -1,4 +1,5 @@
-"""The model's own text: what is written is what it answers, and a run that was stopped goes on with nothing lost or doubled."""
+"""The model's own text: what is written is what it answers, and a run that was stopped goes on with
+nothing lost or doubled."""
 
 from __future__ import annotations
 
@@ -10,8 +11,17 @@ from typing import Any
 import pytest
 
 from selfspec import LLM, DataError, OptionError
-from selfspec.selfdata import OwnText, Question, Report, made_up, made_up_so_far, mixed, questions_from, write
 from selfspec.testing import tiny_llm
+from selfspec.train.own_text import (
+    OwnText,
+    Question,
+    Report,
+    made_up,
+    made_up_so_far,
+    mixed,
+    questions_from,
+    write,
+)
 
 
 @pytest.fixture(scope="module")
@@ -32,31 +42,52 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def test_answers_are_the_models_own(llm: LLM, tmp_path: Path) -> None:
-    """Text made with drafts, batches or a penalty that the model would not have written greedily by itself."""
+    """Text made with drafts, batches or a penalty that the model would not have written greedily by
+    itself."""
     questions = asked(llm, "one", "and another one")
     report = write(llm, questions, tmp_path / "own.jsonl", OwnText(max_new_tokens=12))
     found = lines(tmp_path / "own.jsonl")
-    assert report.answers == len(found) == 2 and report.tokens == sum(len(line["response_ids"]) for line in found)
+    assert report.answers == len(found) == 2 and report.tokens == sum(
+        len(line["response_ids"]) for line in found
+    )
     for question, line in zip(questions, found, strict=True):
         alone = llm.generate(list(question.ids), max_new_tokens=12, draft=None)
         assert line["prompt_ids"] == list(question.ids) and line["response_ids"] == alone.tokens
-        assert (line["prompt"], line["response"], line["source"]) == (question.text, alone.text, question.source)
+        assert (line["prompt"], line["response"], line["source"]) == (
+            question.text,
+            alone.text,
+            question.source,
+        )
 
 
 def test_prompts_of_every_shape(llm: LLM) -> None:
-    """A column that is passed over, an instruction without its input, or a conversation answered in the middle."""
-    talk = [{"role": r, "content": c} for r, c in [("user", "hi"), ("assistant", "ho"), ("user", "more"), ("assistant", "no")]]
+    """A column that is passed over, an instruction without its input, or a conversation answered in
+    the middle."""
+    talk = [
+        {"role": r, "content": c}
+        for r, c in [("user", "hi"), ("assistant", "ho"), ("user", "more"), ("assistant", "no")]
+    ]
     found = questions_from(
         llm,
         rows(
-            {"prompt": "a", "text": "x"}, {"question": "b"}, {"instruction": "c", "input": "d"}, {"text": "e"},
-            {"turns": ["f", "g"]}, {"messages": talk}, {"prompt": " "},
+            {"prompt": "a", "text": "x"},
+            {"question": "b"},
+            {"instruction": "c", "input": "d"},
+            {"text": "e"},
+            {"turns": ["f", "g"]},
+            {"messages": talk},
+            {"prompt": " "},
         ),
-    )  # fmt: skip
+    )
     questions = list(found)
     assert [question.text for question in questions] == ["a", "b", "c\n\nd", "e", "f", "more"]
-    assert list(questions[-1].ids) == llm.encode_chat(talk[:3]), "all that came before the last question"
-    assert [question.text for question in questions_from(llm, rows({"prompt": "a", "body": "b"}), "body")] == ["b"]
+    assert list(questions[-1].ids) == llm.encode_chat(talk[:3]), (
+        "all that came before the last question"
+    )
+    assert [
+        question.text
+        for question in questions_from(llm, rows({"prompt": "a", "body": "b"}), "body")
+    ] == ["b"]
     for row, column, words in [
         ({"body": "b"}, None, "file:1 has the columns 'body', none of which"),
         ({"body": "b"}, "head", "no text in a column 'head'; its columns are 'body'"),
@@ -87,13 +118,27 @@ def test_time_that_is_up_ends_at_a_whole_batch(llm: LLM, tmp_path: Path) -> None
     """A limit that is not obeyed, or one that throws the batch away which was under way."""
     heard: list[Report] = []
     questions = asked(llm, "one", "two", "three")
-    report = write(llm, questions, tmp_path / "own.jsonl", OwnText(max_new_tokens=4, batch=2), max_seconds=0.0, tell=heard.append)
-    assert report.stopped and report.answers == 2 == len(lines(tmp_path / "own.jsonl")) and len(heard) == 1
-    assert not write(llm, questions, tmp_path / "own.jsonl", OwnText(max_new_tokens=4, batch=2)).stopped
+    report = write(
+        llm,
+        questions,
+        tmp_path / "own.jsonl",
+        OwnText(max_new_tokens=4, batch=2),
+        max_seconds=0.0,
+        tell=heard.append,
+    )
+    assert (
+        report.stopped
+        and report.answers == 2 == len(lines(tmp_path / "own.jsonl"))
+        and len(heard) == 1
+    )
+    assert not write(
+        llm, questions, tmp_path / "own.jsonl", OwnText(max_new_tokens=4, batch=2)
+    ).stopped
 
 
 def test_drawn_answers_differ_and_repeat_with_the_seed(llm: LLM, tmp_path: Path) -> None:
-    """Samples that share a seed, or depend on the batch they were made in: a resumed run would write other text."""
+    """Samples that share a seed, or depend on the batch they were made in: a resumed run would
+    write other text."""
     questions = asked(llm, "one", "two")
     first, second = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
     write(llm, questions, first, OwnText(max_new_tokens=8, temperature=1.0, samples=3, batch=4))
@@ -101,13 +146,20 @@ def test_drawn_answers_differ_and_repeat_with_the_seed(llm: LLM, tmp_path: Path)
     found = lines(first)
     assert found == lines(second)
     assert len({tuple(line["response_ids"]) for line in found}) == len(found) == 6
-    write(llm, questions, tmp_path / "c.jsonl", OwnText(max_new_tokens=8, temperature=1.0, samples=3, seed=7))
+    write(
+        llm,
+        questions,
+        tmp_path / "c.jsonl",
+        OwnText(max_new_tokens=8, temperature=1.0, samples=3, seed=7),
+    )
     assert lines(tmp_path / "c.jsonl") != found
 
 
 def test_nothing_is_written_twice(llm: LLM, tmp_path: Path) -> None:
     """The same prompt from two files, or samples that came out alike, as if they were more text."""
-    report = write(llm, asked(llm, "one", "two", "one"), tmp_path / "own.jsonl", OwnText(max_new_tokens=4))
+    report = write(
+        llm, asked(llm, "one", "two", "one"), tmp_path / "own.jsonl", OwnText(max_new_tokens=4)
+    )
     assert report.answers == 2 and report.repeated == 1
     nearly_greedy = OwnText(max_new_tokens=4, temperature=1e-4, samples=3)
     report = write(llm, asked(llm, "one"), tmp_path / "alike.jsonl", nearly_greedy)
@@ -117,12 +169,17 @@ def test_nothing_is_written_twice(llm: LLM, tmp_path: Path) -> None:
 def test_prompts_without_room_are_counted(llm: LLM, tmp_path: Path) -> None:
     """One long prompt that ends a run of hours."""
     long = "word " * llm.info.context
-    report = write(llm, asked(llm, long, "short"), tmp_path / "own.jsonl", OwnText(max_new_tokens=4))
+    report = write(
+        llm, asked(llm, long, "short"), tmp_path / "own.jsonl", OwnText(max_new_tokens=4)
+    )
     assert report.too_long == 1 and report.answers == 1
 
 
-def test_made_up_prompts_are_a_function_of_their_number(llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A resumed run that makes up other prompts, or the same again; prompts that never ended; openings that are lost."""
+def test_made_up_prompts_are_a_function_of_their_number(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A resumed run that makes up other prompts, or the same again; prompts that never ended;
+    openings that are lost."""
     real = llm.generate
 
     ending = "length"
@@ -139,7 +196,8 @@ def test_made_up_prompts_are_a_function_of_their_number(llm: LLM, monkeypatch: p
     assert len({question.text for question in whole}) == 6
     assert list(made_up(llm, 6, ("Write ", "Why "), batch=3, first=2)) == whole[2:]
     assert list(made_up(llm, 2, ("Write ", "Why "), seed=2)) == [
-        Question(question.text, question.ids, f"made up 2:{number}") for number, question in enumerate(whole[2:4])
+        Question(question.text, question.ids, f"made up 2:{number}")
+        for number, question in enumerate(whole[2:4])
     ]
     monkeypatch.undo()
     out = tmp_path / "own.jsonl"
@@ -154,7 +212,9 @@ def test_sources_are_mixed_in_proportion() -> None:
     few = [Question(f"b{number}", [number], "b") for number in range(2)]
     order = [question.text for question in mixed([(many, 8), (few, 2)])]
     assert sorted(order) == sorted(question.text for question in [*many, *few])
-    assert [text[0] for text in order[:5]].count("b") == 1 and [text[0] for text in order[5:]].count("b") == 1
+    assert [text[0] for text in order[:5]].count("b") == 1 and [
+        text[0] for text in order[5:]
+    ].count("b") == 1
 
 
 @pytest.mark.parametrize(
@@ -165,7 +225,9 @@ def test_sources_are_mixed_in_proportion() -> None:
         ("{\n", "own.jsonl:1 is not an answer"),
     ],
 )
-def test_other_peoples_files_are_left_alone(llm: LLM, tmp_path: Path, content: str, words: str) -> None:
+def test_other_peoples_files_are_left_alone(
+    llm: LLM, tmp_path: Path, content: str, words: str
+) -> None:
     """A user's data file that is appended to because its name was given as the output."""
     out = tmp_path / "own.jsonl"
     out.write_text(content, encoding="utf-8")
@@ -175,11 +237,17 @@ def test_other_peoples_files_are_left_alone(llm: LLM, tmp_path: Path, content: s
 
 
 def test_options_that_make_no_sense(llm: LLM, tmp_path: Path) -> None:
-    """Hours spent on three equal answers to each prompt, or greedy and drawn answers mixed in one file."""
+    """Hours spent on three equal answers to each prompt, or greedy and drawn answers mixed in one
+    file."""
     with pytest.raises(OptionError, match="samples=3 greedy"):
         OwnText(samples=3)
     with pytest.raises(OptionError, match="batch=0"):
         OwnText(batch=0)
     write(llm, asked(llm, "one"), tmp_path / "own.jsonl", OwnText(max_new_tokens=4))
     with pytest.raises(DataError, match=r"temperature 0\.0, and 1\.0 is asked for"):
-        write(llm, asked(llm, "two"), tmp_path / "own.jsonl", OwnText(max_new_tokens=4, temperature=1.0))
+        write(
+            llm,
+            asked(llm, "two"),
+            tmp_path / "own.jsonl",
+            OwnText(max_new_tokens=4, temperature=1.0),
+        )

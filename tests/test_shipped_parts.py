@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from selfspec import LLM
-from selfspec.model.extras import SHIPPED, load_part, shipped_part, shipped_parts
-from selfspec.model.successors import SUCCESSORS, trained_successors
+from selfspec.trained.files import SHIPPED, load_part, shipped_part, shipped_parts
+from selfspec.trained.successors import SUCCESSORS, trained_successors
 
 
 @pytest.fixture(scope="module")
@@ -15,7 +15,8 @@ def demo_llm(demo_path):
 
 
 def test_they_are_small_and_can_be_read():
-    """A part that was committed broken, of another schema, or so large that every install pays for it."""
+    """A part that was committed broken, of another schema, or so large that every install pays for
+    it."""
     assert shipped_parts()
     for folder in shipped_parts():
         part = load_part(folder)
@@ -38,8 +39,11 @@ def test_the_demo_model_finds_its_successors(demo_llm):
 @pytest.mark.demo
 @pytest.mark.parametrize("draft", ["recycle", "hybrid"])
 def test_they_change_no_token_and_keep_more_drafts(demo_llm, draft):
-    """A table that is read by the wrong key guesses nothing; one that is verified wrongly speaks for the model."""
-    prompt = demo_llm.encode_chat([{"role": "user", "content": "Explain how a bicycle stays upright."}])
+    """A table that is read by the wrong key guesses nothing; one that is verified wrongly speaks
+    for the model."""
+    prompt = demo_llm.encode_chat(
+        [{"role": "user", "content": "Explain how a bicycle stays upright."}]
+    )
     options = {"max_new_tokens": 48, "control": "fixed", "control_options": {"tokens": 7}}
     plain = demo_llm.generate(prompt, max_new_tokens=48, draft=None)
     without = demo_llm.generate(prompt, draft="recycle", draft_options={"part": "none"}, **options)

@@ -1,4 +1,5 @@
-"""Worlds for controllers: what passes and drafts cost and which drafts are kept, all made up, so that the best is known."""
+"""Worlds for controllers: what passes and drafts cost and which drafts are kept, all made up, so
+that the best is known."""
 
 from __future__ import annotations
 
@@ -8,18 +9,35 @@ from dataclasses import dataclass
 
 import torch
 
-from selfspec.contract import Draft, Outcome, RoundTime
-from selfspec.control.base import Controlling
+from selfspec.control.base import ControlSession
+from selfspec.core.contract import Draft, Outcome, RoundTime
 
 NOTHING = torch.empty(0)
-MEMORY_BOUND = (1.0, 1.02, 1.05, 1.08, 1.12, 1.16, 1.2, 1.24, 1.3, 1.45, 1.6, 1.75, 1.9)  # of 1 to 13 tokens: a small model's
-LINEAR = tuple(1 + 0.5 * more for more in range(13))  # a machine on which a token more costs nearly as much as a pass
+# of 1 to 13 tokens: a small model's
+MEMORY_BOUND = (
+    1.0,
+    1.02,
+    1.05,
+    1.08,
+    1.12,
+    1.16,
+    1.2,
+    1.24,
+    1.3,
+    1.45,
+    1.6,
+    1.75,
+    1.9,
+)
+# a machine on which a token more costs nearly as much as a pass
+LINEAR = tuple(1 + 0.5 * more for more in range(13))
 
 
 @dataclass(frozen=True)
 class World:
-    """One row. `passes[n]`: seconds of a pass of n + 1 tokens. `draft`: seconds of each draft. `chance`: that a draft is kept
-    whose predecessors were. `found`: how often there is a draft at all. `spikes`: how often a round takes ten times as long.
+    """One row. `passes[n]`: seconds of a pass of n + 1 tokens. `draft`: seconds of each draft.
+    `chance`: that a draft is kept whose predecessors were. `found`: how often there is a draft at
+    all. `spikes`: how often a round takes ten times as long.
     """
 
     passes: Sequence[float] = MEMORY_BOUND
@@ -32,7 +50,10 @@ class World:
     def expected(self, length: int) -> tuple[float, float]:
         """Tokens and seconds of a round of this length."""
         kept = sum(self.chance**place for place in range(1, length + 1))
-        seconds = self.found * (self.passes[length] + self.draft * length) + (1 - self.found) * self.passes[0]
+        seconds = (
+            self.found * (self.passes[length] + self.draft * length)
+            + (1 - self.found) * self.passes[0]
+        )
         return 1 + self.found * kept, seconds
 
     def rate(self, *lengths: int) -> float:
@@ -61,7 +82,7 @@ def outcome_of(made: Sequence[int], kept: Sequence[int]) -> Outcome:
     return Outcome(draft, accepted, [[7] * (count + 1) for count in kept], [], NOTHING, NOTHING)
 
 
-def play(controlling: Controlling, world: World, rounds: int, seed: int = 0) -> list[int]:
+def play(controlling: ControlSession, world: World, rounds: int, seed: int = 0) -> list[int]:
     """Let a controller run in a world; says how much it drafted in each round."""
     dice = random.Random(seed)
     lengths = []

@@ -1,4 +1,5 @@
-"""selfspec: a language model drafts for itself, and the output stays what the model would have written anyway."""
+"""selfspec: a language model drafts for itself, and the output stays what the model would have
+written anyway."""
 
 from __future__ import annotations
 
@@ -6,7 +7,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .contract import Stats
+    from .core.contract import Stats
+    from .core.sampling import SamplingParams
     from .draft.scripted import ScriptedDrafter
     from .errors import (
         BrokenCheckpoint,
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from .integrations.transformers import transformers
     from .llm import LLM, Stream
     from .results import ModelInfo, Piece, Result
-    from .sampling import SamplingParams
 
 __version__ = "0.1.0"
 
@@ -34,9 +35,9 @@ _HOMES = {
     "ModelInfo": "results",
     "Piece": "results",
     "Result": "results",
-    "SamplingParams": "sampling",
+    "SamplingParams": "core.sampling",
     "ScriptedDrafter": "draft.scripted",
-    "Stats": "contract",
+    "Stats": "core.contract",
     "Stream": "llm",
     "transformers": "integrations.transformers",
 } | dict.fromkeys(
@@ -83,7 +84,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported when first used, so that `import selfspec` and `selfspec --help` do not wait for torch."""
+    """Names are imported when first used, so that `import selfspec` and `selfspec --help` do not
+    wait for torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'selfspec' has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

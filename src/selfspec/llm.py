@@ -1,6 +1,8 @@
-"""LLM: a model with its tokenizer. generate, stream, chat: text in, text out, over the engine's steps.
+"""LLM: a model with its tokenizer. generate, stream, chat: text in, text out, over the engine's
+steps.
 
-Knows tokenizers, stop strings, chat templates and caches kept between turns; does not know how tokens are drafted or verified.
+Knows tokenizers, stop strings, chat templates and caches kept between turns; does not know how
+tokens are drafted or verified.
 """
 
 from __future__ import annotations
@@ -14,29 +16,35 @@ from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
 
 import torch
 
-from .auto import resolve
-from .contract import Request, TokenLogprob
 from .control.base import Controller
+from .core.contract import Request
+from .core.sampling import SamplingParams, TokenLogprob, row_samplers
+from .core.text_stream import CriteriaCheck, RowText
+from .draft.auto import resolve
 from .draft.base import Drafter
-from .engine import Generation
+from .engine.chat_cache import Turns
+from .engine.generation import Generation
 from .errors import OptionError, PromptError, Unavailable, nearest
-from .model.adapter import LayeredModel
-from .model.loading import load
-from .model.memory import weights_too_large
+from .model.compute.memory import weights_too_large
+from .model.layered import LayeredModel
+from .model.load.loading import load
 from .results import ModelInfo, Piece, Result
-from .sampling import SamplingParams, row_samplers
-from .text import CriteriaWatch, RowText
-from .turns import Turns
 
 if TYPE_CHECKING:
-    from transformers import LogitsProcessor, PreTrainedModel, PreTrainedTokenizerBase, StoppingCriteria
+    from transformers import (
+        LogitsProcessor,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        StoppingCriteria,
+    )
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 
 
 class Options(TypedDict, total=False):
-    """What `generate`, `stream`, `chat` and `stream_chat` can be told; `LLM.generate` explains each."""
+    """What `generate`, `stream`, `chat` and `stream_chat` can be told; `LLM.generate` explains
+    each."""
 
     sampling: SamplingParams | Sequence[SamplingParams] | None
     max_new_tokens: int
@@ -52,8 +60,9 @@ class Options(TypedDict, total=False):
 
 
 class Stream:
-    """Pieces of text as they are made. Iterate; `close()` (or leaving a `with`) stops the work; `result` is there at the end,
-    or, after closing early, tells what was made until then is gone: it raises."""
+    """Pieces of text as they are made. Iterate; `close()` (or leaving a `with`) stops the work;
+    `result` is there at the end, or, after closing early, tells what was made until then is gone:
+    it raises."""
 
     def __init__(self, run: _Run) -> None:
         self._run = run
@@ -79,18 +88,25 @@ class Stream:
     def result(self) -> Result:
         """The whole result, once the stream is exhausted."""
         if self._run.results is None:
-            raise OptionError("the stream has not ended, so it has no result yet; iterate to its end first")
+            raise OptionError(
+                "the stream has not ended, so it has no result yet; iterate to its end first"
+            )
         return self._run.results[0]
 
 
 class LLM:
     """A Hugging Face model, run by layers. Made by `from_pretrained`.
 
-    Calls from several threads are safe: steps of different calls take turns on the model, each on a cache of its own.
+    Calls from several threads are safe: steps of different calls take turns on the model, each on a
+    cache of its own.
     """
 
     def __init__(
-        self, model: LayeredModel, tokenizer: PreTrainedTokenizerBase | None, name: str, generation_config: Any = None
+        self,
+        model: LayeredModel,
+        tokenizer: PreTrainedTokenizerBase | None,
+        name: str,
+        generation_config: Any = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
@@ -119,14 +135,15 @@ class LLM:
     ) -> LLM:
         """Load a model.
 
-        `model`: "demo" (SmolLM2-135M-Instruct, fetched once), a local folder, a name on the Hugging Face hub, or a live model,
-        which is left untouched. A PEFT adapter is loaded with its base; `adapter` says how: "merge" (into the weights), "live"
-        (beside them, see `without_adapters`), or "auto": merged, but live where weights are quantised.
-        `dtype` "auto" is float32 on a CPU, where output is bit-identical however it is computed, and the checkpoint's own on a
-        GPU. `device` may be a device map that names one device for all. `threads` sets torch's thread count, which is one for the
-        whole process.
-        `kernel`: "auto", or "native", "mkl", "plain", "static" to insist on one kind of operations (see `selfspec info`).
-        `long_context`: for longrope models, all texts by the frequencies of long ones.
+        `model`: "demo" (SmolLM2-135M-Instruct, fetched once), a local folder, a name on the Hugging
+        Face hub, or a live model, which is left untouched. A PEFT adapter is loaded with its base;
+        `adapter` says how: "merge" (into the weights), "live" (beside them, see
+        `without_adapters`), or "auto": merged, but live where weights are quantised. `dtype` "auto"
+        is float32 on a CPU, where output is bit-identical however it is computed, and the
+        checkpoint's own on a GPU. `device` may be a device map that names one device for all.
+        `threads` sets torch's thread count, which is one for the whole process. `kernel`: "auto",
+        or "native", "mkl", "plain", "static" to insist on one kind of operations (see `selfspec
+        info`). `long_context`: for longrope models, all texts by the frequencies of long ones.
         """
         if threads is not None:
             if threads < 1:
@@ -144,7 +161,9 @@ class LLM:
         )
         target, parameters = loaded.model.device, loaded.model.num_parameters()
         try:
-            layered = LayeredModel(loaded.model, owned=loaded.owned, kernel=kernel, long_context=long_context)
+            layered = LayeredModel(
+                loaded.model, owned=loaded.owned, kernel=kernel, long_context=long_context
+            )
         except torch.OutOfMemoryError as error:
             raise weights_too_large(loaded.name, parameters, loaded.model.dtype, target) from error
         return cls(layered, loaded.tokenizer, loaded.name, loaded.model.generation_config)
@@ -171,43 +190,55 @@ class LLM:
         )
 
     def without_adapters(self) -> LLM:
-        """The same model without its live adapters, on the same weights; both can be used at the same time."""
+        """The same model without its live adapters, on the same weights; both can be used at the
+        same time."""
         other = copy(self)
         other.model, other._turns = self.model.without_adapters, Turns()
         return other
 
-    # ------------------------------------------------------------------------------------------------------ generating
+    # ----------------------------------------------------------------------------------- generating
 
     @overload
     def generate(self, prompts: str | list[int], **options: Unpack[Options]) -> Result: ...
     @overload
-    def generate(self, prompts: list[str] | list[list[int]], **options: Unpack[Options]) -> list[Result]: ...
+    def generate(
+        self, prompts: list[str] | list[list[int]], **options: Unpack[Options]
+    ) -> list[Result]: ...
     def generate(self, prompts: Any, **options: Unpack[Options]) -> Any:
-        """Continue a prompt (a string or a list of token ids), or each of a list of prompts; a list in, a list out.
+        """Continue a prompt (a string or a list of token ids), or each of a list of prompts; a list
+        in, a list out.
 
         Options, the same for `stream`, `chat` and `stream_chat`:
 
-        - `sampling`: a `SamplingParams`, or one for each prompt; None is greedy, with the repetition penalty that the model's own
-          generation config asks for. With a seed, prompt i of a list uses seed + i.
-        - `max_new_tokens` (256); `stop`: strings to stop before; `eos`: ids to stop at instead of the model's own, [] for none.
-        - `draft`: a drafter or its name; "auto" (the default) learns which one pays; None is plain decoding. `draft_options`: the
-          options of a named one.
-        - `control`: how many tokens to draft a round: a controller or its name; `control_options`: its options if it was named.
+        - `sampling`: a `SamplingParams`, or one for each prompt; None is greedy, with the
+          repetition penalty that the model's own generation config asks for. With a seed, prompt i
+          of a list uses seed + i.
+        - `max_new_tokens` (256); `stop`: strings to stop before; `eos`: ids to stop at instead of
+          the model's own, [] for none.
+        - `draft`: a drafter or its name; "auto" (the default) learns which one pays; None is plain
+          decoding. `draft_options`: the options of a named one.
+        - `control`: how many tokens to draft a round: a controller or its name; `control_options`:
+          its options if it was named.
         - `logprobs`: report each token's log-probability and those of this many alternatives.
-        - `logits_processors`, `stopping_criteria`: Hugging Face's, called with each row's full ids for every token.
+        - `logits_processors`, `stopping_criteria`: Hugging Face's, called with each row's full ids
+          for every token.
         """
         single = _is_one(prompts)
         results = self._start([prompts] if single else list(prompts), options).finish()
         return results[0] if single else results
 
     def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
-        """Continue one prompt, piece by piece; options as for `generate`. Text that could become a stop string is held back."""
+        """Continue one prompt, piece by piece; options as for `generate`. Text that could become a
+        stop string is held back."""
         if not _is_one(prompt):
-            raise OptionError("a stream has one prompt; call stream once for each, they may be interleaved")
+            raise OptionError(
+                "a stream has one prompt; call stream once for each, they may be interleaved"
+            )
         return Stream(self._start([prompt], options))
 
     def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Result:
-        """Answer a conversation ({"role": ..., "content": ...} messages) through the model's chat template.
+        """Answer a conversation ({"role": ..., "content": ...} messages) through the model's chat
+        template.
 
         What a following turn shares with an earlier one is not computed again.
         """
@@ -221,21 +252,34 @@ class LLM:
         """A conversation as token ids, ready for the answer."""
         tokenizer = self._need_tokenizer("a conversation")
         if not tokenizer.chat_template:
-            raise OptionError(f"{self._name} has no chat template, so it cannot chat; use generate with a prompt of your own")
-        text = tokenizer.apply_chat_template([dict(message) for message in messages], add_generation_prompt=True, tokenize=False)
+            raise OptionError(
+                f"{self._name} has no chat template, so it cannot chat; use generate with a "
+                f"prompt of your own"
+            )
+        text = tokenizer.apply_chat_template(
+            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
+        )
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def _start_chat(self, messages: Sequence[Message], options: Options) -> _Run:
         return self._start([self.encode_chat(messages)], options, self._turns)
 
-    def _start(self, prompts: Sequence[Prompt], options: Options, turns: Turns | None = None) -> _Run:
+    def _start(
+        self, prompts: Sequence[Prompt], options: Options, turns: Turns | None = None
+    ) -> _Run:
         _check_names(options)
         if not prompts:
             raise PromptError("the list of prompts is empty; give at least one prompt")
         ids = [self._encode(prompt) for prompt in prompts]
         stop, criteria = options.get("stop") or (), options.get("stopping_criteria") or ()
-        texts = [RowText(self.tokenizer, [stop] if isinstance(stop, str) else list(stop)) for _ in ids]
-        samplers = row_samplers(options.get("sampling") or self._default_sampling, ids, options.get("logits_processors") or ())
+        texts = [
+            RowText(self.tokenizer, [stop] if isinstance(stop, str) else list(stop)) for _ in ids
+        ]
+        samplers = row_samplers(
+            options.get("sampling") or self._default_sampling,
+            ids,
+            options.get("logits_processors") or (),
+        )
         eos = options.get("eos")
         requests = [
             Request(
@@ -243,7 +287,10 @@ class LLM:
                 sampler=sampler,
                 max_new_tokens=options.get("max_new_tokens", 256),
                 eos=self._eos if eos is None else frozenset(eos),
-                watches=[*text.watches, *([CriteriaWatch(criteria, prompt)] if criteria else [])],
+                stop_checks=[
+                    *text.stop_checks,
+                    *([CriteriaCheck(criteria, prompt)] if criteria else []),
+                ],
                 logprobs=options.get("logprobs"),
             )
             for prompt, sampler, text in zip(ids, samplers, texts, strict=True)
@@ -263,7 +310,8 @@ class LLM:
         outside = [token for token in prompt if not 0 <= token < self.model.shape.vocabulary]
         if outside:
             raise PromptError(
-                f"token {outside[0]} is outside the model's vocabulary of {self.model.shape.vocabulary}; "
+                f"token {outside[0]} is outside the model's vocabulary of "
+                f"{self.model.shape.vocabulary}; "
                 "was it made with another tokenizer?"
             )
         return list(prompt)
@@ -271,7 +319,8 @@ class LLM:
     def _need_tokenizer(self, purpose: str) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
             raise Unavailable(
-                f"{self._name} was loaded without a tokenizer, so {purpose} cannot be read; pass tokenizer=..., or token ids"
+                f"{self._name} was loaded without a tokenizer, so {purpose} cannot be read; pass "
+                f"tokenizer=..., or token ids"
             )
         return self.tokenizer
 
@@ -280,16 +329,23 @@ def _check_names(options: Mapping[str, Any]) -> None:
     """An unknown option is an error, never swallowed."""
     for name in options:
         if name in SamplingParams.__dataclass_fields__:
-            raise OptionError(f"{name!r} is a sampling parameter; pass sampling=SamplingParams({name}={options[name]!r})")
+            raise OptionError(
+                f"{name!r} is a sampling parameter; pass "
+                f"sampling=SamplingParams({name}={options[name]!r})"
+            )
         if name not in Options.__annotations__:
-            raise OptionError(f"there is no option {name!r}; {nearest(name, Options.__annotations__)}")
+            raise OptionError(
+                f"there is no option {name!r}; {nearest(name, Options.__annotations__)}"
+            )
 
 
 def _is_one(prompts: Any) -> bool:
     return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
 
 
-def _eos_tokens(generation_config: Any, tokenizer: PreTrainedTokenizerBase | None) -> frozenset[int]:
+def _eos_tokens(
+    generation_config: Any, tokenizer: PreTrainedTokenizerBase | None
+) -> frozenset[int]:
     eos = getattr(generation_config, "eos_token_id", None)
     if eos is None and tokenizer is not None:
         eos = tokenizer.eos_token_id
@@ -311,7 +367,12 @@ class _Run:
         self._requests, self._texts, self._turns = requests, texts, turns
         cache = turns.take(requests[0].prompt) if turns else None
         self._generation = Generation(
-            llm.model, requests, drafter, controller.start() if controller else None, cache=cache, lock=llm._lock
+            llm.model,
+            requests,
+            drafter,
+            controller.start() if controller else None,
+            cache=cache,
+            lock=llm._lock,
         )
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in requests]
         self.results: list[Result] | None = None

@@ -1,8 +1,10 @@
-"""Decoding that may change what is written, and therefore says so in its name: early exit without verification.
+"""Decoding that may change what is written, and therefore says so in its name: early exit without
+verification.
 
-LayerSkip's second stage ("early exit inference", Tables 2-5 and 10): tokens come from layers 0 to E - 1 and the model's own norm
-and head, and nobody checks them. Made of a shallower view of the same model, so that sampling, stops, batches and
-log-probabilities are those of `generate`. Knows neither the engine nor tokenizers; it only calls `generate` of what it is given.
+LayerSkip's second stage ("early exit inference", Tables 2-5 and 10): tokens come from layers 0 to E
+- 1 and the model's own norm and head, and nobody checks them. Made of a shallower view of the same
+model, so that sampling, stops, batches and log-probabilities are those of `generate`. Knows neither
+the engine nor tokenizers; it only calls `generate` of what it is given.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
-from .contract import FinishReason, Stats, TokenLogprob
+from .core.contract import FinishReason, Stats
+from .core.sampling import TokenLogprob
 from .errors import OptionError
-from .model.adapter import LayeredModel
-from .model.plan import LayerPlan
+from .model.compute.plan import LayerPlan
+from .model.layered import LayeredModel
 
 
 class Generates(Protocol):
@@ -29,7 +32,8 @@ class Generates(Protocol):
 
 @dataclass(frozen=True)
 class LossyResult:
-    """A continuation that the whole model never checked. It is no `Result`, so that it cannot be taken for one."""
+    """A continuation that the whole model never checked. It is no `Result`, so that it cannot be
+    taken for one."""
 
     text: str
     tokens: list[int]
@@ -42,10 +46,12 @@ class LossyResult:
 
 
 def first_layers(model: LayeredModel, layer: int) -> LayeredModel:
-    """The model made of the first `layer` layers, the last norm and the head. It shares all weights with the whole one."""
+    """The model made of the first `layer` layers, the last norm and the head. It shares all weights
+    with the whole one."""
     if not 0 < layer < model.layers:
         raise OptionError(
-            f"exit layer {layer} is not inside this model of {model.layers} layers; choose 1 to {model.layers - 1}, or call "
+            f"exit layer {layer} is not inside this model of {model.layers} layers; choose 1 to "
+            f"{model.layers - 1}, or call "
             "generate, which runs them all"
         )
     shallow = copy.copy(model)
@@ -56,11 +62,12 @@ def first_layers(model: LayeredModel, layer: int) -> LayeredModel:
 
 
 def early_exit_generate(llm: Generates, prompts: Any, layer: int, **options: Any) -> Any:
-    """What the first `layer` layers of a model write, without verification: fast, and NOT what the model would write.
+    """What the first `layer` layers of a model write, without verification: fast, and NOT what the
+    model would write.
 
-    `prompts` and `options` are those of `LLM.generate` (a list in, a list out); a drafter drafts for the shallow model, whose
-    tokens it does not change. For a draft by the same layers with the model's own output, use
-    `llm.generate(..., draft="early-exit", draft_options={"layer": layer})`.
+    `prompts` and `options` are those of `LLM.generate` (a list in, a list out); a drafter drafts
+    for the shallow model, whose tokens it does not change. For a draft by the same layers with the
+    model's own output, use `llm.generate(..., draft="early-exit", draft_options={"layer": layer})`.
     """
     exited = copy.copy(llm)
     exited.model = first_layers(llm.model, layer)

@@ -1,15 +1,18 @@
-"""What `LLM` hands out: a result, a piece of a stream, what was loaded. Plain values; knows nothing of how they came about."""
+"""What `LLM` hands out: a result, a piece of a stream, what was loaded. Plain values; knows nothing
+of how they came about."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .contract import FinishReason, Stats, TokenLogprob
+from .core.contract import FinishReason, Stats
+from .core.sampling import TokenLogprob
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was generated for one prompt. `stats` are those of the whole call, shared by the rows of a list of prompts."""
+    """What was generated for one prompt. `stats` are those of the whole call, shared by the rows of
+    a list of prompts."""
 
     text: str
     tokens: list[int]  # new tokens only, an end-of-sequence token included
@@ -21,7 +24,8 @@ class Result:
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step of a stream added: whole characters, and the tokens they came with (text may lag behind tokens)."""
+    """What one step of a stream added: whole characters, and the tokens they came with (text may
+    lag behind tokens)."""
 
     text: str
     tokens: list[int]

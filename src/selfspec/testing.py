@@ -1,4 +1,5 @@
-"""Public builders for tests and experiments: tiny random models of any family, a tokenizer, a model with known acceptance.
+"""Public builders for tests and experiments: tiny random models of any family, a tokenizer, a model
+with known acceptance.
 
 Nothing here is downloaded, and no figure about speed comes from here.
 """
@@ -13,15 +14,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
 from .llm import LLM
-from .model.adapter import LayeredModel
-from .model.extras import Part, signature
+from .model.compute.plan import LayerPlan
 from .model.families import FAMILIES
-from .model.loading import attention_option
-from .model.lora import stored_name
-from .model.plan import LayerPlan
-from .model.small import BlockSize
+from .model.layered import LayeredModel
+from .model.load.loading import attention_option
 from .train.exit_adapter import AdapterNet
 from .train.head_net import HeadNet
+from .trained.blocks import BlockSize
+from .trained.files import Part, signature
+from .trained.lora import stored_name
 
 SPECIALS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
 VOCABULARY = len(SPECIALS) + 256
@@ -44,7 +45,9 @@ _SMALL = {
     "initializer_range": 0.15,  # large enough that a random model has opinions
 }
 _LOUD = {"num_key_value_heads": None}  # every head has keys of its own
-_PECULIAR: dict[str, dict[str, Any]] = {  # so that what a family does differently matters at this size
+_PECULIAR: dict[
+    str, dict[str, Any]
+] = {  # so that what a family does differently matters at this size
     "gemma2": {
         "sliding_window": 24,
         "query_pre_attn_scalar": 40,
@@ -84,8 +87,14 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrain
     config = AutoConfig.for_model(family, **{**_SMALL, **_PECULIAR.get(family, {}), **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **attention_option(config))
-        for name, parameter in model.named_parameters():  # norms and biases start as constants, which would hide mistakes
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, **attention_option(config)
+        )
+        for (
+            name,
+            parameter,
+            # norms and biases start as constants, which would hide mistakes
+        ) in model.named_parameters():
             if "norm" in name or parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)
     model.eval().requires_grad_(False)
@@ -100,7 +109,10 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=SPECIALS[0], bos_token=SPECIALS[1], eos_token=SPECIALS[2]
+        tokenizer_object=tokenizer,
+        pad_token=SPECIALS[0],
+        bos_token=SPECIALS[1],
+        eos_token=SPECIALS[2],
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
@@ -111,39 +123,78 @@ def tiny_llm(family: str = "llama", seed: int = 0, **changes: Any) -> LLM:
     return LLM.from_pretrained(tiny_model(family, seed, **changes), tokenizer=tiny_tokenizer())
 
 
-def tiny_head(model: LayeredModel, seed: int = 0, vocabulary: Sequence[int] = (), layers: Sequence[int] = (0, 1)) -> Part:
+def tiny_head(
+    model: LayeredModel,
+    seed: int = 0,
+    vocabulary: Sequence[int] = (),
+    layers: Sequence[int] = (0, 1),
+) -> Part:
     """A random draft head for a tiny model; it can say these tokens, or every third."""
     size = _small_block(model)
     tensors = _random_weights(lambda: HeadNet(size, len(layers), model.shape.context), seed)
     settings = {"layers": list(layers), "block": size.as_dict()}
-    return Part("draft-head", signature(model), settings, {**tensors, "vocabulary": _known(model, vocabulary)})
+    return Part(
+        "draft-head",
+        signature(model),
+        settings,
+        {**tensors, "vocabulary": _known(model, vocabulary)},
+    )
 
 
-def tiny_adapter(model: LayeredModel, exit_layer: int = 2, seed: int = 0, vocabulary: Sequence[int] = ()) -> Part:
-    """A random exit adapter of two blocks for a tiny model; it can say these tokens, or every third."""
+def tiny_adapter(
+    model: LayeredModel, exit_layer: int = 2, seed: int = 0, vocabulary: Sequence[int] = ()
+) -> Part:
+    """A random exit adapter of two blocks for a tiny model; it can say these tokens, or every
+    third."""
     size = _small_block(model)
     tensors = _random_weights(lambda: AdapterNet(size, 2, model.shape.context), seed)
     settings = {"exit": exit_layer, "blocks": 2, "block": size.as_dict()}
-    return Part("exit-adapter", signature(model), settings, {**tensors, "vocabulary": _known(model, vocabulary)})
+    return Part(
+        "exit-adapter",
+        signature(model),
+        settings,
+        {**tensors, "vocabulary": _known(model, vocabulary)},
+    )
 
 
-def tiny_lora(model: LayeredModel, seed: int = 0, attention: Sequence[int] = (1,), mlp: Sequence[int] = (1, 2)) -> Part:
+def tiny_lora(
+    model: LayeredModel, seed: int = 0, attention: Sequence[int] = (1,), mlp: Sequence[int] = (1, 2)
+) -> Part:
     """A random draft-LoRA of rank 2 for a tiny model of Llama's kind, that can say everything."""
     family, shape = FAMILIES[model.shape.family], model.shape
     generator, tensors = torch.Generator().manual_seed(seed), {}
     for index, block in enumerate(model.blocks):
-        pieces = [(block.linears[0], family.qkv), (block.linears[1], (family.out,))] if index not in attention else []
-        pieces += [(block.linears[2], family.gate_up), (block.linears[3], (family.down,))] if index not in mlp else []
+        pieces = (
+            [(block.linears[0], family.qkv), (block.linears[1], (family.out,))]
+            if index not in attention
+            else []
+        )
+        pieces += (
+            [(block.linears[2], family.gate_up), (block.linears[3], (family.down,))]
+            if index not in mlp
+            else []
+        )
         for linear, names in pieces:
-            heads = [shape.heads, shape.kv_heads, shape.kv_heads] if len(names) == 3 else [1] * len(names)
+            heads = (
+                [shape.heads, shape.kv_heads, shape.kv_heads]
+                if len(names) == 3
+                else [1] * len(names)
+            )
             for name, share in zip(names, heads, strict=True):
                 outputs = linear.outputs * share // sum(heads)
                 tensors[f"{stored_name(index, name)}.a"] = (
                     torch.randn(2, linear.inputs, generator=generator) * linear.inputs**-0.5
                 )
-                tensors[f"{stored_name(index, name)}.b"] = 0.1 * torch.randn(outputs, 2, generator=generator)
+                tensors[f"{stored_name(index, name)}.b"] = 0.1 * torch.randn(
+                    outputs, 2, generator=generator
+                )
     tensors["vocabulary"] = torch.arange(shape.vocabulary, dtype=torch.int32)
-    return Part("draft-lora", signature(model), {"attention": list(attention), "mlp": list(mlp), "rank": 2}, tensors)
+    return Part(
+        "draft-lora",
+        signature(model),
+        {"attention": list(attention), "mlp": list(mlp), "rank": 2},
+        tensors,
+    )
 
 
 def _small_block(model: LayeredModel) -> BlockSize:
@@ -154,32 +205,51 @@ def _small_block(model: LayeredModel) -> BlockSize:
 def _random_weights(make: Callable[[], torch.nn.Module], seed: int) -> dict[str, torch.Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return {name: each + 0.2 * torch.randn_like(each) for name, each in make().state_dict().items()}
+        return {
+            name: each + 0.2 * torch.randn_like(each) for name, each in make().state_dict().items()
+        }
 
 
 def _known(model: LayeredModel, vocabulary: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(sorted(set(vocabulary)) or range(0, model.shape.vocabulary, 3), dtype=torch.int32)
+    return torch.tensor(
+        sorted(set(vocabulary)) or range(0, model.shape.vocabulary, 3), dtype=torch.int32
+    )
 
 
-def near_identity_model(acceptance: float, exit_layer: int = 2, seed: int = 0, **changes: Any) -> PreTrainedModel:
-    """A random Llama whose layers from `exit_layer` on change little, so that the exit there agrees with the whole model on about
-    this share of its own greedy tokens. The size of the change is found by bisection."""
-    model = tiny_model("llama", seed, **{"tie_word_embeddings": False, "num_hidden_layers": 8, **changes})
-    late = [p for layer in model.model.layers[exit_layer:] for p in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight)]
+def near_identity_model(
+    acceptance: float, exit_layer: int = 2, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
+    """A random Llama whose layers from `exit_layer` on change little, so that the exit there agrees
+    with the whole model on about this share of its own greedy tokens. The size of the change is
+    found by bisection."""
+    model = tiny_model(
+        "llama", seed, **{"tie_word_embeddings": False, "num_hidden_layers": 8, **changes}
+    )
+    late = [
+        p
+        for layer in model.model.layers[exit_layer:]
+        for p in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight)
+    ]
     originals = [p.clone() for p in late]
     low, high = 0.0, 1.0
     for _ in range(9):
         middle = (low + high) / 2
         for parameter, original in zip(late, originals, strict=True):
             parameter.data = original * middle
-        low, high = (middle, high) if exit_agreement(model, exit_layer) > acceptance else (low, middle)
+        low, high = (
+            (middle, high) if exit_agreement(model, exit_layer) > acceptance else (low, middle)
+        )
     return model
 
 
 def exit_agreement(
-    model: PreTrainedModel, exit_layer: int, tokens: int = 160, prompts: Sequence[int] = (5, 50, 120, 200)
+    model: PreTrainedModel,
+    exit_layer: int,
+    tokens: int = 160,
+    prompts: Sequence[int] = (5, 50, 120, 200),
 ) -> float:
-    """The share of the model's own greedy tokens that the exit after `exit_layer` layers names first too."""
+    """The share of the model's own greedy tokens that the exit after `exit_layer` layers names
+    first too."""
     layered = LayeredModel(model, check=False)
     agreed = 0
     for prompt in prompts:
@@ -187,7 +257,9 @@ def exit_agreement(
         new = llm.generate([prompt], max_new_tokens=tokens, eos=[]).tokens
         text = torch.tensor([prompt, *new[:-1]])
         cache = layered.new_cache(1, len(text))
-        place = cache.place([len(text)])
-        early = layered.head(layered.run(layered.embed(text), LayerPlan(0, exit_layer), cache, place))
+        place = cache.layout([len(text)])
+        early = layered.head(
+            layered.run(layered.embed(text), LayerPlan(0, exit_layer), cache, place)
+        )
         agreed += int((early.argmax(-1) == torch.tensor(new)).sum())
     return agreed / (tokens * len(prompts))

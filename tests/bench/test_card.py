@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from selfspec.bench import card
-from selfspec.model.adapter import LayeredModel
+from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_model
 
 IDS = [(7 * index + 3) % 200 for index in range(128)]
@@ -23,7 +23,8 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_pass_leaves_the_cache_as_it_was(model: LayeredModel) -> None:
-    """Catches a context that grows from turn to turn: later rounds would be slower, and the ratios of nothing much."""
+    """Catches a context that grows from turn to turn: later rounds would be slower, and the ratios
+    of nothing much."""
     passes = card.Passes(model, IDS, context=40, longest=8)
     before = torch.as_tensor(passes.cache.lengths).clone()
     for tokens in (8, 1, 3):
@@ -33,11 +34,14 @@ def test_a_pass_leaves_the_cache_as_it_was(model: LayeredModel) -> None:
 
 
 def test_a_pass_runs_all_its_tokens(model: LayeredModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a verify(8) that computes one token, or those that the cache holds already: any ratio would look splendid."""
+    """Catches a verify(8) that computes one token, or those that the cache holds already: any ratio
+    would look splendid."""
     seen: list[list[int]] = []
     forward = model.forward
     monkeypatch.setattr(
-        model, "forward", lambda tokens, cache, place: seen.append(tokens.tolist()) or forward(tokens, cache, place)
+        model,
+        "forward",
+        lambda tokens, cache, place: seen.append(tokens.tolist()) or forward(tokens, cache, place),
     )
     passes = card.Passes(model, IDS, context=40, longest=8)
     passes.run(8)
@@ -47,22 +51,32 @@ def test_a_pass_runs_all_its_tokens(model: LayeredModel, monkeypatch: pytest.Mon
 
 def test_the_curve_has_every_point(model: LayeredModel) -> None:
     """Catches contexts or counts that are mixed up or left out."""
-    points = [point for some in card.verify_curve(model, IDS, (16, 64), (1, 2, 5), rounds=2) for point in some]
-    assert [(point.context, point.tokens) for point in points] == [(context, n) for context in (16, 64) for n in (1, 2, 5)]
+    points = [
+        point
+        for some in card.verify_curve(model, IDS, (16, 64), (1, 2, 5), rounds=2)
+        for point in some
+    ]
+    assert [(point.context, point.tokens) for point in points] == [
+        (context, n) for context in (16, 64) for n in (1, 2, 5)
+    ]
     assert all(len(point.seconds) == 2 and all(point.seconds) for point in points)
 
 
 def test_the_card_has_what_the_floor_needs(model: LayeredModel) -> None:
-    """Catches weight bytes that are not those which a pass reads, and products that are not as many as steps."""
+    """Catches weight bytes that are not those which a pass reads, and products that are not as many
+    as steps."""
     found = card.cost_card(model, IDS, rounds=3)
     assert found.weight_bytes == model.weight_bytes > 0
     assert len(found.products) == len(found.step) == 3 and found.context == 64
 
 
 def test_bandwidth_counts_the_bytes_of_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches bytes counted as values or as bits, with a clock by which every reading takes a second."""
+    """Catches bytes counted as values or as bits, with a clock by which every reading takes a
+    second."""
     now = iter(range(10_000))
     monkeypatch.setattr(card, "timed", lambda action: lambda: (action(), next(now), 1.0)[-1])
     found = card.read_bandwidth(4 * 2**20, repetitions=3)
     assert found == {way: [4 * 2**20] * 3 for way in ("sum", "dot", "matrix-vector")}
-    assert card.read_bandwidth(10, repetitions=1)["sum"] == [2**20], "never smaller than a cache, whatever the model"
+    assert card.read_bandwidth(10, repetitions=1)["sum"] == [2**20], (
+        "never smaller than a cache, whatever the model"
+    )

@@ -13,7 +13,14 @@ from gguf import GGUFReader
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from selfspec.bench.convert import LlamaShape, converted, fingerprint, gguf_name, interleave, write_gguf
+from selfspec.bench.convert import (
+    LlamaShape,
+    converted,
+    fingerprint,
+    gguf_name,
+    interleave,
+    write_gguf,
+)
 from selfspec.errors import Unavailable, UnsupportedModel
 
 TINY = {
@@ -25,34 +32,49 @@ TINY = {
 
 def tiny_folder(folder: Path, **changes: object) -> Path:
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **{**TINY, **changes})).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(
+        AutoConfig.for_model("llama", **{**TINY, **changes})
+    ).save_pretrained(folder)
     return folder
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_transformers_reads_back_the_very_weights(tmp_path: Path, tied: bool) -> None:
-    """Catches a wrong tensor name, a wrong row order of q and k, a lost head. HF undoes llama.cpp's row order itself, so
-    an error on our side cannot cancel out; q has 4 heads and k has 2, so a mix-up of their counts shows."""
+    """Catches a wrong tensor name, a wrong row order of q and k, a lost head. HF undoes llama.cpp's
+    row order itself, so an error on our side cannot cancel out; q has 4 heads and k has 2, so a
+    mix-up of their counts shows."""
     source = tiny_folder(tmp_path / "model", tie_word_embeddings=tied)
     write_gguf(source, tmp_path / "model.gguf")
     model = AutoModelForCausalLM.from_pretrained(source)
-    read = load_gguf_checkpoint(str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=model)
-    expected = {name: weight for name, weight in model.state_dict().items() if not (tied and name == "lm_head.weight")}
+    read = load_gguf_checkpoint(
+        str(tmp_path / "model.gguf"), return_tensors=True, model_to_load=model
+    )
+    expected = {
+        name: weight
+        for name, weight in model.state_dict().items()
+        if not (tied and name == "lm_head.weight")
+    }
     assert sorted(read["tensors"]) == sorted(expected)
     for name, weight in expected.items():
         assert torch.equal(read["tensors"][name], weight), f"{name} came back with other numbers"
     config = read["config"]
-    assert (config["hidden_size"], config["num_key_value_heads"], config["rms_norm_eps"]) == (32, 2, pytest.approx(1e-6))
+    assert (config["hidden_size"], config["num_key_value_heads"], config["rms_norm_eps"]) == (
+        32,
+        2,
+        pytest.approx(1e-6),
+    )
     assert config.get("rope_theta", config.get("rope_parameters", {}).get("rope_theta")) == 12345.0
 
 
 def test_every_token_is_named_after_its_id_and_none_ends_the_text(tmp_path: Path) -> None:
-    """Catches a vocabulary that an engine would stop at or suppress: its answer is read back as ids, and greedy decoding without
-    end tokens must be able to write every one of them."""
+    """Catches a vocabulary that an engine would stop at or suppress: its answer is read back as
+    ids, and greedy decoding without end tokens must be able to write every one of them."""
     write_gguf(tiny_folder(tmp_path / "model"), tmp_path / "model.gguf")
     fields = GGUFReader(tmp_path / "model.gguf").fields
     assert fields["tokenizer.ggml.tokens"].contents() == [f"<{index}>" for index in range(64)]
-    assert fields["tokenizer.ggml.model"].contents() == "rwkv", "the only kind without an end token of its own"
+    assert fields["tokenizer.ggml.model"].contents() == "rwkv", (
+        "the only kind without an end token of its own"
+    )
     assert not [name for name in fields if name.endswith("eos_token_id")]
 
 
@@ -64,11 +86,14 @@ def test_interleaving_turns_halves_into_neighbours() -> None:
 
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_theta"])
 def test_rope_theta_is_found_under_its_new_and_its_old_name(tmp_path: Path, key: str) -> None:
-    """Catches the trap of transformers 5: a peer that silently runs with 10000 and writes something else."""
+    """Catches the trap of transformers 5: a peer that silently runs with 10000 and writes something
+    else."""
     folder = tiny_folder(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     del config["rope_parameters"]
-    config[key] = {"rope_type": "default", "rope_theta": 7777.0} if key == "rope_parameters" else 7777.0
+    config[key] = (
+        {"rope_type": "default", "rope_theta": 7777.0} if key == "rope_parameters" else 7777.0
+    )
     (folder / "config.json").write_text(json.dumps(config))
     assert LlamaShape.read(folder).rope_theta == 7777.0
 
@@ -82,8 +107,11 @@ def test_rope_theta_is_found_under_its_new_and_its_old_name(tmp_path: Path, key:
         {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": None},
     ],
 )
-def test_what_would_be_converted_wrongly_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
-    """Catches a peer that is compared on another model than ours because something of the configuration was dropped."""
+def test_what_would_be_converted_wrongly_is_refused(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    """Catches a peer that is compared on another model than ours because something of the
+    configuration was dropped."""
     folder = tiny_folder(tmp_path / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **change}))
@@ -94,7 +122,11 @@ def test_what_would_be_converted_wrongly_is_refused(tmp_path: Path, change: dict
 def test_a_tensor_without_a_place_is_refused() -> None:
     """Catches weights that are left out in silence."""
     assert gguf_name("model.layers.11.mlp.up_proj.weight") == "blk.11.ffn_up.weight"
-    for name in ("model.layers.0.self_attn.q_proj.bias", "model.layers.0.self_attn.q_norm.weight", "score.weight"):
+    for name in (
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.0.self_attn.q_norm.weight",
+        "score.weight",
+    ):
         with pytest.raises(UnsupportedModel, match=name):
             gguf_name(name)
 
@@ -144,7 +176,9 @@ def test_another_or_a_changed_model_is_converted_anew(tmp_path: Path, cache: Pat
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), OSError("disk full")])
-def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, cache: Path, failure: BaseException) -> None:
+def test_an_interrupted_conversion_leaves_nothing(
+    tmp_path: Path, cache: Path, failure: BaseException
+) -> None:
     """Catches half a model in the cache that the next run takes for a whole one."""
     source = tiny_folder(tmp_path / "model")
     with pytest.raises(type(failure)):
@@ -154,7 +188,8 @@ def test_an_interrupted_conversion_leaves_nothing(tmp_path: Path, cache: Path, f
 
 
 def test_a_second_process_may_be_quicker(tmp_path: Path, cache: Path) -> None:
-    """Catches a crash, or a copy pulled away from under a reader, when two runs convert at the same time."""
+    """Catches a crash, or a copy pulled away from under a reader, when two runs convert at the same
+    time."""
     source = tiny_folder(tmp_path / "model")
 
     def slow(source: Path, target: Path) -> None:

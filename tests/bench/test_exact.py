@@ -1,4 +1,5 @@
-"""`scripts/bench exact`: does it see a wrong bit, and does it read the same text however it reads it?"""
+"""`scripts/bench exact`: does it see a wrong bit, and does it read the same text however it reads
+it?"""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from selfspec.testing import tiny_llm
 
 
 def test_a_fingerprint_sees_one_bit_and_knows_its_row() -> None:
-    """Catches a fingerprint that rounds, or that mixes rows, so that differing logits would be called the same."""
+    """Catches a fingerprint that rounds, or that mixes rows, so that differing logits would be
+    called the same."""
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     changed = logits.clone()
     changed[1].view(torch.int32)[7] ^= 1
@@ -17,7 +19,8 @@ def test_a_fingerprint_sees_one_bit_and_knows_its_row() -> None:
 
 
 def test_a_fingerprint_depends_on_where_a_value_stands() -> None:
-    """Catches a plain sum of bits, for which swapped logits are the same. It also tells -0.0 from 0.0."""
+    """Catches a plain sum of bits, for which swapped logits are the same. It also tells -0.0 from
+    0.0."""
     row = torch.tensor([[1.0, 2.0, 0.0]])
     assert fingerprint(row) != fingerprint(row[:, [1, 0, 2]])
     assert fingerprint(row) != fingerprint(torch.tensor([[1.0, 2.0, -0.0]]))
@@ -29,7 +32,9 @@ def test_pieces_cover_the_text_once_and_in_order() -> None:
     text = torch.arange(5, 25)
     whole = read(model, text, iter([20]))
     assert len(whole) == 20 and len(set(whole.tolist())) == 20
-    assert torch.equal(read(model, text, iter([3, 9, 100])), whole), "the native kernels promise this"
+    assert torch.equal(read(model, text, iter([3, 9, 100])), whole), (
+        "the native kernels promise this"
+    )
 
 
 def test_rows_of_a_batch_keep_their_own_prints() -> None:
@@ -43,7 +48,8 @@ def test_rows_of_a_batch_keep_their_own_prints() -> None:
 
 
 class Lying:
-    """A model whose logits depend on how many tokens are read together: the fault that the benchmark is there to find."""
+    """A model whose logits depend on how many tokens are read together: the fault that the
+    benchmark is there to find."""
 
     def __init__(self) -> None:
         self.real = tiny_llm().model
@@ -59,7 +65,8 @@ class Lying:
 
 
 def test_a_model_that_depends_on_company_is_found_out() -> None:
-    """Catches a comparison that cannot fail: with one wrong bit in single steps, each of their positions has to be counted."""
+    """Catches a comparison that cannot fail: with one wrong bit in single steps, each of their
+    positions has to be counted."""
     texts = [torch.arange(5, 15), torch.arange(20, 26)]
     quiet = lambda items, _: items  # noqa: E731
     found = compare(Lying(), texts, quiet)  # type: ignore[arg-type]

@@ -18,11 +18,19 @@ from selfspec.bench.gpu_report import floor_seconds, markdown, measure, summary
 from selfspec.bench.plain import plain, run_command
 from selfspec.bench.schema import read_json
 from selfspec.errors import OptionError, ResourceError
-from selfspec.model.adapter import LayeredModel
+from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_model
 
 OPTIONS = GpuOptions(
-    "tiny", "cpu", batches=(1, 2), contexts=(8, 12), verify_tokens=(1, 3), rounds=1, steps=1, new_tokens=4, peers=False
+    "tiny",
+    "cpu",
+    batches=(1, 2),
+    contexts=(8, 12),
+    verify_tokens=(1, 3),
+    rounds=1,
+    steps=1,
+    new_tokens=4,
+    peers=False,
 )
 
 
@@ -43,7 +51,9 @@ def little_memory() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     target = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    assert measure(OPTIONS, target, quiet) == target and not list(target.parent.glob("*.partial.json"))
+    assert measure(OPTIONS, target, quiet) == target and not list(
+        target.parent.glob("*.partial.json")
+    )
     return read_json(target)
 
 
@@ -57,7 +67,10 @@ def test_every_cell_is_measured(result: dict[str, Any]) -> None:
     assert [(each["batch"], each["way"]) for each in result["rounds"]] == [
         (batch, way) for batch in (1, 2) for way in ("plain", "scripted", "early-exit")
     ]
-    assert all(each["same_tokens"] and min(each["recorded"] + each["eager"]) > 0 for each in result["steps"])
+    assert all(
+        each["same_tokens"] and min(each["recorded"] + each["eager"]) > 0
+        for each in result["steps"]
+    )
     assert result["complete"] and not result["notes"] and result["card"] and result["kind"] == "gpu"
 
 
@@ -72,36 +85,63 @@ def test_drafts_that_are_right_save_rounds(result: dict[str, Any]) -> None:
 
 
 def test_the_floor_is_what_must_be_read(result: dict[str, Any]) -> None:
-    """Bytes counted for one row, for keys alone, or over the slowest copy: shares above 100%, or flattering ones."""
+    """Bytes counted for one row, for keys alone, or over the slowest copy: shares above 100%, or
+    flattering ones."""
     config = gpu_module.SHAPES["tiny"]
-    weights = 2 * (259 * 64 + 4 * (64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * config["intermediate_size"]))
+    weights = 2 * (
+        259 * 64 + 4 * (64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * config["intermediate_size"])
+    )
     assert result["weight_bytes"] == weights and result["kv_bytes"] == 2 * 4 * 32 * 2
     assert floor_seconds(result, 2, 12) == pytest.approx((weights + 2 * 13 * 512) / 2e9)
-    fast = {**result, "steps": [{**result["steps"][0], "recorded": [2 * floor_seconds(result, 1, 8)]}]}
+    fast = {
+        **result,
+        "steps": [{**result["steps"][0], "recorded": [2 * floor_seconds(result, 1, 8)]}],
+    }
     assert summary(fast)["share_of_floor"] == {"1x8": 0.5}
 
 
-def test_tables_come_from_the_file(result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_come_from_the_file(
+    result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A result that cannot be shown again, or a difference in tokens that the table hides."""
     (tmp_path / "gpu.json").write_text(json.dumps(result))
     plain(show=tmp_path / "gpu.json")
     shown = capsys.readouterr().out
-    assert shown.strip() == markdown(result).strip() and "verify(3)" in shown and "early-exit" in shown
+    assert (
+        shown.strip() == markdown(result).strip() and "verify(3)" in shown and "early-exit" in shown
+    )
     assert "NO" not in shown
-    changed = {**result, "steps": [{**result["steps"][0], "same_tokens": False}], "notes": ["left out"]}
-    assert "NO" in markdown(changed) and markdown(changed).endswith("left out") and not summary(changed)["same_tokens"]
+    changed = {
+        **result,
+        "steps": [{**result["steps"][0], "same_tokens": False}],
+        "notes": ["left out"],
+    }
+    assert (
+        "NO" in markdown(changed)
+        and markdown(changed).endswith("left out")
+        and not summary(changed)["same_tokens"]
+    )
 
 
-def test_recordings_that_change_tokens_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_recordings_that_change_tokens_are_found(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The negative control of `same_tokens`: eager steps that are not those which were recorded."""
     standing = Standing.written
-    monkeypatch.setattr(Standing, "written", lambda self, tokens: [*standing(self, tokens), [int(self.model._steps.paused)]])
+    monkeypatch.setattr(
+        Standing,
+        "written",
+        lambda self, tokens: [*standing(self, tokens), [int(self.model._steps.paused)]],
+    )
     options = replace(OPTIONS, batches=(1,), contexts=(8,), verify_tokens=(1,))
     assert not read_json(measure(options, tmp_path / "gpu.json", quiet))["steps"][0]["same_tokens"]
 
 
-def test_what_does_not_fit_is_noted_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """One cell too large for the card that takes the others with it; or time that runs out without a word."""
+def test_what_does_not_fit_is_noted_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """One cell too large for the card that takes the others with it; or time that runs out without
+    a word."""
     whole = gpu_module.GpuBenchmark._cell
 
     def cell(self: Any, model: LayeredModel, batch: int, context: int) -> None:
@@ -111,9 +151,16 @@ def test_what_does_not_fit_is_noted_and_the_rest_goes_on(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(gpu_module.GpuBenchmark, "_cell", cell)
     result = read_json(measure(replace(OPTIONS, batches=(1,)), tmp_path / "gpu.json", quiet))
-    assert result["notes"] == ["steps, batch 1, context 12: keys and values take 99 GB"] and len(result["steps"]) == 1
+    assert (
+        result["notes"] == ["steps, batch 1, context 12: keys and values take 99 GB"]
+        and len(result["steps"]) == 1
+    )
     late = read_json(measure(replace(OPTIONS, minutes=-1), tmp_path / "late.json", quiet))
-    assert not late["steps"] and not late["complete"] and "the time was up: rounds, batch 2" in late["notes"][-1]
+    assert (
+        not late["steps"]
+        and not late["complete"]
+        and "the time was up: rounds, batch 2" in late["notes"][-1]
+    )
     assert markdown(late)
 
 
@@ -152,7 +199,9 @@ def test_what_cannot_be_measured_is_refused(change: dict[str, Any], message: str
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card here")
-def test_without_a_card_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_card_the_remedy_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """torch's own error about drivers, after a model was made on the CPU."""
     monkeypatch.setattr(sys, "argv", ["bench", "--device", "cuda"])
     with pytest.raises(SystemExit) as ended:
@@ -181,4 +230,8 @@ def test_on_a_card_steps_are_recorded_and_change_nothing(tmp_path: Path) -> None
     """The whole benchmark with real graphs, at a size that takes seconds."""
     options = replace(OPTIONS, device="cuda", contexts=(8, 300), steps=4, new_tokens=16, peers=True)
     result = read_json(measure(options, tmp_path / "gpu.json", quiet))
-    assert summary(result)["same_tokens"] and result["recorded"].startswith("yes") and result["complete"]
+    assert (
+        summary(result)["same_tokens"]
+        and result["recorded"].startswith("yes")
+        and result["complete"]
+    )

@@ -6,7 +6,20 @@ import re
 
 import pytest
 
-from selfspec.bench.html import Bar, Cell, Line, bars, facts, heading, heat, lines, page, paragraph, table, ticks
+from selfspec.bench.html import (
+    Bar,
+    Cell,
+    Line,
+    bars,
+    facts,
+    heading,
+    heat,
+    lines,
+    page,
+    paragraph,
+    table,
+    ticks,
+)
 
 EVIL = '<script>alert("x")</script>'
 
@@ -18,14 +31,21 @@ def test_everything_given_is_escaped() -> None:
         heat(EVIL, [EVIL], [(EVIL, [Cell(EVIL, title=EVIL)])]), lines([Line(EVIL, [(0, 1)]), Line("b", [(1, 2)])], EVIL, EVIL),
     ]  # fmt: skip
     whole = page(EVIL, EVIL, pieces)
-    assert "<script" not in whole and 'alert("x")' not in whole and whole.count("&lt;script&gt;") >= 15
+    assert (
+        "<script" not in whole and 'alert("x")' not in whole and whole.count("&lt;script&gt;") >= 15
+    )
 
 
 def test_a_page_is_one_file_for_both_schemes_and_narrow_screens() -> None:
-    """A stylesheet or font from elsewhere would be missing in ten years; without a viewport a phone shows a desktop page."""
+    """A stylesheet or font from elsewhere would be missing in ten years; without a viewport a phone
+    shows a desktop page."""
     whole = page("a", "b", [])
     assert not re.search(r"https?:|url\(|@import|<link", whole)
-    assert "prefers-color-scheme: dark" in whole and "max-width: 640px" in whole and 'name="viewport"' in whole
+    assert (
+        "prefers-color-scheme: dark" in whole
+        and "max-width: 640px" in whole
+        and 'name="viewport"' in whole
+    )
 
 
 def test_bars_share_a_scale_and_show_their_interval() -> None:
@@ -34,17 +54,24 @@ def test_bars_share_a_scale_and_show_their_interval() -> None:
     widths = [float(each) for each in re.findall(r'class="fill" style="width:([\d.]+)%', drawn)]
     assert widths[0] / widths[1] == pytest.approx(2.0 / 0.6, rel=1e-3) and max(widths) < 100
     left, wide = re.search(r'whisker" style="left:([\d.]+)%;width:([\d.]+)%', drawn).groups()
-    assert float(left) / widths[0] == pytest.approx(1.8 / 2.0, rel=1e-3) and float(left) + float(wide) < 100
+    assert (
+        float(left) / widths[0] == pytest.approx(1.8 / 2.0, rel=1e-3)
+        and float(left) + float(wide) < 100
+    )
     assert "--good" in drawn and "--bad" in drawn
 
 
 def test_strength_stays_within_bounds() -> None:
     """A strength above 1 is an invalid colour, and the cell would have none."""
-    found = re.findall(r"calc\(([\d.]+) \*", heat("", ["a", "b"], [("x", [Cell("1", 7.0), Cell("2", -3.0)])]))
+    found = re.findall(
+        r"calc\(([\d.]+) \*", heat("", ["a", "b"], [("x", [Cell("1", 7.0), Cell("2", -3.0)])])
+    )
     assert found == ["1.000", "0.000"]
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 1), (0, 1.9), (3, 61), (0.92, 0.997), (1e-6, 3e-6), (5, 5), (-2, 2)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(0, 1), (0, 1.9), (3, 61), (0.92, 0.997), (1e-6, 3e-6), (5, 5), (-2, 2)]
+)
 def test_ticks_are_round_and_inside(low: float, high: float) -> None:
     """An endless loop or a single tick on small spans."""
     found = ticks(low, high, 5)

@@ -36,7 +36,10 @@ def test_the_verdict_names_the_best_and_why_another_loses(run: SuiteRun) -> None
     """Naming the wrong row, or a loser without its reason, is worse than no verdict."""
     said = verdict(changed(run, EXIT, accepted=5))
     assert said.startswith("Use auto: 1.60x") and "which is the fastest plain decoding here" in said
-    assert "Not early-exit, control fixed with tokens=4: 0.70x, because 12% of its drafts are accepted." in said
+    assert (
+        "Not early-exit, control fixed with tokens=4: 0.70x, because 12% of its drafts are "
+        "accepted." in said
+    )
     assert "All 24 texts of our methods are token for token" in said
 
 
@@ -44,9 +47,15 @@ def test_the_verdict_names_the_best_and_why_another_loses(run: SuiteRun) -> None
     ("counts", "said"),
     [
         ({"accepted": 4}, "10% of its drafts are accepted"),
-        ({"draft_seconds": 9.0, "verify_seconds": 1.0, "host_seconds": 0.0}, "drafting takes 90% of its time for 2.00"),
+        (
+            {"draft_seconds": 9.0, "verify_seconds": 1.0, "host_seconds": 0.0},
+            "drafting takes 90% of its time for 2.00",
+        ),
         ({"draft_seconds": 0.0, "verify_seconds": 2.0}, "a pass over its drafts costs"),
-        ({"draft_seconds": 0.0, "verify_seconds": 0.5, "verifications": 40, "accepted": 40}, "seldom finds a guess"),
+        (
+            {"draft_seconds": 0.0, "verify_seconds": 0.5, "verifications": 40, "accepted": 40},
+            "seldom finds a guess",
+        ),
         ({"draft_seconds": 0.0, "verify_seconds": 0.5}, "does not pay for what it costs"),
     ],
 )
@@ -67,12 +76,23 @@ def test_nothing_that_wins_is_said_so() -> None:
         if turn.contestant == "selfspec/auto" and turn.questions == ["qa/0"]:
             turn.seconds += 0.5
     said = verdict(unsure)
-    assert "Keep plain" in said and "auto may be, at 1.1" in said and "more questions would tell" in said
+    assert (
+        "Keep plain" in said
+        and "auto may be, at 1.1" in said
+        and "more questions would tell" in said
+    )
 
 
 def test_a_close_second_is_named() -> None:
     """Two methods within each other's interval: the order is chance, and a reader should know."""
-    run = a_suite({"selfspec/plain": 1.0, "selfspec/auto": 1.6, "selfspec/ngram": 1.58, "selfspec/recycle": 1.2})
+    run = a_suite(
+        {
+            "selfspec/plain": 1.0,
+            "selfspec/auto": 1.6,
+            "selfspec/ngram": 1.58,
+            "selfspec/recycle": 1.2,
+        }
+    )
     for turn in run.turns:  # questions differ, so that there is an interval
         if turn.contestant == "selfspec/auto":
             turn.seconds += 0.1 if turn.questions[0].endswith(("0", "3")) else -0.1
@@ -83,7 +103,10 @@ def test_a_close_second_is_named() -> None:
 def test_a_faster_rival_and_a_slower_baseline_are_named() -> None:
     """A report that hides that another engine is faster."""
     said = verdict(a_suite({**SPEED, "ctranslate2/plain": 2.0}))
-    assert "The fastest here is ctranslate2/plain, at 1.25x the best of ours." in said and "0.80x the fastest plain" in said
+    assert (
+        "The fastest here is ctranslate2/plain, at 1.25x the best of ours." in said
+        and "0.80x the fastest plain" in said
+    )
 
 
 def test_one_unit_cannot_say(run: SuiteRun) -> None:
@@ -96,10 +119,16 @@ def test_differing_texts_and_interruptions_are_said() -> None:
     """They are what a reader must know first."""
     run = the_sample()
     difference = next(turn for turn in run.turns if turn.differences).differences[0]
-    next(turn for turn in run.turns if turn.contestant == "selfspec/auto").differences.append(difference)
+    next(turn for turn in run.turns if turn.contestant == "selfspec/auto").differences.append(
+        difference
+    )
     run.complete = False
     said = verdict(run)
-    assert "1 of 24 texts of our methods differ" in said and "1 of them at near-ties" in said and "interrupted" in said
+    assert (
+        "1 of 24 texts of our methods differ" in said
+        and "1 of them at near-ties" in said
+        and "interrupted" in said
+    )
 
 
 def test_settings_are_words() -> None:
@@ -134,7 +163,11 @@ def test_scores_batches_and_precisions_get_their_sections(run: SuiteRun) -> None
     other.turns += more
     other.plan.batches.append(4)
     page = report_page(other)
-    assert "0.0785" in page and "Speed (float32, batch 1)" in page and "Speed (float32, batch 4)" in page
+    assert (
+        "0.0785" in page
+        and "Speed (float32, batch 1)" in page
+        and "Speed (float32, batch 4)" in page
+    )
     assert "At batch 4: " in verdict(other)
 
 
@@ -148,12 +181,28 @@ def test_the_page_of_a_sweep() -> None:
         },
     }  # fmt: skip
     assert sweep_verdict(run) == "Nothing was measured yet." and "</html>" in sweep_page(run)
-    cell = {"group": "a", "part": "grid", "decoded": 10, "verifications": 5, "drafted": 10, "accepted": 3, "identical": True}
+    cell = {
+        "group": "a",
+        "part": "grid",
+        "decoded": 10,
+        "verifications": 5,
+        "drafted": 10,
+        "accepted": 3,
+        "identical": True,
+    }
     run["turns"] = [
         {**cell, "kind": kind, "first": first, "drafts": first, "seconds": seconds}
-        for kind, first, seconds in (("plain", 0, 1.0), ("grid", 1, 2.0), ("grid", 2, 1.6), ("plain", 0, 1.0))
+        for kind, first, seconds in (
+            ("plain", 0, 1.0),
+            ("grid", 1, 2.0),
+            ("grid", 2, 1.6),
+            ("plain", 0, 1.0),
+        )
     ]
-    assert "comes nearest, 0.62x plain decoding with 30% of its drafts accepted: do not use it here" in sweep_verdict(run)
+    assert (
+        "comes nearest, 0.62x plain decoding with 30% of its drafts accepted: do not use it here"
+        in sweep_verdict(run)
+    )
     run["turns"][2]["seconds"] = 0.5
     assert "Early exit at layer 2 with 2 drafts a round: 2.00x" in sweep_verdict(run)
     run["gamma"] = [{"threshold": 0.6 + step / 1000} for step in range(900)]

@@ -17,7 +17,8 @@ def a_process(folder: Path, kilobytes: int) -> None:
 
 
 def test_the_largest_resident_size_since_the_start(tmp_path: Path) -> None:
-    """Catches an earlier peak taken for this turn's, kilobytes taken for bytes, and virtual memory for resident."""
+    """Catches an earlier peak taken for this turn's, kilobytes taken for bytes, and virtual memory
+    for resident."""
     a_process(tmp_path, 5)
     memory = PeakMemory(7, tmp_path)
     assert memory.read() is None, "not started"
@@ -34,9 +35,13 @@ def test_where_the_system_says_nothing_there_is_nothing(tmp_path: Path) -> None:
     assert memory.read() is None
 
 
-@pytest.mark.skipif(not os.access(f"/proc/{os.getpid()}/clear_refs", os.W_OK), reason="this system cannot start a peak anew")
+@pytest.mark.skipif(
+    not os.access(f"/proc/{os.getpid()}/clear_refs", os.W_OK),
+    reason="this system cannot start a peak anew",
+)
 def test_a_real_process_forgets_its_peak() -> None:
-    """Catches a kernel interface that changed: 80 MB that were given back must not be in the next turn's peak."""
+    """Catches a kernel interface that changed: 80 MB that were given back must not be in the next
+    turn's peak."""
     memory = PeakMemory(os.getpid())
     block = bytearray(80_000_000)
     memory.start()
@@ -55,8 +60,12 @@ def a_counter(folder: Path, name: str, microjoules: int, largest: int = 1_000_00
 
 
 def test_packages_are_summed_and_their_parts_are_not(tmp_path: Path) -> None:
-    """Catches a core's energy counted twice, microjoules taken for joules, and a counter that began anew as negative energy."""
-    first, second = a_counter(tmp_path, "intel-rapl:0", 100), a_counter(tmp_path, "intel-rapl:1", 999_000)
+    """Catches a core's energy counted twice, microjoules taken for joules, and a counter that began
+    anew as negative energy."""
+    first, second = (
+        a_counter(tmp_path, "intel-rapl:0", 100),
+        a_counter(tmp_path, "intel-rapl:1", 999_000),
+    )
     a_counter(tmp_path, "intel-rapl:0:0", 5)
     meter = EnergyMeter.find(tmp_path, gpu=False)
     meter.start()

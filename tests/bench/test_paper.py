@@ -17,7 +17,18 @@ from selfspec.bench import paper_run
 from selfspec.bench.contestants import contestants
 from selfspec.bench.html_paper import paper_page
 from selfspec.bench.layers import Similarities
-from selfspec.bench.paper import EXITS, LOSSY, OWN, PLAIN, SPEED, PaperRow, PaperTable, exit_of, find_table, tables
+from selfspec.bench.paper import (
+    EXITS,
+    LOSSY,
+    OWN,
+    PLAIN,
+    SPEED,
+    PaperRow,
+    PaperTable,
+    exit_of,
+    find_table,
+    tables,
+)
 from selfspec.bench.paper_report import cells, load_paper, markdown
 from selfspec.bench.paper_run import STEPS, Measuring, key_of, sources_of
 from selfspec.bench.quality import MEASURES as QUALITY
@@ -31,7 +42,9 @@ from selfspec.train.evaluate import evaluate_exits
 
 SPEEDS = [table for table in tables().values() if table.kind == SPEED]
 WANTED = [f"layerskip-table{number}" for number in (1, 2, 3, 4, 5, 6, 10)]
-WANTED += [f"dv-table{number}" for number in (1, 2, 3, 4, 5, 7, 10, 13, 15)] + [f"asd-table{number}" for number in (1, 3, 4, 5)]
+WANTED += [f"dv-table{number}" for number in (1, 2, 3, 4, 5, 7, 10, 13, 15)] + [
+    f"asd-table{number}" for number in (1, 3, 4, 5)
+]
 
 
 def test_all_tables_are_there() -> None:
@@ -42,7 +55,8 @@ def test_all_tables_are_there() -> None:
 @pytest.mark.parametrize("table", SPEEDS, ids=lambda table: table.name)
 @pytest.mark.parametrize("layers", [4, 30])
 def test_every_method_exists_and_fits_any_depth(table: PaperTable, layers: int) -> None:
-    """A typo in a drafter's or an option's name, or an exit beyond a shallow model, would end a run of an hour."""
+    """A typo in a drafter's or an option's name, or an exit beyond a shallow model, would end a run
+    of an hour."""
     methods = [table.method_of(row, layers) for row in table.rows]
     ours = [method for method in methods if method not in (None, PLAIN, LOSSY)]
     assert ours and not any("{" in str(method) for method in ours)
@@ -78,14 +92,21 @@ def test_every_row_asks_a_known_task_and_every_column_can_be_filled(table: Paper
     ],
 )
 def test_figures_are_the_papers(name: str, row: str, column: str, figure: str) -> None:
-    """A sample of what was copied by hand: a column shifted by one is a wrong claim about somebody's work."""
-    assert next(each for each in find_table(name).rows if each.name == row).figures[column] == figure
+    """A sample of what was copied by hand: a column shifted by one is a wrong claim about
+    somebody's work."""
+    assert (
+        next(each for each in find_table(name).rows if each.name == row).figures[column] == figure
+    )
 
 
 def test_drafts_can_be_replaced_but_not_the_controller() -> None:
-    """--methods names halves that a search found; the table's rows go on saying how much to draft."""
+    """--methods names halves that a search found; the table's rows go on saying how much to
+    draft."""
     table = find_table("dv-table3")
-    assert table.method_of(table.rows[0], 30, "layer-skip:profile=x.json") == "layer-skip:profile=x.json@fixed:tokens=2"
+    assert (
+        table.method_of(table.rows[0], 30, "layer-skip:profile=x.json")
+        == "layer-skip:profile=x.json@fixed:tokens=2"
+    )
     reuse = find_table("layerskip-table6")
     assert reuse.method_of(reuse.rows[1], 24) == "early-exit:layer=18,reuse=false@fixed:tokens=7"
 
@@ -102,12 +123,19 @@ def test_unknown_tables_and_tasks() -> None:
     for name in ("layerskip-table5", "layerskip-table1", "asd-table1"):
         with pytest.raises(OptionError, match="needs files of yours; give --task"):
             sources_of(find_table(name), [])
-    assert sources_of(find_table("dv-table13"), ["spec-bench=q"]) == {"conversation": "spec-bench=q"}
+    assert sources_of(find_table("dv-table13"), ["spec-bench=q"]) == {
+        "conversation": "spec-bench=q"
+    }
 
 
 ROWS = (
     PaperRow("qa", "autoregressive", PLAIN, {"7B speedup": "1.00x"}),
-    PaperRow("qa", "self-speculative", "{draft}@fixed:tokens=4", {"7B speedup": "1.86x", "7B accepted": "69%"}),
+    PaperRow(
+        "qa",
+        "self-speculative",
+        "{draft}@fixed:tokens=4",
+        {"7B speedup": "1.86x", "7B accepted": "69%"},
+    ),
     PaperRow("qa", "early exit", LOSSY, {}, 0.5),
     PaperRow("qa", "another", None, {"7B speedup": "1.5x"}, why="nobody built it"),
 )
@@ -128,7 +156,9 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def questions(tmp_path: Path) -> Path:
     path = tmp_path / "qa.jsonl"
-    rows = [{"prompt": f"question {number}", "answer": "a text", "id": number} for number in range(4)]
+    rows = [
+        {"prompt": f"question {number}", "answer": "a text", "id": number} for number in range(4)
+    ]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return path
 
@@ -138,14 +168,23 @@ def pretended(prepared: Any) -> None:
     speeds = {"selfspec/plain": 1.0, "selfspec/ngram@fixed:tokens=4": 1.5}
     made = a_suite(speeds, tasks=("qa",))
     prepared.run.turns, prepared.run.engines, prepared.run.complete = made.turns, made.engines, True
-    prepared.run.answers = [Answer("qa", f"qa/{number}", [1], "a  text\n" if number else "wrong") for number in range(4)]
-    differing = next(t for t in made.turns if t.contestant.endswith("tokens=4") and t.questions == ["qa/3"])
+    prepared.run.answers = [
+        Answer("qa", f"qa/{number}", [1], "a  text\n" if number else "wrong") for number in range(4)
+    ]
+    differing = next(
+        t for t in made.turns if t.contestant.endswith("tokens=4") and t.questions == ["qa/3"]
+    )
     differing.differences = [Difference("qa/3", 0, text="another")]
 
 
-def test_a_table_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, questions: Path) -> None:
-    """Figures of a row under another's name; the lossy row left out; scores counted twice when the same command goes on."""
-    monkeypatch.setattr("selfspec.bench.paper.tables", lambda: {"made-up": replace(TABLE, rows=rows)})
+def test_a_table_is_measured_and_shown(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, questions: Path
+) -> None:
+    """Figures of a row under another's name; the lossy row left out; scores counted twice when the
+    same command goes on."""
+    monkeypatch.setattr(
+        "selfspec.bench.paper.tables", lambda: {"made-up": replace(TABLE, rows=rows)}
+    )
     rows = tuple(replace(row, task=OWN) for row in ROWS)
     wishes = Wishes(str(folder), [f"{OWN}={questions}"], sample=4, new_tokens=6, threads=1)
     out = tmp_path / "made-up.json"
@@ -154,7 +193,11 @@ def test_a_table_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch, tmp_path
         result = work.measure(pretended)
     ours = result.values[f"{OWN}: self-speculative"]
     assert result.values[f"{OWN}: autoregressive"]["exact match"] == 0.75
-    assert ours["exact match"] == 0.5 and ours["accepted"] == 0.5 and ours["speedup"] == pytest.approx(1.5)
+    assert (
+        ours["exact match"] == 0.5
+        and ours["accepted"] == 0.5
+        and ours["speedup"] == pytest.approx(1.5)
+    )
     early = result.values[f"{OWN}: early exit"]
     assert early["exact match"] == 0 and early["tokens/s"] > 0 and "speedup" not in early
     assert result.runs == ["made-up-jsonl.json"]
@@ -166,12 +209,17 @@ def test_a_table_is_measured_and_shown(monkeypatch: pytest.MonkeyPatch, tmp_path
     text = markdown(load_paper(out))
     line = next(line for line in text.splitlines() if "self-speculative" in line)
     assert re.findall(r"[\d.]+[x%]", line)[:5] == ["1.86x", "69%", "50.0%", "50.0%", "1.50x"]
-    assert "early exit (ours: E=2 of 4)" in text and "nobody built it" in text and "half of it" in text
+    assert (
+        "early exit (ours: E=2 of 4)" in text and "nobody built it" in text and "half of it" in text
+    )
     assert "everything else" in paper_page(load_paper(out))
 
 
-def test_sampled_answers_count_for_both(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path) -> None:
-    """pass@10 needs ten samples of each question, drawn with different seeds, and pass@1 is of them too."""
+def test_sampled_answers_count_for_both(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path
+) -> None:
+    """pass@10 needs ten samples of each question, drawn with different seeds, and pass@1 is of them
+    too."""
     drawn: list[dict[str, list[str]]] = []
 
     def judged(answers: Any, golds: Any, wanted: Any) -> dict[str, float]:
@@ -183,12 +231,26 @@ def test_sampled_answers_count_for_both(monkeypatch: pytest.MonkeyPatch, tmp_pat
     rows = tuple(replace(row, task="humaneval") for row in ROWS[:2])
     table = replace(TABLE, rows=rows, measures=("pass@1", "pass@10"), samples=10, temperature=0.6)
     problems = tmp_path / "HumanEval.jsonl"
-    problem = {"task_id": "humaneval/0", "prompt": "def f(x):\n", "entry_point": "f", "test": "", "canonical_solution": ""}
+    problem = {
+        "task_id": "humaneval/0",
+        "prompt": "def f(x):\n",
+        "entry_point": "f",
+        "test": "",
+        "canonical_solution": "",
+    }
     problems.write_text(json.dumps(problem), encoding="utf-8")
 
     def sat(prepared: Any) -> None:
-        made = a_suite({"selfspec/plain": 1.0, "selfspec/ngram@fixed:tokens=4": 1.5}, tasks=("humaneval",), questions=1)
-        prepared.run.turns, prepared.run.engines, prepared.run.complete = made.turns, made.engines, True
+        made = a_suite(
+            {"selfspec/plain": 1.0, "selfspec/ngram@fixed:tokens=4": 1.5},
+            tasks=("humaneval",),
+            questions=1,
+        )
+        prepared.run.turns, prepared.run.engines, prepared.run.complete = (
+            made.turns,
+            made.engines,
+            True,
+        )
         prepared.run.answers = [Answer("humaneval", "humaneval/0", [1], "greedy")]
 
     wishes = Wishes(str(folder), [f"humaneval={problems}"], new_tokens=6, threads=1)
@@ -199,39 +261,58 @@ def test_sampled_answers_count_for_both(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_exits_and_halves_of_a_model(tmp_path: Path, folder: Path) -> None:
-    """Last and middle exchanged, or attention's figures under MLP; what the paper has no row for is added below."""
+    """Last and middle exchanged, or attention's figures under MLP; what the paper has no row for is
+    added below."""
     text = tmp_path / "wiki.txt"
     text.write_text("some words in a row and more of them\n" * 200, encoding="utf-8")
     choices = tmp_path / "boolq.jsonl"
-    choices.write_text(json.dumps({"question": "q", "choices": ["a", "b"], "answer": 0}), encoding="utf-8")
+    choices.write_text(
+        json.dumps({"question": "q", "choices": ["a", "b"], "answer": 0}), encoding="utf-8"
+    )
     wishes = Wishes(str(folder), [f"text={text}", f"choices={choices}"], threads=1)
     table = find_table("layerskip-table1")
     assert table.kind == EXITS
-    result = Measuring(table, wishes, None, "", tmp_path / "t.json", lambda _: None).measure(pretended)
+    result = Measuring(table, wishes, None, "", tmp_path / "t.json", lambda _: None).measure(
+        pretended
+    )
     found = result.values["perplexity of wiki.txt"]
     llm = LLM.from_pretrained(folder)
     blocks = load_data([text], llm.tokenizer, DataOptions(length=512, held_out=0.5)).held_out
     half, whole = (each.perplexity for each in evaluate_exits(llm.model, blocks, [2, 4]))
-    assert found == {"last": pytest.approx(whole), "middle": pytest.approx(half)} and whole != pytest.approx(half)
+    assert found == {
+        "last": pytest.approx(whole),
+        "middle": pytest.approx(half),
+    } and whole != pytest.approx(half)
     assert result.values["choices: BoolQ"]["last"] in (0, 100)
     header, lines = cells(table, vars(result))
     assert lines[-1][0] == "perplexity of wiki.txt" and header[-2:] == ["ours last", "ours middle"]
     assert next(line for line in lines if "BoolQ" in line[0])[-2] in ("0", "100")
 
     wishes = Wishes(str(folder), [f"text={text}"], threads=1)
-    halves = Measuring(find_table("asd-table1"), wishes, None, "", tmp_path / "t.json", lambda _: None).measure(pretended)
-    ids, similar = llm.tokenizer(text.read_text(encoding="utf-8"))["input_ids"][: 512 - STEPS], Similarities(4)
+    halves = Measuring(
+        find_table("asd-table1"), wishes, None, "", tmp_path / "t.json", lambda _: None
+    ).measure(pretended)
+    ids, similar = (
+        llm.tokenizer(text.read_text(encoding="utf-8"))["input_ids"][: 512 - STEPS],
+        Similarities(4),
+    )
     llm.model.prefill([ids], llm.model.new_cache(1, len(ids)), similar)
     for column, half in (("attention", True), ("MLP", False)):
         assert halves.values["text: mean ACS"][column] == pytest.approx(fmean(similar.means(half)))
-        least, most = (halves.values[f"text: {name} ACS"][column] for name in ("minimum", "maximum"))
+        least, most = (
+            halves.values[f"text: {name} ACS"][column] for name in ("minimum", "maximum")
+        )
         assert -1 <= least < halves.values["text: mean ACS"][column] < most <= 1
         assert halves.values["text: mean time, ms"][column] > 0
 
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [(None, "no result file"), ("{", "not a result"), ('{"kind": "paper", "schema_version": 7}', r"holds \('paper', 7\)")],
+    [
+        (None, "no result file"),
+        ("{", "not a result"),
+        ('{"kind": "paper", "schema_version": 7}', r"holds \('paper', 7\)"),
+    ],
 )
 def test_other_files_are_refused(tmp_path: Path, text: str | None, said: str) -> None:
     """A result of another version would fill other columns."""

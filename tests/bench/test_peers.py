@@ -42,7 +42,9 @@ def open_peer(tmp_path: Path) -> Iterator[Open]:
     opened: list[Peer] = []
 
     def start(source: str, limit: float = 20.0, **options: object) -> Peer:
-        peer = Peer(write_peer(tmp_path, f"peer{len(opened)}", source), threads=2, limit=limit, **options)  # type: ignore[arg-type]
+        peer = Peer(
+            write_peer(tmp_path, f"peer{len(opened)}", source), threads=2, limit=limit, **options
+        )  # type: ignore[arg-type]
         opened.append(peer)
         peer.load(tmp_path, "float32")
         return peer
@@ -61,21 +63,24 @@ def test_ids_go_in_and_new_ids_come_out(open_peer: Open) -> None:
 
 
 def test_a_package_without_metadata_is_no_reason_to_fail(open_peer: Open) -> None:
-    """Catches a peer that works from a source folder, as our own may, and is called broken for having no version."""
-    assert open_peer(GOOD.replace('("pytest",)', '("package-that-is-not-there", "pytest")')).versions == {
-        "pytest": pytest.__version__
-    }
+    """Catches a peer that works from a source folder, as our own may, and is called broken for
+    having no version."""
+    assert open_peer(
+        GOOD.replace('("pytest",)', '("package-that-is-not-there", "pytest")')
+    ).versions == {"pytest": pytest.__version__}
 
 
 def test_the_harness_takes_the_time(open_peer: Open) -> None:
-    """Catches believing the peer's own clock: here the harness's clock is invented and must be read around each request."""
+    """Catches believing the peer's own clock: here the harness's clock is invented and must be read
+    around each request."""
     ticks = iter([0.0, 100.0, 200.0, 203.5])
     peer = open_peer(GOOD, clock=lambda: next(ticks))
     assert peer.generate([1], 2)[1] == 3.5, "the first two readings belong to the load"
 
 
 def test_a_peer_is_told_folder_dtype_and_threads(open_peer: Open, tmp_path: Path) -> None:
-    """Catches peers that run with settings of their own, in the arguments or in OpenMP's environment."""
+    """Catches peers that run with settings of their own, in the arguments or in OpenMP's
+    environment."""
     peer = open_peer(
         generating("import os; assert (self.told, os.environ['OMP_NUM_THREADS'], eos) == (" + f"({str(tmp_path)!r}, 'float32', 2)"
                    ", '2', [9]); return ids")
@@ -85,15 +90,14 @@ def test_a_peer_is_told_folder_dtype_and_threads(open_peer: Open, tmp_path: Path
 
 def test_printing_libraries_cannot_answer_for_the_peer(open_peer: Open) -> None:
     """Catches a banner on stdout, from Python or from C, being taken for the reply."""
-    body = (
-        "import os; print('{\"tokens\": [666]}', flush=True); os.write(1, b'{\"tokens\": [666]}\\n'); return [1] * max_new_tokens"
-    )
+    body = "import os; print('{\"tokens\": [666]}', flush=True); os.write(1, b'{\"tokens\": [666]}\\n'); return [1] * max_new_tokens"
     assert open_peer(generating(body)).generate([1], 2)[0] == [1, 1]
 
 
 @pytest.mark.parametrize("made", [0, 2, 4])
 def test_another_number_of_tokens_is_a_failure(open_peer: Open, made: int) -> None:
-    """Catches the commonest unfair benchmark: time divided by tokens that were never made (or by fewer than were made)."""
+    """Catches the commonest unfair benchmark: time divided by tokens that were never made (or by
+    fewer than were made)."""
     peer = open_peer(generating(f"return [1] * {made}"))
     with pytest.raises(PeerFailed, match=f"made {made} tokens where 3 were asked for"):
         peer.generate([1], 3)
@@ -110,12 +114,19 @@ def test_a_peer_that_raises_says_why_and_can_be_asked_again(open_peer: Open) -> 
 
 def test_a_peer_that_dies_leaves_its_last_words(open_peer: Open) -> None:
     """Catches waiting out the time limit for a dead process, and a row that only says 'failed'."""
-    peer = open_peer(generating("import os, sys; print('out of memory', file=sys.stderr, flush=True); os._exit(3)"), limit=120)
+    peer = open_peer(
+        generating(
+            "import os, sys; print('out of memory', file=sys.stderr, flush=True); os._exit(3)"
+        ),
+        limit=120,
+    )
     start = time.monotonic()
     for _ in range(2):  # asked again, it is as dead as before
         with pytest.raises(PeerFailed, match="ended with 3: out of memory"):
             peer.generate([1], 1)
-    assert time.monotonic() - start < 60, "the end of the process must be noticed long before the limit of 120 s"
+    assert time.monotonic() - start < 60, (
+        "the end of the process must be noticed long before the limit of 120 s"
+    )
 
 
 def test_a_peer_that_hangs_is_ended(open_peer: Open) -> None:
@@ -131,7 +142,10 @@ def test_a_peer_that_hangs_is_ended(open_peer: Open) -> None:
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("import package_that_is_not_there", "ModuleNotFoundError: No module named 'package_that_is_not_there'"),
+        (
+            "import package_that_is_not_there",
+            "ModuleNotFoundError: No module named 'package_that_is_not_there'",
+        ),
         ("x = (", "SyntaxError"),
         ("import os; os._exit(7)", "ended with 7"),
     ],
@@ -144,7 +158,9 @@ def test_a_peer_that_cannot_load_says_why(open_peer: Open, source: str, reason: 
 
 def test_no_paths_get_out_of_a_failure(open_peer: Open, tmp_path: Path) -> None:
     """Catches somebody's home folder in a published result."""
-    peer = open_peer(generating("raise OSError('cannot map ' + self.told[0] + '/model.bin, sorry')"))
+    peer = open_peer(
+        generating("raise OSError('cannot map ' + self.told[0] + '/model.bin, sorry')")
+    )
     with pytest.raises(PeerFailed, match="cannot map <path>/, sorry") as caught:
         peer.generate([1], 1)
     assert str(tmp_path) not in str(caught.value)
@@ -160,10 +176,12 @@ def test_closing_ends_the_process(open_peer: Open) -> None:
 
 
 def test_a_peer_with_an_install_script_has_an_interpreter_of_its_own(tmp_path: Path) -> None:
-    """Catches a peer that runs, without its packages or with the wrong ones, in the project's environment."""
+    """Catches a peer that runs, without its packages or with the wrong ones, in the project's
+    environment."""
     spec = write_peer(tmp_path, "apart", GOOD)
     install = spec.folder / "install"
-    install.write_text('#!/bin/sh\necho "pulled" >> "$(dirname "$0")/log"\nmkdir -p "$(dirname "$0")/.venv/bin"\n'
+    install.write_text('#!/bin/sh\necho "pulled" >> "$(dirname "$0")/log"\nmkdir -p "$(dirname '
+                       '"$0")/.venv/bin"\n'
                        'ln -s "$SELFSPEC_PYTHON" "$(dirname "$0")/.venv/bin/python"\n')  # fmt: skip
     install.chmod(0o755)
     assert spec.python == str(spec.folder / ".venv/bin/python")
@@ -175,7 +193,11 @@ def test_a_peer_with_an_install_script_has_an_interpreter_of_its_own(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("script", "reason"), [("#!/bin/sh\necho no such wheel >&2\nexit 4\n", "4: no such wheel"), ("#!/nowhere\n", "install: ")]
+    ("script", "reason"),
+    [
+        ("#!/bin/sh\necho no such wheel >&2\nexit 4\n", "4: no such wheel"),
+        ("#!/nowhere\n", "install: "),
+    ],
 )
 def test_a_failed_install_is_a_reason(tmp_path: Path, script: str, reason: str) -> None:
     """Catches a traceback of the whole benchmark because one peer's wheel is not to be had."""
@@ -193,31 +215,45 @@ def test_unknown_peers_name_the_nearest(tmp_path: Path) -> None:
     for name in ("transformers", "selfspec"):
         write_peer(tmp_path, name, GOOD)
     known = find_peers(tmp_path)
-    assert [spec.name for spec in choose(["selfspec", "transformers", "selfspec"], known)] == ["selfspec", "transformers"]
-    with pytest.raises(OptionError, match="Unknown peer 'transfromers': did you mean 'transformers'"):
+    assert [spec.name for spec in choose(["selfspec", "transformers", "selfspec"], known)] == [
+        "selfspec",
+        "transformers",
+    ]
+    with pytest.raises(
+        OptionError, match="Unknown peer 'transfromers': did you mean 'transformers'"
+    ):
         choose(["transfromers"], known)
 
 
 def test_a_wheel_has_ours_and_transformers(tmp_path: Path) -> None:
-    """Catches a benchmark that cannot start from an installed wheel, which has no benchmarks folder."""
+    """Catches a benchmark that cannot start from an installed wheel, which has no benchmarks
+    folder."""
     assert list(find_peers(tmp_path)) == ["selfspec", "transformers"]
 
 
 def test_a_reply_has_rows_and_the_moment_of_the_first_tokens(open_peer: Open) -> None:
-    """Catches the first tokens' time taken for the answer's, a later one for the first, one left over from the last request."""
+    """Catches the first tokens' time taken for the answer's, a later one for the first, one left
+    over from the last request."""
     ticks = iter([0.0, 1.0, 10.0, 12.0, 13.0, 17.0, 20.0, 21.0])
     body = "[self.first(n) for n in (2, 3)] if len(ids) == 2 else None; return [7] * max_new_tokens"
     peer = open_peer(generating(body), clock=lambda: next(ticks))
     reply = peer.answer([[5, 6]], 4, [], {})
-    assert (reply.rows, reply.seconds, reply.first_seconds, reply.first_tokens) == ([[7] * 4], 7.0, 2.0, 2)
+    assert (reply.rows, reply.seconds, reply.first_seconds, reply.first_tokens) == (
+        [[7] * 4],
+        7.0,
+        2.0,
+        2,
+    )
     assert peer.answer([[5]], 4, [], {}).first_seconds is None
 
 
 def test_several_rows_are_for_peers_that_take_them(open_peer: Open) -> None:
-    """Catches a batch answered with its first row, and a peer without batches that is asked for one."""
+    """Catches a batch answered with its first row, and a peer without batches that is asked for
+    one."""
     batch = (
         GOOD
-        + "    def generate_batch(self, rows, max_new_tokens, eos):\n        return [[row[0]] * max_new_tokens for row in rows]\n"
+        + "    def generate_batch(self, rows, max_new_tokens, eos):\n        return [[row[0]] * "
+        "max_new_tokens for row in rows]\n"
     )
     assert open_peer(batch).answer([[4], [5, 5]], 2, [], {}).rows == [[4, 4], [5, 5]]
     with pytest.raises(PeerFailed, match="one prompt at a time"):
@@ -226,7 +262,8 @@ def test_several_rows_are_for_peers_that_take_them(open_peer: Open) -> None:
 
 @pytest.mark.parametrize("made", ["[1] * 3", "[1]", "[]"])
 def test_an_answer_ends_at_its_limit_or_at_an_end_token(open_peer: Open, made: str) -> None:
-    """Catches an engine that overshoots or stops early for no reason, and is credited with the time."""
+    """Catches an engine that overshoots or stops early for no reason, and is credited with the
+    time."""
     with pytest.raises(PeerFailed):
         open_peer(generating(f"return {made}")).answer([[4]], 2, [9], {})
     assert open_peer(generating("return [9]")).answer([[4]], 2, [9], {}).rows == [[9]]
@@ -238,14 +275,20 @@ def test_a_device_that_a_peer_cannot_be_told_is_a_failure(open_peer: Open, tmp_p
     with pytest.raises(PeerFailed, match="on the CPU here, not on cuda"):
         peer.load(tmp_path, "float32", "cuda")
     told = open_peer(
-        GOOD.replace("threads):", "threads, device='cpu'):").replace("return [ids", "return [len(self.told[0])] + [ids")
+        GOOD.replace("threads):", "threads, device='cpu'):").replace(
+            "return [ids", "return [len(self.told[0])] + [ids"
+        )
     )
     assert told.load(tmp_path, "float32", "cuda") > 0
 
 
 def test_another_method_of_a_peer_can_be_called(open_peer: Open) -> None:
-    """Catches arguments that are lost on the way, and a precision that is believed to be the dtype."""
-    peer = open_peer(GOOD + "    precision = 'int8'\n    def more(self, a, b):\n        return [a, b, self.told[1]]\n")
+    """Catches arguments that are lost on the way, and a precision that is believed to be the
+    dtype."""
+    peer = open_peer(
+        GOOD
+        + "    precision = 'int8'\n    def more(self, a, b):\n        return [a, b, self.told[1]]\n"
+    )
     assert peer.call("more", a=1, b="x") == [1, "x", "float32"] and peer.precision == "int8"
     assert peer.echo([1, 2, 3]) > 0
     with pytest.raises(PeerFailed, match="KeyError"):
@@ -266,4 +309,6 @@ def test_the_project_has_the_peers_it_promises() -> None:
     assert [spec.name for spec in specs if spec.own_environment] == ["ctranslate2", "xllamacpp"]
     assert set(find_peers()) >= {"onnxruntime-genai", "openvino-genai", "economize", "flashspec"}
     specs = list(find_peers().values())
-    assert all(os.access(spec.folder / "install", os.X_OK) for spec in specs if spec.own_environment)
+    assert all(
+        os.access(spec.folder / "install", os.X_OK) for spec in specs if spec.own_environment
+    )

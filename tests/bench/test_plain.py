@@ -1,4 +1,5 @@
-"""A whole run with made-up peers, and the command's manners. What is measured is never asserted, only what is made of it."""
+"""A whole run with made-up peers, and the command's manners. What is measured is never asserted,
+only what is made of it."""
 
 from __future__ import annotations
 
@@ -14,14 +15,24 @@ from test_peers import GOOD, generating, write_peer
 
 from selfspec.bench.peers import SHIPPED, PeerSpec
 from selfspec.bench.plain import check_context, model_folder, plain, run_command
-from selfspec.bench.plain_run import PlainBenchmark, PlainOptions, Tokens, first_difference, new_run, quick, turns
+from selfspec.bench.plain_run import (
+    PlainBenchmark,
+    PlainOptions,
+    Tokens,
+    first_difference,
+    new_run,
+    quick,
+    turns,
+)
 from selfspec.bench.prompts import prompt_ids
 from selfspec.bench.report import markdown
 from selfspec.bench.schema import PeerRow, PlainRun, load
+from selfspec.core.options import numbers
 from selfspec.errors import OptionError
-from selfspec.options import numbers
 
-FICKLE = generating("self.n = getattr(self, 'n', 0) + 1; return [ids[-1] + 1] * (max_new_tokens - 1) + [self.n]")
+FICKLE = generating(
+    "self.n = getattr(self, 'n', 0) + 1; return [ids[-1] + 1] * (max_new_tokens - 1) + [self.n]"
+)
 ROOT = Path(__file__).resolve().parents[2]
 OPTIONS = PlainOptions(rounds=2, new_tokens=4, prompt_tokens=(3, 6), time_limit=20)
 
@@ -33,11 +44,16 @@ def letters(text: str) -> list[int]:
 def benchmark(folder: Path, options: PlainOptions = OPTIONS) -> tuple[PlainBenchmark, list[str]]:
     ticks: list[str] = []
     run = new_run("tiny", "scripts/bench plain", options)
-    return PlainBenchmark(run, options, folder, folder / "out.json", ticks.append, lambda text: None), ticks
+    return PlainBenchmark(
+        run, options, folder, folder / "out.json", ticks.append, lambda text: None
+    ), ticks
 
 
 def rows_of(run: PlainRun) -> dict[str, list[PeerRow]]:
-    return {name: [row for row in run.peers if row.peer == name] for name in {row.peer for row in run.peers}}
+    return {
+        name: [row for row in run.peers if row.peer == name]
+        for name in {row.peer for row in run.peers}
+    }
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +63,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlainRun, list[s
     specs = [
         write_peer(folder, "transformers", GOOD),
         write_peer(folder, "twin", GOOD),
-        write_peer(folder, "other", generating("return [ids[-1] + 1, ids[-1] + 2, 0, 0][:max_new_tokens]")),
+        write_peer(folder, "other", generating("return [ids[-1] + 1, ids[-1] + 2, 0, "
+                                               "0][:max_new_tokens]")),
         write_peer(folder, "fickle", FICKLE),
         write_peer(folder, "short", generating("return [1]")),
         write_peer(folder, "absent", "import package_that_is_not_there"),
@@ -59,15 +76,19 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlainRun, list[s
 
 
 def test_every_peer_has_a_row_at_every_length(finished: tuple[PlainRun, list[str], Path]) -> None:
-    """Catches a peer that vanishes from the result because it failed, and lengths that are mixed up."""
+    """Catches a peer that vanishes from the result because it failed, and lengths that are mixed
+    up."""
     run, _, _ = finished
     found = {name: [row.prompt_tokens for row in rows] for name, rows in rows_of(run).items()}
-    assert found == {name: [3, 6] for name in ("transformers", "twin", "other", "fickle", "short", "absent")}
+    assert found == {
+        name: [3, 6] for name in ("transformers", "twin", "other", "fickle", "short", "absent")
+    }
     assert run.complete and run.provenance.versions["pytest"] == pytest.__version__
 
 
 def test_tokens_are_compared_with_the_reference(finished: tuple[PlainRun, list[str], Path]) -> None:
-    """Catches 'same tokens: yes' for a peer that wrote something else, wrote it only once, or was compared with itself."""
+    """Catches 'same tokens: yes' for a peer that wrote something else, wrote it only once, or was
+    compared with itself."""
     run, _, _ = finished
     rows = {name: rows[0] for name, rows in rows_of(run).items()}
     assert [(rows[name].identical, rows[name].first_difference) for name in ("transformers", "twin", "other")] == [
@@ -78,16 +99,23 @@ def test_tokens_are_compared_with_the_reference(finished: tuple[PlainRun, list[s
 
 
 def test_failures_are_told_in_their_rows(finished: tuple[PlainRun, list[str], Path]) -> None:
-    """Catches a run that stops at the first failing peer, and a failure reported without its reason."""
+    """Catches a run that stops at the first failing peer, and a failure reported without its
+    reason."""
     run, _, _ = finished
     rows = {name: rows[1] for name, rows in rows_of(run).items()}
-    assert rows["short"].failure == "made 1 tokens where 4 were asked for" and rows["short"].full == [None, None]
-    assert rows["absent"].failure == "ModuleNotFoundError: No module named 'package_that_is_not_there'"
+    assert rows["short"].failure == "made 1 tokens where 4 were asked for" and rows[
+        "short"
+    ].full == [None, None]
+    assert (
+        rows["absent"].failure == "ModuleNotFoundError: No module named 'package_that_is_not_there'"
+    )
     assert rows["twin"].failure is None and len(rows["twin"].full) == len(rows["twin"].first) == 2
     assert "failed: made 1 tokens" in markdown(run)
 
 
-def test_the_result_has_no_paths_of_this_machine(finished: tuple[PlainRun, list[str], Path]) -> None:
+def test_the_result_has_no_paths_of_this_machine(
+    finished: tuple[PlainRun, list[str], Path],
+) -> None:
     """Catches folders in a file that is committed."""
     _, _, folder = finished
     text = (folder / "out.json").read_text()
@@ -95,13 +123,15 @@ def test_the_result_has_no_paths_of_this_machine(finished: tuple[PlainRun, list[
 
 
 def test_the_progress_bar_ends_where_it_should(finished: tuple[PlainRun, list[str], Path]) -> None:
-    """Catches a bar that stands at 60% when all is done: five peers started, the sixth never takes a turn."""
+    """Catches a bar that stands at 60% when all is done: five peers started, the sixth never takes
+    a turn."""
     _, ticks, _ = finished
     assert len(ticks) == turns(OPTIONS, peers=5, engine=False)
 
 
 def test_a_kill_keeps_what_was_measured_and_the_earlier_result(tmp_path: Path) -> None:
-    """Catches a result that is saved at the end only, and one in progress that overwrites the committed one."""
+    """Catches a result that is saved at the end only, and one in progress that overwrites the
+    committed one."""
     bench, _ = benchmark(tmp_path, replace(OPTIONS, rounds=50, prompt_tokens=(3,)))
     bench.out.write_text("the earlier result")
     taken = iter(range(8))  # a warm-up round and two and a half measured ones, of two turns each
@@ -119,11 +149,15 @@ def test_a_kill_keeps_what_was_measured_and_the_earlier_result(tmp_path: Path) -
 
 
 def test_peers_are_ended_when_the_run_is(tmp_path: Path) -> None:
-    """Catches processes with a model in memory that outlive the benchmark, also when it is interrupted."""
+    """Catches processes with a model in memory that outlive the benchmark, also when it is
+    interrupted."""
     spec = write_peer(
         tmp_path,
         "transformers",
-        GOOD.replace("self.told =", "import os; open(folder + '/pid', 'w').write(str(os.getpid())); self.told ="),
+        GOOD.replace(
+            "self.told =",
+            "import os; open(folder + '/pid', 'w').write(str(os.getpid())); self.told =",
+        ),
     )
     bench, _ = benchmark(tmp_path)
 
@@ -139,7 +173,13 @@ def test_peers_are_ended_when_the_run_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mine", "expected", "index"),
-    [([1, 2], [1, 2], None), ([1, 3], [1, 2], 1), ([1], [1, 2], 1), ([1, 2, 3], [1, 2], 2), ([], [], None)],
+    [
+        ([1, 2], [1, 2], None),
+        ([1, 3], [1, 2], 1),
+        ([1], [1, 2], 1),
+        ([1, 2, 3], [1, 2], 2),
+        ([], [], None),
+    ],
 )
 def test_first_difference(mine: list[int], expected: list[int], index: int | None) -> None:
     """Catches a comparison that stops at the end of the shorter one."""
@@ -157,7 +197,8 @@ def test_an_unsteady_reference_is_not_called_identical() -> None:
 
 @pytest.mark.parametrize("length", [1, 7, 30, 95])
 def test_prompts_have_the_length_that_was_asked_for(length: int) -> None:
-    """Catches a 512-token row that had fewer tokens because the text ran out (30 here): it starts over."""
+    """Catches a 512-token row that had fewer tokens because the text ran out (30 here): it starts
+    over."""
     ids = prompt_ids(lambda text: list(range(30)), length)
     assert ids == [index % 30 for index in range(length)]
 
@@ -184,7 +225,10 @@ def test_lengths_beyond_the_context_are_refused(tmp_path: Path) -> None:
     """Catches peers that cut the prompt, each in its own way."""
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 600}')
     check_context(tmp_path, replace(OPTIONS, verify_contexts=(64, 512), verify_tokens=(1, 16)))
-    for options in (replace(OPTIONS, verify_contexts=(590,)), replace(OPTIONS, prompt_tokens=(599,), verify_contexts=(64,))):
+    for options in (
+        replace(OPTIONS, verify_contexts=(590,)),
+        replace(OPTIONS, prompt_tokens=(599,), verify_contexts=(64,)),
+    ):
         with pytest.raises(OptionError, match="this model has 600"):
             check_context(tmp_path, options)
 
@@ -208,20 +252,28 @@ def write_config(folder: Path) -> Path:
     return folder
 
 
-def test_errors_are_one_message(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_errors_are_one_message(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Catches tracebacks for typing errors, and errors that end with success."""
     monkeypatch.setattr(sys, "argv", ["bench", "--peers", "selfspek"])
     with pytest.raises(SystemExit) as ended:
         run_command(plain)
     captured = capsys.readouterr()
     assert ended.value.code == 1
-    assert captured.err == "Error: Unknown peer 'selfspek': did you mean 'selfspec'?\n" and captured.out == ""
+    assert (
+        captured.err == "Error: Unknown peer 'selfspek': did you mean 'selfspec'?\n"
+        and captured.out == ""
+    )
 
 
 def test_show_prints_the_tables_of_a_file(
-    finished: tuple[PlainRun, list[str], Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    finished: tuple[PlainRun, list[str], Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Catches tables that only a run can print: the committed ones are made again from their JSON."""
+    """Catches tables that only a run can print: the committed ones are made again from their
+    JSON."""
     run, _, folder = finished
     monkeypatch.setattr(sys, "argv", ["bench", "--show", str(folder / "out.json")])
     with pytest.raises(SystemExit) as ended:
@@ -232,21 +284,32 @@ def test_show_prints_the_tables_of_a_file(
 def test_the_command_runs_from_end_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Catches parts that do not fit each other: our engine and transformers on a tiny model, through the real peers, the card
-    and the verify curve, to the last line of JSON; and our greedy tokens must be transformers'."""
+    """Catches parts that do not fit each other: our engine and transformers on a tiny model,
+    through the real peers, the card and the verify curve, to the last line of JSON; and our greedy
+    tokens must be transformers'."""
     from selfspec.testing import tiny_model, tiny_tokenizer
 
     model = tmp_path / "model"
     tiny_model("llama", max_position_embeddings=256).save_pretrained(model)
     tiny_tokenizer().save_pretrained(model)
     options = "--rounds 1 --new-tokens 8 --prompts 16,40 --contexts 32,64 --verify 1,8 --threads 1 --peers transformers,selfspec"
-    monkeypatch.setattr(sys, "argv", ["bench", "--model", str(model), "--out", str(tmp_path / "out.json"), *options.split()])
+    monkeypatch.setattr(
+        sys,
+        "argv",
+        ["bench", "--model", str(model), "--out", str(tmp_path / "out.json"), *options.split()],
+    )
     with pytest.raises(SystemExit) as ended:
         run_command(plain)
     assert not ended.value.code
     summary = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert summary["identical"] == {f"{peer}@{length}": True for peer in ("transformers", "selfspec") for length in (16, 40)}
-    assert list(summary["verify8_over_decode1"]) == ["32", "64"] and summary["file"] == "out.json" and summary["complete"]
+    assert summary["identical"] == {
+        f"{peer}@{length}": True for peer in ("transformers", "selfspec") for length in (16, 40)
+    }
+    assert (
+        list(summary["verify8_over_decode1"]) == ["32", "64"]
+        and summary["file"] == "out.json"
+        and summary["complete"]
+    )
     run = load(tmp_path / "out.json")
     assert run.cost is not None and run.cost.weight_bytes > 0 and run.model == "model"
     assert not list(tmp_path.glob("*.partial.json"))
@@ -254,13 +317,18 @@ def test_the_command_runs_from_end_to_end(
 
 def test_the_script_knows_its_benchmarks() -> None:
     """Catches a typing error that starts a benchmark of ten minutes, or the wrong one."""
-    done = subprocess.run([str(ROOT / "scripts" / "bench"), "plane"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [str(ROOT / "scripts" / "bench"), "plane"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2 and "Unknown benchmark 'plane'; known: plain" in done.stderr
 
 
 def test_our_peer_is_measured_through_the_same_door() -> None:
-    """Catches a shortcut for ourselves: our row comes from a peer file; nothing in the harness knows its name."""
+    """Catches a shortcut for ourselves: our row comes from a peer file; nothing in the harness
+    knows its name."""
     spec = PeerSpec("selfspec", SHIPPED / "selfspec")
     assert (spec.folder / "peer.py").exists() and not spec.own_environment
     for name in ("peers", "peer_host", "timing", "plain_run"):
-        assert '"selfspec"' not in (ROOT / f"src/selfspec/bench/{name}.py").read_text().replace('{"selfspec": __version__', "")
+        assert '"selfspec"' not in (ROOT / f"src/selfspec/bench/{name}.py").read_text().replace(
+            '{"selfspec": __version__', ""
+        )

@@ -70,18 +70,24 @@ def test_accuracy_of_sums() -> None:
     ],
 )
 def test_right_answers_pass_however_they_are_written(answer: str) -> None:
-    """A completion, a completion that goes on, a chat's code block, the body alone in one, the whole function."""
+    """A completion, a completion that goes on, a chat's code block, the body alone in one, the
+    whole function."""
     assert code({"a": [answer]}, {"a": PROBLEM}) == {"pass@1": 1.0}
 
 
 def test_wrong_answers_fail_and_samples_count() -> None:
-    """pass@1 of several samples is their share; pass@10 appears only where there are ten of each."""
+    """pass@1 of several samples is their share; pass@10 appears only where there are ten of
+    each."""
     right, wrong = "    return 2 * x", "    return x"
     assert code({"a": [wrong]}, {"a": PROBLEM}) == {"pass@1": 0.0}
     found = code({"a": [right, wrong, wrong, wrong]}, {"a": PROBLEM})
     assert found == {"pass@1": 0.25}
     ran: list[str] = []
-    many = code({"a": [right] + [wrong] * 9}, {"a": PROBLEM}, run=lambda source: ran.append(source) or _ran("return 2" in source))
+    many = code(
+        {"a": [right] + [wrong] * 9},
+        {"a": PROBLEM},
+        run=lambda source: ran.append(source) or _ran("return 2" in source),
+    )
     assert many == {"pass@1": pytest.approx(0.1), "pass@10": 1.0} and len(ran) == 10
 
 
@@ -93,14 +99,20 @@ def test_the_other_kind_of_problem() -> None:
     """MBPP brings its tests as lines."""
     gold = {"test_list": ["assert add(1, 2) == 3"], "test_setup_code": "import math"}
     assert program_of("def add(a, b):\n    return a + b", gold).splitlines()[0] == "import math"
-    assert code({"a": ["```python\ndef add(a, b):\n    return a + b\n```"]}, {"a": gold}) == {"pass@1": 1.0}
+    assert code({"a": ["```python\ndef add(a, b):\n    return a + b\n```"]}, {"a": gold}) == {
+        "pass@1": 1.0
+    }
 
 
 def test_rouge_is_without_stemming() -> None:
     """Figures by hand: 5 of 6 words, 3 of 5 pairs; `cats` is not `cat`, as in torchmetrics."""
     pytest.importorskip("rouge_score")
     found = rouge([("the cat sat on the mat", "the cat was on the mat")])
-    assert found == {"rouge1": pytest.approx(5 / 6), "rouge2": pytest.approx(3 / 5), "rougeL": pytest.approx(5 / 6)}
+    assert found == {
+        "rouge1": pytest.approx(5 / 6),
+        "rouge2": pytest.approx(3 / 5),
+        "rougeL": pytest.approx(5 / 6),
+    }
     assert rouge([("cats", "cat")])["rouge1"] == 0
     assert summaries({"a": ["a b"]}, {"a": {"summary": "a b"}})["rouge2"] == 1
 
@@ -113,12 +125,20 @@ def test_rouge_without_its_package(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_only_measures_that_the_questions_allow() -> None:
-    """A program judged by exact match scores 0 for ever; a measure that cannot be taken must be absent, not 0."""
+    """A program judged by exact match scores 0 for ever; a measure that cannot be taken must be
+    absent, not 0."""
     wanted = ("pass@1", "accuracy", "exact match")
-    assert judge({"a": ["    return 2 * x"]}, {"a": {**PROBLEM, "answer": "x"}}, wanted) == {"pass@1": 1.0}
-    assert judge({"a": ["so 4"]}, {"a": {"answer": "#### 4"}}, wanted) == {"accuracy": 1.0, "exact match": 0.0}
+    assert judge({"a": ["    return 2 * x"]}, {"a": {**PROBLEM, "answer": "x"}}, wanted) == {
+        "pass@1": 1.0
+    }
+    assert judge({"a": ["so 4"]}, {"a": {"answer": "#### 4"}}, wanted) == {
+        "accuracy": 1.0,
+        "exact match": 0.0,
+    }
     assert judge({"a": ["text"]}, {"a": {"reference": None}}, wanted) == {}
-    assert judge({"a": ["so 4"]}, {"a": {"answer": "#### 4"}}, ("accuracy", "speedup")) == {"accuracy": 1.0}
+    assert judge({"a": ["so 4"]}, {"a": {"answer": "#### 4"}}, ("accuracy", "speedup")) == {
+        "accuracy": 1.0
+    }
 
 
 def test_exact_match_forgives_blanks_only() -> None:
@@ -128,7 +148,10 @@ def test_exact_match_forgives_blanks_only() -> None:
 
 def test_the_reference_of_each_kind_of_task() -> None:
     """CNN/DM calls it highlights; a missing one is an error that says what was looked for."""
-    assert reference_of({"article": "x", "highlights": "h"}) == "h" and reference_of({"answer": "a"}) == "a"
+    assert (
+        reference_of({"article": "x", "highlights": "h"}) == "h"
+        and reference_of({"answer": "a"}) == "a"
+    )
     assert reference_of(PROBLEM | {"canonical_solution": "    return 2 * x"}) == "    return 2 * x"
     with pytest.raises(OptionError, match="highlights"):
         reference_of({"prompt": "x"})

@@ -18,7 +18,9 @@ from selfspec.testing import tiny_model, tiny_tokenizer
 
 QUESTIONS = [
     Choice(f"question {number}: which", choices, 0)
-    for number, choices in enumerate([("one", "another one"), ("x y", "zz", "q"), ("long and longer", "no")])
+    for number, choices in enumerate(
+        [("one", "another one"), ("x y", "zz", "q"), ("long and longer", "no")]
+    )
 ]
 
 
@@ -38,17 +40,24 @@ def by_transformers(model: PreTrainedModel, question: Choice) -> list[float]:
     return found
 
 
-def test_scores_are_those_of_transformers_and_of_models_cut_off_there(model: PreTrainedModel) -> None:
-    """A choice scored one token off, with the question's tokens in the sum, or by an exit whose layers ran twice."""
+def test_scores_are_those_of_transformers_and_of_models_cut_off_there(
+    model: PreTrainedModel,
+) -> None:
+    """A choice scored one token off, with the question's tokens in the sum, or by an exit whose
+    layers ran twice."""
     llm = LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
     for question in QUESTIONS:
         found = choice_scores(llm, question, [1, 2, 3, 4])
-        assert [each[4] for each in found] == pytest.approx(by_transformers(model, question), rel=1e-4)
+        assert [each[4] for each in found] == pytest.approx(
+            by_transformers(model, question), rel=1e-4
+        )
         for layer in (1, 3):
             cut = copy.copy(llm)
             cut.model = first_layers(llm.model, layer)
             alone = choice_scores(cut, question, [layer])
-            assert [each[layer] for each in found] == pytest.approx([each[layer] for each in alone], rel=1e-5)
+            assert [each[layer] for each in found] == pytest.approx(
+                [each[layer] for each in alone], rel=1e-5
+            )
 
 
 def test_the_best_choice_counts(model: PreTrainedModel) -> None:
@@ -56,15 +65,21 @@ def test_the_best_choice_counts(model: PreTrainedModel) -> None:
     llm = LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
     for question in QUESTIONS:
         scores = by_transformers(model, question)
-        shares = [score / len(choice.encode()) for score, choice in zip(scores, question.choices, strict=True)]
+        shares = [
+            score / len(choice.encode())
+            for score, choice in zip(scores, question.choices, strict=True)
+        ]
         for answer in range(len(question.choices)):
-            (found,) = choose_by_exit(llm, [Choice(question.question, question.choices, answer)], [4])
+            (found,) = choose_by_exit(
+                llm, [Choice(question.question, question.choices, answer)], [4]
+            )
             assert found.accuracy == (answer == scores.index(max(scores))), (question, scores)
             assert found.accuracy_by_length == (answer == shares.index(max(shares)))
 
 
 def test_exits_that_add_nothing_score_alike(model: PreTrainedModel) -> None:
-    """Exits run one after another on one cache; a layer run twice or left out would change the later ones."""
+    """Exits run one after another on one cache; a layer run twice or left out would change the
+    later ones."""
     silent = tiny_model()
     for layer in silent.model.layers[2:]:
         for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight):
@@ -76,8 +91,11 @@ def test_exits_that_add_nothing_score_alike(model: PreTrainedModel) -> None:
 
 
 def test_questions_are_read_with_any_kind_of_answer(tmp_path: Path) -> None:
-    """Data sets write the answer as a number, a letter or the text; read wrongly, accuracy is chance."""
-    rows = [{"question": "q", "choices": ["a1", "b1"], "answer": answer} for answer in (1, "B", "b1")]
+    """Data sets write the answer as a number, a letter or the text; read wrongly, accuracy is
+    chance."""
+    rows = [
+        {"question": "q", "choices": ["a1", "b1"], "answer": answer} for answer in (1, "B", "b1")
+    ]
     path = tmp_path / "choices.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n", encoding="utf-8")
     assert read_choices(path) == [Choice("q", ("a1", "b1"), 1)] * 3

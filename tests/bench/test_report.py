@@ -12,7 +12,8 @@ from selfspec.bench.schema import CostCard, PeerRow, PlainRun, VerifyPoint, save
 
 
 def a_run() -> PlainRun:
-    """11 tokens: the reference takes 20 ms for each after the first, ours 10, one lost and one fell over."""
+    """11 tokens: the reference takes 20 ms for each after the first, ours 10, one lost and one fell
+    over."""
     rows = [
         PeerRow("transformers", 64, 11, [0.1] * 3, [0.3] * 3, True),
         PeerRow("broken", 64, 11, failure="no answer | within 3 s"),
@@ -20,14 +21,28 @@ def a_run() -> PlainRun:
         PeerRow("selfspec", 64, 11, [0.05] * 3, [0.15] * 3, True),
         PeerRow("noisy", 64, 11, [0.3, 0.1, 0.3], [0.2, 0.2, 0.2], None),
     ]
-    verify = [VerifyPoint(context, n, [0.010 * n**0.1 * (context / 64)] * 3) for context in (64, 512) for n in (1, 8)]
-    cost = CostCard(500_000_000, {"sum": [20e9, 25e9], "dot": [1e9]}, [0.025, 0.024, 0.026], [0.030, 0.031, 0.029], 64)
-    return PlainRun(PROVENANCE, "demo", "float32", "transformers", 3, rows, cost, verify, complete=True)
+    verify = [
+        VerifyPoint(context, n, [0.010 * n**0.1 * (context / 64)] * 3)
+        for context in (64, 512)
+        for n in (1, 8)
+    ]
+    cost = CostCard(
+        500_000_000,
+        {"sum": [20e9, 25e9], "dot": [1e9]},
+        [0.025, 0.024, 0.026],
+        [0.030, 0.031, 0.029],
+        64,
+    )
+    return PlainRun(
+        PROVENANCE, "demo", "float32", "transformers", 3, rows, cost, verify, complete=True
+    )
 
 
 def line(text: str, first: str) -> list[str]:
     """The cells of the table line that starts with this cell."""
-    found = [row.strip("|").split("|") for row in text.splitlines() if row.startswith(f"| {first} ")]
+    found = [
+        row.strip("|").split("|") for row in text.splitlines() if row.startswith(f"| {first} ")
+    ]
     assert len(found) == 1, f"{len(found)} lines for {first!r} in\n{text}"
     return [cell.strip() for cell in found[0]]
 
@@ -35,16 +50,34 @@ def line(text: str, first: str) -> list[str]:
 def test_times_and_ratios_of_a_peer() -> None:
     """Catches a ratio upside down (a slow peer called fast) and seconds called milliseconds."""
     text = peer_table(a_run(), 64)
-    assert line(text, "selfspec")[1:] == ["10.0", "100.0", "2.00 (2.00-2.00)", "50.0", "2.00 (2.00-2.00)", "yes"]
-    assert line(text, "loser")[1:] == ["40.0", "25.0", "0.50 (0.50-0.50)", "200.0", "0.50 (0.50-0.50)", "no, differs at 4"]
+    assert line(text, "selfspec")[1:] == [
+        "10.0",
+        "100.0",
+        "2.00 (2.00-2.00)",
+        "50.0",
+        "2.00 (2.00-2.00)",
+        "yes",
+    ]
+    assert line(text, "loser")[1:] == [
+        "40.0",
+        "25.0",
+        "0.50 (0.50-0.50)",
+        "200.0",
+        "0.50 (0.50-0.50)",
+        "no, differs at 4",
+    ]
 
 
 def test_rows_that_fail_or_lose_stay_in() -> None:
-    """Catches a table that keeps only what looks good; a bar in a message must not break the table either."""
+    """Catches a table that keeps only what looks good; a bar in a message must not break the table
+    either."""
     text = peer_table(a_run(), 64)
     assert line(text, "broken")[1:] == ["-", "-", "-", "-", "-", "failed: no answer / within 3 s"]
     order = [row.split("|")[1].strip() for row in text.splitlines()[2:]]
-    assert set(order) == {"transformers", "broken", "loser", "selfspec", "noisy"} and order[-1] == "broken"
+    assert (
+        set(order) == {"transformers", "broken", "loser", "selfspec", "noisy"}
+        and order[-1] == "broken"
+    )
     assert order.index("selfspec") < order.index("transformers") < order.index("loser")
 
 
@@ -64,12 +97,15 @@ def test_without_the_reference_there_are_times_but_no_ratios() -> None:
 
 
 def test_the_cost_card_compares_with_the_floor() -> None:
-    """Catches a floor from the average, or from a slow way of reading, instead of the best that memory was seen to give."""
+    """Catches a floor from the average, or from a slow way of reading, instead of the best that
+    memory was seen to give."""
     text = markdown(a_run())
     assert line(text, "floor: 500 MB of weights at 25.0 GB/s")[1:] == ["20.0", "1.00"]
     assert line(text, "matrix products alone")[1:] == ["25.0", "1.25"]
     assert line(text, "our whole step")[1:] == ["30.0", "1.50"]
-    assert "The step takes 1.20 (1.12-1.29) times its products" in text, "0.030/0.025, 0.031/0.024, 0.029/0.026: paired by round"
+    assert "The step takes 1.20 (1.12-1.29) times its products" in text, (
+        "0.030/0.025, 0.031/0.024, 0.029/0.026: paired by round"
+    )
 
 
 def test_verifying_is_compared_at_its_own_context() -> None:
@@ -82,10 +118,18 @@ def test_verifying_is_compared_at_its_own_context() -> None:
 def test_the_summary_has_what_we_steer_by() -> None:
     """Catches a last line of JSON that says something else than the tables."""
     found = summary(a_run())
-    assert found["decode_ms"]["selfspec@64"] == pytest.approx(10) and found["first_token_ms"]["selfspec@64"] == pytest.approx(50)
-    assert found["speed_over"] == {"transformers@64": pytest.approx(2), "loser@64": pytest.approx(4)}, "noise is no figure"
+    assert found["decode_ms"]["selfspec@64"] == pytest.approx(10) and found["first_token_ms"][
+        "selfspec@64"
+    ] == pytest.approx(50)
+    assert found["speed_over"] == {
+        "transformers@64": pytest.approx(2),
+        "loser@64": pytest.approx(4),
+    }, "noise is no figure"
     assert found["step_over_products"] == pytest.approx(1.2, abs=0.05)
-    assert found["verify8_over_decode1"] == {"64": pytest.approx(1.23, abs=0.01), "512": pytest.approx(1.23, abs=0.01)}
+    assert found["verify8_over_decode1"] == {
+        "64": pytest.approx(1.23, abs=0.01),
+        "512": pytest.approx(1.23, abs=0.01),
+    }
     assert found["identical"]["loser@64"] is False and "broken@64" not in found["decode_ms"]
 
 
@@ -104,6 +148,7 @@ def test_an_interrupted_run_says_so() -> None:
 
 
 def test_a_table_is_one_in_markdown() -> None:
-    """Catches lines of different widths and a missing rule, which Markdown shows as running text."""
+    """Catches lines of different widths and a missing rule, which Markdown shows as running
+    text."""
     lines = table(["a", "b"], [["x", "1"], ["yy", "22"]]).splitlines()
     assert lines == ["| a  |  b |", "|----|---:|", "| x  |  1 |", "| yy | 22 |"]

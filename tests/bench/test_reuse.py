@@ -1,4 +1,5 @@
-"""The reuse benchmark: what its rounds and passes do to a tiny model, and its table from numbers known by heart."""
+"""The reuse benchmark: what its rounds and passes do to a tiny model, and its table from numbers
+known by heart."""
 
 from __future__ import annotations
 
@@ -13,10 +14,20 @@ from safetensors.torch import load_file
 from selfspec import LLM
 from selfspec.bench.damped import damped_folder
 from selfspec.bench.reuse import Passes, Rounds, measure_cell
-from selfspec.bench.reuse_report import allowed, exact, load_reuse, markdown, rows, saved, share, summary, verdict
+from selfspec.bench.reuse_report import (
+    allowed,
+    exact,
+    load_reuse,
+    markdown,
+    rows,
+    saved,
+    share,
+    summary,
+    verdict,
+)
 from selfspec.bench.timing import Ratio
 from selfspec.errors import OptionError
-from selfspec.model.plan import LayerPlan
+from selfspec.model.compute.plan import LayerPlan
 from selfspec.testing import near_identity_model, tiny_llm, tiny_model
 
 CELL = {
@@ -36,15 +47,32 @@ CELL = {
 
 def a_run(**changes: Any) -> dict[str, Any]:
     provenance = {"threads": 2, "cpu": "a processor"}
-    run = {"kind": "reuse", "schema_version": 1, "model": "m", "factor": 0.5, "kernel": "native", "dtype": "float32"}
-    return {**run, "layers": 8, "exit_layer": 2, "cells": [{**CELL, **changes}], "complete": True, "provenance": provenance}
+    run = {
+        "kind": "reuse",
+        "schema_version": 1,
+        "model": "m",
+        "factor": 0.5,
+        "kernel": "native",
+        "dtype": "float32",
+    }
+    return {
+        **run,
+        "layers": 8,
+        "exit_layer": 2,
+        "cells": [{**CELL, **changes}],
+        "complete": True,
+        "provenance": provenance,
+    }
 
 
 def test_the_arithmetic_of_a_round() -> None:
-    """Catches a saving with the wrong sign, and an allowance that forgets E/L or the minus 1 of (v - 1)."""
+    """Catches a saving with the wrong sign, and an allowance that forgets E/L or the minus 1 of (v
+    - 1)."""
     cell = a_run()["cells"][0]
     assert saved(cell) == pytest.approx([0.010] * 4)
-    assert allowed(cell, 2 / 8) == pytest.approx([0.010] * 4), "2/8 of 40 ms: (E/L) (v - 1) steps of 10 ms with v = 5"
+    assert allowed(cell, 2 / 8) == pytest.approx([0.010] * 4), (
+        "2/8 of 40 ms: (E/L) (v - 1) steps of 10 ms with v = 5"
+    )
     assert exact(cell) == pytest.approx([0.010] * 4)
     (row,) = rows(a_run())
     assert (row["formula_share"].value, row["exact_share"].value) == pytest.approx((1.0, 1.0))
@@ -52,13 +80,14 @@ def test_the_arithmetic_of_a_round() -> None:
 
 
 def test_reuse_that_saves_nothing_is_called_missed() -> None:
-    """Catches a report that cannot say no: variants of the same speed where a tenth of a round could be saved."""
+    """Catches a report that cannot say no: variants of the same speed where a tenth of a round
+    could be saved."""
     (row,) = rows(a_run(with_reuse=CELL["without_reuse"]))
     assert row["exact_share"].value == 0
     assert verdict(row["exact_share"], row["exact"] / row["round"]) == "missed"
-    assert "missed" in markdown(a_run(with_reuse=CELL["without_reuse"])) and "reached" not in markdown(
+    assert "missed" in markdown(
         a_run(with_reuse=CELL["without_reuse"])
-    )
+    ) and "reached" not in markdown(a_run(with_reuse=CELL["without_reuse"]))
     assert "reached" in markdown(a_run())
 
 
@@ -70,7 +99,8 @@ def test_a_saving_nobody_could_see_gets_no_verdict() -> None:
 
 
 def test_a_share_is_of_medians() -> None:
-    """Catches a mean of quotients, which one round with an allowance near 0 carries off to anywhere."""
+    """Catches a mean of quotients, which one round with an allowance near 0 carries off to
+    anywhere."""
     pairs = [(0.01, 0.01)] * 9 + [(0.01, 1e-9)]
     assert share(pairs).value == pytest.approx(1.0)
     assert share(pairs).high < 1.1
@@ -79,13 +109,22 @@ def test_a_share_is_of_medians() -> None:
 def test_different_tokens_are_shouted() -> None:
     """Catches a comparison of two variants that did not do the same work."""
     assert markdown(a_run(identical=False)).splitlines()[2].endswith("NO |")
-    assert summary(a_run(identical=False))["identical"] is False and summary(a_run())["identical"] is True
+    assert (
+        summary(a_run(identical=False))["identical"] is False
+        and summary(a_run())["identical"] is True
+    )
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     """Catches tables made of another benchmark's numbers, or of an older format's."""
     file = tmp_path / "r.json"
-    for text in ("{}", '{"kind": "spec", "schema_version": 1}', '{"kind": "reuse", "schema_version": 0}', "[]", "{"):
+    for text in (
+        "{}",
+        '{"kind": "spec", "schema_version": 1}',
+        '{"kind": "reuse", "schema_version": 0}',
+        "[]",
+        "{",
+    ):
         file.write_text(text)
         with pytest.raises(OptionError, match="reuse"):
             load_reuse(file)
@@ -96,12 +135,24 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_cell_does_the_same_work_in_both_variants() -> None:
-    """Catches variants that drift apart (other tokens, or reuse switched off in both), and lists out of step."""
+    """Catches variants that drift apart (other tokens, or reuse switched off in both), and lists
+    out of step."""
     llm = LLM.from_pretrained(near_identity_model(0.8, exit_layer=2, seed=3))
-    cell = measure_cell(llm.model, [[5, 6, 7, 8], [50, 51, 52, 53]], 2, 3, iter([True, True, False]))
+    cell = measure_cell(
+        llm.model, [[5, 6, 7, 8], [50, 51, 52, 53]], 2, 3, iter([True, True, False])
+    )
     assert cell.identical and cell.drafted >= cell.accepted > 0
-    lists = [cell.with_reuse, cell.without_reuse, cell.verify, cell.decode, cell.early_block, cell.early_one]
-    assert {len(seconds) for seconds in lists} == {10}, "the fewest rounds, and as many more as there was time for"
+    lists = [
+        cell.with_reuse,
+        cell.without_reuse,
+        cell.verify,
+        cell.decode,
+        cell.early_block,
+        cell.early_one,
+    ]
+    assert {len(seconds) for seconds in lists} == {10}, (
+        "the fewest rounds, and as many more as there was time for"
+    )
     assert all(second > 0 for seconds in lists for second in seconds)
     computed = {}
     for reuse in (True, False):
@@ -109,26 +160,35 @@ def test_a_cell_does_the_same_work_in_both_variants() -> None:
         before = rounds.generation.cache.computed.copy()
         rounds.round()
         computed[reuse] = (rounds.generation.cache.computed - before).tolist()
-    assert computed[True] == [4] * 8, "every layer once for each of 3 drafts and the token before them"
+    assert computed[True] == [4] * 8, (
+        "every layer once for each of 3 drafts and the token before them"
+    )
     assert computed[False] == [3 + 4] * 2 + [4] * 6
 
 
 def test_isolated_passes_leave_the_generation_as_it_was() -> None:
-    """Catches a pass whose entries stay in the cache: the generation would go on from a text that was never written."""
+    """Catches a pass whose entries stay in the cache: the generation would go on from a text that
+    was never written."""
     model = tiny_llm().model
     disturbed, quiet = (Rounds(model, [[5, 6, 7, 8], [9, 8, 7, 6]], 1, 2, True) for _ in range(2))
     for _ in range(4):
         passes = Passes(model, disturbed.generation)
         before = disturbed.generation.cache.lengths.copy()
-        assert passes.seconds(3, model.full_plan, True) > 0 and passes.seconds(1, LayerPlan(0, 1), False) > 0
+        assert (
+            passes.seconds(3, model.full_plan, True) > 0
+            and passes.seconds(1, LayerPlan(0, 1), False) > 0
+        )
         assert (disturbed.generation.cache.lengths == before).all()
         disturbed.round()
         quiet.round()
     assert disturbed.written == quiet.written
 
 
-def test_a_damped_model_is_the_model_with_late_halves_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches damping of the wrong layers or matrices, by which the exit would change too; and a factor that is lost."""
+def test_a_damped_model_is_the_model_with_late_halves_scaled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches damping of the wrong layers or matrices, by which the exit would change too; and a
+    factor that is lost."""
     monkeypatch.setenv("SELFSPEC_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "model"
     tiny_model().save_pretrained(folder)
@@ -136,19 +196,24 @@ def test_a_damped_model_is_the_model_with_late_halves_scaled(tmp_path: Path, mon
     old, new = load_file(folder / "model.safetensors"), load_file(damped / "model.safetensors")
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed == {
-        f"model.layers.{layer}.{half}.weight" for layer in (2, 3) for half in ("self_attn.o_proj", "mlp.down_proj")
+        f"model.layers.{layer}.{half}.weight"
+        for layer in (2, 3)
+        for half in ("self_attn.o_proj", "mlp.down_proj")
     }
     assert all(torch.equal(new[name], old[name] * 0.25) for name in changed)
     assert damped_folder(folder, 2, 0.25) == damped != damped_folder(folder, 2, 0.5)
     stats = LLM.from_pretrained(damped_folder(folder, 2, 0.0)).generate(
         [5, 6, 7], draft="early-exit", draft_options={"layer": 2}, control="fixed", max_new_tokens=12, eos=[]
     ).stats  # fmt: skip
-    assert stats.acceptance == 1.0, "with nothing left of the late layers the exit is the whole model"
+    assert stats.acceptance == 1.0, (
+        "with nothing left of the late layers the exit is the whole model"
+    )
 
 
 @pytest.mark.parametrize(("layer", "factor"), [(0, 0.5), (4, 0.5), (2, 1.5), (2, -0.1)])
 def test_a_damping_outside_the_model_is_refused(tmp_path: Path, layer: int, factor: float) -> None:
-    """Catches a copy of the whole model under the name of a damped one, and a model that was amplified."""
+    """Catches a copy of the whole model under the name of a damped one, and a model that was
+    amplified."""
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(OptionError, match=str(layer) if factor == 0.5 else "factor"):
         damped_folder(tmp_path, layer, factor)

@@ -1,4 +1,5 @@
-"""`scripts/bench same`: it must find a model that says something else here, and call a tie a tie."""
+"""`scripts/bench same`: it must find a model that says something else here, and call a tie a
+tie."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def folder(tmp_path: Path) -> Path:
 def run(*arguments: str):
     app = typer.Typer()
     app.command()(same.same)
-    return CliRunner().invoke(app, [*arguments, "--lengths", "30,50", "--new-tokens", "12", "--rounds", "1"])
+    return CliRunner().invoke(
+        app, [*arguments, "--lengths", "30,50", "--new-tokens", "12", "--rounds", "1"]
+    )
 
 
 def test_a_model_that_is_the_same(folder: Path) -> None:
@@ -35,10 +38,23 @@ def test_a_model_that_is_the_same(folder: Path) -> None:
     result = json.loads((folder / "out.json").read_text())
     assert [row["prompt_tokens"] for row in result["rows"]] == [30, 50]
     for row in result["rows"]:
-        assert row["logits"]["gap"] < 1e-4 and row["logits"]["same_argmax"] == 1 and row["logits"]["largest"] > 1
-        assert list(row["texts"]) == ["transformers", "selfspec", "selfspec, ngram", "selfspec, auto"]
-        assert all(text["first_difference"] is None and text["seconds"] for text in row["texts"].values())
-    assert result["model"]["family"] == "llama" and result["provenance"]["command"].startswith("scripts/bench same")
+        assert (
+            row["logits"]["gap"] < 1e-4
+            and row["logits"]["same_argmax"] == 1
+            and row["logits"]["largest"] > 1
+        )
+        assert list(row["texts"]) == [
+            "transformers",
+            "selfspec",
+            "selfspec, ngram",
+            "selfspec, auto",
+        ]
+        assert all(
+            text["first_difference"] is None and text["seconds"] for text in row["texts"].values()
+        )
+    assert result["model"]["family"] == "llama" and result["provenance"]["command"].startswith(
+        "scripts/bench same"
+    )
     assert json.loads(found.stdout.splitlines()[-1])["wrong_texts"] == 0
 
 
@@ -59,7 +75,8 @@ def test_a_model_that_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_gap_is_that_of_the_place_where_texts_part() -> None:
-    """The gap of another position, or of our logits instead of transformers': a bug called a tie."""
+    """The gap of another position, or of our logits instead of transformers': a bug called a
+    tie."""
     model, ids = tiny_model("llama"), [5, 6, 7]
     expected = [9, 8, 7, 6]
     with torch.inference_mode():

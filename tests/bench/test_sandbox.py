@@ -29,7 +29,8 @@ def test_a_program_that_reaches_its_end_passes() -> None:
     ],
 )
 def test_a_program_that_does_not_is_told_why(source: str, said: str) -> None:
-    """Exit status 0 is no proof: a program that leaves before its tests ran would count as right."""
+    """Exit status 0 is no proof: a program that leaves before its tests ran would count as
+    right."""
     ran = run_python(source)
     assert not ran.passed and said in ran.reason
 
@@ -37,7 +38,9 @@ def test_a_program_that_does_not_is_told_why(source: str, said: str) -> None:
 def test_an_endless_loop_ends_with_all_its_children() -> None:
     """A child that sleeps on would pile up over 164 problems."""
     start = time.monotonic()
-    ran = run_python("import subprocess, time\nsubprocess.Popen(['sleep', '60'])\ntime.sleep(60)", seconds=1)
+    ran = run_python(
+        "import subprocess, time\nsubprocess.Popen(['sleep', '60'])\ntime.sleep(60)", seconds=1
+    )
     assert not ran.passed and "longer than 1 s" in ran.reason
     assert time.monotonic() - start < 30
 

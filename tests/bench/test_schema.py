@@ -10,7 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from selfspec.bench.schema import SCHEMA_VERSION, CostCard, PeerRow, PlainRun, Provenance, VerifyPoint, load, save
+from selfspec.bench.schema import (
+    SCHEMA_VERSION,
+    CostCard,
+    PeerRow,
+    PlainRun,
+    Provenance,
+    VerifyPoint,
+    load,
+    save,
+)
 from selfspec.errors import OptionError, ResourceError
 
 PROVENANCE = Provenance(
@@ -41,7 +50,9 @@ def test_another_schema_version_is_refused(tmp_path: Path, version: object) -> N
     path = tmp_path / "run.json"
     save(a_run(), path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
-    with pytest.raises(OptionError, match=f"schema_version {version!r} and this selfspec reads {SCHEMA_VERSION}"):
+    with pytest.raises(
+        OptionError, match=f"schema_version {version!r} and this selfspec reads {SCHEMA_VERSION}"
+    ):
         load(path)
 
 
@@ -52,7 +63,12 @@ def test_another_schema_version_is_refused(tmp_path: Path, version: object) -> N
         ("[]", "schema_version None"),
         (json.dumps({"schema_version": SCHEMA_VERSION, "kind": "tasks"}), "kind 'tasks'"),
         (json.dumps({"schema_version": SCHEMA_VERSION, "kind": "plain"}), "damaged"),
-        (json.dumps({"schema_version": SCHEMA_VERSION, "kind": "plain", "provenance": {"cpu": "x"}}), "damaged"),
+        (
+            json.dumps(
+                {"schema_version": SCHEMA_VERSION, "kind": "plain", "provenance": {"cpu": "x"}}
+            ),
+            "damaged",
+        ),
     ],
 )
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, text: str, message: str) -> None:
@@ -70,8 +86,11 @@ def test_a_missing_file_says_how_to_make_one(tmp_path: Path) -> None:
         load(tmp_path / "none.json")
 
 
-def test_a_full_disk_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches writing in place: when the disk fills up, what was saved a round ago must still be whole."""
+def test_a_full_disk_keeps_the_earlier_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches writing in place: when the disk fills up, what was saved a round ago must still be
+    whole."""
     path = tmp_path / "run.json"
     save(a_run(), path)
 
@@ -82,11 +101,16 @@ def test_a_full_disk_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(ResourceError, match="--out"):
         save(replace(a_run(), model="later"), path)
     assert load(path) == a_run()
-    assert [file.name for file in tmp_path.iterdir()] == ["run.json"], "the half-written file must not stay behind"
+    assert [file.name for file in tmp_path.iterdir()] == ["run.json"], (
+        "the half-written file must not stay behind"
+    )
 
 
-def test_a_kill_while_writing_keeps_the_earlier_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a rename before the bytes are out: whatever interrupts the write, the old result is whole."""
+def test_a_kill_while_writing_keeps_the_earlier_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a rename before the bytes are out: whatever interrupts the write, the old result is
+    whole."""
     path = tmp_path / "run.json"
     save(a_run(), path)
 

@@ -1,4 +1,5 @@
-"""The peers that come with the package, in this process: every method writes the same tokens, and the first ones are heard."""
+"""The peers that come with the package, in this process: every method writes the same tokens, and
+the first ones are heard."""
 
 from __future__ import annotations
 
@@ -57,8 +58,11 @@ def greedy(peers: dict[str, Any]) -> list[int]:
     ],
     ids=lambda options: options.get("method", "plain"),
 )
-def test_transformers_writes_the_same_in_every_way(peers: dict[str, Any], greedy: list[int], options: dict[str, Any]) -> None:
-    """Catches settings that leak from one method into the next, an overshot limit, a first token that is never heard."""
+def test_transformers_writes_the_same_in_every_way(
+    peers: dict[str, Any], greedy: list[int], options: dict[str, Any]
+) -> None:
+    """Catches settings that leak from one method into the next, an overshot limit, a first token
+    that is never heard."""
     peer = peers["transformers"]
     assert written(peer, **options) == greedy and len(peer.firsts) == 1 and 1 <= peer.firsts[0] <= 4
     assert written(peer) == greedy and peer.firsts == [1]
@@ -67,19 +71,25 @@ def test_transformers_writes_the_same_in_every_way(peers: dict[str, Any], greedy
 def test_compiled_decoding_is_over_a_cache_that_is_emptied(
     peers: dict[str, Any], greedy: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Catches what an earlier prompt left in the static cache, and weights that the compiled copy does not share. Compiling
-    itself takes half a minute, so it is left out here."""
+    """Catches what an earlier prompt left in the static cache, and weights that the compiled copy
+    does not share. Compiling itself takes half a minute, so it is left out here."""
     peer = peers["transformers"]
     monkeypatch.setattr(torch, "compile", lambda forward, dynamic: forward)
     longer = [9, 10, 11, 12, *PROMPT]
-    assert list(peer.generate(longer, NEW, [], method="compiled")) == list(peer.generate(longer, NEW, []))
+    assert list(peer.generate(longer, NEW, [], method="compiled")) == list(
+        peer.generate(longer, NEW, [])
+    )
     assert written(peer, method="compiled") == greedy and peer.firsts == [1]
     assert list(peer.caches) == [512]
-    weights = [model.get_input_embeddings().weight.data_ptr() for model in (peer.compiled, peer.model)]
+    weights = [
+        model.get_input_embeddings().weight.data_ptr() for model in (peer.compiled, peer.model)
+    ]
     assert weights[0] == weights[1]
 
 
-def test_an_assistant_may_be_a_folder(peers: dict[str, Any], greedy: list[int], folder: Path) -> None:
+def test_an_assistant_may_be_a_folder(
+    peers: dict[str, Any], greedy: list[int], folder: Path
+) -> None:
     """Catches two-model assistance that never loads the second model."""
     assert written(peers["transformers"], method="assistant", model=str(folder), tokens=3) == greedy
     assert str(folder) in peers["transformers"].assistants
@@ -97,19 +107,28 @@ def test_rows_of_a_batch_are_as_if_alone(peers: dict[str, Any]) -> None:
         peers["transformers"].generate_batch(rows, NEW, [], method="lookup")
 
 
-@pytest.mark.parametrize("method", ["plain", "auto", "ngram@fixed:tokens=3", "early-exit:layer=2@fixed:tokens=3"])
-def test_ours_writes_the_same_and_counts(peers: dict[str, Any], greedy: list[int], method: str) -> None:
-    """Catches a method that is measured under another's name, counts that do not add up or do not fit the schema."""
+@pytest.mark.parametrize(
+    "method", ["plain", "auto", "ngram@fixed:tokens=3", "early-exit:layer=2@fixed:tokens=3"]
+)
+def test_ours_writes_the_same_and_counts(
+    peers: dict[str, Any], greedy: list[int], method: str
+) -> None:
+    """Catches a method that is measured under another's name, counts that do not add up or do not
+    fit the schema."""
     peer = peers["selfspec"]
     assert written(peer, method=method) == greedy and peer.firsts == [1]
-    counts = Counts(**{name: value for name, value in peer.counts.items() if name != "peak_memory_bytes"})
+    counts = Counts(
+        **{name: value for name, value in peer.counts.items() if name != "peak_memory_bytes"}
+    )
     assert sum(counts.verified) == counts.verifications
     assert sum(size * count for size, count in enumerate(counts.verified)) == counts.drafted
     assert bool(counts.drafted) == (method != "plain")
 
 
 @pytest.mark.parametrize("method", ["lookup", "early-exit"])
-def test_ours_has_what_other_libraries_have(peers: dict[str, Any], greedy: list[int], method: str) -> None:
+def test_ours_has_what_other_libraries_have(
+    peers: dict[str, Any], greedy: list[int], method: str
+) -> None:
     """Catches `versus` comparing another number of drafts than it says."""
     peer = peers["selfspec"]
     assert written(peer, method=method, tokens=3, layer=2) == greedy
@@ -119,19 +138,27 @@ def test_ours_has_what_other_libraries_have(peers: dict[str, Any], greedy: list[
 
 
 def test_sampling_is_what_was_asked(peers: dict[str, Any]) -> None:
-    """Catches a temperature that is not passed on: the same seed gives the same text, drafts or not, another seed another one."""
+    """Catches a temperature that is not passed on: the same seed gives the same text, drafts or
+    not, another seed another one."""
     peer = peers["selfspec"]
     warm = {"temperature": 1.0, "top_p": 1.0, "seed": 1}
     first = written(peer, sampling=warm)
-    assert first == written(peer, method="ngram", sampling=warm) != written(peer, sampling={**warm, "seed": 2})
+    assert (
+        first
+        == written(peer, method="ngram", sampling=warm)
+        != written(peer, sampling={**warm, "seed": 2})
+    )
 
 
 def test_the_gap_is_the_models_own(peers: dict[str, Any], greedy: list[int]) -> None:
-    """Catches a gap at another position: our greedy token leads there, and over itself by nothing."""
+    """Catches a gap at another position: our greedy token leads there, and over itself by
+    nothing."""
     peer = peers["selfspec"]
     other = (greedy[3] + 1) % 32
     gap, largest = peer.gap([*PROMPT, *greedy[:3]], greedy[3], other)
-    assert gap > 0 and largest > 0 and peer.gap([*PROMPT, *greedy[:3]], greedy[3], greedy[3])[0] == 0
+    assert (
+        gap > 0 and largest > 0 and peer.gap([*PROMPT, *greedy[:3]], greedy[3], greedy[3])[0] == 0
+    )
     assert peer.gap([*PROMPT, *greedy[:3]], other, greedy[3])[0] == -gap
 
 

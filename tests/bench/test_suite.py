@@ -1,5 +1,5 @@
-"""A suite run with engines that are not there: what is asked, compared, kept and continued. The clock is theirs, so that no test
-is slow or flaky."""
+"""A suite run with engines that are not there: what is asked, compared, kept and continued. The
+clock is theirs, so that no test is slow or flaky."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ EOS = [2]
 
 
 class World:
-    """Seconds a token by contestant, what each writes, and what happens to it; every engine writes down what it is asked."""
+    """Seconds a token by contestant, what each writes, and what happens to it; every engine writes
+    down what it is asked."""
 
     def __init__(self, **seconds: float) -> None:
         self.seconds = seconds
@@ -39,7 +40,9 @@ class World:
         self.called: list[dict[str, Any]] = []
         self.noise = 0.0
         self.event: Callable[[str, Sequence[int]], None] = lambda name, ids: None
-        self.written: Callable[[str, Sequence[int]], list[int]] = lambda name, ids: [ids[-1]] * NEW_TOKENS
+        self.written: Callable[[str, Sequence[int]], list[int]] = lambda name, ids: (
+            [ids[-1]] * NEW_TOKENS
+        )
 
     def start(self, spec: PeerSpec, threads: int, limit: float) -> Made:
         self.made[spec.name] = Made(self, spec.name)
@@ -53,7 +56,12 @@ class Made:
     pid = 1
 
     def __init__(self, world: World, name: str) -> None:
-        self.world, self.name, self.versions, self.dead = world, name, {name: "0" if name == "selfspec" else "1"}, False
+        self.world, self.name, self.versions, self.dead = (
+            world,
+            name,
+            {name: "0" if name == "selfspec" else "1"},
+            False,
+        )
 
     def load(self, folder: Path, dtype: str, device: str = "cpu") -> float:
         self.world.event(f"load {self.name}", [])
@@ -67,15 +75,29 @@ class Made:
         self.world.called.append(arguments)
         return [0.25, 20.0] if arguments["ids"][-1] == 7 else [5e-5, 20.0]
 
-    def answer(self, rows: Sequence[Sequence[int]], max_new_tokens: int, eos: Sequence[int], options: Mapping[str, Any]) -> Reply:
+    def answer(
+        self,
+        rows: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        eos: Sequence[int],
+        options: Mapping[str, Any],
+    ) -> Reply:
         method = options.get("method", "plain")
         name = f"{self.name}/{method}"
         self.world.asked.append((name, tuple(row[-1] for row in rows), max_new_tokens))
         self.world.event(name, rows[0])
         made = [self.world.written(name, row)[:max_new_tokens] for row in rows]
-        each = self.world.seconds[method] * (1 + self.world.noise * self.world.chance.uniform(-1, 1))
+        each = self.world.seconds[method] * (
+            1 + self.world.noise * self.world.chance.uniform(-1, 1)
+        )
         decoding = each * (sum(map(len, made)) - len(made))
-        return Reply(made, 1.0 + decoding, 1.0, len(made), {"drafted": 4, "accepted": 2} if method != "plain" else None)
+        return Reply(
+            made,
+            1.0 + decoding,
+            1.0,
+            len(made),
+            {"drafted": 4, "accepted": 2} if method != "plain" else None,
+        )
 
     def close(self) -> None:
         self.world.event(f"close {self.name}", [])
@@ -83,7 +105,9 @@ class Made:
 
 def a_plan(names: Sequence[str], **changes: Any) -> Plan:
     samples = [Sample(task, f"{task}-3-0", "q.jsonl", 3, 9, True) for task in ("qa", "rag")]
-    plan = Plan("m", "float32", "cpu", 2, NEW_TOKENS, 1, [1], list(names), "selfspec/plain", samples)
+    plan = Plan(
+        "m", "float32", "cpu", 2, NEW_TOKENS, 1, [1], list(names), "selfspec/plain", samples
+    )
     return replace(plan, **changes)
 
 
@@ -94,12 +118,18 @@ def prompts() -> list[Prompt]:
 
 def a_suite(world: World, run: SuiteRun, out: Path) -> Suite:
     contestants = [
-        Contestant(name, name.partition("/")[0], name.partition("/")[2], {"method": name.partition("/")[2]})
+        Contestant(
+            name, name.partition("/")[0], name.partition("/")[2], {"method": name.partition("/")[2]}
+        )
         for name in run.plan.contestants
     ]
     specs = {each.engine: PeerSpec(each.engine, out.parent) for each in contestants}
-    engines = Engines(specs, out.parent, "float32", "cpu", 2, 9.0, EnergyMeter([], "none"), world.start, settle=0)
-    return Suite(run, contestants, prompts(), engines, out, lambda tokens: " ".join(map(str, tokens)), EOS)
+    engines = Engines(
+        specs, out.parent, "float32", "cpu", 2, 9.0, EnergyMeter([], "none"), world.start, settle=0
+    )
+    return Suite(
+        run, contestants, prompts(), engines, out, lambda tokens: " ".join(map(str, tokens)), EOS
+    )
 
 
 def measured(world: World, out: Path, names: Sequence[str], **changes: Any) -> SuiteRun:
@@ -113,7 +143,8 @@ def row(run: SuiteRun, name: str, batch: int = 1) -> Row:
 
 
 def test_a_handicapped_method_is_slower_and_its_twin_is_equal(tmp_path: Path) -> None:
-    """Catches a verdict upside down, one without an interval, and a table that calls noise a difference: 5% of it here."""
+    """Catches a verdict upside down, one without an interval, and a table that calls noise a
+    difference: 5% of it here."""
     world = World(plain=0.03, handicapped=0.036, twin=0.03, fast=0.02)
     world.noise = 0.05
     names = ["selfspec/plain", "selfspec/handicapped", "selfspec/twin", "selfspec/fast"]
@@ -121,19 +152,27 @@ def test_a_handicapped_method_is_slower_and_its_twin_is_equal(tmp_path: Path) ->
     assert [row(run, name).verdict for name in names[1:]] == ["slower", "equal", "faster"]
     speed = row(run, "selfspec/handicapped").over_plain
     assert speed is not None and speed.low < 0.03 / 0.036 < speed.high
-    line = next(line for line in markdown(run).splitlines() if line.startswith("| selfspec/handicapped"))
+    line = next(
+        line for line in markdown(run).splitlines() if line.startswith("| selfspec/handicapped")
+    )
     assert "| slower |" in line and "0.8" in line
 
 
 def test_two_runs_agree_within_their_intervals(tmp_path: Path) -> None:
-    """Catches intervals that are too narrow to be believed, as a plain bootstrap's of 3 questions are: 16 of 20 pairs met."""
+    """Catches intervals that are too narrow to be believed, as a plain bootstrap's of 3 questions
+    are: 16 of 20 pairs met."""
     inside = 0
     for number in range(8):
         found = []
         for run_number in range(2):
             world = World(plain=0.03, fast=0.02)
             world.noise, world.chance = 0.1, random.Random(100 * number + run_number)
-            run = measured(world, tmp_path / f"{number}-{run_number}.json", ["selfspec/plain", "selfspec/fast"], rounds=2)
+            run = measured(
+                world,
+                tmp_path / f"{number}-{run_number}.json",
+                ["selfspec/plain", "selfspec/fast"],
+                rounds=2,
+            )
             found.append(row(run, "selfspec/fast").over_plain)
         first, second = found
         assert first is not None and second is not None
@@ -142,7 +181,8 @@ def test_two_runs_agree_within_their_intervals(tmp_path: Path) -> None:
 
 
 def test_contestants_take_turns_and_begin_elsewhere_each_time(tmp_path: Path) -> None:
-    """Catches a benchmark that measures one after the other, on another machine each as far as drift goes, and a fixed order."""
+    """Catches a benchmark that measures one after the other, on another machine each as far as
+    drift goes, and a fixed order."""
     world = World(plain=0.03, fast=0.02)
     names = ["selfspec/plain", "selfspec/fast", "other/plain"]
     measured(world, tmp_path / "r.json", names)
@@ -154,9 +194,12 @@ def test_contestants_take_turns_and_begin_elsewhere_each_time(tmp_path: Path) ->
 
 
 def test_what_differs_is_found_with_its_gap(tmp_path: Path) -> None:
-    """Catches comparing with the wrong text, an index off by one, and a real difference that is called a near-tie."""
+    """Catches comparing with the wrong text, an index off by one, and a real difference that is
+    called a near-tie."""
     world = World(plain=0.03, odd=0.03)
-    world.written = lambda name, ids: [7] * (3 if name == "selfspec/odd" and ids[-1] == 11 else 11) + [8] * 8
+    world.written = lambda name, ids: (
+        [7] * (3 if name == "selfspec/odd" and ids[-1] == 11 else 11) + [8] * 8
+    )
     run = measured(world, tmp_path / "r.json", ["selfspec/plain", "selfspec/odd"])
     (found,) = row(run, "selfspec/odd").differences
     assert (found.question, found.at, found.gap, found.text) == ("q/1", 3, 0.25, "7 7 7" + " 8" * 8)
@@ -164,15 +207,25 @@ def test_what_differs_is_found_with_its_gap(tmp_path: Path) -> None:
     assert "no: 1 of 6 differ, at 3 by gap 0.25; 0 near-ties" in markdown(run)
     assert not row(run, "selfspec/plain").differences and len(run.answers) == QUESTIONS
     world.written = lambda name, ids: [9] * 11 if name == "selfspec/plain" else [9] * 4 + [3] * 7
-    assert "all near-ties" in markdown(measured(world, tmp_path / "s.json", ["selfspec/plain", "selfspec/odd"]))
+    assert "all near-ties" in markdown(
+        measured(world, tmp_path / "s.json", ["selfspec/plain", "selfspec/odd"])
+    )
 
 
 def test_a_batch_is_one_turn_of_several_questions(tmp_path: Path) -> None:
-    """Catches tokens of one row over the time of all, rows of different tasks together, and answers compared across rows."""
+    """Catches tokens of one row over the time of all, rows of different tasks together, and answers
+    compared across rows."""
     world = World(plain=0.03, fast=0.02)
     run = measured(world, tmp_path / "r.json", ["selfspec/plain", "selfspec/fast"], batches=[1, 3])
-    (qa, rag) = [turn for turn in run.turns if (turn.batch, turn.contestant) == (3, "selfspec/fast")]
-    assert (qa.questions, qa.made, qa.first_tokens, qa.decoded) == (["q/0", "q/1", "q/2"], [11, 11, 11], 3, 30)
+    (qa, rag) = [
+        turn for turn in run.turns if (turn.batch, turn.contestant) == (3, "selfspec/fast")
+    ]
+    assert (qa.questions, qa.made, qa.first_tokens, qa.decoded) == (
+        ["q/0", "q/1", "q/2"],
+        [11, 11, 11],
+        3,
+        30,
+    )
     assert rag.task == "rag" and row(run, "selfspec/fast", 3).tokens_per_second == pytest.approx(50)
     assert not any(turn.differences for turn in run.turns)
     with pytest.raises(OptionError, match="--batch 4 needs 4 questions a task and qa has 3"):
@@ -190,17 +243,22 @@ def failing(name: str, at: int, error: BaseException) -> Callable[[str, Sequence
 
 
 def test_a_contestant_that_fails_is_a_row_that_says_so(tmp_path: Path) -> None:
-    """Catches one engine's failure that ends everybody's run, or that leaves no trace in the table."""
+    """Catches one engine's failure that ends everybody's run, or that leaves no trace in the
+    table."""
     world = World(plain=0.03, fast=0.02)
     world.event = failing("other/fast", 3, PeerFailed("no answer within 9 s"))
     run = measured(world, tmp_path / "r.json", ["selfspec/plain", "other/plain", "other/fast"])
     assert run.complete and sum(turn.contestant == "other/fast" for turn in run.turns) == 3
     assert sum(turn.contestant == "other/plain" for turn in run.turns) == QUESTIONS
-    assert "failed: no answer within 9 s" in markdown(run) and row(run, "other/fast").failure == "no answer within 9 s"
+    assert (
+        "failed: no answer within 9 s" in markdown(run)
+        and row(run, "other/fast").failure == "no answer within 9 s"
+    )
 
 
 def test_an_engine_that_does_not_start_is_a_row_that_says_so(tmp_path: Path) -> None:
-    """Catches rows of an engine that is not installed left out, and a run that waits for it again and again."""
+    """Catches rows of an engine that is not installed left out, and a run that waits for it again
+    and again."""
     world = World(plain=0.03, fast=0.02)
 
     def event(who: str, ids: Sequence[int]) -> None:
@@ -214,7 +272,8 @@ def test_an_engine_that_does_not_start_is_a_row_that_says_so(tmp_path: Path) -> 
 
 
 def test_an_engine_that_died_is_started_again_for_its_other_methods(tmp_path: Path) -> None:
-    """Catches one method that hangs taking its engine's others along, and a dead engine's process left behind."""
+    """Catches one method that hangs taking its engine's others along, and a dead engine's process
+    left behind."""
     world, said = World(plain=0.03, fast=0.02), []
 
     def event(who: str, ids: Sequence[int]) -> None:
@@ -226,7 +285,11 @@ def test_an_engine_that_died_is_started_again_for_its_other_methods(tmp_path: Pa
     world.event = event
     run = measured(world, tmp_path / "r.json", ["selfspec/plain", "other/plain", "other/fast"])
     assert run.complete and sum(turn.contestant == "other/plain" for turn in run.turns) == QUESTIONS
-    assert said.count("load other") == 2 and said.count("close other") == 2 and run.failure("other/plain") is None
+    assert (
+        said.count("load other") == 2
+        and said.count("close other") == 2
+        and run.failure("other/plain") is None
+    )
 
 
 def test_without_our_plain_decoding_there_is_no_run(tmp_path: Path) -> None:
@@ -243,7 +306,8 @@ NAMES = ["selfspec/plain", "selfspec/fast"]
 
 
 def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Catches a run that begins again, one that asks a question twice, and one that loses more than the round under way."""
+    """Catches a run that begins again, one that asks a question twice, and one that loses more than
+    the round under way."""
     out, world = tmp_path / "r.json", World(plain=0.03, fast=0.02)
     world.event = failing("selfspec/fast", 4, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
@@ -259,7 +323,8 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_a_kill_loses_no_finished_round(tmp_path: Path) -> None:
-    """Catches a result that is written at the end only: what a kill would leave is what is on the disk at that moment."""
+    """Catches a result that is written at the end only: what a kill would leave is what is on the
+    disk at that moment."""
     out, world, left = tmp_path / "r.json", World(plain=0.03, fast=0.02), []
 
     def event(who: str, ids: Sequence[int]) -> None:
@@ -268,7 +333,9 @@ def test_a_kill_loses_no_finished_round(tmp_path: Path) -> None:
 
     world.event = event
     measured(world, out, NAMES)
-    assert left == [2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12], "two turns a question; the last is the closing of the engine"
+    assert left == [2, 2, 4, 4, 6, 6, 8, 8, 10, 10, 12], (
+        "two turns a question; the last is the closing of the engine"
+    )
 
 
 def test_differences_are_found_after_going_on(tmp_path: Path) -> None:
@@ -279,7 +346,9 @@ def test_differences_are_found_after_going_on(tmp_path: Path) -> None:
 
     def event(who: str, ids: Sequence[int]) -> None:
         asked.append((who, tuple(ids)))
-        if asked.count(("selfspec/fast", (5, 6, 11))) == 2:  # in the second round of the second question
+        if (
+            asked.count(("selfspec/fast", (5, 6, 11))) == 2
+        ):  # in the second round of the second question
             raise KeyboardInterrupt
 
     world.event = event
@@ -290,7 +359,9 @@ def test_differences_are_found_after_going_on(tmp_path: Path) -> None:
     run = measured(world, out, NAMES, rounds=2)
     assert [each.at for each in row(run, "selfspec/fast").differences] == [10] * 9
     wrote = {
-        turn.contestant: [each.at for each in turn.differences] for turn in run.turns if turn.questions == ["q/1"] and turn.round
+        turn.contestant: [each.at for each in turn.differences]
+        for turn in run.turns
+        if turn.questions == ["q/1"] and turn.round
     }
     assert len(run.answers) == QUESTIONS and wrote == {"selfspec/plain": [], "selfspec/fast": [10]}
 
@@ -317,7 +388,8 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_another_run_is_not_written_over(tmp_path: Path) -> None:
-    """Catches an hour's measurements lost to a command typed again with another option, and two machines in one table."""
+    """Catches an hour's measurements lost to a command typed again with another option, and two
+    machines in one table."""
     out, world = tmp_path / "r.json", World(plain=0.03, fast=0.02)
     measured(world, out, NAMES)
     assert open_run(a_plan(NAMES), PROVENANCE, out).complete
@@ -327,12 +399,15 @@ def test_another_run_is_not_written_over(tmp_path: Path) -> None:
     kept = json.loads(out.read_text())
     out.write_text(json.dumps({**kept, "complete": False}))
     for changes in ({"cpu": "another"}, {"commit": "another"}, {"versions": {"selfspec": "9"}}):
-        with pytest.raises(OptionError, match="another machine, at another commit or with other versions"):
+        with pytest.raises(
+            OptionError, match="another machine, at another commit or with other versions"
+        ):
             open_run(a_plan(NAMES), replace(PROVENANCE, **changes), out)  # type: ignore[arg-type]
 
 
 def test_sampled_texts_of_other_engines_are_not_compared(tmp_path: Path) -> None:
-    """Catches a table that calls another engine's draws a difference, and sampling that is not asked for."""
+    """Catches a table that calls another engine's draws a difference, and sampling that is not
+    asked for."""
     world, asked = World(plain=0.03, fast=0.02), []
     world.written = lambda name, ids: [7 if name.startswith("selfspec/") else 8] * NEW_TOKENS
     real = Made.answer
@@ -343,6 +418,8 @@ def test_sampled_texts_of_other_engines_are_not_compared(tmp_path: Path) -> None
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Made, "answer", answer)
-        run = measured(world, tmp_path / "r.json", [*NAMES, "other/plain"], temperature=0.5, top_p=0.9, seed=3)
+        run = measured(
+            world, tmp_path / "r.json", [*NAMES, "other/plain"], temperature=0.5, top_p=0.9, seed=3
+        )
     assert not any(turn.differences for turn in run.turns)
     assert {json.dumps(each) for each in asked} == {'{"temperature": 0.5, "top_p": 0.9, "seed": 3}'}

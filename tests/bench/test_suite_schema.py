@@ -1,4 +1,5 @@
-"""The JSON of `selfspec bench`: what is written is read again whole, and other files are refused."""
+"""The JSON of `selfspec bench`: what is written is read again whole, and other files are
+refused."""
 
 from __future__ import annotations
 
@@ -22,8 +23,11 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_the_sample_is_this_schema() -> None:
-    """Catches a field that was added without a new version: the committed sample, read by others, would be refused."""
-    assert load_suite(SAMPLE) == the_sample(), "write it anew: PYTHONPATH=src python tests/bench/suite_world.py"
+    """Catches a field that was added without a new version: the committed sample, read by others,
+    would be refused."""
+    assert load_suite(SAMPLE) == the_sample(), (
+        "write it anew: PYTHONPATH=src python tests/bench/suite_world.py"
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,7 +41,8 @@ def test_the_sample_is_this_schema() -> None:
     ],
 )
 def test_another_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
-    """Catches tables made of another benchmark's numbers, of another version's, or of half a file."""
+    """Catches tables made of another benchmark's numbers, of another version's, or of half a
+    file."""
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(OptionError, match=words):
         load_suite(tmp_path / "r.json")

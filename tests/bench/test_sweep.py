@@ -11,9 +11,27 @@ import pytest
 
 from selfspec import LLM
 from selfspec.bench import sweep as sweeping
-from selfspec.bench.sweep import Group, Prompt, Sweep, Sweeping, SweepOptions, gone_on_with, left_out, load_sweep, rank
+from selfspec.bench.sweep import (
+    Group,
+    Prompt,
+    Sweep,
+    Sweeping,
+    SweepOptions,
+    gone_on_with,
+    left_out,
+    load_sweep,
+    rank,
+)
 from selfspec.bench.sweep_plot import plot_sweep
-from selfspec.bench.sweep_report import estimate, grid_speeds, markdown, seconds_of, skip_speeds, smoothed, unrest
+from selfspec.bench.sweep_report import (
+    estimate,
+    grid_speeds,
+    markdown,
+    seconds_of,
+    skip_speeds,
+    smoothed,
+    unrest,
+)
 from selfspec.errors import OptionError
 from selfspec.testing import tiny_llm, tiny_model, tiny_tokenizer
 
@@ -27,8 +45,17 @@ def llm() -> LLM:
 
 
 def a_sweep(options: SweepOptions = OPTIONS, **changes: Any) -> Sweep:
-    values = {"provenance": {"cpu": "a cpu", "threads": 1}, "model": "tiny", "kernel": "native", "dtype": "float32", "layers": 4}
-    values |= {"options": asdict(options), "prompts": {prompt.name: len(prompt.ids) for prompt in PROMPTS}}
+    values = {
+        "provenance": {"cpu": "a cpu", "threads": 1},
+        "model": "tiny",
+        "kernel": "native",
+        "dtype": "float32",
+        "layers": 4,
+    }
+    values |= {
+        "options": asdict(options),
+        "prompts": {prompt.name: len(prompt.ids) for prompt in PROMPTS},
+    }
     return Sweep(**{**values, **changes})
 
 
@@ -38,13 +65,19 @@ def at_work(llm: LLM, path: Path, options: SweepOptions = OPTIONS) -> Sweeping:
 
 
 def test_everything_is_measured_next_to_plain_decoding(llm: LLM, tmp_path: Path) -> None:
-    """Each cell once a prompt, plain at both ends of each group, all texts identical, and the file says that it is complete."""
+    """Each cell once a prompt, plain at both ends of each group, all texts identical, and the file
+    says that it is complete."""
     work = at_work(llm, tmp_path / "sweep.json")
     for group in work.left:
         work.measure(group, lambda _: None)
     run = load_sweep(tmp_path / "sweep.json")
     assert run["complete"] and all(turn["identical"] for turn in run["turns"])
-    assert [(cell.first, cell.drafts) for cell in grid_speeds(run)] == [(1, 1), (1, 2), (3, 1), (3, 2)]
+    assert [(cell.first, cell.drafts) for cell in grid_speeds(run)] == [
+        (1, 1),
+        (1, 2),
+        (3, 1),
+        (3, 2),
+    ]
     assert [cell.first for cell in skip_speeds(run)] == [1, 2]
     for key in run["done"]:
         kinds = [turn["kind"] for turn in run["turns"] if turn["group"] == key]
@@ -94,13 +127,17 @@ def test_a_file_of_another_sweep_is_left_alone(llm: LLM, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("by", ["cosine", "damage"])
 def test_halves_that_do_nothing_are_left_out_first(by: str) -> None:
-    """A ranking that is upside down, or mixes up attention and MLP, drafts with the worst choice there is."""
+    """A ranking that is upside down, or mixes up attention and MLP, drafts with the worst choice
+    there is."""
     model = tiny_model()
     model.model.layers[2].self_attn.o_proj.weight.data.zero_()
     model.model.layers[1].mlp.down_proj.weight.data.zero_()
     llm = LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
     ranking = rank(llm, [prompt.ids for prompt in PROMPTS], by)
-    assert len(ranking) == 8 and {(half["layer"], half["attention"]) for half in ranking[:2]} == {(2, True), (1, False)}
+    assert len(ranking) == 8 and {(half["layer"], half["attention"]) for half in ranking[:2]} == {
+        (2, True),
+        (1, False),
+    }
     assert all(abs(half["score"]) < 1e-5 for half in ranking[:2]) and ranking[2]["score"] > 1e-4
     assert left_out(ranking, 2) == ((2,), (1,))
 
@@ -115,14 +152,31 @@ def test_the_threshold_goes_on_from_prompt_to_prompt(llm: LLM, tmp_path: Path) -
     assert abs(last["threshold"] - first["threshold"]) <= 0.0011 and first["threshold"] != 0.6
 
 
-def turn(group: str, kind: str, seconds: float, first: int = 0, drafts: int = 0, **more: Any) -> dict[str, Any]:
-    values = {"group": group, "part": "grid", "prompt": "p", "kind": kind, "first": first, "drafts": drafts, "decoded": 10}
-    values |= {"seconds": seconds, "verifications": 5, "drafted": 10, "accepted": 5, "identical": True}
+def turn(
+    group: str, kind: str, seconds: float, first: int = 0, drafts: int = 0, **more: Any
+) -> dict[str, Any]:
+    values = {
+        "group": group,
+        "part": "grid",
+        "prompt": "p",
+        "kind": kind,
+        "first": first,
+        "drafts": drafts,
+        "decoded": 10,
+    }
+    values |= {
+        "seconds": seconds,
+        "verifications": 5,
+        "drafted": 10,
+        "accepted": 5,
+        "identical": True,
+    }
     return {**values, **more}
 
 
 def test_a_cell_is_compared_with_its_own_group() -> None:
-    """With the mean of all plain turns instead, a slow minute of the machine would make its cells look slow."""
+    """With the mean of all plain turns instead, a slow minute of the machine would make its cells
+    look slow."""
     run = asdict(a_sweep())
     run["turns"] = [
         turn("a", "plain", 1.0), turn("a", "grid", 0.5, 1, 2), turn("a", "plain", 1.2),
@@ -156,7 +210,8 @@ def test_the_moving_average_looks_back_only() -> None:
 
 
 def test_the_estimate_follows_the_arithmetic() -> None:
-    """docs/choosing.md: an exit at 8 of 30 whose drafts are all kept, K = 4, costs about 2.7 steps for 5 tokens."""
+    """docs/choosing.md: an exit at 8 of 30 whose drafts are all kept, K = 4, costs about 2.7 steps
+    for 5 tokens."""
     assert seconds_of(0.41, 4, 1.0) == pytest.approx((4 * 0.41 + 1.12) / 5)
     assert estimate([("plain", 0, 0)], 30, 0.02, 50, []) == pytest.approx(1.0)
     slow = estimate([("grid", 8, 8)], 30, 0.02, 50, [0.0] * 31)
@@ -184,6 +239,8 @@ def test_bad_options(changes: dict[str, Any], said: str) -> None:
 def test_every_depth_gets_sensible_defaults(layers: int) -> None:
     """A model of two layers has one exit; 80 layers still have few cells."""
     filled = SweepOptions().filled(layers)
-    assert 1 <= len(filled.exits) <= 7 and max(filled.exits) < layers and 1 <= len(filled.skips) <= 10
+    assert (
+        1 <= len(filled.exits) <= 7 and max(filled.exits) < layers and 1 <= len(filled.skips) <= 10
+    )
     group = Group("grid", PROMPTS[0], 0, ((filled.exits[0], 1),))
     assert group.key == f"grid/first/0/{filled.exits[0]}" and json.dumps(asdict(filled))

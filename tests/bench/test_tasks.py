@@ -1,4 +1,5 @@
-"""What is asked: prompts out of the raw formats of the known tasks, fixed samples, and files with bad lines."""
+"""What is asked: prompts out of the raw formats of the known tasks, fixed samples, and files with
+bad lines."""
 
 from __future__ import annotations
 
@@ -11,33 +12,52 @@ from typing import Any
 
 import pytest
 
-from selfspec import rows
 from selfspec.bench.suite_run import Words, fitted
 from selfspec.bench.tasks import CHARACTERS_A_TOKEN, TASKS, Item, known_tasks, read_task
+from selfspec.core import text_rows as rows
 from selfspec.errors import DataError, OptionError, Unavailable
 from selfspec.testing import tiny_tokenizer
 
 RAW: dict[str, list[dict[str, Any]]] = {
-    "spec-bench": [{"question_id": n, "category": "qa", "turns": [f"question {n}", "second"]} for n in range(6)],
+    "spec-bench": [
+        {"question_id": n, "category": "qa", "turns": [f"question {n}", "second"]} for n in range(6)
+    ],
     "humaneval": [
-        {"task_id": f"HumanEval/{n}", "prompt": f"def f{n}():\n", "test": "t", "entry_point": f"f{n}"} for n in range(6)
+        {
+            "task_id": f"HumanEval/{n}",
+            "prompt": f"def f{n}():\n",
+            "test": "t",
+            "entry_point": f"f{n}",
+        }
+        for n in range(6)
     ],
     "gsm8k": [{"question": f"How many {n}?", "answer": "#### 4"} for n in range(6)],
-    "mbpp": [{"task_id": n, "text": f"Write {n}.", "code": "x", "test_list": ["assert a", "assert b"]} for n in range(6)],
-    "cnn-dm": [{"id": str(n), "article": f"Long {n}", "highlights": f"short\n{n}"} for n in range(6)],
+    "mbpp": [
+        {"task_id": n, "text": f"Write {n}.", "code": "x", "test_list": ["assert a", "assert b"]}
+        for n in range(6)
+    ],
+    "cnn-dm": [
+        {"id": str(n), "article": f"Long {n}", "highlights": f"short\n{n}"} for n in range(6)
+    ],
     "xsum": [{"id": str(n), "document": f"Long {n}", "summary": f"short {n}"} for n in range(6)],
     "jsonl": [{"prompt": f"own {n}"} for n in range(6)],
 }
 
 
 def write(path: Path, rows: Sequence[Any]) -> Path:
-    path.write_text("\n".join(row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows) + "\n")
+    path.write_text(
+        "\n".join(
+            row if isinstance(row, str) else json.dumps(row, ensure_ascii=False) for row in rows
+        )
+        + "\n"
+    )
     return path
 
 
 @pytest.mark.parametrize("name", TASKS)
 def test_raw_rows_become_prompts(tmp_path: Path, name: str) -> None:
-    """Catches a task whose published format is not read, an answer that gets into the prompt, and gold that is lost."""
+    """Catches a task whose published format is not read, an answer that gets into the prompt, and
+    gold that is lost."""
     (asked,) = read_task(f"{name}={write(tmp_path / 'q.jsonl', RAW[name])}", 2)
     assert asked.sample.questions == len(asked.items) == 2 and asked.sample.source == "q.jsonl"
     first = asked.items[0]
@@ -51,7 +71,11 @@ def test_raw_rows_become_prompts(tmp_path: Path, name: str) -> None:
         "jsonl": "own 0",
     }
     if name == "mbpp":
-        assert "Write 0." in first.text and "assert a\nassert b" in first.text and '"x"' not in first.text
+        assert (
+            "Write 0." in first.text
+            and "assert a\nassert b" in first.text
+            and '"x"' not in first.text
+        )
     else:
         assert first.text == said[name]
     assert first.chat == (name in ("spec-bench", "gsm8k", "jsonl"))
@@ -62,11 +86,22 @@ def test_raw_rows_become_prompts(tmp_path: Path, name: str) -> None:
 def test_the_sample_is_fixed_spread_and_named(tmp_path: Path) -> None:
     """Catches a sample of the first few, one that changes, and two samples of one name."""
     rows = [{"question_id": n, "category": "qa", "turns": [str(n)]} for n in range(10)]
-    rows += [{"question_id": 90 + n, "category": kind, "turns": ["x"]} for n, kind in enumerate(["writing", "math", "stem"])]
+    rows += [
+        {"question_id": 90 + n, "category": kind, "turns": ["x"]}
+        for n, kind in enumerate(["writing", "math", "stem"])
+    ]
     file = write(tmp_path / "q.jsonl", rows)
     qa, conversation = read_task(f"spec-bench={file}", 2)
-    assert [item.id for item in (*qa.items, *conversation.items)] == ["qa/0", "qa/5", "conversation/90", "conversation/91"]
-    assert qa == read_task(f"spec-bench={file}", 2)[0] and (qa.sample.questions, qa.sample.of) == (2, 10)
+    assert [item.id for item in (*qa.items, *conversation.items)] == [
+        "qa/0",
+        "qa/5",
+        "conversation/90",
+        "conversation/91",
+    ]
+    assert qa == read_task(f"spec-bench={file}", 2)[0] and (qa.sample.questions, qa.sample.of) == (
+        2,
+        10,
+    )
     names = {read_task(f"spec-bench={file}", count)[0].sample.name for count in (1, 2, 0)}
     rows[5]["turns"] = ["another"]
     names.add(read_task(f"spec-bench={write(file, rows)}", 2)[0].sample.name)
@@ -93,7 +128,8 @@ def test_folders_and_gzipped_files(tmp_path: Path) -> None:
     ],
 )
 def test_a_bad_line_is_named_or_left_out_aloud(tmp_path: Path, bad: str) -> None:
-    """Catches questions that are left out silently, so that two runs are not of the same sample, and a file given up for one."""
+    """Catches questions that are left out silently, so that two runs are not of the same sample,
+    and a file given up for one."""
     file = write(tmp_path / "q.jsonl", [RAW["spec-bench"][0], bad, RAW["spec-bench"][2]])
     with pytest.raises(OptionError, match=r"q\.jsonl, line 2: .*--skip-bad"):
         read_task(f"spec-bench={file}")
@@ -104,7 +140,9 @@ def test_a_bad_line_is_named_or_left_out_aloud(tmp_path: Path, bad: str) -> None
 
 def test_line_separators_inside_a_string_are_no_lines(tmp_path: Path) -> None:
     """Catches U+2028 in an ordinary news text taken for the end of a line of JSON."""
-    (asked,) = read_task(f"xsum={write(tmp_path / 'q.jsonl', [{'document': 'a' + chr(0x2028) + 'b', 'summary': 's'}])}")
+    (asked,) = read_task(
+        f"xsum={write(tmp_path / 'q.jsonl', [{'document': 'a' + chr(0x2028) + 'b', 'summary': 's'}])}"
+    )
     assert asked.items[0].text == "Article: a\u2028b\nSummary:"
 
 
@@ -138,7 +176,9 @@ def test_long_contexts_are_cut_to_their_length(tmp_path: Path) -> None:
     file.write_text(" ".join(str(n) for n in range(40_000)))
     short, longer = read_task(f"long={file}", 3, contexts=(512, 1024))
     assert (short.sample.task, longer.sample.task) == ("long-512", "long-1024")
-    assert len({item.text for item in short.items}) == 3 and all(len(i.text) == 512 * CHARACTERS_A_TOKEN for i in short.items)
+    assert len({item.text for item in short.items}) == 3 and all(
+        len(i.text) == 512 * CHARACTERS_A_TOKEN for i in short.items
+    )
     assert fitted(short.items[0], list(range(2000)), 8192, 100) == (list(range(412)), 0)
     with pytest.raises(OptionError, match="needs 1024 positions and this model has 1000"):
         fitted(longer.items[0], list(range(2000)), 1000, 100)
@@ -154,18 +194,27 @@ def test_questions_that_are_too_long_lose_their_beginning() -> None:
 
 
 def test_chat_is_for_questions_and_models_with_a_template() -> None:
-    """Catches code that is put into a template, and a question that a base model is asked through none."""
+    """Catches code that is put into a template, and a question that a base model is asked through
+    none."""
     tokenizer = tiny_tokenizer()
     words = Words(tokenizer, 64, 4, [2])
     tokenizer.chat_template = "{{ messages[0]['content'] }} answer"
-    question, code = Item("qa", "qa/1", "once upon", True), Item("humaneval", "h/1", "once upon", False)
-    assert len(words.encode(question)) > len(words.encode(code)) and words.chats(question) and not words.chats(code)
+    question, code = (
+        Item("qa", "qa/1", "once upon", True),
+        Item("humaneval", "h/1", "once upon", False),
+    )
+    assert (
+        len(words.encode(question)) > len(words.encode(code))
+        and words.chats(question)
+        and not words.chats(code)
+    )
     tokenizer.chat_template = None
     assert words.encode(question) == words.encode(code) and not words.chats(question)
 
 
 def test_the_hub_is_asked_for_the_right_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a wrong split, an example taken from the test split, and an error that leaves out the way without a network."""
+    """Catches a wrong split, an example taken from the test split, and an error that leaves out the
+    way without a network."""
     asked: list[str] = []
 
     def read(source: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -177,7 +226,10 @@ def test_the_hub_is_asked_for_the_right_splits(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(rows, "read_rows", read)
     (part,) = read_task("cnn-dm", 2)
     assert part.items[0].text.startswith("Article: Long 0\nSummary: short 0\n\nArticle: Long 0\n")
-    assert asked == ["hf:abisee/cnn_dailymail#3.0.0@test", "hf:abisee/cnn_dailymail#3.0.0@train[:1]"]
+    assert asked == [
+        "hf:abisee/cnn_dailymail#3.0.0@test",
+        "hf:abisee/cnn_dailymail#3.0.0@train[:1]",
+    ]
     with pytest.raises(Unavailable, match=r"no route\. Or give a file: xsum=PATH"):
         read_task("xsum")
     with pytest.raises(OptionError, match="Spec-Bench; write spec-bench=PATH"):

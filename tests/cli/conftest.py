@@ -1,4 +1,5 @@
-"""The command line on a tiny random model: `run` invokes it, `opened` says which models were asked for."""
+"""The command line on a tiny random model: `run` invokes it, `opened` says which models were asked
+for."""
 
 from __future__ import annotations
 
@@ -37,14 +38,19 @@ def opened(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ModelOp
 
 @pytest.fixture
 def run(opened: list[tuple[str, ModelOptions]], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Run a command; a crash that is not one of our errors fails the test with its own traceback."""
+    """Run a command; a crash that is not one of our errors fails the test with its own
+    traceback."""
     monkeypatch.delenv("SELFSPEC_TRACEBACK", raising=False)
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("NO_COLOR", "1")
 
     def invoke(*words: str, stdin: str | None = None, crash: bool = False) -> Any:
         result = CliRunner().invoke(app, list(words), input=stdin)
-        if not crash and result.exception is not None and not isinstance(result.exception, SystemExit):
+        if (
+            not crash
+            and result.exception is not None
+            and not isinstance(result.exception, SystemExit)
+        ):
             raise result.exception
         return result
 

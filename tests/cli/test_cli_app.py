@@ -1,4 +1,5 @@
-"""The front of the command line: help, errors, unknown names, and how the shared options become arguments of the library."""
+"""The front of the command line: help, errors, unknown names, and how the shared options become
+arguments of the library."""
 
 from __future__ import annotations
 
@@ -34,19 +35,34 @@ def test_help_does_not_wait_for_torch() -> None:
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_help_says_what_it_does_and_shows_an_example(name: str) -> None:
-    """A help text that lists options only teaches nobody; each one starts with a sentence and ends with a command that works."""
+    """A help text that lists options only teaches nobody; each one starts with a sentence and ends
+    with a command that works."""
     words = (COMMANDS[name].help or "").strip().splitlines()
-    assert len(words[0]) > 20 and words[0][0].isupper(), f"{name}: the help does not start with what the command does"
-    assert words[-1].strip().startswith(f"Example:  selfspec {name}"), f"{name}: the help does not end with an example"
-    undocumented = [each.name for each in COMMANDS[name].params if not each.help and each.name != "help"]
+    assert len(words[0]) > 20 and words[0][0].isupper(), (
+        f"{name}: the help does not start with what the command does"
+    )
+    assert words[-1].strip().startswith(f"Example:  selfspec {name}"), (
+        f"{name}: the help does not end with an example"
+    )
+    undocumented = [
+        each.name for each in COMMANDS[name].params if not each.help and each.name != "help"
+    ]
     assert not undocumented, f"{name}: no help for {undocumented}"
 
 
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_no_option_is_declared_twice(name: str) -> None:
-    """Of two options of one name the parser keeps one, and the other's value goes astray without a word."""
-    flags = [flag for each in COMMANDS[name].params for flag in (*each.opts, *each.secondary_opts) if flag.startswith("-")]
-    assert len(flags) == len(set(flags)), f"{name}: {sorted({flag for flag in flags if flags.count(flag) > 1})}"
+    """Of two options of one name the parser keeps one, and the other's value goes astray without a
+    word."""
+    flags = [
+        flag
+        for each in COMMANDS[name].params
+        for flag in (*each.opts, *each.secondary_opts)
+        if flag.startswith("-")
+    ]
+    assert len(flags) == len(set(flags)), (
+        f"{name}: {sorted({flag for flag in flags if flags.count(flag) > 1})}"
+    )
 
 
 def test_version_is_the_packages_own(run: Any) -> None:
@@ -65,7 +81,8 @@ def test_an_error_is_one_message_and_no_traceback(run: Any) -> None:
 
 
 def test_brackets_in_a_message_survive(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """rich reads [words in brackets] as styles and drops them; messages and paths contain brackets."""
+    """rich reads [words in brackets] as styles and drops them; messages and paths contain
+    brackets."""
 
     def refuse(*_: object) -> None:
         raise PromptError("no such thing: [red]model[/red] in [a folder]")
@@ -76,7 +93,9 @@ def test_brackets_in_a_message_survive(run: Any, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(("words", "variable"), [(["--traceback"], None), ([], "1")])
-def test_traceback_on_request(run: Any, monkeypatch: pytest.MonkeyPatch, words: list[str], variable: str | None) -> None:
+def test_traceback_on_request(
+    run: Any, monkeypatch: pytest.MonkeyPatch, words: list[str], variable: str | None
+) -> None:
     """Who reports a bug needs the traceback; both ways to ask for it must work."""
     if variable:
         monkeypatch.setenv("SELFSPEC_TRACEBACK", variable)
@@ -107,16 +126,40 @@ def test_interrupt_is_quiet(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_sampling_options_are_those_of_the_library() -> None:
-    """Catches a sampling parameter that was added to the library and forgotten here, or renamed on one side."""
-    library = {field.name for field in dataclasses.fields(SamplingParams)} - {"logit_bias"}  # token ids: for programs
+    """Catches a sampling parameter that was added to the library and forgotten here, or renamed on
+    one side."""
+    # token ids: for programs
+    library = {field.name for field in dataclasses.fields(SamplingParams)} - {"logit_bias"}
     assert {field.name for field in dataclasses.fields(SamplingOptions)} == library
 
 
 @pytest.mark.parametrize("command", ["generate", "chat", "info"])
-def test_model_options_reach_the_command(run: Any, opened: list[tuple[str, ModelOptions]], command: str) -> None:
+def test_model_options_reach_the_command(
+    run: Any, opened: list[tuple[str, ModelOptions]], command: str
+) -> None:
     """Catches an option that is accepted and then dropped on the way."""
-    given = ModelOptions("bfloat16", "cpu", 3, "v1", "secret", adapter="live", long_context=True, trust_remote_code=True)
-    words = ["--dtype", "bfloat16", "--device", "cpu", "--threads", "3", "--revision", "v1", "--token", "secret"]
+    given = ModelOptions(
+        "bfloat16",
+        "cpu",
+        3,
+        "v1",
+        "secret",
+        adapter="live",
+        long_context=True,
+        trust_remote_code=True,
+    )
+    words = [
+        "--dtype",
+        "bfloat16",
+        "--device",
+        "cpu",
+        "--threads",
+        "3",
+        "--revision",
+        "v1",
+        "--token",
+        "secret",
+    ]
     prompt = ["hello", "-n", "1"] if command == "generate" else []
     words += ["--adapter", "live", "--long-context", "--trust-remote-code"]
     run(command, "some/model", *prompt, *words, stdin="")
@@ -132,12 +175,23 @@ def test_open_model_hands_everything_on(monkeypatch: pytest.MonkeyPatch, llm: LL
         return llm
 
     monkeypatch.setattr(LLM, "from_pretrained", from_pretrained)
-    how = ModelOptions("float16", "cuda:1", 5, "main", "t", adapter="merge", long_context=True, trust_remote_code=True)
+    how = ModelOptions(
+        "float16",
+        "cuda:1",
+        5,
+        "main",
+        "t",
+        adapter="merge",
+        long_context=True,
+        trust_remote_code=True,
+    )
     assert common.open_model("m", how) is llm
     assert seen == {"name": "m", **dataclasses.asdict(how)}
 
 
-def test_options_are_checked_before_the_model_is_loaded(run: Any, opened: list[tuple[str, ModelOptions]]) -> None:
+def test_options_are_checked_before_the_model_is_loaded(
+    run: Any, opened: list[tuple[str, ModelOptions]]
+) -> None:
     """A wrong option found after a minute of loading is a minute lost."""
     for wrong in (["--temperature", "-1"], ["--draft", "magic"], ["--top-p", "0.5"]):
         assert run("generate", "demo", "hello", *wrong).exit_code == 1

@@ -1,4 +1,5 @@
-"""`selfspec bench`: what is typed becomes a run, tables and a last line of JSON; bad input is a message before anything loads."""
+"""`selfspec bench`: what is typed becomes a run, tables and a last line of JSON; bad input is a
+message before anything loads."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bench(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
-    """Runs the command on a tiny model with a few questions; `fake` is an engine that writes only 5s."""
+    """Runs the command on a tiny model with a few questions; `fake` is an engine that writes only
+    5s."""
     (tmp_path / "peers" / "fake").mkdir(parents=True)
     (tmp_path / "peers" / "fake" / "peer.py").write_text(FAKE)
     monkeypatch.setattr(suite_run, "find_peers", lambda: find_peers(tmp_path / "peers"))
@@ -50,7 +52,17 @@ def bench(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Bench
 
     def run(*words: str) -> tuple[int, str]:
         done = CliRunner().invoke(
-            app, ["bench", str(model), "--task", f"jsonl={tmp_path / 'q.jsonl'}", "-n", "10", "--raw", *words]
+            app,
+            [
+                "bench",
+                str(model),
+                "--task",
+                f"jsonl={tmp_path / 'q.jsonl'}",
+                "-n",
+                "10",
+                "--raw",
+                *words,
+            ],
         )
         if done.exception is not None and not isinstance(done.exception, SystemExit):
             raise done.exception
@@ -60,26 +72,53 @@ def bench(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Bench
 
 
 def test_a_run_of_everything(bench: Bench, tmp_path: Path, model: Path) -> None:
-    """Catches parts that do not fit together: real processes, a table, the JSON, going on, and drawing it."""
+    """Catches parts that do not fit together: real processes, a table, the JSON, going on, and
+    drawing it."""
     out = tmp_path / "r.json"
-    words = ["--methods", "ngram early-exit:layer=2@fixed:tokens=3", "--peers", "fake", "--out", str(out)]
+    words = [
+        "--methods",
+        "ngram early-exit:layer=2@fixed:tokens=3",
+        "--peers",
+        "fake",
+        "--out",
+        str(out),
+    ]
     words += ["--batch", "1,2", "--threads", "1", "--costs", "--sample", "2"]
     code, text = bench(*words)
     assert code == 0, text
     run = load_suite(out)
-    assert run.complete and json.loads(text.splitlines()[-1]) == {"file": "r.json", "turns": len(run.turns), "complete": True}
+    assert run.complete and json.loads(text.splitlines()[-1]) == {
+        "file": "r.json",
+        "turns": len(run.turns),
+        "complete": True,
+    }
     for name in ("selfspec/ngram", "selfspec/early-exit:layer=2@fixed:tokens=3"):
         mine = [turn for turn in run.turns if turn.contestant == name]
         assert [turn.batch for turn in mine] == [1, 1, 2], name
-        assert not any(turn.differences for turn in mine), f"{name} wrote something else than our plain decoding"
-        assert all(turn.first_seconds is not None and 0 < turn.first_seconds < turn.seconds for turn in mine)
+        assert not any(turn.differences for turn in mine), (
+            f"{name} wrote something else than our plain decoding"
+        )
+        assert all(
+            turn.first_seconds is not None and 0 < turn.first_seconds < turn.seconds
+            for turn in mine
+        )
     early = next(turn for turn in run.turns if turn.contestant.startswith("selfspec/early"))
-    assert early.counts is not None and early.counts.drafted and sum(early.counts.verified) == early.counts.verifications
+    assert (
+        early.counts is not None
+        and early.counts.drafted
+        and sum(early.counts.verified) == early.counts.verifications
+    )
     assert run.failure("fake/plain") == "NotImplementedError: this peer takes one prompt at a time"
     assert {point.kind for point in run.steps} >= {"verify", "early-exit:layer=2@fixed:tokens=3"}
-    assert (str(tmp_path) not in out.read_text() and "jsonl=q.jsonl" not in text) or "q.jsonl" in text
+    assert (
+        str(tmp_path) not in out.read_text() and "jsonl=q.jsonl" not in text
+    ) or "q.jsonl" in text
     code, again = bench(*words)
-    assert code == 0 and "is complete: nothing to measure" in again and len(load_suite(out).turns) == len(run.turns)
+    assert (
+        code == 0
+        and "is complete: nothing to measure" in again
+        and len(load_suite(out).turns) == len(run.turns)
+    )
     assert "| contestant" in CliRunner().invoke(app, ["bench", "--show", str(out)]).output
 
 
@@ -118,7 +157,16 @@ def test_nothing_to_ask_is_a_message(tmp_path: Path, model: Path) -> None:
 
 def test_the_command_is_written_without_paths() -> None:
     """Catches somebody's folders in a published result."""
-    typed = ["bench", "/home/me/model", "--task", "gsm8k=/data/g/test.jsonl", "--sample", "5", "--methods", "auto ngram"]
+    typed = [
+        "bench",
+        "/home/me/model",
+        "--task",
+        "gsm8k=/data/g/test.jsonl",
+        "--sample",
+        "5",
+        "--methods",
+        "auto ngram",
+    ]
     line = command_line(typed, ["/home/me/model", "gsm8k=/data/g/test.jsonl"])
     assert line == "selfspec bench model --task gsm8k=test.jsonl --sample 5 --methods 'auto ngram'"
 
@@ -126,5 +174,12 @@ def test_the_command_is_written_without_paths() -> None:
 def test_the_list_names_everything() -> None:
     """Catches a task, an engine or a method that nobody would find."""
     text = CliRunner().invoke(app, ["bench", "--list"]).output
-    for word in ("spec-bench", "humaneval", "long", "transformers", "lookup(tokens)", "selfspec drafters"):
+    for word in (
+        "spec-bench",
+        "humaneval",
+        "long",
+        "transformers",
+        "lookup(tokens)",
+        "selfspec drafters",
+    ):
         assert word in text

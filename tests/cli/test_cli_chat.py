@@ -1,4 +1,5 @@
-"""`selfspec chat`: what the model is shown of a conversation, and that nothing but the user ends it."""
+"""`selfspec chat`: what the model is shown of a conversation, and that nothing but the user ends
+it."""
 
 from __future__ import annotations
 
@@ -34,7 +35,8 @@ def contents(messages: list[dict[str, str]], role: str) -> list[str]:
 
 
 def test_a_turn_builds_on_the_ones_before(run: Any, shown: Shown, llm: LLM) -> None:
-    """Catches a forgotten answer: without it the model is asked to answer a conversation that never was."""
+    """Catches a forgotten answer: without it the model is asked to answer a conversation that never
+    was."""
     result = run("chat", "demo", *N, stdin="one\ntwo\n")
     answer = llm.chat([{"role": "user", "content": "one"}], max_new_tokens=6).text
     assert result.exit_code == 0, "the end of the input (Ctrl-D) is no error"
@@ -46,11 +48,15 @@ def test_a_turn_builds_on_the_ones_before(run: Any, shown: Shown, llm: LLM) -> N
 def test_reset_forgets_all_but_the_system_message(run: Any, shown: Shown) -> None:
     """Who resets wants a new conversation with the same instructions."""
     run("chat", "demo", "--system", "be brief", *N, stdin="one\n/reset\ntwo\n/quit\nthree\n")
-    assert [contents(turn, "user") for turn in shown] == [["one"], ["two"]], "/reset kept a turn, or /quit did not leave"
+    assert [contents(turn, "user") for turn in shown] == [["one"], ["two"]], (
+        "/reset kept a turn, or /quit did not leave"
+    )
     assert [contents(turn, "system") for turn in shown] == [["be brief"], ["be brief"]]
 
 
-def test_ctrl_c_stops_the_answer_and_not_the_program(run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_stops_the_answer_and_not_the_program(
+    run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The next turn must come, and know what was said until then."""
     written: list[str] = []
 
@@ -66,8 +72,11 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(run: Any, shown: Shown, mon
     assert contents(shown[1], "assistant") == ["".join(written[:2])]
 
 
-def test_ctrl_c_at_the_prompt_does_not_leave(run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second Ctrl-C, pressed when the answer had just ended, must not throw the conversation away."""
+def test_ctrl_c_at_the_prompt_does_not_leave(
+    run: Any, shown: Shown, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second Ctrl-C, pressed when the answer had just ended, must not throw the conversation
+    away."""
     lines = iter([KeyboardInterrupt(), "one", EOFError()])
 
     def ask(_: str) -> str:
@@ -82,17 +91,21 @@ def test_ctrl_c_at_the_prompt_does_not_leave(run: Any, shown: Shown, monkeypatch
 
 
 def test_a_turn_that_cannot_be_answered_is_not_kept(run: Any, shown: Shown) -> None:
-    """A message beyond the context is refused; were it kept, every turn after it would be refused too."""
+    """A message beyond the context is refused; were it kept, every turn after it would be refused
+    too."""
     result = run("chat", "demo", *N, stdin=f"{'x' * 600}\ntwo\n")
     assert result.exit_code == 0 and "512" in result.stderr
     assert contents(shown[-1], "user") == ["two"]
 
 
 def test_unknown_commands_are_named(run: Any, shown: Shown) -> None:
-    """`/rest` is a typing mistake and not something to ask the model; empty lines are nothing at all."""
+    """`/rest` is a typing mistake and not something to ask the model; empty lines are nothing at
+    all."""
     result = run("chat", "demo", *N, stdin="/rest\n\n/help\n")
     assert "did you mean '/reset'?" in result.stderr
-    assert result.stdout.count("forgets the conversation") == 2, "once at the start and once for /help"
+    assert result.stdout.count("forgets the conversation") == 2, (
+        "once at the start and once for /help"
+    )
     assert shown == []
 
 
@@ -103,8 +116,11 @@ def test_stats_after_each_answer(run: Any, shown: Shown) -> None:
     assert len(lines) == 2 and "cached" in lines[1]
 
 
-def test_a_model_without_a_template_is_refused(run: Any, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A base model would be asked to continue raw text and babble; say which model to take instead."""
+def test_a_model_without_a_template_is_refused(
+    run: Any, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A base model would be asked to continue raw text and babble; say which model to take
+    instead."""
     bare = tiny_tokenizer()
     bare.chat_template = None
     monkeypatch.setattr(llm, "tokenizer", bare)

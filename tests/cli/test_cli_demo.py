@@ -1,4 +1,5 @@
-"""`selfspec demo` compares honestly: a wrong token is an error, a near-tie is named, speeds are paired and by the token."""
+"""`selfspec demo` compares honestly: a wrong token is an error, a near-tie is named, speeds are
+paired and by the token."""
 
 from __future__ import annotations
 
@@ -23,11 +24,15 @@ def pair(monkeypatch: pytest.MonkeyPatch, seed: int) -> LLM:
 
 
 def test_it_writes_the_answer_and_compares(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole command on a tiny model: the text of the answer, a line for each way, equal tokens."""
+    """The whole command on a tiny model: the text of the answer, a line for each way, equal
+    tokens."""
     llm = pair(monkeypatch, seed=0)
     result = run(*WORDS)
     assert result.exit_code == 0
-    assert llm.chat([{"role": "user", "content": "hello"}], max_new_tokens=8).text.split()[0] in result.stdout
+    assert (
+        llm.chat([{"role": "user", "content": "hello"}], max_new_tokens=8).text.split()[0]
+        in result.stdout
+    )
     assert "transformers generate" in result.stdout and "reference" in result.stdout
     assert "selfspec, plain" in result.stdout and "all 8 equal" in result.stdout
 
@@ -54,7 +59,8 @@ class Logits:
 
 
 def test_the_difference_is_judged_where_it_is() -> None:
-    """The gap belongs to the first differing token: asked with the common beginning, and with nothing after it."""
+    """The gap belongs to the first differing token: asked with the common beginning, and with
+    nothing after it."""
     reference = Logits(1.0, 3.0, 2.5)
     found = difference(reference, [7, 8], [1, 1, 1, 1], [1, 1, 2, 1])
     assert found is not None and (found.index, found.gap) == (2, 0.5) and not found.near_tie
@@ -77,8 +83,13 @@ def test_a_shorter_answer_is_a_difference() -> None:
 
 
 def test_speed_is_paired_and_by_the_token() -> None:
-    """A machine that slows down halfway must not change the ratio; an answer of half the length is not twice as fast."""
-    seconds: dict[str, list[float | None]] = {"base": [4.0, 40.0, 4.0], "ours": [1.0, 10.0, 1.0], "short": [2.0, 20.0, 2.0]}
+    """A machine that slows down halfway must not change the ratio; an answer of half the length is
+    not twice as fast."""
+    seconds: dict[str, list[float | None]] = {
+        "base": [4.0, 40.0, 4.0],
+        "ours": [1.0, 10.0, 1.0],
+        "short": [2.0, 20.0, 2.0],
+    }
     written = {"base": [0] * 4, "ours": [0] * 4, "short": [0] * 2}
     ours, short = (summary(name, "base", written, seconds) for name in ("ours", "short"))
     assert (ours.speed, ours.seconds_per_token) == (4.0, 0.25)
@@ -86,7 +97,8 @@ def test_speed_is_paired_and_by_the_token() -> None:
 
 
 def test_the_measured_answers_are_the_ones_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches tokens that come from another call than the one that was timed; warm-up plus runs, each entry its own."""
+    """Catches tokens that come from another call than the one that was timed; warm-up plus runs,
+    each entry its own."""
     calls: list[str] = []
 
     def entry(name: str, token: int) -> Entry:
@@ -98,7 +110,8 @@ def test_the_measured_answers_are_the_ones_compared(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_first_entry_is_transformers_own_generate(llm: LLM) -> None:
-    """The reference must be the real thing; here it is compared with a generate written out by hand."""
+    """The reference must be the real thing; here it is compared with a generate written out by
+    hand."""
     model, ids = tiny_model(), [5, 6, 7]
     text = list(ids)
     for _ in range(5):
@@ -107,7 +120,9 @@ def test_the_first_entry_is_transformers_own_generate(llm: LLM) -> None:
 
 
 @pytest.mark.demo
-def test_the_demo_command_on_the_demo_model(demo_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_demo_command_on_the_demo_model(
+    demo_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The one command every newcomer types, with the real model and both engines."""
     from typer.testing import CliRunner
 

@@ -1,4 +1,5 @@
-"""`selfspec generate` writes what the library returns, as it comes, and nothing else on standard output."""
+"""`selfspec generate` writes what the library returns, as it comes, and nothing else on standard
+output."""
 
 from __future__ import annotations
 
@@ -19,14 +20,18 @@ def user(text: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def test_one_word_is_a_prompt_for_the_demo_model(run: Any, opened: list[tuple[str, ModelOptions]], llm: LLM) -> None:
+def test_one_word_is_a_prompt_for_the_demo_model(
+    run: Any, opened: list[tuple[str, ModelOptions]], llm: LLM
+) -> None:
     """The shortest command of all; catches MODEL and PROMPT being taken for each other."""
     result = run("generate", "hello", *N)
     assert opened[0][0] == "demo"
     assert result.stdout == llm.chat(user("hello"), max_new_tokens=12).text + "\n"
 
 
-def test_of_several_words_the_first_is_the_model(run: Any, opened: list[tuple[str, ModelOptions]]) -> None:
+def test_of_several_words_the_first_is_the_model(
+    run: Any, opened: list[tuple[str, ModelOptions]]
+) -> None:
     """See above, from the other side."""
     run("generate", "some/model", "hello", *N)
     assert opened[0][0] == "some/model"
@@ -39,18 +44,24 @@ def test_raw_is_not_chat(run: Any, llm: LLM) -> None:
     assert raw != run("generate", "demo", "hello", "--chat", *N).stdout
 
 
-def test_a_model_without_a_template_gets_the_bare_prompt(run: Any, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_without_a_template_gets_the_bare_prompt(
+    run: Any, llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Base models have no template; insisting on chat is an error, the default is not."""
     bare = tiny_tokenizer()
     bare.chat_template = None
     monkeypatch.setattr(llm, "tokenizer", bare)
-    assert run("generate", "demo", "hello", *N).stdout == llm.generate("hello", max_new_tokens=12).text + "\n"
+    assert (
+        run("generate", "demo", "hello", *N).stdout
+        == llm.generate("hello", max_new_tokens=12).text + "\n"
+    )
     insisted = run("generate", "demo", "hello", "--chat", *N)
     assert insisted.exit_code == 1 and "template" in insisted.stderr
 
 
 def test_text_comes_in_pieces(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a stream that is gathered first and written at the end: the same text, but nobody sees it grow."""
+    """Catches a stream that is gathered first and written at the end: the same text, but nobody
+    sees it grow."""
     pieces: list[str] = []
     monkeypatch.setattr(common, "write", pieces.append)
     run("generate", "demo", "hello", *N)
@@ -59,7 +70,8 @@ def test_text_comes_in_pieces(run: Any, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_dash_reads_standard_input(run: Any, llm: LLM) -> None:
-    """`echo hello | selfspec generate -` must mean the prompt 'hello', without the line end that echo adds."""
+    """`echo hello | selfspec generate -` must mean the prompt 'hello', without the line end that
+    echo adds."""
     piped = run("generate", "demo", "-", "--raw", *N, stdin="hello\n")
     assert piped.stdout == llm.generate("hello", max_new_tokens=12).text + "\n"
 
@@ -79,14 +91,20 @@ def test_json_holds_everything(run: Any, llm: LLM) -> None:
     assert [record["tokens"] for record in records] == [result.tokens for result in expected]
     assert [record["text"] for record in records] == [result.text for result in expected]
     assert [record["prompt"] for record in records] == ["one", "zwei €"]
-    assert all(record["finish_reason"] == "length" and record["stats"]["new_tokens"] == 24 for record in records)
+    assert all(
+        record["finish_reason"] == "length" and record["stats"]["new_tokens"] == 24
+        for record in records
+    )
 
 
 def test_sampling_arrives(run: Any, llm: LLM) -> None:
-    """Catches options that are parsed and not passed: the seed decides the tokens, so they must be the library's own."""
+    """Catches options that are parsed and not passed: the seed decides the tokens, so they must be
+    the library's own."""
     words = ["--temperature", "0.9", "--top-k", "40", "--seed", "7"]
     record = json.loads(run("generate", "demo", "hi", "--raw", "--json", *words, *N).stdout)
-    expected = llm.generate("hi", sampling=SamplingParams(temperature=0.9, top_k=40, seed=7), max_new_tokens=12)
+    expected = llm.generate(
+        "hi", sampling=SamplingParams(temperature=0.9, top_k=40, seed=7), max_new_tokens=12
+    )
     assert record["tokens"] == expected.tokens and record["seed"] == 7
     assert record["tokens"] != llm.generate("hi", max_new_tokens=12).tokens, (
         "sampling chose the greedy tokens: nothing was tested"
@@ -102,15 +120,20 @@ def test_stop_strings_arrive(run: Any, llm: LLM) -> None:
 
 
 def test_stats_stay_out_of_the_pipe(run: Any) -> None:
-    """`selfspec generate ... --stats > file` must put the text, and only the text, into the file."""
-    with_stats, without = run("generate", "demo", "hello", "--stats", *N), run("generate", "demo", "hello", *N)
+    """`selfspec generate ... --stats > file` must put the text, and only the text, into the
+    file."""
+    with_stats, without = (
+        run("generate", "demo", "hello", "--stats", *N),
+        run("generate", "demo", "hello", *N),
+    )
     assert with_stats.stdout == without.stdout
     assert "12 new tokens" in with_stats.stderr and "tokens/s" in with_stats.stderr
     assert without.stderr == ""
 
 
 def test_ctrl_c_stops_the_work(run: Any, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupted command must exit with 130 and leave no generation behind that goes on or blocks the next."""
+    """An interrupted command must exit with 130 and leave no generation behind that goes on or
+    blocks the next."""
     made: list[Stream] = []
     original = llm.stream_chat
 
@@ -145,7 +168,10 @@ def test_what_cannot_work_is_said(run: Any, words: list[str], message: str) -> N
     assert message in result.stderr
 
 
-def test_a_lone_folder_is_a_model(run: Any, tmp_path: Any, opened: list[tuple[str, ModelOptions]]) -> None:
-    """`selfspec generate ./model` forgot its prompt; the folder's name must not become one for the demo model."""
+def test_a_lone_folder_is_a_model(
+    run: Any, tmp_path: Any, opened: list[tuple[str, ModelOptions]]
+) -> None:
+    """`selfspec generate ./model` forgot its prompt; the folder's name must not become one for the
+    demo model."""
     result = run("generate", str(tmp_path), *N)
     assert result.exit_code == 1 and "no prompt" in result.stderr and opened == []

@@ -1,4 +1,5 @@
-"""`selfspec info`: facts about the model, and arithmetic on what was measured. Nothing here judges how fast anything is."""
+"""`selfspec info`: facts about the model, and arithmetic on what was measured. Nothing here judges
+how fast anything is."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from selfspec.cli.info import Bound, exactness, explanation
 @pytest.fixture(autouse=True)
 def bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that reads 2 GB a second by its best way."""
-    monkeypatch.setattr(card, "read_bandwidth", lambda size: {"slow way": [1e9, 1.2e9], "best way": [1.9e9, 2e9]})
+    monkeypatch.setattr(
+        card, "read_bandwidth", lambda size: {"slow way": [1e9, 1.2e9], "best way": [1.9e9, 2e9]}
+    )
 
 
 def test_the_table_tells_what_the_model_is(run: Any, llm: LLM) -> None:
@@ -33,16 +36,20 @@ def test_the_table_tells_what_the_model_is(run: Any, llm: LLM) -> None:
 
 
 def test_json_has_the_same_facts(run: Any, llm: LLM) -> None:
-    """The floor is bytes over the best bandwidth; an average over ways that are bound by something else would flatter us."""
+    """The floor is bytes over the best bandwidth; an average over ways that are bound by something
+    else would flatter us."""
     facts = json.loads(run("info", "demo", "--json").stdout)
-    assert {name: facts[name] for name in dataclasses.asdict(llm.info)} == dataclasses.asdict(llm.info)
+    assert {name: facts[name] for name in dataclasses.asdict(llm.info)} == dataclasses.asdict(
+        llm.info
+    )
     assert facts["halves"] == 8
     assert facts["bound"]["floor_seconds"] == pytest.approx(llm.info.weight_bytes / 2e9)
     assert facts["bound"]["products_seconds"] > 0
 
 
 def test_what_bounds_the_speed_follows_from_the_numbers() -> None:
-    """Products near the floor mean that memory decides; far above it, arithmetic does, and drafting helps less."""
+    """Products near the floor mean that memory decides; far above it, arithmetic does, and drafting
+    helps less."""
     memory = explanation(Bound(bytes_per_token=10**9, bandwidth=2e10, products_seconds=0.055))
     arithmetic = explanation(Bound(bytes_per_token=10**9, bandwidth=2e10, products_seconds=0.2))
     assert "under 50.0 ms" in memory and "Reading the weights is what takes the time" in memory
@@ -53,4 +60,6 @@ def test_exactness_is_not_promised_where_it_does_not_hold(llm: LLM) -> None:
     """The promise must follow row_stable and nothing else."""
     stable = dataclasses.replace(llm.info, row_stable=True)
     assert exactness(stable).startswith("yes")
-    assert exactness(dataclasses.replace(stable, row_stable=False, dtype="bfloat16")).startswith("no: bfloat16")
+    assert exactness(dataclasses.replace(stable, row_stable=False, dtype="bfloat16")).startswith(
+        "no: bfloat16"
+    )

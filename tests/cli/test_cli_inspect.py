@@ -1,4 +1,5 @@
-"""`selfspec inspect` and `selfspec sweep`: what is asked for arrives, what came out is shown and written."""
+"""`selfspec inspect` and `selfspec sweep`: what is asked for arrives, what came out is shown and
+written."""
 
 from __future__ import annotations
 
@@ -16,11 +17,16 @@ SWEEP = ["sweep", "demo", "--part", "grid", "--exits", "1,3", "--drafts", "2", "
 
 
 def test_inspect_prints_a_row_a_position(run: Any, llm: LLM, opened: list[Any]) -> None:
-    """The last positions of prompt and continuation, each with a strip as long as the model is deep."""
+    """The last positions of prompt and continuation, each with a strip as long as the model is
+    deep."""
     done = run("inspect", "demo", "some text", "--last", "6", "-n", "3")
     assert done.exit_code == 0 and opened[0][0] == "demo"
     rows = done.output.splitlines()
-    assert rows[0].split()[:2] == ["read", "exits"] and len(rows[1:7]) == 6 and "cosine similarity" in rows[7]
+    assert (
+        rows[0].split()[:2] == ["read", "exits"]
+        and len(rows[1:7]) == 6
+        and "cosine similarity" in rows[7]
+    )
     assert "settles at exit" in done.output
     view = look(llm, "some text", 6, 3)
     for line, position in zip(rows[1:7], view.positions, strict=True):
@@ -32,7 +38,10 @@ def test_inspect_writes_page_picture_and_json(run: Any, tmp_path: Path) -> None:
     words = ["--html", str(tmp_path / "a.html"), "--png", str(tmp_path / "a.png"), "--json"]
     done = run("inspect", "demo", "some text", *words)
     assert json.loads(done.stdout)["kind"] == "inspect"
-    assert "</html>" in (tmp_path / "a.html").read_text(encoding="utf-8") and (tmp_path / "a.png").exists()
+    assert (
+        "</html>" in (tmp_path / "a.html").read_text(encoding="utf-8")
+        and (tmp_path / "a.png").exists()
+    )
 
 
 def test_a_deep_models_strip_fits_and_ends_with_the_last_layer(llm: LLM) -> None:
@@ -40,7 +49,9 @@ def test_a_deep_models_strip_fits_and_ends_with_the_last_layer(llm: LLM) -> None
     from dataclasses import replace
 
     position = look(llm, "abc").positions[0]
-    deep = replace(position, choices=(1,) * 79 + (2,), chances=(0.9,) * 80, guesses=("x",) * 79 + ("y",))
+    deep = replace(
+        position, choices=(1,) * 79 + (2,), chances=(0.9,) * 80, guesses=("x",) * 79 + ("y",)
+    )
     assert strip(deep).plain == "·" * 39 + "█"
     assert changes(deep) == "x 1-79"
 
@@ -55,7 +66,11 @@ def test_sweep_measures_shows_and_goes_on(run: Any, tmp_path: Path) -> None:
     """The second call finds everything done; --show needs no model."""
     out = tmp_path / "sweep.json"
     done = run(*SWEEP, "--out", str(out))
-    assert done.exit_code == 0 and "groups to measure, about" in done.output and "Best: exit" in done.output
+    assert (
+        done.exit_code == 0
+        and "groups to measure, about" in done.output
+        and "Best: exit" in done.output
+    )
     assert out.with_suffix(".png").exists()
     before = out.read_text(encoding="utf-8")
     again = run(*SWEEP, "--out", str(out), "--no-plot")

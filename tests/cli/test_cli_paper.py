@@ -1,4 +1,5 @@
-"""`selfspec bench --paper` and `--report`: a paper's table from the command line, and results as pages."""
+"""`selfspec bench --paper` and `--report`: a paper's table from the command line, and results as
+pages."""
 
 from __future__ import annotations
 
@@ -25,20 +26,29 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def choices(tmp_path: Path) -> Path:
     path = tmp_path / "BoolQ.jsonl"
-    rows = [{"question": f"is it {number}?", "choices": ["yes", "no"], "answer": "no"} for number in range(3)]
+    rows = [
+        {"question": f"is it {number}?", "choices": ["yes", "no"], "answer": "no"}
+        for number in range(3)
+    ]
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return path
 
 
-def test_a_table_is_printed_written_and_becomes_a_page(run: Any, folder: Path, choices: Path, tmp_path: Path) -> None:
-    """The paper's figures beside ours, a last line of JSON, and the page of it; the warning about programs comes first."""
+def test_a_table_is_printed_written_and_becomes_a_page(
+    run: Any, folder: Path, choices: Path, tmp_path: Path
+) -> None:
+    """The paper's figures beside ours, a last line of JSON, and the page of it; the warning about
+    programs comes first."""
     out, page = tmp_path / "out.json", tmp_path / "out.html"
     words = ["--paper", "layerskip-table1", "--task", f"choices={choices}", "--threads", "1"]
     done = run("bench", str(folder), *words, "--out", str(out), "--report", str(page))
     assert done.exit_code == 0
     row = next(line for line in done.output.splitlines() if line.startswith("| choices: BoolQ"))
     assert "77.4" in row and row.split("|")[-3].strip() != "-"
-    assert json.loads(done.output.splitlines()[-2])["file"] == "out.json" and "no security boundary" in done.output
+    assert (
+        json.loads(done.output.splitlines()[-2])["file"] == "out.json"
+        and "no security boundary" in done.output
+    )
     assert "BoolQ" in page.read_text(encoding="utf-8")
     assert run("report", str(out), "-o", str(tmp_path / "again.html")).exit_code == 0
     assert (tmp_path / "again.html").read_text(encoding="utf-8") == page.read_text(encoding="utf-8")
@@ -48,7 +58,10 @@ def test_a_table_is_printed_written_and_becomes_a_page(run: Any, folder: Path, c
     ("words", "said"),
     [
         (["--paper", "layerskip-tabel2"], "did you mean 'layerskip-table2'"),
-        (["--paper", "layerskip-table2", "--temperature", "0.5"], "--temperature is the table's business"),
+        (
+            ["--paper", "layerskip-table2", "--temperature", "0.5"],
+            "--temperature is the table's business",
+        ),
         (["--paper", "dv-table3", "--methods", "ngram recycle"], "names one drafter"),
         (["--paper", "dv-table3", "--methods", "ngram@adaptive"], "names one drafter"),
         (["--paper", "asd-table1"], "needs files of yours; give --task text=FILE"),
@@ -64,10 +77,16 @@ def test_refusals(run: Any, folder: Path, tmp_path: Path, words: list[str], said
 def test_all_tables_are_listed(run: Any) -> None:
     """Nobody would find them."""
     listed = run("bench", "--list").output
-    assert "layerskip-table2" in listed and "asd-table5" in listed and "ROUGE" not in listed.partition("Paper tables")[0]
+    assert (
+        "layerskip-table2" in listed
+        and "asd-table5" in listed
+        and "ROUGE" not in listed.partition("Paper tables")[0]
+    )
 
 
 def test_a_shown_result_becomes_a_page(run: Any, tmp_path: Path) -> None:
     """`--show FILE --report PAGE` measures nothing."""
     done = run("bench", "--show", str(SAMPLE), "--report", str(tmp_path / "page.html"))
-    assert done.exit_code == 0 and "Use auto" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert done.exit_code == 0 and "Use auto" in (tmp_path / "page.html").read_text(
+        encoding="utf-8"
+    )

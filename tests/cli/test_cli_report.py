@@ -18,7 +18,9 @@ def test_a_result_becomes_a_page(run: Any, tmp_path: Path, opened: list[Any]) ->
     assert run("report", str(copy)).exit_code == 0
     assert "Use auto" in (tmp_path / "run.html").read_text(encoding="utf-8")
     assert run("report", str(copy), "-o", str(tmp_path / "other.html")).exit_code == 0
-    assert (tmp_path / "other.html").read_text(encoding="utf-8") == (tmp_path / "run.html").read_text(encoding="utf-8")
+    assert (tmp_path / "other.html").read_text(encoding="utf-8") == (
+        tmp_path / "run.html"
+    ).read_text(encoding="utf-8")
     assert not opened
 
 

@@ -1,4 +1,5 @@
-"""`selfspec train --recipe draft-head`: what is asked for arrives, what belongs to another recipe is refused, and a real run."""
+"""`selfspec train --recipe draft-head`: what is asked for arrives, what belongs to another recipe
+is refused, and a real run."""
 
 from __future__ import annotations
 
@@ -34,7 +35,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def command(run: Any, out: Path, *words: str) -> Any:
-    return run("train", "demo", "--recipe", "draft-head", "--data", "own.jsonl", "--out", str(out), *words)
+    return run(
+        "train", "demo", "--recipe", "draft-head", "--data", "own.jsonl", "--out", str(out), *words
+    )
 
 
 def test_defaults_are_the_librarys(run: Any, asked: dict[str, Any], tmp_path: Path) -> None:
@@ -47,7 +50,10 @@ def test_defaults_are_the_librarys(run: Any, asked: dict[str, Any], tmp_path: Pa
 
 def test_every_setting_has_its_flag() -> None:
     """A new field of the library that nobody can reach from the command line."""
-    flags = {field.name for kind in (RunFlags, PartFlags) for field in dataclasses.fields(kind)} | {"share", "layers"}
+    flags = {field.name for kind in (RunFlags, PartFlags) for field in dataclasses.fields(kind)} | {
+        "share",
+        "layers",
+    }
     for settings in (HeadRecipe, AdapterRecipe, LoraRecipe, PartOptions):
         assert {field.name for field in dataclasses.fields(settings)} <= flags
     assert set(PART_FLAGS) <= {field.name for field in dataclasses.fields(RunFlags)}
@@ -55,21 +61,56 @@ def test_every_setting_has_its_flag() -> None:
 
 def test_flags_arrive(run: Any, asked: dict[str, Any], tmp_path: Path) -> None:
     """A flag that is parsed and forgotten."""
-    words = "--tap 3 --tap 9 --vocabulary 50 --start random --ahead 2 --batch-tokens 99 --others 0 --noise 0.2 --measured 7"
-    words += " --max-minutes 3 --share 0.5 --lr 0.01 --epochs 1 --weight-decay 0 --seed 5 --precision bfloat16 --save-every 9"
-    command(run, tmp_path, *words.split(), "--states", "kept", "--start-from", "old", "--length", "99", "--held-out", "0.1")
+    words = "--tap 3 --tap 9 --vocabulary 50 --start random --ahead 2 --batch-tokens 99"
+    words += " --others 0 --noise 0.2 --measured 7 --max-minutes 3 --share 0.5 --lr 0.01 --epochs 1"
+    words += " --weight-decay 0 --seed 5 --precision bfloat16 --save-every 9"
+    command(
+        run,
+        tmp_path,
+        *words.split(),
+        "--states",
+        "kept",
+        "--start-from",
+        "old",
+        "--length",
+        "99",
+        "--held-out",
+        "0.1",
+    )
     assert asked["recipe"] == HeadRecipe((3, 9), 50, "random")
-    assert asked["options"] == PartOptions(1.0, 0.01, 0.0, 99, 2, 0.5, 0, 0.2, 5, "bfloat16", 9, 7, 3.0)
-    assert (asked["length"], asked["held_out"], asked["states"], asked["start_from"]) == (99, 0.1, Path("kept"), Path("old"))
+    assert asked["options"] == PartOptions(
+        1.0, 0.01, 0.0, 99, 2, 0.5, 0, 0.2, 5, "bfloat16", 9, 7, 3.0
+    )
+    assert (asked["length"], asked["held_out"], asked["states"], asked["start_from"]) == (
+        99,
+        0.1,
+        Path("kept"),
+        Path("old"),
+    )
 
 
 @pytest.mark.parametrize(
-    "words", ["--dropout 0.1", "--preset code-7b", "--steps 4", "--no-packing", "--lora", "--score-blocks 3", "--variant LD"]
+    "words",
+    [
+        "--dropout 0.1",
+        "--preset code-7b",
+        "--steps 4",
+        "--no-packing",
+        "--lora",
+        "--score-blocks 3",
+        "--variant LD",
+    ],
 )
-def test_other_recipes_flags_are_refused(run: Any, asked: dict[str, Any], tmp_path: Path, words: str) -> None:
+def test_other_recipes_flags_are_refused(
+    run: Any, asked: dict[str, Any], tmp_path: Path, words: str
+) -> None:
     """A flag that does nothing, and a user who believes it did."""
     result = command(run, tmp_path, *words.split())
-    assert result.exit_code == 1 and "would be ignored by --recipe draft-head" in result.stderr and not asked
+    assert (
+        result.exit_code == 1
+        and "would be ignored by --recipe draft-head" in result.stderr
+        and not asked
+    )
     result = run("train", "demo", "--data", "own.jsonl", "--out", str(tmp_path), "--noise", "0.1")
     assert result.exit_code == 1 and "--noise belongs to small parts" in result.stderr
     assert RecipeFlags and DataFlags and LoraFlags
@@ -79,10 +120,31 @@ def test_a_real_run(run: Any, tmp_path: Path) -> None:
     """Progress, table, card and part of a run of a few steps, and a first piece that ends early."""
     tiny_model(seed=2).save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
-    lines = [json.dumps({"prompt_ids": [5, n], "response_ids": [7, 8, n, 9, 10, 11]}) for n in range(3, 60)]
+    lines = [
+        json.dumps({"prompt_ids": [5, n], "response_ids": [7, 8, n, 9, 10, 11]})
+        for n in range(3, 60)
+    ]
     (tmp_path / "own.jsonl").write_text("\n".join(lines))
-    words = ["train", str(tmp_path / "model"), "--recipe", "draft-head", "--data", str(tmp_path / "own.jsonl")]
-    words += ["--out", str(tmp_path / "out"), "--tap", "1", "--vocabulary", "50", "--held-out", "0.3", "--save-every", "3"]
+    words = [
+        "train",
+        str(tmp_path / "model"),
+        "--recipe",
+        "draft-head",
+        "--data",
+        str(tmp_path / "own.jsonl"),
+    ]
+    words += [
+        "--out",
+        str(tmp_path / "out"),
+        "--tap",
+        "1",
+        "--vocabulary",
+        "50",
+        "--held-out",
+        "0.3",
+        "--save-every",
+        "3",
+    ]
     words += ["--no-plot", "--epochs", "4", "--batch-tokens", "128"]
     first = run(*words, "--max-minutes", "0.00001")
     assert "The time is up after" in first.stdout
@@ -95,19 +157,52 @@ def test_a_real_run(run: Any, tmp_path: Path) -> None:
 
 
 def test_successors_from_the_command_line(run: Any, tmp_path: Path) -> None:
-    """A table that is counted and cannot be used, or flags of the head that are taken and forgotten."""
+    """A table that is counted and cannot be used, or flags of the head that are taken and
+    forgotten."""
     tiny_model(seed=4).save_pretrained(tmp_path / "model")
     tiny_tokenizer().save_pretrained(tmp_path / "model")
-    lines = [{"prompt_ids": [5, each], "response_ids": [each + 1, 7, 8, each + 1, 7, 9]} for each in range(20, 60)]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    words = ["train", str(tmp_path / "model"), "--recipe", "successors", "--data", str(tmp_path / "own.jsonl")]
+    lines = [
+        {"prompt_ids": [5, each], "response_ids": [each + 1, 7, 8, each + 1, 7, 9]}
+        for each in range(20, 60)
+    ]
+    (tmp_path / "own.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8"
+    )
+    words = [
+        "train",
+        str(tmp_path / "model"),
+        "--recipe",
+        "successors",
+        "--data",
+        str(tmp_path / "own.jsonl"),
+    ]
     words += ["--out", str(tmp_path / "part"), "--held-out", "0.2"]
     shown = run(*words, "--pairs", "50")
     assert "--draft recycle --draft-option" in " ".join(shown.stdout.split()), shown.stderr
     facts = json.loads((tmp_path / "part" / "part.json").read_text(encoding="utf-8"))
     assert facts["facts"]["options"]["pairs"] == 50
-    for extra, name in [(["--noise", "0.1"], "noise"), (["--epochs", "2"], "epochs"), (["--tap", "1"], "tap")]:
+    for extra, name in [
+        (["--noise", "0.1"], "noise"),
+        (["--epochs", "2"], "epochs"),
+        (["--tap", "1"], "tap"),
+    ]:
         said = run(*words, *extra)
-        assert said.exit_code == 1 and f"--{name} would be ignored by --recipe successors" in " ".join(said.stderr.split())
-    head = run("train", "demo", "--recipe", "draft-head", "--data", "x", "--out", str(tmp_path / "y"), "--pairs", "3")
-    assert head.exit_code == 1 and "--pairs would be ignored by --recipe draft-head" in " ".join(head.stderr.split())
+        assert (
+            said.exit_code == 1
+            and f"--{name} would be ignored by --recipe successors" in " ".join(said.stderr.split())
+        )
+    head = run(
+        "train",
+        "demo",
+        "--recipe",
+        "draft-head",
+        "--data",
+        "x",
+        "--out",
+        str(tmp_path / "y"),
+        "--pairs",
+        "3",
+    )
+    assert head.exit_code == 1 and "--pairs would be ignored by --recipe draft-head" in " ".join(
+        head.stderr.split()
+    )

@@ -1,4 +1,5 @@
-"""The controllers: what they allow, what they learn, and how near the best length they come in worlds where it is known.
+"""The controllers: what they allow, what they learn, and how near the best length they come in
+worlds where it is known.
 
 No clock: times are made up, so nothing here depends on the machine.
 """
@@ -12,12 +13,12 @@ from typing import Any
 import pytest
 
 from selfspec import OptionError
-from selfspec.contract import Budget, RoundTime
 from selfspec.control.adaptive import Adaptive
 from selfspec.control.confidence import Confidence
 from selfspec.control.cost_aware import CostAware
 from selfspec.control.fixed import FixedLength
 from selfspec.control.registry import BUILT_IN, controller_class, controller_names, make_controller
+from selfspec.core.contract import Budget, RoundTime
 from selfspec.draft import chain
 from selfspec.testing import tiny_llm
 from worlds import LINEAR, MEMORY_BOUND, World, outcome_of, play
@@ -25,12 +26,14 @@ from worlds import LINEAR, MEMORY_BOUND, World, outcome_of, play
 ANY = RoundTime(0.1, 1.0, 0.0)
 
 
-# --------------------------------------------------------------------------------------------------------- names and options
+# -------------------------------------------------------------------------------- names and options
 
 
 def test_every_controller_has_a_name() -> None:
     """A controller that was added without its name, or under another one than it calls itself."""
-    assert controller_names() == sorted(BUILT_IN) == ["adaptive", "confidence", "cost-aware", "fixed"]
+    assert (
+        controller_names() == sorted(BUILT_IN) == ["adaptive", "confidence", "cost-aware", "fixed"]
+    )
     assert all(controller_class(name).name == name for name in BUILT_IN)
     with pytest.raises(OptionError, match="did you mean 'adaptive'"):
         make_controller("adaptiv", {})
@@ -51,7 +54,9 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "options", "message"), BAD, ids=[f"{name}-{options}" for name, options, _ in BAD])
+@pytest.mark.parametrize(
+    ("name", "options", "message"), BAD, ids=[f"{name}-{options}" for name, options, _ in BAD]
+)
 def test_bad_options_are_refused(name: str, options: dict[str, Any], message: str) -> None:
     """A value that means nothing taken silently; the message names it, the limit and what to do."""
     with pytest.raises(OptionError, match=message):
@@ -60,7 +65,8 @@ def test_bad_options_are_refused(name: str, options: dict[str, Any], message: st
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_rooms_are_respected(name: str) -> None:
-    """A draft past a row's limit would be verified for nothing; the row with the least room must not hold back the others."""
+    """A draft past a row's limit would be verified for nothing; the row with the least room must
+    not hold back the others."""
     controlling = make_controller(name, {}).start()
     for turn in range(40):
         rooms = [turn % 3, 0, 50]
@@ -70,7 +76,7 @@ def test_rooms_are_respected(name: str) -> None:
     assert budget[2] > 1 and controlling.budget([0, 0]).tokens == [0, 0]
 
 
-# -------------------------------------------------------------------------------------------------------- fixed, confidence
+# -------------------------------------------------------------------------------- fixed, confidence
 
 
 def test_fixed_allows_the_same_always() -> None:
@@ -80,16 +86,19 @@ def test_fixed_allows_the_same_always() -> None:
 
 
 @pytest.mark.parametrize("sampling", [False, True])
-def test_the_token_that_stops_a_draft_is_kept(monkeypatch: pytest.MonkeyPatch, sampling: bool) -> None:
-    """Dropping the unsure token because of its own probability would bias sampling, and waste a draft that was paid for."""
+def test_the_token_that_stops_a_draft_is_kept(
+    monkeypatch: pytest.MonkeyPatch, sampling: bool
+) -> None:
+    """Dropping the unsure token because of its own probability would bias sampling, and waste a
+    draft that was paid for."""
     from selfspec import SamplingParams
 
     threshold, tops, drafts = 0.5, [], []
-    original = chain.ChainDrafting._choose
-    propose = chain.ChainDrafting.propose
+    original = chain.ChainSession._choose
+    propose = chain.ChainSession.propose
 
     def choose(self: Any, x: Any, *rest: Any) -> Any:
-        tops.append(self.scene.model.head(x).softmax(-1).max().item())
+        tops.append(self.target.model.head(x).softmax(-1).max().item())
         return original(self, x, *rest)
 
     def watched(self: Any, *arguments: Any) -> Any:
@@ -98,16 +107,20 @@ def test_the_token_that_stops_a_draft_is_kept(monkeypatch: pytest.MonkeyPatch, s
         drafts.append((len(draft.tokens[0]), arguments[2].tokens[0], list(tops)))
         return draft
 
-    monkeypatch.setattr(chain.ChainDrafting, "_choose", choose)
-    monkeypatch.setattr(chain.ChainDrafting, "propose", watched)
+    monkeypatch.setattr(chain.ChainSession, "_choose", choose)
+    monkeypatch.setattr(chain.ChainSession, "propose", watched)
     llm = tiny_llm(seed=4, initializer_range=0.3)
     params = SamplingParams(temperature=0.9, seed=1) if sampling else None
     control = Confidence(tokens=6, threshold=threshold)
-    llm.generate([5, 6, 7], max_new_tokens=60, eos=[], draft="early-exit", control=control, sampling=params)
+    llm.generate(
+        [5, 6, 7], max_new_tokens=60, eos=[], draft="early-exit", control=control, sampling=params
+    )
     for length, most, seen in drafts:
         assert len(seen) == length, "as many drafts as were computed"
         assert all(top >= threshold for top in seen[:-1]), "it goes on while it is sure"
-        assert seen[-1] < threshold or length == most, "and stops at the first at which it is not, which is kept"
+        assert seen[-1] < threshold or length == most, (
+            "and stops at the first at which it is not, which is kept"
+        )
     assert len({length for length, _, _ in drafts}) > 2, "nothing was stopped, or everything"
 
 
@@ -117,22 +130,30 @@ def test_confidence_0_never_stops_and_1_stops_at_once() -> None:
     plain = llm.generate([5, 6], max_new_tokens=20, eos=[], draft=None)
     rounds = {}
     for threshold in (0.0, 1.0):
-        result = llm.generate([5, 6], max_new_tokens=20, eos=[], draft="early-exit", control=Confidence(4, threshold))
+        result = llm.generate(
+            [5, 6], max_new_tokens=20, eos=[], draft="early-exit", control=Confidence(4, threshold)
+        )
         assert result.tokens == plain.tokens
         rounds[threshold] = result.stats.drafted / result.stats.rounds
     assert rounds[0.0] > 3 and rounds[1.0] <= 1
 
 
-# ---------------------------------------------------------------------------------------------------------------- adaptive
+# ----------------------------------------------------------------------------------------- adaptive
 
 
 def test_the_threshold_follows_the_papers_equations() -> None:
-    """Hand-computed, Draft & Verify's equations 5 and 6 with its defaults. The first rate counts in full; a wrong sign would
-    drive the threshold away, memories swapped would make it ten times as fast."""
+    """Hand-computed, Draft & Verify's equations 5 and 6 with its defaults. The first rate counts in
+    full; a wrong sign would drive the threshold away, memories swapped would make it ten times as
+    fast."""
     at_work = Adaptive().start()
     # drafted, accepted -> running acceptance, threshold
     trace = [
-        ((4, 2), 0.5, 0.601),  #             0.9 * 0.6 + 0.1 * 0.61: too little was accepted, so be surer
+        #             0.9 * 0.6 + 0.1 * 0.61: too little was accepted, so be surer
+        (
+            (4, 2),
+            0.5,
+            0.601,
+        ),
         ((5, 5), 0.75, 0.602),  #            0.5 * 0.5 + 0.5 * 1
         ((1, 1), 0.875, 0.603),
         ((12, 12), 0.9375, 0.602),  #        above 0.9: 0.9 * 0.603 + 0.1 * 0.593
@@ -154,7 +175,8 @@ def test_acceptance_exactly_at_the_target_is_too_little() -> None:
 
 
 def test_rows_share_a_threshold() -> None:
-    """The mean of rates instead of the rate of sums: a row that drafts one token would weigh as much as one that drafts nine."""
+    """The mean of rates instead of the rate of sums: a row that drafts one token would weigh as
+    much as one that drafts nine."""
     at_work = Adaptive().start()
     at_work.learn(outcome_of([9, 1], [9, 0]), ANY)
     assert at_work.rate == pytest.approx(0.9)
@@ -186,9 +208,16 @@ def test_generations_do_not_share_what_they_learned() -> None:
         assert second.budget([9]) == before and first is not second
 
 
-# -------------------------------------------------------------------------------------------------------------- cost-aware
+# --------------------------------------------------------------------------------------- cost-aware
 
-STEP = (1.0, 1.05, 1.1, 1.15, *(2.0 + 0.1 * more for more in range(9)))  # a kernel's tile is full at 4 tokens
+# a kernel's tile is full at 4 tokens
+STEP = (
+    1.0,
+    1.05,
+    1.1,
+    1.15,
+    *(2.0 + 0.1 * more for more in range(9)),
+)
 WORTH_IT = {
     "free drafts": World(draft=0.01, chance=0.8),
     "long drafts": World(chance=0.9),
@@ -212,9 +241,12 @@ ROUNDS = 1500
 
 @pytest.mark.parametrize("name", WORTH_IT)
 def test_it_comes_near_the_best_length(name: str) -> None:
-    """Stuck at a length that was lucky, or afraid of one that was unlucky once; counted by what its lengths are worth."""
+    """Stuck at a length that was lucky, or afraid of one that was unlucky once; counted by what its
+    lengths are worth."""
     world = WORTH_IT[name]
-    assert world.best > 1.1 * world.rate(0), "a world in which 0 drafts are nearly as good would prove nothing"
+    assert world.best > 1.1 * world.rate(0), (
+        "a world in which 0 drafts are nearly as good would prove nothing"
+    )
     for seed in range(3):
         share = world.rate(*play(CostAware().start(), world, ROUNDS, seed)) / world.best
         assert share >= 0.97, f"{share:.1%} of the best fixed length's rate"
@@ -222,7 +254,8 @@ def test_it_comes_near_the_best_length(name: str) -> None:
 
 @pytest.mark.parametrize("name", NOT_WORTH_IT)
 def test_it_leaves_bad_drafts_alone(name: str) -> None:
-    """Never measurably slower than plain decoding: first tries and looks together cost less than 2%."""
+    """Never measurably slower than plain decoding: first tries and looks together cost less than
+    2%."""
     world = NOT_WORTH_IT[name]
     assert world.best == world.rate(0)
     for seed in range(3):
@@ -237,13 +270,17 @@ CHANGES = {
     "drafts become bad": (World(chance=0.9), World(chance=0.02)),
     "tokens become cheap": (World(LINEAR, chance=0.7), World(chance=0.7)),
     "tokens become dear": (World(draft=0.05), World(LINEAR, draft=0.05)),
-    "the machine becomes free": (World(tuple(10 * each for each in MEMORY_BOUND), draft=2.5, chance=0.3), World(chance=0.3)),
+    "the machine becomes free": (
+        World(tuple(10 * each for each in MEMORY_BOUND), draft=2.5, chance=0.3),
+        World(chance=0.3),
+    ),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_it_follows_a_world_that_changes(name: str) -> None:
-    """Numbers that are never measured again, or a history too long to be overruled; judged over the second half of what comes."""
+    """Numbers that are never measured again, or a history too long to be overruled; judged over the
+    second half of what comes."""
     before, after = CHANGES[name]
     for seed in range(3):
         at_work = CostAware().start()
@@ -255,8 +292,9 @@ def test_it_follows_a_world_that_changes(name: str) -> None:
 
 @pytest.mark.parametrize("spiked", range(4))
 def test_a_slow_start_is_not_believed_for_long(spiked: int) -> None:
-    """One slow round at the beginning, when everything is measured for the first time: plain decoding, or a length, ruled out
-    for good. It was: drafts that were never right were made for ever, at a fifth of the speed."""
+    """One slow round at the beginning, when everything is measured for the first time: plain
+    decoding, or a length, ruled out for good. It was: drafts that were never right were made for
+    ever, at a fifth of the speed."""
     for world in (World(), World(chance=0.0, draft=0.5), World(draft=0.01, chance=0.8)):
         at_work, dice, lengths = CostAware().start(), random.Random(0), []
         for turn in range(ROUNDS):
@@ -270,7 +308,9 @@ def test_a_slow_start_is_not_believed_for_long(spiked: int) -> None:
 def test_it_never_drafts_more_than_asked_for() -> None:
     """`most` as a suggestion."""
     lengths = play(CostAware(most=2).start(), replace(WORTH_IT["free drafts"], chance=0.95), 200)
-    assert max(lengths) == 2 and lengths[0] == 0, "the first round is plain, to learn what that costs"
+    assert max(lengths) == 2 and lengths[0] == 0, (
+        "the first round is plain, to learn what that costs"
+    )
 
 
 def test_rows_are_counted_together() -> None:

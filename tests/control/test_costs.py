@@ -1,4 +1,5 @@
-"""What rounds cost and drafts bring, as numbers: estimates from few measurements, spikes, old news, earlier requests."""
+"""What rounds cost and drafts bring, as numbers: estimates from few measurements, spikes, old news,
+earlier requests."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.contract import RoundTime
 from selfspec.control.costs import (
     AT_ONCE,
     FIRST_CHANCE,
@@ -25,10 +25,16 @@ from selfspec.control.costs import (
     Share,
     best,
 )
+from selfspec.core.contract import RoundTime
 from worlds import outcome_of
 
 
-def curve(times: dict[int, float], growth: float | None = GROWTH, prior: Curve | None = None, often: int = 3) -> Curve:
+def curve(
+    times: dict[int, float],
+    growth: float | None = GROWTH,
+    prior: Curve | None = None,
+    often: int = 3,
+) -> Curve:
     made = Curve(growth, prior)
     for size, seconds in times.items():
         for _ in range(often):
@@ -36,18 +42,23 @@ def curve(times: dict[int, float], growth: float | None = GROWTH, prior: Curve |
     return made
 
 
-# --------------------------------------------------------------------------------------------------------------- curves
+# ------------------------------------------------------------------------------------------- curves
 
 
 def test_a_curve_knows_what_was_measured_and_continues_it() -> None:
-    """A draft's time that is taken for a constant, or a pass that is taken to cost in proportion to its tokens."""
+    """A draft's time that is taken for a constant, or a pass that is taken to cost in proportion to
+    its tokens."""
     assert not Curve(GROWTH).known and Curve(GROWTH)(3) == 0.0
     passes = curve({2: 1.0, 6: 2.0}, growth=0.1)
     assert passes.known and [passes(2), passes(6)] == [1.0, 2.0]
     assert passes(1) == 1.0, "a smaller pass costs no less: it reads the same weights"
     assert passes(8) == pytest.approx(2.4)
-    assert passes(5) == pytest.approx(1.3), "between two sizes growth from below is the lower bid: there may be a step"
-    assert curve({2: 1.0, 6: 1.2}, growth=0.1)(4) == pytest.approx(1.1), "and a line, where that is lower"
+    assert passes(5) == pytest.approx(1.3), (
+        "between two sizes growth from below is the lower bid: there may be a step"
+    )
+    assert curve({2: 1.0, 6: 1.2}, growth=0.1)(4) == pytest.approx(1.1), (
+        "and a line, where that is lower"
+    )
     drafting = curve({2: 1.0}, growth=None)
     assert [drafting(1), drafting(6)] == [0.5, 3.0]
 
@@ -61,7 +72,8 @@ def test_one_spike_among_many_is_nothing() -> None:
 
 
 def test_a_spike_at_the_only_time_is_not_believed() -> None:
-    """The first plain round was slow, so drafting seems to pay for ever, at a fifth of the speed."""
+    """The first plain round was slow, so drafting seems to pay for ever, at a fifth of the
+    speed."""
     passes = Curve(GROWTH)
     passes.observe(1, 30.0)
     assert passes(1) == 30.0, "nothing else is known"
@@ -84,7 +96,8 @@ def test_what_was_measured_long_ago_is_forgotten() -> None:
 
 
 def test_a_prior_gives_the_shape_and_this_request_the_scale() -> None:
-    """An earlier, faster request's seconds taken as they are: all that was not yet measured would look cheap."""
+    """An earlier, faster request's seconds taken as they are: all that was not yet measured would
+    look cheap."""
     prior = curve({1: 1.0, 4: 1.5, 8: 2.0})
     passes = Curve(GROWTH, prior)
     assert passes.known and passes(4) == 1.5
@@ -98,8 +111,11 @@ sizes_and_times = st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1e6)), max
 
 
 @given(sizes_and_times, sizes_and_times, st.sampled_from([GROWTH, None]), st.integers(1, 50))
-def test_a_curve_always_answers(before: list[tuple[int, float]], now: list[tuple[int, float]], growth: float, size: int) -> None:
-    """A division by zero, or a NaN, for some history; a clock that stands still gives times of 0."""
+def test_a_curve_always_answers(
+    before: list[tuple[int, float]], now: list[tuple[int, float]], growth: float, size: int
+) -> None:
+    """A division by zero, or a NaN, for some history; a clock that stands still gives times of
+    0."""
     prior = Curve(growth)
     for each in before:
         prior.observe(*each)
@@ -109,7 +125,7 @@ def test_a_curve_always_answers(before: list[tuple[int, float]], now: list[tuple
     assert math.isfinite(found(size)) and (found(size) > 0) == found.known == bool(before or now)
 
 
-# --------------------------------------------------------------------------------------------------- shares, looks, checks
+# ---------------------------------------------------------------------------- shares, looks, checks
 
 
 def test_a_share_starts_as_expected_and_follows_what_happens() -> None:
@@ -123,32 +139,52 @@ def test_a_share_starts_as_expected_and_follows_what_happens() -> None:
     assert share.expected(0.4) < 0.2
     for _ in range(300):
         share.fade()
-    assert share.expected(0.4) == pytest.approx(0.4, abs=1e-3), "what is not tried any more is forgotten"
+    assert share.expected(0.4) == pytest.approx(0.4, abs=1e-3), (
+        "what is not tried any more is forgotten"
+    )
 
 
 def test_looks_become_rare_until_one_pays() -> None:
-    """A drafter that never pays tried every few rounds; or one that would pay by now not tried any more."""
+    """A drafter that never pays tried every few rounds; or one that would pay by now not tried any
+    more."""
     looks, plain = Looks(), RoundTime(0.0, 1.0, 0.0)
     rounds = [turn for turn in range(1, 1000) if looks.due(1.0)]
     waits = [after - before for before, after in zip([0, *rounds], rounds, strict=False)]
-    assert waits[:5] == [FIRST_LOOK, 2 * FIRST_LOOK, 4 * FIRST_LOOK, 8 * FIRST_LOOK, 16 * FIRST_LOOK]
+    assert waits[:5] == [
+        FIRST_LOOK,
+        2 * FIRST_LOOK,
+        4 * FIRST_LOOK,
+        8 * FIRST_LOOK,
+        16 * FIRST_LOOK,
+    ]
     assert max(waits) == LAST_LOOK
     looks.learn(outcome_of([1], [0]), plain)
-    assert not any(looks.due(1.0) for _ in range(LAST_LOOK - 1 - (999 - rounds[-1]))), "one token a second is plain decoding"
+    assert not any(looks.due(1.0) for _ in range(LAST_LOOK - 1 - (999 - rounds[-1]))), (
+        "one token a second is plain decoding"
+    )
     assert looks.due(1.0)
     looks.learn(outcome_of([1], [1]), plain)
-    assert [looks.due(1.0) for _ in range(LAST_LOOK // 8)][-1], "two tokens a second: the next look is soon"
+    assert [looks.due(1.0) for _ in range(LAST_LOOK // 8)][-1], (
+        "two tokens a second: the next look is soon"
+    )
     looks.learn(outcome_of([1], [1]), RoundTime(1.0, 1.5, 0.0))
-    assert not any(looks.due(1.0) for _ in range(2 * LAST_LOOK // 8 - 1)), "two tokens, but in two and a half seconds"
+    assert not any(looks.due(1.0) for _ in range(2 * LAST_LOOK // 8 - 1)), (
+        "two tokens, but in two and a half seconds"
+    )
 
 
 def test_the_first_look_may_come_at_once() -> None:
-    """Auto's first candidate, free of cost, waits like the others; and the second look must not come at once too."""
+    """Auto's first candidate, free of cost, waits like the others; and the second look must not
+    come at once too."""
     looks = Looks(1)
     assert [looks.due(1.0) for _ in range(9)] == [True, *[False] * 7, True]
 
 
-@pytest.mark.parametrize(("rate", "rounds"), [(1.05, SOON), (1.5, SELDOM), (7.0, AT_ONCE)], ids=["close", "clear", "absurd"])
+@pytest.mark.parametrize(
+    ("rate", "rounds"),
+    [(1.05, SOON), (1.5, SELDOM), (7.0, AT_ONCE)],
+    ids=["close", "clear", "absurd"],
+)
 def test_plain_rounds_are_checked(rate: float, rounds: int) -> None:
     """What a plain round costs never measured again once drafting pays, however wrong it was."""
     checks = Checks()
@@ -160,12 +196,12 @@ def test_plain_rounds_are_checked(rate: float, rounds: int) -> None:
     assert not checks.due([1.0, rate], 1)
 
 
-# --------------------------------------------------------------------------------------------------------------- the model
+# ---------------------------------------------------------------------------------------- the model
 
 
 def test_rates_are_tokens_over_seconds() -> None:
-    """The formula: what is kept is summed over the places, rows multiply it, and a round in which nothing is found is a plain one
-    that asked in vain."""
+    """The formula: what is kept is summed over the places, rows multiply it, and a round in which
+    nothing is found is a plain one that asked in vain."""
     model = CostModel()
     for _ in range(400):  # of two rows one keeps both of its drafts
         model.observe(outcome_of([2, 2], [2, 0]), RoundTime(0.4, 1.5, 0.1), [2, 2])
@@ -173,12 +209,17 @@ def test_rates_are_tokens_over_seconds() -> None:
     plain, _, two = model.rates(2, 2)
     assert plain == pytest.approx(2 / 1.0)
     coverage, chances = model.coverage, model.chances(2)
-    assert coverage == pytest.approx(0.5, abs=0.06) and chances == pytest.approx([0.5, 0.5], abs=0.06)
-    assert two == pytest.approx(2 * (1 + coverage * sum(chances)) / (coverage * (1.6 + 0.4) + (1 - coverage) * (1.0 + 0.1)))
+    assert coverage == pytest.approx(0.5, abs=0.06) and chances == pytest.approx(
+        [0.5, 0.5], abs=0.06
+    )
+    assert two == pytest.approx(
+        2 * (1 + coverage * sum(chances)) / (coverage * (1.6 + 0.4) + (1 - coverage) * (1.0 + 0.1))
+    )
 
 
 def test_a_draft_shorter_than_asked_counts_as_not_kept() -> None:
-    """A lookup that never finds more than one token seems to promise five, because the other places were never seen to fail."""
+    """A lookup that never finds more than one token seems to promise five, because the other places
+    were never seen to fail."""
     model = CostModel()
     for _ in range(200):
         model.observe(outcome_of([1], [1]), RoundTime(0.1, 1.0, 0.0), [5])
@@ -209,7 +250,8 @@ def test_an_earlier_request_is_a_prior_that_is_overruled() -> None:
 
 
 def test_answers_are_not_stale() -> None:
-    """Rates are kept until something is observed; by this request, or by another one into the shared prior."""
+    """Rates are kept until something is observed; by this request, or by another one into the
+    shared prior."""
     prior = CostModel()
     prior.observe(outcome_of([1], [1]), RoundTime(0.1, 1.0, 0.0), [1])
     now = CostModel(prior)
@@ -220,7 +262,11 @@ def test_answers_are_not_stale() -> None:
 
 rounds = st.lists(
     st.tuples(
-        st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=3),
+        st.lists(
+            st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6)),
+            min_size=1,
+            max_size=3,
+        ),
         st.tuples(st.floats(0, 10), st.floats(0, 10), st.floats(0, 10)),
     ),
     max_size=12,
@@ -229,12 +275,15 @@ rounds = st.lists(
 
 @given(rounds, rounds, st.integers(1, 3), st.integers(1, 12))
 def test_every_history_gives_rates(before, now, rows: int, most: int) -> None:
-    """A division by zero or a place out of range after some history: an exception in the middle of somebody's request."""
+    """A division by zero or a place out of range after some history: an exception in the middle of
+    somebody's request."""
     prior = CostModel()
     model = CostModel(prior)
     for history, into in ((before, prior), (now, model)):
         for row_numbers, seconds in history:
-            asked, made, kept = zip(*[(max(x), sorted(x)[1], min(x)) for x in row_numbers], strict=True)
+            asked, made, kept = zip(
+                *[(max(x), sorted(x)[1], min(x)) for x in row_numbers], strict=True
+            )
             into.observe(outcome_of(made, kept), RoundTime(*seconds), list(asked))
     if model.passes.known:
         rates = model.rates(rows, most)

@@ -1,4 +1,5 @@
-"""The draft head at work: what it drafts depends on the kept text alone, and is what was trained."""
+"""The draft head at work: what it drafts depends on the kept text alone, and is what was
+trained."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ import pytest
 import torch
 
 from selfspec import LLM
-from selfspec.contract import Budget, Draft, Outcome
 from selfspec.control.fixed import FixedLength
-from selfspec.draft.base import Drafter, Drafting, Scene
-from selfspec.draft.draft_head import DraftHead
-from selfspec.draft.early_exit import EarlyExit
+from selfspec.core.contract import Budget, Draft, Outcome
+from selfspec.draft.base import Drafter, DraftSession, Target
+from selfspec.draft.beam import Beam, place_of
 from selfspec.draft.entries import Entries
-from selfspec.draft.grown import Beam, place_of
+from selfspec.draft.from_layers.early_exit import EarlyExit
+from selfspec.draft.from_models.draft_head import DraftHead
 from selfspec.errors import BrokenCheckpoint, OptionError
-from selfspec.model.cache import Place, Span
-from selfspec.model.extras import Part, load_part
-from selfspec.model.small import BlockSize
-from selfspec.model.taps import Taps
+from selfspec.model.compute.cache import RowSpan, TokenLayout
+from selfspec.model.compute.hidden_states import StateCollector
 from selfspec.testing import tiny_adapter, tiny_head, tiny_llm, tiny_tokenizer
 from selfspec.train.head_net import HeadNet, Roots
+from selfspec.trained.blocks import BlockSize
+from selfspec.trained.files import Part, load_part
 
 PROMPTS = [list(text) for text in (b"once upon a time, once upon", b"the", b"aXb aXb aXb a")]
 
@@ -39,7 +40,11 @@ def llm() -> LLM:
 @pytest.fixture(scope="module")
 def part(llm: LLM) -> Part:
     """It can say what the model likes to say, so that some drafts are kept and some are not."""
-    said = Counter(token for each in llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=None) for token in each.tokens)
+    said = Counter(
+        token
+        for each in llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=None)
+        for token in each.tokens
+    )
     return tiny_head(llm.model, seed=1, vocabulary=[token for token, _ in said.most_common(6)])
 
 
@@ -49,17 +54,17 @@ def adapter(llm: LLM, part: Part) -> Part:
 
 
 @dataclass(frozen=True)
-class Spy(Drafter, Drafting):
+class Spy(Drafter, DraftSession):
     """Notes what is drafted after which text."""
 
     name = "spy"
     inner: Any
     seen: dict[tuple[int, ...], tuple[Sequence[int], Sequence[int] | None]]
 
-    def start(self, scene: Scene) -> Drafting:
-        inner = self.inner.start(scene)
+    def start(self, target: Target) -> DraftSession:
+        inner = self.inner.start(target)
         spy = replace(self, inner=inner)
-        object.__setattr__(spy, "taps", inner.taps)
+        object.__setattr__(spy, "taps", inner.collectors)
         return spy
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
@@ -73,10 +78,14 @@ class Spy(Drafter, Drafting):
         self.inner.observe(outcome)
 
 
-def drafts(llm: LLM, drafter: Drafter, prompts: list[list[int]], new: int = 30, tokens: int = 5) -> Any:
+def drafts(
+    llm: LLM, drafter: Drafter, prompts: list[list[int]], new: int = 30, tokens: int = 5
+) -> Any:
     """What is drafted after which text, and the statistics."""
     seen: Any = {}
-    found = llm.generate(prompts, max_new_tokens=new, eos=[], draft=Spy(drafter, seen), control=FixedLength(tokens))
+    found = llm.generate(
+        prompts, max_new_tokens=new, eos=[], draft=Spy(drafter, seen), control=FixedLength(tokens)
+    )
     return seen, found[0].stats
 
 
@@ -89,9 +98,12 @@ MAKERS = {
 
 
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_draft_depends_on_the_kept_text_alone(llm: LLM, part: Part, adapter: Part, name: str) -> None:
-    """Rounds, rejections, neighbours leave nothing behind: entries of rejected drafts in the head's cache, states of a wrong
-    branch, the states of another row. It drafts what it would after reading the text anew. Lucky if nothing is rejected."""
+def test_a_draft_depends_on_the_kept_text_alone(
+    llm: LLM, part: Part, adapter: Part, name: str
+) -> None:
+    """Rounds, rejections, neighbours leave nothing behind: entries of rejected drafts in the head's
+    cache, states of a wrong branch, the states of another row. It drafts what it would after
+    reading the text anew. Lucky if nothing is rejected."""
     drafter = MAKERS[name](part, adapter)
     seen, stats = drafts(llm, drafter, PROMPTS)
     assert 0 < stats.accepted < stats.drafted
@@ -103,25 +115,32 @@ def test_a_draft_depends_on_the_kept_text_alone(llm: LLM, part: Part, adapter: P
 
 
 def test_it_drafts_what_was_trained(llm: LLM, part: Part) -> None:
-    """The trained module and what runs are written twice: another position, norm, order of taps or feeding of its own output, and
-    what training measures is not what drafting gets."""
+    """The trained module and what runs are written twice: another position, norm, order of taps or
+    feeding of its own output, and what training measures is not what drafting gets."""
     seen, _ = drafts(llm, DraftHead(part), PROMPTS[:1], new=40)
     text = max(seen, key=len)
     net = HeadNet(BlockSize(**part.settings["block"]), 2, llm.model.shape.context)
     net.load_state_dict({name: part.tensors[name] for name in net.state_dict()})
     for ours, (expected, _) in [item for item in seen.items() if len(item[1][0]) == 5][::4]:
         tokens, states = [*ours], states_of(llm, text, part.settings["layers"])
-        for _ in range(5):  # the trainer knows the text that is drafted; here it is written draft by draft
+        # the trainer knows the text that is drafted; here it is written draft by draft
+        for _ in range(5):
             tokens.append(last_guess(llm, net, part, tokens, len(ours) - 2, states))
         assert tokens[len(ours) :] == list(expected)
 
 
 def states_of(llm: LLM, text: Sequence[int], layers: Sequence[int]) -> torch.Tensor:
-    model, taps = llm.model, Taps(layers)
+    model, collectors = llm.model, StateCollector(layers)
     cache = model.new_cache(1, len(text))
     with torch.inference_mode():
-        model.run(model.embed(torch.tensor(text)), model.full_plan, cache, cache.place([len(text)]), taps=[taps])
-    ((_, states),) = taps.take()
+        model.run(
+            model.embed(torch.tensor(text)),
+            model.full_plan,
+            cache,
+            cache.layout([len(text)]),
+            collectors=[collectors],
+        )
+    ((_, states),) = collectors.take()
     return (states * torch.rsqrt(states.pow(2).mean(-1, keepdim=True) + 1e-5))[None].clone()
 
 
@@ -143,19 +162,27 @@ class Ends:
         return self.logged[-1]
 
 
-def last_guess(llm: LLM, net: HeadNet, part: Part, tokens: list[int], root: int, states: torch.Tensor) -> int:
+def last_guess(
+    llm: LLM, net: HeadNet, part: Part, tokens: list[int], root: int, states: torch.Tensor
+) -> int:
     """What the trained module drafts last, from this root, over the tokens after it."""
     ends, count = Ends(llm, part), len(tokens)
     padded = torch.cat([states, states[:, -1:].expand(1, 64, *states.shape[2:])], dim=1)[:, :count]
     blank = torch.zeros(1, count, 1)
-    batch = {"tokens": torch.tensor([tokens]), "states": padded, "ids": blank.long(), "chances": blank}
+    batch = {
+        "tokens": torch.tensor([tokens]),
+        "states": padded,
+        "ids": blank.long(),
+        "chances": blank,
+    }
     with torch.no_grad():
         net(ends, batch, Roots(torch.tensor([0]), torch.tensor([root])), count - root - 1)  # type: ignore[arg-type]
     return int(ends.vocabulary[ends.logged[-1][0].argmax()])
 
 
 def test_a_tree_follows_the_chain(llm: LLM, part: Part) -> None:
-    """A tree's entries at other positions than a chain's, or guesses that see each other: its first path is the chain's."""
+    """A tree's entries at other positions than a chain's, or guesses that see each other: its first
+    path is the chain's."""
     chains, trees = (drafts(llm, DraftHead(part, width=width), PROMPTS)[0] for width in (1, 2))
     both = [text for text in chains if text in trees and trees[text][1]]
     assert len(both) > 5
@@ -169,42 +196,57 @@ def test_a_tree_follows_the_chain(llm: LLM, part: Part) -> None:
 
 
 def test_the_likeliest_guesses_are_kept() -> None:
-    """Guesses in the order in which they were found, or by their own chance instead of their path's."""
+    """Guesses in the order in which they were found, or by their own chance instead of their
+    path's."""
     beam = Beam(0, 10, most=4, width=2)
     assert beam.extend([[1, 2]], [[0.6, 0.3]]) == [0, 0]
     assert place_of([beam]).positions.tolist() == [10, 10]
-    assert beam.extend([[3, 4], [5, 6]], [[0.4, 0.1], [0.9, 0.05]]) == [1, 0]  # 0.27 after token 2, 0.24 after token 1
+    # 0.27 after token 2, 0.24 after token 1
+    assert beam.extend([[3, 4], [5, 6]], [[0.4, 0.1], [0.9, 0.05]]) == [
+        1,
+        0,
+    ]
     assert beam.tree() == ([1, 2, 3, 5], [-1, -1, 0, 1])
-    place = place_of([beam])
-    assert place.positions.tolist() == [11, 11] and place.slots.tolist() == [12, 13]
-    assert place.ancestors == ((11, 12), (10, 13))
+    layout = place_of([beam])
+    assert layout.positions.tolist() == [11, 11] and layout.slots.tolist() == [12, 13]
+    assert layout.ancestors == ((11, 12), (10, 13))
 
 
 @pytest.mark.parametrize("name", ["chain", "adapter"])
 def test_a_cached_beginning_is_gone_around(llm: LLM, part: Part, adapter: Part, name: str) -> None:
-    """A second turn of a chat: the states of what was cached are not there, and a head that attended to empty slots, or waited
-    for them, would draft rubbish or never again."""
+    """A second turn of a chat: the states of what was cached are not there, and a head that
+    attended to empty slots, or waited for them, would draft rubbish or never again."""
     messages = [{"role": "user", "content": "once upon"}]
     for turn in range(2):
         prompt = llm.encode_chat(messages)
         expected = llm.generate(prompt, max_new_tokens=12, eos=[], draft=None)
-        answer = llm.chat(messages, max_new_tokens=12, eos=[], draft=MAKERS[name](part, adapter), control=FixedLength(3))
+        answer = llm.chat(
+            messages,
+            max_new_tokens=12,
+            eos=[],
+            draft=MAKERS[name](part, adapter),
+            control=FixedLength(3),
+        )
         assert answer.tokens == expected.tokens
         assert answer.stats.drafted > 6
         assert answer.stats.cached_prompt_tokens > 0 or not turn
-        messages += [{"role": "assistant", "content": answer.text}, {"role": "user", "content": "and so on"}]
+        messages += [
+            {"role": "assistant", "content": answer.text},
+            {"role": "user", "content": "and so on"},
+        ]
 
 
 def test_rounds_it_does_not_see_cost_it_nothing_but_time(llm: LLM, part: Part) -> None:
-    """States of rounds in which another drafter's states stood in for early layers are missing: it must begin anew, not line up
-    what it has with other tokens."""
+    """States of rounds in which another drafter's states stood in for early layers are missing: it
+    must begin anew, not line up what it has with other tokens."""
     entries = Entries([0, 1], llm.model.new_cache(1))
     states = torch.randn(4, 2, llm.model.shape.width)
     for first in (0, 6):
-        place = Place.chains([Span(0, first, 4)])
+        layout = TokenLayout.chains([RowSpan(0, first, 4)])
         for layer in (0, 1):
-            entries.taps.put(layer, place, states[:, layer])
-    entries.taps.put(1, Place.chains([Span(0, 10, 1)]), states[:1, 1])  # a pass that ran layer 1 only
+            entries.collectors.put(layer, layout, states[:, layer])
+    # a pass that ran layer 1 only
+    entries.collectors.put(1, TokenLayout.chains([RowSpan(0, 10, 1)]), states[:1, 1])
     entries.gather()
     assert (entries[0].first, entries[0].held, entries[0].end) == (6, 0, 10)
 
@@ -215,11 +257,14 @@ def test_a_part_is_saved_and_found_again(llm: LLM, part: Part, tmp_path: Path) -
     stored = load_part(tmp_path / "head")
     assert stored.settings == part.settings and stored.base == part.base
     text = PROMPTS[:1]
-    assert drafts(llm, DraftHead(tmp_path / "head"), text)[0] == drafts(llm, DraftHead(part), text)[0]
+    assert (
+        drafts(llm, DraftHead(tmp_path / "head"), text)[0] == drafts(llm, DraftHead(part), text)[0]
+    )
 
 
 def test_eight_bits_are_nearly_the_same(part: Part, tmp_path: Path) -> None:
-    """A scale of the wrong row, or a matrix lost: the part that is shipped would not be the one that was measured."""
+    """A scale of the wrong row, or a matrix lost: the part that is shipped would not be the one
+    that was measured."""
     part.save(tmp_path / "whole")
     part.save(tmp_path / "small", eight_bits=True)
     files = [tmp_path / name / "part.safetensors" for name in ("whole", "small")]
@@ -261,18 +306,25 @@ def test_an_exit_adapter_says_where_it_exits(llm: LLM, adapter: Part) -> None:
     for options in ({"layer": 3}, {"vocabulary": 50}):
         with pytest.raises(OptionError, match="trained for an exit after 2 layers"):
             llm.generate([5], draft=EarlyExit(part=adapter, **options))
-    assert llm.generate([5], max_new_tokens=4, eos=[], draft=EarlyExit(layer=2, part=adapter)).stats.drafted
+    assert llm.generate(
+        [5], max_new_tokens=4, eos=[], draft=EarlyExit(layer=2, part=adapter)
+    ).stats.drafted
 
 
 def test_half_precision_is_the_same_model(part: Part) -> None:
-    """A signature that hangs on the precision: a part could not be used with a model loaded in bfloat16."""
+    """A signature that hangs on the precision: a part could not be used with a model loaded in
+    bfloat16."""
     from selfspec.testing import tiny_model
 
-    half = LLM.from_pretrained(tiny_model(seed=4).to(torch.bfloat16), tokenizer=tiny_tokenizer(), dtype=torch.bfloat16)
+    half = LLM.from_pretrained(
+        tiny_model(seed=4).to(torch.bfloat16), tokenizer=tiny_tokenizer(), dtype=torch.bfloat16
+    )
     assert half.generate([5, 6], max_new_tokens=8, eos=[], draft=DraftHead(part)).stats.drafted
 
 
-@pytest.mark.parametrize(("options", "words"), [({"width": 0}, "width=0"), ({"width": 2, "sample": True}, "sample=True")])
+@pytest.mark.parametrize(
+    ("options", "words"), [({"width": 0}, "width=0"), ({"width": 2, "sample": True}, "sample=True")]
+)
 def test_options_outside_their_limits(options: dict[str, Any], words: str) -> None:
     """A value that would fail in the middle of a generation."""
     with pytest.raises(OptionError, match=words):

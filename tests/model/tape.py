@@ -1,7 +1,9 @@
-"""A recorder without a GPU, as strict as a CUDA graph: what was recorded is replayed, operation by operation, where it lay.
+"""A recorder without a GPU, as strict as a CUDA graph: what was recorded is replayed, operation by
+operation, where it lay.
 
-Python does not run again, addresses are those of the recording, recording computes nothing that may be used, a replay destroys
-what other recordings left behind, and reading from the device or copying from the host while recording is an error.
+Python does not run again, addresses are those of the recording, recording computes nothing that may
+be used, a replay destroys what other recordings left behind, and reading from the device or copying
+from the host while recording is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +16,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-HOST = ("_local_scalar_dense", "nonzero", "_unique2", "unique_dim", "lift_fresh", "_to_copy", "is_nonzero", "masked_select")
+HOST = (
+    "_local_scalar_dense",
+    "nonzero",
+    "_unique2",
+    "unique_dim",
+    "lift_fresh",
+    "_to_copy",
+    "is_nonzero",
+    "masked_select",
+)
 
 
 class _Tape(TorchDispatchMode):

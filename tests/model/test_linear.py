@@ -1,4 +1,5 @@
-"""Products: equal to F.linear, and in the native kernel a row's bits do not depend on the number of rows."""
+"""Products: equal to F.linear, and in the native kernel a row's bits do not depend on the number of
+rows."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from selfspec.model.linear import MklLinear, NativeLinear, PlainLinear, mkl_is_row_stable
+from selfspec.model.compute.linear import MklLinear, NativeLinear, PlainLinear, mkl_is_row_stable
 
 SHAPES = [(960, 576), (576, 1536), (259, 52), (33, 7), (1, 16)]
 
@@ -19,11 +20,14 @@ def example(shape, seed=0):
 @pytest.mark.parametrize("kind", [NativeLinear, MklLinear, PlainLinear])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_product_is_right_for_every_number_of_rows(kind, shape):
-    """A tile, a last partial panel or MKL's silent fallback (a third argument of rubbish) that gives other numbers."""
+    """A tile, a last partial panel or MKL's silent fallback (a third argument of rubbish) that
+    gives other numbers."""
     weight, x = example(shape)
     linear = kind([weight], [None])
     for rows in range(1, 65):
-        assert torch.allclose(linear(x[:rows]), F.linear(x[:rows], weight), atol=2e-4, rtol=1e-4), f"{rows} rows"
+        assert torch.allclose(linear(x[:rows]), F.linear(x[:rows], weight), atol=2e-4, rtol=1e-4), (
+            f"{rows} rows"
+        )
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -34,7 +38,9 @@ def test_native_rows_have_the_same_bits_for_every_number_of_rows(shape):
     alone = torch.cat([linear(x[i : i + 1]) for i in range(64)])
     for rows in range(1, 65):
         assert torch.equal(linear(x[:rows]), alone[:rows]), f"{rows} rows"
-        assert torch.equal(linear(x[64 - rows :].contiguous()), alone[64 - rows :]), f"last {rows} rows"
+        assert torch.equal(linear(x[64 - rows :].contiguous()), alone[64 - rows :]), (
+            f"last {rows} rows"
+        )
 
 
 def test_threads_do_not_change_bits():
@@ -52,11 +58,14 @@ def test_threads_do_not_change_bits():
 
 @pytest.mark.parametrize("kind", [NativeLinear, MklLinear, PlainLinear])
 def test_fused_weights_biases_and_residual(kind):
-    """Parts joined in the wrong order, a missing bias taken from a neighbour, a residual added twice."""
+    """Parts joined in the wrong order, a missing bias taken from a neighbour, a residual added
+    twice."""
     (first, x), (second, _) = example((24, 40)), example((40, 40), 1)
     bias, residual = torch.randn(40), torch.randn(64, 64)
     out = kind([first, second], [None, bias])(x, residual=residual)
-    assert torch.allclose(out, residual + torch.cat([F.linear(x, first), F.linear(x, second, bias)], 1), atol=1e-4)
+    assert torch.allclose(
+        out, residual + torch.cat([F.linear(x, first), F.linear(x, second, bias)], 1), atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", [NativeLinear, PlainLinear])
@@ -68,13 +77,16 @@ def test_rows_of_the_weight_can_be_read_back(kind):
 
 
 def test_mkl_is_only_trusted_after_a_probe():
-    """MKL's pack taken as row-stable where it is not: the probe must agree with a direct comparison here."""
+    """MKL's pack taken as row-stable where it is not: the probe must agree with a direct comparison
+    here."""
     weight, x = example((960, 576))
     packed = MklLinear([weight], [None])
-    stable = torch.equal(packed(x)[:1], packed(x[:1])) and torch.equal(packed(x[:5])[:1], packed(x[:1]))
+    stable = torch.equal(packed(x)[:1], packed(x[:1])) and torch.equal(
+        packed(x[:5])[:1], packed(x[:1])
+    )
     if mkl_is_row_stable():
         assert stable
     else:
-        from selfspec.model.choose import choose_ops
+        from selfspec.model.operations import operations_for
 
-        assert choose_ops("auto", torch.float32, torch.device("cpu")).kernel != "mkl"
+        assert operations_for("auto", torch.float32, torch.device("cpu")).kernel != "mkl"

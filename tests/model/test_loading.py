@@ -1,4 +1,5 @@
-"""Loading: what is accepted, what is refused before a weight is read, and what a damaged checkpoint says. Tiny random models."""
+"""Loading: what is accepted, what is refused before a weight is read, and what a damaged checkpoint
+says. Tiny random models."""
 
 from __future__ import annotations
 
@@ -28,9 +29,16 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from selfspec.errors import BrokenCheckpoint, ModelError, OptionError, ResourceError, Unavailable, UnsupportedModel
-from selfspec.model import checkpoint, loading, source
-from selfspec.model.loading import estimate_bytes, load
+from selfspec.errors import (
+    BrokenCheckpoint,
+    ModelError,
+    OptionError,
+    ResourceError,
+    Unavailable,
+    UnsupportedModel,
+)
+from selfspec.model.load import checkpoint, loading, source
+from selfspec.model.load.loading import estimate_bytes, load
 from selfspec.testing import tiny_model
 
 CPU = torch.device("cpu")
@@ -52,7 +60,9 @@ def tiny(tied: bool = False, **options: Any) -> LlamaForCausalLM:
 
 
 def words() -> PreTrainedTokenizerFast:
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a")))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +109,8 @@ def no_weights_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_folder_gives_the_saved_weights_ready_to_run(saved: Path) -> None:
-    """Catches a model left in training mode, with gradients, or with weights other than the file's."""
+    """Catches a model left in training mode, with gradients, or with weights other than the
+    file's."""
     loaded = load(saved)
     stored = load_file(saved / "model.safetensors")
     weights = loaded.model.state_dict()
@@ -125,12 +136,16 @@ def test_folder_gives_the_saved_weights_ready_to_run(saved: Path) -> None:
     ],
 )
 def test_dtype(saved: Path, option: str | torch.dtype, expected: torch.dtype) -> None:
-    """Catches "auto" taking the checkpoint's bfloat16 on the CPU, where exactness is promised, and an option not passed on."""
-    assert {parameter.dtype for parameter in load(saved, dtype=option, device="cpu").model.parameters()} == {expected}
+    """Catches "auto" taking the checkpoint's bfloat16 on the CPU, where exactness is promised, and
+    an option not passed on."""
+    assert {
+        parameter.dtype for parameter in load(saved, dtype=option, device="cpu").model.parameters()
+    } == {expected}
 
 
 def test_a_family_without_sdpa_loads(tmp_path: Path) -> None:
-    """transformers refuses to load Gemma 2 with SDPA, which knows no soft caps; asking for it by name kept the family out."""
+    """transformers refuses to load Gemma 2 with SDPA, which knows no soft caps; asking for it by
+    name kept the family out."""
     tiny_model("gemma2").save_pretrained(tmp_path)
     assert load(tmp_path).model.config._attn_implementation == "eager"
 
@@ -148,17 +163,25 @@ def test_shards_load(folder: Path) -> None:
     before = load_file(folder / "model.safetensors")
     shard(folder)
     assert len(checkpoint.weight_files(folder)) > 1
-    assert torch.equal(load(folder).model.state_dict()["lm_head.weight"], before["lm_head.weight"].float())
+    assert torch.equal(
+        load(folder).model.state_dict()["lm_head.weight"], before["lm_head.weight"].float()
+    )
 
 
 def test_old_rotary_buffers_are_harmless(folder: Path) -> None:
     """Checkpoints of old Llamas store inv_freq; refusing them would refuse many good models."""
-    edit_weights(folder, lambda tensors: tensors.update({"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}))
+    edit_weights(
+        folder,
+        lambda tensors: tensors.update(
+            {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+        ),
+    )
     assert load(folder).owned
 
 
 def test_without_tokenizer_files_there_is_no_tokenizer(tmp_path: Path) -> None:
-    """A model without a tokenizer runs on token ids; it must not fail, nor get an invented tokenizer."""
+    """A model without a tokenizer runs on token ids; it must not fail, nor get an invented
+    tokenizer."""
     tiny().save_pretrained(tmp_path)
     assert load(tmp_path).tokenizer is None
 
@@ -183,7 +206,8 @@ def test_demo_is_the_demo_folder(saved: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_transformers_is_as_loud_afterwards_as_before(saved: Path) -> None:
-    """Catches a verbosity that stays changed for the whole process, also after an error, and one that overrides the user's."""
+    """Catches a verbosity that stays changed for the whole process, also after an error, and one
+    that overrides the user's."""
     hf_logging = transformers.utils.logging
     before = hf_logging.get_verbosity(), hf_logging.is_progress_bar_enabled()
     with pytest.raises(KeyError), checkpoint.quiet_transformers(bars=False):
@@ -203,7 +227,8 @@ def test_transformers_is_as_loud_afterwards_as_before(saved: Path) -> None:
 
 
 def test_live_model_is_left_alone(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches eval(), requires_grad_() or a copy on a model that belongs to the user, and claiming to own it."""
+    """Catches eval(), requires_grad_() or a copy on a model that belongs to the user, and claiming
+    to own it."""
     model = tiny().train()
     monkeypatch.chdir(saved)
     loaded = load(model)
@@ -229,7 +254,9 @@ def test_live_model_options_that_contradict_it() -> None:
         load(torch.nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("device", [{"": "cpu"}, {"": torch.device("cpu")}, {"model.layers": "cpu", "lm_head": "cpu"}])
+@pytest.mark.parametrize(
+    "device", [{"": "cpu"}, {"": torch.device("cpu")}, {"model.layers": "cpu", "lm_head": "cpu"}]
+)
 def test_device_maps_to_one_place(saved: Path, device: dict[str, Any]) -> None:
     """Refusing what is no split at all, as transformers' users write it."""
     assert load(saved, device=device).model.device == CPU
@@ -257,7 +284,9 @@ def test_live_model_that_is_nowhere_or_has_no_head() -> None:
         load(LlamaModel(tiny().config))
     with torch.device("meta"):
         empty = tiny()
-    with pytest.raises(UnsupportedModel, match=r"meta .offloaded, or never loaded.*device_map='cpu'"):
+    with pytest.raises(
+        UnsupportedModel, match=r"meta .offloaded, or never loaded.*device_map='cpu'"
+    ):
         load(empty)
 
 
@@ -294,8 +323,11 @@ def test_bad_options(saved: Path, options: dict[str, Any], says: str) -> None:
         ("what is this?", "cannot be a hub name"),
     ],
 )
-def test_a_path_that_is_not_there(name: str | Path, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Catches a mistyped path being asked of a hub, and the current folder standing in for an empty name."""
+def test_a_path_that_is_not_there(
+    name: str | Path, says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Catches a mistyped path being asked of a hub, and the current folder standing in for an empty
+    name."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match=says):
         load(name)
@@ -314,7 +346,13 @@ def test_refuses_other_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Catches an encoder or encoder-decoder that loads and writes nonsense."""
     small = {"num_layers": 1, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_heads": 2, "vocab_size": 16}
     T5ForConditionalGeneration(T5Config(**small)).save_pretrained(tmp_path / "t5")
-    bert = BertConfig(vocab_size=16, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8)
+    bert = BertConfig(
+        vocab_size=16,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=8,
+    )
     BertForMaskedLM(bert).save_pretrained(tmp_path / "bert")
     LlamaModel(tiny().config).save_pretrained(tmp_path / "base")
     transformers.Gemma3Config().save_pretrained(tmp_path / "multimodal")
@@ -335,16 +373,23 @@ def test_refuses_other_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_refuses_a_live_encoder_decoder() -> None:
     """Catches the check being made for folders only."""
     with pytest.raises(UnsupportedModel, match="encoder-decoder"):
-        load(T5ForConditionalGeneration(T5Config(num_layers=1, d_model=8, d_kv=4, d_ff=8, num_heads=2, vocab_size=16)))
+        load(
+            T5ForConditionalGeneration(
+                T5Config(num_layers=1, d_model=8, d_kv=4, d_ff=8, num_heads=2, vocab_size=16)
+            )
+        )
 
 
 def test_unknown_type_and_remote_code(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches running a checkpoint's code without consent, and a type unknown to transformers ending in its own traceback."""
+    """Catches running a checkpoint's code without consent, and a type unknown to transformers
+    ending in its own traceback."""
     no_weights_read(monkeypatch)
     edit_config(folder, model_type="llama9")
     with pytest.raises(UnsupportedModel, match="'llama9'"):
         load(folder)
-    edit_config(folder, auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"})
+    edit_config(
+        folder, auto_map={"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    )
     (folder / "evil.py").write_text(f"open({str(folder / 'ran')!r}, 'w')")
     with pytest.raises(UnsupportedModel, match="trust_remote_code=True"):
         load(folder)
@@ -353,19 +398,26 @@ def test_unknown_type_and_remote_code(folder: Path, monkeypatch: pytest.MonkeyPa
 
 def test_trusted_code_is_run(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Catches trust_remote_code not reaching transformers."""
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     monkeypatch.setattr(sys, "path", [*sys.path])
     (folder / "mine.py").write_text(
         "from transformers import LlamaConfig, LlamaForCausalLM\n"
         "class MyConfig(LlamaConfig):\n    model_type = 'mine'\n"
         "class MyForCausalLM(LlamaForCausalLM):\n    config_class = MyConfig\n"
     )
-    edit_config(folder, model_type="mine", auto_map={"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.MyForCausalLM"})
+    edit_config(
+        folder,
+        model_type="mine",
+        auto_map={"AutoConfig": "mine.MyConfig", "AutoModelForCausalLM": "mine.MyForCausalLM"},
+    )
     assert type(load(folder, trust_remote_code=True).model).__name__ == "MyForCausalLM"
 
 
 def test_pickles_and_adapters_are_refused(folder: Path) -> None:
-    """Catches unpickling, which runs any code, and an adapter folder that would load as its base model alone."""
+    """Catches unpickling, which runs any code, and an adapter folder that would load as its base
+    model alone."""
     (folder / "model.safetensors").unlink()
     torch.save({}, folder / "pytorch_model.bin")
     with pytest.raises(UnsupportedModel, match="safetensors"):
@@ -380,7 +432,8 @@ def test_pickles_and_adapters_are_refused(folder: Path) -> None:
 
 @pytest.mark.parametrize("left", [0, 5, 100, -1])
 def test_truncated_safetensors(folder: Path, left: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file cut anywhere (nothing, header, data) is named before loading; a check of the header alone passes the last one."""
+    """A file cut anywhere (nothing, header, data) is named before loading; a check of the header
+    alone passes the last one."""
     no_weights_read(monkeypatch)
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:left])
@@ -389,7 +442,8 @@ def test_truncated_safetensors(folder: Path, left: int, monkeypatch: pytest.Monk
 
 
 def test_corrupt_header_trailing_bytes_and_lfs_pointer(folder: Path) -> None:
-    """Catches a header that is not JSON, a file that is too long, and the text file that git leaves without lfs."""
+    """Catches a header that is not JSON, a file that is too long, and the text file that git leaves
+    without lfs."""
     path = folder / "model.safetensors"
     good = path.read_bytes()
     path.write_bytes(good + b"more")
@@ -404,7 +458,8 @@ def test_corrupt_header_trailing_bytes_and_lfs_pointer(folder: Path) -> None:
 
 
 def test_shards_and_index_damaged(folder: Path) -> None:
-    """Catches a missing shard, whose weights transformers would otherwise look for itself, and a broken index."""
+    """Catches a missing shard, whose weights transformers would otherwise look for itself, and a
+    broken index."""
     shard(folder)
     last = checkpoint.weight_files(folder)[-1]
     last.rename(folder / "away")
@@ -447,12 +502,21 @@ NORM = "model.layers.1.input_layernorm.weight"
     ("change", "says"),
     [
         (lambda tensors: tensors.pop(NORM), f"lacks 1 weights, first {NORM}"),
-        (lambda tensors: tensors.update({NORM: torch.ones(3)}), rf"{NORM} \(3,\) instead of \(16,\)"),
-        (lambda tensors: tensors.update({"model.layers.2.extra": torch.ones(3)}), r"without a place .* model\.layers\.2\.extra"),
+        (
+            lambda tensors: tensors.update({NORM: torch.ones(3)}),
+            rf"{NORM} \(3,\) instead of \(16,\)",
+        ),
+        (
+            lambda tensors: tensors.update({"model.layers.2.extra": torch.ones(3)}),
+            r"without a place .* model\.layers\.2\.extra",
+        ),
     ],
 )
-def test_weights_that_do_not_fit_the_model(folder: Path, change: Callable[[dict[str, torch.Tensor]], object], says: str) -> None:
-    """transformers fills missing and misshapen weights with random numbers and drops surplus ones: the output would be noise."""
+def test_weights_that_do_not_fit_the_model(
+    folder: Path, change: Callable[[dict[str, torch.Tensor]], object], says: str
+) -> None:
+    """transformers fills missing and misshapen weights with random numbers and drops surplus ones:
+    the output would be noise."""
     edit_weights(folder, change)
     with pytest.raises(BrokenCheckpoint, match=says):
         load(folder)
@@ -476,21 +540,29 @@ def test_broken_tokenizer(folder: Path) -> None:
 
 
 def test_estimate_is_the_weights_and_the_largest_once_more(saved: Path) -> None:
-    """Catches an estimate that ignores the dtype asked for, counts a tied head twice, or forgets the copy being converted."""
+    """Catches an estimate that ignores the dtype asked for, counts a tied head twice, or forgets
+    the copy being converted."""
     stored = load_file(saved / "model.safetensors")
-    count, largest = sum(t.numel() for t in stored.values()), max(t.numel() for t in stored.values())
+    count, largest = (
+        sum(t.numel() for t in stored.values()),
+        max(t.numel() for t in stored.values()),
+    )
     assert estimate_bytes(saved, None) == 2 * count + 2 * largest
     assert estimate_bytes(saved, torch.float32) == 4 * count + 2 * largest
     config = tiny().config
     assert estimate_bytes(config, torch.float32) == 4 * count + 4 * largest
     assert estimate_bytes(config, torch.float16) == 2 * count + 2 * largest
-    assert estimate_bytes(tiny(tied=True).config, torch.float32) == 4 * (count - 48 * 16) + 4 * largest
+    assert (
+        estimate_bytes(tiny(tied=True).config, torch.float32) == 4 * (count - 48 * 16) + 4 * largest
+    )
 
 
 def test_integer_tensors_keep_their_size(folder: Path) -> None:
     """Quantised weights are integers: a dtype option does not make them larger."""
     before = estimate_bytes(folder, torch.float32)
-    edit_weights(folder, lambda tensors: tensors.update({"codes": torch.zeros(100, dtype=torch.int8)}))
+    edit_weights(
+        folder, lambda tensors: tensors.update({"codes": torch.zeros(100, dtype=torch.int8)})
+    )
     assert estimate_bytes(folder, torch.float32) == before + 100
 
 
@@ -517,11 +589,12 @@ def test_memory_respects_a_container_limit(tmp_path: Path) -> None:
     assert checkpoint.available_memory(CPU) > 0
 
 
-# Hub names: an offline hub cache, in a process of its own because the libraries read these variables once
+# Hub names: an offline hub cache, in a process of its own because the libraries read these
+# variables once
 
 HUB_SCRIPT = """
 import sys
-from selfspec.model.loading import load
+from selfspec.model.load.loading import load
 from selfspec.errors import SelfspecError
 for name in sys.argv[1:]:
     try:
@@ -533,13 +606,16 @@ for name in sys.argv[1:]:
 
 
 def test_hub_names_offline(saved: Path, tmp_path: Path) -> None:
-    """A cached hub model loads without a network; one that is not there, or only partly, says the command that fetches it."""
+    """A cached hub model loads without a network; one that is not there, or only partly, says the
+    command that fetches it."""
     for name in ("whole", "part"):
         repository = tmp_path / "hub" / f"models--owner--{name}"
         shutil.copytree(saved, repository / "snapshots" / ("0" * 40))
         (repository / "refs").mkdir()
         (repository / "refs" / "main").write_text("0" * 40)
-    (tmp_path / "hub" / "models--owner--part" / "snapshots" / ("0" * 40) / "model.safetensors").unlink()
+    (
+        tmp_path / "hub" / "models--owner--part" / "snapshots" / ("0" * 40) / "model.safetensors"
+    ).unlink()
     environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
     environment.pop("HF_HUB_CACHE", None)
     environment["PYTHONPATH"] = os.pathsep.join(sys.path)
@@ -560,7 +636,8 @@ def test_hub_names_offline(saved: Path, tmp_path: Path) -> None:
 
 
 def test_hub_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Catches a wrong revision or a gated model reported as a missing network, whose remedy would not help."""
+    """Catches a wrong revision or a gated model reported as a missing network, whose remedy would
+    not help."""
     from huggingface_hub import errors as hub_errors
 
     asked: list[dict[str, Any]] = []
@@ -582,7 +659,9 @@ def test_hub_errors_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
         load("owner/name", revision="v1")
 
 
-def test_hub_model_too_large_is_refused_before_its_download(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_model_too_large_is_refused_before_its_download(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches gigabytes being fetched for a model that cannot be held."""
     asked: list[list[str]] = []
 
@@ -601,7 +680,9 @@ def test_hub_model_too_large_is_refused_before_its_download(saved: Path, monkeyp
     assert asked[-1] == ["model.safetensors"]
 
 
-def test_transformers_own_failures_are_model_errors(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_own_failures_are_model_errors(
+    saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches a traceback from inside transformers reaching the user."""
 
     def fail(*_: Any, **__: Any) -> None:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from variants import VARIANTS, build
 
-from selfspec.model.adapter import LayeredModel
-from selfspec.model.cache import Span
-from selfspec.model.lora import lora_view
+from selfspec.model.compute.cache import RowSpan
+from selfspec.model.compute.plan import LayerPlan
+from selfspec.model.layered import LayeredModel
 from selfspec.model.passes import Passes
-from selfspec.model.plan import LayerPlan
 from selfspec.testing import tiny_lora
+from selfspec.trained.lora import lora_view
 
 PLANS = [
     LayerPlan(0, 4),
@@ -41,11 +41,12 @@ def one_by_one(model: LayeredModel) -> LayeredModel:
 
 
 def states_of(model: LayeredModel, plan: LayerPlan, sizes=(37, 1, 5)):
-    """What leaves the plan, and what it leaves in the cache, over some calls of these sizes for two rows."""
+    """What leaves the plan, and what it leaves in the cache, over some calls of these sizes for two
+    rows."""
     tokens = torch.arange(3, 3 + 2 * sum(sizes)) % 250
     cache, out, at = model.new_cache(2, 64), [], 0
     for size in sizes:
-        place = cache.place_at([Span(row, at, size) for row in range(2)])
+        place = cache.layout_at([RowSpan(row, at, size) for row in range(2)])
         x = model.embed(tokens[2 * at : 2 * (at + size)])
         out.append(model.run(x, plan, cache, place))
         at += size
@@ -61,19 +62,25 @@ def test_experts_run_one_by_one(variant):
 
 @dense
 def test_one_call_computes_what_single_halves_compute(variant):
-    """A norm, scale, window, rope or parallel residual that got lost, for whole layers and where halves are skipped. And a
-    norm or product that the runner does not know any more, which would silently make every pass slow again."""
+    """A norm, scale, window, rope or parallel residual that got lost, for whole layers and where
+    halves are skipped. And a norm or product that the runner does not know any more, which would
+    silently make every pass slow again."""
     model = LayeredModel(build(variant), kernel="native", check=False)
     assert model._passes.in_one_call
     for plan in PLANS:
-        for ours, expected in zip(states_of(model, plan), states_of(one_by_one(model), plan), strict=True):
-            assert torch.allclose(ours, expected, atol=2e-5, rtol=2e-5), f"{(ours - expected).abs().max():.2e} at {plan}"
+        for ours, expected in zip(
+            states_of(model, plan), states_of(one_by_one(model), plan), strict=True
+        ):
+            assert torch.allclose(ours, expected, atol=2e-5, rtol=2e-5), (
+                f"{(ours - expected).abs().max():.2e} at {plan}"
+            )
 
 
 @pytest.mark.parametrize("variant", ["llama", "gpt2", "gemma2", "gpt-neox"])
 @pytest.mark.parametrize("many", [2, 3, 5])
 def test_the_number_of_threads_changes_no_bit(variant, many, threads):
-    """A step that begins before another thread has ended the last one, or a share that is cut between the lanes of a vector."""
+    """A step that begins before another thread has ended the last one, or a share that is cut
+    between the lanes of a vector."""
     model = LayeredModel(build(variant), kernel="native")
     threads(1)
     alone = states_of(model, LayerPlan(0, 4))
@@ -85,12 +92,15 @@ def test_the_number_of_threads_changes_no_bit(variant, many, threads):
 
 @pytest.mark.parametrize("variant", ["llama", "cohere", "granite"])
 def test_watching_changes_no_bit(variant):
-    """Whoever looks on cuts the pass into single halves; were they computed otherwise, `cosine` would change what is written."""
+    """Whoever looks on cuts the pass into single halves; were they computed otherwise, `cosine`
+    would change what is written."""
     model = LayeredModel(build(variant), kernel="native")
     cache, other = model.new_cache(1, 16), model.new_cache(1, 16)
     x, seen = model.embed(torch.arange(3, 12)), []
-    plain = model.run(x, model.full_plan, cache, cache.place([9]))
-    watched = model.run(x, model.full_plan, other, other.place([9]), watch=lambda *half: seen.append(half))
+    plain = model.run(x, model.full_plan, cache, cache.layout([9]))
+    watched = model.run(
+        x, model.full_plan, other, other.layout([9]), observer=lambda *half: seen.append(half)
+    )
     assert torch.equal(plain, watched) and torch.equal(cache.keys, other.keys)
     assert [half[:2] for half in seen] == list(model.full_plan.halves)
     assert torch.equal(seen[0][2], x) and torch.equal(seen[-1][3], plain)
@@ -103,12 +113,13 @@ def test_what_is_given_is_not_changed():
     cache = model.new_cache(1, 16)
     x = model.embed(torch.arange(3, 12))
     kept = x.clone()
-    model.run(x, model.full_plan, cache, cache.place([9]))
+    model.run(x, model.full_plan, cache, cache.layout([9]))
     assert torch.equal(x, kept)
 
 
 def test_a_model_with_an_adapter_runs_one_by_one_and_without_it_in_one_call():
-    """Products with something added are none that the kernels know; a view must not keep the other's halves."""
+    """Products with something added are none that the kernels know; a view must not keep the
+    other's halves."""
     model = LayeredModel(build("llama"), kernel="native")
     view = lora_view(tiny_lora(model), model)
     assert not view._passes.in_one_call and model._passes.in_one_call

@@ -1,7 +1,9 @@
-"""What each family does differently is seen by the conformance suite: taken away, the logits are plainly others.
+"""What each family does differently is seen by the conformance suite: taken away, the logits are
+plainly others.
 
-The suite compares tiny random models with transformers. It would pass by luck if a soft cap never bent anything or a window was
-longer than the text; so here every peculiarity is removed from the table, one by one.
+The suite compares tiny random models with transformers. It would pass by luck if a soft cap never
+bent anything or a window was longer than the text; so here every peculiarity is removed from the
+table, one by one.
 """
 
 from __future__ import annotations
@@ -15,11 +17,14 @@ from variants import VARIANTS, build
 
 from selfspec import LLM
 from selfspec.errors import OptionError, PromptError, SelfCheckFailed
-from selfspec.model import adapter, block, parts, rope
-from selfspec.model.adapter import LayeredModel
+from selfspec.model import block
+from selfspec.model import layered as adapter
+from selfspec.model import weights as parts
+from selfspec.model.compute import rope
+from selfspec.model.compute.norms import NormKind
+from selfspec.model.compute.ops import TorchOps
 from selfspec.model.families import FAMILIES, Scales
-from selfspec.model.norms import NormKind
-from selfspec.model.ops import TorchOps
+from selfspec.model.layered import LayeredModel
 
 NO_HEAD_NORMS = {"query_norm": None, "key_norm": None}
 NO_AFTER = {"attention_after": None, "mlp_after": None}
@@ -73,12 +78,14 @@ def changed(monkeypatch, family, **changes) -> None:
 
 @pytest.mark.parametrize("what", WITHOUT)
 def test_the_table_entry_matters(what, monkeypatch):
-    """A tiny model on which the peculiarity changes nothing, so that the suite would pass without it."""
+    """A tiny model on which the peculiarity changes nothing, so that the suite would pass without
+    it."""
     variant, change = WITHOUT[what]
     model, family = build(variant), VARIANTS[variant][0]
     assert gap(model) < 1e-4
     if change is None:
-        monkeypatch.setattr(model.config, "use_parallel_residual", True)  # read by us alone, now that the model is made
+        # read by us alone, now that the model is made
+        monkeypatch.setattr(model.config, "use_parallel_residual", True)
     else:
         changed(monkeypatch, family, **change)
     assert gap(model) > 0.01
@@ -101,29 +108,49 @@ def test_the_attention_scale_is_the_models_own(monkeypatch):
     """1 / sqrt(head size) assumed, where Granite and Gemma have a number of their own."""
     monkeypatch.setattr(block, "attention_scale", lambda layer, family: 16**-0.5)
     assert gap(build("llama")) < 1e-4
-    assert all(gap(build(variant)) > 0.01 for variant in ("granite", "gemma2", "gemma3", "gpt2-scaled-by-layer"))
+    assert all(
+        gap(build(variant)) > 0.01
+        for variant in ("granite", "gemma2", "gemma3", "gpt2-scaled-by-layer")
+    )
 
 
 WINDOWED = [
-    "mistral", "qwen2-windows", "mixtral", "gemma2", "gemma3", "phi3-window-partial", "smollm3-windows", "cohere2",
-]  # fmt: skip
+    "mistral",
+    "qwen2-windows",
+    "mixtral",
+    "gemma2",
+    "gemma3",
+    "phi3-window-partial",
+    "smollm3-windows",
+    "cohere2",
+]
 
 
 @pytest.mark.parametrize("variant", WINDOWED)
 def test_windows_are_shorter_than_the_text_and_in_the_right_layers(variant, monkeypatch):
-    """A window that hides nothing; one in every layer where only some have it, or the other way round."""
+    """A window that hides nothing; one in every layer where only some have it, or the other way
+    round."""
     model, shape_of = build(variant), adapter.shape_of
     windows = shape_of(model.config, FAMILIES[VARIANTS[variant][0]]).windows
-    wrong = {(None,) * 4, windows[1:] + windows[:1], tuple(window and window - 1 for window in windows)} - {windows}
+    wrong = {
+        (None,) * 4,
+        windows[1:] + windows[:1],
+        tuple(window and window - 1 for window in windows),
+    } - {windows}
     assert gap(model) < 1e-4 and len(wrong) > 1
     for other in wrong:
-        monkeypatch.setattr(adapter, "shape_of", lambda *given, other=other: replace(shape_of(*given), windows=other))
+        monkeypatch.setattr(
+            adapter,
+            "shape_of",
+            lambda *given, other=other: replace(shape_of(*given), windows=other),
+        )
         assert gap(model) > 0.01, f"{other} instead of {windows}"
 
 
 @pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3-moe-weights-as-they-are", "mixtral"])
 def test_the_router_decides(variant, monkeypatch):
-    """Experts that are all alike, weights that are not those of the router, or normalised where the model does not."""
+    """Experts that are all alike, weights that are not those of the router, or normalised where the
+    model does not."""
     original = parts.expert_parts
 
     def patched(change):
@@ -145,35 +172,47 @@ def test_the_router_decides(variant, monkeypatch):
 
 
 def test_a_longrope_model_ends_where_its_frequencies_change():
-    """Past that length transformers reads the whole text again with other frequencies; keys made before would be wrong."""
+    """Past that length transformers reads the whole text again with other frequencies; keys made
+    before would be wrong."""
     model = build("phi3-longrope")
     with pytest.warns(UserWarning, match="end at 128 tokens here, not at 512"):
         ours = LayeredModel(model)
     assert ours.shape.context == 128 < model.config.max_position_embeddings
     text = torch.arange(128) + 3
     cache = ours.new_cache(1, 128)
-    logits = ours.forward(text, cache, cache.place([128]))
+    logits = ours.forward(text, cache, cache.layout([128]))
     theirs = model(input_ids=text[None], use_cache=False).logits[0]
     assert torch.allclose(logits, theirs, atol=2e-4, rtol=1e-4)
     longer = model(input_ids=torch.arange(129)[None] + 3, use_cache=False).logits[0]
-    assert (longer[:128] - theirs).abs().max() > 0.1, "the frequencies do not change, so the limit would be for nothing"
+    assert (longer[:128] - theirs).abs().max() > 0.1, (
+        "the frequencies do not change, so the limit would be for nothing"
+    )
     with pytest.raises(PromptError, match=r"context is 128.*long_context=True"):
         ours.check_length(128)
 
 
 @pytest.mark.parametrize("kernel", ["native", "plain"])
 def test_a_longrope_model_for_long_texts(kernel, monkeypatch):
-    """Short texts' frequencies in a long text, or a table whose later pieces turn otherwise than its first."""
+    """Short texts' frequencies in a long text, or a table whose later pieces turn otherwise than
+    its first."""
     monkeypatch.setattr(rope, "CHUNK", 64)  # shorter than the switch, as 1024 is in real models
     model = build("phi3-longrope", max_position_embeddings=2048)
     ours = LayeredModel(model, kernel=kernel, long_context=True)
     assert ours.shape.context == 2048
     text = torch.randint(3, 259, (1100,), generator=torch.Generator().manual_seed(0))
     cache = ours.new_cache(1, 1100)
-    logits = torch.cat([ours.forward(piece, cache, cache.place([len(piece)])) for piece in text.split(550)])
-    assert torch.allclose(logits, model(input_ids=text[None], use_cache=False).logits[0], atol=2e-4, rtol=1e-4)
+    logits = torch.cat(
+        [ours.forward(piece, cache, cache.layout([len(piece)])) for piece in text.split(550)]
+    )
+    assert torch.allclose(
+        logits, model(input_ids=text[None], use_cache=False).logits[0], atol=2e-4, rtol=1e-4
+    )
     prompt = text[:140].tolist()
-    options = {"attention_mask": torch.ones(1, 140).long(), "max_new_tokens": 20, "eos_token_id": None}
+    options = {
+        "attention_mask": torch.ones(1, 140).long(),
+        "max_new_tokens": 20,
+        "eos_token_id": None,
+    }
     expected = model.generate(text[None, :140], **options)[0, 140:].tolist()
     llm = LLM(ours, None, "long")
     assert llm.generate(prompt, max_new_tokens=20, eos=[]).tokens == expected
@@ -183,7 +222,8 @@ def test_a_longrope_model_for_long_texts(kernel, monkeypatch):
 
 @pytest.mark.parametrize("variant", ["llama", "gemma2", "olmo2", "cohere"])
 def test_norms_round_where_the_family_rounds(variant):
-    """In half precision: the weight multiplied before rounding to it, or after, as the family does."""
+    """In half precision: the weight multiplied before rounding to it, or after, as the family
+    does."""
     model, family = build(variant).to(torch.bfloat16), FAMILIES[VARIANTS[variant][0]]
     name = family.attention_norm or family.attention_after
     layer = parts.module(model, family.layers)[0]
@@ -191,4 +231,6 @@ def test_norms_round_where_the_family_rounds(variant):
     ours = TorchOps().norm(x, parts.norm(layer, name, family.norms))
     assert torch.equal(ours, parts.module(layer, name)(x))
     other = replace(family.norms, wide=not family.norms.wide)
-    assert not torch.equal(ours, TorchOps().norm(x, parts.norm(layer, name, other))), "rounding here or there is the same"
+    assert not torch.equal(ours, TorchOps().norm(x, parts.norm(layer, name, other))), (
+        "rounding here or there is the same"
+    )

@@ -1,6 +1,8 @@
-"""Linears that keep their own weights, such as quantised ones: called as modules inside our forward.
+"""Linears that keep their own weights, such as quantised ones: called as modules inside our
+forward.
 
-Most tests use stand-ins, which need no library; those of libraries that are here run on tiny models too.
+Most tests use stand-ins, which need no library; those of libraries that are here run on tiny models
+too.
 """
 
 from __future__ import annotations
@@ -17,9 +19,10 @@ import selfspec
 from selfspec import LLM
 from selfspec.cli import info as cli_info
 from selfspec.errors import OptionError, SelfCheckFailed, Unavailable, UnsupportedModel
-from selfspec.model import quantised, self_check
-from selfspec.model.adapter import LayeredModel
-from selfspec.model.loading import load
+from selfspec.model import self_check
+from selfspec.model.layered import LayeredModel
+from selfspec.model.load import quantised
+from selfspec.model.load.loading import load
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 TEXT = torch.arange(40) + 5
@@ -27,7 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:products are left to modules")
 
 
 class Codes(nn.Module):
-    """A linear whose weights are 8-bit codes; `inputs` are rounded to 8 bits too where it is told so."""
+    """A linear whose weights are 8-bit codes; `inputs` are rounded to 8 bits too where it is told
+    so."""
 
     def __init__(self, linear, round_inputs=False):
         super().__init__()
@@ -60,7 +64,9 @@ def with_codes(family="llama", names=None, round_inputs=False, **changes):
 
 def read(layered, size=40):
     cache = layered.new_cache(1, 64)
-    return torch.cat([layered.forward(piece, cache, cache.place([len(piece)])) for piece in TEXT.split(size)])
+    return torch.cat(
+        [layered.forward(piece, cache, cache.layout([len(piece)])) for piece in TEXT.split(size)]
+    )
 
 
 @torch.inference_mode()
@@ -85,7 +91,8 @@ def close(a, b):
     ],
 )
 def test_modules_multiply_in_our_forward(family, names, owned):
-    """Codes read as weights, outputs in the module's order where ours is another, weights released that are still in use."""
+    """Codes read as weights, outputs in the module's order where ours is another, weights released
+    that are still in use."""
     model = with_codes(family, names)
     expected = theirs(model)
     layered = LayeredModel(model, owned=owned)
@@ -94,14 +101,23 @@ def test_modules_multiply_in_our_forward(family, names, owned):
         assert close(read(layered, size), expected)
     if owned:
         assert all(each.codes.numel() for each in model.modules() if isinstance(each, Codes))
-        assert not any(each.weight.numel() for each in model.modules() if type(each) is nn.Linear), "two copies of plain weights"
+        assert not any(
+            each.weight.numel() for each in model.modules() if type(each) is nn.Linear
+        ), "two copies of plain weights"
 
 
 def test_bytes_that_a_pass_reads_are_counted_as_they_are_stored():
     """A bandwidth floor computed as if the weights were float32."""
-    inside = sum(each.codes.numel() + 4 * each.scale.numel() for each in with_codes().modules() if isinstance(each, Codes))
+    inside = sum(
+        each.codes.numel() + 4 * each.scale.numel()
+        for each in with_codes().modules()
+        if isinstance(each, Codes)
+    )
     model = LayeredModel(with_codes())
-    assert model.weight_bytes == inside + 4 * model.shape.vocabulary * model.shape.width and model.products(2) > 0
+    assert (
+        model.weight_bytes == inside + 4 * model.shape.vocabulary * model.shape.width
+        and model.products(2) > 0
+    )
 
 
 @pytest.mark.filterwarnings("ignore:models of type")
@@ -114,13 +130,19 @@ def test_families_outside_the_table_have_them_too():
 
 
 def test_what_it_means_is_said():
-    """A slow model whose bits are not promised, without a word; or a word where there is nothing to say."""
+    """A slow model whose bits are not promised, without a word; or a word where there is nothing to
+    say."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert LayeredModel(tiny_model("llama")).product_modules == ()
-    with pytest.warns(UserWarning, match=r"products are left to modules of kind Codes.*last bits may depend"):
+    with pytest.warns(
+        UserWarning, match=r"products are left to modules of kind Codes.*last bits may depend"
+    ):
         llm = LLM.from_pretrained(with_codes())
-    assert llm.info.modules == ["Codes"] and cli_info.products(llm.info) == "native (products by Codes)"
+    assert (
+        llm.info.modules == ["Codes"]
+        and cli_info.products(llm.info) == "native (products by Codes)"
+    )
 
 
 def test_text_is_that_of_generate_with_and_without_drafts():
@@ -129,20 +151,33 @@ def test_text_is_that_of_generate_with_and_without_drafts():
     llm = LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
     prompt = [5, 6, 7] * 6
     expected = model.generate(
-        torch.tensor([prompt]), attention_mask=torch.ones(1, 18).long(), max_new_tokens=25, eos_token_id=None
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, 18).long(),
+        max_new_tokens=25,
+        eos_token_id=None,
     )
     for draft in (None, "auto", "ngram", "layer-skip", "kv-subset"):
-        assert llm.generate(prompt, max_new_tokens=25, eos=[], draft=draft).tokens == expected[0, 18:].tolist(), draft
-    with pytest.raises(OptionError, match=r"rows cannot be cut out of this model's head.*ModuleLinear"):
+        assert (
+            llm.generate(prompt, max_new_tokens=25, eos=[], draft=draft).tokens
+            == expected[0, 18:].tolist()
+        ), draft
+    with pytest.raises(
+        OptionError, match=r"rows cannot be cut out of this model's head.*ModuleLinear"
+    ):
         llm.model.partial_head(10)
 
 
 def test_the_self_check_knows_what_last_bits_do_here(monkeypatch):
-    """A good model refused because its modules round their inputs to 8 bits, where last bits become steps; or, once that is
-    allowed, a model accepted whose norms do something that we do not know."""
+    """A good model refused because its modules round their inputs to 8 bits, where last bits become
+    steps; or, once that is allowed, a model accepted whose norms do something that we do not
+    know."""
     options = {"round_inputs": True, "num_hidden_layers": 24, "initializer_range": 0.5}
     LayeredModel(with_codes(**options))
-    with monkeypatch.context() as patched, pytest.raises(SelfCheckFailed):  # else the probe is too tame to say anything
+    # else the probe is too tame to say anything
+    with (
+        monkeypatch.context() as patched,
+        pytest.raises(SelfCheckFailed),
+    ):
         patched.setattr(self_check, "calls_modules", lambda model: False)
         LayeredModel(with_codes(**options))
     wrong = with_codes(**options)
@@ -153,12 +188,15 @@ def test_the_self_check_knows_what_last_bits_do_here(monkeypatch):
 
 
 def test_parts_that_must_be_plain(monkeypatch):
-    """An embedding or experts of codes read as if they were numbers; dropout inside modules of a model that is being trained."""
+    """An embedding or experts of codes read as if they were numbers; dropout inside modules of a
+    model that is being trained."""
     model = tiny_model("llama")
     model.model.embed_tokens.weight = nn.Parameter(
         model.model.embed_tokens.weight.as_subclass(type("Packed", (torch.Tensor,), {}))
     )
-    with pytest.raises(UnsupportedModel, match=r"embed_tokens is a Embedding.*out of the quantisation"):
+    with pytest.raises(
+        UnsupportedModel, match=r"embed_tokens is a Embedding.*out of the quantisation"
+    ):
         LayeredModel(model, check=False)
     model = tiny_model("mixtral")
     experts = model.model.layers[1].mlp.experts
@@ -177,15 +215,19 @@ def test_parts_that_must_be_plain(monkeypatch):
 
 @pytest.mark.parametrize("method", [*quantised._NEEDS, None])
 def test_a_missing_library_is_named_with_its_install_line(method, tmp_path, monkeypatch):
-    """A failure in the middle of loading, in words about another package, or only after a download."""
+    """A failure in the middle of loading, in words about another package, or only after a
+    download."""
     tiny_model("llama").save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    settings = {"quant_method": method} if method else {"load_in_4bit": True}  # old files of bitsandbytes do not name it
+    # old files of bitsandbytes do not name it
+    settings = {"quant_method": method} if method else {"load_in_4bit": True}
     (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": settings}))
     (tmp_path / "model.safetensors").unlink()  # so that a check that comes later fails otherwise
     monkeypatch.setattr(quantised, "find_spec", lambda name: None)
     packages = quantised._NEEDS[method or "bitsandbytes"][1]
-    with pytest.raises(Unavailable, match=rf"quantised \({method or 'bitsandbytes'}\).*pip install {packages}`"):
+    with pytest.raises(
+        Unavailable, match=rf"quantised \({method or 'bitsandbytes'}\).*pip install {packages}`"
+    ):
         load(tmp_path)
 
 
@@ -215,7 +257,9 @@ def library_settings():
         "bitsandbytes-int8": ("bitsandbytes", lambda: BitsAndBytesConfig(load_in_8bit=True)),
         "bitsandbytes-nf4": (
             "bitsandbytes",
-            lambda: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32),
+            lambda: BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
+            ),
         ),
         "quanto-int8": ("optimum.quanto", lambda: QuantoConfig(weights="int8")),
     }
@@ -225,7 +269,8 @@ def library_settings():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", library_settings())
 def test_models_of_quantisation_libraries(name, dtype, tmp_path):
-    """What the libraries' modules do that stand-ins do not: other dtypes, packed shapes, tensors that are not tensors."""
+    """What the libraries' modules do that stand-ins do not: other dtypes, packed shapes, tensors
+    that are not tensors."""
     package, settings = library_settings()[name]
     if importlib.util.find_spec(package.partition(".")[0]) is None:
         pytest.skip(f"{package} is not installed")
@@ -235,16 +280,28 @@ def test_models_of_quantisation_libraries(name, dtype, tmp_path):
     options = {"quantization_config": settings(), "dtype": dtype, "device_map": "cpu"}
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "plain", **options)
     if package != "optimum.quanto":  # which transformers does not save
-        model.save_pretrained(tmp_path / "saved")  # before it is run: bitsandbytes packs its weights for a CPU then
+        # before it is run: bitsandbytes packs its weights for a CPU then
+        model.save_pretrained(tmp_path / "saved")
     layered = LayeredModel(model)
     expected = theirs(model).float()
-    assert layered.product_modules and (read(layered).float() - expected).abs().max() < 0.1 * expected.abs().max()
-    assert layered.weight_bytes < 0.8 * LayeredModel(tiny_model("llama", intermediate_size=128).to(dtype)).weight_bytes
+    assert (
+        layered.product_modules
+        and (read(layered).float() - expected).abs().max() < 0.1 * expected.abs().max()
+    )
+    assert (
+        layered.weight_bytes
+        < 0.8 * LayeredModel(tiny_model("llama", intermediate_size=128).to(dtype)).weight_bytes
+    )
     llm = LLM.from_pretrained(model)
     plain = llm.generate([5, 6, 7] * 6, max_new_tokens=25, eos=[], draft=None).tokens
     asked = {"attention_mask": torch.ones(1, 18).long(), "max_new_tokens": 5, "eos_token_id": None}
     given = torch.tensor([[5, 6, 7] * 6])
-    assert model.generate(given, custom_generate=selfspec.transformers(draft=None), **asked)[0, 18:].tolist() == plain[:5]
+    assert (
+        model.generate(given, custom_generate=selfspec.transformers(draft=None), **asked)[
+            0, 18:
+        ].tolist()
+        == plain[:5]
+    )
     if llm.info.row_stable:
         assert llm.generate([5, 6, 7] * 6, max_new_tokens=25, eos=[], draft="ngram").tokens == plain
     if package != "optimum.quanto":

@@ -1,4 +1,5 @@
-"""Families outside the table, run by transformers' own modules: the same logits, said aloud, or a refusal with its reason."""
+"""Families outside the table, run by transformers' own modules: the same logits, said aloud, or a
+refusal with its reason."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ from test_conformance import TEXT, a_path, contents, read
 from selfspec import LLM
 from selfspec.errors import OptionError, SelfCheckFailed, UnsupportedModel
 from selfspec.model import unlisted
-from selfspec.model.adapter import LayeredModel
+from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 OLD = version.parse(transformers.__version__) < version.parse("5.15")
-UNLISTED = {  # norms before the halves, after them, around them, shared; a window; experts; sinks; an MLP without a gate
+# norms before the halves, after them, around them, shared; a window; experts; sinks; an MLP without
+# a gate
+UNLISTED = {
     "starcoder2": {"sliding_window": 24},
     "stablelm": {},
     "phi": {"num_key_value_heads": 4},
@@ -47,7 +50,8 @@ def close(ours, theirs):
 
 @pytest.mark.parametrize("size", [90, 7, 1])
 def test_logits_are_those_of_transformers_however_the_text_is_read(pair, size):
-    """Norms guessed in the wrong place, a window forgotten, keys that come back from our cache in another order."""
+    """Norms guessed in the wrong place, a window forgotten, keys that come back from our cache in
+    another order."""
     theirs, ours = pair
     expected = theirs(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
     assert expected.abs().max() > 1
@@ -62,21 +66,30 @@ def test_greedy_text_is_that_of_generate_with_and_without_drafts(pair):
         llm = LLM.from_pretrained(theirs, tokenizer=tiny_tokenizer())
     options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     expected = theirs.generate(torch.tensor([TEXT[:30]]), **options)[0, 30:].tolist()
-    drafted = llm.generate([TEXT[:30]], max_new_tokens=24, eos=[], draft="early-exit", draft_options={"layer": 2})
+    drafted = llm.generate(
+        [TEXT[:30]], max_new_tokens=24, eos=[], draft="early-exit", draft_options={"layer": 2}
+    )
     plain = llm.generate([TEXT[:30]], max_new_tokens=24, eos=[], draft=None)
     assert plain[0].tokens == expected == drafted[0].tokens
     assert drafted[0].stats.drafted > 0 and llm.info.kernel == "modules"
 
 
 def test_trees_and_ragged_batches_see_what_a_chain_sees(pair):
-    """A mask that shows a sibling, a row or a slot that is not the token's own, positions counted by slot."""
+    """A mask that shows a sibling, a row or a slot that is not the token's own, positions counted
+    by slot."""
     _, ours = pair
-    texts, tokens, parents = [TEXT[:30], TEXT[40:45]], [11, 12, 13, 14, 15, 16, 17], [-1, 0, 0, 1, 2, 4, -1]
+    texts, tokens, parents = (
+        [TEXT[:30], TEXT[40:45]],
+        [11, 12, 13, 14, 15, 16, 17],
+        [-1, 0, 0, 1, 2, 4, -1],
+    )
     cache = ours.new_cache(2, 64)
     last = ours.prefill(texts, cache)
     for row, text in enumerate(texts):
         assert close(last[row], read(ours, text)[0][-1])
-    trees = ours.forward(torch.tensor([*tokens, *tokens]), cache, cache.place([7, 7], [parents, parents])).view(2, 7, -1)
+    trees = ours.forward(
+        torch.tensor([*tokens, *tokens]), cache, cache.layout([7, 7], [parents, parents])
+    ).view(2, 7, -1)
     for row, text in enumerate(texts):
         for leaf in range(7):
             alone, _ = read(ours, text + [tokens[index] for index in a_path(parents, leaf)])
@@ -91,7 +104,7 @@ def test_cache_equals_a_fresh_prefill_after_rollback(pair):
     ours.prefill([text], cache)
     for _ in range(5):
         drafted = chance.choices(range(3, 259), k=chance.randint(1, 7))
-        ours.forward(torch.tensor(drafted), cache, cache.place([len(drafted)]))
+        ours.forward(torch.tensor(drafted), cache, cache.layout([len(drafted)]))
         kept = chance.randint(0, len(drafted))
         cache.rollback(0, len(text) + kept)
         text = text + drafted[:kept]
@@ -103,7 +116,11 @@ def test_cache_equals_a_fresh_prefill_after_rollback(pair):
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        ("bloom", {}, "bloom.*made of input_layernorm, mlp, post_attention_layernorm, self_attention"),
+        (
+            "bloom",
+            {},
+            "bloom.*made of input_layernorm, mlp, post_attention_layernorm, self_attention",
+        ),
         ("opt", {}, "opt.*one list of layers"),
         ("mamba", {}, "mamba.*(linear_attention|made of mixer)"),
         ("xglm", {}, "xglm.*embedding does more"),
@@ -122,7 +139,9 @@ def test_what_is_not_recognised_is_refused_with_the_reason(family, changes, reas
 
 
 @pytest.mark.filterwarnings("ignore:models of type")
-@pytest.mark.parametrize("change", [{"embedding_multiplier": 3.0}, {"residual_multiplier": 0.5}, {"logits_scaling": 2.0}])
+@pytest.mark.parametrize(
+    "change", [{"embedding_multiplier": 3.0}, {"residual_multiplier": 0.5}, {"logits_scaling": 2.0}]
+)
 def test_a_scale_that_no_name_tells_is_caught_by_the_self_check(change):
     """A model that looks like a known kind, and multiplies something on the way."""
     with pytest.raises(SelfCheckFailed, match="granitemoe"):
@@ -153,14 +172,17 @@ def test_a_cache_that_is_read_wrongly_is_caught_at_load(monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:models of type")
 def test_training_mode_kernels_and_attention_of_other_kinds_are_refused():
-    """Dropout in what is called the model's own output; an option that would silently do nothing."""
+    """Dropout in what is called the model's own output; an option that would silently do
+    nothing."""
     model = build("stablelm")
     ours = LayeredModel(model)
     model.train()
     with pytest.raises(OptionError, match=r"training mode.*model\.eval\(\)"):
         read(ours, TEXT[:5])
     model.eval()
-    with pytest.raises(OptionError, match="'native' runs the families in the table, and models of type 'stablelm'"):
+    with pytest.raises(
+        OptionError, match="'native' runs the families in the table, and models of type 'stablelm'"
+    ):
         LayeredModel(model, kernel="native")
     model.config._attn_implementation = "flex_attention"
     with pytest.raises(UnsupportedModel, match="'flex_attention'"):
@@ -171,5 +193,13 @@ def test_training_mode_kernels_and_attention_of_other_kinds_are_refused():
 def test_products_are_counted():
     """A bandwidth floor computed from the head alone."""
     ours = LayeredModel(build("starcoder2"))
-    inside = sum(p.numel() for layer in build("starcoder2").model.layers for p in layer.parameters() if p.dim() == 2)
-    assert ours.weight_bytes == 4 * (inside + ours.shape.vocabulary * ours.shape.width) and ours.products(1) > 0
+    inside = sum(
+        p.numel()
+        for layer in build("starcoder2").model.layers
+        for p in layer.parameters()
+        if p.dim() == 2
+    )
+    assert (
+        ours.weight_bytes == 4 * (inside + ours.shape.vocabulary * ours.shape.width)
+        and ours.products(1) > 0
+    )

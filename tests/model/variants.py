@@ -1,4 +1,5 @@
-"""The tiny models that every conformance test runs on: each family, and the peculiarities that hide in configs."""
+"""The tiny models that every conformance test runs on: each family, and the peculiarities that hide
+in configs."""
 
 from __future__ import annotations
 
@@ -29,51 +30,89 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
     "llama-tied": ("llama", {"tie_word_embeddings": True}),
     "llama-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama-odd-sizes": ("llama", {"hidden_size": 52, "head_dim": 12, "intermediate_size": 70, "vocab_size": 259}),
-    "llama-many-groups": ("llama", {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64}),
+    "llama-odd-sizes": (
+        "llama",
+        {"hidden_size": 52, "head_dim": 12, "intermediate_size": 70, "vocab_size": 259},
+    ),
+    "llama-many-groups": (
+        "llama",
+        {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 64},
+    ),
     "llama-no-groups": ("llama", {"num_key_value_heads": 4, "head_dim": 80}),
-    "llama-rope-linear": ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
+    "llama-rope-linear": (
+        "llama",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+    ),
     "llama-rope-llama3": ("llama", {"rope_parameters": {**_LLAMA3, "rope_theta": 500000.0}}),
     "llama-rope-yarn": (
         "llama",
-        {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 10000.0, "original_max_position_embeddings": 128}},
+        {
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": 128,
+            }
+        },
     ),
-    "llama-rope-dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}}),
+    "llama-rope-dynamic": (
+        "llama",
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}},
+    ),
     "mistral": ("mistral", {"sliding_window": 24}),
     "mistral-no-window": ("mistral", {"sliding_window": None}),
     "qwen2": ("qwen2", {}),
-    "qwen2-windows": ("qwen2", {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}),
+    "qwen2-windows": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2},
+    ),
     "qwen3": ("qwen3", {}),
     "qwen3-tied": ("qwen3", {"tie_word_embeddings": True}),
     "qwen3-moe": ("qwen3_moe", {}),
-    "qwen3-moe-weights-as-they-are": ("qwen3_moe", {"norm_topk_prob": False, "mlp_only_layers": []}),
+    "qwen3-moe-weights-as-they-are": (
+        "qwen3_moe",
+        {"norm_topk_prob": False, "mlp_only_layers": []},
+    ),
     "mixtral": ("mixtral", {"sliding_window": 24}),
     "gemma": ("gemma", {}),
     "gemma2": ("gemma2", {}),
     "gemma2-no-caps": ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}),
     "gemma3": ("gemma3_text", {}),
-    "gemma3-long": ("gemma3_text", {"rope_parameters": _GEMMA3_LONG, "final_logit_softcapping": 4.0, "sliding_window": 7}),
+    "gemma3-long": (
+        "gemma3_text",
+        {"rope_parameters": _GEMMA3_LONG, "final_logit_softcapping": 4.0, "sliding_window": 7},
+    ),
     "phi3": ("phi3", {}),
     "phi3-longrope": ("phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 128}),
     "phi3-window-partial": (
         "phi3",
         {
             "sliding_window": 24,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 10000.0,
+                "partial_rotary_factor": 0.5,
+            },
         },
     ),
     "smollm3": ("smollm3", {}),
     "smollm3-windows": ("smollm3", {"use_sliding_window": True, "sliding_window": 24}),
     "olmo2": ("olmo2", {}),
     "granite": ("granite", {}),
-    "granite-biases-tied": ("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
+    "granite-biases-tied": (
+        "granite",
+        {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+    ),
     "cohere": ("cohere", {}),
     "cohere-no-head-norms": ("cohere", {"use_qk_norm": False}),
     "cohere2": ("cohere2", {}),
     "gpt-neox": ("gpt_neox", {}),
     "gpt-neox-in-sequence": ("gpt_neox", {"use_parallel_residual": False, "attention_bias": False}),
     "gpt2": ("gpt2", {}),
-    "gpt2-scaled-by-layer": ("gpt2", {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"}),
+    "gpt2-scaled-by-layer": (
+        "gpt2",
+        {"scale_attn_by_inverse_layer_idx": True, "activation_function": "relu"},
+    ),
 }
 
 

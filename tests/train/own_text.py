@@ -1,4 +1,5 @@
-"""A tiny model that can be learned in seconds, and text that it wrote, for the tests of small parts."""
+"""A tiny model that can be learned in seconds, and text that it wrote, for the tests of small
+parts."""
 
 from __future__ import annotations
 
@@ -24,6 +25,9 @@ def with_text(folder: Path) -> Path:
     """The model's folder, with answers of its own in `own.jsonl`."""
     prompts = [[3 + 7 * n % 250, 5 + 3 * n % 250] for n in range(40)]
     answers = LLM.from_pretrained(folder).generate(prompts, max_new_tokens=24, eos=[], draft=None)
-    lines = [json.dumps({"prompt_ids": p, "response_ids": a.tokens}) for p, a in zip(prompts, answers, strict=True)]
+    lines = [
+        json.dumps({"prompt_ids": p, "response_ids": a.tokens})
+        for p, a in zip(prompts, answers, strict=True)
+    ]
     (folder / "own.jsonl").write_text("\n".join(lines))
     return folder

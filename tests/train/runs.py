@@ -1,4 +1,5 @@
-"""A short training run on a tiny model, as a function for tests and as a script for several ranks (see test_trainer.py)."""
+"""A short training run on a tiny model, as a function for tests and as a script for several ranks
+(see test_trainer.py)."""
 
 from __future__ import annotations
 
@@ -20,13 +21,15 @@ RECIPE = Recipe(dropout=0.5, dropout_time="exponential", curriculum="gradual", s
 
 
 def trainable(family: str, **changes: Any) -> Any:
-    """A tiny model without dropout of its own, which would make two computations of the same loss differ."""
+    """A tiny model without dropout of its own, which would make two computations of the same loss
+    differ."""
     still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if family == "gpt2" else {}
     return tiny_model(family, **{**still, **changes})
 
 
 def blocks(count: int = 24, length: int = 12, seed: int = 0) -> Blocks:
-    """Random tokens; some rows are trained in part, so that ranks and micro-batches differ in how many tokens count."""
+    """Random tokens; some rows are trained in part, so that ranks and micro-batches differ in how
+    many tokens count."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(3, 250, (count, length), generator=generator, dtype=torch.int32)
     trained = torch.rand(count, 1, generator=generator) * length > torch.arange(length)[None]
@@ -34,9 +37,12 @@ def blocks(count: int = 24, length: int = 12, seed: int = 0) -> Blocks:
     return Blocks(ids, trained)
 
 
-def trainer(folder: Path, steps: int, recipe: Recipe = RECIPE, model: Any = None, **changes: Any) -> LayerSkipTrainer:
+def trainer(
+    folder: Path, steps: int, recipe: Recipe = RECIPE, model: Any = None, **changes: Any
+) -> LayerSkipTrainer:
     if model is None:
-        model = tiny_model(seed=7, attention_dropout=0.1).requires_grad_(True)  # torch's own generator has to resume too
+        # torch's own generator has to resume too
+        model = tiny_model(seed=7, attention_dropout=0.1).requires_grad_(True)
     settings = {
         "max_steps": steps,
         "per_device_train_batch_size": 4,
@@ -55,15 +61,24 @@ def trainer(folder: Path, steps: int, recipe: Recipe = RECIPE, model: Any = None
 
 
 def weights(run: LayerSkipTrainer) -> dict[str, torch.Tensor]:
-    return {name: value.detach().clone() for name, value in run.recipe_forward.model.state_dict().items()}
+    return {
+        name: value.detach().clone()
+        for name, value in run.recipe_forward.model.state_dict().items()
+    }
 
 
 def run_plainly(folder: Path, steps: int, batch: int, tile: int = 1) -> dict[str, torch.Tensor]:
-    """Plain SGD, because Adam makes rounding errors as large as the learning rate where a gradient is almost zero. With `tile` a
-    mask is drawn for one rank's rows and repeated, as if so many ranks had drawn it."""
+    """Plain SGD, because Adam makes rounding errors as large as the learning rate where a gradient
+    is almost zero. With `tile` a mask is drawn for one rank's rows and repeated, as if so many
+    ranks had drawn it."""
     model = tiny_model(seed=7).requires_grad_(True)
     recipe = Recipe(dropout=0.6, dropout_depth="constant", curriculum="all")
-    settings = {"optim": "sgd", "save_strategy": "no", "max_grad_norm": 0.0}  # clipping would hide a wrong divisor
+    # clipping would hide a wrong divisor
+    settings = {
+        "optim": "sgd",
+        "save_strategy": "no",
+        "max_grad_norm": 0.0,
+    }
     run = trainer(folder, steps, recipe, model, per_device_train_batch_size=batch, **settings)
     if tile > 1:
         own = run.recipe_forward.draw

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from selfspec import OptionError
-from selfspec.model.adapter import LayeredModel
+from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_model
 from selfspec.train.data import Blocks
 from selfspec.train.evaluate import ExitScore, evaluate_exits
@@ -17,14 +17,17 @@ from selfspec.train.evaluate import ExitScore, evaluate_exits
 
 def text(rows: int = 3, length: int = 150) -> Blocks:
     """Longer than the positions scored at a time."""
-    ids = torch.randint(3, 250, (rows, length), generator=torch.Generator().manual_seed(4), dtype=torch.int32)
+    ids = torch.randint(
+        3, 250, (rows, length), generator=torch.Generator().manual_seed(4), dtype=torch.int32
+    )
     trained = torch.ones(rows, length, dtype=torch.bool)
     trained[0, :40] = False
     return Blocks(ids, trained)
 
 
 def test_scores_equal_the_reference() -> None:
-    """States of the neighbouring layer, masked positions that count, agreement with the text instead of with the whole model."""
+    """States of the neighbouring layer, masked positions that count, agreement with the text
+    instead of with the whole model."""
     model, blocks = tiny_model(seed=4, initializer_range=0.05), text()
     found = {score.layers: score for score in evaluate_exits(LayeredModel(model), blocks)}
     assert sorted(found) == [1, 2, 3, 4]
@@ -35,7 +38,9 @@ def test_scores_equal_the_reference() -> None:
         count += int(kept.sum())
         final = model.lm_head(out.last_hidden_state[0])[kept]
         for layer in found:
-            states = out.last_hidden_state if layer == 4 else model.model.norm(out.hidden_states[layer])
+            states = (
+                out.last_hidden_state if layer == 4 else model.model.norm(out.hidden_states[layer])
+            )
             logits = model.lm_head(states[0])[kept]
             losses[layer] += float(functional.cross_entropy(logits, ids[1:][kept], reduction="sum"))
             agreed[layer] += int((logits.argmax(-1) == final.argmax(-1)).sum())
@@ -46,12 +51,17 @@ def test_scores_equal_the_reference() -> None:
 
 
 def test_only_what_was_asked_for() -> None:
-    """Blocks beyond the limit that are read anyway, or exits without the whole model that agreement refers to."""
+    """Blocks beyond the limit that are read anyway, or exits without the whole model that agreement
+    refers to."""
     model = LayeredModel(tiny_model(seed=4))
     assert [score.layers for score in evaluate_exits(model, text(), exits=[2])] == [2, 4]
-    assert evaluate_exits(model, text(), most=1) == evaluate_exits(model, Blocks(text().ids[:1], text().trained[:1]))
+    assert evaluate_exits(model, text(), most=1) == evaluate_exits(
+        model, Blocks(text().ids[:1], text().trained[:1])
+    )
     for wrong in (0, 5):
-        with pytest.raises(OptionError, match=f"exit layer {wrong} is not inside this model of 4 layers"):
+        with pytest.raises(
+            OptionError, match=f"exit layer {wrong} is not inside this model of 4 layers"
+        ):
             evaluate_exits(model, text(), exits=[wrong])
     with pytest.raises(OptionError, match="no position"):
         evaluate_exits(model, Blocks(text().ids, torch.zeros_like(text().trained)))

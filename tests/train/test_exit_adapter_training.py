@@ -1,4 +1,5 @@
-"""Training an exit adapter: it sees in use what it saw in training, and drafts in a row are counted as they are verified."""
+"""Training an exit adapter: it sees in use what it saw in training, and drafts in a row are counted
+as they are verified."""
 
 from __future__ import annotations
 
@@ -10,15 +11,15 @@ import torch
 from own_text import calm_model, with_text
 
 from selfspec import LLM
-from selfspec.draft.early_exit import EarlyExit
+from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.errors import OptionError
-from selfspec.model.extras import load_part
 from selfspec.model.families import family_of, shape_of
 from selfspec.testing import tiny_model
 from selfspec.train.exit_adapter import AdapterRecipe, in_a_row
 from selfspec.train.part_run import train_small_part
 from selfspec.train.parts import PartOptions
 from selfspec.train.states import States
+from selfspec.trained.files import load_part
 
 
 @pytest.fixture(scope="module")
@@ -27,14 +28,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_learns_and_drafts_what_it_measured(model: Path, tmp_path: Path) -> None:
-    """Training that moves nothing; a part that drafts otherwise than it was measured: other positions, another norm, an entry of
-    its cache that is not the kept text's."""
+    """Training that moves nothing; a part that drafts otherwise than it was measured: other
+    positions, another norm, an entry of its cache that is not the kept text's."""
     report = train_small_part(
         str(model),
         [model / "own.jsonl"],
         tmp_path,
         recipe=AdapterRecipe(exit=2, blocks=2, vocabulary=259, start="random"),
-        options=PartOptions(epochs=30, batch_tokens=400, learning_rate=3e-3, save_every=10, measured=8),
+        options=PartOptions(
+            epochs=30, batch_tokens=400, learning_rate=3e-3, save_every=10, measured=8
+        ),
         held_out=0.2,
         plot=False,
     )
@@ -43,15 +46,21 @@ def test_it_learns_and_drafts_what_it_measured(model: Path, tmp_path: Path) -> N
     llm, kept, tried, right = LLM.from_pretrained(model), States(tmp_path / "states"), 0, 0
     for number in kept.held_out[:8]:
         tokens, begin = kept.batch([number])["tokens"][0].tolist(), kept.where[number][3]
-        for end in range(begin + 1, len(tokens)):  # a draft after every token of the answer, as it was measured
-            call: dict[str, Any] = {"control": "fixed", "control_options": {"tokens": 1}, "draft": EarlyExit(part=tmp_path)}
+        # a draft after every token of the answer, as it was measured
+        for end in range(begin + 1, len(tokens)):
+            call: dict[str, Any] = {
+                "control": "fixed",
+                "control_options": {"tokens": 1},
+                "draft": EarlyExit(part=tmp_path),
+            }
             found = llm.generate(tokens[: end - 1], max_new_tokens=3, eos=[], **call)
             tried, right = tried + 1, right + found.stats.accepted_at[0]
     assert right / tried == pytest.approx(report.acceptance[0], abs=0.03)
 
 
 def test_drafts_in_a_row_are_counted_as_they_are_verified() -> None:
-    """Depth k conditional on the k - 1 before it, within the answer only: against a count written out."""
+    """Depth k conditional on the k - 1 before it, within the answer only: against a count written
+    out."""
     generator = torch.Generator().manual_seed(0)
     hits, answered = (torch.rand(5, 20, generator=generator) < share for share in (0.6, 1.1))
     answered[:, :3] = False
@@ -75,10 +84,12 @@ def test_states_of_the_exit_are_asked_for() -> None:
     """An exit after E layers reads what layer E - 1 left, not layer E."""
     config = tiny_model().config
     shape = shape_of(config, family_of(config))  # type: ignore[arg-type]
-    assert AdapterRecipe(exit=3).taps(shape) == (2,) and AdapterRecipe().taps(shape) == (0,)
+    assert AdapterRecipe(exit=3).collectors(shape) == (2,) and AdapterRecipe().collectors(
+        shape
+    ) == (0,)
     for wrong in ({"exit": 4}, {"exit": 0}, {"blocks": 0}, {"start": "middle"}):
         with pytest.raises(OptionError, match="this model has 4 layers"):
-            AdapterRecipe(**wrong).taps(shape)  # type: ignore[arg-type]
+            AdapterRecipe(**wrong).collectors(shape)  # type: ignore[arg-type]
 
 
 def test_a_part_has_its_kind(model: Path, tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""The exit loss against a plain implementation in float64: value, every gradient, and how much memory it takes."""
+"""The exit loss against a plain implementation in float64: value, every gradient, and how much
+memory it takes."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from torch.nn import functional
 from selfspec import OptionError, SelfCheckFailed
 from selfspec.errors import UnsupportedModel
 from selfspec.model.families import FAMILIES
-from selfspec.model.parts import module
+from selfspec.model.weights import module
 from selfspec.testing import tiny_model
 from selfspec.train.candidates import candidates
 from selfspec.train.exit_forward import IGNORED, ExitForward, Moment
@@ -37,16 +38,24 @@ def tokens(count: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("chunk", [1, 3, 100])
 def test_value_and_gradients(chunk: int, frozen: bool, bias: bool) -> None:
-    """A chunk counted twice or left out, a weight applied to the value and not to the gradient, exits that share a gradient."""
+    """A chunk counted twice or left out, a weight applied to the value and not to the gradient,
+    exits that share a gradient."""
     counts, scales = [7, 4, 7], [0.5, 0.2, 0.3]
     weight = some(VOCABULARY, WIDTH).requires_grad_(not frozen)
     offset = some(VOCABULARY, seed=9).requires_grad_(not frozen) if bias else None
     states = [some(n, WIDTH, seed=i).requires_grad_(True) for i, n in enumerate(counts)]
     targets = [tokens(n, seed=i) for i, n in enumerate(counts)]
-    exits = [Exit(x, y, torch.tensor(s, dtype=torch.float64)) for x, y, s in zip(states, targets, scales, strict=True)]
+    exits = [
+        Exit(x, y, torch.tensor(s, dtype=torch.float64))
+        for x, y, s in zip(states, targets, scales, strict=True)
+    ]
     loss, sums = exit_loss(exits, weight, offset, live=chunk * VOCABULARY)
     (3.0 * loss).backward()
-    leaves = [*states, *([] if frozen else [weight]), *([offset] if offset is not None and not frozen else [])]
+    leaves = [
+        *states,
+        *([] if frozen else [weight]),
+        *([offset] if offset is not None and not frozen else []),
+    ]
     found = [leaf.grad.clone() for leaf in leaves]  # type: ignore[union-attr]
     for leaf in leaves:
         leaf.grad = None
@@ -67,7 +76,8 @@ def test_value_and_gradients(chunk: int, frozen: bool, bias: bool) -> None:
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("finish", [Finish(), Finish(1.7, 2.0)])
 def test_some_tokens_stand_for_all(finish: Finish, frozen: bool) -> None:
-    """Rows of the head that go astray on their way in or back, and what is counted twice before the cap or after it."""
+    """Rows of the head that go astray on their way in or back, and what is counted twice before the
+    cap or after it."""
     weight = some(VOCABULARY, WIDTH).requires_grad_(not frozen)
     offset = some(VOCABULARY, seed=9).requires_grad_(not frozen)
     states, target = some(5, WIDTH, seed=1).requires_grad_(True), torch.tensor([7, 2, 7, 9, 2])
@@ -89,17 +99,30 @@ def test_some_tokens_stand_for_all(finish: Finish, frozen: bool) -> None:
     logits = finished(states)
     drawn = [token for token in among.some.tolist() if token not in (2, 7, 9)]
     known, sampled = logits[:, [2, 7, 9]].exp().sum(1), logits[:, drawn].exp().sum(1)
-    loss = ((known + sampled * (VOCABULARY - 3) / 3).log() - logits.gather(1, target[:, None])[:, 0]).sum()
-    (0.5 * (loss + functional.cross_entropy(finished(whole), tokens(4), reduction="sum"))).backward()
+    loss = (
+        (known + sampled * (VOCABULARY - 3) / 3).log() - logits.gather(1, target[:, None])[:, 0]
+    ).sum()
+    (
+        0.5 * (loss + functional.cross_entropy(finished(whole), tokens(4), reduction="sum"))
+    ).backward()
     for got, leaf in zip(found, leaves, strict=True):
         assert torch.allclose(got, leaf.grad, rtol=1e-6, atol=1e-7)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("finish", [Finish(0.4), Finish(cap=1.5), Finish(1.7, 2.0)])
 def test_what_follows_the_head(finish: Finish) -> None:
-    """A scale or a soft cap that is in the value and not in the gradient, or the other way round."""
-    states, weight = some(5, WIDTH).requires_grad_(True), some(VOCABULARY, WIDTH, seed=1).requires_grad_(True)
-    exit_loss([Exit(states, tokens(5), torch.tensor(1.0).double())], weight, live=2 * VOCABULARY, finish=finish)[0].backward()
+    """A scale or a soft cap that is in the value and not in the gradient, or the other way
+    round."""
+    states, weight = (
+        some(5, WIDTH).requires_grad_(True),
+        some(VOCABULARY, WIDTH, seed=1).requires_grad_(True),
+    )
+    exit_loss(
+        [Exit(states, tokens(5), torch.tensor(1.0).double())],
+        weight,
+        live=2 * VOCABULARY,
+        finish=finish,
+    )[0].backward()
     found = [states.grad, weight.grad]
     states.grad = weight.grad = None
     logits = states @ weight.T * finish.scale
@@ -112,7 +135,9 @@ def test_what_follows_the_head(finish: Finish) -> None:
 def test_large_logits_do_not_overflow() -> None:
     """exp() of a raw logit; the highest has to be taken off first."""
     states = torch.tensor([[1000.0, -1000.0]], requires_grad=True)
-    loss, _ = exit_loss([Exit(states, torch.tensor([1]), torch.tensor(1.0))], torch.eye(2, requires_grad=True))
+    loss, _ = exit_loss(
+        [Exit(states, torch.tensor([1]), torch.tensor(1.0))], torch.eye(2, requires_grad=True)
+    )
     loss.backward()
     assert loss.item() == pytest.approx(2000.0)
     assert torch.allclose(states.grad, torch.tensor([[1.0, -1.0]]))  # type: ignore[arg-type]
@@ -130,8 +155,12 @@ def test_half_precision_accumulates_in_float32() -> None:
 
 
 def test_autocast_reaches_the_head() -> None:
-    """A function of one's own is not seen by autocast: the head would run in float32, at several times the price on a GPU."""
-    states, weight = some(4, WIDTH).float().requires_grad_(True), some(VOCABULARY, WIDTH, seed=1).float().requires_grad_(True)
+    """A function of one's own is not seen by autocast: the head would run in float32, at several
+    times the price on a GPU."""
+    states, weight = (
+        some(4, WIDTH).float().requires_grad_(True),
+        some(VOCABULARY, WIDTH, seed=1).float().requires_grad_(True),
+    )
     one = [Exit(states, tokens(4), torch.tensor(1.0))]
     with torch.autocast("cpu", dtype=torch.bfloat16):
         low = exit_loss(one, weight)[0]
@@ -141,14 +170,17 @@ def test_autocast_reaches_the_head() -> None:
     assert states.grad.dtype == weight.grad.dtype == torch.float32  # type: ignore[union-attr]
 
 
-# ------------------------------------------------------------------------------------------------------------------ memory
+# ------------------------------------------------------------------------------------------- memory
 
 
 def peak_bytes(work: Callable[[], Tensor]) -> int:
-    """The most memory allocated at a time, forward and backward, by torch's own account of every allocation."""
+    """The most memory allocated at a time, forward and backward, by torch's own account of every
+    allocation."""
     with torch.profiler.profile(profile_memory=True) as profile:
         work().backward()
-    events = [each for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"]  # type: ignore[union-attr]
+    events = [
+        each for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"
+    ]  # type: ignore[union-attr]
     now = peak = 0
     for event in sorted(events, key=lambda each: each.start_ns()):
         now += event.nbytes()
@@ -158,7 +190,8 @@ def peak_bytes(work: Callable[[], Tensor]) -> int:
 
 
 def test_memory_does_not_grow_with_the_exits() -> None:
-    """All exits' logits alive at once: at 30 exits and a vocabulary of 49k that is 6 MB a position."""
+    """All exits' logits alive at once: at 30 exits and a vocabulary of 49k that is 6 MB a
+    position."""
     rows, width, vocabulary = 64, 8, 4096
     chunk = 8 * vocabulary
     weight = torch.randn(vocabulary, width, requires_grad=True)
@@ -166,23 +199,32 @@ def test_memory_does_not_grow_with_the_exits() -> None:
     target = torch.randint(0, vocabulary, (rows,))
 
     def ours(count: int) -> Tensor:
-        return exit_loss([Exit(x, target, torch.tensor(1.0)) for x in states[:count]], weight, live=chunk)[0]
+        return exit_loss(
+            [Exit(x, target, torch.tensor(1.0)) for x in states[:count]], weight, live=chunk
+        )[0]
 
     def naive(count: int) -> Tensor:
-        return torch.stack([functional.cross_entropy(x @ weight.T, target) for x in states[:count]]).sum()
+        return torch.stack(
+            [functional.cross_entropy(x @ weight.T, target) for x in states[:count]]
+        ).sum()
 
     two, twelve = peak_bytes(lambda: ours(2)), peak_bytes(lambda: ours(12))
     each = rows * width * 4  # the gradient of one more exit's states, which has to be kept
     assert twelve - two <= 10 * 3 * each + 4096, f"{two} bytes for 2 exits, {twelve} for 12"
-    assert twelve < 4 * (chunk + vocabulary * width) * 4, "more than a few chunks of logits and gradients of the head"
-    assert peak_bytes(lambda: naive(12)) > 3 * peak_bytes(lambda: naive(2)), "the measurement does not see logits"
+    assert twelve < 4 * (chunk + vocabulary * width) * 4, (
+        "more than a few chunks of logits and gradients of the head"
+    )
+    assert peak_bytes(lambda: naive(12)) > 3 * peak_bytes(lambda: naive(2)), (
+        "the measurement does not see logits"
+    )
 
 
-# ------------------------------------------------------------------------------------------------------- on a whole model
+# --------------------------------------------------------------------------------- on a whole model
 
 
 def naive_loss(model: Any, ids: Tensor, labels: Tensor, weights: dict[int, float]) -> Tensor:
-    """J as the paper writes it: all logits of all exits, from transformers' own hidden states; scale and cap written out."""
+    """J as the paper writes it: all logits of all exits, from transformers' own hidden states;
+    scale and cap written out."""
     family, config = FAMILIES[model.config.model_type], model.config
     decoder, final_norm = model.base_model, module(model, family.final_norm)
     out = decoder(input_ids=ids, use_cache=False, output_hidden_states=True)
@@ -194,18 +236,29 @@ def naive_loss(model: Any, ids: Tensor, labels: Tensor, weights: dict[int, float
         logits = logits * getattr(config, "logit_scale", 1) / getattr(config, "logits_scaling", 1)
         if cap := getattr(config, "final_logit_softcapping", None):
             logits = cap * torch.tanh(logits / cap)
-        total = total + weight * functional.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED)
+        total = total + weight * functional.cross_entropy(
+            logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
+        )
     return total
 
 
-VARIANTS = [("llama", True, False), ("llama", True, True), ("gemma2", False, True), ("gpt2", False, True)]
+VARIANTS = [
+    ("llama", True, False),
+    ("llama", True, True),
+    ("gemma2", False, True),
+    ("gpt2", False, True),
+]
 
 
-@pytest.mark.parametrize(("family", "tied", "checkpointing"), [*((family, False, False) for family in PROVEN), *VARIANTS])
+@pytest.mark.parametrize(
+    ("family", "tied", "checkpointing"), [*((family, False, False) for family in PROVEN), *VARIANTS]
+)
 def test_whole_model_in_float64(family: str, tied: bool, checkpointing: bool) -> None:
-    """States of the wrong layer, a norm taken twice or not at all, labels shifted twice, masked labels that count, a family's
-    scale or soft cap left out of the value or of the gradient."""
-    model = trainable(family, seed=5, tie_word_embeddings=tied).double().requires_grad_(True).train()
+    """States of the wrong layer, a norm taken twice or not at all, labels shifted twice, masked
+    labels that count, a family's scale or soft cap left out of the value or of the gradient."""
+    model = (
+        trainable(family, seed=5, tie_word_embeddings=tied).double().requires_grad_(True).train()
+    )
     ids = torch.randint(3, 250, (3, 10), generator=torch.Generator().manual_seed(2))
     labels = ids.clone()
     labels[0, :6] = IGNORED
@@ -221,7 +274,9 @@ def test_whole_model_in_float64(family: str, tied: bool, checkpointing: bool) ->
         loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
     assert torch.allclose(loss, expected, rtol=1e-10)
-    wide = FAMILIES[family].norms.wide  # transformers computes such norms in float32 whatever the model is in
+    wide = FAMILIES[
+        family
+    ].norms.wide  # transformers computes such norms in float32 whatever the model is in
     near = {"rtol": 1e-4, "atol": 1e-6} if wide else {"rtol": 1e-7, "atol": 1e-10}
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, wanted[name], **near), name
@@ -230,14 +285,17 @@ def test_whole_model_in_float64(family: str, tied: bool, checkpointing: bool) ->
 
 
 def test_what_fills_blocks_up_is_not_computed() -> None:
-    """Layers run on columns in which nothing is trained; or a column too many taken off, and with it the last trained token."""
+    """Layers run on columns in which nothing is trained; or a column too many taken off, and with
+    it the last trained token."""
     model = tiny_model(seed=5).requires_grad_(True).train()
     ids = torch.randint(3, 250, (3, 12), generator=torch.Generator().manual_seed(2))
     labels = ids.clone()
     labels[:, 7:] = IGNORED
     labels[1, 5:] = IGNORED
     seen: list[int] = []
-    model.model.layers[0].register_forward_hook(lambda layer, given, output: seen.append(output.shape[1]))
+    model.model.layers[0].register_forward_hook(
+        lambda layer, given, output: seen.append(output.shape[1])
+    )
     forward = ExitForward(model, Recipe(dropout=0.0, curriculum="all"))
     expected = naive_loss(model, ids, labels, forward.weights())
     with forward.installed():
@@ -247,7 +305,9 @@ def test_what_fills_blocks_up_is_not_computed() -> None:
     assert seen == [12, 7, 12] and nothing.item() == 0
 
 
-def at_each_step(forward: ExitForward, ids: Tensor, steps: int) -> list[tuple[Tensor, dict[int, Tensor]]]:
+def at_each_step(
+    forward: ExitForward, ids: Tensor, steps: int
+) -> list[tuple[Tensor, dict[int, Tensor]]]:
     """The loss of one text, and each exit's, at every step of a run."""
     found = []
     with forward.installed():
@@ -258,7 +318,8 @@ def at_each_step(forward: ExitForward, ids: Tensor, steps: int) -> list[tuple[Te
 
 
 def test_a_share_stands_for_all_positions() -> None:
-    """A share of half the positions that halves the early exits' weight, or that thins out the last layer's loss too."""
+    """A share of half the positions that halves the early exits' weight, or that thins out the last
+    layer's loss too."""
     model = tiny_model(seed=5).train()
     ids = torch.randint(3, 250, (4, 65), generator=torch.Generator().manual_seed(2))
     whole = ExitForward(model, Recipe(dropout=0.0, curriculum="all"))
@@ -266,14 +327,17 @@ def test_a_share_stands_for_all_positions() -> None:
     with whole.installed():
         exact = model(input_ids=ids, labels=ids).loss, dict(whole.sums)
     drawn = at_each_step(part, ids, 30)
-    assert all(torch.equal(sums[3], exact[1][3]) for _, sums in drawn), "the last layer is trained at all positions"
+    assert all(torch.equal(sums[3], exact[1][3]) for _, sums in drawn), (
+        "the last layer is trained at all positions"
+    )
     assert len({float(sums[1]) for _, sums in drawn}) == 30, "positions are drawn anew each step"
     mean = torch.stack([loss for loss, _ in drawn]).mean()
     assert torch.allclose(mean, exact[0], rtol=0.02)
 
 
 def test_others_stand_for_the_rest_of_the_vocabulary() -> None:
-    """Tokens drawn once and for all, an estimate of the loss that is off, or a last layer that is asked about some only."""
+    """Tokens drawn once and for all, an estimate of the loss that is off, or a last layer that is
+    asked about some only."""
     model = tiny_model(seed=5).train()
     ids = torch.randint(3, 60, (4, 65), generator=torch.Generator().manual_seed(2))
     whole = ExitForward(model, Recipe(dropout=0.0, curriculum="all"))
@@ -282,10 +346,14 @@ def test_others_stand_for_the_rest_of_the_vocabulary() -> None:
         model(input_ids=ids, labels=ids)
         exact = dict(whole.sums)
     drawn = [sums for _, sums in at_each_step(part, ids, 40)]
-    assert all(torch.equal(sums[3], exact[3]) for sums in drawn), "the last layer chooses among all tokens"
+    assert all(torch.equal(sums[3], exact[3]) for sums in drawn), (
+        "the last layer chooses among all tokens"
+    )
     assert len({float(sums[1]) for sums in drawn}) == 40, "others are drawn anew each step"
     for layer in (1, 2):
-        assert torch.stack([sums[layer] for sums in drawn]).mean().item() == pytest.approx(exact[layer].item(), rel=0.01)
+        assert torch.stack([sums[layer] for sums in drawn]).mean().item() == pytest.approx(
+            exact[layer].item(), rel=0.01
+        )
     with part.installed():
         model.eval()
         model(input_ids=ids, labels=ids)
@@ -294,7 +362,8 @@ def test_others_stand_for_the_rest_of_the_vocabulary() -> None:
 
 @pytest.mark.parametrize("family", PROVEN)
 def test_out_of_training_the_loss_is_the_models_own(family: str) -> None:
-    """Evaluation with dropped layers or weighted exits would not be comparable with anything; the last exit is the model."""
+    """Evaluation with dropped layers or weighted exits would not be comparable with anything; the
+    last exit is the model."""
     model = trainable(family, seed=5)
     ids = torch.randint(3, 250, (2, 20), generator=torch.Generator().manual_seed(2))
     own = model(input_ids=ids, labels=ids).loss
@@ -305,7 +374,8 @@ def test_out_of_training_the_loss_is_the_models_own(family: str) -> None:
 
 
 def test_a_head_that_is_not_plain_is_refused() -> None:
-    """Logits that are capped or scaled after the head would be trained as something else; a wrapped head has no one weight."""
+    """Logits that are capped or scaled after the head would be trained as something else; a wrapped
+    head has no one weight."""
     model = tiny_model(seed=5)
     head = model.lm_head
     model.lm_head = nn.Sequential(head)

@@ -1,4 +1,5 @@
-"""Whole runs: the folder that comes out works everywhere, drafts better, and is never made over what is not ours."""
+"""Whole runs: the folder that comes out works everywhere, drafts better, and is never made over
+what is not ours."""
 
 from __future__ import annotations
 
@@ -42,28 +43,50 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 def data(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Sentences of a small grammar."""
     draw = random.Random(0)
-    words = [["ann", "bob", "cat", "dan"], ["sees", "likes", "finds"], ["a red cup", "the old tree", "one dog"]]
+    words = [
+        ["ann", "bob", "cat", "dan"],
+        ["sees", "likes", "finds"],
+        ["a red cup", "the old tree", "one dog"],
+    ]
     path = tmp_path_factory.mktemp("data") / "toy.jsonl"
-    texts = [" ".join(" ".join(map(draw.choice, words)) + "." for _ in range(4)) for _ in range(150)]
+    texts = [
+        " ".join(" ".join(map(draw.choice, words)) + "." for _ in range(4)) for _ in range(150)
+    ]
     path.write_text("\n".join(json.dumps({"text": text}) for text in texts), encoding="utf-8")
     return [path]
 
 
 def test_training_raises_acceptance(model: str, data: list[Path], tmp_path: Path) -> None:
-    """The point of it all: after the recipe the first quarter of the model drafts what the whole model accepts, more than after
-    the same training without it; and plain transformers reads the folder. A lucky pass: both models repeat one word; the texts
-    rule that out."""
+    """The point of it all: after the recipe the first quarter of the model drafts what the whole
+    model accepts, more than after the same training without it; and plain transformers reads the
+    folder. A lucky pass: both models repeat one word; the texts rule that out."""
     accepted = {}
     for variant in ("plain", "LD+EE"):
-        options = TrainOptions(steps=110, batch=8, learning_rate=4e-3, score_blocks=4, plot=False, save_every=1000)
+        options = TrainOptions(
+            steps=110, batch=8, learning_rate=4e-3, score_blocks=4, plot=False, save_every=1000
+        )
         report = train(
-            model, data, tmp_path / variant, recipe=Recipe().variant(variant), options=options, data=DataOptions(length=64)
+            model,
+            data,
+            tmp_path / variant,
+            recipe=Recipe().variant(variant),
+            options=options,
+            data=DataOptions(length=64),
         )
         llm = LLM.from_pretrained(tmp_path / variant)
-        result = llm.generate("ann sees", max_new_tokens=150, eos=[], draft="early-exit", draft_options={"layer": 2},
-                              control="fixed", control_options={"tokens": 3})  # fmt: skip
+        result = llm.generate(
+            "ann sees",
+            max_new_tokens=150,
+            eos=[],
+            draft="early-exit",
+            draft_options={"layer": 2},
+            control="fixed",
+            control_options={"tokens": 3},
+        )
         assert len(set(result.tokens)) > 8, result.text
-        assert result.tokens == llm.generate("ann sees", max_new_tokens=150, eos=[], draft=None).tokens
+        assert (
+            result.tokens == llm.generate("ann sees", max_new_tokens=150, eos=[], draft=None).tokens
+        )
         accepted[variant] = result.stats.acceptance, report.exits["after"][1].agreement
         assert report.exits["after"][-1].loss < report.exits["before"][-1].loss - 2
     ids = torch.tensor([llm.tokenizer("ann sees")["input_ids"]])
@@ -89,7 +112,8 @@ class KillAt(TrainerCallback):
 
 
 def test_the_same_command_goes_on(model: str, data: list[Path], tmp_path: Path) -> None:
-    """A run killed between two checkpoints that starts anew, or goes on with another order of the data."""
+    """A run killed between two checkpoints that starts anew, or goes on with another order of the
+    data."""
     options = TrainOptions(steps=8, save_every=3, score_blocks=1, plot=False, log_every=1)
     train(model, data, tmp_path / "whole", options=options, data=SHORT)
     with pytest.raises(Killed):
@@ -99,7 +123,9 @@ def test_the_same_command_goes_on(model: str, data: list[Path], tmp_path: Path) 
     assert (half / "selfspec.json").exists()
     whole, cut = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "cut"))
     assert all(torch.equal(whole[name], cut[name]) for name in whole)
-    assert [line["step"] for line in report.log] == list(range(1, 9)), "the log of the first part is kept"
+    assert [line["step"] for line in report.log] == list(range(1, 9)), (
+        "the log of the first part is kept"
+    )
     with pytest.raises(TrainingError, match="max_steps was 8, is 9"):
         train(model, data, tmp_path / "cut", options=TrainOptions(steps=9, plot=False), data=SHORT)
     other = save_tiny(tmp_path / "other", num_hidden_layers=5)
@@ -108,9 +134,16 @@ def test_the_same_command_goes_on(model: str, data: list[Path], tmp_path: Path) 
 
 
 def test_the_report_is_json_and_can_be_drawn(model: str, data: list[Path], tmp_path: Path) -> None:
-    """A report that lacks what a plot or a reader needs: settings, losses by exit, scores before and after."""
+    """A report that lacks what a plot or a reader needs: settings, losses by exit, scores before
+    and after."""
     pytest.importorskip("matplotlib")
-    report = train(model, data, tmp_path, options=TrainOptions(steps=3, batch=2, log_every=1, score_blocks=1), data=SHORT)
+    report = train(
+        model,
+        data,
+        tmp_path,
+        options=TrainOptions(steps=3, batch=2, log_every=1, score_blocks=1),
+        data=SHORT,
+    )
     facts = json.loads((tmp_path / REPORT).read_text())
     assert facts["recipe"]["exit_scale"] == 1.0 and facts["options"]["steps"] == facts["steps"] == 3
     assert [len(facts["exits"][when]) for when in ("before", "after")] == [8, 8]
@@ -122,12 +155,20 @@ def test_the_report_is_json_and_can_be_drawn(model: str, data: list[Path], tmp_p
 
 
 def test_from_scratch_starts_from_new_weights(model: str, data: list[Path], tmp_path: Path) -> None:
-    """Weights of the folder that slip in although only its shape was asked for; another start for the same seed."""
+    """Weights of the folder that slip in although only its shape was asked for; another start for
+    the same seed."""
     once, again = (
-        train(model, data, tmp_path / str(i), options=TrainOptions(steps=1, plot=False, from_scratch=True, learning_rate=1e-9,
-                                                                  score_blocks=1), data=SHORT)
+        train(
+            model,
+            data,
+            tmp_path / str(i),
+            options=TrainOptions(
+                steps=1, plot=False, from_scratch=True, learning_rate=1e-9, score_blocks=1
+            ),
+            data=SHORT,
+        )
         for i in range(2)
-    )  # fmt: skip
+    )
     start = load_file(Path(model) / "model.safetensors")
     first, second = (load_file(report.folder / "model.safetensors") for report in (once, again))
     name = "model.layers.0.mlp.down_proj.weight"
@@ -136,19 +177,35 @@ def test_from_scratch_starts_from_new_weights(model: str, data: list[Path], tmp_
     assert once.model.endswith("(from scratch)")
 
 
-def test_lora_is_merged_and_trains_nothing_else(model: str, data: list[Path], tmp_path: Path) -> None:
-    """A folder that only peft can read, embeddings or norms that were trained as well, a resumed adapter that starts at zero."""
+def test_lora_is_merged_and_trains_nothing_else(
+    model: str, data: list[Path], tmp_path: Path
+) -> None:
+    """A folder that only peft can read, embeddings or norms that were trained as well, a resumed
+    adapter that starts at zero."""
     pytest.importorskip("peft")
-    options = TrainOptions(steps=4, save_every=2, batch=2, learning_rate=1e-2, plot=False, score_blocks=0)
+    options = TrainOptions(
+        steps=4, save_every=2, batch=2, learning_rate=1e-2, plot=False, score_blocks=0
+    )
     small = Lora(rank=2, modules=("q_proj", "down_proj"))
     train(model, data, tmp_path / "whole", options=options, data=SHORT, lora=small)
-    before, after = load_file(Path(model) / "model.safetensors"), load_file(tmp_path / "whole" / "model.safetensors")
+    before, after = (
+        load_file(Path(model) / "model.safetensors"),
+        load_file(tmp_path / "whole" / "model.safetensors"),
+    )
     assert sorted(before) == sorted(after)
     changed = {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])}
     assert changed == {"q_proj", "down_proj"}
     LLM.from_pretrained(tmp_path / "whole")
     with pytest.raises(Killed):
-        train(model, data, tmp_path / "cut", options=options, data=SHORT, lora=small, callbacks=[KillAt(3)])
+        train(
+            model,
+            data,
+            tmp_path / "cut",
+            options=options,
+            data=SHORT,
+            lora=small,
+            callbacks=[KillAt(3)],
+        )
     train(model, data, tmp_path / "cut", options=options, data=SHORT, lora=small)
     cut = load_file(tmp_path / "cut" / "model.safetensors")
     assert all(torch.equal(after[name], cut[name]) for name in after)
@@ -172,7 +229,8 @@ def test_lora_on_weights_that_lie_on_their_side() -> None:
 
 
 def test_lora_on_modules_that_do_not_exist() -> None:
-    """peft is content if one of several names fits; the head may not be one of them, all exits share it."""
+    """peft is content if one of several names fits; the head may not be one of them, all exits
+    share it."""
     model = tiny_model()
     with pytest.raises(OptionError, match=r"LoRA on 'qproj': .* known: down_proj, gate_proj"):
         add_lora(model, Lora(modules=("q_proj", "qproj")))
@@ -182,7 +240,9 @@ def test_lora_on_modules_that_do_not_exist() -> None:
         Lora(rank=0)
 
 
-def test_missing_packages_are_named(model: str, data: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(
+    model: str, data: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An ImportError, or a plot that fails after hours of training instead of before."""
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(Unavailable, match=r"selfspec\[train\]"):
@@ -199,7 +259,9 @@ def test_nothing_is_overwritten(model: str, data: list[Path], tmp_path: Path) ->
     before = (kept / "model.safetensors").read_bytes()
     with pytest.raises(OptionError, match="would be overwritten"):
         train(model, data, kept, options=FEW)
-    assert (kept / "model.safetensors").read_bytes() == before and not (kept / "checkpoints").exists()
+    assert (kept / "model.safetensors").read_bytes() == before and not (
+        kept / "checkpoints"
+    ).exists()
     with pytest.raises(OptionError, match="is a file"):
         train(model, data, kept / "config.json", options=FEW)
 
@@ -217,7 +279,12 @@ def test_settings_that_do_not_fit(model: str, data: list[Path], tmp_path: Path) 
     with pytest.raises(DataError, match="is empty"):
         train(model, [tmp_path / "empty.jsonl"], tmp_path / "d", options=FEW)
     with pytest.raises(DataError, match=r"there is no file .*missing\.jsonl"):
-        train("a model that is not even looked for", [tmp_path / "missing.jsonl"], tmp_path / "e", options=FEW)
+        train(
+            "a model that is not even looked for",
+            [tmp_path / "missing.jsonl"],
+            tmp_path / "e",
+            options=FEW,
+        )
     for name, value, words in [
         ("steps", 0, "steps=0"),
         ("epochs", 0, "epochs=0"),

@@ -1,4 +1,5 @@
-"""The recipe inside transformers' Trainer: resuming, ranks, micro-batches, numbers that are not, checkpoints of other runs."""
+"""The recipe inside transformers' Trainer: resuming, ranks, micro-batches, numbers that are not,
+checkpoints of other runs."""
 
 from __future__ import annotations
 
@@ -31,8 +32,9 @@ def equal(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool
 
 
 def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
-    """50 steps against 50 that were stopped after 23 (within an epoch, in a ramp of dropout and of the curriculum): a step or a
-    mask drawn from anything but the global step, or torch's generator not restored, and the weights differ."""
+    """50 steps against 50 that were stopped after 23 (within an epoch, in a ramp of dropout and of
+    the curriculum): a step or a mask drawn from anything but the global step, or torch's generator
+    not restored, and the weights differ."""
     whole = trainer(tmp_path / "whole", 50)
     whole.train()
     first = trainer(tmp_path / "cut", 50, save_steps=23)
@@ -41,7 +43,9 @@ def test_resumed_equals_uninterrupted(tmp_path: Path) -> None:
     again = trainer(tmp_path / "cut", 50, save_steps=23)
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 50
-    assert not equal(weights(first), weights(again)), "the second half changed nothing, so this compares nothing"
+    assert not equal(weights(first), weights(again)), (
+        "the second half changed nothing, so this compares nothing"
+    )
     assert equal(weights(whole), weights(again))
 
 
@@ -58,16 +62,28 @@ def stop_after(run: LayerSkipTrainer, steps: int) -> None:
 
 
 def test_micro_batches_equal_one_batch(tmp_path: Path) -> None:
-    """Micro-batches averaged although they hold different numbers of trained tokens, or the same mask drawn for each of them."""
+    """Micro-batches averaged although they hold different numbers of trained tokens, or the same
+    mask drawn for each of them."""
     recipe = Recipe(dropout=0.0, curriculum="all")
     one, four = (
-        trainer(tmp_path / str(parts), 6, recipe, tiny_model(seed=7).requires_grad_(True), optim="sgd",
-                max_grad_norm=0.0, per_device_train_batch_size=4 // parts, gradient_accumulation_steps=parts)
+        trainer(
+            tmp_path / str(parts),
+            6,
+            recipe,
+            tiny_model(seed=7).requires_grad_(True),
+            optim="sgd",
+            max_grad_norm=0.0,
+            per_device_train_batch_size=4 // parts,
+            gradient_accumulation_steps=parts,
+        )
         for parts in (1, 4)
-    )  # fmt: skip
+    )
     one.train()
     four.train()
-    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(weights(one).values(), weights(four).values(), strict=True))
+    assert all(
+        torch.allclose(a, b, atol=1e-5)
+        for a, b in zip(weights(one).values(), weights(four).values(), strict=True)
+    )
     masks = trainer(tmp_path / "masks", 1, RECIPE, gradient_accumulation_steps=2)
     seen = []
     draw = masks.recipe_forward.draw
@@ -80,9 +96,23 @@ def run_ranks(folder: Path, ranks: int, batch: int, steps: int) -> dict[str, tor
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    source = os.pathsep.join([str(Path(selfspec.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    shared = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-    script = [sys.executable, str(Path(__file__).with_name("runs.py")), str(folder), str(steps), str(batch)]
+    source = os.pathsep.join(
+        [str(Path(selfspec.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+    )
+    shared = {
+        **os.environ,
+        "PYTHONPATH": source,
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    script = [
+        sys.executable,
+        str(Path(__file__).with_name("runs.py")),
+        str(folder),
+        str(steps),
+        str(batch),
+    ]
     folder.mkdir()
     processes = [
         subprocess.Popen(
@@ -101,37 +131,49 @@ def run_ranks(folder: Path, ranks: int, batch: int, steps: int) -> dict[str, tor
 
 
 def test_two_ranks_equal_one_process_with_their_masks(tmp_path: Path) -> None:
-    """Ranks that draw different masks, a loss divided by one rank's tokens, a layer that no rank's samples enter (dropout is high
-    enough for that) and that DDP waits for. Two gloo processes of 2 rows against one of 4 rows with the masks side by side."""
+    """Ranks that draw different masks, a loss divided by one rank's tokens, a layer that no rank's
+    samples enter (dropout is high enough for that) and that DDP waits for. Two gloo processes of 2
+    rows against one of 4 rows with the masks side by side."""
     two = run_ranks(tmp_path / "two", ranks=2, batch=2, steps=5)
     one = run_plainly(tmp_path / "one", steps=5, batch=4, tile=2)
     other = run_plainly(tmp_path / "other", steps=5, batch=4)
     assert all(torch.allclose(two[name], one[name], atol=2e-6, rtol=1e-4) for name in two)
-    assert not all(torch.allclose(two[name], other[name], atol=2e-6, rtol=1e-4) for name in two), "masks make no difference here"
+    assert not all(torch.allclose(two[name], other[name], atol=2e-6, rtol=1e-4) for name in two), (
+        "masks make no difference here"
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------- what can go wrong
+# -------------------------------------------------------------------------------- what can go wrong
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_nan_stops_before_the_step(tmp_path: Path, what: str) -> None:
-    """NaN weights in a checkpoint that then replaces the last good one; an error that does not say when it happened."""
+    """NaN weights in a checkpoint that then replaces the last good one; an error that does not say
+    when it happened."""
     run = trainer(tmp_path, 12, save_steps=4)
     if what == "loss":
         loss = run.recipe_forward.loss
-        run.recipe_forward.loss = lambda *given: loss(*given) * (math.nan if run.state.global_step == 6 else 1)  # type: ignore[method-assign]
+        run.recipe_forward.loss = lambda *given: (
+            loss(*given) * (math.nan if run.state.global_step == 6 else 1)
+        )  # type: ignore[method-assign]
     else:
         parameter = run.recipe_forward.model.model.norm.weight
         parameter.register_hook(lambda grad: grad * (math.inf if run.state.global_step == 6 else 1))
-    with pytest.raises(TrainingError, match=rf"the {what} is (nan|inf) at step 7, .* checkpoint is .*checkpoint-4"):
+    with pytest.raises(
+        TrainingError, match=rf"the {what} is (nan|inf) at step 7, .* checkpoint is .*checkpoint-4"
+    ):
         run.train()
     assert all(torch.isfinite(value).all() for value in weights(run).values())
     assert checkpoints.latest(tmp_path) == tmp_path / "checkpoint-4"
-    assert all(torch.isfinite(value).all() for value in load_file(tmp_path / "checkpoint-4" / "model.safetensors").values())
+    assert all(
+        torch.isfinite(value).all()
+        for value in load_file(tmp_path / "checkpoint-4" / "model.safetensors").values()
+    )
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
-    """A resumed run that silently follows other settings than its first half; the message has to name the difference."""
+    """A resumed run that silently follows other settings than its first half; the message has to
+    name the difference."""
     run = trainer(tmp_path, 4, save_steps=2)
     stop_after(run, 2)
     run.train()
@@ -139,13 +181,16 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         trainer(tmp_path, 4, Recipe(dropout=0.2)).train(resume_from_checkpoint=True)
     with pytest.raises(TrainingError, match="max_steps was 4, is 5"):
         trainer(tmp_path, 5).train(resume_from_checkpoint=True)
-    other = LayerSkipTrainer(tiny_model().requires_grad_(True), run.args, RECIPE, identity={"model": "x"})
+    other = LayerSkipTrainer(
+        tiny_model().requires_grad_(True), run.args, RECIPE, identity={"model": "x"}
+    )
     with pytest.raises(TrainingError, match="model was None, is 'x'"):
         other.train(resume_from_checkpoint=True)
 
 
 def test_a_checkpoint_that_was_cut_off_is_not_used(tmp_path: Path) -> None:
-    """Killed while writing: the half-written folder is the newest, and going on from it would fail or lose the optimizer."""
+    """Killed while writing: the half-written folder is the newest, and going on from it would fail
+    or lose the optimizer."""
     run = trainer(tmp_path, 6, save_steps=2)
     stop_after(run, 4)
     run.train()
@@ -162,13 +207,18 @@ def test_a_checkpoint_that_was_cut_off_is_not_used(tmp_path: Path) -> None:
     written = trainer(tmp_path, 6, save_steps=2)
     save = written._save_optimizer_and_scheduler
     marks = []
-    written._save_optimizer_and_scheduler = lambda to: marks.append((Path(to) / checkpoints.MARK).exists()) or save(to)  # type: ignore[func-returns-value,method-assign]
+    written._save_optimizer_and_scheduler = lambda to: (
+        marks.append((Path(to) / checkpoints.MARK).exists()) or save(to)
+    )  # type: ignore[func-returns-value,method-assign]
     written.train()
     assert marks == [False] * 3, "a checkpoint that is being written over is called complete"
 
 
-def test_a_full_disk_is_said_and_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bare OSError from deep inside, or an earlier checkpoint that is deleted before the new one is whole."""
+def test_a_full_disk_is_said_and_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bare OSError from deep inside, or an earlier checkpoint that is deleted before the new one
+    is whole."""
     run = trainer(tmp_path, 8, save_steps=2, save_total_limit=2)
     save = run._save_optimizer_and_scheduler
 
@@ -178,7 +228,9 @@ def test_a_full_disk_is_said_and_costs_nothing(tmp_path: Path, monkeypatch: pyte
         save(folder)
 
     monkeypatch.setattr(run, "_save_optimizer_and_scheduler", fails)
-    with pytest.raises(ResourceError, match=r"step 6 cannot be written .*No space left.*checkpoint-4 is complete"):
+    with pytest.raises(
+        ResourceError, match=r"step 6 cannot be written .*No space left.*checkpoint-4 is complete"
+    ):
         run.train()
     again = trainer(tmp_path, 8, save_steps=2, save_total_limit=2)
     again.train(resume_from_checkpoint=True)
@@ -206,7 +258,8 @@ def test_what_is_saved_is_an_ordinary_model_without_pickles_of_ours(tmp_path: Pa
 
 
 def test_losses_by_exit_are_logged(tmp_path: Path) -> None:
-    """Live losses that are weighted (and fall when the curriculum turns), of the wrong exit, or of all steps since the start."""
+    """Live losses that are weighted (and fall when the curriculum turns), of the wrong exit, or of
+    all steps since the start."""
     run = trainer(tmp_path, 4, Recipe(dropout=0.0, rotation=2), logging_steps=2)
     seen: list[dict[int, float]] = []
     loss = run.recipe_forward.loss
@@ -219,7 +272,9 @@ def test_losses_by_exit_are_logged(tmp_path: Path) -> None:
     run.recipe_forward.loss = watched  # type: ignore[method-assign]
     run.train()
     lines = [line for line in run.state.log_history if "loss" in line]
-    assert [sorted(name for name in line if name.startswith("exit")) for line in lines] == [["exit_2", "exit_3", "exit_4"]] * 2
+    assert [sorted(name for name in line if name.startswith("exit")) for line in lines] == [
+        ["exit_2", "exit_3", "exit_4"]
+    ] * 2
     assert lines[1]["exit_4"] == pytest.approx((seen[2][3] + seen[3][3]) / 2, rel=1e-5)
     assert lines[1]["exit_3"] == pytest.approx(seen[2][2], rel=1e-5)
 
@@ -233,9 +288,16 @@ def test_evaluation_alone_is_the_plain_loss(tmp_path: Path) -> None:
     for row in range(len(run.train_dataset)):
         each = run.train_dataset[row]
         trained = int((each["labels"][1:] != -100).sum())
-        total += float(model(input_ids=each["input_ids"][None], labels=each["labels"][None]).loss.detach()) * trained
+        total += (
+            float(
+                model(input_ids=each["input_ids"][None], labels=each["labels"][None]).loss.detach()
+            )
+            * trained
+        )
         count += trained
-    assert found == pytest.approx(total / count, rel=0.02), "batches of different sizes are averaged, hence the tolerance"
+    assert found == pytest.approx(total / count, rel=0.02), (
+        "batches of different sizes are averaged, hence the tolerance"
+    )
     assert "forward" not in vars(model)
 
 

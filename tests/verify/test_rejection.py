@@ -1,4 +1,5 @@
-"""Speculative sampling: the exact law of what is written, enumerated on three tokens, and measured on a tiny model."""
+"""Speculative sampling: the exact law of what is written, enumerated on three tokens, and measured
+on a tiny model."""
 
 from __future__ import annotations
 
@@ -12,17 +13,18 @@ import torch
 from torch import Tensor
 
 from selfspec import LLM, SamplingParams
-from selfspec.contract import Budget
+from selfspec.core.contract import Budget
+from selfspec.core.randomness import invert
+from selfspec.core.sampling import Sampler, row_samplers
 from selfspec.draft import chain
-from selfspec.draft.base import Scene
-from selfspec.draft.early_exit import EarlyExit
-from selfspec.draws import invert
-from selfspec.sampling import Sampler, row_samplers
+from selfspec.draft.base import Target
+from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.testing import tiny_model
 from selfspec.verify import rejection
 
-# The next token depends on the last one only. Chosen so that every acceptance and every cumulated probability is a multiple of
-# a sixth: then the middles of six equal parts stand for all random numbers, and sums over them are exact.
+# The next token depends on the last one only. Chosen so that every acceptance and every cumulated
+# probability is a multiple of a sixth: then the middles of six equal parts stand for all random
+# numbers, and sums over them are exact.
 P = torch.tensor([[2, 2, 2], [3, 2, 1], [2, 2, 2]]).double() / 6
 Q = torch.tensor([[8, 2, 2], [2, 8, 2], [3, 6, 3]]).double() / 12
 TOKENS = range(3)
@@ -30,8 +32,11 @@ MIDDLES = [(part + 0.5) / 6 for part in range(6)]
 Law = dict[tuple[int, ...], float]
 
 
-def every_outcome(verify: Callable[[rejection.Dice], list[int]]) -> Iterator[tuple[float, list[int]]]:
-    """(probability, result) of a function of dice, over all values of the numbers that it really asks for."""
+def every_outcome(
+    verify: Callable[[rejection.Dice], list[int]],
+) -> Iterator[tuple[float, list[int]]]:
+    """(probability, result) of a function of dice, over all values of the numbers that it really
+    asks for."""
     open_ends: list[dict[tuple[int, int], float]] = [{}]
     while open_ends:
         known = open_ends.pop()
@@ -49,7 +54,9 @@ def every_outcome(verify: Callable[[rejection.Dice], list[int]]) -> Iterator[tup
             yield 6.0 ** -len(known), result
 
 
-def written(tokens: list[int], parents: list[int], first: int, q: Tensor) -> Iterator[tuple[float, list[int]]]:
+def written(
+    tokens: list[int], parents: list[int], first: int, q: Tensor
+) -> Iterator[tuple[float, list[int]]]:
     """(probability, tokens written) of one round after the token `first`."""
     p = P[[first, *tokens]]
 
@@ -64,11 +71,15 @@ def continued(prefix: list[int], length: int) -> Iterator[tuple[float, tuple[int
     """All continuations by plain sampling."""
     for rest in product(TOKENS, repeat=length - len(prefix)):
         text = [*prefix, *rest]
-        yield math.prod(float(P[a, b]) for a, b in zip(text[len(prefix) - 1 :], rest, strict=False)), tuple(text)
+        yield (
+            math.prod(float(P[a, b]) for a, b in zip(text[len(prefix) - 1 :], rest, strict=False)),
+            tuple(text),
+        )
 
 
 def law_of(parents: list[int], first: int, length: int) -> Law:
-    """The law of the first `length` tokens when the drafts of this shape are drawn from Q, each after its parent."""
+    """The law of the first `length` tokens when the drafts of this shape are drawn from Q, each
+    after its parent."""
     law: Law = Counter()
     for tokens in product(TOKENS, repeat=len(parents)):
         before = [first if parent < 0 else tokens[parent] for parent in parents]
@@ -86,18 +97,29 @@ def difference(law: Law, first: int, length: int) -> float:
     return max(abs(law.get(text, 0.0) - plain.get(text, 0.0)) for text in {*law, *plain})
 
 
-SHAPES = {"none": [], "one": [-1], "chain": [-1, 0], "siblings": [-1, -1], "three": [-1, -1, -1], "tree": [-1, -1, 0, 1]}
+SHAPES = {
+    "none": [],
+    "one": [-1],
+    "chain": [-1, 0],
+    "siblings": [-1, -1],
+    "three": [-1, -1, -1],
+    "tree": [-1, -1, 0, 1],
+}
 
 
 @pytest.mark.parametrize("first", TOKENS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_law_is_that_of_plain_sampling(shape: str, first: int) -> None:
-    """The one property that matters. A wrong ratio, residual, order of siblings or bonus shows as a wrong probability."""
-    assert difference(law_of(SHAPES[shape], first, 3), first, 3) < 1e-12, f"{shape} after token {first}"
+    """The one property that matters. A wrong ratio, residual, order of siblings or bonus shows as a
+    wrong probability."""
+    assert difference(law_of(SHAPES[shape], first, 3), first, 3) < 1e-12, (
+        f"{shape} after token {first}"
+    )
 
 
 def test_siblings_without_replacement() -> None:
-    """A second sibling that cannot repeat the first has a q of its own, renormalised; its law must come out exact too."""
+    """A second sibling that cannot repeat the first has a q of its own, renormalised; its law must
+    come out exact too."""
     law: Law = Counter()
     for first_child, second_child in product(TOKENS, repeat=2):
         rest = Q[0].clone()
@@ -105,7 +127,9 @@ def test_siblings_without_replacement() -> None:
         rest /= rest.sum()
         drawn = float(Q[0, first_child] * rest[second_child])
         if drawn:
-            for chance, text in written([first_child, second_child], [-1, -1], 0, torch.stack([Q[0], rest])):
+            for chance, text in written(
+                [first_child, second_child], [-1, -1], 0, torch.stack([Q[0], rest])
+            ):
                 law[tuple(text[:1])] += drawn * chance
     assert difference(law, 0, 1) < 1e-12
 
@@ -113,7 +137,10 @@ def test_siblings_without_replacement() -> None:
 BROKEN: dict[str, tuple[str, Callable[..., object]]] = {
     "no residual": ("residual", lambda p, q: p),
     "residual not cut at 0": ("residual", lambda p, q: (p - q).abs() / (p - q).abs().sum()),
-    "accepts the likelier token only": ("accepted", lambda p, q, token, number: bool(p[token] >= q[token])),
+    "accepts the likelier token only": (
+        "accepted",
+        lambda p, q, token, number: bool(p[token] >= q[token]),
+    ),
     "accepts always": ("accepted", lambda p, q, token, number: True),
 }
 
@@ -122,36 +149,46 @@ BROKEN: dict[str, tuple[str, Callable[..., object]]] = {
 def test_wrong_verifiers_are_caught(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control: a test that passes them too would prove nothing."""
     monkeypatch.setattr(rejection, *BROKEN[fault])
-    assert max(difference(law_of(SHAPES["siblings"], first, 1), first, 1) for first in TOKENS) > 0.01
+    assert (
+        max(difference(law_of(SHAPES["siblings"], first, 1), first, 1) for first in TOKENS) > 0.01
+    )
 
 
 def test_draft_that_cannot_have_been_drawn() -> None:
     """A drafter that pairs its tokens with another distribution would be accepted always."""
     with pytest.raises(AssertionError, match="drawn from"):
-        rejection.verified([1], [-1], P[:2], torch.tensor([[1.0, 0.0, 0.0]]), lambda depth, stream: 0.5)
+        rejection.verified(
+            [1], [-1], P[:2], torch.tensor([[1.0, 0.0, 0.0]]), lambda depth, stream: 0.5
+        )
 
 
 def test_rounding_leaves_no_room_for_a_wrong_token() -> None:
-    """float32 sums that are off by 1e-7 make a residual of rounding errors; q of nearly p must be accepted nearly always."""
+    """float32 sums that are off by 1e-7 make a residual of rounding errors; q of nearly p must be
+    accepted nearly always."""
     p = torch.full((2, 50_000), 1 / 50_000)
     q = p[:1] * (1 + 1e-5)
     path, _ = rejection.verified([7], [-1], p, q, lambda depth, stream: 1 - 2**-53)
     assert path == [0]
-    assert torch.equal(rejection.residual(p[0], q[0]), p[0]), "nothing is left, so p itself is the remainder"
+    assert torch.equal(rejection.residual(p[0], q[0]), p[0]), (
+        "nothing is left, so p itself is the remainder"
+    )
 
 
-# ---------------------------------------------------------------------------------------------------- on a model, by the engine
+# ------------------------------------------------------------------------ on a model, by the engine
 
 SAMPLING = SamplingParams(temperature=1.4, top_k=3, seed=11)
 PROMPT = [70, 80]
 ROWS = 2500
 LENGTH = 4
-CRITICAL = 140.0  # of chi-square with 80 degrees of freedom; exceeded by chance once in 25,000 times
+CRITICAL = (
+    140.0  # of chi-square with 80 degrees of freedom; exceeded by chance once in 25,000 times
+)
 
 
 @pytest.fixture(scope="module")
 def llm():
-    """Its last layers change little, so that an exit after two of the four is often right and often wrong."""
+    """Its last layers change little, so that an exit after two of the four is often right and often
+    wrong."""
     model = tiny_model("llama", 4, tie_word_embeddings=False)
     for layer in model.model.layers[2:]:
         layer.self_attn.o_proj.weight *= 0.4
@@ -177,11 +214,15 @@ def reference(llm) -> Law:
 
 def chi_square(llm, reference: Law, **options: object) -> float:
     """Of ROWS texts, each with a seed of its own, against the reference."""
-    results = llm.generate([PROMPT] * ROWS, sampling=SAMPLING, max_new_tokens=LENGTH, eos=[], **options)
+    results = llm.generate(
+        [PROMPT] * ROWS, sampling=SAMPLING, max_new_tokens=LENGTH, eos=[], **options
+    )
     found = Counter(tuple(result.tokens) for result in results)
     if not found.keys() <= reference.keys():
         return math.inf
-    return sum((found[text] - ROWS * chance) ** 2 / (ROWS * chance) for text, chance in reference.items())
+    return sum(
+        (found[text] - ROWS * chance) ** 2 / (ROWS * chance) for text, chance in reference.items()
+    )
 
 
 DRAWN = {"draft": EarlyExit(layer=2, sample=True), "control_options": {"tokens": 2}}
@@ -191,9 +232,15 @@ def test_drafts_that_are_drawn_leave_the_distribution_alone(llm, reference) -> N
     """The hook in the engine: p and q of other contexts or positions, random numbers used twice."""
     assert len(reference) == 81
     plain, drawn = chi_square(llm, reference), chi_square(llm, reference, **DRAWN)
-    assert plain < CRITICAL and drawn < CRITICAL, f"chi-square {plain:.0f} plain, {drawn:.0f} drafted"
-    stats = llm.generate([PROMPT] * 20, sampling=SAMPLING, max_new_tokens=LENGTH, eos=[], **DRAWN)[0].stats
-    assert 0.2 < stats.acceptance < 0.95, "nothing was rejected, or nothing accepted, so nothing was tested"
+    assert plain < CRITICAL and drawn < CRITICAL, (
+        f"chi-square {plain:.0f} plain, {drawn:.0f} drafted"
+    )
+    stats = llm.generate([PROMPT] * 20, sampling=SAMPLING, max_new_tokens=LENGTH, eos=[], **DRAWN)[
+        0
+    ].stats
+    assert 0.2 < stats.acceptance < 0.95, (
+        "nothing was rejected, or nothing accepted, so nothing was tested"
+    )
 
 
 WRONG: dict[str, tuple[object, str, object]] = {
@@ -205,42 +252,55 @@ WRONG: dict[str, tuple[object, str, object]] = {
 
 
 @pytest.mark.parametrize("fault", WRONG)
-def test_wrong_sampling_is_caught(llm, reference, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_sampling_is_caught(
+    llm, reference, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The negative control of the chi-square test."""
     monkeypatch.setattr(*WRONG[fault])
     assert chi_square(llm, reference, **DRAWN) > CRITICAL
 
 
 def test_greedy_rows_are_untouched(llm) -> None:
-    """A greedy row beside a sampled one is verified by rejection too, with point masses; alone it is not."""
+    """A greedy row beside a sampled one is verified by rejection too, with point masses; alone it
+    is not."""
     prompts, greedy = [list(b"once upon"), list(b"the")], SamplingParams()
     expected = llm.generate(prompts[0], max_new_tokens=30, eos=[])
     drafter = EarlyExit(layer=2, sample=True)
     alone = llm.generate(prompts[0], max_new_tokens=30, eos=[], draft=drafter)
-    beside = llm.generate(prompts, sampling=[greedy, SAMPLING], max_new_tokens=30, eos=[], draft=drafter)
+    beside = llm.generate(
+        prompts, sampling=[greedy, SAMPLING], max_new_tokens=30, eos=[], draft=drafter
+    )
     assert alone.tokens == beside[0].tokens == expected.tokens
     assert alone.stats.accepted > 0
 
 
 def test_drawn_texts_depend_on_seeds_alone(llm) -> None:
-    """Numbers that depend on neighbours or are consumed: the same seed would not give the same text again."""
+    """Numbers that depend on neighbours or are consumed: the same seed would not give the same text
+    again."""
     prompts = [list(b"once upon"), list(b"the"), list(b"a longer one")]
     options = {"max_new_tokens": 25, "eos": [], "draft": EarlyExit(layer=2, sample=True)}
-    together = [r.tokens for r in llm.generate(prompts, sampling=SamplingParams(temperature=1.0, seed=3), **options)]
+    together = [
+        r.tokens
+        for r in llm.generate(prompts, sampling=SamplingParams(temperature=1.0, seed=3), **options)
+    ]
     alone = [
-        llm.generate(p, sampling=SamplingParams(temperature=1.0, seed=3 + i), **options).tokens for i, p in enumerate(prompts)
+        llm.generate(p, sampling=SamplingParams(temperature=1.0, seed=3 + i), **options).tokens
+        for i, p in enumerate(prompts)
     ]
     assert together == alone
 
 
 @pytest.mark.parametrize("vocabulary", [0, 100])
 def test_what_a_draft_was_drawn_from_is_reported(llm, vocabulary: int) -> None:
-    """q of the full head beside drafts of a partial one; a row without drafts whose q has another shape."""
+    """q of the full head beside drafts of a partial one; a row without drafts whose q has another
+    shape."""
     prompts = [list(b"once upon"), list(b"the")]
     samplers = row_samplers(SAMPLING, prompts)
     cache = llm.model.new_cache(2, 64)
     llm.model.prefill([prompt[:-1] for prompt in prompts], cache)
-    drafting = EarlyExit(layer=2, vocabulary=vocabulary, sample=True).start(Scene(llm.model, cache, prompts, samplers))
+    drafting = EarlyExit(layer=2, vocabulary=vocabulary, sample=True).start(
+        Target(llm.model, cache, prompts, samplers)
+    )
     draft = drafting.propose([0, 1], prompts, Budget([4, 0]))
     assert draft.probs is not None
     q, none = draft.probs

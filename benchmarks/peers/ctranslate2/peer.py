@@ -23,16 +23,23 @@ class Peer:
         )
 
     def generate(self, ids: list[int], max_new_tokens: int, eos: list[int]) -> list[int]:
-        return self.run([ids], max_new_tokens, eos, lambda step: self.first(1) if step.step == 0 else None)[0]
+        return self.run(
+            [ids], max_new_tokens, eos, lambda step: self.first(1) if step.step == 0 else None
+        )[0]
 
-    def generate_batch(self, rows: list[list[int]], max_new_tokens: int, eos: list[int]) -> list[list[int]]:
+    def generate_batch(
+        self, rows: list[list[int]], max_new_tokens: int, eos: list[int]
+    ) -> list[list[int]]:
         return self.run(rows, max_new_tokens, eos, None)
 
-    def run(self, rows: list[list[int]], max_new_tokens: int, eos: list[int], callback: Any) -> list[list[int]]:
+    def run(
+        self, rows: list[list[int]], max_new_tokens: int, eos: list[int], callback: Any
+    ) -> list[list[int]]:
         done = self.generator.generate_batch(
             [[self.words[token] for token in ids] for ids in rows],
             max_length=max_new_tokens, beam_size=1, sampling_topk=1, include_prompt_in_result=False,
-            end_token=eos, return_end_token=True,  # an empty list: nothing ends it; leaving it out would mean the model's own
+            # an empty list: nothing ends it; leaving it out would mean the model's own
+            end_token=eos, return_end_token=True,
             callback=callback,
         )  # fmt: skip
         return [each.sequences_ids[0] for each in done]

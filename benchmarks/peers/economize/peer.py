@@ -1,4 +1,5 @@
-"""economize: its early exit (frozen, the model's own norm and head, as LayerSkip's) and its prompt lookup, eager.
+"""economize: its early exit (frozen, the model's own norm and head, as LayerSkip's) and its prompt
+lookup, eager.
 
 A cycle of N tokens is one exact pass and up to N - 1 drafts.
 """
@@ -30,13 +31,21 @@ class Peer:
         self.models: dict[tuple[str, int], Any] = {}
 
     def generate(
-        self, ids: list[int], max_new_tokens: int, eos: list[int], method: str = "plain", tokens: int = 0, layer: int = 0
+        self,
+        ids: list[int],
+        max_new_tokens: int,
+        eos: list[int],
+        method: str = "plain",
+        tokens: int = 0,
+        layer: int = 0,
     ) -> list[int]:
         if (method, layer) not in self.models:
             self.models[method, layer] = economize.apply(self.base, *technique(method, layer))
         settings = economize.DecodeConfig(cycle_length=1 if method == "plain" else tokens + 1)
         with torch.inference_mode():
-            result = self.models[method, layer].decode(torch.tensor(ids), max_new_tokens, decoding=settings, stop=eos or None)
+            result = self.models[method, layer].decode(
+                torch.tensor(ids), max_new_tokens, decoding=settings, stop=eos or None
+            )
         self.counts = {
             "drafted": sum(drafted for drafted, _ in result.acceptance),
             "accepted": sum(accepted for _, accepted in result.acceptance),

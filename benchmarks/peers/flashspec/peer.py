@@ -1,6 +1,8 @@
-"""flashspec, uncompiled, as it runs without CUDA: its prompt lookup, and a draft model that is the first layers of the target.
+"""flashspec, uncompiled, as it runs without CUDA: its prompt lookup, and a draft model that is the
+first layers of the target.
 
-It has no early exit. The draft model makes the same drafts from the same weights, on a cache of its own.
+It has no early exit. The draft model makes the same drafts from the same weights, on a cache of its
+own.
 """
 
 from __future__ import annotations
@@ -32,13 +34,21 @@ class Peer:
         return AutoModelForCausalLM.from_pretrained(self.folder, dtype=self.dtype, **changes).eval()
 
     def generate(
-        self, ids: list[int], max_new_tokens: int, eos: list[int], method: str = "plain", tokens: int = 0, layer: int = 0
+        self,
+        ids: list[int],
+        max_new_tokens: int,
+        eos: list[int],
+        method: str = "plain",
+        tokens: int = 0,
+        layer: int = 0,
     ) -> list[int]:
         key = method, tokens, layer
         if key not in self.engines:
             self.engines[key] = self.engine(method, tokens, layer)
         with torch.inference_mode():
-            result = self.engines[key].generate(torch.tensor([ids]), max_new_tokens, eos_token_ids=eos)
+            result = self.engines[key].generate(
+                torch.tensor([ids]), max_new_tokens, eos_token_ids=eos
+            )
         self.counts = {
             "drafted": sum(step.proposed for step in result.arm_steps),
             "accepted": sum(step.accepted for step in result.arm_steps),
@@ -50,7 +60,9 @@ class Peer:
             drafter: Any = NgramDrafter(max_ngram=LONGEST_NGRAM, min_ngram=1)
         elif method == "early-exit":
             first_layers = self.model(num_hidden_layers=layer)
-            drafter = HuggingFaceDrafter("first layers", "cpu", self.dtype, temperature=0.0, model=first_layers)
+            drafter = HuggingFaceDrafter(
+                "first layers", "cpu", self.dtype, temperature=0.0, model=first_layers
+            )
         else:
             raise ValueError(f"this peer has no method {method!r}: it only decodes with a drafter")
         config = FlashSpecConfig(

@@ -1,4 +1,5 @@
-"""onnxruntime-genai on the CPU, float32, on a model that its own builder makes of the Hugging Face folder."""
+"""onnxruntime-genai on the CPU, float32, on a model that its own builder makes of the Hugging Face
+folder."""
 
 from __future__ import annotations
 
@@ -39,13 +40,27 @@ class Peer:
                 self.first(1)
             if tokens[-1] in eos:
                 break
-        return tokens  # too few where the model's own end token is not among `eos`: the harness says so
+        # too few where the model's own end token is not among `eos`: the harness says so
+        return tokens
 
 
 def build(source: Path, target: Path) -> None:
     """Its model builder, float32 for the CPU."""
     with tempfile.TemporaryDirectory() as cache:
-        command = [sys.executable, "-m", "onnxruntime_genai.models.builder", "-i", str(source), "-o", str(target)]
-        done = subprocess.run([*command, "-p", "fp32", "-e", "cpu", "-c", cache], capture_output=True, text=True, check=False)
+        command = [
+            sys.executable,
+            "-m",
+            "onnxruntime_genai.models.builder",
+            "-i",
+            str(source),
+            "-o",
+            str(target),
+        ]
+        done = subprocess.run(
+            [*command, "-p", "fp32", "-e", "cpu", "-c", cache],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
     if done.returncode:
         raise RuntimeError(f"the model builder failed: {done.stderr.strip().splitlines()[-1:]}")

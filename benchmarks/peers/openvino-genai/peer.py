@@ -1,4 +1,5 @@
-"""OpenVINO GenAI on the CPU, float32 with a float32 cache, on a model that optimum-intel exports from the Hugging Face folder.
+"""OpenVINO GenAI on the CPU, float32 with a float32 cache, on a model that optimum-intel exports
+from the Hugging Face folder.
 
 Plain decoding, and its prompt lookup at so many drafts a round.
 """
@@ -42,12 +43,25 @@ class Peer:
     def pipeline(self, method: str) -> Any:
         """Drafting is said when a pipeline is made: each way has its own."""
         if method not in self.pipelines:
-            exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "INFERENCE_NUM_THREADS": self.threads}
+            exact = {
+                "INFERENCE_PRECISION_HINT": "f32",
+                "KV_CACHE_PRECISION": "f32",
+                "INFERENCE_NUM_THREADS": self.threads,
+            }
             drafting = {"prompt_lookup": True} if method == "lookup" else {}
-            self.pipelines[method] = openvino_genai.LLMPipeline(self.path, "CPU", **exact, **drafting)
+            self.pipelines[method] = openvino_genai.LLMPipeline(
+                self.path, "CPU", **exact, **drafting
+            )
         return self.pipelines[method]
 
-    def generate(self, ids: list[int], max_new_tokens: int, eos: list[int], method: str = "plain", tokens: int = 0) -> list[int]:
+    def generate(
+        self,
+        ids: list[int],
+        max_new_tokens: int,
+        eos: list[int],
+        method: str = "plain",
+        tokens: int = 0,
+    ) -> list[int]:
         config = openvino_genai.GenerationConfig()
         config.max_new_tokens, config.do_sample = max_new_tokens, False
         if eos:
@@ -59,7 +73,9 @@ class Peer:
         prompt = openvino.Tensor(np.array([ids], dtype=np.int64))
         mask = openvino.Tensor(np.ones((1, len(ids)), dtype=np.int64))
         heard = First(self.first)
-        answer = self.pipeline(method).generate(openvino_genai.TokenizedInputs(prompt, mask), config, heard)
+        answer = self.pipeline(method).generate(
+            openvino_genai.TokenizedInputs(prompt, mask), config, heard
+        )
         return [int(token) for token in answer.tokens[0]]
 
 
@@ -81,7 +97,13 @@ class First(openvino_genai.StreamerBase):
 
 
 def export(source: Path, target: Path) -> None:
-    """In a process of its own: the exporter brings torch and an older transformers, which decoding must not carry along."""
-    done = subprocess.run([sys.executable, "-c", EXPORT, str(source), str(target)], capture_output=True, text=True, check=False)
+    """In a process of its own: the exporter brings torch and an older transformers, which decoding
+    must not carry along."""
+    done = subprocess.run(
+        [sys.executable, "-c", EXPORT, str(source), str(target)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise RuntimeError(f"the exporter failed: {done.stderr.strip().splitlines()[-1:]}")

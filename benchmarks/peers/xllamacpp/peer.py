@@ -1,6 +1,8 @@
-"""llama.cpp through the wheel xllamacpp, on an F32 file with an F32 key/value cache, so that only like precisions are compared.
+"""llama.cpp through the wheel xllamacpp, on an F32 file with an F32 key/value cache, so that only
+like precisions are compared.
 
-Its completion call takes ids and answers with text; our conversion names token 17 "<17>", so the text is the ids.
+Its completion call takes ids and answers with text; our conversion names token 17 "<17>", so the
+text is the ids.
 """
 
 from __future__ import annotations
@@ -45,15 +47,27 @@ class Peer:
         params.n_gpu_layers = 0
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.threads
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-        params.cache_prompt, params.cache_ram_mib = False, 0  # every prompt is computed, as at the other peers
+        params.cache_prompt, params.cache_ram_mib = (
+            False,
+            0,
+        )  # every prompt is computed, as at the other peers
         params.verbosity = 0
         if method == "ngram":  # the last match of exactly so many tokens, and what followed it
-            params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+            params.speculative.types = [
+                xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE
+            ]
             params.speculative.ngram_simple.size_n = LONGEST_NGRAM
             params.speculative.ngram_simple.size_m = tokens
         return params
 
-    def generate(self, ids: list[int], max_new_tokens: int, eos: list[int], method: str = "plain", tokens: int = 0) -> list[int]:
+    def generate(
+        self,
+        ids: list[int],
+        max_new_tokens: int,
+        eos: list[int],
+        method: str = "plain",
+        tokens: int = 0,
+    ) -> list[int]:
         request = {
             "prompt": ids,
             "n_predict": max_new_tokens,
@@ -63,14 +77,20 @@ class Peer:
             "stream": True,
         }
         pieces: list[dict[str, Any]] = []
-        self.server(method, tokens).handle_completions(request, lambda piece: self.hear(piece, pieces))
+        self.server(method, tokens).handle_completions(
+            request, lambda piece: self.hear(piece, pieces)
+        )
         failed = [piece for piece in pieces if "choices" not in piece]
         if failed or not pieces:
             raise RuntimeError(str(failed)[:300] or "no answer")
         timings = pieces[-1].get("timings", {})
-        self.counts = {"drafted": timings.get("draft_n", 0), "accepted": timings.get("draft_n_accepted", 0)}
+        self.counts = {
+            "drafted": timings.get("draft_n", 0),
+            "accepted": timings.get("draft_n_accepted", 0),
+        }
         made = [int(word) for piece in pieces for word in WORD.findall(piece["choices"][0]["text"])]
-        # a stop word is cut off the text; with several there is no telling which it was, so any of them stands for all
+        # a stop word is cut off the text; with several there is no telling which it was, so any of
+        # them stands for all
         ended = pieces[-1]["choices"][0]["finish_reason"]
         return made if ended == "length" else [*made, *eos[:1]]
 

@@ -1,7 +1,8 @@
-"""What this machine allows and how close our engine comes: memory bandwidth, the products alone, and passes over n tokens.
+"""What this machine allows and how close our engine comes: memory bandwidth, the products alone,
+and passes over n tokens.
 
-One token must read every weight once, so weight bytes over bandwidth is a floor that no plain decoding can go under. Knows our
-engine's `LayeredModel`; does not know peers or tables.
+One token must read every weight once, so weight bytes over bandwidth is a floor that no plain
+decoding can go under. Knows our engine's `LayeredModel`; does not know peers or tables.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ from .schema import CostCard, VerifyPoint
 from .timing import Contestant, interleave, timed
 
 if TYPE_CHECKING:
-    from ..model.adapter import LayeredModel
+    from ..model.layered import LayeredModel
 
-SMALLEST_BUFFER = 256 * 2**20  # well beyond a last-level cache, else it is the cache that is measured
+SMALLEST_BUFFER = (
+    256 * 2**20
+)  # well beyond a last-level cache, else it is the cache that is measured
 LARGEST_BUFFER = 2**30
 CARD_CONTEXT = 64
 Tick = Callable[[str], None]
 
 
 def read_bandwidth(size: int, repetitions: int = 7) -> dict[str, list[float]]:
-    """Bytes a second at which memory can be read with torch's present number of threads, measured in three ways.
+    """Bytes a second at which memory can be read with torch's present number of threads, measured
+    in three ways.
 
-    No single way reaches the limit on every machine: a sum may be bound by its additions, a matrix-vector product by its
-    kernel. What is wanted is the most the memory can do, so a reader takes the best of all. The buffer is about as large as the
-    weights are.
+    No single way reaches the limit on every machine: a sum may be bound by its additions, a
+    matrix-vector product by its kernel. What is wanted is the most the memory can do, so a reader
+    takes the best of all. The buffer is about as large as the weights are.
     """
     values = min(max(size, SMALLEST_BUFFER), LARGEST_BUFFER) // 4
     buffer = torch.ones(values // 1024, 1024)
@@ -44,7 +48,8 @@ def read_bandwidth(size: int, repetitions: int = 7) -> dict[str, list[float]]:
 
 
 class Passes:
-    """Our engine with `context` tokens in its cache, ready to run passes over 1..n more and to forget them again."""
+    """Our engine with `context` tokens in its cache, ready to run passes over 1..n more and to
+    forget them again."""
 
     def __init__(self, model: LayeredModel, ids: Sequence[int], context: int, longest: int) -> None:
         self.model, self.context = model, context
@@ -54,7 +59,7 @@ class Passes:
 
     def run(self, tokens: int) -> None:
         """One pass with logits of every token; the cache is as before afterwards."""
-        place = self.cache.place([tokens])
+        place = self.cache.layout([tokens])
         self.model.forward(self.following[:tokens], self.cache, place)
         self.cache.rollback(0, self.context)
 
@@ -62,11 +67,19 @@ class Passes:
         return timed(lambda: self.run(tokens))
 
 
-def cost_card(model: LayeredModel, ids: Sequence[int], rounds: int, on_turn: Tick | None = None) -> CostCard:
-    """Bandwidth first, then whole steps and their products alone in turns, at a short context where attention costs little."""
+def cost_card(
+    model: LayeredModel, ids: Sequence[int], rounds: int, on_turn: Tick | None = None
+) -> CostCard:
+    """Bandwidth first, then whole steps and their products alone in turns, at a short context where
+    attention costs little."""
     bandwidth = read_bandwidth(model.weight_bytes)
     passes = Passes(model, ids, CARD_CONTEXT, 1)
-    seconds = interleave({"step": passes.contestant(1), "products": lambda: model.products(1)}, rounds, warmup=2, on_turn=on_turn)
+    seconds = interleave(
+        {"step": passes.contestant(1), "products": lambda: model.products(1)},
+        rounds,
+        warmup=2,
+        on_turn=on_turn,
+    )
     return CostCard(
         weight_bytes=model.weight_bytes,
         bandwidth=bandwidth,
@@ -84,7 +97,8 @@ def verify_curve(
     rounds: int,
     on_turn: Tick | None = None,
 ) -> Iterator[list[VerifyPoint]]:
-    """Passes over n tokens behind each context, every n in turn within a round; one list of points a context."""
+    """Passes over n tokens behind each context, every n in turn within a round; one list of points
+    a context."""
     for context in contexts:
         passes = Passes(model, ids, context, max(tokens))
         contestants = {str(count): passes.contestant(count) for count in tokens}

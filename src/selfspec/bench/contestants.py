@@ -1,8 +1,11 @@
-"""Who takes part: engines with methods, as they are written on the command line, checked before anything is loaded.
+"""Who takes part: engines with methods, as they are written on the command line, checked before
+anything is loaded.
 
-Ours are drafters and controllers by name: `auto`, `ngram:longest=3@fixed:tokens=6`. A peer's are what its class says under
-`methods`, each with the options that it takes: `transformers/lookup:tokens=4`, `transformers/all`. Drafts a round (K) and the
-exit layer are filled in where they were left open, so that a name says at which K an acceptance was measured. Loads no peer.
+Ours are drafters and controllers by name: `auto`, `ngram:longest=3@fixed:tokens=6`. A peer's are
+what its class says under `methods`, each with the options that it takes:
+`transformers/lookup:tokens=4`, `transformers/all`. Drafts a round (K) and the exit layer are filled
+in where they were left open, so that a name says at which K an acceptance was measured. Loads no
+peer.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..auto import resolve
+from ..draft.auto import resolve
 from ..errors import OptionError, nearest
 from .peers import PeerSpec
 from .suite_schema import OURS, PLAIN
@@ -33,7 +36,8 @@ class Contestant:
 
 
 def own_options(text: str) -> dict[str, Any]:
-    """What `LLM.generate` is told for a method of ours: `name:option=value,...@controller:option=value,...`."""
+    """What `LLM.generate` is told for a method of ours:
+    `name:option=value,...@controller:option=value,...`."""
     if text == PLAIN:
         return {"draft": None}
     draft, _, control = text.partition("@")
@@ -63,7 +67,9 @@ def drafts_at_most(method: str) -> int:
     return drafts if isinstance(drafts, int) else 0
 
 
-def contestants(methods: Sequence[str], peers: Sequence[str], known: Mapping[str, PeerSpec], layers: int) -> list[Contestant]:
+def contestants(
+    methods: Sequence[str], peers: Sequence[str], known: Mapping[str, PeerSpec], layers: int
+) -> list[Contestant]:
     """Our plain decoding, our methods, then the peers' as they were named; each once."""
     found = [_own(text) for text in (PLAIN, *methods)]
     for text in peers:
@@ -79,33 +85,53 @@ def contestants(methods: Sequence[str], peers: Sequence[str], known: Mapping[str
 
 def _own(text: str) -> Contestant:
     options = own_options(text)
-    resolve(options["draft"], options.get("draft_options"), options.get("control"), options.get("control_options"))
+    resolve(
+        options["draft"],
+        options.get("draft_options"),
+        options.get("control"),
+        options.get("control_options"),
+    )
     return Contestant(f"{OURS}/{text}", OURS, text, {"method": text})
 
 
 def methods_of(file: Path) -> dict[str, tuple[str, ...]]:
-    """What a peer's class says under `methods`: names with their options; only plain decoding where it says nothing."""
+    """What a peer's class says under `methods`: names with their options; only plain decoding where
+    it says nothing."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == "methods":
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id == "methods"
+        ):
             return {name: tuple(options) for name, options in ast.literal_eval(node.value).items()}
     return {PLAIN: ()}
 
 
-def _of_peer(engine: str, text: str, known: Mapping[str, tuple[str, ...]], layers: int) -> list[Contestant]:
+def _of_peer(
+    engine: str, text: str, known: Mapping[str, tuple[str, ...]], layers: int
+) -> list[Contestant]:
     if text == "all":
-        return [contestant for name in known for contestant in _of_peer(engine, name, known, layers)]
+        return [
+            contestant for name in known for contestant in _of_peer(engine, name, known, layers)
+        ]
     method, options = _named(text or next(iter(known)))
     if method not in known:
         raise OptionError(f"the peer {engine!r} has no method {method!r}; {nearest(method, known)}")
     for name in options:
         if name not in known[method]:
             raise OptionError(
-                f"{engine}/{method} has no option {name!r}; {nearest(name, known[method]) if known[method] else 'it has none'}"
+                f"{engine}/{method} has no option {name!r}; "
+                f"{nearest(name, known[method]) if known[method] else 'it has none'}"
             )
     if "tokens" in known[method]:
         options.setdefault("tokens", DRAFTS)
     if "layer" in known[method] and "model" not in options:
         options.setdefault("layer", max(1, layers // 4))
-    said = ",".join(f"{name}={Path(value).name if name == 'model' else value}" for name, value in options.items())
+    said = ",".join(
+        f"{name}={Path(value).name if name == 'model' else value}"
+        for name, value in options.items()
+    )
     name = f"{engine}/{method}{':' + said if said else ''}"
-    return [Contestant(name, engine, method, {"method": method, **options} if method != PLAIN else {})]
+    return [
+        Contestant(name, engine, method, {"method": method, **options} if method != PLAIN else {})
+    ]

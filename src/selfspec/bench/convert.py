@@ -1,7 +1,9 @@
-"""Rewrite a Llama-family Hugging Face folder for engines that read other formats, so that all peers run the same float32 numbers.
+"""Rewrite a Llama-family Hugging Face folder for engines that read other formats, so that all peers
+run the same float32 numbers.
 
-Knows the two formats' traps (row order of q and k, tied heads, the rope key that transformers 5 renamed) and where converted
-models are kept. Does not know how a peer runs them. Imports no torch: it works inside the peers' processes.
+Knows the two formats' traps (row order of q and k, tied heads, the rope key that transformers 5
+renamed) and where converted models are kept. Does not know how a peer runs them. Imports no torch:
+it works inside the peers' processes.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ Weights = npt.NDArray[np.float32]
 
 
 def cache_folder() -> Path:
-    """Where converted models live: below $SELFSPEC_CACHE, or below the user's ordinary cache folder."""
+    """Where converted models live: below $SELFSPEC_CACHE, or below the user's ordinary cache
+    folder."""
     return Path(os.environ.get("SELFSPEC_CACHE") or Path.home() / ".cache" / "selfspec") / "peers"
 
 
 def fingerprint(folder: Path) -> str:
-    """Names a model by its configuration and by its weights' sizes and dates: another model or a newer one is converted anew."""
+    """Names a model by its configuration and by its weights' sizes and dates: another model or a
+    newer one is converted anew."""
     seen = hashlib.sha256((folder / "config.json").read_bytes())
     for file in sorted(folder.glob("*.safetensors")):
         stat = file.stat()
@@ -38,10 +42,11 @@ def fingerprint(folder: Path) -> str:
 
 
 def converted(folder: str | Path, kind: str, write: Callable[[Path, Path], None]) -> Path:
-    """The converted form of a model, made with `write(source, target)` when it is not in the cache yet.
+    """The converted form of a model, made with `write(source, target)` when it is not in the cache
+    yet.
 
-    It is written under a name of its own and renamed when complete, so an interrupted or a second conversion leaves no broken
-    one.
+    It is written under a name of its own and renamed when complete, so an interrupted or a second
+    conversion leaves no broken one.
     """
     source = Path(folder)
     target = cache_folder() / f"{kind}-{fingerprint(source)}"
@@ -78,14 +83,22 @@ class LlamaShape:
 
     @classmethod
     def read(cls, folder: Path) -> LlamaShape:
-        """From config.json; refuses what the converters would write down wrongly instead of writing it."""
+        """From config.json; refuses what the converters would write down wrongly instead of writing
+        it."""
         config = json.loads((folder / "config.json").read_text())
         rope = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
         kind = rope.get("rope_type", rope.get("type", "default"))
-        if config.get("model_type") != "llama" or kind != "default" or config.get("attention_bias") or config.get("mlp_bias"):
+        if (
+            config.get("model_type") != "llama"
+            or kind != "default"
+            or config.get("attention_bias")
+            or config.get("mlp_bias")
+        ):
             raise UnsupportedModel(
-                f"The benchmark's converters write Llama models with default RoPE and no biases, not model_type="
-                f"{config.get('model_type')!r} with rope_type={kind!r}. Leave the converting peers out with --peers."
+                f"The benchmark's converters write Llama models with default RoPE and no biases, "
+                f"not model_type="
+                f"{config.get('model_type')!r} with rope_type={kind!r}. Leave the converting "
+                f"peers out with --peers."
             )
         heads = config["num_attention_heads"]
         return cls(
@@ -110,7 +123,8 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Weights]]:
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise Unavailable(
-            f"No *.safetensors in the model folder {folder.name!r}: nothing to convert. Save the model as safetensors."
+            f"No *.safetensors in the model folder {folder.name!r}: nothing to convert. Save the "
+            f"model as safetensors."
         )
     for file in files:
         with safe_open(file, framework="numpy") as tensors:
@@ -119,7 +133,8 @@ def read_weights(folder: Path) -> Iterator[tuple[str, Weights]]:
 
 
 def interleave(weight: Weights, heads: int) -> Weights:
-    """Row order of q and k for engines that rotate neighbouring pairs, where transformers rotates the two halves of a head."""
+    """Row order of q and k for engines that rotate neighbouring pairs, where transformers rotates
+    the two halves of a head."""
     head_dim = weight.shape[0] // heads
     halves = weight.reshape(heads, 2, head_dim // 2, -1)
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))
@@ -151,7 +166,8 @@ def gguf_name(name: str) -> str:
     part = part.removesuffix(".weight")
     if not layer.isdigit() or part not in BLOCK:
         raise UnsupportedModel(
-            f"The tensor {name!r} has no place in a Llama GGUF file. Leave the converting peers out with --peers."
+            f"The tensor {name!r} has no place in a Llama GGUF file. Leave the converting peers "
+            f"out with --peers."
         )
     return f"blk.{layer}.{BLOCK[part]}.weight"
 
@@ -159,9 +175,9 @@ def gguf_name(name: str) -> str:
 def write_gguf(source: Path, target: Path) -> None:
     """An F32 GGUF file.
 
-    The vocabulary is one made-up word a token, "<id>", under the tokenizer kind `rwkv`: the only kind whose end-of-text id has no
-    default, so that llama.cpp neither stops nor suppresses a token that plain greedy decoding would have written. Ids go in and
-    come out.
+    The vocabulary is one made-up word a token, "<id>", under the tokenizer kind `rwkv`: the only
+    kind whose end-of-text id has no default, so that llama.cpp neither stops nor suppresses a token
+    that plain greedy decoding would have written. Ids go in and come out.
     """
     from gguf import GGUFWriter, TokenType
 
@@ -203,8 +219,8 @@ def _write_shape(writer: Any, shape: LlamaShape) -> None:
 def write_ctranslate2(source: Path, target: Path) -> None:
     """A float32 CTranslate2 folder, by CTranslate2's own converter.
 
-    It reads `rope_theta` from the top of config.json, where transformers 5 no longer writes it, and would silently take 10000;
-    so it is shown a folder of links with the old key put back.
+    It reads `rope_theta` from the top of config.json, where transformers 5 no longer writes it, and
+    would silently take 10000; so it is shown a folder of links with the old key put back.
     """
     from ctranslate2.converters import TransformersConverter
 

@@ -1,8 +1,10 @@
-"""A model whose early exit agrees with it often: the late layers of an ordinary one, made to change little.
+"""A model whose early exit agrees with it often: the late layers of an ordinary one, made to change
+little.
 
-Shapes, costs and code paths are the ordinary model's; only how often a draft is kept differs. What each late half adds to the
-residual stream is scaled by one factor (its last matrix is), 1 being the ordinary model and 0 one that equals its own exit.
-Such a model writes nonsense; it is for comparing machinery, never for a figure about a real model. Does not know who runs it.
+Shapes, costs and code paths are the ordinary model's; only how often a draft is kept differs. What
+each late half adds to the residual stream is scaled by one factor (its last matrix is), 1 being the
+ordinary model and 0 one that equals its own exit. Such a model writes nonsense; it is for comparing
+machinery, never for a figure about a real model. Does not know who runs it.
 """
 
 from __future__ import annotations
@@ -22,10 +24,20 @@ def damped_folder(folder: Path, layer: int, factor: float) -> Path:
     """The Hugging Face folder of that model, made at first use and kept in the user's cache."""
     layers = json.loads((folder / "config.json").read_text(encoding="utf-8"))["num_hidden_layers"]
     if not 0 < layer < layers:
-        raise OptionError(f"layer={layer} leaves nothing to damp in this model of {layers} layers; choose 1 to {layers - 1}")
+        raise OptionError(
+            f"layer={layer} leaves nothing to damp in this model of {layers} layers; choose 1 to "
+            f"{layers - 1}"
+        )
     if not 0 <= factor <= 1:
-        raise OptionError(f"factor={factor} is not a damping; choose 0 (the exit is the whole model) to 1 (the model as it is)")
-    return converted(folder, f"damped-{layer}-{factor:g}", lambda source, target: write_damped(source, target, layer, factor))
+        raise OptionError(
+            f"factor={factor} is not a damping; choose 0 (the exit is the whole model) to 1 (the "
+            f"model as it is)"
+        )
+    return converted(
+        folder,
+        f"damped-{layer}-{factor:g}",
+        lambda source, target: write_damped(source, target, layer, factor),
+    )
 
 
 def write_damped(source: Path, target: Path, layer: int, factor: float) -> None:
@@ -47,6 +59,7 @@ def write_damped(source: Path, target: Path, layer: int, factor: float) -> None:
         save_file(weights, target / file.name, metadata={"format": "pt"})
     if not scaled:
         raise UnsupportedModel(
-            "no o_proj or down_proj of a late layer was found in the folder's safetensors files, so nothing was damped; "
+            "no o_proj or down_proj of a late layer was found in the folder's safetensors files, "
+            "so nothing was damped; "
             "give a model whose layers are named as Llama's are"
         )

@@ -1,7 +1,8 @@
-"""The peer processes of a run: started beside each other, asked in turns, and started again when one had to be ended.
+"""The peer processes of a run: started beside each other, asked in turns, and started again when
+one had to be ended.
 
-Knows how a turn is measured: seconds from outside, the process's largest memory, the machine's energy. Does not know questions,
-what is compared, or what a result looks like on disk.
+Knows how a turn is measured: seconds from outside, the process's largest memory, the machine's
+energy. Does not know questions, what is compared, or what a result looks like on disk.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from .meters import EnergyMeter, PeakMemory
 from .peers import Peer, PeerFailed, PeerSpec, Reply
 from .suite_schema import EngineRow
 
-SETTLE_SECONDS = 0.02  # before each turn: threads of the peer that worked last may spin for a moment
+SETTLE_SECONDS = (
+    0.02  # before each turn: threads of the peer that worked last may spin for a moment
+)
 ECHOES = 21
 
 
@@ -35,7 +38,11 @@ class Engine(Protocol):
     def echo(self, something: Sequence[int]) -> float: ...
     def call(self, name: str, **arguments: Any) -> Any: ...
     def answer(
-        self, rows: Sequence[Sequence[int]], max_new_tokens: int, eos: Sequence[int], options: Mapping[str, Any]
+        self,
+        rows: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        eos: Sequence[int],
+        options: Mapping[str, Any],
     ) -> Reply: ...
     def close(self) -> None: ...
 
@@ -69,7 +76,8 @@ class Engines:
     _running: dict[str, Engine] = field(default_factory=dict)
 
     def open(self, row: EngineRow, ids: Sequence[int]) -> None:
-        """Start one and write down what that took; raises PeerFailed. `ids` are as long as what it will be sent."""
+        """Start one and write down what that took; raises PeerFailed. `ids` are as long as what it
+        will be sent."""
         self.specs[row.name].install()
         begin = time.perf_counter()
         engine = self._begin(row.name)
@@ -89,7 +97,8 @@ class Engines:
         return engine
 
     def get(self, name: str) -> Engine:
-        """A living one: one that had to be ended is started again, for what other methods it has."""
+        """A living one: one that had to be ended is started again, for what other methods it
+        has."""
         engine = self._running.get(name)
         if engine is None:
             raise PeerFailed("not started")
@@ -100,7 +109,12 @@ class Engines:
         return engine
 
     def measure(
-        self, name: str, rows: Sequence[Sequence[int]], new_tokens: int, eos: Sequence[int], options: Mapping[str, Any]
+        self,
+        name: str,
+        rows: Sequence[Sequence[int]],
+        new_tokens: int,
+        eos: Sequence[int],
+        options: Mapping[str, Any],
     ) -> Measured:
         """One turn of one engine."""
         engine = self.get(name)
@@ -111,7 +125,9 @@ class Engines:
         reply = engine.answer(rows, new_tokens, eos, options)
         joules, peak = self.energy.read(), memory.read()
         first, count = reply.first_seconds, reply.first_tokens
-        if first is None:  # it does not stream: another call for one token says when decoding begins
+        if (
+            first is None
+        ):  # it does not stream: another call for one token says when decoding begins
             first, count = engine.answer(rows, 1, eos, options).seconds, len(rows)
         counts = dict(reply.counts or {})
         peak = counts.pop("peak_memory_bytes", peak)

@@ -1,9 +1,12 @@
-"""Plain decoding on a card: a model of a known shape with random weights, made there, next to what the card's memory allows.
+"""Plain decoding on a card: a model of a known shape with random weights, made there, next to what
+the card's memory allows.
 
-One step has to read every weight and all keys and values once; that over the measured speed of copying is its floor. A step is
-the whole of it: place, embedding, layers, head, the choice, and the one read by the host. `recorded` replays steps, `eager` runs
-the same functions kernel by kernel. Needs torch and transformers and no network. Times are taken between two synchronisations, in
-turns. Peers come last: they make the weights once more, as transformers' own model. Does not know how a step is recorded.
+One step has to read every weight and all keys and values once; that over the measured speed of
+copying is its floor. A step is the whole of it: place, embedding, layers, head, the choice, and the
+one read by the host. `recorded` replays steps, `eager` runs the same functions kernel by kernel.
+Needs torch and transformers and no network. Times are taken between two synchronisations, in turns.
+Peers come last: they make the weights once more, as transformers' own model. Does not know how a
+step is recorded.
 """
 
 from __future__ import annotations
@@ -18,12 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..contract import Stats
+from ..core.contract import Stats
 from ..draft.scripted import ScriptedDrafter
 from ..errors import OptionError, ResourceError, nearest
 from ..llm import LLM
-from ..model.adapter import LayeredModel
-from ..model.loading import DTYPES
+from ..model.layered import LayeredModel
+from ..model.load.loading import DTYPES
 from .schema import SCHEMA_VERSION, Provenance
 from .ties import find_ties
 from .timing import Contestant, interleave
@@ -63,12 +66,27 @@ class GpuOptions:
         if self.dtype not in DTYPES:
             raise OptionError(f"dtype={self.dtype!r} is not known; {nearest(self.dtype, DTYPES)}")
         if torch.device(self.device).type == "cuda" and not torch.cuda.is_available():
-            raise OptionError(f"device={self.device!r}: torch sees no CUDA device here. Use --device cpu --shape tiny to try it.")
-        context, needed = SHAPES[self.shape]["max_position_embeddings"], max(self.contexts) + max(self.new_tokens, 64)
+            raise OptionError(
+                f"device={self.device!r}: torch sees no CUDA device here. Use --device cpu "
+                f"--shape tiny to try it."
+            )
+        context, needed = (
+            SHAPES[self.shape]["max_position_embeddings"],
+            max(self.contexts) + max(self.new_tokens, 64),
+        )
         if needed > context:
-            raise OptionError(f"The run needs {needed} positions and {self.shape} has {context}. Lower --contexts.")
-        if min(*self.batches, *self.contexts, *self.verify_tokens, self.rounds, self.steps) < 1 or self.new_tokens < 2:
-            raise OptionError("batches, contexts, rounds and steps start at 1, new tokens at 2: nothing would be measured.")
+            raise OptionError(
+                f"The run needs {needed} positions and {self.shape} has {context}. Lower "
+                f"--contexts."
+            )
+        if (
+            min(*self.batches, *self.contexts, *self.verify_tokens, self.rounds, self.steps) < 1
+            or self.new_tokens < 2
+        ):
+            raise OptionError(
+                "batches, contexts, rounds and steps start at 1, new tokens at 2: nothing would "
+                "be measured."
+            )
 
 
 @dataclass
@@ -83,7 +101,9 @@ class GpuRun:
     weight_bytes: int = 0
     kv_bytes: int = 0  # of one token
     recorded: str = ""
-    copy_bandwidth: list[float] = field(default_factory=list)  # bytes a second, those read and those written
+    copy_bandwidth: list[float] = field(
+        default_factory=list
+    )  # bytes a second, those read and those written
     steps: list[dict[str, Any]] = field(default_factory=list)
     verify: list[dict[str, Any]] = field(default_factory=list)
     rounds: list[dict[str, Any]] = field(default_factory=list)
@@ -127,19 +147,24 @@ def copy_bandwidth(device: torch.device, size: int, repetitions: int = 9) -> lis
 
 
 class Standing:
-    """A batch with `context` tokens a row in its cache, ready to go on from there again and again."""
+    """A batch with `context` tokens a row in its cache, ready to go on from there again and
+    again."""
 
     def __init__(self, model: LayeredModel, batch: int, context: int, room: int) -> None:
         self.model, self.batch, self.context = model, batch, context
         self.cache = model.new_cache(batch, context + room)
         chance = torch.Generator().manual_seed(batch * context)
-        self.prompts = torch.randint(0, model.shape.vocabulary, (batch, context), generator=chance).tolist()
+        self.prompts = torch.randint(
+            0, model.shape.vocabulary, (batch, context), generator=chance
+        ).tolist()
         model.prefill(self.prompts, self.cache)
-        self.following = torch.randint(0, model.shape.vocabulary, (batch, room), generator=chance).to(model.device)
+        self.following = torch.randint(
+            0, model.shape.vocabulary, (batch, room), generator=chance
+        ).to(model.device)
 
     def pass_over(self, tokens: int) -> list[int]:
         """One pass over so many tokens a row, with the model's choices, read by the host."""
-        place = self.cache.place([tokens] * self.batch)
+        place = self.cache.layout([tokens] * self.batch)
         logits = self.model.forward(self.following[:, :tokens].flatten(), self.cache, place)
         chosen: list[int] = logits.argmax(-1).tolist()
         for row in range(self.batch):
@@ -150,7 +175,9 @@ class Standing:
         """What greedy decoding writes from here, step by step."""
         last, found = self.following[:, 0], []
         for _ in range(tokens):
-            last = self.model.forward(last, self.cache, self.cache.place([1] * self.batch)).argmax(-1)
+            last = self.model.forward(last, self.cache, self.cache.layout([1] * self.batch)).argmax(
+                -1
+            )
             found.append(last.tolist())
         for row in range(self.batch):
             self.cache.rollback(row, self.context)
@@ -177,7 +204,9 @@ class Standing:
 class GpuBenchmark:
     """One run. `keep` is called after every part with what there is."""
 
-    def __init__(self, run: GpuRun, options: GpuOptions, keep: Callable[[GpuRun], None], say: Say) -> None:
+    def __init__(
+        self, run: GpuRun, options: GpuOptions, keep: Callable[[GpuRun], None], say: Say
+    ) -> None:
         self.run, self.options, self._keep, self._say = run, options, keep, say
         self.device = torch.device(options.device)
         self._end = time.monotonic() + 60 * options.minutes
@@ -199,10 +228,15 @@ class GpuBenchmark:
         model = LayeredModel(make_model(self.options), owned=True, kernel="static")
         self.run.parameters, self.run.weight_bytes = model.parameters, model.weight_bytes
         shape = model.shape
-        self.run.kv_bytes = 2 * shape.layers * shape.kv_heads * shape.head_size * model.dtype.itemsize
+        self.run.kv_bytes = (
+            2 * shape.layers * shape.kv_heads * shape.head_size * model.dtype.itemsize
+        )
         for batch in self.options.batches:
             for context in self.options.contexts:
-                self._part(f"steps, batch {batch}, context {context}", partial(self._cell, model, batch, context))
+                self._part(
+                    f"steps, batch {batch}, context {context}",
+                    partial(self._cell, model, batch, context),
+                )
         for batch in self.options.batches[:2]:
             self._part(f"rounds, batch {batch}", partial(self._rounds, model, batch))
         self.run.recorded = model.recorded
@@ -225,20 +259,34 @@ class GpuBenchmark:
         recorded = [standing.written(tokens) for _ in range(2)][1]
         with model.eagerly():
             eager = standing.written(tokens)
-        turns = {name: standing.turn(1, options.steps, name == "recorded") for name in ("recorded", "eager")}
+        turns = {
+            name: standing.turn(1, options.steps, name == "recorded")
+            for name in ("recorded", "eager")
+        }
         seconds = interleave(turns, options.rounds, warmup=2).seconds
-        self.run.steps.append({"batch": batch, "context": context, **seconds, "same_tokens": recorded == eager})
+        self.run.steps.append(
+            {"batch": batch, "context": context, **seconds, "same_tokens": recorded == eager}
+        )
         self._keep(self.run)
-        passes = {str(count): standing.turn(count, options.steps) for count in options.verify_tokens}
-        for count, each in interleave(passes, max(2, options.rounds // 2), warmup=2).seconds.items():
-            self.run.verify.append({"batch": batch, "context": context, "tokens": int(count), "seconds": each})
+        passes = {
+            str(count): standing.turn(count, options.steps) for count in options.verify_tokens
+        }
+        for count, each in interleave(
+            passes, max(2, options.rounds // 2), warmup=2
+        ).seconds.items():
+            self.run.verify.append(
+                {"batch": batch, "context": context, "tokens": int(count), "seconds": each}
+            )
 
     def _rounds(self, model: LayeredModel, batch: int) -> None:
-        """Whole generations: plain, with a script that is right three times in four, and with an early exit, which is hardly ever
-        right on random weights and so shows what a round costs."""
+        """Whole generations: plain, with a script that is right three times in four, and with an
+        early exit, which is hardly ever right on random weights and so shows what a round costs."""
         llm, count = LLM(model, None, self.options.shape), self.options.new_tokens
         prompts = Standing(model, batch, min(self.options.contexts), 1).prompts
-        script = [result.tokens for result in llm.generate(prompts, max_new_tokens=count, eos=[], draft=None)]
+        script = [
+            result.tokens
+            for result in llm.generate(prompts, max_new_tokens=count, eos=[], draft=None)
+        ]
         fixed = {"control": "fixed", "control_options": {"tokens": 4}}
         ways: dict[str, dict[str, Any]] = {
             "plain": {"draft": None},
@@ -249,14 +297,21 @@ class GpuBenchmark:
 
         def turn(name: str) -> Contestant:
             def run() -> float:
-                stats[name] = llm.generate(prompts, max_new_tokens=count, eos=[], **ways[name])[0].stats
+                stats[name] = llm.generate(prompts, max_new_tokens=count, eos=[], **ways[name])[
+                    0
+                ].stats
                 return stats[name].decode_seconds
 
             return run
 
-        seconds = interleave({name: turn(name) for name in ways}, max(2, self.options.rounds // 2), warmup=2).seconds
+        seconds = interleave(
+            {name: turn(name) for name in ways}, max(2, self.options.rounds // 2), warmup=2
+        ).seconds
         drafted = {name: way for name, way in ways.items() if name == "early-exit"}
-        ties = {each.name: each.as_dict() for each in find_ties(llm, prompts, count, drafted, rows=max(2, batch))}
+        ties = {
+            each.name: each.as_dict()
+            for each in find_ties(llm, prompts, count, drafted, rows=max(2, batch))
+        }
         for name, each in seconds.items():
             counts = stats[name]
             self.run.rounds.append(
@@ -266,11 +321,17 @@ class GpuBenchmark:
         self.run.rounds[-1]["ties"] = ties
 
     def _peers(self) -> None:
-        """transformers' own `generate` on the same shape, one row: its dynamic cache, and its static cache, which it compiles on
-        a card. Seconds a token after the first, a call's own cost cancelled."""
+        """transformers' own `generate` on the same shape, one row: its dynamic cache, and its
+        static cache, which it compiles on a card. Seconds a token after the first, a call's own
+        cost cancelled."""
         model, count = make_model(self.options), self.options.new_tokens
-        ids = torch.randint(0, model.config.vocab_size, (1, min(self.options.contexts)), device=self.device)
-        for name, cache in (("transformers", "dynamic"), ("transformers, static cache, compiled", "static")):
+        ids = torch.randint(
+            0, model.config.vocab_size, (1, min(self.options.contexts)), device=self.device
+        )
+        for name, cache in (
+            ("transformers", "dynamic"),
+            ("transformers, static cache, compiled", "static"),
+        ):
             self._say(name)
             row: dict[str, Any] = {"peer": name, "batch": 1, "context": ids.shape[1]}
             self.run.peers.append(row)
@@ -280,16 +341,26 @@ class GpuBenchmark:
             except (RuntimeError, OSError, ImportError, ValueError, TypeError) as error:
                 row["failure"] = next(iter(str(error).splitlines()), type(error).__name__)[:300]
                 continue
-            row["seconds"] = [(b - a) / (count - 1) for a, b in zip(found.of("1"), found.of(str(count)), strict=True)]
+            row["seconds"] = [
+                (b - a) / (count - 1)
+                for a, b in zip(found.of("1"), found.of(str(count)), strict=True)
+            ]
 
 
 def _peer_turn(model: Any, ids: Tensor, count: int, cache: str) -> Contestant:
-    options = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "pad_token_id": 0}
+    options = {
+        "max_new_tokens": count,
+        "min_new_tokens": count,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
 
     def run() -> float:
         synchronise(ids.device)
         start = time.perf_counter()
-        model.generate(ids, attention_mask=torch.ones_like(ids), cache_implementation=cache, **options)
+        model.generate(
+            ids, attention_mask=torch.ones_like(ids), cache_implementation=cache, **options
+        )
         synchronise(ids.device)
         return time.perf_counter() - start
 

@@ -1,4 +1,5 @@
-"""`scripts/bench plain --device cuda`: runs it, and makes its tables from the JSON that it leaves. Measures nothing itself."""
+"""`scripts/bench plain --device cuda`: runs it, and makes its tables from the JSON that it leaves.
+Measures nothing itself."""
 
 from __future__ import annotations
 
@@ -23,9 +24,15 @@ def measure(options: GpuOptions, out: Path | None, say: Callable[[str], None]) -
     options.check()
     device = torch.device(options.device)
     card = device_name(device)
-    memory = torch.cuda.mem_get_info(device)[1] if device.type == "cuda" else psutil.virtual_memory().total
+    memory = (
+        torch.cuda.mem_get_info(device)[1]
+        if device.type == "cuda"
+        else psutil.virtual_memory().total
+    )
     command = shlex.join(["scripts/bench", "plain", *sys.argv[1:]])
-    provenance = gather(command, torch.get_num_threads(), package_versions(["torch", "transformers", "selfspec"]))
+    provenance = gather(
+        command, torch.get_num_threads(), package_versions(["torch", "transformers", "selfspec"])
+    )
     run = GpuRun(provenance, dict(vars(options)), card, int(memory))
     target = out or CHECKOUT / "benchmarks" / "results" / f"gpu-{slug(card)}-{options.shape}.json"
     partial = target.with_suffix(".partial.json")
@@ -42,7 +49,8 @@ def floor_seconds(run: dict[str, Any], batch: int, context: int) -> float:
 
 
 def summary(run: dict[str, Any]) -> dict[str, Any]:
-    """The figures that a program asks for: shares of the floor, and whether recordings change tokens."""
+    """The figures that a program asks for: shares of the floor, and whether recordings change
+    tokens."""
     cells = {f"{each['batch']}x{each['context']}": each for each in run["steps"]}
     shares = {name: _share(run, each, "recorded") for name, each in cells.items()}
     return {
@@ -57,15 +65,19 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
 
 def _share(run: dict[str, Any], cell: dict[str, Any], name: str) -> float:
     seconds = median(cell[name])
-    return round(floor_seconds(run, cell["batch"], cell["context"]) / seconds, 4) if seconds else 0.0
+    return (
+        round(floor_seconds(run, cell["batch"], cell["context"]) / seconds, 4) if seconds else 0.0
+    )
 
 
 def markdown(run: dict[str, Any]) -> str:
     """All tables."""
     options = run["options"]
     head = (
-        f"{run['card']}: {options['shape']} with random weights in {options['dtype']}, {run['parameters'] / 1e9:.2f} billion, "
-        f"{run['weight_bytes'] / 1e9:.2f} GB read a step; copying runs at {max(run['copy_bandwidth']) / 1e9:.0f} GB/s. "
+        f"{run['card']}: {options['shape']} with random weights in {options['dtype']}, "
+        f"{run['parameters'] / 1e9:.2f} billion, "
+        f"{run['weight_bytes'] / 1e9:.2f} GB read a step; copying runs at "
+        f"{max(run['copy_bandwidth']) / 1e9:.0f} GB/s. "
         f"Steps are recorded: {run['recorded']}"
     )
     parts = [head, _steps(run), _verify(run), _rounds(run), _peers(run), *run["notes"]]
@@ -73,7 +85,16 @@ def markdown(run: dict[str, Any]) -> str:
 
 
 def _steps(run: dict[str, Any]) -> str:
-    header = ["batch", "context", "floor, ms", "recorded, ms", "of the floor", "eager, ms", "of the floor", "same tokens"]
+    header = [
+        "batch",
+        "context",
+        "floor, ms",
+        "recorded, ms",
+        "of the floor",
+        "eager, ms",
+        "of the floor",
+        "same tokens",
+    ]
     rows = [
         [
             str(each["batch"]),
@@ -94,12 +115,18 @@ def _verify(run: dict[str, Any]) -> str:
     """verify(n)/decode(1)."""
     cells: dict[tuple[int, int], dict[int, float]] = {}
     for each in run["verify"]:
-        cells.setdefault((each["batch"], each["context"]), {})[each["tokens"]] = median(each["seconds"]) or 0.0
+        cells.setdefault((each["batch"], each["context"]), {})[each["tokens"]] = (
+            median(each["seconds"]) or 0.0
+        )
     counts = sorted({each["tokens"] for each in run["verify"]})
     if not counts or counts[0] != 1:
         return ""
     rows = [
-        [str(batch), str(context), *(f"{found[count] / found[1]:.2f}" for count in counts if count in found)]
+        [
+            str(batch),
+            str(context),
+            *(f"{found[count] / found[1]:.2f}" for count in counts if count in found),
+        ]
         for (batch, context), found in cells.items()
     ]
     return table(["batch", "context", *(f"verify({count})" for count in counts)], rows)
@@ -114,9 +141,16 @@ def _rounds(run: dict[str, Any]) -> str:
             [str(each["batch"]), each["way"], milliseconds(per_token), milliseconds(per_round),
              f"{each['tokens_per_verification']:.2f}"]
         )  # fmt: skip
-    return table(["batch", "drafts", "ms a token", "ms a round", "tokens a verification"], rows) if rows else ""
+    return (
+        table(["batch", "drafts", "ms a token", "ms a round", "tokens a verification"], rows)
+        if rows
+        else ""
+    )
 
 
 def _peers(run: dict[str, Any]) -> str:
-    rows = [[each["peer"], milliseconds(median(each.get("seconds", []))), each.get("failure", "")] for each in run["peers"]]
+    rows = [
+        [each["peer"], milliseconds(median(each.get("seconds", []))), each.get("failure", "")]
+        for each in run["peers"]
+    ]
     return table(["peer, batch 1", "ms a token", "failure"], rows) if rows else ""

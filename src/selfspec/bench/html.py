@@ -1,8 +1,10 @@
-"""Pages of one file: the frame with its style for light, dark and narrow screens, tables, bars with intervals, heat maps, lines.
+"""Pages of one file: the frame with its style for light, dark and narrow screens, tables, bars with
+intervals, heat maps, lines.
 
-Nothing is loaded from elsewhere and no script runs, so a page can be mailed, committed and opened in ten years. Text stays text
-(bars and heat maps are boxes with numbers in them); only curves are drawn, as SVG, once for wide and once for narrow screens.
-Whatever is given is escaped here. Knows no benchmark.
+Nothing is loaded from elsewhere and no script runs, so a page can be mailed, committed and opened
+in ten years. Text stays text (bars and heat maps are boxes with numbers in them); only curves are
+drawn, as SVG, once for wide and once for narrow screens. Whatever is given is escaped here. Knows
+no benchmark.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ def page(title: str, subtitle: str, body: Sequence[str]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
-        f'<h1>{escape(title)}</h1>\n<p class="soft">{escape(subtitle)}</p>\n' + "\n".join(body) + "\n</main></body></html>\n"
+        f'<h1>{escape(title)}</h1>\n<p class="soft">{escape(subtitle)}</p>\n'
+        + "\n".join(body)
+        + "\n</main></body></html>\n"
     )
 
 
@@ -46,25 +50,42 @@ def paragraph(text: str, kind: str = "") -> str:
 
 def facts(pairs: Mapping[str, object]) -> str:
     """Names and values."""
-    return "<dl>" + "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in pairs.items()) + "</dl>"
+    return (
+        "<dl>"
+        + "".join(
+            f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in pairs.items()
+        )
+        + "</dl>"
+    )
 
 
-def table(header: Sequence[str], lines: Sequence[Sequence[str]], words: Sequence[int] = (0,)) -> str:
-    """Columns of numbers, but those in `words`, of which the first stays in view while the others scroll."""
+def table(
+    header: Sequence[str], lines: Sequence[Sequence[str]], words: Sequence[int] = (0,)
+) -> str:
+    """Columns of numbers, but those in `words`, of which the first stays in view while the others
+    scroll."""
 
     def cell(tag: str, column: int, text: str) -> str:
-        kind = ("" if len(text) < LONG_WORDS or not column else " class=wrap") if column in words else " class=num"
+        kind = (
+            ("" if len(text) < LONG_WORDS or not column else " class=wrap")
+            if column in words
+            else " class=num"
+        )
         return f"<{tag}{kind}>{escape(text) if column else breakable(text)}</{tag}>"
 
     head = "".join(cell("th", column, text) for column, text in enumerate(header))
-    rows = "".join("<tr>" + "".join(cell("td", column, text) for column, text in enumerate(line)) + "</tr>\n" for line in lines)
+    rows = "".join(
+        "<tr>" + "".join(cell("td", column, text) for column, text in enumerate(line)) + "</tr>\n"
+        for line in lines
+    )
     return f'<div class="wide"><table class="page"><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>'
 
 
 def legend(names: Sequence[str]) -> str:
     """Which colour is what."""
     items = "".join(
-        f'<span><span class="swatch" style="background:var(--c{index % COLOURS})"></span>{escape(name)}</span>'
+        f'<span><span class="swatch" '
+        f'style="background:var(--c{index % COLOURS})"></span>{escape(name)}</span>'
         for index, name in enumerate(names)
     )
     return f'<div class="legend">{items}</div>'
@@ -82,7 +103,8 @@ class Bar:
 
 
 def bars(items: Sequence[Bar], mark: float | None = 1.0) -> str:
-    """Bars from 0 on one scale, with a dashed line at `mark`; below it they are red, above green, else blue."""
+    """Bars from 0 on one scale, with a dashed line at `mark`; below it they are red, above green,
+    else blue."""
     most = 1.05 * max([item.high or item.value for item in items] + [mark or 0.0, 1e-9])
 
     def share(value: float) -> str:
@@ -90,7 +112,11 @@ def bars(items: Sequence[Bar], mark: float | None = 1.0) -> str:
 
     found = []
     for item in items:
-        tone = "tint" if mark is None or item.value == mark else ("good" if item.value > mark else "bad")
+        tone = (
+            "tint"
+            if mark is None or item.value == mark
+            else ("good" if item.value > mark else "bad")
+        )
         inner = f'<div class="fill" style="width:{share(item.value)};background:rgba(var(--{tone}),0.65)"></div>'
         if item.low is not None and item.high is not None:
             inner += f'<div class="whisker" style="left:{share(item.low)};width:{share(item.high - item.low)}"></div>'
@@ -98,13 +124,16 @@ def bars(items: Sequence[Bar], mark: float | None = 1.0) -> str:
             inner += f'<div class="mark" style="left:{share(mark)}"></div>'
         note = escape(item.note or f"{item.value:.2f}")
         name = f'<div class="name">{breakable(item.name)}</div>'
-        found.append(f'<div class="bar">{name}<div class="track">{inner}</div><div>{note}</div></div>')
+        found.append(
+            f'<div class="bar">{name}<div class="track">{inner}</div><div>{note}</div></div>'
+        )
     return "<figure>" + "\n".join(found) + "</figure>"
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a heat map: what stands in it, how strong its colour is (0 to 1) and which, and what hovering tells."""
+    """A cell of a heat map: what stands in it, how strong its colour is (0 to 1) and which, and
+    what hovering tells."""
 
     text: str
     strength: float = 0.0
@@ -112,9 +141,13 @@ class Cell:
     title: str = ""
 
 
-def heat(corner: str, columns: Sequence[str], lines: Sequence[tuple[str, Sequence[Cell]]], kind: str = "") -> str:
+def heat(
+    corner: str, columns: Sequence[str], lines: Sequence[tuple[str, Sequence[Cell]]], kind: str = ""
+) -> str:
     """A table whose cells are coloured; its first column stays in view."""
-    head = f"<th>{escape(corner)}</th>" + "".join(f"<th>{escape(column)}</th>" for column in columns)
+    head = f"<th>{escape(corner)}</th>" + "".join(
+        f"<th>{escape(column)}</th>" for column in columns
+    )
     rows = []
     for name, cells in lines:
         inner = "".join(
@@ -137,8 +170,15 @@ class Line:
     dots: bool = True
 
 
-def lines(found: Sequence[Line], x_name: str, y_name: str, mark: Number = None, span: tuple[float, float] | None = None) -> str:
-    """Curves in one picture, with a legend of their own if there are several; `mark` is a dashed horizontal line."""
+def lines(
+    found: Sequence[Line],
+    x_name: str,
+    y_name: str,
+    mark: Number = None,
+    span: tuple[float, float] | None = None,
+) -> str:
+    """Curves in one picture, with a legend of their own if there are several; `mark` is a dashed
+    horizontal line."""
     drawn = [line for line in found if line.points]
     if not drawn:
         return paragraph("Nothing was measured for this picture.", "soft")
@@ -155,14 +195,22 @@ def legend_of(found: Sequence[Line]) -> str:
     return (
         '<div class="legend">'
         + "".join(
-            f'<span><span class="swatch" style="background:var(--c{line.index % COLOURS})"></span>{escape(line.name)}</span>'
+            f'<span><span class="swatch" '
+            f'style="background:var(--c{line.index % COLOURS})"></span>{escape(line.name)}</span>'
             for line in found
         )
         + "</div>"
     )
 
 
-def _picture(found: Sequence[Line], x_name: str, y_name: str, mark: Number, span: tuple[float, float] | None, width: int) -> str:
+def _picture(
+    found: Sequence[Line],
+    x_name: str,
+    y_name: str,
+    mark: Number,
+    span: tuple[float, float] | None,
+    width: int,
+) -> str:
     height, left, right, top, bottom = round(190 + width * 0.12), 44, 12, 22, 40
     xs = [x for line in found for x, _ in line.points]
     ys = [y for line in found for _, y in line.points] + ([mark] if mark is not None else [])
@@ -170,21 +218,36 @@ def _picture(found: Sequence[Line], x_name: str, y_name: str, mark: Number, span
     first, last = min(xs), max(xs)
     place_x = _scale(first, last if last > first else first + 1, left, width - right)
     place_y = _scale(low, high, height - bottom, top)
-    parts = [f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(y_name)} by {escape(x_name)}">']
+    parts = [
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(y_name)} by '
+        f'{escape(x_name)}">'
+    ]
     for y in ticks(low, high, 5):
         at = place_y(y)
-        parts.append(f'<line class="grid-line" x1="{left}" x2="{width - right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(
+            f'<line class="grid-line" x1="{left}" x2="{width - right}" y1="{at:.1f}" '
+            f'y2="{at:.1f}"/>'
+        )
         parts.append(f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{y:g}</text>')
-    for x in ticks(first, last, max(3, width // 90), 1.0 if all(x == round(x) for x in xs) else 0.0):
-        parts.append(f'<text x="{place_x(x):.1f}" y="{height - bottom + 16}" text-anchor="middle">{x:g}</text>')
+    for x in ticks(
+        first, last, max(3, width // 90), 1.0 if all(x == round(x) for x in xs) else 0.0
+    ):
+        parts.append(
+            f'<text x="{place_x(x):.1f}" y="{height - bottom + 16}" '
+            f'text-anchor="middle">{x:g}</text>'
+        )
     if mark is not None:
         at = place_y(mark)
         parts.append(
-            f'<line x1="{left}" x2="{width - right}" y1="{at:.1f}" y2="{at:.1f}" stroke="var(--ink)" stroke-dasharray="5 4"/>'
+            f'<line x1="{left}" x2="{width - right}" y1="{at:.1f}" y2="{at:.1f}" '
+            f'stroke="var(--ink)" stroke-dasharray="5 4"/>'
         )
     parts += [_curve(line, place_x, place_y) for line in found]
     parts.append(f'<text x="{left}" y="12">{escape(y_name)}</text>')
-    parts.append(f'<text x="{(left + width - right) / 2}" y="{height - 6}" text-anchor="middle">{escape(x_name)}</text></svg>')
+    parts.append(
+        f'<text x="{(left + width - right) / 2}" y="{height - 6}" '
+        f'text-anchor="middle">{escape(x_name)}</text></svg>'
+    )
     return "".join(parts)
 
 

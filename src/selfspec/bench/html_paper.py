@@ -1,4 +1,5 @@
-"""The page of a paper's table: its columns beside ours, what cannot be compared, and how ours was measured."""
+"""The page of a paper's table: its columns beside ours, what cannot be compared, and how ours was
+measured."""
 
 from __future__ import annotations
 
@@ -23,6 +24,8 @@ def paper_page(result: Mapping[str, Any]) -> str:
         "Raw seconds": ", ".join(result["runs"]) or "none: nothing was timed",
         "Commit": (where["commit"] or "unknown")[:12],
         "Date": where["date"],
-        "Versions": ", ".join(f"{name} {version}" for name, version in sorted(where["versions"].items())),
+        "Versions": ", ".join(
+            f"{name} {version}" for name, version in sorted(where["versions"].items())
+        ),
     }
     return page(spec.title, subtitle, [*body, heading("How ours was measured"), facts(pairs)])

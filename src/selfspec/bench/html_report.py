@@ -1,7 +1,8 @@
-"""The page of a suite result: the verdict, speeds with intervals, speeds by task, acceptance, tables, how it was measured.
+"""The page of a suite result: the verdict, speeds with intervals, speeds by task, acceptance,
+tables, how it was measured.
 
-Made from the JSON alone and in one file. Rows that lose or failed stay in; only like precisions share a picture. Figures come
-from `suite_stats.py`. Does not measure.
+Made from the JSON alone and in one file. Rows that lose or failed stay in; only like precisions
+share a picture. Figures come from `suite_stats.py`. Does not measure.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def report_page(run: SuiteRun) -> str:
     plan, where = run.plan, run.provenance
     asked = sum(sample.questions for sample in plan.samples)
     subtitle = (
-        f"{asked} questions of {len(plan.samples)} tasks, up to {plan.new_tokens} new tokens, {plan.dtype}, "
+        f"{asked} questions of {len(plan.samples)} tasks, up to {plan.new_tokens} new tokens, "
+        f"{plan.dtype}, "
         f"{plan.threads} thread{'s' if plan.threads > 1 else ''} on {where.cpu}, {where.date[:10]}"
     )
     body = [paragraph(verdict(run), "verdict")]
@@ -39,17 +41,23 @@ def report_page(run: SuiteRun) -> str:
 def _compared(run: SuiteRun, found: Sequence[Row], precision: str, batch: int) -> list[str]:
     several = len(precisions(run)) * len(run.plan.batches) > 1
     where = f" ({precision}, batch {batch})" if several else ""
-    order = sorted((row for row in found if row.tokens_per_second), key=lambda row: -(row.tokens_per_second or 0.0))
+    order = sorted(
+        (row for row in found if row.tokens_per_second),
+        key=lambda row: -(row.tokens_per_second or 0.0),
+    )
     best = best_baseline(run, batch, precision)
     return [
         heading(f"Speed{where}"),
         paragraph(
-            f"Over the fastest plain decoding, {best}: the dashed line. The black line is the 95% interval over questions.",
+            f"Over the fastest plain decoding, {best}: the dashed line. The black line is the 95% "
+            f"interval over questions.",
             "soft",
         ),
         bars([_bar(row) for row in order if row.over_best is not None]),
         heading(f"By task{where}"),
-        paragraph("Over plain decoding of the same engine: what drafting brings. Red is slower.", "soft"),
+        paragraph(
+            "Over plain decoding of the same engine: what drafting brings. Red is slower.", "soft"
+        ),
         _by_task(run, order, batch),
         *_positions(run, order, batch, where),
         heading(f"All figures{where}"),
@@ -87,15 +95,28 @@ def _speed_cell(row: Row) -> Cell:
         return Cell("-")
     away = speed.value - 1 if speed.value >= 1 else 1 / max(speed.value, 1e-9) - 1
     title = f"{speed.low:.2f} to {speed.high:.2f}" + (f", {row.verdict}" if row.verdict else "")
-    return Cell(f"{speed.value:.2f}", 0.1 + 0.9 * min(1.0, 1.5 * away), "good" if speed.value >= 1 else "bad", title)
+    return Cell(
+        f"{speed.value:.2f}",
+        0.1 + 0.9 * min(1.0, 1.5 * away),
+        "good" if speed.value >= 1 else "bad",
+        title,
+    )
 
 
 def _positions(run: SuiteRun, order: Sequence[Row], batch: int, where: str) -> list[str]:
-    """The chance of a draft by its place, of those whose predecessors were kept, where enough were tried."""
+    """The chance of a draft by its place, of those whose predecessors were kept, where enough were
+    tried."""
     curves: list[Line] = []
     for row in order:
-        counts = [t.counts for t in run.turns if t.contestant == row.contestant and t.batch == batch and t.counts]
-        tried = [sum(each.drafted_at[at] for each in counts if at < len(each.drafted_at)) for at in range(len(row.by_position))]
+        counts = [
+            t.counts
+            for t in run.turns
+            if t.contestant == row.contestant and t.batch == batch and t.counts
+        ]
+        tried = [
+            sum(each.drafted_at[at] for each in counts if at < len(each.drafted_at))
+            for at in range(len(row.by_position))
+        ]
         points = [
             (float(at), kept)
             for at, (kept, tries) in enumerate(zip(row.by_position, tried, strict=True), 1)
@@ -107,7 +128,10 @@ def _positions(run: SuiteRun, order: Sequence[Row], batch: int, where: str) -> l
         return []
     return [
         heading(f"How often a draft is kept{where}"),
-        paragraph(f"By its place, if all before it were kept; places tried at least {FEWEST_TRIES} times.", "soft"),
+        paragraph(
+            f"By its place, if all before it were kept; places tried at least {FEWEST_TRIES} times.",
+            "soft",
+        ),
         lines(curves, "place in the draft", "share kept", span=(0.0, 1.0)),
     ]
 
@@ -139,8 +163,14 @@ def _figure_line(row: Row) -> list[str]:
 def _quality(run: SuiteRun) -> list[str]:
     if not run.scores:
         return []
-    lines_ = [[each.contestant, each.task, each.metric, f"{each.value:.4g}", str(each.count)] for each in run.scores]
-    return [heading("Quality"), table(["", "task", "measure", "value", "texts"], lines_, words=(0, 1, 2))]
+    lines_ = [
+        [each.contestant, each.task, each.metric, f"{each.value:.4g}", str(each.count)]
+        for each in run.scores
+    ]
+    return [
+        heading("Quality"),
+        table(["", "task", "measure", "value", "texts"], lines_, words=(0, 1, 2)),
+    ]
 
 
 def _failures(run: SuiteRun) -> list[str]:
@@ -150,14 +180,23 @@ def _failures(run: SuiteRun) -> list[str]:
 
 def _differences(run: SuiteRun) -> list[str]:
     found = [
-        [turn.contestant, each.question, str(each.at), "unknown" if each.gap is None else f"{each.gap:.2g}"]
+        [
+            turn.contestant,
+            each.question,
+            str(each.at),
+            "unknown" if each.gap is None else f"{each.gap:.2g}",
+        ]
         for turn in run.turns
         for each in turn.differences
     ]
     if not found:
         return []
     told = "Where a text first parts from our plain decoding's, and by how many logits the model preferred its own token there."
-    return [heading("Differing texts"), paragraph(told, "soft"), table(["", "question", "at token", "gap"], found, words=(0, 1))]
+    return [
+        heading("Differing texts"),
+        paragraph(told, "soft"),
+        table(["", "question", "at token", "gap"], found, words=(0, 1)),
+    ]
 
 
 def _method(run: SuiteRun) -> list[str]:
@@ -166,17 +205,27 @@ def _method(run: SuiteRun) -> list[str]:
     pairs = {
         "Command": where.command,
         "Commit": f"{(where.commit or 'unknown')[:12]}{changed}",
-        "Machine": f"{where.cpu}, {where.cores} cores, {where.memory_bytes / 1e9:.0f} GB, {where.system}",
-        "Questions": ", ".join(f"{sample.name} of {sample.of} ({sample.source})" for sample in run.plan.samples),
-        "Sampling": "greedy" if not run.plan.temperature else f"temperature {run.plan.temperature}, top-p {run.plan.top_p}",
+        "Machine": f"{where.cpu}, {where.cores} cores, {where.memory_bytes / 1e9:.0f} GB, "
+        f"{where.system}",
+        "Questions": ", ".join(
+            f"{sample.name} of {sample.of} ({sample.source})" for sample in run.plan.samples
+        ),
+        "Sampling": "greedy"
+        if not run.plan.temperature
+        else f"temperature {run.plan.temperature}, top-p {run.plan.top_p}",
         "Rounds": str(run.plan.rounds),
         "Energy": run.energy or "not asked for",
         "Harness": "unknown" if share is None else f"{share:.2%} of a turn is its own",
-        "Versions": ", ".join(f"{name} {version}" for name, version in sorted(where.versions.items())),
+        "Versions": ", ".join(
+            f"{name} {version}" for name, version in sorted(where.versions.items())
+        ),
     }
     how = (
-        "All took turns on the same token ids with the same limits; the order moves on with every question. Speeds are of "
-        "decoding, after the first tokens. Times and tokens are counted by the harness, not by the engines; drafts and shares of "
-        "time are what an engine says of itself. An interval is a bootstrap over questions, baseline and method drawn together."
+        "All took turns on the same token ids with the same limits; the order moves on with every "
+        "question. Speeds are of "
+        "decoding, after the first tokens. Times and tokens are counted by the harness, not by "
+        "the engines; drafts and shares of "
+        "time are what an engine says of itself. An interval is a bootstrap over questions, "
+        "baseline and method drawn together."
     )
     return [heading("How it was measured"), paragraph(how), facts(pairs)]

@@ -1,7 +1,9 @@
-"""The verdict on a suite result in one paragraph: what to use, what not, and why, in words and figures from the JSON.
+"""The verdict on a suite result in one paragraph: what to use, what not, and why, in words and
+figures from the JSON.
 
-A loser's reason is the first that holds: few of its drafts are kept; drafting takes most of its time; its passes over several
-tokens cost much more than plain decoding's; its engine is slow to begin with. Knows no HTML.
+A loser's reason is the first that holds: few of its drafts are kept; drafting takes most of its
+time; its passes over several tokens cost much more than plain decoding's; its engine is slow to
+begin with. Knows no HTML.
 """
 
 from __future__ import annotations
@@ -20,22 +22,45 @@ MOST_LOSERS = 3
 
 
 def verdict(run: SuiteRun) -> str:
-    """For the run's own precision: what to use at each batch size, what loses and why, and whether the texts are the same."""
+    """For the run's own precision: what to use at each batch size, what loses and why, and whether
+    the texts are the same."""
     precision = (precisions(run) or [run.plan.dtype])[0]
     said = []
     for batch in run.plan.batches:
-        found = [row for row in rows(run, batch) if row.precision == precision and row.tokens_per_second is not None]
+        found = [
+            row
+            for row in rows(run, batch)
+            if row.precision == precision and row.tokens_per_second is not None
+        ]
         where = f"At batch {batch}: " if len(run.plan.batches) > 1 else ""
         said.append(where + (_one(run, found, batch) if found else "nothing was measured."))
-    same = _sameness([row for batch in run.plan.batches for row in rows(run, batch) if row.engine == OURS])
-    unfinished = "" if run.complete else " This run was interrupted, so it speaks of a part of the questions."
+    same = _sameness(
+        [row for batch in run.plan.batches for row in rows(run, batch) if row.engine == OURS]
+    )
+    unfinished = (
+        ""
+        if run.complete
+        else " This run was interrupted, so it speaks of a part of the questions."
+    )
     return " ".join(said) + same + unfinished
 
 
 def _one(run: SuiteRun, found: Sequence[Row], batch: int) -> str:
-    ours = [row for row in found if row.engine == OURS and not row.baseline and row.over_plain is not None]
-    winners = [row for row in ours if row.over_plain is not None and row.over_plain.value > 1 and row.verdict in ("faster", None)]
-    best = max(winners, key=lambda row: row.over_plain.value if row.over_plain else 0.0, default=None)
+    ours = [
+        row
+        for row in found
+        if row.engine == OURS and not row.baseline and row.over_plain is not None
+    ]
+    winners = [
+        row
+        for row in ours
+        if row.over_plain is not None
+        and row.over_plain.value > 1
+        and row.verdict in ("faster", None)
+    ]
+    best = max(
+        winners, key=lambda row: row.over_plain.value if row.over_plain else 0.0, default=None
+    )
     if best is None:
         words = f"Keep plain decoding: none of our methods is clearly faster here.{_unsure(ours)}"
         words = words if ours else "None of our methods took part."
@@ -52,7 +77,11 @@ def _one(run: SuiteRun, found: Sequence[Row], batch: int) -> str:
 def _equals(winners: Sequence[Row], best: Row) -> str:
     """Those whose speed lies within the best one's interval: the order may be chance."""
     low = best.over_plain.low if best.over_plain and best.verdict else float("inf")
-    found = [f"{settings(row.method)} ({_speed(row):.2f}x)" for row in winners if row is not best and _speed(row) >= low]
+    found = [
+        f"{settings(row.method)} ({_speed(row):.2f}x)"
+        for row in winners
+        if row is not best and _speed(row) >= low
+    ]
     return f" No worse within the interval: {', '.join(found[:MOST_LOSERS])}." if found else ""
 
 
@@ -61,17 +90,22 @@ def _unsure(ours: Sequence[Row]) -> str:
     best = max(ours, key=_speed, default=None)
     if best is None or best.over_plain is None or _speed(best) <= 1:
         return ""
-    return f" {settings(best.method)} may be, at {_times(best.over_plain)}: more questions would tell."
+    return (
+        f" {settings(best.method)} may be, at {_times(best.over_plain)}: more questions would tell."
+    )
 
 
 def settings(method: str) -> str:
-    """A method as it is typed, said so that it can be read: `ngram with longest=3, control fixed with tokens=6`."""
+    """A method as it is typed, said so that it can be read: `ngram with longest=3, control fixed
+    with tokens=6`."""
     draft, _, control = method.partition("@")
     parts = []
     for text, before in ((draft, ""), (control, "control ")):
         name, _, options = text.partition(":")
         if name:
-            parts.append(f"{before}{name}" + (f" with {options.replace(',', ', ')}" if options else ""))
+            parts.append(
+                f"{before}{name}" + (f" with {options.replace(',', ', ')}" if options else "")
+            )
     return ", ".join(parts)
 
 
@@ -94,7 +128,9 @@ def _against_best(found: Sequence[Row], best: Row) -> str:
 def _kept(row: Row) -> str:
     if row.tokens_per_verification is None:
         return ""
-    accepted = "" if row.acceptance is None else f", {percent(row.acceptance)} of its drafts accepted"
+    accepted = (
+        "" if row.acceptance is None else f", {percent(row.acceptance)} of its drafts accepted"
+    )
     return f" ({row.tokens_per_verification:.2f} tokens a verification{accepted})"
 
 
@@ -108,10 +144,15 @@ def _rivals(found: Sequence[Row], best: Row | None) -> str:
 
 
 def _losers(run: SuiteRun, ours: Sequence[Row], best: Row | None, batch: int) -> str:
-    losers = sorted((row for row in ours if row is not best and row.verdict == "slower"), key=_speed)[:MOST_LOSERS]
+    losers = sorted(
+        (row for row in ours if row is not best and row.verdict == "slower"), key=_speed
+    )[:MOST_LOSERS]
     if not losers:
         return ""
-    named = [f"{settings(row.method)}: {_speed(row):.2f}x, because {reason(run, row, batch)}" for row in losers]
+    named = [
+        f"{settings(row.method)}: {_speed(row):.2f}x, because {reason(run, row, batch)}"
+        for row in losers
+    ]
     return " Not " + "; nor ".join(named) + "."
 
 
@@ -124,7 +165,11 @@ def reason(run: SuiteRun, row: Row, batch: int) -> str:
     if row.acceptance is not None and row.acceptance < FEW:
         return f"{percent(row.acceptance)} of its drafts are accepted"
     if row.draft_share is not None and row.draft_share > MUCH:
-        gained = f" for {row.tokens_per_verification:.2f} tokens a verification" if row.tokens_per_verification else ""
+        gained = (
+            f" for {row.tokens_per_verification:.2f} tokens a verification"
+            if row.tokens_per_verification
+            else ""
+        )
         return f"drafting takes {percent(row.draft_share)} of its time{gained}"
     dearness = pass_cost(run, row, batch)
     if dearness is not None and dearness > DEAR:
@@ -138,7 +183,9 @@ def pass_cost(run: SuiteRun, row: Row, batch: int) -> float | None:
     """Seconds of one of its verifying passes over seconds of one of plain decoding's."""
     costs = []
     for name in (row.contestant, f"{row.engine}/{PLAIN}"):
-        counts = [turn.counts for turn in turns_of(run, name, batch, row.task) if turn.counts is not None]
+        counts = [
+            turn.counts for turn in turns_of(run, name, batch, row.task) if turn.counts is not None
+        ]
         passes = sum(each.verifications or 0 for each in counts)
         costs.append(sum(each.verify_seconds or 0.0 for each in counts) / passes if passes else 0.0)
     return costs[0] / costs[1] if all(costs) else None

@@ -1,10 +1,11 @@
-"""What every layer would say: the token each exit would name at each position of a text, where that settles, and how little each
-half changes the residual stream.
+"""What every layer would say: the token each exit would name at each position of a text, where that
+settles, and how little each half changes the residual stream.
 
-Exit N is the model's own last norm and head after the first N layers. A position's token is *first named* by the earliest exit
-that names what the whole model names, and *settles* at the earliest from which on no exit names anything else. Cosine
-similarity is that of the residual stream before and after a half, averaged over the positions of the text (ASD's ACS). Source:
-LayerSkip, section 2.1 and Figure 2; Draft on the Fly, section 3.1. Knows no drafting, no terminal and no HTML.
+Exit N is the model's own last norm and head after the first N layers. A position's token is *first
+named* by the earliest exit that names what the whole model names, and *settles* at the earliest
+from which on no exit names anything else. Cosine similarity is that of the residual stream before
+and after a half, averaged over the positions of the text (ASD's ACS). Source: LayerSkip, section
+2.1 and Figure 2; Draft on the Fly, section 3.1. Knows no drafting, no terminal and no HTML.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import OptionError, PromptError
-from ..model.plan import LayerPlan
+from ..model.compute.plan import LayerPlan
 
 if TYPE_CHECKING:
     from ..llm import LLM
-    from ..model.adapter import LayeredModel
+    from ..model.layered import LayeredModel
 
 SCHEMA_VERSION = 1
 POSITIONS = 64  # of which logits exist at a time
@@ -66,7 +67,9 @@ class LayerView:
     tokens: int  # of the whole text, of which the positions are the last
     prompt_tokens: int
     positions: tuple[Position, ...]
-    attention: tuple[float, ...]  # cosine similarity around each layer's attention half, over the whole text
+    attention: tuple[
+        float, ...
+    ]  # cosine similarity around each layer's attention half, over the whole text
     mlp: tuple[float, ...]
     kind: str = "inspect"
     schema_version: int = SCHEMA_VERSION
@@ -84,8 +87,11 @@ class LayerView:
         return fmean(position.settles <= layer for position in self.positions)
 
     def agreement(self, layer: int) -> float:
-        """Share of positions at which this exit names the whole model's token: the chance of a single draft."""
-        return fmean(position.choices[layer - 1] == position.choices[-1] for position in self.positions)
+        """Share of positions at which this exit names the whole model's token: the chance of a
+        single draft."""
+        return fmean(
+            position.choices[layer - 1] == position.choices[-1] for position in self.positions
+        )
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -93,57 +99,85 @@ class LayerView:
 
 
 def look(llm: LLM, prompt: str | Sequence[int], last: int = 40, new_tokens: int = 0) -> LayerView:
-    """Read a prompt, let the model go on for `new_tokens`, and look at the last `last` positions layer by layer.
+    """Read a prompt, let the model go on for `new_tokens`, and look at the last `last` positions
+    layer by layer.
 
     The text before those positions is read too, and counts in the cosine similarities.
     """
     if last < 1 or new_tokens < 0:
-        raise OptionError(f"last={last}, new_tokens={new_tokens}: there is nothing to look at; use last >= 1 and new_tokens >= 0")
+        raise OptionError(
+            f"last={last}, new_tokens={new_tokens}: there is nothing to look at; use last >= 1 "
+            f"and new_tokens >= 0"
+        )
     ids = _encoded(llm, prompt)
     llm.model.check_length(len(ids))
-    text = [*ids, *(llm.generate(ids, max_new_tokens=new_tokens, draft=None).tokens if new_tokens else [])]
+    text = [
+        *ids,
+        *(llm.generate(ids, max_new_tokens=new_tokens, draft=None).tokens if new_tokens else []),
+    ]
     similar = Similarities(llm.model.layers)
     choices, chances = _read(llm.model, text, min(last, len(text)), similar)
     start = len(text) - choices.shape[1]
     shown = [
-        _position(llm, text, start + index, len(ids), choices[:, index].tolist(), chances[:, index].tolist())
+        _position(
+            llm,
+            text,
+            start + index,
+            len(ids),
+            choices[:, index].tolist(),
+            chances[:, index].tolist(),
+        )
         for index in range(choices.shape[1])
     ]
     cosines = similar.means(True), similar.means(False)
-    return LayerView(Path(llm.info.name).name, llm.model.layers, len(text), len(ids), tuple(shown), *cosines)
+    return LayerView(
+        Path(llm.info.name).name, llm.model.layers, len(text), len(ids), tuple(shown), *cosines
+    )
 
 
 class Similarities:
-    """A watch of a pass: mean cosine similarity of the residual stream before and after every half."""
+    """A watch of a pass: mean cosine similarity of the residual stream before and after every
+    half."""
 
     def __init__(self, layers: int) -> None:
-        self._sums: dict[tuple[int, bool], float] = {(layer, half): 0.0 for layer in range(layers) for half in (True, False)}
+        self._sums: dict[tuple[int, bool], float] = {
+            (layer, half): 0.0 for layer in range(layers) for half in (True, False)
+        }
         self._counts = dict.fromkeys(self._sums, 0)
 
     def __call__(self, layer: int, attention: bool, before: Tensor, after: Tensor) -> None:
-        self._sums[layer, attention] += float(F.cosine_similarity(before.float(), after.float(), dim=-1).sum())
+        self._sums[layer, attention] += float(
+            F.cosine_similarity(before.float(), after.float(), dim=-1).sum()
+        )
         self._counts[layer, attention] += len(before)
 
     def means(self, attention: bool) -> tuple[float, ...]:
         """One a layer, of its attention or of its MLP half."""
-        return tuple(total / self._counts[key] for key, total in self._sums.items() if key[1] == attention)
+        return tuple(
+            total / self._counts[key] for key, total in self._sums.items() if key[1] == attention
+        )
 
 
 def _encoded(llm: LLM, prompt: str | Sequence[int]) -> list[int]:
     if not isinstance(prompt, str):
         return list(prompt)
     if llm.tokenizer is None:
-        raise PromptError(f"{llm.info.name} was loaded without a tokenizer, so a text cannot be read; give token ids")
+        raise PromptError(
+            f"{llm.info.name} was loaded without a tokenizer, so a text cannot be read; give "
+            f"token ids"
+        )
     return list(llm.tokenizer(prompt)["input_ids"])
 
 
 @torch.inference_mode()
-def _read(model: LayeredModel, text: Sequence[int], last: int, similar: Similarities) -> tuple[Tensor, Tensor]:
+def _read(
+    model: LayeredModel, text: Sequence[int], last: int, similar: Similarities
+) -> tuple[Tensor, Tensor]:
     """Each exit's choice and its probability, (layers, last)."""
     cache = model.new_cache(1, len(text))
     if len(text) > last:
         model.prefill([text[:-last]], cache, similar)
-    place = cache.place([last])
+    place = cache.layout([last])
     x = model.embed(torch.tensor(text[-last:], device=model.device))
     choices, chances = [], []
     for layer in range(model.layers):
@@ -155,25 +189,38 @@ def _read(model: LayeredModel, text: Sequence[int], last: int, similar: Similari
 
 
 def _position(
-    llm: LLM, text: Sequence[int], index: int, prompt_tokens: int, choices: Sequence[int], chances: Sequence[float]
+    llm: LLM,
+    text: Sequence[int],
+    index: int,
+    prompt_tokens: int,
+    choices: Sequence[int],
+    chances: Sequence[float],
 ) -> Position:
     same = [choice == choices[-1] for choice in choices]
-    settles = len(same) - next((back for back, agrees in enumerate(reversed(same)) if not agrees), len(same)) + 1
+    settles = (
+        len(same)
+        - next((back for back, agrees in enumerate(reversed(same)) if not agrees), len(same))
+        + 1
+    )
     return Position(
         index=index,
-        token=visible(llm, text[index]),
-        following=visible(llm, text[index + 1]) if index + 1 < len(text) else None,
+        token=visible_mask(llm, text[index]),
+        following=visible_mask(llm, text[index + 1]) if index + 1 < len(text) else None,
         written=index >= prompt_tokens,
         choices=tuple(choices),
-        guesses=tuple(visible(llm, choice) for choice in choices),
+        guesses=tuple(visible_mask(llm, choice) for choice in choices),
         chances=tuple(round(chance, 4) for chance in chances),
         first=same.index(True) + 1,
         settles=settles,
     )
 
 
-def visible(llm: LLM, token: int) -> str:
-    """A token as text of its own, with blanks, line ends and control characters to be seen; its number where it has no text."""
+def visible_mask(llm: LLM, token: int) -> str:
+    """A token as text of its own, with blanks, line ends and control characters to be seen; its
+    number where it has no text."""
     text = str(llm.tokenizer.decode([token])) if llm.tokenizer is not None else ""
-    shown = (each if each.isprintable() else each.encode("unicode_escape").decode() for each in text.translate(VISIBLE))
+    shown = (
+        each if each.isprintable() else each.encode("unicode_escape").decode()
+        for each in text.translate(VISIBLE)
+    )
     return "".join(shown) or f"<{token}>"

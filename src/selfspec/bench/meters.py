@@ -1,8 +1,10 @@
-"""What the system says of a turn beside its seconds: the most memory a process used, and energy where the machine counts it.
+"""What the system says of a turn beside its seconds: the most memory a process used, and energy
+where the machine counts it.
 
-Memory: Linux keeps a process's largest resident size (VmHWM in /proc/PID/status), and writing 5 to /proc/PID/clear_refs starts it
-anew. Energy: Intel's and AMD's RAPL counters under /sys/class/powercap (whole packages, other processes included), and NVIDIA's
-total through NVML. Knows no peers and no model; where the system says nothing the answer is None, with the reason.
+Memory: Linux keeps a process's largest resident size (VmHWM in /proc/PID/status), and writing 5 to
+/proc/PID/clear_refs starts it anew. Energy: Intel's and AMD's RAPL counters under
+/sys/class/powercap (whole packages, other processes included), and NVIDIA's total through NVML.
+Knows no peers and no model; where the system says nothing the answer is None, with the reason.
 """
 
 from __future__ import annotations
@@ -32,14 +34,17 @@ class PeakMemory:
             self._running = False
 
     def read(self) -> int | None:
-        """Bytes; None where the system cannot start anew, so that an earlier peak would be taken for this one."""
+        """Bytes; None where the system cannot start anew, so that an earlier peak would be taken
+        for this one."""
         if not self._running:
             return None
         try:
             lines = (self._folder / "status").read_text().splitlines()
         except OSError:
             return None
-        return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None)
+        return next(
+            (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,12 @@ class EnergyMeter:
             counters += _nvml()
         if not counters:
             return cls([], "not measured: " + "; ".join(reasons))
-        return cls(counters, "counted by " + ", ".join(counter.name for counter in counters) + "; other processes are in it")
+        return cls(
+            counters,
+            "counted by "
+            + ", ".join(counter.name for counter in counters)
+            + "; other processes are in it",
+        )
 
     def start(self) -> None:
         """Take the readings before a turn."""

@@ -1,8 +1,10 @@
-"""A table of a paper as a specification: what to ask, with which methods and settings, and the paper's own figures.
+"""A table of a paper as a specification: what to ask, with which methods and settings, and the
+paper's own figures.
 
-`paper_layerskip.py`, `paper_dv.py` and `paper_asd.py` hold the tables, `paper_run.py` measures, `paper_report.py` sets the
-paper's columns beside ours. Figures are the papers' own, taken from their text; where a table's body was not to be had, only what
-the text around it says stands here, and `missing` says so. Measures nothing.
+`paper_layerskip.py`, `paper_dv.py` and `paper_asd.py` hold the tables, `paper_run.py` measures,
+`paper_report.py` sets the paper's columns beside ours. Figures are the papers' own, taken from
+their text; where a table's body was not to be had, only what the text around it says stands here,
+and `missing` says so. Measures nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ MEASURES = ("tokens/s", "ms/token", "speedup", "accepted", "draft share", "verif
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One row. `method` is ours: `plain`, `lossy`, or drafter@controller, in which {draft} stands for the table's drafter."""
+    """One row. `method` is ours: `plain`, `lossy`, or drafter@controller, in which {draft} stands
+    for the table's drafter."""
 
     task: str
     name: str
@@ -32,13 +35,15 @@ class PaperRow:
     figures: Mapping[str, str] = field(default_factory=dict)
     """The paper's, by column."""
     exit: float | None = None
-    """The exit layer as a share of the model's layers, so that a model of another depth exits at a like place."""
+    """The exit layer as a share of the model's layers, so that a model of another depth exits at a
+    like place."""
     why: str = ""
 
 
 @dataclass(frozen=True)
 class PaperTable:
-    """One table. `measures` are our columns: those of MEASURES, or a measure of quality by its name."""
+    """One table. `measures` are our columns: those of MEASURES, or a measure of quality by its
+    name."""
 
     name: str
     paper: str
@@ -47,7 +52,8 @@ class PaperTable:
     measures: tuple[str, ...]
     kind: str = SPEED
     draft: str = ""
-    """The drafter of the rows with {draft}, in which {exit} stands for the row's exit layer. --methods replaces it."""
+    """The drafter of the rows with {draft}, in which {exit} stands for the row's exit layer.
+    --methods replaces it."""
     new_tokens: int = 512
     temperature: float = 0.0
     top_p: float = 1.0
@@ -74,7 +80,9 @@ class PaperTable:
         if row.method is None:
             return None
         method = row.method.replace("{draft}", draft or self.draft)
-        return method.replace("{exit}", str(exit_of(row, layers))) if row.exit is not None else method
+        return (
+            method.replace("{exit}", str(exit_of(row, layers))) if row.exit is not None else method
+        )
 
 
 def exit_of(row: PaperRow, layers: int) -> int:

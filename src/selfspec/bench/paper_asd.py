@@ -1,4 +1,5 @@
-"""ASD's Tables 1 and 3 to 5: figures of "Draft on the Fly: Adaptive Self-Speculative Decoding using Cosine Similarity", 2024."""
+"""ASD's Tables 1 and 3 to 5: figures of "Draft on the Fly: Adaptive Self-Speculative Decoding using
+Cosine Similarity", 2024."""
 
 from __future__ import annotations
 
@@ -16,8 +17,18 @@ def _pair(task: str, theirs: dict[str, tuple[str, str]], asd: str = DRAFT) -> tu
     """Plain decoding, Draft & Verify and ASD on one task; figures by model."""
     return (
         PaperRow(task, "autoregressive", PLAIN),
-        PaperRow(task, "D&V", f"layer-skip{CONTROL}", {f"{model} speedup": values[0] for model, values in theirs.items()}),
-        PaperRow(task, "ASD", asd + CONTROL, {f"{model} speedup": values[1] for model, values in theirs.items()}),
+        PaperRow(
+            task,
+            "D&V",
+            f"layer-skip{CONTROL}",
+            {f"{model} speedup": values[0] for model, values in theirs.items()},
+        ),
+        PaperRow(
+            task,
+            "ASD",
+            asd + CONTROL,
+            {f"{model} speedup": values[1] for model, values in theirs.items()},
+        ),
     )
 
 

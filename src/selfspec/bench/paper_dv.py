@@ -1,5 +1,6 @@
-"""Draft & Verify's Tables 1 to 5, 7, 10, 13 and 15: figures from "Draft & Verify: Lossless Large Language Model Acceleration via
-Self-Speculative Decoding" (2024). The tables' bodies are not in the text these were taken from; what its prose says of them is.
+"""Draft & Verify's Tables 1 to 5, 7, 10, 13 and 15: figures from "Draft & Verify: Lossless Large
+Language Model Acceleration via Self-Speculative Decoding" (2024). The tables' bodies are not in the
+text these were taken from; what its prose says of them is.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ PAPER = "Draft & Verify"
 DRAFT = "layer-skip"
 BODY = "The table's body is not in the text that these figures were taken from: only what its prose repeats stands here."
 SEARCH = (
-    "Their skipped halves come from 1000 steps of Bayesian search. Ours are spread evenly (layer-skip's default), unless "
+    "Their skipped halves come from 1000 steps of Bayesian search. Ours are spread evenly "
+    "(layer-skip's default), unless "
     "--methods 'layer-skip:profile=FILE' names halves that were found for this model."
 )
 MACHINE = "Their LLaMA-2-13B on an A100; yours may be any model on any machine: compare ratios."
@@ -49,7 +51,12 @@ TABLE3 = tuple(
 )
 TABLE4 = (
     *(
-        PaperRow("cnn-dm", f"static gamma={gamma}", f"{{draft}}@confidence:tokens=12,threshold={gamma}", dict(figures))
+        PaperRow(
+            "cnn-dm",
+            f"static gamma={gamma}",
+            f"{{draft}}@confidence:tokens=12,threshold={gamma}",
+            dict(figures),
+        )
         for gamma, figures in (
             (0.2, {"13B accepted": "74.9%", "13B speedup": "1.38x"}),
             (0.4, {}),
@@ -74,7 +81,12 @@ TABLE7 = (
     PaperRow("cnn-dm", "searched (ours: {draft})", ADAPTIVE, {"13B speedup": "1.57x"}),
 )  # fmt: skip
 TABLE10 = tuple(
-    PaperRow("cnn-dm", f"at most K={tokens}", f"{{draft}}@adaptive:tokens={tokens},target=0.9", {"13B speedup": "about the same"})
+    PaperRow(
+        "cnn-dm",
+        f"at most K={tokens}",
+        f"{{draft}}@adaptive:tokens={tokens},target=0.9",
+        {"13B speedup": "about the same"},
+    )
     for tokens in (4, 8, 12, 16)
 )
 TABLE13 = (
@@ -95,7 +107,8 @@ COMMON = (SEARCH, MACHINE)
 DRAFT_VERIFY = (
     PaperTable(
         "dv-table1", PAPER, "Summaries, greedy", _main({"cnn-dm": "1.57x"}, 0.85), ("rouge2", *SPEEDS), draft=DRAFT,
-        missing=BODY + " Over all models and temperatures it gives 1.210x to 1.992x; its 70B is the fastest.",
+        missing=BODY + " Over all models and temperatures it gives 1.210x to 1.992x; its 70B is "
+                       "the fastest.",
         apart=(*COMMON, "Both tasks are 1-shot there; our xsum is 0-shot."),
     ),
     PaperTable(
@@ -113,7 +126,8 @@ DRAFT_VERIFY = (
             for row, value in zip(TABLE2, ("1.000x", "1.456x"), strict=True)
         ),
         ("pass@1", "pass@10", *SPEEDS), draft=DRAFT, temperature=0.6, top_p=0.95, samples=10, missing=BODY,
-        apart=(*COMMON, "Samples are drawn with the drafter; each seed's text is plain decoding's, so both rows share them."),
+        apart=(*COMMON, "Samples are drawn with the drafter; each seed's text is plain "
+                        "decoding's, so both rows share them."),
     ),
     PaperTable("dv-table3", PAPER, "Drafting a fixed number", TABLE3, SPEEDS, draft=DRAFT, missing=BODY, apart=COMMON),
     PaperTable("dv-table4", PAPER, "Stopping at a confidence", TABLE4, SPEEDS, draft=DRAFT, missing=BODY, apart=COMMON),
@@ -127,7 +141,8 @@ DRAFT_VERIFY = (
         "dv-table13", PAPER, "Mathematics and conversation", TABLE13, ("accuracy", *SPEEDS), draft=DRAFT, missing=BODY,
         apart=(
             *COMMON,
-            "Their MT-bench is judged by GPT-4 and sampled; here Spec-Bench's conversations (--task spec-bench=FILE), greedy.",
+            "Their MT-bench is judged by GPT-4 and sampled; here Spec-Bench's conversations "
+            "(--task spec-bench=FILE), greedy.",
         ),
     ),
     PaperTable(

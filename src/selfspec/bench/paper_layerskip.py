@@ -1,4 +1,5 @@
-"""LayerSkip's Tables 1 to 6 and 10: figures of "LayerSkip: Enabling Early Exit Inference and Self-Speculative Decoding", 2024."""
+"""LayerSkip's Tables 1 to 6 and 10: figures of "LayerSkip: Enabling Early Exit Inference and
+Self-Speculative Decoding", 2024."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ from .paper import EXITS, LOSSY, OWN, PLAIN, PaperRow, PaperTable
 PAPER = "LayerSkip"
 DRAFT = "early-exit:layer={exit}"
 RECIPE = (
-    "Their drafting model was trained with the recipe, and their speedup is over plain decoding of the same model trained "
-    "without it; ours is over plain decoding of the very model that drafts. A model without the recipe accepts little."
+    "Their drafting model was trained with the recipe, and their speedup is over plain decoding "
+    "of the same model trained "
+    "without it; ours is over plain decoding of the very model that drafts. A model without the "
+    "recipe accepts little."
 )
 MACHINE = "Their Llama2 of 7 and 13 billion parameters on an H100; yours may be any model on any machine: compare ratios."
 TOPV2 = "TOPv2 is not shipped: give it as --task jsonl=FILE with prompt and answer."
@@ -16,30 +19,55 @@ DEPTH = "Exit layers are at the paper's share of the depth."
 PIECES = ("ROUGE-2", "accepted", "tokens/s", "speedup")
 
 
-def _two(row: PaperRow, *figures: tuple[str, tuple[str, ...]], names: tuple[str, ...] = PIECES) -> PaperRow:
+def _two(
+    row: PaperRow, *figures: tuple[str, tuple[str, ...]], names: tuple[str, ...] = PIECES
+) -> PaperRow:
     """The row with figures of several models, in the order of `names`."""
-    found = {f"{model} {name}": value for model, values in figures for name, value in zip(names, values, strict=True) if value}
+    found = {
+        f"{model} {name}": value
+        for model, values in figures
+        for name, value in zip(names, values, strict=True)
+        if value
+    }
     return PaperRow(row.task, row.name, row.method, found, row.exit, row.why)
 
 
-def _row(task: str, name: str, method: str | None, exit: float | None = None, why: str = "") -> PaperRow:
+def _row(
+    task: str, name: str, method: str | None, exit: float | None = None, why: str = ""
+) -> PaperRow:
     return PaperRow(task, name, method, {}, exit, why)
 
 
 NO_SEARCH = "the search that chose its halves is not run here; see dv-table1"
 TABLE2 = (
     _two(
-        _row("cnn-dm", "autoregressive", PLAIN), ("7B", ("0.079", "", "62.7", "1.00x")), ("13B", ("0.098", "", "37.2", "1.00x"))
+        _row("cnn-dm", "autoregressive", PLAIN),
+        ("7B", ("0.079", "", "62.7", "1.00x")),
+        ("13B", ("0.098", "", "37.2", "1.00x")),
     ),
-    _two(_row("cnn-dm", "early exit", LOSSY, 8 / 32), ("7B", ("0.012", "", "232.4", "")), ("13B", ("0.016", "", "105.5", ""))),
+    _two(
+        _row("cnn-dm", "early exit", LOSSY, 8 / 32),
+        ("7B", ("0.012", "", "232.4", "")),
+        ("13B", ("0.016", "", "105.5", "")),
+    ),
     _two(
         _row("cnn-dm", "self-speculative, d=12", "{draft}@fixed:tokens=12", 8 / 32),
         ("7B", ("0.078", "68.9%", "127.9", "1.86x")),
         ("13B", ("0.098", "74.5%", "70.2", "1.81x")),
     ),
-    _two(_row("cnn-dm", "Draft & Verify", None, why=NO_SEARCH), ("13B", ("0.107", "", "", "1.56x"))),
-    _two(_row("xsum", "autoregressive", PLAIN), ("7B", ("0.073", "", "63.4", "1.00x")), ("13B", ("0.124", "", "43.8", "1.00x"))),
-    _two(_row("xsum", "early exit", LOSSY, 8 / 32), ("7B", ("0.002", "", "228.0", "")), ("13B", ("0.009", "", "110.6", ""))),
+    _two(
+        _row("cnn-dm", "Draft & Verify", None, why=NO_SEARCH), ("13B", ("0.107", "", "", "1.56x"))
+    ),
+    _two(
+        _row("xsum", "autoregressive", PLAIN),
+        ("7B", ("0.073", "", "63.4", "1.00x")),
+        ("13B", ("0.124", "", "43.8", "1.00x")),
+    ),
+    _two(
+        _row("xsum", "early exit", LOSSY, 8 / 32),
+        ("7B", ("0.002", "", "228.0", "")),
+        ("13B", ("0.009", "", "110.6", "")),
+    ),
     _two(
         _row("xsum", "self-speculative, d=12 (13B: 4)", "{draft}@fixed:tokens=12", 8 / 32),
         ("7B", ("0.073", "54.6%", "104.7", "1.54x")),
@@ -52,17 +80,23 @@ TABLE2 = (
         ("13B", ("0.055", "", "48.9", "1.00x")),
     ),
     _two(
-        _row("humaneval", "early exit", LOSSY, 8 / 32), ("7B", ("0.003", "", "225.4", "")), ("13B", ("0.0005", "", "244.3", ""))
+        _row("humaneval", "early exit", LOSSY, 8 / 32),
+        ("7B", ("0.003", "", "225.4", "")),
+        ("13B", ("0.0005", "", "244.3", "")),
     ),
     _two(
-        _row("humaneval", "self-speculative, d=6 (13B: E=7, d=4)", "{draft}@fixed:tokens=6", 8 / 32),
+        _row(
+            "humaneval", "self-speculative, d=6 (13B: E=7, d=4)", "{draft}@fixed:tokens=6", 8 / 32
+        ),
         ("7B", ("0.042", "67.1%", "122.8", "1.83x")),
         ("13B", ("0.055", "57.0%", "84.2", "1.66x")),
     ),
 )
 TABLE3 = (
     _two(
-        _row("cnn-dm", "autoregressive", PLAIN), ("1.5B", ("0.063", "", "91.6", "1.00x")), ("7B", ("0.060", "", "64.5", "1.00x"))
+        _row("cnn-dm", "autoregressive", PLAIN),
+        ("1.5B", ("0.063", "", "91.6", "1.00x")),
+        ("7B", ("0.060", "", "64.5", "1.00x")),
     ),
     _two(
         _row("cnn-dm", "self-speculative", "{draft}@fixed:tokens=12", 8 / 32),
@@ -73,7 +107,10 @@ TABLE3 = (
 TABLE4 = (
     _two(_row("humaneval", "autoregressive", PLAIN), ("7B", ("0.0513", "", "34", "1.0x"))),
     _two(_row("humaneval", "early exit", LOSSY, 6 / 32), ("7B", ("0.0035", "", "170", ""))),
-    _two(_row("humaneval", "self-speculative", "{draft}@fixed:tokens=12", 6 / 32), ("7B", ("0.0513", "45%", "62", "1.82x"))),
+    _two(
+        _row("humaneval", "self-speculative", "{draft}@fixed:tokens=12", 6 / 32),
+        ("7B", ("0.0513", "45%", "62", "1.82x")),
+    ),
 )
 TIMES = ("exact match", "accepted", "ms/token", "speedup")
 
@@ -89,8 +126,20 @@ TABLE5 = (
         for layer, match, time in ((18, "83.3%", "28"), (12, "79.4%", "19"), (6, "62.9%", "10"))
     ),
     *(
-        _top(f"self-speculative, E={layer} of 24", "{draft}@fixed:tokens=8", layer / 24, "82.9%", kept, time, speed)
-        for layer, kept, time, speed in ((18, "98.9%", "29", "1.24x"), (12, "97.6%", "22", "1.64x"), (6, "76.0%", "18", "2.0x"))
+        _top(
+            f"self-speculative, E={layer} of 24",
+            "{draft}@fixed:tokens=8",
+            layer / 24,
+            "82.9%",
+            kept,
+            time,
+            speed,
+        )
+        for layer, kept, time, speed in (
+            (18, "98.9%", "29", "1.24x"),
+            (12, "97.6%", "22", "1.64x"),
+            (6, "76.0%", "18", "2.0x"),
+        )
     ),
 )
 TABLE10 = (
@@ -100,7 +149,14 @@ TABLE10 = (
         for layer, match, time in ((18, "82.0%", "124"), (12, "77.2%", "84"), (6, "29.8%", "44"))
     ),
     *(
-        _top(f"self-speculative, E={layer} of 24", "{draft}@fixed:tokens=7", layer / 24, "82.9%", kept, time)
+        _top(
+            f"self-speculative, E={layer} of 24",
+            "{draft}@fixed:tokens=7",
+            layer / 24,
+            "82.9%",
+            kept,
+            time,
+        )
         for layer, kept, time in ((18, "99%", "134"), (12, "97%", "104"), (6, "76%", "87"))
     ),
 )
@@ -108,7 +164,9 @@ TABLE10 = (
 
 def _reuse(task: str, label: str, values: tuple[tuple[int, str, str], ...]) -> tuple[PaperRow, ...]:
     return tuple(
-        PaperRow(task, f"{label}, E={layer} of 24, {words}", method, {"1.5B ms/token": time}, layer / 24)
+        PaperRow(
+            task, f"{label}, E={layer} of 24, {words}", method, {"1.5B ms/token": time}, layer / 24
+        )
         for layer, reused, again in values
         for words, method, time in (
             ("reuse", "{draft}@fixed:tokens=7", reused),
@@ -151,11 +209,22 @@ _EXITS = {
         ("MBPP", "21.0", "22.4", "0", "7.20", "26.4", "29.0", "0", "3.40"),
     ),
 }
-_COLUMNS = [f"{size} {exit}{kind}" for size in ("7B", "13B") for exit in ("last", "middle") for kind in ("", ", recipe")]
-_MEASURED = {"GSM8K": "gsm8k", "HumanEval": "humaneval", "MBPP": "mbpp"}  # the rest comes from the user's files, or not at all
+_COLUMNS = [
+    f"{size} {exit}{kind}"
+    for size in ("7B", "13B")
+    for exit in ("last", "middle")
+    for kind in ("", ", recipe")
+]
+_MEASURED = {
+    "GSM8K": "gsm8k",
+    "HumanEval": "humaneval",
+    "MBPP": "mbpp",
+}  # the rest comes from the user's files, or not at all
 TABLE1 = tuple(
     PaperRow(
-        {"perplexity": "text", "accuracy of choices, %": "choices"}.get(group, _MEASURED.get(name, "-")),
+        {"perplexity": "text", "accuracy of choices, %": "choices"}.get(
+            group, _MEASURED.get(name, "-")
+        ),
         name,
         None if group == "open answers, %" and name not in _MEASURED else PLAIN,
         dict(zip(_COLUMNS, values, strict=True)),
@@ -169,14 +238,17 @@ LAYERSKIP = (
     PaperTable(
         "layerskip-table1", PAPER, "What the last and the middle exit are worth", TABLE1, ("last", "middle"), EXITS,
         apart=(
-            "Perplexities of different tokenizers and texts cannot be compared; the ratio of middle to last can.",
-            "Shots and prompts of the multiple-choice tasks are not stated; yours are as your file has them.",
+            "Perplexities of different tokenizers and texts cannot be compared; the ratio of "
+            "middle to last can.",
+            "Shots and prompts of the multiple-choice tasks are not stated; yours are as your "
+            "file has them.",
         ),
     ),
     PaperTable(
         "layerskip-table2", PAPER, "Self-speculation after continual pre-training", TABLE2,
         ("rouge2", "accepted", "tokens/s", "speedup"), draft=DRAFT,
-        apart=(RECIPE, MACHINE, DEPTH, "ROUGE-2 of HumanEval is taken against the reference solution."),
+        apart=(RECIPE, MACHINE, DEPTH, "ROUGE-2 of HumanEval is taken against the reference "
+                                       "solution."),
     ),
     PaperTable(
         "layerskip-table3", PAPER, "Self-speculation after pre-training from scratch", TABLE3,
@@ -194,7 +266,9 @@ LAYERSKIP = (
     PaperTable(
         "layerskip-table6", PAPER, "What exit-state reuse saves, on a CPU", TABLE6, ("ms/token",), draft=DRAFT, new_tokens=50,
         missing="Drafts and tokens are taken from Table 10, whose set-up this repeats.",
-        apart=(DEPTH, "TOPv2 is not shipped: give it as --task jsonl=FILE.", "Reuse saves most where verifying is dear."),
+        apart=(DEPTH, "TOPv2 is not shipped: give it as --task jsonl=FILE.", "Reuse saves most "
+                                                                             "where verifying is "
+                                                                             "dear."),
     ),
     PaperTable(
         "layerskip-table10", PAPER, "TOPv2 on a CPU", TABLE10, ("exact match", "accepted", "ms/token", "speedup"), draft=DRAFT,

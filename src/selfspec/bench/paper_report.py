@@ -1,4 +1,5 @@
-"""A paper's table with our columns beside it, from the result's JSON and the specification; and what cannot be compared."""
+"""A paper's table with our columns beside it, from the result's JSON and the specification; and
+what cannot be compared."""
 
 from __future__ import annotations
 
@@ -18,35 +19,54 @@ PERCENT = ("accuracy", "exact match", "pass@1", "pass@10")
 
 def load_paper(path: Path) -> dict[str, Any]:
     """Read a result; another file is an error that says so."""
-    return read_result(path, "paper", PAPER_SCHEMA, "selfspec bench MODEL --paper TABLE", "a result")
+    return read_result(
+        path, "paper", PAPER_SCHEMA, "selfspec bench MODEL --paper TABLE", "a result"
+    )
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The table, then what is missing of the paper's, what cannot be compared, and how ours was measured."""
+    """The table, then what is missing of the paper's, what cannot be compared, and how ours was
+    measured."""
     spec = find_table(result["table"])
     header, lines = cells(spec, result)
     where = result["provenance"]
-    parts = [f"**{spec.paper}, {spec.name}: {spec.title}**; ours: {result['model']}\n", grid(header, lines), ""]
+    parts = [
+        f"**{spec.paper}, {spec.name}: {spec.title}**; ours: {result['model']}\n",
+        grid(header, lines),
+        "",
+    ]
     parts += [f"Not in the source: {spec.missing}"] if spec.missing else []
     parts += [f"Not comparable: {each}" for each in spec.apart]
     parts += [f"No row of ours, {row.name}: {row.why}." for row in _without(spec)]
     length = "" if spec.kind == COSINES else f"up to {result['new_tokens']} new tokens, "
     runs = f" Raw seconds: {', '.join(result['runs'])}." if result["runs"] else ""
     parts.append(
-        f"Ours: {length}{where['threads']} threads on {where['cpu']}, {where['date'][:10]}; made with `{where['command']}`.{runs}"
+        f"Ours: {length}{where['threads']} threads on {where['cpu']}, {where['date'][:10]}; made "
+        f"with `{where['command']}`.{runs}"
     )
     return "\n".join(parts)
 
 
 def cells(spec: PaperTable, result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """The header, and a line for each row: the paper's figures, then ours; measured rows that the paper does not have last."""
-    header = ["", *spec.columns, *(f"ours {LABELS.get(measure, measure)}" for measure in spec.measures)]
+    """The header, and a line for each row: the paper's figures, then ours; measured rows that the
+    paper does not have last."""
+    header = [
+        "",
+        *spec.columns,
+        *(f"ours {LABELS.get(measure, measure)}" for measure in spec.measures),
+    ]
     lines, known = [], set()
     for row in spec.rows:
         known.add(key_of(row))
         values = result["values"].get(key_of(row), {})
         named = _named(row, result["layers"])
-        lines.append([named, *(row.figures.get(column, "-") for column in spec.columns), *_ours(spec, values)])
+        lines.append(
+            [
+                named,
+                *(row.figures.get(column, "-") for column in spec.columns),
+                *_ours(spec, values),
+            ]
+        )
     for name, values in result["values"].items():
         if name not in known:
             lines.append([name, *("-" for _ in spec.columns), *_ours(spec, values)])

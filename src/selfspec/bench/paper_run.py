@@ -1,7 +1,9 @@
-"""Measures a paper's table on the model at hand: speeds through the harness, one suite result a task, and what else it needs.
+"""Measures a paper's table on the model at hand: speeds through the harness, one suite result a
+task, and what else it needs.
 
-Unverified early exits, samples for pass@k, exits' perplexity and accuracy, and similarities of halves are computed in this
-process, by the same engine. What was measured is kept: the same command goes on. Does not print.
+Unverified early exits, samples for pass@k, exits' perplexity and accuracy, and similarities of
+halves are computed in this process, by the same engine. What was measured is kept: the same command
+goes on. Does not print.
 """
 
 from __future__ import annotations
@@ -60,13 +62,16 @@ def key_of(row: PaperRow) -> str:
 
 
 def sources_of(table: PaperTable, given: Sequence[str]) -> dict[str, str]:
-    """For each task of the table that is asked: how it is asked, NAME or NAME=PATH. All of them if nothing is given."""
+    """For each task of the table that is asked: how it is asked, NAME or NAME=PATH. All of them if
+    nothing is given."""
     wanted = [task for task in table.tasks if task != "-"]
     local = {OWN, TEXT, CHOICES}
     if not given:
         if table.kind != "speed" or set(wanted) <= local:
             need = " ".join(f"--task {_asked_as(task)}=FILE" for task in wanted)
-            raise OptionError(f"{table.name} needs files of yours; give {need}, or those of them that you have")
+            raise OptionError(
+                f"{table.name} needs files of yours; give {need}, or those of them that you have"
+            )
         return {task: _asked_as(task) for task in wanted if task not in local}
     found: dict[str, str] = {}
     for text in given:
@@ -74,7 +79,9 @@ def sources_of(table: PaperTable, given: Sequence[str]) -> dict[str, str]:
         fitting = [task for task in wanted if _asked_as(task) == name]
         if not fitting:
             known = [_asked_as(task) for task in wanted]
-            raise OptionError(f"{table.name} does not ask the task {name!r}; {nearest(name, known)}")
+            raise OptionError(
+                f"{table.name} does not ask the task {name!r}; {nearest(name, known)}"
+            )
         found |= dict.fromkeys(fitting, text)
     return found
 
@@ -86,15 +93,32 @@ def _asked_as(task: str) -> str:
 class Measuring:
     """One table at work."""
 
-    def __init__(self, table: PaperTable, wishes: Wishes, draft: str | None, command: str, out: Path, say: Say) -> None:
-        self._table, self._wishes, self._draft, self._command, self._out, self._say = table, wishes, draft, command, out, say
+    def __init__(
+        self,
+        table: PaperTable,
+        wishes: Wishes,
+        draft: str | None,
+        command: str,
+        out: Path,
+        say: Say,
+    ) -> None:
+        self._table, self._wishes, self._draft, self._command, self._out, self._say = (
+            table,
+            wishes,
+            draft,
+            command,
+            out,
+            say,
+        )
         self._sources = sources_of(table, wishes.tasks)
         self._folder = folder_of(wishes.model)
         self._layers = words_of(self._folder).layers
         self._loaded: LLM | None = None
         versions = {"selfspec": __version__, **package_versions(PACKAGES)}
         provenance = asdict(gather(command, wishes.threads, versions))
-        self.result = PaperResult(table.name, self._folder.name, self._layers, provenance, wishes.new_tokens)
+        self.result = PaperResult(
+            table.name, self._folder.name, self._layers, provenance, wishes.new_tokens
+        )
 
     def measure(self, sit: Sit) -> PaperResult:
         """Everything the table asks; `sit` runs a prepared suite behind a progress bar."""
@@ -115,10 +139,12 @@ class Measuring:
 
             self._say(f"loading {self._folder.name}")
             wishes = self._wishes
-            self._loaded = LLM.from_pretrained(self._folder, dtype=wishes.dtype, device=wishes.device, threads=wishes.threads)
+            self._loaded = LLM.from_pretrained(
+                self._folder, dtype=wishes.dtype, device=wishes.device, threads=wishes.threads
+            )
         return self._loaded
 
-    # ------------------------------------------------------------------------------------------------- speed
+    # ---------------------------------------------------------------------------------------- speed
 
     def _task(self, task: str, text: str, sit: Sit) -> None:
         mine = [row for row in self._table.rows if row.task == task]
@@ -129,12 +155,18 @@ class Measuring:
             self._wishes, tasks=[text], methods=list(dict.fromkeys(map(str, named))), peers=(),
             temperature=table.temperature, top_p=table.top_p,
         )  # fmt: skip
-        prepared = prepare(wishes, self._command, self._out.with_name(f"{self._out.stem}-{task}.json"))
+        prepared = prepare(
+            wishes, self._command, self._out.with_name(f"{self._out.stem}-{task}.json")
+        )
         sit(prepared)
         self.result.runs.append(prepared.out.name)
         asked = task if task != OWN else prepared.run.plan.samples[0].task
         items = [
-            each for part in read_task(text, wishes.sample, wishes.skip_bad, wishes.contexts, wishes.chat) for each in part.items
+            each
+            for part in read_task(
+                text, wishes.sample, wishes.skip_bad, wishes.contexts, wishes.chat
+            )
+            for each in part.items
         ]
         golds = {item.id: item for item in items if item.task == asked}
         self._score(prepared, asked, golds)
@@ -145,25 +177,46 @@ class Measuring:
             self._samples(prepared, asked, golds, named)
         save_suite(prepared.run, prepared.out)
         for row, method in zip(mine, methods, strict=True):
-            name = f"{LOSSY}/{exit_of(row, self._layers)}" if row.method == LOSSY else f"{OURS}/{method}"
+            name = (
+                f"{LOSSY}/{exit_of(row, self._layers)}"
+                if row.method == LOSSY
+                else f"{OURS}/{method}"
+            )
             if method is not None:
                 self.result.values[key_of(row)] = _values(prepared.run, name, asked)
 
     def _score(self, prepared: Prepared, task: str, golds: dict[str, Item]) -> None:
-        """Quality of what each contestant wrote: the reference's text, or its own where that differs."""
+        """Quality of what each contestant wrote: the reference's text, or its own where that
+        differs."""
         run = prepared.run
         texts = {answer.question: answer.text for answer in run.answers if answer.task == task}
         for name in run.plan.contestants:
-            own = {each.question: each.text for turn in run.turns if turn.contestant == name for each in turn.differences}
+            own = {
+                each.question: each.text
+                for turn in run.turns
+                if turn.contestant == name
+                for each in turn.differences
+            }
             written = {question: [own.get(question, text)] for question, text in texts.items()}
             self._judge(run, name, task, written, golds)
 
-    def _judge(self, run: SuiteRun, name: str, task: str, written: dict[str, list[str]], golds: dict[str, Item]) -> None:
+    def _judge(
+        self,
+        run: SuiteRun,
+        name: str,
+        task: str,
+        written: dict[str, list[str]],
+        golds: dict[str, Item],
+    ) -> None:
         missing = [each for each in self._table.measures if not _score_of(run, name, task, each)]
         if written and missing:
             self._say(f"judging {name}")
-            values = judge(written, {question: golds[question].gold for question in written}, missing)
-            run.scores += [Score(name, task, measure, value, len(written)) for measure, value in values.items()]
+            values = judge(
+                written, {question: golds[question].gold for question in written}, missing
+            )
+            run.scores += [
+                Score(name, task, measure, value, len(written)) for measure, value in values.items()
+            ]
 
     def _lossy(self, prepared: Prepared, task: str, golds: dict[str, Item], layer: int) -> None:
         """What the first layers write alone, and how fast."""
@@ -176,7 +229,11 @@ class Measuring:
         for prompt in prepared.prompts:
             if prompt.id in golds:
                 self._say(f"{prompt.id}: the first {layer} layers alone")
-                asked = {"max_new_tokens": run.plan.new_tokens, "eos": list(prepared.words.eos), "draft": None}
+                asked = {
+                    "max_new_tokens": run.plan.new_tokens,
+                    "eos": list(prepared.words.eos),
+                    "draft": None,
+                }
                 made = early_exit_generate(self.llm, list(prompt.ids), layer, **asked)
                 written[prompt.id] = [prepared.words.decode(made.tokens)]
                 decoded, seconds = decoded + made.stats.decoded, seconds + made.stats.decode_seconds
@@ -184,9 +241,12 @@ class Measuring:
         if decoded:
             run.scores.append(Score(name, task, "tokens/s", decoded / seconds, len(written)))
 
-    def _samples(self, prepared: Prepared, task: str, golds: dict[str, Item], methods: Sequence[Any]) -> None:
-        """Several answers a question, drawn with a method of the table; they count for plain decoding, which writes the same."""
-        from ..sampling import SamplingParams
+    def _samples(
+        self, prepared: Prepared, task: str, golds: dict[str, Item], methods: Sequence[Any]
+    ) -> None:
+        """Several answers a question, drawn with a method of the table; they count for plain
+        decoding, which writes the same."""
+        from ..core.sampling import SamplingParams
         from .contestants import own_options
 
         run, table = prepared.run, self._table
@@ -198,7 +258,9 @@ class Measuring:
         for prompt in prepared.prompts:
             self._say(f"{prompt.id}: {table.samples} samples")
             for seed in range(table.samples):
-                sampling = SamplingParams(temperature=table.temperature, top_p=table.top_p, seed=run.plan.seed + seed)
+                sampling = SamplingParams(
+                    temperature=table.temperature, top_p=table.top_p, seed=run.plan.seed + seed
+                )
                 made = self.llm.generate(
                     list(prompt.ids),
                     max_new_tokens=run.plan.new_tokens,
@@ -211,10 +273,11 @@ class Measuring:
         for name in names:
             self._judge(run, name, task, written, golds)
 
-    # ------------------------------------------------------------------------------------------------- exits, halves
+    # -------------------------------------------------------------------------------- exits, halves
 
     def _exits(self) -> None:
-        """Perplexity of texts, accuracy of choices and of open answers, at the last and the middle exit."""
+        """Perplexity of texts, accuracy of choices and of open answers, at the last and the middle
+        exit."""
         exits = {"last": self._layers, "middle": max(1, self._layers // 2)}
         for task, text in self._sources.items():
             path = Path(text.partition("=")[2])
@@ -224,13 +287,23 @@ class Measuring:
             elif task == CHOICES:
                 from .quality_exits import choose_by_exit, read_choices
 
-                found = {each.layers: each for each in choose_by_exit(self.llm, read_choices(path), sorted(set(exits.values())))}
-                row = next((row for row in self._table.rows if row.name.lower() == path.stem.lower()), None)
+                found = {
+                    each.layers: each
+                    for each in choose_by_exit(
+                        self.llm, read_choices(path), sorted(set(exits.values()))
+                    )
+                }
+                row = next(
+                    (row for row in self._table.rows if row.name.lower() == path.stem.lower()), None
+                )
                 values = {column: 100 * found[layer].accuracy for column, layer in exits.items()}
                 self._note(key_of(row) if row else f"accuracy of {path.name}, %", values)
             else:
                 row = next(row for row in self._table.rows if row.task == task)
-                self._note(key_of(row), {column: self._open_answers(text, layer) for column, layer in exits.items()})
+                self._note(
+                    key_of(row),
+                    {column: self._open_answers(text, layer) for column, layer in exits.items()},
+                )
 
     def _note(self, name: str, values: dict[str, float]) -> None:
         self.result.values[name] = values
@@ -240,10 +313,18 @@ class Measuring:
         from ..train.evaluate import evaluate_exits
 
         if self.llm.tokenizer is None:
-            raise OptionError(f"{self._folder.name} has no tokenizer, so {path.name} cannot be read; add its files to the folder")
+            raise OptionError(
+                f"{self._folder.name} has no tokenizer, so {path.name} cannot be read; add its "
+                f"files to the folder"
+            )
         length = min(512, self.llm.info.context)
-        blocks = load_data([path], self.llm.tokenizer, DataOptions(length=length, held_out=0.5)).held_out
-        found = {each.layers: each.perplexity for each in evaluate_exits(self.llm.model, blocks, sorted(set(exits.values())))}
+        blocks = load_data(
+            [path], self.llm.tokenizer, DataOptions(length=length, held_out=0.5)
+        ).held_out
+        found = {
+            each.layers: each.perplexity
+            for each in evaluate_exits(self.llm.model, blocks, sorted(set(exits.values())))
+        }
         return {column: found[layer] for column, layer in exits.items()}
 
     def _open_answers(self, text: str, layer: int) -> float:
@@ -258,12 +339,23 @@ class Measuring:
             ids = words.encode(item)[-(words.context - wishes.new_tokens) :]
             options = {"max_new_tokens": wishes.new_tokens, "eos": list(words.eos), "draft": None}
             whole = layer == self._layers
-            made = self.llm.generate(ids, **options) if whole else early_exit_generate(self.llm, ids, layer, **options)
+            made = (
+                self.llm.generate(ids, **options)
+                if whole
+                else early_exit_generate(self.llm, ids, layer, **options)
+            )
             written[item.id] = [words.decode(made.tokens)]
-        return 100 * next(iter(judge(written, {item.id: item.gold for item in asked.items}, ("pass@1", "accuracy")).values()))
+        return 100 * next(
+            iter(
+                judge(
+                    written, {item.id: item.gold for item in asked.items}, ("pass@1", "accuracy")
+                ).values()
+            )
+        )
 
     def _cosines(self) -> None:
-        """Statistics over layers of the similarity around each half, and the mean time of one for a single token."""
+        """Statistics over layers of the similarity around each half, and the mean time of one for a
+        single token."""
         path = Path(self._sources[TEXT].partition("=")[2])
         from .sources import read_text
 
@@ -277,15 +369,30 @@ class Measuring:
         import torch
 
         for token in ids[:STEPS]:
-            place = cache.place([1])
+            place = cache.layout([1])
             clock.start()
-            model.run(model.embed(torch.tensor([token], device=model.device)), model.full_plan, cache, place, clock)
+            model.run(
+                model.embed(torch.tensor([token], device=model.device)),
+                model.full_plan,
+                cache,
+                place,
+                clock,
+            )
         statistics: dict[str, Callable[[Sequence[float]], float]]
-        statistics = {"minimum ACS": min, "maximum ACS": max, "mean ACS": fmean, "median ACS": median}
+        statistics = {
+            "minimum ACS": min,
+            "maximum ACS": max,
+            "mean ACS": fmean,
+            "median ACS": median,
+        }
         for half, column in ((True, "attention"), (False, "MLP")):
             for name, of in statistics.items():
-                self.result.values.setdefault(f"{TEXT}: {name}", {})[column] = of(similar.means(half))
-            self.result.values.setdefault(f"{TEXT}: mean time, ms", {})[column] = 1000 * fmean(clock.seconds[half])
+                self.result.values.setdefault(f"{TEXT}: {name}", {})[column] = of(
+                    similar.means(half)
+                )
+            self.result.values.setdefault(f"{TEXT}: mean time, ms", {})[column] = 1000 * fmean(
+                clock.seconds[half]
+            )
 
 
 class HalfClock:
@@ -304,12 +411,20 @@ class HalfClock:
 
 
 def _score_of(run: SuiteRun, name: str, task: str, metric: str) -> list[Score]:
-    return [score for score in run.scores if (score.contestant, score.task, score.metric) == (name, task, metric)]
+    return [
+        score
+        for score in run.scores
+        if (score.contestant, score.task, score.metric) == (name, task, metric)
+    ]
 
 
 def _values(run: SuiteRun, name: str, task: str) -> dict[str, float]:
     """Every figure that there is for a contestant: the harness's, and its scores."""
-    found = {score.metric: score.value for score in run.scores if (score.contestant, score.task) == (name, task)}
+    found = {
+        score.metric: score.value
+        for score in run.scores
+        if (score.contestant, score.task) == (name, task)
+    }
     row = next((row for row in rows(run, 1, task) if row.contestant == name), None)
     if row is not None:
         found |= {measure: value for measure, value in _harness(row).items() if value is not None}

@@ -1,14 +1,18 @@
-"""The peer's side of the protocol: run as `python -P peer_host.py PEER_FILE`, in the peer's own environment.
+"""The peer's side of the protocol: run as `python -P peer_host.py PEER_FILE`, in the peer's own
+environment.
 
-Speaks JSON lines: {"load": folder, "dtype": "float32", "threads": 2} is answered {"ready": true, "versions": {...}}, then
-{"generate": [ids], "max_new_tokens": n, "eos": [ids]} is answered {"tokens": [ids]}; anything that goes wrong, {"error": "..."}.
-{"batch": [[ids], ...]} asks for several rows at once, {"echo": x} for nothing, {"call": name, "arguments": {...}} for another
-method of the peer. A request may carry "options", which become keyword arguments, and an answer "counts", what the peer set as
-`self.counts`. A peer that calls `self.first(count)` when its first tokens are there, lets the harness see when.
-A peer file defines `class Peer` with `packages` (whose versions are worth recording), `load(folder, dtype, threads)` and
-`generate(ids, max_new_tokens, eos) -> list[int]`: greedy, new tokens only, an end token included. It may have
-`generate_batch(rows, ...) -> list[list[int]]`, `precision`, if that is not the dtype it is told, and a `load` with `device`.
-Uses the standard library alone, since a peer's environment need not contain selfspec, and takes no time: the harness does.
+Speaks JSON lines: {"load": folder, "dtype": "float32", "threads": 2} is answered {"ready": true,
+"versions": {...}}, then {"generate": [ids], "max_new_tokens": n, "eos": [ids]} is answered
+{"tokens": [ids]}; anything that goes wrong, {"error": "..."}. {"batch": [[ids], ...]} asks for
+several rows at once, {"echo": x} for nothing, {"call": name, "arguments": {...}} for another method
+of the peer. A request may carry "options", which become keyword arguments, and an answer "counts",
+what the peer set as `self.counts`. A peer that calls `self.first(count)` when its first tokens are
+there, lets the harness see when. A peer file defines `class Peer` with `packages` (whose versions
+are worth recording), `load(folder, dtype, threads)` and `generate(ids, max_new_tokens, eos) ->
+list[int]`: greedy, new tokens only, an end token included. It may have `generate_batch(rows, ...)
+-> list[list[int]]`, `precision`, if that is not the dtype it is told, and a `load` with `device`.
+Uses the standard library alone, since a peer's environment need not contain selfspec, and takes no
+time: the harness does.
 """
 
 from __future__ import annotations
@@ -39,7 +43,11 @@ def answer(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
     """Do what one line asks."""
     if "load" in request:
         load(peer, request)
-        return {"ready": True, "versions": versions(peer.packages), "precision": members(peer).get("precision", request["dtype"])}
+        return {
+            "ready": True,
+            "versions": versions(peer.packages),
+            "precision": members(peer).get("precision", request["dtype"]),
+        }
     if "echo" in request:
         return {"echo": request["echo"]}
     if "call" in request:
@@ -68,7 +76,9 @@ def load(peer: Any, request: dict[str, Any]) -> None:
 
 def members(peer: Any) -> dict[str, Any]:
     """What the peer's class defines."""
-    return {name: value for kind in reversed(type(peer).__mro__) for name, value in vars(kind).items()}
+    return {
+        name: value for kind in reversed(type(peer).__mro__) for name, value in vars(kind).items()
+    }
 
 
 def versions(packages: Sequence[str]) -> dict[str, str]:
@@ -83,7 +93,8 @@ def versions(packages: Sequence[str]) -> dict[str, str]:
 
 
 def serve(path: Path, requests: TextIO, replies: TextIO) -> None:
-    """Answer line by line until the harness closes its end. A failure is answered too: the harness decides what to make of it."""
+    """Answer line by line until the harness closes its end. A failure is answered too: the harness
+    decides what to make of it."""
     peer = None
 
     def first(count: int = 1) -> None:

@@ -1,8 +1,10 @@
-"""The harness's side of the peer protocol: processes that are given ids, give ids back, and are timed from outside.
+"""The harness's side of the peer protocol: processes that are given ids, give ids back, and are
+timed from outside.
 
-A peer is a folder with `peer.py` and, when it needs packages of its own, `install`, which makes `.venv` beside it. The harness
-takes the wall time and counts the tokens, so nothing that a peer says about itself is believed. A peer that fails or hangs
-raises `PeerFailed`, which becomes a row that says so. Does not know any particular engine; our own goes through the same door.
+A peer is a folder with `peer.py` and, when it needs packages of its own, `install`, which makes
+`.venv` beside it. The harness takes the wall time and counts the tokens, so nothing that a peer
+says about itself is believed. A peer that fails or hangs raises `PeerFailed`, which becomes a row
+that says so. Does not know any particular engine; our own goes through the same door.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from .provenance import CHECKOUT, scrub
 from .timing import Clock, ContestantFailed
 
 HOST = Path(__file__).with_name("peer_host.py")
-SHIPPED = Path(__file__).with_name("shipped")  # peers that need nothing but what selfspec needs: they are in the wheel
+SHIPPED = Path(__file__).with_name(
+    "shipped"
+)  # peers that need nothing but what selfspec needs: they are in the wheel
 PEERS_FOLDER = CHECKOUT / "benchmarks" / "peers"
 FIRST = '{"first":'
 
@@ -47,21 +51,33 @@ class PeerSpec:
 
     @property
     def python(self) -> str:
-        return str(self.folder / ".venv" / "bin" / "python") if self.own_environment else sys.executable
+        return (
+            str(self.folder / ".venv" / "bin" / "python")
+            if self.own_environment
+            else sys.executable
+        )
 
     def install(self, limit: float = 1800) -> None:
-        """Make the peer's own environment if it has one and it is missing; needs the network once."""
+        """Make the peer's own environment if it has one and it is missing; needs the network
+        once."""
         if not self.own_environment or Path(self.python).exists():
             return
         environment = {**os.environ, "SELFSPEC_PYTHON": sys.executable}
         try:
             done = subprocess.run(
-                [str(self.folder / "install")], capture_output=True, text=True, env=environment, timeout=limit, check=False
+                [str(self.folder / "install")],
+                capture_output=True,
+                text=True,
+                env=environment,
+                timeout=limit,
+                check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise PeerFailed(scrub(f"install: {error}")) from error
         if done.returncode:
-            raise PeerFailed(f"install ended with {done.returncode}: {last_line(done.stderr or done.stdout)}")
+            raise PeerFailed(
+                f"install ended with {done.returncode}: {last_line(done.stderr or done.stdout)}"
+            )
 
 
 def find_peers(folder: Path = PEERS_FOLDER, shipped: Path = SHIPPED) -> dict[str, PeerSpec]:
@@ -74,14 +90,19 @@ def choose(names: Sequence[str], known: Mapping[str, PeerSpec]) -> list[PeerSpec
     """The peers of these names, in this order."""
     for name in names:
         if name not in known:
-            far = "" if PEERS_FOLDER.is_dir() else " Other engines' peers are in the source checkout, not in the wheel."
+            far = (
+                ""
+                if PEERS_FOLDER.is_dir()
+                else " Other engines' peers are in the source checkout, not in the wheel."
+            )
             raise OptionError(f"Unknown peer {name!r}: {nearest(name, known)}{far}")
     return [known[name] for name in dict.fromkeys(names)]
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a peer answered, and when: seconds from asking to the answer, and to its first tokens if it said so."""
+    """What a peer answered, and when: seconds from asking to the answer, and to its first tokens if
+    it said so."""
 
     rows: list[list[int]]
     seconds: float
@@ -93,13 +114,19 @@ class Reply:
 class Peer:
     """A running peer."""
 
-    def __init__(self, spec: PeerSpec, threads: int, limit: float, clock: Clock = time.perf_counter) -> None:
+    def __init__(
+        self, spec: PeerSpec, threads: int, limit: float, clock: Clock = time.perf_counter
+    ) -> None:
         self.name = spec.name
         self.versions: dict[str, str] = {}
         self.precision = ""
-        self.counts: dict[str, Any] | None = None  # what it says of its last generation: drafted, accepted; shown, never used
+        self.counts: dict[str, Any] | None = (
+            None  # what it says of its last generation: drafted, accepted; shown, never used
+        )
         self._limit, self._clock, self._threads = limit, clock, threads
-        self._first: tuple[float, int] | None = None  # of the last request: when its first tokens came, and how many
+        self._first: tuple[float, int] | None = (
+            None  # of the last request: when its first tokens came, and how many
+        )
         self._dead: str | None = None  # why it can answer no more
         self._errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (until close)
         self._replies: queue.Queue[str | None] = queue.Queue()
@@ -129,7 +156,9 @@ class Peer:
         request = {"load": str(folder), "dtype": dtype, "threads": self._threads}
         reply, seconds = self._ask(request if device == "cpu" else {**request, "device": device})
         self.precision = str(reply.get("precision", dtype))
-        self.versions = {str(name): str(version) for name, version in dict(reply.get("versions", {})).items()}
+        self.versions = {
+            str(name): str(version) for name, version in dict(reply.get("versions", {})).items()
+        }
         return seconds
 
     def echo(self, something: Sequence[int]) -> float:
@@ -140,22 +169,49 @@ class Peer:
         """What another method of the peer returns. Not timed."""
         return self._ask({"call": name, "arguments": arguments})[0]["returned"]
 
-    def answer(self, rows: Sequence[Sequence[int]], max_new_tokens: int, eos: Sequence[int], options: Mapping[str, Any]) -> Reply:
+    def answer(
+        self,
+        rows: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        eos: Sequence[int],
+        options: Mapping[str, Any],
+    ) -> Reply:
         """New tokens of each row, timed from outside."""
-        asked = {"generate": list(rows[0])} if len(rows) == 1 else {"batch": [list(row) for row in rows]}
-        reply, seconds = self._ask({**asked, "max_new_tokens": max_new_tokens, "eos": list(eos), "options": dict(options)})
+        asked = (
+            {"generate": list(rows[0])}
+            if len(rows) == 1
+            else {"batch": [list(row) for row in rows]}
+        )
+        reply, seconds = self._ask(
+            {**asked, "max_new_tokens": max_new_tokens, "eos": list(eos), "options": dict(options)}
+        )
         made = [reply.get("tokens")] if len(rows) == 1 else reply.get("rows")
-        if not isinstance(made, list) or len(made) != len(rows) or not all(isinstance(row, list) and row for row in made):
+        if (
+            not isinstance(made, list)
+            or len(made) != len(rows)
+            or not all(isinstance(row, list) and row for row in made)
+        ):
             raise PeerFailed(f"answered {len(rows)} rows with {str(reply)[:200]}")
-        if any(len(row) > max_new_tokens or (len(row) < max_new_tokens and row[-1] not in eos) for row in made):
-            raise PeerFailed(f"made {[len(row) for row in made]} tokens where {max_new_tokens} or an end token were asked for")
+        if any(
+            len(row) > max_new_tokens or (len(row) < max_new_tokens and row[-1] not in eos)
+            for row in made
+        ):
+            raise PeerFailed(
+                f"made {[len(row) for row in made]} tokens where {max_new_tokens} or an end token "
+                f"were asked for"
+            )
         when, count = self._first or (None, 0)
         return Reply(made, seconds, when, count, reply.get("counts"))
 
     def generate(
-        self, ids: Sequence[int], max_new_tokens: int, eos: Sequence[int] = (), options: Mapping[str, Any] | None = None
+        self,
+        ids: Sequence[int],
+        max_new_tokens: int,
+        eos: Sequence[int] = (),
+        options: Mapping[str, Any] | None = None,
     ) -> tuple[list[int], float]:
-        """Greedy new tokens and the wall seconds they took. Without `eos`, any other number of tokens is a failure."""
+        """Greedy new tokens and the wall seconds they took. Without `eos`, any other number of
+        tokens is a failure."""
         request = {"generate": list(ids), "max_new_tokens": max_new_tokens, "eos": list(eos)}
         reply, seconds = self._ask({**request, "options": dict(options)} if options else request)
         self.counts = reply.get("counts")
@@ -240,8 +296,15 @@ def _close_quietly(stream: Any) -> None:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    """The same number of threads for every peer; how they wait is each engine's own affair, as it is for its users."""
+    """The same number of threads for every peer; how they wait is each engine's own affair, as it
+    is for its users."""
     package_root = str(HOST.parents[2])
     path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
     settings = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {**os.environ, **settings, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    return {
+        **os.environ,
+        **settings,
+        "PYTHONPATH": path,
+        "HF_HUB_OFFLINE": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }

@@ -1,7 +1,8 @@
-"""One run of the plain benchmark: our engine next to every peer, the cost card, and what verifying n tokens costs.
+"""One run of the plain benchmark: our engine next to every peer, the cost card, and what verifying
+n tokens costs.
 
-Puts the parts together: peers are started and take turns, and what is measured is saved after every round. Does not know how a
-peer works, how a ratio is made, how a table looks, or what was typed.
+Puts the parts together: peers are started and take turns, and what is measured is saved after every
+round. Does not know how a peer works, how a ratio is made, how a table looks, or what was typed.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from .timing import Contestant, Timings, interleave
 
 REFERENCE = "transformers"
 PACKAGES = ("torch", "transformers", "numpy")
-SETTLE_SECONDS = 0.05  # before each turn: threads of the peer that worked last may spin for a moment
+SETTLE_SECONDS = (
+    0.05  # before each turn: threads of the peer that worked last may spin for a moment
+)
 Tick = Callable[[str], None]
 Tokenize = Callable[[str], Sequence[int]]
 
@@ -45,10 +48,16 @@ class PlainOptions:
     def check(self) -> None:
         """Refuse what cannot be measured, before models are loaded."""
         if self.new_tokens < 2:
-            raise OptionError(f"new_tokens={self.new_tokens}: there is no token after the first to time. Give at least 2.")
+            raise OptionError(
+                f"new_tokens={self.new_tokens}: there is no token after the first to time. Give "
+                f"at least 2."
+            )
         for name in ("threads", "rounds", "verify_rounds", "time_limit"):
             if getattr(self, name) <= 0:
-                raise OptionError(f"{name}={getattr(self, name)}: nothing would be measured. Give a number above 0.")
+                raise OptionError(
+                    f"{name}={getattr(self, name)}: nothing would be measured. Give a number "
+                    f"above 0."
+                )
         for name in ("prompt_tokens", "verify_tokens", "verify_contexts"):
             if any(value < 1 for value in getattr(self, name)):
                 raise OptionError(f"{name}={list(getattr(self, name))}: lengths start at 1.")
@@ -56,7 +65,14 @@ class PlainOptions:
 
 def quick(options: PlainOptions) -> PlainOptions:
     """The same in a minute or two: enough to see that everything works, not enough to quote."""
-    return replace(options, rounds=2, new_tokens=32, verify_tokens=(1, 2, 4, 8), verify_contexts=(64, 512), verify_rounds=3)
+    return replace(
+        options,
+        rounds=2,
+        new_tokens=32,
+        verify_tokens=(1, 2, 4, 8),
+        verify_contexts=(64, 512),
+        verify_rounds=3,
+    )
 
 
 @dataclass
@@ -76,23 +92,39 @@ class Tokens:
         expected, mine = self.written.get(reference), self.written.get(row.peer)
         if expected is None or mine is None:
             return
-        differences = [index for tokens in mine if (index := first_difference(tokens, expected[0])) is not None]
+        differences = [
+            index for tokens in mine if (index := first_difference(tokens, expected[0])) is not None
+        ]
         row.first_difference = min(differences, default=None)
         row.identical = not differences
 
 
 def first_difference(mine: Sequence[int], expected: Sequence[int]) -> int | None:
-    """Index of the first token in which two sequences differ (one ending early differs there); None when they are equal."""
+    """Index of the first token in which two sequences differ (one ending early differs there); None
+    when they are equal."""
     if list(mine) == list(expected):
         return None
-    return next((i for i, (a, b) in enumerate(zip(mine, expected, strict=False)) if a != b), min(len(mine), len(expected)))
+    return next(
+        (i for i, (a, b) in enumerate(zip(mine, expected, strict=False)) if a != b),
+        min(len(mine), len(expected)),
+    )
 
 
 class PlainBenchmark:
-    """One run. `out` gets the finished result; until then it is in `partial`, so an old result is never half replaced."""
+    """One run. `out` gets the finished result; until then it is in `partial`, so an old result is
+    never half replaced."""
 
-    def __init__(self, run: PlainRun, options: PlainOptions, folder: Path, out: Path, tick: Tick, say: Tick) -> None:
-        self.run, self.options, self.folder, self.out, self.tick, self.say = run, options, folder, out, tick, say
+    def __init__(
+        self, run: PlainRun, options: PlainOptions, folder: Path, out: Path, tick: Tick, say: Tick
+    ) -> None:
+        self.run, self.options, self.folder, self.out, self.tick, self.say = (
+            run,
+            options,
+            folder,
+            out,
+            tick,
+            say,
+        )
 
     @property
     def partial(self) -> Path:
@@ -109,9 +141,14 @@ class PlainBenchmark:
         self.partial.unlink(missing_ok=True)
 
     def peers(self, specs: Sequence[PeerSpec], tokenize: Tokenize) -> None:
-        """All peers at all prompt lengths. They stay loaded beside each other, so that they can take turns."""
+        """All peers at all prompt lengths. They stay loaded beside each other, so that they can
+        take turns."""
         with ExitStack() as open_peers:
-            running = {spec.name: peer for spec in specs if (peer := self._start(spec, open_peers)) is not None}
+            running = {
+                spec.name: peer
+                for spec in specs
+                if (peer := self._start(spec, open_peers)) is not None
+            }
             for length in self.options.prompt_tokens:
                 self._at_length(running, prompt_ids(tokenize, length))
 
@@ -124,7 +161,9 @@ class PlainBenchmark:
             peer.load(self.folder, self.options.dtype)
         except PeerFailed as failure:
             for length in self.options.prompt_tokens:
-                self.run.peers.append(PeerRow(spec.name, length, self.options.new_tokens, failure=str(failure)))
+                self.run.peers.append(
+                    PeerRow(spec.name, length, self.options.new_tokens, failure=str(failure))
+                )
             self.keep()
             return None
         self.run.provenance.versions.update(peer.versions)
@@ -135,15 +174,26 @@ class PlainBenchmark:
         rows = {name: PeerRow(name, len(prompt), new_tokens) for name in running}
         self.run.peers.extend(rows.values())
         contestants = {
-            f"{name}/{count}": _turn(peer, prompt, count, tokens) for name, peer in running.items() for count in (1, new_tokens)
+            f"{name}/{count}": _turn(peer, prompt, count, tokens)
+            for name, peer in running.items()
+            for count in (1, new_tokens)
         }
         self.say(f"{len(prompt)} prompt tokens")
 
         def on_round(timings: Timings) -> None:
             for name, row in rows.items():
-                row.first, row.full = (list(timings.seconds[f"{name}/{count}"]) for count in (1, new_tokens))
+                row.first, row.full = (
+                    list(timings.seconds[f"{name}/{count}"]) for count in (1, new_tokens)
+                )
                 # in the order in which they happened: the first failure explains the ones after it
-                row.failure = next((text for key, text in timings.failures.items() if key.rpartition("/")[0] == name), None)
+                row.failure = next(
+                    (
+                        text
+                        for key, text in timings.failures.items()
+                        if key.rpartition("/")[0] == name
+                    ),
+                    None,
+                )
                 tokens.judge(row, self.run.reference)
             self.keep()
 
@@ -155,8 +205,14 @@ class PlainBenchmark:
         from .. import LLM
 
         self.say("loading our engine")
-        llm = LLM.from_pretrained(str(self.folder), dtype=self.options.dtype, threads=self.options.threads)
-        contexts, counts, rounds = self.options.verify_contexts, self.options.verify_tokens, self.options.verify_rounds
+        llm = LLM.from_pretrained(
+            str(self.folder), dtype=self.options.dtype, threads=self.options.threads
+        )
+        contexts, counts, rounds = (
+            self.options.verify_contexts,
+            self.options.verify_tokens,
+            self.options.verify_rounds,
+        )
         ids = prompt_ids(tokenize, max(*contexts, CARD_CONTEXT) + max(counts))
         self.say("cost card")
         self.run.cost = cost_card(llm.model, ids, rounds, self.tick)
@@ -181,11 +237,17 @@ def _turn(peer: Peer, prompt: list[int], count: int, tokens: Tokens) -> Contesta
 def turns(options: PlainOptions, peers: int, engine: bool) -> int:
     """How many turns a run takes, for the progress bar."""
     ours = options.verify_rounds + 2
-    of_engine = 2 * ours + len(options.verify_contexts) * len(options.verify_tokens) * ours if engine else 0
+    of_engine = (
+        2 * ours + len(options.verify_contexts) * len(options.verify_tokens) * ours if engine else 0
+    )
     return len(options.prompt_tokens) * peers * 2 * (options.rounds + 1) + of_engine
 
 
 def new_run(model: str, command: str, options: PlainOptions) -> PlainRun:
     """An empty run with its provenance."""
-    provenance = gather(command, options.threads, {"selfspec": __version__, **package_versions(PACKAGES)})
-    return PlainRun(provenance, model=model, dtype=options.dtype, reference=REFERENCE, rounds=options.rounds)
+    provenance = gather(
+        command, options.threads, {"selfspec": __version__, **package_versions(PACKAGES)}
+    )
+    return PlainRun(
+        provenance, model=model, dtype=options.dtype, reference=REFERENCE, rounds=options.rounds
+    )

@@ -1,4 +1,5 @@
-"""Prompts of exact lengths for timing: ordinary English, so that a model answers it as it would answer a user.
+"""Prompts of exact lengths for timing: ordinary English, so that a model answers it as it would
+answer a user.
 
 Does not know models; it is given a function that turns text into ids.
 """

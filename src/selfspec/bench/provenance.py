@@ -1,4 +1,5 @@
-"""Where and how a run was made: commit, versions, machine, threads. Knows nothing of what was measured; writes no paths."""
+"""Where and how a run was made: commit, versions, machine, threads. Knows nothing of what was
+measured; writes no paths."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ def gather(command: str, threads: int, versions: dict[str, str]) -> Provenance:
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         versions=dict(sorted(versions.items())),
-        environment={key: scrub(value) for key, value in sorted(os.environ.items()) if RECORDED.fullmatch(key)},
+        environment={
+            key: scrub(value)
+            for key, value in sorted(os.environ.items())
+            if RECORDED.fullmatch(key)
+        },
     )
 
 
@@ -60,7 +65,9 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         lines = []
-    named = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    named = next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
+    )
     return named or platform.processor() or platform.machine() or "unknown CPU"
 
 
@@ -71,19 +78,29 @@ def device_name(device: torch.device) -> str:
 
 def slug(name: str) -> str:
     """A name for a file: 'AMD EPYC 7B13' becomes 'amd-epyc-7b13'."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("(r)", "").replace("(tm)", "")).strip("-")
+    return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("(r)", "").replace("(tm)", "")).strip(
+        "-"
+    )
 
 
 def _uncommitted() -> bool | None:
-    """Whether tracked sources differ from the commit; results do not count, a run writes them itself."""
+    """Whether tracked sources differ from the commit; results do not count, a run writes them
+    itself."""
     status = _git("status", "--porcelain", "--", ".", ":!benchmarks/results")
     return None if status is None else bool(status)
 
 
 def _git(*arguments: str) -> str | None:
-    """What git says of this checkout, or None when there is no git or no checkout (an installed wheel)."""
+    """What git says of this checkout, or None when there is no git or no checkout (an installed
+    wheel)."""
     try:
-        done = subprocess.run(["git", "-C", str(CHECKOUT), *arguments], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(CHECKOUT), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,8 +1,10 @@
-"""What an answer is worth: ROUGE, exact match, the number at the end of a sum, a program that passes its tests.
+"""What an answer is worth: ROUGE, exact match, the number at the end of a sum, a program that
+passes its tests.
 
-ROUGE is rouge-score's without stemming, F-measure, as torchmetrics has it, which LayerSkip used. pass@k is the unbiased estimator
-1 - C(n - c, k) / C(n, k) of "Evaluating Large Language Models Trained on Code" (Chen et al., 2021), section 2.1, for c right ones
-among n samples. A text is judged, never tokens. Knows no model and no timing.
+ROUGE is rouge-score's without stemming, F-measure, as torchmetrics has it, which LayerSkip used.
+pass@k is the unbiased estimator 1 - C(n - c, k) / C(n, k) of "Evaluating Large Language Models
+Trained on Code" (Chen et al., 2021), section 2.1, for c right ones among n samples. A text is
+judged, never tokens. Knows no model and no timing.
 """
 
 from __future__ import annotations
@@ -54,7 +56,8 @@ def exact_match(text: str, reference: str) -> bool:
 
 
 def number_in(text: str) -> Decimal | None:
-    """The answer of a sum: the number after `####`, else after the last "answer is", else the last one there is."""
+    """The answer of a sum: the number after `####`, else after the last "answer is", else the last
+    one there is."""
     for mark in ("####", "answer is", "answer:"):
         _, found, rest = text.lower().rpartition(mark)
         if found and (numbers := NUMBER.findall(rest)):
@@ -71,14 +74,18 @@ def _decimal(text: str) -> Decimal | None:
 
 
 def pass_at_k(samples: int, right: int, k: int) -> float:
-    """The chance that at least one of k samples is right, estimated without bias from all of them."""
+    """The chance that at least one of k samples is right, estimated without bias from all of
+    them."""
     if not 0 < k <= samples:
-        raise OptionError(f"pass@{k} cannot be estimated from {samples} samples a problem; draw at least {k}")
+        raise OptionError(
+            f"pass@{k} cannot be estimated from {samples} samples a problem; draw at least {k}"
+        )
     return 1.0 - math.comb(samples - right, k) / math.comb(samples, k)
 
 
 def program_of(answer: str, gold: Mapping[str, Any]) -> str:
-    """The program that tests an answer: HumanEval's (prompt, test, entry_point) or MBPP's (test_list)."""
+    """The program that tests an answer: HumanEval's (prompt, test, entry_point) or MBPP's
+    (test_list)."""
     fenced = FENCE.findall(answer)
     if "test_list" in gold:
         setup = [gold.get("test_setup_code") or "", *gold.get("test_imports", ())]
@@ -87,7 +94,9 @@ def program_of(answer: str, gold: Mapping[str, Any]) -> str:
     whole = next((code for code in fenced if f"def {entry}" in code), None)
     if whole is None and f"def {entry}" in answer:
         whole = answer
-    if whole is not None:  # the function anew, from a chat: what stands before it in the prompt still counts
+    if (
+        whole is not None
+    ):  # the function anew, from a chat: what stands before it in the prompt still counts
         program = prompt.partition(f"def {entry}")[0] + "\n" + whole
     else:
         program = prompt + cut(fenced[0] if fenced else answer, CODE_STOPS)
@@ -100,40 +109,57 @@ def cut(text: str, stops: Iterable[str]) -> str:
 
 
 def code(answers: Answers, golds: Golds, run: Callable[[str], Ran] = run_python) -> Values:
-    """pass@1, and pass@10 where there are ten samples a problem. Runs what the model wrote; see sandbox.py."""
+    """pass@1, and pass@10 where there are ten samples a problem. Runs what the model wrote; see
+    sandbox.py."""
     counts = []
     for question, texts in answers.items():
-        counts.append((len(texts), sum(run(program_of(text, golds[question])).passed for text in texts)))
+        counts.append(
+            (len(texts), sum(run(program_of(text, golds[question])).passed for text in texts))
+        )
     fewest = min(samples for samples, _ in counts)
-    return {f"pass@{k}": fmean(pass_at_k(*count, k) for count in counts) for k in (1, 10) if k <= fewest}
+    return {
+        f"pass@{k}": fmean(pass_at_k(*count, k) for count in counts) for k in (1, 10) if k <= fewest
+    }
 
 
 def summaries(answers: Answers, golds: Golds) -> Values:
     """ROUGE of every text with its reference summary."""
     return rouge(
-        (cut(text, SUMMARY_STOPS), reference_of(golds[question])) for question, texts in answers.items() for text in texts
+        (cut(text, SUMMARY_STOPS), reference_of(golds[question]))
+        for question, texts in answers.items()
+        for text in texts
     )
 
 
 def reference_of(gold: Mapping[str, Any]) -> str:
-    """The text that an answer is compared with: CNN/DM's, XSum's, HumanEval's, or what a file of one's own calls it."""
+    """The text that an answer is compared with: CNN/DM's, XSum's, HumanEval's, or what a file of
+    one's own calls it."""
     named = next((name for name in REFERENCES if gold.get(name)), None)
     if named is None:
-        raise OptionError(f"there is nothing to compare answers with: the question has none of {', '.join(REFERENCES)}")
+        raise OptionError(
+            f"there is nothing to compare answers with: the question has none of "
+            f"{', '.join(REFERENCES)}"
+        )
     return str(gold[named])
 
 
 def sums(answers: Answers, golds: Golds) -> Values:
     """Share of right final numbers."""
     pairs = [
-        (number_in(text), number_in(str(golds[question]["answer"]))) for question, texts in answers.items() for text in texts
+        (number_in(text), number_in(str(golds[question]["answer"])))
+        for question, texts in answers.items()
+        for text in texts
     ]
     return {"accuracy": fmean(found is not None and found == wanted for found, wanted in pairs)}
 
 
 def matches(answers: Answers, golds: Golds) -> Values:
     """Share of exact matches with the reference answer."""
-    pairs = [(text, str(golds[question]["answer"])) for question, texts in answers.items() for text in texts]
+    pairs = [
+        (text, str(golds[question]["answer"]))
+        for question, texts in answers.items()
+        for text in texts
+    ]
     return {"exact match": fmean(exact_match(*pair) for pair in pairs)}
 
 
@@ -147,7 +173,8 @@ MEASURES: Mapping[str, Callable[[Answers, Golds], Values]] = {
 
 
 def judge(answers: Answers, golds: Golds, wanted: Iterable[str]) -> Values:
-    """Those of the wanted measures that these questions allow: tests need code, accuracy a number, the others a reference."""
+    """Those of the wanted measures that these questions allow: tests need code, accuracy a number,
+    the others a reference."""
     found: Values = {}
     first = golds[next(iter(answers))]
     for name in wanted:

@@ -1,9 +1,11 @@
-"""Multiple-choice accuracy of every exit: which of the given continuations the first N layers find likeliest.
+"""Multiple-choice accuracy of every exit: which of the given continuations the first N layers find
+likeliest.
 
-A choice's score is the sum of its tokens' log-probabilities after the question, at exit N through the model's own norm and head;
-`accuracy` takes the best sum, `accuracy_by_length` the best sum a byte of text (as lm-eval's acc and acc_norm do). Source:
-LayerSkip, Table 1 and Figures 6 to 8. Perplexity by exit is `train/evaluate.py`'s. Knows no tasks by name: questions come as
-JSONL with `question`, `choices`, `answer` (an index from 0, a letter from A, or one of the choices).
+A choice's score is the sum of its tokens' log-probabilities after the question, at exit N through
+the model's own norm and head; `accuracy` takes the best sum, `accuracy_by_length` the best sum a
+byte of text (as lm-eval's acc and acc_norm do). Source: LayerSkip, Table 1 and Figures 6 to 8.
+Perplexity by exit is `train/evaluate.py`'s. Knows no tasks by name: questions come as JSONL with
+`question`, `choices`, `answer` (an index from 0, a letter from A, or one of the choices).
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import OptionError
-from ..model.plan import LayerPlan
+from ..model.compute.plan import LayerPlan
 
 if TYPE_CHECKING:
     from ..llm import LLM
-    from ..model.adapter import LayeredModel
+    from ..model.layered import LayeredModel
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,10 @@ class ExitAccuracy:
 def read_choices(path: Path) -> list[Choice]:
     """The questions of a JSONL file."""
     if not path.is_file():
-        raise OptionError(f"there is no file {path.name!r}; give JSONL with question, choices and answer on each line")
+        raise OptionError(
+            f"there is no file {path.name!r}; give JSONL with question, choices and answer on "
+            f"each line"
+        )
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         if line.strip():
@@ -57,10 +62,13 @@ def read_choices(path: Path) -> list[Choice]:
                 found.append(Choice(str(row["question"]), choices, _index(row["answer"], choices)))
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise OptionError(
-                    f"{path.name}, line {number}: not a question with choices and an answer among them ({error!r}); mend it"
+                    f"{path.name}, line {number}: not a question with choices and an answer among "
+                    f"them ({error!r}); mend it"
                 ) from error
     if not found:
-        raise OptionError(f"{path.name} holds no question, so nothing could be measured; give one a line")
+        raise OptionError(
+            f"{path.name} holds no question, so nothing could be measured; give one a line"
+        )
     return found
 
 
@@ -74,14 +82,21 @@ def _index(answer: Any, choices: Sequence[str]) -> int:
     return answer
 
 
-def choose_by_exit(llm: LLM, questions: Sequence[Choice], exits: Sequence[int] | None = None) -> list[ExitAccuracy]:
+def choose_by_exit(
+    llm: LLM, questions: Sequence[Choice], exits: Sequence[int] | None = None
+) -> list[ExitAccuracy]:
     """Accuracy of the exits (numbers of layers; by default all)."""
     if llm.tokenizer is None:
-        raise OptionError("questions are text and this model was loaded without a tokenizer; pass tokenizer=...")
+        raise OptionError(
+            "questions are text and this model was loaded without a tokenizer; pass tokenizer=..."
+        )
     model = llm.model
     chosen = sorted({*(exits or range(1, model.layers + 1))})
     if not 1 <= chosen[0] <= chosen[-1] <= model.layers:
-        raise OptionError(f"exits {chosen} are not all inside this model of {model.layers} layers; choose 1 to {model.layers}")
+        raise OptionError(
+            f"exits {chosen} are not all inside this model of {model.layers} layers; choose 1 to "
+            f"{model.layers}"
+        )
     right = dict.fromkeys(chosen, 0)
     right_by_length = dict.fromkeys(chosen, 0)
     for question in questions:
@@ -94,13 +109,18 @@ def choose_by_exit(llm: LLM, questions: Sequence[Choice], exits: Sequence[int] |
             right_by_length[layer] += shares.index(max(shares)) == question.answer
     count = len(questions)
     chance = sum(1 / len(question.choices) for question in questions) / count
-    return [ExitAccuracy(layer, right[layer] / count, right_by_length[layer] / count, chance, count) for layer in chosen]
+    return [
+        ExitAccuracy(layer, right[layer] / count, right_by_length[layer] / count, chance, count)
+        for layer in chosen
+    ]
 
 
 def choice_scores(llm: LLM, question: Choice, exits: Sequence[int]) -> list[dict[int, float]]:
     """Of each choice the log-probability at each exit; exits in rising order."""
     head = _ids(llm, question.question)
-    return [_scores(llm.model, head, _tail(llm, question, choice), exits) for choice in question.choices]
+    return [
+        _scores(llm.model, head, _tail(llm, question, choice), exits) for choice in question.choices
+    ]
 
 
 def _ids(llm: LLM, text: str) -> list[int]:
@@ -109,7 +129,8 @@ def _ids(llm: LLM, text: str) -> list[int]:
 
 
 def _tail(llm: LLM, question: Choice, choice: str) -> list[int]:
-    """The tokens of a choice: those of question and choice together less the question's, so that joints are as in the text."""
+    """The tokens of a choice: those of question and choice together less the question's, so that
+    joints are as in the text."""
     whole, start = _ids(llm, f"{question.question} {choice}"), _ids(llm, question.question)
     if whole[: len(start)] == start and len(whole) > len(start):
         return whole[len(start) :]
@@ -118,12 +139,14 @@ def _tail(llm: LLM, question: Choice, choice: str) -> list[int]:
 
 
 @torch.inference_mode()
-def _scores(model: LayeredModel, head: Sequence[int], tail: Sequence[int], exits: Sequence[int]) -> dict[int, float]:
+def _scores(
+    model: LayeredModel, head: Sequence[int], tail: Sequence[int], exits: Sequence[int]
+) -> dict[int, float]:
     """For each exit the log-probability of `tail` after `head`."""
     text = [*head, *tail][:-1]
     model.check_length(len(text))
     cache = model.new_cache(1, len(text))
-    place, wanted = cache.place([len(text)]), torch.tensor(list(tail), device=model.device)
+    place, wanted = cache.layout([len(text)]), torch.tensor(list(tail), device=model.device)
     x, start, found = model.embed(torch.tensor(text, device=model.device)), 0, {}
     for layer in exits:
         x = model.run(x, LayerPlan(start, layer), cache, place)

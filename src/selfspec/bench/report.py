@@ -1,4 +1,5 @@
-"""Tables made from a run's JSON and from nothing else, as Markdown. Peers that lose or fail keep their rows. Times nothing."""
+"""Tables made from a run's JSON and from nothing else, as Markdown. Peers that lose or fail keep
+their rows. Times nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ OURS = "selfspec"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, padded so that it reads in a terminal too; the first column is text, the others are numbers."""
+    """A Markdown table, padded so that it reads in a terminal too; the first column is text, the
+    others are numbers."""
     widths = [max(len(line[column]) for line in (header, *rows)) for column in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -24,7 +26,12 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "| " + " | ".join(padded) + " |"
 
     rule = (
-        "|" + "|".join(("-" * (width + 1) + ":") if column else ("-" * (width + 2)) for column, width in enumerate(widths)) + "|"
+        "|"
+        + "|".join(
+            ("-" * (width + 1) + ":") if column else ("-" * (width + 2))
+            for column, width in enumerate(widths)
+        )
+        + "|"
     )
     return "\n".join([line(header), rule, *(line(row) for row in rows)])
 
@@ -34,10 +41,15 @@ def milliseconds(seconds: float | None) -> str:
 
 
 def interval(quotient: Ratio | None) -> str:
-    """A ratio with its interval; none where decode time, a difference of two timings, drowned in noise."""
+    """A ratio with its interval; none where decode time, a difference of two timings, drowned in
+    noise."""
     if quotient is None:
         return "-"
-    return f"{quotient.value:.2f} ({quotient.low:.2f}-{quotient.high:.2f})" if quotient.low > 0 else "lost in noise"
+    return (
+        f"{quotient.value:.2f} ({quotient.low:.2f}-{quotient.high:.2f})"
+        if quotient.low > 0
+        else "lost in noise"
+    )
 
 
 def per_token(row: PeerRow) -> Seconds:
@@ -45,7 +57,8 @@ def per_token(row: PeerRow) -> Seconds:
 
 
 def peer_table(run: PlainRun, prompt_tokens: int) -> str:
-    """Every peer at one prompt length: decode and prefill, the ratios to the reference, and whether it wrote the same."""
+    """Every peer at one prompt length: decode and prefill, the ratios to the reference, and whether
+    it wrote the same."""
     rows = [row for row in run.peers if row.prompt_tokens == prompt_tokens]
     reference = next((row for row in rows if row.peer == run.reference), None)
     header = [
@@ -98,7 +111,11 @@ def cost_lines(cost: CostCard) -> str:
     lines = table(
         ["one token, context " + str(cost.context), "ms", "of the floor"],
         [
-            [f"floor: {cost.weight_bytes / 1e6:.0f} MB of weights at {best / 1e9:.1f} GB/s", milliseconds(floor), "1.00"],
+            [
+                f"floor: {cost.weight_bytes / 1e6:.0f} MB of weights at {best / 1e9:.1f} GB/s",
+                milliseconds(floor),
+                "1.00",
+            ],
             ["matrix products alone", milliseconds(products), f"{products / floor:.2f}"],
             ["our whole step", milliseconds(step), f"{step / floor:.2f}"],
         ],
@@ -116,20 +133,42 @@ def verify_table(run: PlainRun) -> str:
     contexts = sorted({point.context for point in run.verify})
     counts = sorted({point.tokens for point in run.verify})
     cells = {context: verify_ratios(run, context) for context in contexts}
-    rows = [["decode(1), ms", *(milliseconds(median(_seconds(run, context, 1))) for context in contexts)]]
-    rows += [[f"verify({count})/decode(1)", *(interval(cells[context].get(count)) for context in contexts)] for count in counts]
+    rows = [
+        [
+            "decode(1), ms",
+            *(milliseconds(median(_seconds(run, context, 1))) for context in contexts),
+        ]
+    ]
+    rows += [
+        [
+            f"verify({count})/decode(1)",
+            *(interval(cells[context].get(count)) for context in contexts),
+        ]
+        for count in counts
+    ]
     return table(["", *(f"context {context}" for context in contexts)], rows)
 
 
 def verify_ratios(run: PlainRun, context: int) -> dict[int, Ratio]:
     """verify(n)/decode(1) at one context, for every n that was measured."""
     one = _seconds(run, context, 1)
-    found = {point.tokens: ratio(point.seconds, one) for point in run.verify if point.context == context and one}
+    found = {
+        point.tokens: ratio(point.seconds, one)
+        for point in run.verify
+        if point.context == context and one
+    }
     return {count: quotient for count, quotient in found.items() if quotient is not None}
 
 
 def _seconds(run: PlainRun, context: int, tokens: int) -> Seconds:
-    return next((point.seconds for point in run.verify if (point.context, point.tokens) == (context, tokens)), [])
+    return next(
+        (
+            point.seconds
+            for point in run.verify
+            if (point.context, point.tokens) == (context, tokens)
+        ),
+        [],
+    )
 
 
 def markdown(run: PlainRun) -> str:
@@ -137,9 +176,11 @@ def markdown(run: PlainRun) -> str:
     where = run.provenance
     parts = [
         f"## Plain decoding: {run.model}, {run.dtype}, {where.threads} threads on {where.cpu}",
-        f"{run.rounds} interleaved rounds, medians; a ratio has its 95% interval in brackets. {where.date}, commit "
+        f"{run.rounds} interleaved rounds, medians; a ratio has its 95% interval in brackets. "
+        f"{where.date}, commit "
         f"{(where.commit or 'unknown')[:12]}{' with uncommitted changes' if where.uncommitted_changes else ''}; made with "
-        f"`{where.command}`" + ("." if run.complete else "; **interrupted**, this is what had been measured."),
+        f"`{where.command}`"
+        + ("." if run.complete else "; **interrupted**, this is what had been measured."),
     ]
     for prompt_tokens in sorted({row.prompt_tokens for row in run.peers}):
         new = next(row.new_tokens for row in run.peers if row.prompt_tokens == prompt_tokens)
@@ -149,7 +190,11 @@ def markdown(run: PlainRun) -> str:
     if run.verify:
         parts += ["### Verifying n tokens", verify_table(run)]
     parts += [f"- {note}" for note in run.notes]
-    parts.append("Versions: " + ", ".join(f"{name} {version}" for name, version in where.versions.items()) + ".")
+    parts.append(
+        "Versions: "
+        + ", ".join(f"{name} {version}" for name, version in where.versions.items())
+        + "."
+    )
     return "\n\n".join(parts) + "\n"
 
 

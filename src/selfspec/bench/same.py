@@ -1,8 +1,10 @@
-"""`scripts/bench same MODEL`: does a model of your own say here what it says in transformers, and how fast?
+"""`scripts/bench same MODEL`: does a model of your own say here what it says in transformers, and
+how fast?
 
-For each length of prompt: logits of all its tokens next to transformers' own, then greedy text by transformers, by us plainly and
-with drafts, in turns. A first difference of the texts is a near-tie if the two best logits there are within 1e-4; any other one
-fails, where a token's bits do not depend on its company. Models of any source that loads; prompts of English only.
+For each length of prompt: logits of all its tokens next to transformers' own, then greedy text by
+transformers, by us plainly and with drafts, in turns. A first difference of the texts is a near-tie
+if the two best logits there are within 1e-4; any other one fails, where a token's bits do not
+depend on its company. Models of any source that loads; prompts of English only.
 """
 
 from __future__ import annotations
@@ -20,11 +22,11 @@ from typing import Annotated, Any
 import torch
 import typer
 
+from ..core.options import numbers
 from ..errors import OptionError, SelfCheckFailed
 from ..llm import LLM
-from ..model.adapter import LayeredModel
-from ..model.loading import load
-from ..options import numbers
+from ..model.layered import LayeredModel
+from ..model.load.loading import load
 from .plain import run_command
 from .plain_run import first_difference
 from .prompts import prompt_ids
@@ -36,28 +38,52 @@ DRAFTS = (None, "ngram", "auto")
 
 
 def compare_logits(model: Any, layered: LayeredModel, ids: list[int]) -> dict[str, float]:
-    """How far our logits of a text are from transformers', and on how many of its tokens both choose the same next one."""
+    """How far our logits of a text are from transformers', and on how many of its tokens both
+    choose the same next one."""
     with torch.inference_mode():
-        theirs = model(input_ids=torch.tensor([ids], device=layered.device), use_cache=False).logits[0].float()
+        theirs = (
+            model(input_ids=torch.tensor([ids], device=layered.device), use_cache=False)
+            .logits[0]
+            .float()
+        )
     cache = layered.new_cache(1, len(ids))
-    ours = layered.forward(torch.tensor(ids, device=layered.device), cache, cache.place([len(ids)])).float()
+    ours = layered.forward(
+        torch.tensor(ids, device=layered.device), cache, cache.layout([len(ids)])
+    ).float()
     same = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()
-    return {"gap": (ours - theirs).abs().max().item(), "largest": theirs.abs().max().item(), "same_argmax": same}
+    return {
+        "gap": (ours - theirs).abs().max().item(),
+        "largest": theirs.abs().max().item(),
+        "same_argmax": same,
+    }
 
 
-def compare_texts(model: Any, llm: LLM, ids: list[int], count: int, rounds: int) -> dict[str, dict[str, Any]]:
-    """Greedy text of each way to write it: the first token that is not transformers', and the seconds of its turns."""
+def compare_texts(
+    model: Any, llm: LLM, ids: list[int], count: int, rounds: int
+) -> dict[str, dict[str, Any]]:
+    """Greedy text of each way to write it: the first token that is not transformers', and the
+    seconds of its turns."""
     texts: dict[str, list[int]] = {}
 
     def reference() -> None:
         given = torch.tensor([ids], device=llm.model.device)
-        options = {"attention_mask": torch.ones_like(given), "max_new_tokens": count, "do_sample": False, "eos_token_id": None}
-        texts["transformers"] = model.generate(given, pad_token_id=0, **options)[0, len(ids) :].tolist()
+        options = {
+            "attention_mask": torch.ones_like(given),
+            "max_new_tokens": count,
+            "do_sample": False,
+            "eos_token_id": None,
+        }
+        texts["transformers"] = model.generate(given, pad_token_id=0, **options)[
+            0, len(ids) :
+        ].tolist()
 
     def ours(draft: str | None) -> None:
         texts[_name(draft)] = llm.generate(ids, max_new_tokens=count, eos=[], draft=draft).tokens
 
-    ways = {"transformers": timed(reference), **{_name(draft): timed(partial(ours, draft)) for draft in DRAFTS}}
+    ways = {
+        "transformers": timed(reference),
+        **{_name(draft): timed(partial(ours, draft)) for draft in DRAFTS},
+    }
     timings = interleave(ways, rounds)
     return {
         name: {
@@ -74,31 +100,48 @@ def _name(draft: str | None) -> str:
 
 
 def _difference(model: Any, ids: list[int], expected: list[int], text: list[int]) -> dict[str, Any]:
-    """Where a text leaves transformers', and how far apart transformers' two best logits are there."""
+    """Where a text leaves transformers', and how far apart transformers' two best logits are
+    there."""
     first = first_difference(text, expected)
     if first is None:
         return {"first_difference": None}
     with torch.inference_mode():
-        logits = model(input_ids=torch.tensor([ids + expected[:first]], device=model.device), use_cache=False).logits[0, -1]
+        logits = model(
+            input_ids=torch.tensor([ids + expected[:first]], device=model.device), use_cache=False
+        ).logits[0, -1]
     best = logits.float().topk(2).values
     return {"first_difference": first, "gap_there": (best[0] - best[1]).item()}
 
 
-def lines(length: int, logits: Mapping[str, float], texts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def lines(
+    length: int, logits: Mapping[str, float], texts: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
     """A length's results as a person reads them."""
     found = [
-        f"prompt of {length} tokens: logits within {logits['gap']:.2g} (largest {logits['largest']:.3g}), "
+        f"prompt of {length} tokens: logits within {logits['gap']:.2g} (largest "
+        f"{logits['largest']:.3g}), "
         f"{logits['same_argmax']:.1%} of argmaxes equal"
     ]
     for name, row in texts.items():
         first = row["first_difference"]
-        text = "the same text" if first is None else f"differs at {first}, best logits {row['gap_there']:.2g} apart"
-        found.append(f"  {name:18} {row['tokens_per_second']:6.1f} tokens/s with the prompt   {text}")
+        text = (
+            "the same text"
+            if first is None
+            else f"differs at {first}, best logits {row['gap_there']:.2g} apart"
+        )
+        found.append(
+            f"  {name:18} {row['tokens_per_second']:6.1f} tokens/s with the prompt   {text}"
+        )
     return found
 
 
 def same(
-    model: Annotated[str, typer.Argument(help="A folder, a GGUF file, a hub name, an adapter: whatever loads.", metavar="MODEL")],
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A folder, a GGUF file, a hub name, an adapter: whatever loads.", metavar="MODEL"
+        ),
+    ],
     lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "60,640",
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to write.")] = 40,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 3,
@@ -115,31 +158,57 @@ def same(
     start = time.perf_counter()
     loaded = load(model, dtype=dtype)
     if loaded.tokenizer is None:
-        raise OptionError(f"{model} has no tokenizer, so no prompt can be made of English. Put its tokenizer.json beside it.")
+        raise OptionError(
+            f"{model} has no tokenizer, so no prompt can be made of English. Put its "
+            f"tokenizer.json beside it."
+        )
     tokenizer: Any = loaded.tokenizer
     llm = LLM(LayeredModel(loaded.model), tokenizer, Path(model).name)
     seconds = time.perf_counter() - start
     rows: list[dict[str, Any]] = []
     for length in numbers(lengths, "--lengths"):
-        ids = prompt_ids(lambda text: list(tokenizer(text, add_special_tokens=False).input_ids), length)
+        ids = prompt_ids(
+            lambda text: list(tokenizer(text, add_special_tokens=False).input_ids), length
+        )
         logits = compare_logits(loaded.model, llm.model, ids)
         texts = compare_texts(loaded.model, llm, ids, new_tokens, rounds)
         typer.echo("\n".join(lines(length, logits, texts)))
-        rows.append({"prompt_tokens": length, "new_tokens": new_tokens, "logits": logits, "texts": texts})
+        rows.append(
+            {"prompt_tokens": length, "new_tokens": new_tokens, "logits": logits, "texts": texts}
+        )
     if out is not None:
         write(out, llm, seconds, rows)
     gaps = [text.get("gap_there", 0) for row in rows for text in row["texts"].values()]
     wrong = sum(gap > NEAR_TIE for gap in gaps)
-    typer.echo(json.dumps({"load_seconds": round(seconds, 1), "row_stable": llm.info.row_stable, "wrong_texts": wrong}))
+    typer.echo(
+        json.dumps(
+            {
+                "load_seconds": round(seconds, 1),
+                "row_stable": llm.info.row_stable,
+                "wrong_texts": wrong,
+            }
+        )
+    )
     if wrong and llm.info.row_stable:
-        raise SelfCheckFailed(f"{wrong} texts differ from transformers' where the best logits are more than {NEAR_TIE:g} apart.")
+        raise SelfCheckFailed(
+            f"{wrong} texts differ from transformers' where the best logits are more than "
+            f"{NEAR_TIE:g} apart."
+        )
 
 
 def write(out: Path, llm: LLM, load_seconds: float, rows: list[dict[str, Any]]) -> None:
     """The result as JSON."""
     command = shlex.join(["scripts/bench", "same", *sys.argv[1:]])
-    provenance = gather(command, llm.info.threads, package_versions(["torch", "transformers", "selfspec"]))
-    facts = {"kind": "same", "model": vars(llm.info), "load_seconds": load_seconds, "rows": rows, "provenance": vars(provenance)}
+    provenance = gather(
+        command, llm.info.threads, package_versions(["torch", "transformers", "selfspec"])
+    )
+    facts = {
+        "kind": "same",
+        "model": vars(llm.info),
+        "load_seconds": load_seconds,
+        "rows": rows,
+        "provenance": vars(provenance),
+    }
     out.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 

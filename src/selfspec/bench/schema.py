@@ -1,7 +1,8 @@
-"""What a run of the benchmark leaves behind: one JSON with everything that a table needs, and how it is written and read.
+"""What a run of the benchmark leaves behind: one JSON with everything that a table needs, and how
+it is written and read.
 
-Raw seconds are stored, never medians: a table made later may ask another question. Knows no machine paths (a model has a name),
-no timing and no layout of tables.
+Raw seconds are stored, never medians: a table made later may ask another question. Knows no machine
+paths (a model has a name), no timing and no layout of tables.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Provenance:
 
 @dataclass
 class PeerRow:
-    """One peer at one prompt length. `first` are the seconds of a generation of 1 token, `full` those of `new_tokens`."""
+    """One peer at one prompt length. `first` are the seconds of a generation of 1 token, `full`
+    those of `new_tokens`."""
 
     peer: str
     prompt_tokens: int
@@ -54,7 +56,8 @@ class PeerRow:
 
 @dataclass
 class CostCard:
-    """What the hardware allows: the weights a token must read, how fast memory gives them, and the matrix products alone."""
+    """What the hardware allows: the weights a token must read, how fast memory gives them, and the
+    matrix products alone."""
 
     weight_bytes: int
     bandwidth: dict[str, list[float]]  # bytes a second, by way of reading, one per repetition
@@ -96,7 +99,8 @@ def save(run: PlainRun, path: Path) -> None:
 
 
 def write_json(result: dict[str, Any], path: Path) -> None:
-    """Write a result, or leave what was there untouched: a full disk or a kill never leaves half a file."""
+    """Write a result, or leave what was there untouched: a full disk or a kill never leaves half a
+    file."""
     text = json.dumps(result, indent=1, allow_nan=False) + "\n"
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +114,8 @@ def write_json(result: dict[str, Any], path: Path) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise ResourceError(
-            f"No disk space for the {len(text)} bytes of {path.name}; the file from before this write is intact. "
+            f"No disk space for the {len(text)} bytes of {path.name}; the file from before this "
+            f"write is intact. "
             "Free some space, or write elsewhere with --out."
         ) from error
     finally:
@@ -118,34 +123,44 @@ def write_json(result: dict[str, Any], path: Path) -> None:
 
 
 def parsed(path: Path, command: str, what: str = "a benchmark result") -> Any:
-    """What a JSON file holds; a missing or damaged one is an error that names the command that measures it."""
+    """What a JSON file holds; a missing or damaged one is an error that names the command that
+    measures it."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise OptionError(f"There is no result file {path.name!r}. Make one with: {command}") from error
+        raise OptionError(
+            f"There is no result file {path.name!r}. Make one with: {command}"
+        ) from error
     except ValueError as error:  # also a wrong encoding
-        raise OptionError(f"{path.name} is not {what}: {error}. Measure again with: {command}") from error
+        raise OptionError(
+            f"{path.name} is not {what}: {error}. Measure again with: {command}"
+        ) from error
 
 
-def read_result(path: Path, kind: str, version: int, command: str, what: str = "a benchmark result") -> dict[str, Any]:
+def read_result(
+    path: Path, kind: str, version: int, command: str, what: str = "a benchmark result"
+) -> dict[str, Any]:
     """Read a result of one kind and version; anything else is an error that says so."""
     data = parsed(path, command, what)
     found = (data.get("kind"), data.get("schema_version")) if isinstance(data, dict) else None
     if found != (kind, version):
         raise OptionError(
-            f"{path.name} holds {found}, and this selfspec reads {(kind, version)}: its fields would be misread. "
+            f"{path.name} holds {found}, and this selfspec reads {(kind, version)}: its fields "
+            f"would be misread. "
             f"Measure again with: {command}, or read it with the selfspec that wrote it."
         )
     return dict(data)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a result of `scripts/bench plain`, of either kind; another version is an error that says so."""
+    """Read a result of `scripts/bench plain`, of either kind; another version is an error that says
+    so."""
     data = parsed(path, "scripts/bench plain")
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA_VERSION:
         raise OptionError(
-            f"{path.name} has schema_version {version!r} and this selfspec reads {SCHEMA_VERSION}: its fields would be misread. "
+            f"{path.name} has schema_version {version!r} and this selfspec reads "
+            f"{SCHEMA_VERSION}: its fields would be misread. "
             "Measure again with: scripts/bench plain, or read it with the selfspec that wrote it."
         )
     assert isinstance(data, dict)
@@ -157,7 +172,8 @@ def load(path: Path) -> PlainRun:
     data = read_json(path)
     if data.get("kind") != "plain":
         raise OptionError(
-            f"{path.name} is a result of kind {data.get('kind')!r}, not 'plain'. Give a file that scripts/bench plain wrote."
+            f"{path.name} is a result of kind {data.get('kind')!r}, not 'plain'. Give a file that "
+            f"scripts/bench plain wrote."
         )
     return _plain_run(data, path.name)
 
@@ -169,7 +185,9 @@ def _build(cls: type[T], data: Any, name: str) -> T:
     try:
         return cls(**data)
     except TypeError as error:
-        raise OptionError(f"{name} is damaged: {error}. Measure again with: scripts/bench plain") from error
+        raise OptionError(
+            f"{name} is damaged: {error}. Measure again with: scripts/bench plain"
+        ) from error
 
 
 def _plain_run(data: dict[str, Any], name: str) -> PlainRun:

@@ -11,7 +11,7 @@ from collections import UserDict
 from pathlib import Path
 from typing import Any
 
-from .. import rows
+from ..core import text_rows as rows
 from ..errors import DataError, OptionError, Unavailable
 
 
@@ -33,7 +33,9 @@ def read_text(path: Path) -> str:
                 return file.read()
         return path.read_text(encoding="utf-8")
     except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-        raise OptionError(f"{path.name} is not text in UTF-8 ({error}), so it has no questions; convert it") from error
+        raise OptionError(
+            f"{path.name} is not text in UTF-8 ({error}), so it has no questions; convert it"
+        ) from error
 
 
 def read_rows(path: Path, skip_bad: bool, skipped: list[str]) -> list[Row]:
@@ -50,7 +52,9 @@ def read_rows(path: Path, skip_bad: bool, skipped: list[str]) -> list[Row]:
         except ValueError as error:
             reason = f"{path.name}, line {number}: not a JSON object ({error})"
             if not skip_bad:
-                raise OptionError(f"{reason}; mend or remove it, or use the rest with --skip-bad") from error
+                raise OptionError(
+                    f"{reason}; mend or remove it, or use the rest with --skip-bad"
+                ) from error
             skipped.append(reason)
     return found
 
@@ -58,6 +62,9 @@ def read_rows(path: Path, skip_bad: bool, skipped: list[str]) -> list[Row]:
 def read_hub(source: str, task: str) -> list[Row]:
     """The rows of a data set of the hub, `hf:NAME#CONFIG@SPLIT`."""
     try:
-        return [Row(row, source, number) for number, (_, row) in enumerate(rows.read_rows(source), start=1)]
+        return [
+            Row(row, source, number)
+            for number, (_, row) in enumerate(rows.read_rows(source), start=1)
+        ]
     except (DataError, Unavailable) as error:
         raise Unavailable(f"{error} Or give a file: {task}=PATH") from error

@@ -1,12 +1,14 @@
 """The cost model of a speculative round, and the isolated step times that go into it.
 
-A round that drafts n tokens should cost n drafts and one pass over n + 1 tokens, nothing else. In units of plain decoding's pass:
+A round that drafts n tokens should cost n drafts and one pass over n + 1 tokens, nothing else. In
+units of plain decoding's pass:
 
     predicted seconds of an answer = pass * (sum over rounds of v(n + 1) + drafts * d)
 
-v(n) = verify(n)/verify(1) and d = draft/verify(1) are measured alone, on a cache that nothing else uses, after every question
-(so that drift hits both) at a few contexts, between which we interpolate. `pass` is what plain decoding's pass took at the same
-question, without the host. So what a round spends beside its steps counts against it. Does not know prompts or reports.
+v(n) = verify(n)/verify(1) and d = draft/verify(1) are measured alone, on a cache that nothing else
+uses, after every question (so that drift hits both) at a few contexts, between which we
+interpolate. `pass` is what plain decoding's pass took at the same question, without the host. So
+what a round spends beside its steps counts against it. Does not know prompts or reports.
 """
 
 from __future__ import annotations
@@ -19,12 +21,12 @@ from typing import Any, Protocol
 
 import torch
 
-from ..auto import resolve
-from ..contract import Budget
-from ..draft.base import Drafting, Scene
-from ..draft.chain import ChainDrafting
-from ..model.adapter import LayeredModel
-from ..sampling import Sampler, SamplingParams
+from ..core.contract import Budget
+from ..core.sampling import Sampler, SamplingParams
+from ..draft.auto import resolve
+from ..draft.base import DraftSession, Target
+from ..draft.chain import ChainSession
+from ..model.layered import LayeredModel
 from .card import Passes
 from .suite_schema import StepPoint
 from .timing import timed
@@ -37,8 +39,15 @@ VERIFY = "verify"
 class StepTimer:
     """Measures all isolated steps once each time it is asked."""
 
-    def __init__(self, model: LayeredModel, ids: Sequence[int], methods: Mapping[str, Mapping[str, Any]], most: int) -> None:
-        """`ids`: a text as long as the longest context and `most` more. `methods`: what `LLM.generate` is told for each."""
+    def __init__(
+        self,
+        model: LayeredModel,
+        ids: Sequence[int],
+        methods: Mapping[str, Mapping[str, Any]],
+        most: int,
+    ) -> None:
+        """`ids`: a text as long as the longest context and `most` more. `methods`: what
+        `LLM.generate` is told for each."""
         self.points: list[StepPoint] = []
         self._turns: list[tuple[StepPoint, _Step]] = []
         self._asked = 0
@@ -49,10 +58,14 @@ class StepTimer:
             for method, options in methods.items():
                 drafting = _chain(model, passes, ids[: context + 1], options)
                 if drafting is not None:
-                    self._add(StepPoint(method, context, 1), _Drafts(drafting, passes, ids[: context + 1]))
+                    self._add(
+                        StepPoint(method, context, 1), _Drafts(drafting, passes, ids[: context + 1])
+                    )
 
     def _add(self, point: StepPoint, step: _Step) -> None:
-        if step.seconds() is not None:  # also warms it up; a drafter that drafts nothing here has no step
+        if (
+            step.seconds() is not None
+        ):  # also warms it up; a drafter that drafts nothing here has no step
             self.points.append(point)
             self._turns.append((point, step))
 
@@ -82,7 +95,7 @@ class _Pass:
 class _Drafts:
     """One draft out of several in a row."""
 
-    def __init__(self, drafting: Drafting, passes: Passes, text: Sequence[int]) -> None:
+    def __init__(self, drafting: DraftSession, passes: Passes, text: Sequence[int]) -> None:
         self._drafting, self._passes, self._text = drafting, passes, text
 
     @torch.inference_mode()
@@ -99,13 +112,16 @@ def fitting(contexts: Sequence[int], room: int) -> list[int]:
     return [context for context in contexts if context <= room] or [max(1, room)]
 
 
-def _chain(model: LayeredModel, passes: Passes, text: Sequence[int], options: Mapping[str, Any]) -> Drafting | None:
-    """The method's drafter at work, if what it does is run part of a model token by token; what others cost hangs on the text."""
+def _chain(
+    model: LayeredModel, passes: Passes, text: Sequence[int], options: Mapping[str, Any]
+) -> DraftSession | None:
+    """The method's drafter at work, if what it does is run part of a model token by token; what
+    others cost hangs on the text."""
     drafter, _ = resolve(options["draft"], options.get("draft_options"), None, None)
     if drafter is None:
         return None
-    drafting = drafter.start(Scene(model, passes.cache, [text], [Sampler(SamplingParams())]))
-    return drafting if isinstance(drafting, ChainDrafting) else None
+    drafting = drafter.start(Target(model, passes.cache, [text], [Sampler(SamplingParams())]))
+    return drafting if isinstance(drafting, ChainSession) else None
 
 
 class CostModel:
@@ -113,10 +129,14 @@ class CostModel:
 
     def __init__(self, points: Sequence[Mapping[str, Any]]) -> None:
         self._verify: dict[tuple[int, int], list[float]] = {
-            (p["context"], p["tokens"]): p["seconds"] for p in points if p["kind"] == VERIFY and p["seconds"]
+            (p["context"], p["tokens"]): p["seconds"]
+            for p in points
+            if p["kind"] == VERIFY and p["seconds"]
         }
         self._draft: dict[tuple[str, int], list[float]] = {
-            (p["kind"], p["context"]): p["seconds"] for p in points if p["kind"] != VERIFY and p["seconds"]
+            (p["kind"], p["context"]): p["seconds"]
+            for p in points
+            if p["kind"] != VERIFY and p["seconds"]
         }
         self._contexts = sorted({context for context, _ in self._verify})
 
@@ -126,7 +146,11 @@ class CostModel:
 
     def draft(self, method: str, context: float) -> float | None:
         """d: one draft in plain passes; None for drafters that were not measured alone."""
-        values = {c: _paired(self._draft[method, c], self._verify[c, 1]) for c in self._contexts if (method, c) in self._draft}
+        values = {
+            c: _paired(self._draft[method, c], self._verify[c, 1])
+            for c in self._contexts
+            if (method, c) in self._draft
+        }
         return _between(values, context) if values else None
 
     def verify(self, tokens: int, context: float) -> float:
@@ -135,7 +159,10 @@ class CostModel:
 
     def _at(self, context: int, tokens: int) -> float:
         counts = sorted(count for c, count in self._verify if c == context)
-        values = {count: _paired(self._verify[context, count], self._verify[context, 1]) for count in counts}
+        values = {
+            count: _paired(self._verify[context, count], self._verify[context, 1])
+            for count in counts
+        }
         if tokens <= counts[-1] or len(counts) == 1:
             return _between(values, tokens)
         slope = (values[counts[-1]] - values[1]) / (counts[-1] - 1)
@@ -144,7 +171,11 @@ class CostModel:
     def seconds(self, turn: Mapping[str, Any], plain_pass: float) -> float:
         """What an answer should have taken."""
         context = turn["prompt_tokens"] + turn["decoded"] / 2
-        passes = sum(rounds * self.verify(count, context) for count, rounds in enumerate(turn["verified"], start=1) if rounds)
+        passes = sum(
+            rounds * self.verify(count, context)
+            for count, rounds in enumerate(turn["verified"], start=1)
+            if rounds
+        )
         each = self.draft(turn["method"], context)
         drafting = turn["draft_seconds"] if each is None else plain_pass * turn["drafted"] * each
         return float(plain_pass * passes + drafting)

@@ -1,9 +1,11 @@
-"""One run of `selfspec bench`: every contestant answers every question in turns; what was measured is kept, whatever happens.
+"""One run of `selfspec bench`: every contestant answers every question in turns; what was measured
+is kept, whatever happens.
 
-A *unit* is a question, or as many questions of a task as the batch is large. Within a unit contestants take turns, beginning with
-another one each time, so that a machine that drifts drifts for all. Tokens are compared with those of our plain decoding once the
-round is over. A finished round of a unit is saved; a kill loses no more than one. Does not know how a peer works, what a table
-looks like, or what was typed.
+A *unit* is a question, or as many questions of a task as the batch is large. Within a unit
+contestants take turns, beginning with another one each time, so that a machine that drifts drifts
+for all. Tokens are compared with those of our plain decoding once the round is over. A finished
+round of a unit is saved; a kill loses no more than one. Does not know how a peer works, what a
+table looks like, or what was typed.
 """
 
 from __future__ import annotations
@@ -61,35 +63,51 @@ class Unit:
 
 
 def units_of(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[Unit]:
-    """Every question alone, and for other batch sizes consecutive questions of a task; a rest that fills no batch is left out."""
+    """Every question alone, and for other batch sizes consecutive questions of a task; a rest that
+    fills no batch is left out."""
     found = []
     for batch in batches:
         for task in dict.fromkeys(prompt.task for prompt in prompts):
             mine = [prompt for prompt in prompts if prompt.task == task]
             if len(mine) < batch:
                 raise OptionError(
-                    f"--batch {batch} needs {batch} questions a task and {task} has {len(mine)}; ask more with --sample {batch}"
+                    f"--batch {batch} needs {batch} questions a task and {task} has {len(mine)}; "
+                    f"ask more with --sample {batch}"
                 )
-            found += [Unit(task, mine[start : start + batch]) for start in range(0, len(mine) - batch + 1, batch)]
+            found += [
+                Unit(task, mine[start : start + batch])
+                for start in range(0, len(mine) - batch + 1, batch)
+            ]
     return found
 
 
 def open_run(plan: Plan, provenance: Provenance, path: Path, fresh: bool = False) -> SuiteRun:
-    """A new run, or the one in `path` if that is the same and was interrupted. Nothing is ever written over but with `fresh`."""
+    """A new run, or the one in `path` if that is the same and was interrupted. Nothing is ever
+    written over but with `fresh`."""
     if fresh or not path.exists():
         return SuiteRun(provenance, plan)
     run = load_suite(path)
-    other = [each.name for each in fields(Plan) if getattr(plan, each.name) != getattr(run.plan, each.name)]
+    other = [
+        each.name
+        for each in fields(Plan)
+        if getattr(plan, each.name) != getattr(run.plan, each.name)
+    ]
     if other:
         raise OptionError(
-            f"{path.name} holds another run (it differs in {', '.join(other)}), which would be lost; write elsewhere with --out, "
+            f"{path.name} holds another run (it differs in {', '.join(other)}), which would be "
+            f"lost; write elsewhere with --out, "
             "or measure over it with --fresh"
         )
     then = run.provenance
-    before = (then.cpu, then.commit, {name: then.versions.get(name) for name in provenance.versions})
+    before = (
+        then.cpu,
+        then.commit,
+        {name: then.versions.get(name) for name in provenance.versions},
+    )
     if not run.complete and before != (provenance.cpu, provenance.commit, provenance.versions):
         raise OptionError(
-            f"{path.name} was begun on another machine, at another commit or with other versions {before}, so going on would mix "
+            f"{path.name} was begun on another machine, at another commit or with other versions "
+            f"{before}, so going on would mix "
             "two things in one table; measure it anew with --fresh"
         )
     return run
@@ -104,9 +122,16 @@ class Suite:
         tick: Callable[[str], None] = lambda _: None, say: Callable[[str], None] = lambda _: None,
         costs: Sequence[int] = (),
     ) -> None:  # fmt: skip
-        """`costs`: ids of a text behind which isolated steps are timed after each question; none, and they are not."""
+        """`costs`: ids of a text behind which isolated steps are timed after each question; none,
+        and they are not."""
         self.run, self._contestants, self._engines, self._out = run, contestants, engines, out
-        self._decode, self._eos, self._tick, self._say, self._costs = decode, list(eos), tick, say, list(costs)
+        self._decode, self._eos, self._tick, self._say, self._costs = (
+            decode,
+            list(eos),
+            tick,
+            say,
+            list(costs),
+        )
         self.units = units_of(prompts, run.plan.batches)
         self._prompts = {prompt.id: prompt for prompt in prompts}
         self._rows = {row.name: row for row in run.contestants}
@@ -114,7 +139,8 @@ class Suite:
         self._saved = time.perf_counter()
 
     def measure(self) -> None:
-        """Everything that has not been measured yet. An error or Ctrl-C leaves the finished rounds in the file."""
+        """Everything that has not been measured yet. An error or Ctrl-C leaves the finished rounds
+        in the file."""
         self.run.energy = self._engines.energy.said
         self.run.sittings += 1
         try:
@@ -153,7 +179,8 @@ class Suite:
         self._check_ours()
 
     def _warm_up(self) -> None:
-        """A short answer of each contestant at each batch size; the first one says what a cold start costs."""
+        """A short answer of each contestant at each batch size; the first one says what a cold
+        start costs."""
         for contestant in self._contestants:
             row = self._rows.get(contestant.name) or ContestantRow(contestant.name)
             if contestant.name not in self._rows:
@@ -174,18 +201,29 @@ class Suite:
         """Without our plain decoding there is nothing to compare with."""
         failure = self.run.failure(self.run.plan.reference)
         if failure is not None:
-            raise Unavailable(f"our own plain decoding failed, and everything is compared with it: {failure}")
+            raise Unavailable(
+                f"our own plain decoding failed, and everything is compared with it: {failure}"
+            )
 
     def _ask(self, contestant: Contestant, unit: Unit, new_tokens: int) -> Measured:
         plan, options = self.run.plan, dict(contestant.options)
         if plan.temperature > 0:
-            options["sampling"] = {"temperature": plan.temperature, "top_p": plan.top_p, "seed": plan.seed}
+            options["sampling"] = {
+                "temperature": plan.temperature,
+                "top_p": plan.top_p,
+                "seed": plan.seed,
+            }
         rows = [prompt.ids for prompt in unit.prompts]
         return self._engines.measure(contestant.engine, rows, new_tokens, self._eos, options)
 
     def _round(self, unit: Unit, number: int, shift: int) -> None:
-        """All contestants in turns, each beginning a place further on; then the comparison, and the file."""
-        done = {turn.contestant for turn in self.run.turns if (turn.questions, turn.round) == (unit.names, number)}
+        """All contestants in turns, each beginning a place further on; then the comparison, and the
+        file."""
+        done = {
+            turn.contestant
+            for turn in self.run.turns
+            if (turn.questions, turn.round) == (unit.names, number)
+        }
         if done:  # rounds are saved whole
             self._tick_all()
             return
@@ -212,12 +250,15 @@ class Suite:
             self._tick("")
 
     def _compare(self, unit: Unit, taken: Sequence[tuple[Turn, list[list[int]]]]) -> None:
-        """What differs from our plain decoding: where, and by how much the model preferred its own token there."""
+        """What differs from our plain decoding: where, and by how much the model preferred its own
+        token there."""
         reference = next(rows for turn, rows in taken if turn.contestant == self.run.plan.reference)
         for prompt, tokens in zip(unit.prompts, reference, strict=True):
             if prompt.id not in self._answers:
                 self._answers[prompt.id] = tokens
-                self.run.answers.append(Answer(prompt.task, prompt.id, tokens, self._decode(tokens)))
+                self.run.answers.append(
+                    Answer(prompt.task, prompt.id, tokens, self._decode(tokens))
+                )
         for turn, rows in taken:
             if self.run.plan.temperature > 0 and not turn.contestant.startswith(f"{OURS}/"):
                 continue  # another engine draws other tokens: there is nothing to compare
@@ -233,15 +274,21 @@ class Suite:
             self._say(f"{prompt.id}: comparing")
             try:
                 text = [*prompt.ids, *expected[:at]]
-                gap, largest = self._engines.get(OURS).call("gap", ids=text, wanted=expected[at], written=tokens[at])
-            except PeerFailed:  # then it stays unsaid; a dead engine is started again for its next turn
+                gap, largest = self._engines.get(OURS).call(
+                    "gap", ids=text, wanted=expected[at], written=tokens[at]
+                )
+            except (
+                PeerFailed
+            ):  # then it stays unsaid; a dead engine is started again for its next turn
                 gap = largest = None
         return Difference(prompt.id, at, gap, largest, self._decode(tokens), list(tokens))
 
     def _measure_steps(self) -> None:
         """Isolated steps of our engine, beside the question, so that drift hits both."""
         self._say("steps alone")
-        methods = [contestant.method for contestant in self._contestants if contestant.engine == OURS]
+        methods = [
+            contestant.method for contestant in self._contestants if contestant.engine == OURS
+        ]
         most = max(LONGEST_BLOCK, *(drafts_at_most(method) + 1 for method in methods))
         points = self._engines.get(OURS).call("steps", ids=self._costs, methods=methods, most=most)
         found = {(point.kind, point.context, point.tokens): point for point in self.run.steps}
@@ -274,4 +321,6 @@ def _turn(contestant: str, unit: Unit, number: int, made: Measured) -> Turn:
 
 def _counts(said: Mapping[str, Any]) -> Counts | None:
     known = {each.name for each in fields(Counts)}
-    return Counts(**{name: value for name, value in said.items() if name in known}) if said else None
+    return (
+        Counts(**{name: value for name, value in said.items() if name in known}) if said else None
+    )

@@ -1,4 +1,5 @@
-"""The cost model on a suite result: speed measured over speed predicted, for runs with isolated steps (`--costs`)."""
+"""The cost model on a suite result: speed measured over speed predicted, for runs with isolated
+steps (`--costs`)."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ REFERENCE = f"{OURS}/plain"
 
 
 def reached(run: SuiteRun, contestant: str) -> Ratio | None:
-    """Measured speed over the cost model's, with a 95% interval over questions; None without step times."""
+    """Measured speed over the cost model's, with a 95% interval over questions; None without step
+    times."""
     costs = CostModel([vars(point) for point in run.steps])
     pairs = _pairs(run, contestant, costs) if costs.known else []
     if not pairs:
@@ -22,7 +24,9 @@ def reached(run: SuiteRun, contestant: str) -> Ratio | None:
     def of(sample: list[tuple[float, float]]) -> float:
         return sum(predicted for predicted, _ in sample) / sum(measured for _, measured in sample)
 
-    return bootstrap(of(pairs), lambda chance: of(chance.choices(pairs, k=len(pairs))), [len(pairs)])
+    return bootstrap(
+        of(pairs), lambda chance: of(chance.choices(pairs, k=len(pairs))), [len(pairs)]
+    )
 
 
 def _pairs(run: SuiteRun, contestant: str, costs: CostModel) -> list[tuple[float, float]]:
@@ -30,11 +34,18 @@ def _pairs(run: SuiteRun, contestant: str, costs: CostModel) -> list[tuple[float
     prompt_tokens = {question.id: question.prompt_tokens for question in run.questions}
     found = []
     for question in prompt_tokens:
-        turns = [turn for turn in run.turns if turn.questions == [question] and turn.decoded > 0 and turn.counts is not None]
+        turns = [
+            turn
+            for turn in run.turns
+            if turn.questions == [question] and turn.decoded > 0 and turn.counts is not None
+        ]
         passes = [_pass(turn) for turn in turns if turn.contestant == REFERENCE]
         mine = [turn for turn in turns if turn.contestant == contestant]
         if passes and mine and mine[0].counts is not None and mine[0].counts.verified:
-            predicted = sum(costs.seconds(_as_told(turn, prompt_tokens[question]), median(passes)) for turn in mine)
+            predicted = sum(
+                costs.seconds(_as_told(turn, prompt_tokens[question]), median(passes))
+                for turn in mine
+            )
             found.append((predicted, sum(turn.decode_seconds or 0.0 for turn in mine)))
     return found
 

@@ -1,4 +1,5 @@
-"""From what was typed to a run: the model's folder, questions as ids, contestants, the plan, and where the result goes.
+"""From what was typed to a run: the model's folder, questions as ids, contestants, the plan, and
+where the result goes.
 
 Does not measure and does not print.
 """
@@ -57,13 +58,22 @@ class Wishes:
         """Refuse what cannot be measured, before anything is loaded."""
         for name in ("threads", "rounds", "time_limit"):
             if getattr(self, name) <= 0:
-                raise OptionError(f"{name}={getattr(self, name)}: nothing would be measured; give a number above 0")
+                raise OptionError(
+                    f"{name}={getattr(self, name)}: nothing would be measured; give a number "
+                    f"above 0"
+                )
         if self.new_tokens < 2:
-            raise OptionError(f"new_tokens={self.new_tokens}: there is no token after the first to time; give at least 2")
+            raise OptionError(
+                f"new_tokens={self.new_tokens}: there is no token after the first to time; give "
+                f"at least 2"
+            )
         if not self.batches or min(self.batches) < 1:
             raise OptionError(f"--batch {list(self.batches)}: a batch has at least 1 row")
         if not self.tasks:
-            raise OptionError("there is nothing to ask; name a task with --task (selfspec bench --list shows them)")
+            raise OptionError(
+                "there is nothing to ask; name a task with --task (selfspec bench --list shows "
+                "them)"
+            )
 
 
 @dataclass(frozen=True)
@@ -76,11 +86,14 @@ class Words:
     eos: Sequence[int]
 
     def encode(self, item: Item) -> list[int]:
-        """A question as ids: through the chat template where it is a question and the model has one."""
+        """A question as ids: through the chat template where it is a question and the model has
+        one."""
         if not self.chats(item):
             return list(self.tokenizer(item.text).input_ids)
         messages = [{"role": "user", "content": item.text}]
-        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        text = self.tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, tokenize=False
+        )
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def chats(self, item: Item) -> bool:
@@ -94,21 +107,31 @@ class Words:
 def folder_of(model: str) -> Path:
     """The folder that all peers load: the demo model's, the named one, or what the hub gives."""
     if model == "demo":
-        from ..model.demo import demo_folder
+        from ..model.load.demo import demo_folder
 
         return demo_folder()
     folder = Path(model).expanduser()
     if (folder / "config.json").is_file():
         return folder.resolve()
     if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
-        raise OptionError(f"{model!r} is neither 'demo', nor a folder with a config.json, nor a hub name like OWNER/NAME")
+        raise OptionError(
+            f"{model!r} is neither 'demo', nor a folder with a config.json, nor a hub name like "
+            f"OWNER/NAME"
+        )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]))
+        return Path(
+            snapshot_download(
+                model, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
+            )
+        )
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise Unavailable(f"{model!r} could not be fetched ({type(error).__name__}); give a folder on this machine") from error
+        raise Unavailable(
+            f"{model!r} could not be fetched ({type(error).__name__}); give a folder on this "
+            f"machine"
+        ) from error
 
 
 def words_of(folder: Path) -> Words:
@@ -118,7 +141,9 @@ def words_of(folder: Path) -> Words:
     config = AutoConfig.from_pretrained(folder).get_text_config()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     file = folder / "generation_config.json"
-    said = json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    said = (
+        json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
+    )
     eos = tokenizer.eos_token_id if said is None else said
     eos = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     return Words(tokenizer, config.max_position_embeddings, config.num_hidden_layers, eos)
@@ -132,7 +157,8 @@ def ask(wishes: Wishes, words: Words) -> tuple[list[Sample], list[Question], lis
         for asked in read_task(text, wishes.sample, wishes.skip_bad, wishes.contexts, wishes.chat):
             if asked.sample.task in {sample.task for sample in samples}:
                 raise OptionError(
-                    f"two tasks are called {asked.sample.task!r}, and their questions would be mixed; give one a category"
+                    f"two tasks are called {asked.sample.task!r}, and their questions would be "
+                    f"mixed; give one a category"
                 )
             samples.append(_as_asked(asked, words))
             for item in asked.items:
@@ -148,23 +174,28 @@ def _as_asked(asked: Asked, words: Words) -> Sample:
 
 
 def fitted(item: Item, ids: list[int], context: int, new_tokens: int) -> tuple[list[int], int]:
-    """The ids that leave room for the answer, and how many were left out at the beginning (of a long context: at the end)."""
+    """The ids that leave room for the answer, and how many were left out at the beginning (of a
+    long context: at the end)."""
     room = (item.context or context) - new_tokens
     if item.context > context or room < 1:
         raise OptionError(
-            f"{item.id} needs {item.context or new_tokens + 1} positions and this model has {context}; "
+            f"{item.id} needs {item.context or new_tokens + 1} positions and this model has "
+            f"{context}; "
             "lower --contexts or --new-tokens"
         )
     if item.context:
         if len(ids) < room:
             raise OptionError(
-                f"{item.id}: the text has only {len(ids)} tokens from there on, and {room} are wanted; give a longer text"
+                f"{item.id}: the text has only {len(ids)} tokens from there on, and {room} are "
+                f"wanted; give a longer text"
             )
         return ids[:room], 0
     return ids[-room:], max(0, len(ids) - room)
 
 
-def plan_of(wishes: Wishes, name: str, taking_part: Sequence[Contestant], samples: list[Sample]) -> Plan:
+def plan_of(
+    wishes: Wishes, name: str, taking_part: Sequence[Contestant], samples: list[Sample]
+) -> Plan:
     """What two sittings must agree in."""
     return Plan(
         name, wishes.dtype, wishes.device, wishes.threads, wishes.new_tokens, wishes.rounds, list(wishes.batches),
@@ -174,9 +205,12 @@ def plan_of(wishes: Wishes, name: str, taking_part: Sequence[Contestant], sample
 
 
 def result_path(model: str) -> Path:
-    """Where a result goes when nothing is said: among the committed ones in a checkout, else here."""
+    """Where a result goes when nothing is said: among the committed ones in a checkout, else
+    here."""
     results = CHECKOUT / "benchmarks" / "results"
-    return (results if results.is_dir() else Path.cwd()) / f"suite-{slug(model)}-{slug(cpu_name())}.json"
+    return (
+        results if results.is_dir() else Path.cwd()
+    ) / f"suite-{slug(model)}-{slug(cpu_name())}.json"
 
 
 @dataclass
@@ -193,7 +227,11 @@ class Prepared:
 
     @property
     def turns(self) -> int:
-        return len(units_of(self.prompts, self.run.plan.batches)) * self.run.plan.rounds * len(self.contestants)
+        return (
+            len(units_of(self.prompts, self.run.plan.batches))
+            * self.run.plan.rounds
+            * len(self.contestants)
+        )
 
     def sit(self, tick: Callable[[str], None], say: Callable[[str], None]) -> None:
         """Measure what is not measured yet."""
@@ -222,7 +260,9 @@ def prepare(wishes: Wishes, command: str, out: Path | None) -> Prepared:
     units_of(prompts, wishes.batches)
     name = wishes.model if "/" in wishes.model and not Path(wishes.model).exists() else folder.name
     target = out or result_path(name)
-    provenance = gather(command, wishes.threads, {"selfspec": __version__, **package_versions(PACKAGES)})
+    provenance = gather(
+        command, wishes.threads, {"selfspec": __version__, **package_versions(PACKAGES)}
+    )
     run = open_run(plan_of(wishes, name, taking_part, samples), provenance, target, wishes.fresh)
     run.questions = questions
     engines = Engines(
@@ -236,5 +276,8 @@ def prepare(wishes: Wishes, command: str, out: Path | None) -> Prepared:
     )
     costs: list[int] = []
     if wishes.costs:
-        costs = prompt_ids(lambda text: list(words.tokenizer(text).input_ids), max(STEP_CONTEXTS) + 4 * LONGEST_BLOCK)
+        costs = prompt_ids(
+            lambda text: list(words.tokenizer(text).input_ids),
+            max(STEP_CONTEXTS) + 4 * LONGEST_BLOCK,
+        )
     return Prepared(run, taking_part, prompts, words, engines, target, costs)

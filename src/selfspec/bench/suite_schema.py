@@ -1,8 +1,10 @@
-"""What `selfspec bench` leaves behind: one JSON with the raw seconds of every turn, and how it is read again.
+"""What `selfspec bench` leaves behind: one JSON with the raw seconds of every turn, and how it is
+read again.
 
-A *contestant* is an engine with a method, "selfspec/auto" or "transformers/plain". A *turn* is one contestant's answer to one
-unit: a question, or as many of a task as the batch is large. Nothing derived is stored but comparisons of tokens, which need the
-model: speeds and intervals are made by `suite_stats.py`. Knows no timing, no tables and no paths of a machine.
+A *contestant* is an engine with a method, "selfspec/auto" or "transformers/plain". A *turn* is one
+contestant's answer to one unit: a question, or as many of a task as the batch is large. Nothing
+derived is stored but comparisons of tokens, which need the model: speeds and intervals are made by
+`suite_stats.py`. Knows no timing, no tables and no paths of a machine.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ OURS = "selfspec"
 
 @dataclass(frozen=True)
 class Sample:
-    """A task as it was asked: a name that says which questions these are, so that two runs can be told apart."""
+    """A task as it was asked: a name that says which questions these are, so that two runs can be
+    told apart."""
 
     task: str
     name: str
@@ -51,7 +54,8 @@ class Question:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. An unfinished run is continued by a run with an equal plan, and by no other."""
+    """What is measured. An unfinished run is continued by a run with an equal plan, and by no
+    other."""
 
     model: str
     dtype: str
@@ -78,7 +82,8 @@ class EngineRow:
     """Of its weights and its cache; only like precisions share a table."""
     versions: dict[str, str] = field(default_factory=dict)
     load_seconds: float | None = None
-    """From starting the process to its word that the model is loaded; files may have been in the system's cache."""
+    """From starting the process to its word that the model is loaded; files may have been in the
+    system's cache."""
     pipe_seconds: float | None = None
     """What a request that asks for nothing takes: the harness's share of every turn."""
     failure: str | None = None
@@ -90,7 +95,8 @@ class ContestantRow:
 
     name: str
     first_answer_seconds: float | None = None
-    """Of the warm-up, which compiles and fills caches: with the engine's load_seconds this is the cold start."""
+    """Of the warm-up, which compiles and fills caches: with the engine's load_seconds this is the
+    cold start."""
     failure: str | None = None
 
 
@@ -112,12 +118,14 @@ class Counts:
 
 @dataclass
 class Difference:
-    """Where a text first parts from the reference's, and by how much the reference's model preferred its own token."""
+    """Where a text first parts from the reference's, and by how much the reference's model
+    preferred its own token."""
 
     question: str
     at: int
     gap: float | None = None
-    """Logit of the reference's token less that of this one, by our float32 forward; None where nothing could say."""
+    """Logit of the reference's token less that of this one, by our float32 forward; None where
+    nothing could say."""
     largest: float | None = None
     """The largest absolute logit there, to judge the gap by in half precision."""
     text: str = ""
@@ -126,7 +134,8 @@ class Difference:
 
 @dataclass
 class Turn:
-    """One contestant's answer to one unit, timed from outside. With the first token(s) the prefill ends."""
+    """One contestant's answer to one unit, timed from outside. With the first token(s) the prefill
+    ends."""
 
     contestant: str
     task: str
@@ -135,7 +144,8 @@ class Turn:
     round: int
     seconds: float
     first_seconds: float | None
-    """Until the first tokens were there; from a separate call for 1 token where the peer does not stream."""
+    """Until the first tokens were there; from a separate call for 1 token where the peer does not
+    stream."""
     first_tokens: int
     """How many came then, over all rows; the others were decoded in seconds - first_seconds."""
     made: list[int]
@@ -167,7 +177,8 @@ class Answer:
 
 @dataclass
 class StepPoint:
-    """Seconds of one kind of step behind `context` tokens: a pass over `tokens` tokens, or one draft of a method."""
+    """Seconds of one kind of step behind `context` tokens: a pass over `tokens` tokens, or one
+    draft of a method."""
 
     kind: str
     """"verify", or a method of ours."""
@@ -178,7 +189,8 @@ class StepPoint:
 
 @dataclass
 class Score:
-    """Quality of what a contestant wrote to a task; filled in by the quality measures, empty where none were asked for."""
+    """Quality of what a contestant wrote to a task; filled in by the quality measures, empty where
+    none were asked for."""
 
     contestant: str
     task: str
@@ -214,7 +226,10 @@ class SuiteRun:
         """Why a contestant has fewer turns than the others, if it failed."""
         engine = contestant.partition("/")[0]
         rows = [row.failure for row in self.contestants if row.name == contestant]
-        return next(filter(None, [*(row.failure for row in self.engines if row.name == engine), *rows]), None)
+        return next(
+            filter(None, [*(row.failure for row in self.engines if row.name == engine), *rows]),
+            None,
+        )
 
 
 def save_suite(run: SuiteRun, path: Path) -> None:
@@ -228,7 +243,9 @@ def load_suite(path: Path) -> SuiteRun:
     try:
         return _suite(data)
     except (TypeError, KeyError, AttributeError) as error:
-        raise OptionError(f"{path.name} is damaged: {error!r}. Measure again with: selfspec bench --fresh") from error
+        raise OptionError(
+            f"{path.name} is damaged: {error!r}. Measure again with: selfspec bench --fresh"
+        ) from error
 
 
 T = TypeVar("T")

@@ -1,9 +1,10 @@
-"""What a suite result says: speeds with intervals, acceptance, where the time went, who is faster. From the JSON alone.
+"""What a suite result says: speeds with intervals, acceptance, where the time went, who is faster.
+From the JSON alone.
 
-A cost is the seconds a token takes after the first ones: of each unit the median over rounds. The speedup of a task is the mean
-cost of the baseline over the mean cost of the method; its interval a bootstrap over units, the two always drawn together, since
-they took turns on the same unit, widened for small samples. The mean of tasks draws within each task. All is seeded: a JSON
-has one table.
+A cost is the seconds a token takes after the first ones: of each unit the median over rounds. The
+speedup of a task is the mean cost of the baseline over the mean cost of the method; its interval a
+bootstrap over units, the two always drawn together, since they took turns on the same unit, widened
+for small samples. The mean of tasks draws within each task. All is seeded: a JSON has one table.
 """
 
 from __future__ import annotations
@@ -86,13 +87,20 @@ def is_baseline(contestant: str) -> bool:
 def precisions(run: SuiteRun) -> list[str]:
     """Of the engines that started, ours first: each has a table of its own."""
     ours = [engine.precision for engine in run.engines if engine.name == OURS]
-    return list(dict.fromkeys(found for found in [*ours, *(engine.precision for engine in run.engines)] if found))
+    return list(
+        dict.fromkeys(
+            found for found in [*ours, *(engine.precision for engine in run.engines)] if found
+        )
+    )
 
 
 def precision_of(run: SuiteRun, contestant: str) -> str:
     """An engine that never started would have been asked for the run's dtype."""
     name = contestant.partition("/")[0]
-    return next((engine.precision for engine in run.engines if engine.name == name and engine.precision), run.plan.dtype)
+    return next(
+        (engine.precision for engine in run.engines if engine.name == name and engine.precision),
+        run.plan.dtype,
+    )
 
 
 def tasks_of(run: SuiteRun) -> list[str]:
@@ -105,7 +113,9 @@ def turns_of(run: SuiteRun, contestant: str, batch: int, task: str | None = None
     return [
         turn
         for turn in run.turns
-        if turn.contestant == contestant and turn.batch == batch and (task is None or turn.task == task)
+        if turn.contestant == contestant
+        and turn.batch == batch
+        and (task is None or turn.task == task)
     ]
 
 
@@ -129,23 +139,32 @@ def speedup(costs: Sequence[Pair]) -> float:
 
 
 def interval(groups: Sequence[Sequence[Pair]], draws: int = DRAWS) -> Ratio | None:
-    """Mean over groups (tasks) of their speedups, with a 95% interval; None without a unit in common."""
+    """Mean over groups (tasks) of their speedups, with a 95% interval; None without a unit in
+    common."""
     groups = [group for group in groups if group]
     if not groups:
         return None
     value = mean([speedup(group) for group in groups])
     if all(len(group) == 1 for group in groups):  # one unit a task: the tasks are what can be drawn
         each = [speedup(group) for group in groups]
-        return bootstrap(value, lambda chance: mean(chance.choices(each, k=len(each))), [len(each)], draws)
+        return bootstrap(
+            value, lambda chance: mean(chance.choices(each, k=len(each))), [len(each)], draws
+        )
     sizes = [len(group) for group in groups]
-    return bootstrap(value, lambda chance: mean([speedup(chance.choices(g, k=len(g))) for g in groups]), sizes, draws)
+    return bootstrap(
+        value,
+        lambda chance: mean([speedup(chance.choices(g, k=len(g))) for g in groups]),
+        sizes,
+        draws,
+    )
 
 
 def bootstrap(value: float, draw: Draw, sizes: Sequence[int], draws: int = DRAWS) -> Ratio:
     """A value with its 95% interval from seeded draws.
 
-    Drawing n values out of n shows too little spread, by sqrt(1 - 1/n), and the tails of few are those of Student's t: the
-    interval is widened by both, with what the groups of these sizes leave free.
+    Drawing n values out of n shows too little spread, by sqrt(1 - 1/n), and the tails of few are
+    those of Student's t: the interval is widened by both, with what the groups of these sizes leave
+    free.
     """
     chance = random.Random(0)
     values = sorted(draw(chance) for _ in range(draws))
@@ -156,10 +175,15 @@ def bootstrap(value: float, draw: Draw, sizes: Sequence[int], draws: int = DRAWS
 
 
 def student(free: int) -> float:
-    """The 97.5% point of Student's t: a table, then its expansion in 1/free (within 0.003 from there on)."""
+    """The 97.5% point of Student's t: a table, then its expansion in 1/free (within 0.003 from
+    there on)."""
     if free <= len(STUDENT):
         return STUDENT[free - 1]
-    return NORMAL + (NORMAL**3 + NORMAL) / (4 * free) + (5 * NORMAL**5 + 16 * NORMAL**3 + 3 * NORMAL) / (96 * free**2)
+    return (
+        NORMAL
+        + (NORMAL**3 + NORMAL) / (4 * free)
+        + (5 * NORMAL**5 + 16 * NORMAL**3 + 3 * NORMAL) / (96 * free**2)
+    )
 
 
 def mean(values: Sequence[float]) -> float:
@@ -167,7 +191,8 @@ def mean(values: Sequence[float]) -> float:
 
 
 def verdict(speed: Ratio | None, units: int) -> Verdict | None:
-    """Faster or slower than 1, or equal; one unit alone has an interval without width and cannot say."""
+    """Faster or slower than 1, or equal; one unit alone has an interval without width and cannot
+    say."""
     if speed is None or units < 2:
         return None
     if speed.low > 1 + TOLERANCE:
@@ -189,13 +214,23 @@ def best_baseline(run: SuiteRun, batch: int, precision: str) -> str | None:
 def rows(run: SuiteRun, batch: int, task: str | None = None) -> list[Row]:
     """Every contestant, those that lose or failed too, as the run named them."""
     best = {precision: best_baseline(run, batch, precision) for precision in precisions(run)}
-    return [_row(run, name, batch, task, best.get(precision_of(run, name))) for name in run.plan.contestants]
+    return [
+        _row(run, name, batch, task, best.get(precision_of(run, name)))
+        for name in run.plan.contestants
+    ]
 
 
 def _row(run: SuiteRun, name: str, batch: int, task: str | None, best: str | None) -> Row:
     turns = turns_of(run, name, batch, task)
     engine = name.partition("/")[0]
-    plain = next((each for each in run.plan.contestants if each.startswith(f"{engine}/") and is_baseline(each)), None)
+    plain = next(
+        (
+            each
+            for each in run.plan.contestants
+            if each.startswith(f"{engine}/") and is_baseline(each)
+        ),
+        None,
+    )
     over_plain, units = _over(run, plain, name, batch, task)
     decoded = sum(turn.decoded for turn in turns)
     spent = sum(turn.decode_seconds or 0.0 for turn in turns)
@@ -211,7 +246,9 @@ def _row(run: SuiteRun, name: str, batch: int, task: str | None, best: str | Non
         failure=run.failure(name),
         units=units,
         tokens_per_second=decoded / spent if spent else None,
-        tokens_per_second_with_prefill=sum(sum(turn.made) for turn in turns) / seconds if seconds else None,
+        tokens_per_second_with_prefill=sum(sum(turn.made) for turn in turns) / seconds
+        if seconds
+        else None,
         over_plain=over_plain,
         over_best=_over(run, best, name, batch, task)[0],
         verdict=verdict(over_plain, units),
@@ -223,7 +260,10 @@ def _row(run: SuiteRun, name: str, batch: int, task: str | None, best: str | Non
         verify_share=_of_time(turns, "verify_seconds"),
         host_share=_of_time(turns, "host_seconds"),
         first_seconds=median(firsts) if firsts else None,
-        peak_memory_bytes=max((turn.peak_memory_bytes for turn in turns if turn.peak_memory_bytes is not None), default=None),
+        peak_memory_bytes=max(
+            (turn.peak_memory_bytes for turn in turns if turn.peak_memory_bytes is not None),
+            default=None,
+        ),
         joules_per_token=sum(joules) / sum(sum(turn.made) for turn in turns) if joules else None,
         cold_start_seconds=_cold_start(run, name),
         compared=sum(turn.batch for turn in turns),
@@ -231,7 +271,9 @@ def _row(run: SuiteRun, name: str, batch: int, task: str | None, best: str | Non
     )
 
 
-def _over(run: SuiteRun, base: str | None, name: str, batch: int, task: str | None) -> tuple[Ratio | None, int]:
+def _over(
+    run: SuiteRun, base: str | None, name: str, batch: int, task: str | None
+) -> tuple[Ratio | None, int]:
     """Speed over a baseline, and over how many units."""
     if base is None:
         return None, 0
@@ -243,8 +285,13 @@ def _over(run: SuiteRun, base: str | None, name: str, batch: int, task: str | No
 
 
 def _per_verification(turns: Sequence[Turn]) -> float | None:
-    """Tokens that a row gained from each pass of the whole model, where the peer says how many there were."""
-    known = [(turn.decoded, turn.counts.verifications) for turn in turns if turn.counts and turn.counts.verifications]
+    """Tokens that a row gained from each pass of the whole model, where the peer says how many
+    there were."""
+    known = [
+        (turn.decoded, turn.counts.verifications)
+        for turn in turns
+        if turn.counts and turn.counts.verifications
+    ]
     return sum(made for made, _ in known) / sum(passes for _, passes in known) if known else None
 
 
@@ -255,15 +302,24 @@ def _share(counts: Sequence[Counts], part: str, whole: str) -> float | None:
 
 def _of_time(turns: Sequence[Turn], phase: str) -> float | None:
     """A phase's share of the decoding time, both as the engine says."""
-    known = [turn.counts for turn in turns if turn.counts is not None and turn.counts.draft_seconds is not None]
-    whole = sum((c.draft_seconds or 0) + (c.verify_seconds or 0) + (c.host_seconds or 0) for c in known)
+    known = [
+        turn.counts
+        for turn in turns
+        if turn.counts is not None and turn.counts.draft_seconds is not None
+    ]
+    whole = sum(
+        (c.draft_seconds or 0) + (c.verify_seconds or 0) + (c.host_seconds or 0) for c in known
+    )
     return sum(getattr(each, phase) or 0.0 for each in known) / whole if whole else None
 
 
 def by_position(counts: Sequence[Counts]) -> tuple[float, ...]:
     """For each depth the share of drafts kept among those whose predecessors were all kept."""
     depth = max((len(each.drafted_at) for each in counts), default=0)
-    sums = [[sum(each[at] for each in lists if at < len(each)) for lists in _positions(counts)] for at in range(depth)]
+    sums = [
+        [sum(each[at] for each in lists if at < len(each)) for lists in _positions(counts)]
+        for at in range(depth)
+    ]
     return tuple(kept / tried for kept, tried in sums if tried)
 
 
@@ -277,11 +333,22 @@ def drafts_of(contestant: str) -> str:
     if is_baseline(contestant):
         return "-"
     if engine != OURS:
-        return next((item.partition("=")[2] for item in method.partition(":")[2].split(",") if item.startswith("tokens=")), "own")
+        return next(
+            (
+                item.partition("=")[2]
+                for item in method.partition(":")[2].split(",")
+                if item.startswith("tokens=")
+            ),
+            "own",
+        )
     options = own_options(method)
     if "control" not in options:
         return "auto" if options["draft"] == "auto" else str(DRAFTS)
-    return str(options["control_options"].get("tokens", DRAFTS)) if options["control"] == "fixed" else str(options["control"])
+    return (
+        str(options["control_options"].get("tokens", DRAFTS))
+        if options["control"] == "fixed"
+        else str(options["control"])
+    )
 
 
 def _cold_start(run: SuiteRun, name: str) -> float | None:
@@ -300,7 +367,12 @@ def near_tie(difference: Difference, precision: str) -> bool:
 
 
 def overhead(run: SuiteRun) -> float | None:
-    """The harness's share of the measured time: what a request that asks for nothing takes, over what a turn takes."""
+    """The harness's share of the measured time: what a request that asks for nothing takes, over
+    what a turn takes."""
     pipes = {row.name: row.pipe_seconds for row in run.engines if row.pipe_seconds is not None}
-    shares = [pipes[engine] / turn.seconds for turn in run.turns if (engine := turn.contestant.partition("/")[0]) in pipes]
+    shares = [
+        pipes[engine] / turn.seconds
+        for turn in run.turns
+        if (engine := turn.contestant.partition("/")[0]) in pipes
+    ]
     return median(shares) if shares else None

@@ -1,4 +1,5 @@
-"""The pictures of a sweep, from its JSON: heat map of speedups, speedup by number of skipped halves, the threshold's course."""
+"""The pictures of a sweep, from its JSON: heat map of speedups, speedup by number of skipped
+halves, the threshold's course."""
 
 from __future__ import annotations
 
@@ -12,9 +13,21 @@ from .sweep_report import WINDOW, grid_speeds, skip_speeds, smoothed
 def plot_sweep(run: dict[str, Any], path: Path) -> None:
     """Draw what was measured, one below the other; the file's suffix says what is written."""
     pyplot = pyplot_or_error()
-    drawn = [part for part, found in ((_grid, grid_speeds(run)), (_skips, skip_speeds(run)), (_gamma, run["gamma"])) if found]
+    drawn = [
+        part
+        for part, found in (
+            (_grid, grid_speeds(run)),
+            (_skips, skip_speeds(run)),
+            (_gamma, run["gamma"]),
+        )
+        if found
+    ]
     figure, axes = pyplot.subplots(
-        len(drawn) or 1, 1, figsize=(8.5, 4.2 * (len(drawn) or 1)), layout="constrained", squeeze=False
+        len(drawn) or 1,
+        1,
+        figsize=(8.5, 4.2 * (len(drawn) or 1)),
+        layout="constrained",
+        squeeze=False,
     )
     for part, each in zip(drawn, axes[:, 0], strict=False):
         part(figure, each, run)
@@ -36,7 +49,9 @@ def _grid(figure: Any, axes: Any, run: dict[str, Any]) -> None:
     for row, layer in enumerate(exits):
         for column, count in enumerate(drafts):
             if (layer, count) in cells:
-                axes.text(column, row, f"{cells[layer, count]:.2f}", ha="center", va="center", fontsize=9)
+                axes.text(
+                    column, row, f"{cells[layer, count]:.2f}", ha="center", va="center", fontsize=9
+                )
     axes.set_xticks(range(len(drafts)), [str(count) for count in drafts])
     axes.set_yticks(range(len(exits)), [str(layer) for layer in exits])
     axes.set_xlabel("drafts a round")
@@ -47,13 +62,21 @@ def _grid(figure: Any, axes: Any, run: dict[str, Any]) -> None:
 
 def _skips(_: Any, axes: Any, run: dict[str, Any]) -> None:
     cells = skip_speeds(run)
-    axes.plot([cell.first for cell in cells], [cell.speedup for cell in cells], marker="o", label="speed")
+    axes.plot(
+        [cell.first for cell in cells], [cell.speedup for cell in cells], marker="o", label="speed"
+    )
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_ylabel("speed, plain decoding = 1")
     axes.set_xlabel(f"halves left out while drafting, of {2 * run['layers']}")
     axes.set_ylim(0, None)
     other = axes.twinx()
-    other.plot([cell.first for cell in cells], [cell.acceptance for cell in cells], "--", color="C1", label="accepted")
+    other.plot(
+        [cell.first for cell in cells],
+        [cell.acceptance for cell in cells],
+        "--",
+        color="C1",
+        label="accepted",
+    )
     other.set_ylim(0, 1)
     other.set_ylabel("accepted / drafted (dashed)")
     axes.set_title(f"layer skipping, halves chosen by {run['options']['by']}", fontsize=10)
@@ -62,7 +85,13 @@ def _skips(_: Any, axes: Any, run: dict[str, Any]) -> None:
 def _gamma(_: Any, axes: Any, run: dict[str, Any]) -> None:
     course = smoothed(run)
     rounds = range(1, len(course) + 1)
-    axes.plot(rounds, [each["threshold"] for each in run["gamma"]], linewidth=0.7, alpha=0.6, label="threshold")
+    axes.plot(
+        rounds,
+        [each["threshold"] for each in run["gamma"]],
+        linewidth=0.7,
+        alpha=0.6,
+        label="threshold",
+    )
     axes.plot(rounds, [mean for mean, _ in course], label=f"mean of {WINDOW} rounds")
     axes.fill_between(rounds, [m - d for m, d in course], [m + d for m, d in course], alpha=0.2)
     axes.set_xlabel("round, from prompt to prompt")

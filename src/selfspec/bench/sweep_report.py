@@ -1,7 +1,8 @@
-"""Tables of a sweep from its JSON: speedups of the grid and by skipped halves, the threshold's course; an estimate of time.
+"""Tables of a sweep from its JSON: speedups of the grid and by skipped halves, the threshold's
+course; an estimate of time.
 
-A cell's speedup is plain decoding's seconds a token over the setting's, each the mean over prompts and rounds; plain decoding's
-are those of the two turns at the ends of the same group.
+A cell's speedup is plain decoding's seconds a token over the setting's, each the mean over prompts
+and rounds; plain decoding's are those of the two turns at the ends of the same group.
 """
 
 from __future__ import annotations
@@ -46,9 +47,17 @@ def _speeds(run: dict[str, Any], part: str) -> list[CellSpeed]:
         if turn["kind"] == "plain":
             plain.setdefault(turn["group"], []).append(turn["seconds"] / turn["decoded"])
     found = []
-    for setting in dict.fromkeys((turn["first"], turn["drafts"]) for turn in turns if turn["kind"] == part):
-        mine = [turn for turn in turns if turn["kind"] == part and (turn["first"], turn["drafts"]) == setting]
-        speedup = fmean(fmean(plain[turn["group"]]) for turn in mine) / fmean(turn["seconds"] / turn["decoded"] for turn in mine)
+    for setting in dict.fromkeys(
+        (turn["first"], turn["drafts"]) for turn in turns if turn["kind"] == part
+    ):
+        mine = [
+            turn
+            for turn in turns
+            if turn["kind"] == part and (turn["first"], turn["drafts"]) == setting
+        ]
+        speedup = fmean(fmean(plain[turn["group"]]) for turn in mine) / fmean(
+            turn["seconds"] / turn["decoded"] for turn in mine
+        )
         drafted = sum(turn["drafted"] for turn in mine)
         found.append(
             CellSpeed(
@@ -63,7 +72,8 @@ def _speeds(run: dict[str, Any], part: str) -> list[CellSpeed]:
 
 
 def unrest(run: dict[str, Any]) -> float:
-    """How far apart the two plain turns of a group were on average, as a share: what a speedup may be off by for no reason."""
+    """How far apart the two plain turns of a group were on average, as a share: what a speedup may
+    be off by for no reason."""
     ends: dict[str, list[float]] = {}
     for turn in run["turns"]:
         if turn["kind"] == "plain":
@@ -72,7 +82,8 @@ def unrest(run: dict[str, Any]) -> float:
 
 
 def smoothed(run: dict[str, Any], window: int = WINDOW) -> list[tuple[float, float]]:
-    """Moving average and standard deviation of the threshold over the last `window` rounds, round by round."""
+    """Moving average and standard deviation of the threshold over the last `window` rounds, round
+    by round."""
     values = [each["threshold"] for each in run["gamma"]]
     pieces = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
     return [(fmean(piece), pstdev(piece)) for piece in pieces]
@@ -94,7 +105,8 @@ def markdown(run: dict[str, Any]) -> str:
             for layer in sorted({cell.first for cell in cells})
         ]
         parts.append(
-            "Speed over plain decoding by exit layer (rows) and drafts a round (columns); acceptance at the fewest drafts\n"
+            "Speed over plain decoding by exit layer (rows) and drafts a round (columns); "
+            "acceptance at the fewest drafts\n"
         )
         parts.append(table(["E \\ K", *map(str, drafts), "accepted"], rows))
         parts.append(
@@ -103,18 +115,34 @@ def markdown(run: dict[str, Any]) -> str:
         )
     if cells := skip_speeds(run):
         best = max(cells, key=lambda cell: cell.speedup)
-        rows = [[str(c.first), f"{c.speedup:.2f}", f"{c.acceptance:.0%}", f"{c.tokens_per_verification:.2f}"] for c in cells]
+        rows = [
+            [
+                str(c.first),
+                f"{c.speedup:.2f}",
+                f"{c.acceptance:.0%}",
+                f"{c.tokens_per_verification:.2f}",
+            ]
+            for c in cells
+        ]
         parts.append(f"Halves left out, by {run['options']['by']}, adaptive control\n")
         parts.append(table(["halves", "speedup", "accepted", "tokens/verification"], rows))
-        parts.append(f"\nBest: {best.first} of {2 * run['layers']} halves left out, {best.speedup:.2f} times plain.\n")
+        parts.append(
+            f"\nBest: {best.first} of {2 * run['layers']} halves left out, {best.speedup:.2f} "
+            f"times plain.\n"
+        )
     if run["gamma"]:
         last = smoothed(run)[-1]
         parts.append(
-            f"Threshold: from {run['gamma'][0]['threshold']:.3f} to {run['gamma'][-1]['threshold']:.3f} in {len(run['gamma'])} "
+            f"Threshold: from {run['gamma'][0]['threshold']:.3f} to "
+            f"{run['gamma'][-1]['threshold']:.3f} in {len(run['gamma'])} "
             f"rounds (last {WINDOW}: mean {last[0]:.3f}, deviation {last[1]:.3f}).\n"
         )
     if run["turns"]:
-        same = "all texts are those of plain decoding" if all(t["identical"] for t in run["turns"]) else "NOT all texts are equal"
+        same = (
+            "all texts are those of plain decoding"
+            if all(t["identical"] for t in run["turns"])
+            else "NOT all texts are equal"
+        )
         parts.append(f"Plain turns of one group differ by {unrest(run):.1%} on average; {same}.")
     return "\n".join(parts) or "nothing was measured"
 
@@ -125,21 +153,29 @@ def _accepted(by: dict[tuple[int, int], CellSpeed], layer: int, drafts: Sequence
 
 
 def seconds_of(cost: float, drafts: int, acceptance: float) -> float:
-    """Steps a token of a round with `drafts` drafts at `cost` steps each, if each is kept with this chance."""
+    """Steps a token of a round with `drafts` drafts at `cost` steps each, if each is kept with this
+    chance."""
     tokens = sum(acceptance**place for place in range(drafts + 1))
     return (drafts * cost + 1 + 0.03 * drafts) / tokens
 
 
 def estimate(
-    settings: Sequence[tuple[str, int, int]], layers: int, step: float, new_tokens: int, chances: Sequence[float]
+    settings: Sequence[tuple[str, int, int]],
+    layers: int,
+    step: float,
+    new_tokens: int,
+    chances: Sequence[float],
 ) -> float:
-    """Seconds that turns will take: (kind, first, drafts) each; `chances[E]` is the acceptance of exit E, as far as known."""
+    """Seconds that turns will take: (kind, first, drafts) each; `chances[E]` is the acceptance of
+    exit E, as far as known."""
     total = 0.0
     for kind, first, drafts in settings:
         if kind == "plain":
             steps = 1.0
         elif kind == "grid":
-            steps = seconds_of(HEAD_SHARE + (1 - HEAD_SHARE) * first / layers, drafts, chances[first])
+            steps = seconds_of(
+                HEAD_SHARE + (1 - HEAD_SHARE) * first / layers, drafts, chances[first]
+            )
         else:  # the controller stops early where little is kept
             steps = seconds_of(1 - (1 - HEAD_SHARE) * (first or layers // 2) / (2 * layers), 3, 0.6)
         total += steps * step * new_tokens

@@ -1,10 +1,12 @@
-"""`scripts/bench task`: LayerSkip's task experiment in small (its Tables 5 and 10), from data to table.
+"""`scripts/bench task`: LayerSkip's task experiment in small (its Tables 5 and 10), from data to
+table.
 
-A text-to-structure task is generated (`task_data.py`), a model fine-tuned on it with the recipe (LD+EE) and without, with the
-same data, steps, batch and learning rate. Then, on held-out utterances: exact match of both and of early exits alone, which
-nobody verifies; acceptance and time per token of self-speculative decoding at each exit, with and without reuse of the draft's
-states, next to plain decoding of the same weights. Every stage can be run alone and goes on where it was interrupted. Raw figures
-go into the JSON; the table is `task_report.py`'s.
+A text-to-structure task is generated (`task_data.py`), a model fine-tuned on it with the recipe
+(LD+EE) and without, with the same data, steps, batch and learning rate. Then, on held-out
+utterances: exact match of both and of early exits alone, which nobody verifies; acceptance and time
+per token of self-speculative decoding at each exit, with and without reuse of the draft's states,
+next to plain decoding of the same weights. Every stage can be run alone and goes on where it was
+interrupted. Raw figures go into the JSON; the table is `task_report.py`'s.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ import torch
 import typer
 from transformers import TrainerCallback
 
+from ..core.options import numbers
 from ..errors import OptionError, nearest
 from ..llm import LLM
 from ..lossy import early_exit_generate
-from ..options import numbers
 from ..results import Result
 from ..train.data import Blocks, DataOptions, pack
 from ..train.evaluate import evaluate_exits
@@ -78,7 +80,9 @@ class TaskOptions:
         """What the models are trained with; both by the same code."""
         if name == "plain":
             return Recipe().variant("plain")
-        return Recipe(dropout=0.1, curriculum="all", exits=self.exits, weighting="even", exit_others=2048)
+        return Recipe(
+            dropout=0.1, curriculum="all", exits=self.exits, weighting="even", exit_others=2048
+        )
 
     def training(self) -> TrainOptions:
         """The same for both."""
@@ -103,13 +107,18 @@ class Quality:
 
     exact: int = 0
     of: int = 0
-    lossy: dict[str, list[int]] = field(default_factory=dict)  # by exit: right answers, and of how many
-    exits: list[dict[str, Any]] = field(default_factory=list)  # each exit's agreement and perplexity on the right answers
+    lossy: dict[str, list[int]] = field(
+        default_factory=dict
+    )  # by exit: right answers, and of how many
+    exits: list[dict[str, Any]] = field(
+        default_factory=list
+    )  # each exit's agreement and perplexity on the right answers
 
 
 @dataclass
 class Race:
-    """Turns of one way of decoding, utterance by utterance; all lists are in step with those of the others."""
+    """Turns of one way of decoding, utterance by utterance; all lists are in step with those of the
+    others."""
 
     seconds: list[float] = field(default_factory=list)
     decoded: list[int] = field(default_factory=list)
@@ -135,7 +144,7 @@ class TaskRun:
     schema_version: int = TASK_SCHEMA
 
 
-# ---------------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 
 
 def make_data(folder: Path, options: TaskOptions) -> Path:
@@ -153,9 +162,15 @@ class _Log(TrainerCallback):
         self._name = name
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-        losses = "  ".join(f"{name} {value:.3f}" for name, value in (logs or {}).items() if name.startswith("exit_"))
+        losses = "  ".join(
+            f"{name} {value:.3f}"
+            for name, value in (logs or {}).items()
+            if name.startswith("exit_")
+        )
         if losses:
-            typer.echo(f"{self._name}: step {state.global_step} of {state.max_steps}  {losses}", err=True)
+            typer.echo(
+                f"{self._name}: step {state.global_step} of {state.max_steps}  {losses}", err=True
+            )
 
 
 def train_one(name: str, base: Path, folder: Path, options: TaskOptions) -> dict[str, Any]:
@@ -173,28 +188,37 @@ def train_one(name: str, base: Path, folder: Path, options: TaskOptions) -> dict
         )
     facts = json.loads(report.read_text(encoding="utf-8"))
     asked = {"recipe": asdict(options.recipe(name)), "steps": options.steps}
-    found = {"recipe": {**facts["recipe"], "exits": tuple(facts["recipe"]["exits"])}, "steps": facts["steps"]}
+    found = {
+        "recipe": {**facts["recipe"], "exits": tuple(facts["recipe"]["exits"])},
+        "steps": facts["steps"],
+    }
     if found != asked:
         raise OptionError(
-            f"{folder / name} was trained with other settings ({found}) than are asked for ({asked}); name another folder, or "
+            f"{folder / name} was trained with other settings ({found}) than are asked for "
+            f"({asked}); name another folder, or "
             "give the settings it was trained with"
         )
     return {key: facts[key] for key in ("steps", "tokens", "seconds", "recipe", "options", "log")}
 
 
-# ----------------------------------------------------------------------------------------------------------------- quality
+# ------------------------------------------------------------------------------------------ quality
 
 
 def answers(
     llm: Any, made: Sequence[Example], layer: int | None = None, tick: Tick = lambda: None
 ) -> Iterator[tuple[Example, str]]:
-    """Greedy answers, of the whole model or of its first layers alone. Answers of a length are decoded together."""
+    """Greedy answers, of the whole model or of its first layers alone. Answers of a length are
+    decoded together."""
     ordered = sorted(made, key=lambda each: len(each.structure))
     for start in range(0, len(ordered), BATCH):
         some = ordered[start : start + BATCH]
         prompts = [each.prompt for each in some]
         given: dict[str, Any] = {"draft": None, "max_new_tokens": MOST_TOKENS}
-        found = llm.generate(prompts, **given) if layer is None else early_exit_generate(llm, prompts, layer, **given)
+        found = (
+            llm.generate(prompts, **given)
+            if layer is None
+            else early_exit_generate(llm, prompts, layer, **given)
+        )
         yield from ((each, result.text.strip()) for each, result in zip(some, found, strict=True))
         tick()
 
@@ -208,13 +232,22 @@ def blocks_of(llm: LLM, made: Sequence[Example]) -> Blocks:
     """Right answers as text, for scores of exits: prompts are not counted."""
     tokenizer: Any = llm.tokenizer
     pairs = [
-        (tokenizer(each.prompt)["input_ids"], [*tokenizer(each.structure)["input_ids"], tokenizer.eos_token_id]) for each in made
+        (
+            tokenizer(each.prompt)["input_ids"],
+            [*tokenizer(each.structure)["input_ids"], tokenizer.eos_token_id],
+        )
+        for each in made
     ]
-    return pack([(p + r, [False] * len(p) + [True] * len(r)) for p, r in pairs], DATA.length, tokenizer.eos_token_id)
+    return pack(
+        [(p + r, [False] * len(p) + [True] * len(r)) for p, r in pairs],
+        DATA.length,
+        tokenizer.eos_token_id,
+    )
 
 
 def judge(llm: LLM, made: Sequence[Example], options: TaskOptions, tick: Tick) -> Quality:
-    """Exact match of the model, and of its exits alone; and what exits are worth on the right answers."""
+    """Exact match of the model, and of its exits alone; and what exits are worth on the right
+    answers."""
     found = Quality(exact_matches(answers(llm, made, None, tick)), len(made))
     some = made[: options.lossy]
     for layer in options.exits:
@@ -224,23 +257,35 @@ def judge(llm: LLM, made: Sequence[Example], options: TaskOptions, tick: Tick) -
     return found
 
 
-# ------------------------------------------------------------------------------------------------------------------- speed
+# -------------------------------------------------------------------------------------------- speed
 
 
 def task_tokens(llm: LLM, file: Path) -> list[int]:
-    """What a draft for this task needs beside its prompt's own tokens, which are always scored: the tokens that structures have
-    and their utterances lack, but for those that fewer than one in a thousand needs."""
+    """What a draft for this task needs beside its prompt's own tokens, which are always scored: the
+    tokens that structures have and their utterances lack, but for those that fewer than one in a
+    thousand needs."""
     tokenizer: Any = llm.tokenizer
     lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-    asked, answered = (tokenizer([line[part] for line in lines])["input_ids"] for part in ("prompt", "response"))
-    lacking = Counter(token for ids, known in zip(answered, asked, strict=True) for token in set(ids) - set(known))
-    return sorted({token for token, count in lacking.items() if count >= len(lines) / RARE} | {tokenizer.eos_token_id})
+    asked, answered = (
+        tokenizer([line[part] for line in lines])["input_ids"] for part in ("prompt", "response")
+    )
+    lacking = Counter(
+        token for ids, known in zip(answered, asked, strict=True) for token in set(ids) - set(known)
+    )
+    return sorted(
+        {token for token, count in lacking.items() if count >= len(lines) / RARE}
+        | {tokenizer.eos_token_id}
+    )
 
 
-def contestants(llm: Any, tokens: Sequence[int], options: TaskOptions) -> dict[str, Callable[[list[int]], Any]]:
+def contestants(
+    llm: Any, tokens: Sequence[int], options: TaskOptions
+) -> dict[str, Callable[[list[int]], Any]]:
     """The ways of decoding an utterance, by name."""
 
-    def drafting(layer: int, drafts: int = options.drafts, **more: Any) -> Callable[[list[int]], Any]:
+    def drafting(
+        layer: int, drafts: int = options.drafts, **more: Any
+    ) -> Callable[[list[int]], Any]:
         settings = {
             "draft": "early-exit",
             "draft_options": {"layer": layer, **more},
@@ -250,7 +295,9 @@ def contestants(llm: Any, tokens: Sequence[int], options: TaskOptions) -> dict[s
         return lambda prompt: llm.generate(prompt, max_new_tokens=MOST_TOKENS, **settings)
 
     def alone(layer: int) -> Callable[[list[int]], Any]:
-        return lambda prompt: early_exit_generate(llm, prompt, layer, draft=None, max_new_tokens=MOST_TOKENS)
+        return lambda prompt: early_exit_generate(
+            llm, prompt, layer, draft=None, max_new_tokens=MOST_TOKENS
+        )
 
     found: dict[str, Callable[[list[int]], Any]] = {
         "plain": lambda prompt: llm.generate(prompt, draft=None, max_new_tokens=MOST_TOKENS)
@@ -260,17 +307,27 @@ def contestants(llm: Any, tokens: Sequence[int], options: TaskOptions) -> dict[s
         found[f"E={layer}, no reuse"] = drafting(layer, tokens=list(tokens), reuse=False)
         found[f"E={layer}, whole vocabulary"] = drafting(layer)
         found[f"E={layer} alone"] = alone(layer)
-        found |= {by_drafts(layer, drafts): drafting(layer, drafts, tokens=list(tokens)) for drafts in options.other_drafts}
+        found |= {
+            by_drafts(layer, drafts): drafting(layer, drafts, tokens=list(tokens))
+            for drafts in options.other_drafts
+        }
     return found
 
 
-def race(ways: dict[str, Callable[[list[int]], Any]], prompts: Sequence[list[int]], tick: Tick = lambda: None) -> dict[str, Race]:
-    """Every way answers every prompt, in turns whose order rotates; the first prompt warms up and is not counted."""
+def race(
+    ways: dict[str, Callable[[list[int]], Any]],
+    prompts: Sequence[list[int]],
+    tick: Tick = lambda: None,
+) -> dict[str, Race]:
+    """Every way answers every prompt, in turns whose order rotates; the first prompt warms up and
+    is not counted."""
     found = {name: Race() for name in ways}
     for number, prompt in enumerate([prompts[0], *prompts]):
         names = list(ways)
         turn = number % len(names)
-        results: dict[str, Result] = {name: ways[name](prompt) for name in [*names[turn:], *names[:turn]]}
+        results: dict[str, Result] = {
+            name: ways[name](prompt) for name in [*names[turn:], *names[:turn]]
+        }
         tick()
         if not number:
             continue
@@ -284,7 +341,7 @@ def race(ways: dict[str, Callable[[list[int]], Any]], prompts: Sequence[list[int
     return found
 
 
-# ----------------------------------------------------------------------------------------------------------------- command
+# ------------------------------------------------------------------------------------------ command
 
 
 def chosen_stages(text: str) -> list[str]:
@@ -297,7 +354,12 @@ def chosen_stages(text: str) -> list[str]:
 
 
 def run_stages(
-    stages: Sequence[str], base: Path, folder: Path, options: TaskOptions, run: TaskRun, save: Callable[[], None]
+    stages: Sequence[str],
+    base: Path,
+    folder: Path,
+    options: TaskOptions,
+    run: TaskRun,
+    save: Callable[[], None],
 ) -> None:
     """Stage by stage; what is done is saved at once."""
     if "data" in stages:
@@ -310,7 +372,9 @@ def run_stages(
     if "quality" in stages:
         for name in MODELS:
             llm = LLM.from_pretrained(folder / name, threads=torch.get_num_threads())
-            batches = -(-len(made) // BATCH) + len(options.exits) * -(-min(options.lossy, len(made)) // BATCH)
+            batches = -(-len(made) // BATCH) + len(options.exits) * -(
+                -min(options.lossy, len(made)) // BATCH
+            )
             with progress_bar(batches) as (tick, say):
                 say(f"exact match of {name}")
                 run.quality[name] = judge(llm, made, options, lambda tick=tick: tick(""))  # type: ignore[misc]
@@ -329,17 +393,34 @@ def run_stages(
 
 def task(
     model: Annotated[str, typer.Option(help="'demo' or a model folder to fine-tune.")] = "demo",
-    folder: Annotated[Path, typer.Option(help="Where data and trained models go; what is there is used.")] = Path("task-models"),
-    stages: Annotated[str, typer.Option(help="Which stages to run, in one go or one after the other.")] = ",".join(STAGES),
-    steps: Annotated[int, typer.Option(min=1, help="Optimizer steps of each of the two models.")] = TaskOptions.steps,
-    held_out: Annotated[int, typer.Option(min=1, help="Held-out utterances.")] = TaskOptions.held_out,
-    exits: Annotated[str, typer.Option(help="Exit layers.")] = ",".join(map(str, TaskOptions.exits)),
-    utterances: Annotated[int, typer.Option(min=2, help="Utterances in the race.")] = TaskOptions.utterances,
+    folder: Annotated[
+        Path, typer.Option(help="Where data and trained models go; what is there is used.")
+    ] = Path("task-models"),
+    stages: Annotated[
+        str, typer.Option(help="Which stages to run, in one go or one after the other.")
+    ] = ",".join(STAGES),
+    steps: Annotated[
+        int, typer.Option(min=1, help="Optimizer steps of each of the two models.")
+    ] = TaskOptions.steps,
+    held_out: Annotated[
+        int, typer.Option(min=1, help="Held-out utterances.")
+    ] = TaskOptions.held_out,
+    exits: Annotated[str, typer.Option(help="Exit layers.")] = ",".join(
+        map(str, TaskOptions.exits)
+    ),
+    utterances: Annotated[
+        int, typer.Option(min=2, help="Utterances in the race.")
+    ] = TaskOptions.utterances,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads.")] = 2,
-    out: Annotated[Path | None, typer.Option(help="The JSON to write, and to add stages to.")] = None,
-    show: Annotated[Path | None, typer.Option(help="Run nothing: print the tables of this JSON.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="The JSON to write, and to add stages to.")
+    ] = None,
+    show: Annotated[
+        Path | None, typer.Option(help="Run nothing: print the tables of this JSON.")
+    ] = None,
 ) -> None:
-    """LayerSkip's task experiment in small: fine-tune with and without the recipe, then exact match, acceptance and speed.
+    """LayerSkip's task experiment in small: fine-tune with and without the recipe, then exact
+    match, acceptance and speed.
 
     Example: scripts/bench task --steps 20 --held-out 50 --utterances 5
     """
@@ -347,11 +428,15 @@ def task(
         typer.echo(markdown(load_task(show)))
         return
     wanted = chosen_stages(stages)
-    options = TaskOptions(steps=steps, held_out=held_out, exits=numbers(exits, "--exits"), utterances=utterances)
+    options = TaskOptions(
+        steps=steps, held_out=held_out, exits=numbers(exits, "--exits"), utterances=utterances
+    )
     torch.set_num_threads(threads)
     base = model_folder(model)
     command = shlex.join(["scripts/bench", "task", *sys.argv[1:]])
-    provenance = asdict(gather(command, threads, package_versions(["selfspec", "torch", "transformers"])))
+    provenance = asdict(
+        gather(command, threads, package_versions(["selfspec", "torch", "transformers"]))
+    )
     run = TaskRun(provenance, Path(model).name, asdict(options), generator_hash(options.seed))
     target = out or CHECKOUT / "benchmarks" / "results" / f"task-{slug(cpu_name())}.json"
     written = _continued(asdict(run), target)
@@ -377,10 +462,14 @@ def _continued(fresh: dict[str, Any], target: Path) -> dict[str, Any]:
     for key in ("generator", "model"):
         if found[key] != fresh[key]:
             raise OptionError(
-                f"{target.name} has {key} {found[key]!r}, this run {fresh[key]!r}: stages of two experiments would be mixed. "
+                f"{target.name} has {key} {found[key]!r}, this run {fresh[key]!r}: stages of two "
+                f"experiments would be mixed. "
                 "Name another file with --out, or delete it"
             )
-    return {**fresh, **{part: found[part] for part in ("layers", "vocabulary", "training", "quality", "race")}}
+    return {
+        **fresh,
+        **{part: found[part] for part in ("layers", "vocabulary", "training", "quality", "race")},
+    }
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""A text-to-structure task like TOPv2, generated: utterances, and their intents and slots as a bracketed tree.
+"""A text-to-structure task like TOPv2, generated: utterances, and their intents and slots as a
+bracketed tree.
 
     wake me up at 7 am on monday  ->  [IN:CREATE_ALARM [SL:DATE_TIME 7 am ] [SL:DATE_TIME on monday ] ]
 
-Structures are "decoupled": only the words of slots are repeated. The held-out part has phrasings *and* slot values that training
-never sees. Everything is a function of the grammar and a seed; `generator_hash` names both. Source of the format: Chen et al.
-2020 (TOPv2), on which LayerSkip's task experiment was run. Knows no model.
+Structures are "decoupled": only the words of slots are repeated. The held-out part has phrasings
+*and* slot values that training never sees. Everything is a function of the grammar and a seed;
+`generator_hash` names both. Source of the format: Chen et al. 2020 (TOPv2), on which LayerSkip's
+task experiment was run. Knows no model.
 """
 
 from __future__ import annotations
@@ -95,7 +97,8 @@ def templates(part: str) -> dict[str, list[str]]:
 
 
 def entities(part: str) -> dict[str, list[str]]:
-    """Of each class the part's values; of a class marked `~` twice as many novel ones, for training."""
+    """Of each class the part's values; of a class marked `~` twice as many novel ones, for
+    training."""
     found = {"word": WORDS.read_text(encoding="utf-8").split()}
     for line in ENTITIES.strip().replace("\n  ", " ").splitlines():
         kind, _, rest = line.partition(": ")
@@ -116,7 +119,8 @@ def examples(part: str, count: int, seed: int = 0) -> list[Example]:
         if len(seen) == count:
             return list(seen.values())
     raise OptionError(
-        f"the grammar made {len(seen)} different utterances in {20 * count} draws, {count} were asked for; ask for fewer"
+        f"the grammar made {len(seen)} different utterances in {20 * count} draws, {count} were "
+        f"asked for; ask for fewer"
     )
 
 

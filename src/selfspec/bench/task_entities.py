@@ -1,11 +1,14 @@
-"""What the task's slots are filled with: for each class values to train with and, after the bar, others that are held out.
+"""What the task's slots are filled with: for each class values to train with and, after the bar,
+others that are held out.
 
-A value may be made of other classes (`{number} am`), and may be a structure of its own: `GET_CONTACT: ...` nests that intent.
-Names and titles are composed, so that there are too many to be learned by heart: what is not in the lists has to be copied.
-For the same reason two of three training values of a class marked `~` are `{novel}`: any word, or one that nobody has heard.
-Those any words, five thousand of them, are `task_words.txt`: words that GSM8K's questions, self-instruct's and WikiText-2 use
-at least twice, less all that this grammar says.
-Classes without a bar belong to both parts, or to the training part alone where only its values name them. All lists are our own.
+A value may be made of other classes (`{number} am`), and may be a structure of its own:
+`GET_CONTACT: ...` nests that intent. Names and titles are composed, so that there are too many to
+be learned by heart: what is not in the lists has to be copied. For the same reason two of three
+training values of a class marked `~` are `{novel}`: any word, or one that nobody has heard. Those
+any words, five thousand of them, are `task_words.txt`: words that GSM8K's questions,
+self-instruct's and WikiText-2 use at least twice, less all that this grammar says. Classes without
+a bar belong to both parts, or to the training part alone where only its values name them. All lists
+are our own.
 """
 
 from __future__ import annotations

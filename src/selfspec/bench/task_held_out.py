@@ -1,4 +1,5 @@
-"""Phrasings that training never sees, written as in `task_templates.py`: the models are tested on these."""
+"""Phrasings that training never sees, written as in `task_templates.py`: the models are tested on
+these."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Tables of a `scripts/bench task` result, from its JSON and nothing else. What falls short stays in."""
+"""Tables of a `scripts/bench task` result, from its JSON and nothing else. What falls short stays
+in."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ def per_token(entry: dict[str, Any]) -> list[float | None]:
 
 
 def speed(run: dict[str, Any], way: str) -> Ratio | None:
-    """How many times as fast as plain decoding of the same weights: the median over utterances, each a pair."""
+    """How many times as fast as plain decoding of the same weights: the median over utterances,
+    each a pair."""
     return ratio(per_token(run["race"]["plain"]), per_token(run["race"][way]))
 
 
@@ -52,7 +54,10 @@ def _quality(run: dict[str, Any]) -> str:
         [
             name,
             f"{_percent(found['exact'] / found['of'])} of {found['of']}",
-            *(f"{_percent(right / of)} of {of}" for right, of in (found["lossy"][layer] for layer in exits)),
+            *(
+                f"{_percent(right / of)} of {of}"
+                for right, of in (found["lossy"][layer] for layer in exits)
+            ),
         ]
         for name, found in run["quality"].items()
     ]
@@ -65,7 +70,13 @@ def _exits(run: dict[str, Any]) -> str:
         return ""
     layers = [score["layers"] for score in next(iter(run["quality"].values()))["exits"]]
     rows = [
-        [name, *(f"{_percent(score['agreement'])} / {score['perplexity']:.3g}" for score in found["exits"])]
+        [
+            name,
+            *(
+                f"{_percent(score['agreement'])} / {score['perplexity']:.3g}"
+                for score in found["exits"]
+            ),
+        ]
         for name, found in run["quality"].items()
     ]
     return table(["agreement / perplexity of exit", *map(str, layers)], rows)
@@ -87,16 +98,26 @@ def _grid(run: dict[str, Any]) -> str:
         cells = []
         for drafts in sorted(ways):
             found = speed(run, ways[drafts])
-            cells.append(f"{found.value:.2f} ({_percent(acceptance(run['race'][ways[drafts]]))})" if found else "-")
+            cells.append(
+                f"{found.value:.2f} ({_percent(acceptance(run['race'][ways[drafts]]))})"
+                if found
+                else "-"
+            )
         rows.append([f"E={layer}", *cells])
-    return table(["speed (accepted/drafted)", *(f"K={drafts}" for drafts in sorted({*others, own}))], rows)
+    return table(
+        ["speed (accepted/drafted)", *(f"K={drafts}" for drafts in sorted({*others, own}))], rows
+    )
 
 
 def _race(run: dict[str, Any]) -> str:
     """The shape of Table 10: time per token by exit, with and without reuse."""
     if not run["race"]:
         return ""
-    apart = {by_drafts(layer, drafts) for layer in run["options"]["exits"] for drafts in run["options"]["other_drafts"]}
+    apart = {
+        by_drafts(layer, drafts)
+        for layer in run["options"]["exits"]
+        for drafts in run["options"]["other_drafts"]
+    }
     header = ["decoding", "ms a token", "speed, plain = 1", "accepted/drafted", "same tokens"]
     rows = [
         [
@@ -104,7 +125,9 @@ def _race(run: dict[str, Any]) -> str:
             milliseconds(median(per_token(entry))),
             interval(speed(run, way)),
             _percent(acceptance(entry)),
-            "yes" if entry["identical"] else ("not checked: lossy" if way.endswith("alone") else "NO"),
+            "yes"
+            if entry["identical"]
+            else ("not checked: lossy" if way.endswith("alone") else "NO"),
         ]
         for way, entry in run["race"].items()
         if way not in apart
@@ -127,10 +150,16 @@ def _training(run: dict[str, Any]) -> str:
 
 def _where(run: dict[str, Any]) -> str:
     made, options = run["provenance"], run["options"]
-    words = f"Draft vocabulary: {run['vocabulary']} tokens and the prompt's. " if run["vocabulary"] else ""
+    words = (
+        f"Draft vocabulary: {run['vocabulary']} tokens and the prompt's. "
+        if run["vocabulary"]
+        else ""
+    )
     return (
-        f"{run['model']}; generator {run['generator']}, seed {options['seed']}; K = {options['drafts']}, greedy. {words}"
-        f"{made['threads']} threads, {made['cpu']}. Speeds: medians over utterances answered in turns, 95% intervals."
+        f"{run['model']}; generator {run['generator']}, seed {options['seed']}; K = "
+        f"{options['drafts']}, greedy. {words}"
+        f"{made['threads']} threads, {made['cpu']}. Speeds: medians over utterances answered in "
+        f"turns, 95% intervals."
     )
 
 
@@ -140,8 +169,16 @@ def summary(run: dict[str, Any]) -> dict[str, Any]:
     return {
         "kind": run["kind"],
         "generator": run["generator"],
-        "exact": {name: round(found["exact"] / found["of"], 4) for name, found in run["quality"].items()},
-        "acceptance": {way: round(share, 4) for way, e in run["race"].items() if (share := acceptance(e)) is not None},
+        "exact": {
+            name: round(found["exact"] / found["of"], 4) for name, found in run["quality"].items()
+        },
+        "acceptance": {
+            way: round(share, 4)
+            for way, e in run["race"].items()
+            if (share := acceptance(e)) is not None
+        },
         "speed": {way: round(found.value, 3) for way, found in ways.items() if found is not None},
-        "identical": all(entry["identical"] for way, entry in run["race"].items() if not way.endswith("alone")),
+        "identical": all(
+            entry["identical"] for way, entry in run["race"].items() if not way.endswith("alone")
+        ),
     }

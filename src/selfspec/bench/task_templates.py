@@ -1,8 +1,10 @@
-"""What the task's utterances look like in training: for each intent its phrasings. `task_held_out.py` has others.
+"""What the task's utterances look like in training: for each intent its phrasings.
+`task_held_out.py` has others.
 
-`{SLOT=class}` is a slot filled from a class of `task_entities.py`, `{class}` words that mean nothing for the structure. The
-intents, slots and their nesting follow TOPv2's (alarm, timer, reminder, music, weather, messaging, navigation, event); all
-phrasings are our own. Knows no model and draws nothing.
+`{SLOT=class}` is a slot filled from a class of `task_entities.py`, `{class}` words that mean
+nothing for the structure. The intents, slots and their nesting follow TOPv2's (alarm, timer,
+reminder, music, weather, messaging, navigation, event); all phrasings are our own. Knows no model
+and draws nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
-"""What is asked: the known tasks, how a row of each becomes a prompt, and which questions a sample takes.
+"""What is asked: the known tasks, how a row of each becomes a prompt, and which questions a sample
+takes.
 
-A task's rows come from a file (`sources.py` reads it) or from the hub. Prompts are the papers': CNN/DM with one example before,
-XSum without, both as "Article: ... Summary:", HumanEval's code to continue; chat tasks go through the model's template where it
-has one. Does not know a tokenizer, a model or a clock.
+A task's rows come from a file (`sources.py` reads it) or from the hub. Prompts are the papers':
+CNN/DM with one example before, XSum without, both as "Article: ... Summary:", HumanEval's code to
+continue; chat tasks go through the model's template where it has one. Does not know a tokenizer, a
+model or a clock.
 """
 
 from __future__ import annotations
@@ -17,9 +19,20 @@ from ..errors import OptionError, nearest
 from .sources import Row, read_hub, read_rows, read_text
 from .suite_schema import Sample
 
-CONVERSATION = ("writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities")
+CONVERSATION = (
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
+    "humanities",
+)
 CONTEXTS = (2048, 4096, 8192)
-CHARACTERS_A_TOKEN = 12  # more than any ordinary text has: a window of so many characters holds enough tokens
+CHARACTERS_A_TOKEN = (
+    12  # more than any ordinary text has: a window of so many characters holds enough tokens
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +66,13 @@ class Task:
 
 def _spec_bench(row: Row) -> Item:
     name = "conversation" if row["category"] in CONVERSATION else row["category"]
-    return Item(name, f"{name}/{row['question_id']}", row["turns"][0], True, {"reference": row.get("reference")})
+    return Item(
+        name,
+        f"{name}/{row['question_id']}",
+        row["turns"][0],
+        True,
+        {"reference": row.get("reference")},
+    )
 
 
 def _human_eval(row: Row) -> Item:
@@ -66,14 +85,18 @@ def _gsm8k(row: Row) -> Item:
 
 def _mbpp(row: Row) -> Item:
     tests = "\n".join(row["test_list"])
-    text = (
-        f"You are an expert Python programmer. Your task: {row['text']}\nYour code should pass these tests:\n\n{tests}\n\nCode:\n"
-    )
+    text = f"You are an expert Python programmer. Your task: {row['text']}\nYour code should pass these tests:\n\n{tests}\n\nCode:\n"
     return Item("mbpp", f"mbpp/{row['task_id']}", text, False, row)
 
 
 def _cnn_dm(row: Row) -> Item:
-    return Item("cnn-dm", f"cnn-dm/{row.get('id', row.number)}", f"Article: {row['article']}\nSummary:", False, row)
+    return Item(
+        "cnn-dm",
+        f"cnn-dm/{row.get('id', row.number)}",
+        f"Article: {row['article']}\nSummary:",
+        False,
+        row,
+    )
 
 
 def _cnn_dm_example(row: Row) -> str:
@@ -81,12 +104,25 @@ def _cnn_dm_example(row: Row) -> str:
 
 
 def _xsum(row: Row) -> Item:
-    return Item("xsum", f"xsum/{row.get('id', row.number)}", f"Article: {row['document']}\nSummary:", False, row)
+    return Item(
+        "xsum",
+        f"xsum/{row.get('id', row.number)}",
+        f"Article: {row['document']}\nSummary:",
+        False,
+        row,
+    )
 
 
 def _own(row: Row) -> Item:
     """A row of the user's: a prompt under one of the usual names."""
-    named = next((key for key in ("prompt", "question", "text", "instruction", "turns", "messages") if key in row), None)
+    named = next(
+        (
+            key
+            for key in ("prompt", "question", "text", "instruction", "turns", "messages")
+            if key in row
+        ),
+        None,
+    )
     if named is None:
         raise KeyError("prompt")
     text = row[named]
@@ -95,12 +131,16 @@ def _own(row: Row) -> Item:
     elif named == "messages":
         text = next(message["content"] for message in text if message["role"] == "user")
     name = str(row.get("category", row.get("task", row.file.partition(".")[0])))
-    return Item(name, f"{name}/{row.get('question_id', row.get('id', row.number))}", text, True, row)
+    return Item(
+        name, f"{name}/{row.get('question_id', row.get('id', row.number))}", text, True, row
+    )
 
 
 SPEC_BENCH_FILE = "data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench"
 _TASKS = (
-    Task("spec-bench", "Spec-Bench's six tasks, first turns", _spec_bench, files=("question.jsonl",)),
+    Task(
+        "spec-bench", "Spec-Bench's six tasks, first turns", _spec_bench, files=("question.jsonl",)
+    ),
     Task(
         "humaneval",
         "HumanEval: code to continue",
@@ -108,7 +148,13 @@ _TASKS = (
         "hf:openai/openai_humaneval@test",
         ("HumanEval.jsonl.gz", "HumanEval.jsonl"),
     ),
-    Task("gsm8k", "GSM8K: grade-school mathematics", _gsm8k, "hf:openai/gsm8k#main@test", ("test.jsonl",)),
+    Task(
+        "gsm8k",
+        "GSM8K: grade-school mathematics",
+        _gsm8k,
+        "hf:openai/gsm8k#main@test",
+        ("test.jsonl",),
+    ),
     Task(
         "mbpp",
         "MBPP: small Python functions with their tests",
@@ -149,24 +195,35 @@ class Asked:
 
 
 def read_task(
-    text: str, count: int = 0, skip_bad: bool = False, contexts: Sequence[int] = CONTEXTS, chat: bool | None = None
+    text: str,
+    count: int = 0,
+    skip_bad: bool = False,
+    contexts: Sequence[int] = CONTEXTS,
+    chat: bool | None = None,
 ) -> list[Asked]:
-    """The samples of `NAME` or `NAME=PATH`: one, or one for each part (Spec-Bench's tasks, the lengths of a long context).
+    """The samples of `NAME` or `NAME=PATH`: one, or one for each part (Spec-Bench's tasks, the
+    lengths of a long context).
 
-    `count` 0 takes every question. `chat` says whether to ask through a template, for tasks that would otherwise decide it.
+    `count` 0 takes every question. `chat` says whether to ask through a template, for tasks that
+    would otherwise decide it.
     """
     name, _, given = text.partition("=")
     if name not in known_tasks():
         raise OptionError(f"there is no task {name!r}; {nearest(name, known_tasks())}")
     if count < 0:
-        raise OptionError(f"--sample {count} asks nothing; give at least 1 question a task, or 0 for all of them")
+        raise OptionError(
+            f"--sample {count} asks nothing; give at least 1 question a task, or 0 for all of them"
+        )
     path = Path(given).expanduser() if given else None
     if name == LONG:
         return _long(path, count or 4, contexts)
     items, source, skipped = _items(TASKS[name], path, skip_bad)
     if chat is not None:
         items = [replace(item, chat=chat) for item in items]
-    parts = {task: [item for item in items if item.task == task] for task in dict.fromkeys(item.task for item in items)}
+    parts = {
+        task: [item for item in items if item.task == task]
+        for task in dict.fromkeys(item.task for item in items)
+    }
     return [_asked(task, part, count, source, skipped) for task, part in parts.items()]
 
 
@@ -182,29 +239,42 @@ def _items(task: Task, path: Path | None, skip_bad: bool) -> tuple[list[Item], s
             before = "" if shown is None else shown
     elif not task.hub:
         where = SPEC_BENCH_FILE if task.name == "spec-bench" else "a file of yours"
-        raise OptionError(f"the task {task.name!r} is not on the hub but in {where}; write {task.name}=PATH")
+        raise OptionError(
+            f"the task {task.name!r} is not on the hub but in {where}; write {task.name}=PATH"
+        )
     else:
         rows, source = read_hub(task.hub, task.name), task.hub
         if task.example:
             before = task.example(read_hub(task.hub.partition("@")[0] + "@train[:1]", task.name)[0])
-    made = [_made(lambda row: _checked(task.item(row)), row, task.name, skip_bad, skipped) for row in rows]
+    made = [
+        _made(lambda row: _checked(task.item(row)), row, task.name, skip_bad, skipped)
+        for row in rows
+    ]
     items = [replace(item, text=before + item.text) for item in made if item is not None]
     if not items:
-        raise OptionError(f"{source} has no question of the task {task.name!r}, so there is nothing to ask; check the file")
+        raise OptionError(
+            f"{source} has no question of the task {task.name!r}, so there is nothing to ask; "
+            f"check the file"
+        )
     return items, source, skipped
 
 
 T = TypeVar("T")
 
 
-def _made(make: Callable[[Row], T], row: Row, task: str, skip_bad: bool, skipped: list[str]) -> T | None:
-    """What a row becomes; one that is no row of the task is an error that names its line, or left out aloud."""
+def _made(
+    make: Callable[[Row], T], row: Row, task: str, skip_bad: bool, skipped: list[str]
+) -> T | None:
+    """What a row becomes; one that is no row of the task is an error that names its line, or left
+    out aloud."""
     try:
         return make(row)
     except (KeyError, TypeError, IndexError, AttributeError, StopIteration) as error:
         reason = f"{row.file}, line {row.number}: not a row of {task} ({error!r})"
         if not skip_bad:
-            raise OptionError(f"{reason}; mend or remove it, or use the rest with --skip-bad") from error
+            raise OptionError(
+                f"{reason}; mend or remove it, or use the rest with --skip-bad"
+            ) from error
         skipped.append(reason)
         return None
 
@@ -223,7 +293,8 @@ def _in_folder(path: Path, files: Sequence[str], task: str) -> Path:
     found = next((path / name for name in files if (path / name).is_file()), None)
     if found is None:
         raise OptionError(
-            f"the folder {path.name!r} has no {' or '.join(files) or 'file'} for the task {task!r}; name the file itself"
+            f"the folder {path.name!r} has no {' or '.join(files) or 'file'} for the task "
+            f"{task!r}; name the file itself"
         )
     return found
 
@@ -234,28 +305,43 @@ def spread(items: Sequence[Any], count: int) -> Sequence[Any]:
     return [items[index * len(items) // count] for index in range(count)]
 
 
-def _asked(task: str, items: Sequence[Item], count: int, source: str, skipped: Sequence[str]) -> Asked:
+def _asked(
+    task: str, items: Sequence[Item], count: int, source: str, skipped: Sequence[str]
+) -> Asked:
     chosen = spread(items, count)
     if len({item.id for item in chosen}) != len(chosen):
         chosen = [replace(item, id=f"{item.id}#{number}") for number, item in enumerate(chosen)]
-    seen = hashlib.sha256("\0".join(f"{item.id}\0{item.text}\0{item.context}" for item in chosen).encode())
+    seen = hashlib.sha256(
+        "\0".join(f"{item.id}\0{item.text}\0{item.context}" for item in chosen).encode()
+    )
     name = f"{task}-{len(chosen)}-{seen.hexdigest()[:8]}"
-    return Asked(Sample(task, name, source, len(chosen), len(items), chosen[0].chat, list(skipped)), chosen)
+    return Asked(
+        Sample(task, name, source, len(chosen), len(items), chosen[0].chat, list(skipped)), chosen
+    )
 
 
 def _long(path: Path | None, count: int, contexts: Sequence[int]) -> list[Asked]:
     """Windows of a text, evenly spread, for each length."""
     if path is None:
-        raise OptionError(f"the task {LONG!r} continues a text of yours; write {LONG}=PATH with a text file of a few hundred kB")
+        raise OptionError(
+            f"the task {LONG!r} continues a text of yours; write {LONG}=PATH with a text file of "
+            f"a few hundred kB"
+        )
     found = _in_folder(path, LONG_FILES, LONG)
     text = read_text(found)
     asked = []
     for context in contexts:
         width = context * CHARACTERS_A_TOKEN
         windows = max(1, len(text) // width)
-        starts = [index * max(0, len(text) - width) // max(1, min(count, windows)) for index in range(min(count, windows))]
+        starts = [
+            index * max(0, len(text) - width) // max(1, min(count, windows))
+            for index in range(min(count, windows))
+        ]
         name = f"{LONG}-{context}"
-        items = [Item(name, f"{name}/{start}", text[start : start + width], False, {}, context) for start in starts]
+        items = [
+            Item(name, f"{name}/{start}", text[start : start + width], False, {}, context)
+            for start in starts
+        ]
         part = _asked(name, items, 0, found.name, [])
         asked.append(replace(part, sample=replace(part.sample, of=windows)))
     return asked

@@ -1,9 +1,11 @@
-"""Half precision and GPUs, where drafts may turn a near-tie: how often do texts part, and were the two tokens nearly tied there?
+"""Half precision and GPUs, where drafts may turn a near-tie: how often do texts part, and were the
+two tokens nearly tied there?
 
-The same prompts are continued by plain decoding, one by one, and by each way of drafting. Where a text first differs the model
-reads the common text once more, and the gap between the logits of the two tokens is taken. Within a few roundings of the
-dtype it is a near-tie; beyond that it is a bug, and `Ties.wrong` lists it. After a first difference texts go on from different
-words and are not compared any further. Does not know how a draft is made.
+The same prompts are continued by plain decoding, one by one, and by each way of drafting. Where a
+text first differs the model reads the common text once more, and the gap between the logits of the
+two tokens is taken. Within a few roundings of the dtype it is a near-tie; beyond that it is a bug,
+and `Ties.wrong` lists it. After a first difference texts go on from different words and are not
+compared any further. Does not know how a draft is made.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import torch
 from ..llm import LLM
 from .plain_run import first_difference
 
-# How far apart two logits may be and still change places, as a share of the largest: a few roundings of the dtype's 8, 11 or 24
-# bits that a pass adds up.
+# How far apart two logits may be and still change places, as a share of the largest: a few
+# roundings of the dtype's 8, 11 or 24 bits that a pass adds up.
 NEAR = {torch.bfloat16: 0.03, torch.float16: 0.004, torch.float32: 1e-5}
 Ways = Mapping[str, Mapping[str, Any]]  # a name -> options of `LLM.generate`
 
@@ -53,7 +55,9 @@ class Ties:
     @property
     def wrong(self) -> list[Parting]:
         """First differences that are no near-ties."""
-        return [each for each in self.partings if not each.share <= self.near]  # a NaN is no near-tie
+        return [
+            each for each in self.partings if not each.share <= self.near
+        ]  # a NaN is no near-tie
 
     def as_dict(self) -> dict[str, Any]:
         """For a result file."""
@@ -61,10 +65,18 @@ class Ties:
 
 
 def find_ties(
-    llm: LLM, prompts: Sequence[list[int]], new_tokens: int, ways: Ways, rows: int = 4, tick: Callable[[str], None] | None = None
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    new_tokens: int,
+    ways: Ways,
+    rows: int = 4,
+    tick: Callable[[str], None] | None = None,
 ) -> list[Ties]:
-    """Compare each way with plain decoding, alone and `rows` texts at a time; so also plain decoding in a batch."""
-    expected = [_continued(llm, [prompt], new_tokens, {"draft": None}, tick)[0] for prompt in prompts]
+    """Compare each way with plain decoding, alone and `rows` texts at a time; so also plain
+    decoding in a batch."""
+    expected = [
+        _continued(llm, [prompt], new_tokens, {"draft": None}, tick)[0] for prompt in prompts
+    ]
     found = []
     for name, options in {"plain": {"draft": None}, **ways}.items():
         for size in (1, rows):
@@ -80,7 +92,11 @@ def find_ties(
 
 
 def _continued(
-    llm: LLM, prompts: Sequence[list[int]], new_tokens: int, options: Mapping[str, Any], tick: Callable[[str], None] | None
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    new_tokens: int,
+    options: Mapping[str, Any],
+    tick: Callable[[str], None] | None,
 ) -> list[list[int]]:
     results = llm.generate(list(prompts), max_new_tokens=new_tokens, eos=[], **options)
     if tick is not None:
@@ -88,7 +104,9 @@ def _continued(
     return [result.tokens for result in results]
 
 
-def _compare(llm: LLM, ties: Ties, index: int, prompt: list[int], plain: Sequence[int], other: Sequence[int]) -> None:
+def _compare(
+    llm: LLM, ties: Ties, index: int, prompt: list[int], plain: Sequence[int], other: Sequence[int]
+) -> None:
     at = first_difference(other, plain)
     ties.texts += 1
     ties.tokens += len(plain) if at is None else at + 1
@@ -97,7 +115,9 @@ def _compare(llm: LLM, ties: Ties, index: int, prompt: list[int], plain: Sequenc
         with torch.inference_mode():
             logits = llm.model.prefill([text], llm.model.new_cache(1, len(text)))[0].float()
         gap = float((logits[plain[at]] - logits[other[at]]).abs())
-        ties.partings.append(Parting(index, at, plain[at], other[at], gap, gap / float(logits.abs().max())))
+        ties.partings.append(
+            Parting(index, at, plain[at], other[at], gap, gap / float(logits.abs().max()))
+        )
 
 
 def sentence(ties: Ties) -> str:
@@ -105,8 +125,12 @@ def sentence(ties: Ties) -> str:
     same = ties.texts - len(ties.partings)
     words = f"{ties.name}: {same} of {ties.texts} texts are plain decoding's ({ties.tokens} tokens compared)"
     if ties.partings:
-        shares = ", ".join(f"{each.share:.2%}" for each in sorted(ties.partings, key=lambda each: each.share)[-5:])
-        words += f"; first differences between tokens whose logits are {shares} of the largest apart"
+        shares = ", ".join(
+            f"{each.share:.2%}" for each in sorted(ties.partings, key=lambda each: each.share)[-5:]
+        )
+        words += (
+            f"; first differences between tokens whose logits are {shares} of the largest apart"
+        )
     if ties.wrong:
         words += f"; {len(ties.wrong)} of them NO near-tie (limit {ties.near:.2%}): a bug, please report it"
     return words

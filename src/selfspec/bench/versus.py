@@ -1,9 +1,10 @@
 """`scripts/bench versus`: the same drafts on the same weights by other libraries and by ours.
 
-Every contestant is a peer (a process of its own, timed from outside) with a method: plain decoding, prompt lookup of n-grams up
-to 3, or drafting with the first E layers; always K drafts a round, greedy. For each question all contestants take turns, once
-for 1 token and once for all; the difference is decoding. What they wrote is compared with transformers' plain decoding. Does not
-know how a peer works or how a table looks (`versus_report.py`).
+Every contestant is a peer (a process of its own, timed from outside) with a method: plain decoding,
+prompt lookup of n-grams up to 3, or drafting with the first E layers; always K drafts a round,
+greedy. For each question all contestants take turns, once for 1 token and once for all; the
+difference is decoding. What they wrote is compared with transformers' plain decoding. Does not know
+how a peer works or how a table looks (`versus_report.py`).
 """
 
 from __future__ import annotations
@@ -73,11 +74,20 @@ class VersusRun:
 class Contest:
     """One run: contestants, and what they are asked."""
 
-    def __init__(self, run: VersusRun, folder: Path, eos: Sequence[int], out: Path, tick: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        run: VersusRun,
+        folder: Path,
+        eos: Sequence[int],
+        out: Path,
+        tick: Callable[[str], None],
+    ) -> None:
         self._run, self._folder, self._eos, self._out, self._tick = run, folder, eos, out, tick
         self._expected: dict[int, list[int]] = {}
 
-    def start(self, specs: Sequence[PeerSpec], threads: int, limit: float, stack: ExitStack) -> dict[str, Peer]:
+    def start(
+        self, specs: Sequence[PeerSpec], threads: int, limit: float, stack: ExitStack
+    ) -> dict[str, Peer]:
         """Those that could be started; the others have their reason in the run."""
         running = {}
         for spec in specs:
@@ -94,7 +104,9 @@ class Contest:
                         self._run.failures[f"{name} {method}"] = str(failure)
         return running
 
-    def ask(self, peers: Mapping[str, Peer], number: int, question: Item, ids: Sequence[int]) -> None:
+    def ask(
+        self, peers: Mapping[str, Peer], number: int, question: Item, ids: Sequence[int]
+    ) -> None:
         """One question to all, the reference first once, then in rotating order."""
         shift = number % len(self._run.contestants)
         order = [*self._run.contestants[shift:], *self._run.contestants[:shift]]
@@ -125,15 +137,26 @@ class Contest:
 
 def contestants(peers: Sequence[str], methods: Sequence[str]) -> list[tuple[str, str]]:
     """Every peer with every method that it has; the reference is always one of them."""
-    pairs = [(peer, method) for method in methods for peer in peers if method != "plain" or peer not in WITHOUT_PLAIN]
+    pairs = [
+        (peer, method)
+        for method in methods
+        for peer in peers
+        if method != "plain" or peer not in WITHOUT_PLAIN
+    ]
     return [REFERENCE, *(pair for pair in pairs if pair != REFERENCE)]
 
 
 def versus(
-    data: Annotated[Path | None, typer.Argument(help="Questions as JSONL, like Spec-Bench's question.jsonl.")] = None,
+    data: Annotated[
+        Path | None, typer.Argument(help="Questions as JSONL, like Spec-Bench's question.jsonl.")
+    ] = None,
     model: Annotated[str, typer.Option(help="'demo' or a model folder.")] = "demo",
     factor: Annotated[
-        float, typer.Option(help="Below 1: a damped model, whose exit is often right. How much of the later layers is left in.")
+        float,
+        typer.Option(
+            help="Below 1: a damped model, whose exit is often right. How much of the later "
+            "layers is left in."
+        ),
     ] = 1.0,
     layer: Annotated[int, typer.Option(help="How many layers draft (E).")] = 8,
     tokens: Annotated[int, typer.Option(help="Drafts a round (K).")] = 4,
@@ -141,13 +164,20 @@ def versus(
     methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = METHODS,
     sample: Annotated[int, typer.Option(help="Questions a task.")] = 2,
     prompt: Annotated[int, typer.Option(help="Only so many of a prompt's last tokens.")] = 384,
-    new_tokens: Annotated[int, typer.Option(help="Tokens to generate, less where the model ends by itself.")] = 64,
+    new_tokens: Annotated[
+        int, typer.Option(help="Tokens to generate, less where the model ends by itself.")
+    ] = 64,
     threads: Annotated[int, typer.Option(help="Threads for every peer.")] = 2,
-    time_limit: Annotated[float, typer.Option(help="Seconds after which a silent peer is ended.")] = 120.0,
+    time_limit: Annotated[
+        float, typer.Option(help="Seconds after which a silent peer is ended.")
+    ] = 120.0,
     out: Annotated[Path | None, typer.Option(help="The JSON to write.")] = None,
-    show: Annotated[Path | None, typer.Option(help="Measure nothing: print the tables of this JSON.")] = None,
+    show: Annotated[
+        Path | None, typer.Option(help="Measure nothing: print the tables of this JSON.")
+    ] = None,
 ) -> None:
-    """Other libraries' prompt lookup and early exit next to ours: the same K, the same exit, the same weights.
+    """Other libraries' prompt lookup and early exit next to ours: the same K, the same exit, the
+    same weights.
 
     Example: scripts/bench versus question.jsonl --sample 1 --methods lookup
     """
@@ -155,17 +185,32 @@ def versus(
         typer.echo(markdown(load_versus(show)))
         return
     if data is None:
-        raise OptionError("there are no questions to ask; give Spec-Bench's question.jsonl or a file like it")
+        raise OptionError(
+            "there are no questions to ask; give Spec-Bench's question.jsonl or a file like it"
+        )
     asked = read_questions(data, sample)
     pairs = contestants(peers.split(","), methods.split(","))
     specs = choose([peer for peer, _ in pairs], find_peers())
     folder = model_folder(model)
     weights = folder if factor == 1 else damped_folder(folder, layer, factor)
     encode, eos = chat_encoder(folder)
-    command = shlex.join(["scripts/bench", "versus", data.name, *[word for word in sys.argv[1:] if word != str(data)]])
+    command = shlex.join(
+        [
+            "scripts/bench",
+            "versus",
+            data.name,
+            *[word for word in sys.argv[1:] if word != str(data)],
+        ]
+    )
     provenance = asdict(gather(command, threads, package_versions([*PACKAGES, "selfspec"])))
     run = VersusRun(provenance, Path(model).name, factor, layer, tokens, new_tokens, pairs)
-    target = out or CHECKOUT / "benchmarks" / "results" / f"versus{'' if factor == 1 else '-damped'}-{slug(cpu_name())}.json"
+    target = (
+        out
+        or CHECKOUT
+        / "benchmarks"
+        / "results"
+        / f"versus{'' if factor == 1 else '-damped'}-{slug(cpu_name())}.json"
+    )
     with progress_bar(len(asked) * len(pairs)) as (tick, say), ExitStack() as stack:
         contest = Contest(run, weights, eos, target, lambda text: (say(text), tick(""))[0])
         say("starting peers")
@@ -185,7 +230,9 @@ def chat_encoder(folder: Path) -> tuple[Callable[[str], list[int]], list[int]]:
     tokenizer = AutoTokenizer.from_pretrained(folder)
 
     def encode(text: str) -> list[int]:
-        chat = tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False)
+        chat = tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}], add_generation_prompt=True, tokenize=False
+        )
         return list(tokenizer(chat, add_special_tokens=False).input_ids)
 
     return encode, [tokenizer.eos_token_id]

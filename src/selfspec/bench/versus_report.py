@@ -1,4 +1,5 @@
-"""Tables of a `scripts/bench versus` result, from its JSON and nothing else. Rows that win, lose or fail all stay in."""
+"""Tables of a `scripts/bench versus` result, from its JSON and nothing else. Rows that win, lose or
+fail all stay in."""
 
 from __future__ import annotations
 
@@ -22,14 +23,24 @@ def load_versus(path: Path) -> dict[str, Any]:
 
 
 def decoding(run: dict[str, Any], peer: str, method: str) -> Costs:
-    """Of each question that left something to decode: seconds after the first token, and tokens after it."""
-    mine = [answer for answer in run["answers"] if (answer["peer"], answer["method"]) == (peer, method) and answer["made"] > 1]
-    return {answer["question"]: (answer["full"] - answer["first"], answer["made"] - 1) for answer in mine}
+    """Of each question that left something to decode: seconds after the first token, and tokens
+    after it."""
+    mine = [
+        answer
+        for answer in run["answers"]
+        if (answer["peer"], answer["method"]) == (peer, method) and answer["made"] > 1
+    ]
+    return {
+        answer["question"]: (answer["full"] - answer["first"], answer["made"] - 1)
+        for answer in mine
+    }
 
 
 def whole(run: dict[str, Any], peer: str, method: str) -> Costs:
     """The same of the whole call, prefill included."""
-    mine = [answer for answer in run["answers"] if (answer["peer"], answer["method"]) == (peer, method)]
+    mine = [
+        answer for answer in run["answers"] if (answer["peer"], answer["method"]) == (peer, method)
+    ]
     return {answer["question"]: (answer["full"], answer["made"]) for answer in mine}
 
 
@@ -39,13 +50,16 @@ def per_token(costs: Sequence[tuple[float, int]]) -> float:
 
 
 def faster(theirs: Costs, ours: Costs, draws: int = 2000) -> Ratio | None:
-    """How many times as long a token takes them as us, over the questions that both answered, resampled whole."""
+    """How many times as long a token takes them as us, over the questions that both answered,
+    resampled whole."""
     both = sorted(theirs.keys() & ours.keys())
     if not both:
         return None
 
     def of(sample: Sequence[int]) -> float:
-        return per_token([theirs[number] for number in sample]) / per_token([ours[number] for number in sample])
+        return per_token([theirs[number] for number in sample]) / per_token(
+            [ours[number] for number in sample]
+        )
 
     chance = random.Random(len(both))
     values = sorted(of(chance.choices(both, k=len(both))) for _ in range(draws))
@@ -57,22 +71,42 @@ def markdown(run: dict[str, Any]) -> str:
     parts = []
     for method in dict.fromkeys(method for _, method in run["contestants"]):
         peers = [peer for peer, theirs in run["contestants"] if theirs == method]
-        header = [method, "ms a token", "speed, transformers plain = 1", "selfspec's speed, this = 1", "ms a token with prefill"]
+        header = [
+            method,
+            "ms a token",
+            "speed, transformers plain = 1",
+            "selfspec's speed, this = 1",
+            "ms a token with prefill",
+        ]
         header += ["accepted/drafted", "same tokens"]
-        order = sorted(peers, key=lambda peer: per_token(list(decoding(run, peer, method).values()) or [(1e9, 1)]))
+        order = sorted(
+            peers,
+            key=lambda peer: per_token(list(decoding(run, peer, method).values()) or [(1e9, 1)]),
+        )
         parts.append(table(header, [_line(run, peer, method) for peer in order]))
     where = run["provenance"]
     damped = (
-        "" if run["factor"] == 1 else f" with its later layers at {run['factor']:g} of their size, so that exits are often right"
+        ""
+        if run["factor"] == 1
+        else f" with its later layers at {run['factor']:g} of their size, so that exits are often "
+        f"right"
     )
     parts.append(
-        f"{run['model']}{damped}; {len({answer['question'] for answer in run['answers']})} questions, up to {run['new_tokens']} "
-        f"new tokens, {run['tokens']} drafts a round, exit after {run['layer']} layers, n-grams up to 3, float32, "
-        f"{where['threads']} threads, {where['cpu']}. ms a token leaves out the first token and the prefill; a drafter's own "
-        "prefill is in it where the library does it later. 95% intervals over questions. Acceptance is as each library counts it."
+        f"{run['model']}{damped}; {len({answer['question'] for answer in run['answers']})} "
+        f"questions, up to {run['new_tokens']} "
+        f"new tokens, {run['tokens']} drafts a round, exit after {run['layer']} layers, n-grams "
+        f"up to 3, float32, "
+        f"{where['threads']} threads, {where['cpu']}. ms a token leaves out the first token and "
+        f"the prefill; a drafter's own "
+        "prefill is in it where the library does it later. 95% intervals over questions. "
+        "Acceptance is as each library counts it."
         + ("" if run["complete"] else " **Interrupted**: this is what had been measured.")
     )
-    parts.append("Versions: " + ", ".join(f"{name} {version}" for name, version in sorted(where["versions"].items())) + ".")
+    parts.append(
+        "Versions: "
+        + ", ".join(f"{name} {version}" for name, version in sorted(where["versions"].items()))
+        + "."
+    )
     return "\n\n".join(parts)
 
 
@@ -82,7 +116,9 @@ def _line(run: dict[str, Any], peer: str, method: str) -> list[str]:
     if reason is not None or not costs:
         return [peer, "-", "-", "-", "-", "-", f"failed: {reason or 'no answer'}".replace("|", "/")]
     reference, ours = decoding(run, *REFERENCE), decoding(run, OURS, method)
-    answers = [answer for answer in run["answers"] if (answer["peer"], answer["method"]) == (peer, method)]
+    answers = [
+        answer for answer in run["answers"] if (answer["peer"], answer["method"]) == (peer, method)
+    ]
     return [
         peer,
         milliseconds(per_token(list(costs.values()))),

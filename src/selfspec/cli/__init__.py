@@ -1,4 +1,5 @@
-"""The command `selfspec`: one module per command, registered in `app`. Thin: parses, calls the library, prints.
+"""The command `selfspec`: one module per command, registered in `app`. Thin: parses, calls the
+library, prints.
 
 Nothing heavy is imported before a command runs, so that `selfspec --help` answers at once.
 """

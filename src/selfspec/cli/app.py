@@ -1,4 +1,5 @@
-"""The front of the command line: registers the commands and turns every error a user can meet into one message.
+"""The front of the command line: registers the commands and turns every error a user can meet into
+one message.
 
 A new command is one module with one function, and one line here.
 """
@@ -48,7 +49,20 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="For example:  selfspec generate 'Why is the sky blue?'",
 )
-for command in (generate, chat, info, drafters, demo, data, train, exits, inspect, sweep, bench, report):
+for command in (
+    generate,
+    chat,
+    info,
+    drafters,
+    demo,
+    data,
+    train,
+    exits,
+    inspect,
+    sweep,
+    bench,
+    report,
+):
     app.command()(command)
 
 
@@ -61,9 +75,16 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def front(
     traceback: Annotated[
-        bool, typer.Option("--traceback", envvar="SELFSPEC_TRACEBACK", help="Show where in the code an error comes from.")
+        bool,
+        typer.Option(
+            "--traceback",
+            envvar="SELFSPEC_TRACEBACK",
+            help="Show where in the code an error comes from.",
+        ),
     ] = False,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     """Run Hugging Face models faster, with exactly the text they would have written anyway."""
 

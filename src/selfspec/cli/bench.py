@@ -1,4 +1,5 @@
-"""`selfspec bench`: what is typed, the progress bar, the tables, a last line of JSON. Does not measure anything itself."""
+"""`selfspec bench`: what is typed, the progress bar, the tables, a last line of JSON. Does not
+measure anything itself."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..options import numbers
+from ..core.options import numbers
 from . import common, options
 from .paper import run_paper, tables_known
 from .report import page_of
@@ -40,42 +41,94 @@ def bench(
     ctx: typer.Context,
     model: Annotated[str, typer.Argument(help=options.MODEL_HELP, metavar="[MODEL]")] = "demo",
     task: Annotated[
-        list[str] | None, _asking("--task", help="NAME, from the hub, or NAME=PATH; give it again for more. --list shows them.")
+        list[str] | None,
+        _asking(
+            "--task",
+            help="NAME, from the hub, or NAME=PATH; give it again for more. --list shows them.",
+        ),
     ] = None,
-    sample: Annotated[int, _asking("--sample", help="Questions a task, evenly spread over it; 0 is all.")] = 5,
+    sample: Annotated[
+        int, _asking("--sample", help="Questions a task, evenly spread over it; 0 is all.")
+    ] = 5,
     chat: Annotated[
-        bool | None, _asking("--chat/--raw", help="Ask through the chat template or as plain text, whatever the task says.")
+        bool | None,
+        _asking(
+            "--chat/--raw",
+            help="Ask through the chat template or as plain text, whatever the task says.",
+        ),
     ] = None,
-    contexts: Annotated[str, _asking("--contexts", help="Lengths of the task 'long', prompt and answer.")] = "2048,4096,8192",
-    skip_bad: Annotated[bool, _asking("--skip-bad", help="Leave out lines that cannot be read, and say so.")] = False,
+    contexts: Annotated[
+        str, _asking("--contexts", help="Lengths of the task 'long', prompt and answer.")
+    ] = "2048,4096,8192",
+    skip_bad: Annotated[
+        bool, _asking("--skip-bad", help="Leave out lines that cannot be read, and say so.")
+    ] = False,
     methods: Annotated[
-        str, _taking_part("--methods", help="Ways to draft, separated by spaces: 'auto ngram:longest=3@fixed:tokens=6'.")
+        str,
+        _taking_part(
+            "--methods",
+            help="Ways to draft, separated by spaces: 'auto ngram:longest=3@fixed:tokens=6'.",
+        ),
     ] = "auto",
     peers: Annotated[
-        str, _taking_part("--peers", help="Other engines, separated by spaces: 'transformers transformers/lookup:tokens=4'.")
+        str,
+        _taking_part(
+            "--peers",
+            help="Other engines, separated by spaces: 'transformers transformers/lookup:tokens=4'.",
+        ),
     ] = "",
-    new_tokens: Annotated[int, _measuring("--new-tokens", "-n", help="Tokens to write, less where the model ends.")] = 128,
+    new_tokens: Annotated[
+        int, _measuring("--new-tokens", "-n", help="Tokens to write, less where the model ends.")
+    ] = 128,
     rounds: Annotated[int, _measuring("--rounds", help="How often each question is asked.")] = 1,
     batch: Annotated[str, _measuring("--batch", help="Batch sizes, separated by commas.")] = "1",
     threads: Annotated[int, _measuring("--threads", help="CPU threads of every engine.")] = 2,
-    dtype: Annotated[str, _measuring("--dtype", help="Of weights and cache: float32, bfloat16 or float16.")] = "float32",
+    dtype: Annotated[
+        str, _measuring("--dtype", help="Of weights and cache: float32, bfloat16 or float16.")
+    ] = "float32",
     device: Annotated[str, _measuring("--device", help="cpu or cuda.")] = "cpu",
-    temperature: Annotated[float, _measuring("--temperature", "-t", help="Above 0: sample, with the same seed each.")] = 0.0,
-    top_p: Annotated[float, _measuring("--top-p", help="Only the likeliest tokens that add up to P.")] = 1.0,
+    temperature: Annotated[
+        float, _measuring("--temperature", "-t", help="Above 0: sample, with the same seed each.")
+    ] = 0.0,
+    top_p: Annotated[
+        float, _measuring("--top-p", help="Only the likeliest tokens that add up to P.")
+    ] = 1.0,
     seed: Annotated[int, _measuring("--seed", help="Of the sampling.")] = 0,
-    time_limit: Annotated[float, _measuring("--time-limit", help="Seconds after which a silent engine is ended.")] = 300.0,
+    time_limit: Annotated[
+        float, _measuring("--time-limit", help="Seconds after which a silent engine is ended.")
+    ] = 300.0,
     costs: Annotated[
-        bool, _measuring("--costs", help="Time isolated steps too, and compare with what the cost model predicts.")
+        bool,
+        _measuring(
+            "--costs",
+            help="Time isolated steps too, and compare with what the cost model predicts.",
+        ),
     ] = False,
-    out: Annotated[Path | None, _result("--out", "-o", help="The JSON to write, or to go on with.")] = None,
-    fresh: Annotated[bool, _result("--fresh", help="Measure anew over a result that is there.")] = False,
-    show: Annotated[Path | None, _result("--show", help="Measure nothing: print the tables of this JSON.")] = None,
-    plot: Annotated[Path | None, _result("--plot", help="Measure nothing: draw this JSON, beside it as PNG.")] = None,
-    page: Annotated[Path | None, _result("--report", help="Write a self-contained page too: out.html.")] = None,
-    paper: Annotated[str | None, _asking("--paper", help="Measure a paper's table, e.g. layerskip-table2; see --list.")] = None,
-    listing: Annotated[bool, _result("--list", help="Show tasks, engines with methods, paper tables.")] = False,
+    out: Annotated[
+        Path | None, _result("--out", "-o", help="The JSON to write, or to go on with.")
+    ] = None,
+    fresh: Annotated[
+        bool, _result("--fresh", help="Measure anew over a result that is there.")
+    ] = False,
+    show: Annotated[
+        Path | None, _result("--show", help="Measure nothing: print the tables of this JSON.")
+    ] = None,
+    plot: Annotated[
+        Path | None, _result("--plot", help="Measure nothing: draw this JSON, beside it as PNG.")
+    ] = None,
+    page: Annotated[
+        Path | None, _result("--report", help="Write a self-contained page too: out.html.")
+    ] = None,
+    paper: Annotated[
+        str | None,
+        _asking("--paper", help="Measure a paper's table, e.g. layerskip-table2; see --list."),
+    ] = None,
+    listing: Annotated[
+        bool, _result("--list", help="Show tasks, engines with methods, paper tables.")
+    ] = False,
 ) -> None:
-    """Drafters and other engines next to plain decoding, in turns on the same questions, each compared token for token.
+    """Drafters and other engines next to plain decoding, in turns on the same questions, each
+    compared token for token.
 
     An interrupted run goes on when the same command is given again.
 
@@ -88,11 +141,35 @@ def bench(
 
     common.quiet_bars()
     wishes = Wishes(
-        model, task or (), methods.split(), peers.split(), sample, skip_bad, chat, numbers(contexts, "--contexts"), new_tokens,
-        rounds, numbers(batch, "--batch"), threads, dtype, device, temperature, top_p, seed, time_limit, costs, fresh,
-    )  # fmt: skip
-    command = command_line(sys.argv[1:], [model, *(task or ()), *(str(path) for path in (out, page) if path)])
-    target = run_paper(paper, wishes, _typed(ctx), command, out, _sit) if paper else _measure(wishes, command, out)
+        model,
+        task or (),
+        methods.split(),
+        peers.split(),
+        sample,
+        skip_bad,
+        chat,
+        numbers(contexts, "--contexts"),
+        new_tokens,
+        rounds,
+        numbers(batch, "--batch"),
+        threads,
+        dtype,
+        device,
+        temperature,
+        top_p,
+        seed,
+        time_limit,
+        costs,
+        fresh,
+    )
+    command = command_line(
+        sys.argv[1:], [model, *(task or ()), *(str(path) for path in (out, page) if path)]
+    )
+    target = (
+        run_paper(paper, wishes, _typed(ctx), command, out, _sit)
+        if paper
+        else _measure(wishes, command, out)
+    )
     _write_page(target, page)
 
 
@@ -104,14 +181,26 @@ def _measure(wishes: Wishes, command: str, out: Path | None) -> Path:
     prepared = prepare(wishes, command, out)
     _sit(prepared)
     typer.echo(markdown(prepared.run))
-    typer.echo(json.dumps({"file": prepared.out.name, "turns": len(prepared.run.turns), "complete": prepared.run.complete}))
+    typer.echo(
+        json.dumps(
+            {
+                "file": prepared.out.name,
+                "turns": len(prepared.run.turns),
+                "complete": prepared.run.complete,
+            }
+        )
+    )
     return prepared.out
 
 
 def _typed(ctx: typer.Context) -> frozenset[str]:
     """The options that were given, not left at their defaults."""
     sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    return frozenset(name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE")
+    return frozenset(
+        name
+        for name, source in sources.items()
+        if source is not None and source.name == "COMMANDLINE"
+    )
 
 
 def _sit(prepared: Prepared) -> None:
@@ -119,20 +208,29 @@ def _sit(prepared: Prepared) -> None:
     from ..bench.plain import progress_bar
 
     if prepared.run.complete:
-        typer.echo(f"{prepared.out.name} is complete: nothing to measure. --fresh measures it anew.", err=True)
+        typer.echo(
+            f"{prepared.out.name} is complete: nothing to measure. --fresh measures it anew.",
+            err=True,
+        )
         return
     with progress_bar(prepared.turns) as (tick, say):
         try:
             prepared.sit(tick, say)
         except KeyboardInterrupt:
-            typer.echo(f"Interrupted; {prepared.out.name} has what was measured, the same command goes on with it.", err=True)
+            typer.echo(
+                f"Interrupted; {prepared.out.name} has what was measured, the same command goes "
+                f"on with it.",
+                err=True,
+            )
             raise typer.Exit(130) from None
 
 
 def command_line(words: Sequence[str], with_paths: Sequence[str]) -> str:
     """The command as others can give it: paths as their last part, since a result is published."""
     names = {
-        text: f"{text.partition('=')[0]}={Path(text.partition('=')[2]).name}" if "=" in text else Path(text).name
+        text: f"{text.partition('=')[0]}={Path(text.partition('=')[2]).name}"
+        if "=" in text
+        else Path(text).name
         for text in with_paths
     }
     return shlex.join(["selfspec", *(names.get(word, word) for word in words)])
@@ -145,15 +243,31 @@ def known() -> str:
     from ..bench.suite_schema import OURS
     from ..bench.tasks import known_tasks
 
-    lines = ["Tasks (--task NAME or NAME=PATH):", *(f"  {name:<12} {help}" for name, help in known_tasks().items())]
+    lines = [
+        "Tasks (--task NAME or NAME=PATH):",
+        *(f"  {name:<12} {help}" for name, help in known_tasks().items()),
+    ]
     lines += ["", "Engines (--peers NAME, NAME/METHOD:option=value or NAME/all):"]
     for name, spec in find_peers().items():
         if name != OURS:
             methods = methods_of(spec.folder / "peer.py")
             lines.append(
-                f"  {name:<12} " + "  ".join(f"{each}({', '.join(takes)})" if takes else each for each, takes in methods.items())
+                f"  {name:<12} "
+                + "  ".join(
+                    f"{each}({', '.join(takes)})" if takes else each
+                    for each, takes in methods.items()
+                )
             )
-    return "\n".join([*lines, "", "Ours (--methods): selfspec drafters", "", "Paper tables (--paper):", *tables_known()])
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "Ours (--methods): selfspec drafters",
+            "",
+            "Paper tables (--paper):",
+            *tables_known(),
+        ]
+    )
 
 
 def _write_page(result: Path, page: Path | None) -> None:

@@ -1,4 +1,5 @@
-"""`selfspec chat`: a conversation in the terminal. Keeps the messages; the library keeps what it has already read of them."""
+"""`selfspec chat`: a conversation in the terminal. Keeps the messages; the library keeps what it
+has already read of them."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ COMMANDS = ("/help", "/quit", "/reset")
 @options.grouped
 def chat(
     name: options.Model = "demo",
-    system: Annotated[str | None, typer.Option("--system", help="What the model is told before the first turn.")] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", help="What the model is told before the first turn.")
+    ] = None,
     *,
     sampling: options.SamplingOptions,
     drafting: options.DraftOptions,
@@ -39,7 +42,8 @@ def chat(
     llm = common.open_model(name, model)
     if not common.has_chat_template(llm):
         raise UnsupportedModel(
-            f"{name} has no chat template, so it cannot tell turns apart. Use selfspec generate, or its -Instruct version."
+            f"{name} has no chat template, so it cannot tell turns apart. Use selfspec generate, "
+            f"or its -Instruct version."
         )
     Conversation(llm, settings, system, stats, show.writer(llm, drafting.show_drafts)).run()
 
@@ -47,7 +51,14 @@ def chat(
 class Conversation:
     """The messages so far, and the loop that adds to them."""
 
-    def __init__(self, llm: LLM, settings: dict[str, Any], system: str | None, stats: bool, write: show.Writer) -> None:
+    def __init__(
+        self,
+        llm: LLM,
+        settings: dict[str, Any],
+        system: str | None,
+        stats: bool,
+        write: show.Writer,
+    ) -> None:
         self._llm, self._settings, self._stats, self._write = llm, settings, stats, write
         self._start = [{"role": "system", "content": system}] if system else []
         self.messages = list(self._start)
@@ -71,11 +82,17 @@ class Conversation:
         elif command == "/help":
             typer.echo(HELP)
         elif command != "/quit":
-            _complain(OptionError(f"{command.split()[0]} is not a command here; {nearest(command.split()[0], COMMANDS)}"))
+            _complain(
+                OptionError(
+                    f"{command.split()[0]} is not a command here; "
+                    f"{nearest(command.split()[0], COMMANDS)}"
+                )
+            )
         return command != "/quit"
 
     def _turn(self, text: str) -> None:
-        """One question and its answer. What cannot be answered is not kept, so that the next turn starts clean."""
+        """One question and its answer. What cannot be answered is not kept, so that the next turn
+        starts clean."""
         if not text:
             return
         self.messages.append({"role": "user", "content": text})
@@ -108,7 +125,8 @@ class Conversation:
 
 
 def _ask() -> str | None:
-    """A line, or None at its end (Ctrl-D). Ctrl-C while nothing is being written only clears the line."""
+    """A line, or None at its end (Ctrl-D). Ctrl-C while nothing is being written only clears the
+    line."""
     while True:
         try:
             return input("> ").strip()

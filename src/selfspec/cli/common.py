@@ -1,6 +1,8 @@
-"""What commands share: the one seam through which a model is opened, and how text, numbers and costs are written.
+"""What commands share: the one seam through which a model is opened, and how text, numbers and
+costs are written.
 
-`open_model` is the seam: tests replace it and run every command on a tiny random model. Knows no command.
+`open_model` is the seam: tests replace it and run every command on a tiny random model. Knows no
+command.
 """
 
 from __future__ import annotations
@@ -9,19 +11,27 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..contract import Stats
+    from ..core.contract import Stats
+    from ..core.sampling import SamplingParams
     from ..llm import LLM
-    from ..sampling import SamplingParams
     from .options import DraftOptions, ModelOptions, SamplingOptions
 
 
 def open_model(name: str, how: ModelOptions) -> LLM:
-    """Load the model. The first line of every command that computes; importing torch happens here and not earlier."""
+    """Load the model. The first line of every command that computes; importing torch happens here
+    and not earlier."""
     if sys.stderr.isatty():
         stderr().print(f"loading {name} ...", style="dim", markup=False)
     from ..llm import LLM
@@ -50,10 +60,14 @@ def quiet_bars() -> None:
 
 
 def settings_from(
-    sampling: SamplingOptions, max_new_tokens: int, stop: Sequence[str] | None, drafting: DraftOptions
+    sampling: SamplingOptions,
+    max_new_tokens: int,
+    stop: Sequence[str] | None,
+    drafting: DraftOptions,
 ) -> dict[str, Any]:
-    """The library's keyword arguments for a generation; everything here is checked before a model is loaded."""
-    from ..auto import resolve
+    """The library's keyword arguments for a generation; everything here is checked before a model
+    is loaded."""
+    from ..draft.auto import resolve
 
     settings = drafting.settings()
     resolve(**settings)
@@ -66,10 +80,11 @@ def settings_from(
 
 
 def sampling_from(options: SamplingOptions) -> SamplingParams | None:
-    """Sampling parameters from the options that were given; None (the model's own greedy) when none was."""
+    """Sampling parameters from the options that were given; None (the model's own greedy) when none
+    was."""
     if not options.given():
         return None
-    from ..sampling import SamplingParams
+    from ..core.sampling import SamplingParams
 
     return SamplingParams.from_options(options.given())
 
@@ -87,12 +102,14 @@ def write(text: str) -> None:
 
 
 def stderr() -> Console:
-    """A console on standard error; made anew so that a test or a shell that redirects it is obeyed."""
+    """A console on standard error; made anew so that a test or a shell that redirects it is
+    obeyed."""
     return Console(stderr=True, highlight=False)
 
 
 def bar(head: str, words: str) -> Progress:
-    """How far long work is, for somebody who watches: `head`, done of all, time left, then the task's field `words`."""
+    """How far long work is, for somebody who watches: `head`, done of all, time left, then the
+    task's field `words`."""
     return Progress(
         TextColumn(head),
         MofNCompleteColumn(),
@@ -117,7 +134,9 @@ def stats_line(stats: Stats) -> str:
         f"· {stats.forward_passes} passes",
     ]
     if stats.drafted:
-        parts.append(f"· {stats.accepted} of {stats.drafted} drafts accepted ({stats.acceptance:.0%})")
+        parts.append(
+            f"· {stats.accepted} of {stats.drafted} drafts accepted ({stats.acceptance:.0%})"
+        )
     parts.append(f"· peak {megabytes(stats.peak_memory_bytes)}")
     return " ".join(parts)
 

@@ -1,6 +1,8 @@
-"""`selfspec demo`: one real answer, written by transformers' `generate`, by selfspec plainly and drafting for itself, in turns.
+"""`selfspec demo`: one real answer, written by transformers' `generate`, by selfspec plainly and
+drafting for itself, in turns.
 
-A further way to generate is one more `Entry`. Does not know how anybody generates; `bench` knows how to time fairly.
+A further way to generate is one more `Entry`. Does not know how anybody generates; `bench` knows
+how to time fairly.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Entry:
 
 @dataclass(frozen=True)
 class Row:
-    """What came out of an entry. `speed` is how many times as fast as the first entry, as the median over paired runs."""
+    """What came out of an entry. `speed` is how many times as fast as the first entry, as the
+    median over paired runs."""
 
     name: str
     tokens: list[int]
@@ -45,7 +48,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token that is not the reference's, and how close the model's two best tokens are there."""
+    """The first token that is not the reference's, and how close the model's two best tokens are
+    there."""
 
     index: int
     gap: float
@@ -58,12 +62,16 @@ class Difference:
 def demo(
     prompt: Annotated[str, typer.Option("--prompt", "-p", help="What to ask.")] = PROMPT,
     max_new_tokens: options.MaxNewTokens = 64,
-    runs: Annotated[int, typer.Option("--runs", min=1, help="How often each of them writes the answer.")] = 3,
+    runs: Annotated[
+        int, typer.Option("--runs", min=1, help="How often each of them writes the answer.")
+    ] = 3,
     threads: options.Threads = None,
 ) -> None:
-    """Write one answer by transformers, by selfspec plainly and self-speculatively, in turns; compare text and speed.
+    """Write one answer by transformers, by selfspec plainly and self-speculatively, in turns;
+    compare text and speed.
 
-    Both run in float32 on the CPU with the same threads, greedy. The first time the model is fetched (about 100 MB).
+    Both run in float32 on the CPU with the same threads, greedy. The first time the model is
+    fetched (about 100 MB).
 
     Example:  selfspec demo --prompt "Write a haiku about the sea." --runs 5
     """
@@ -72,11 +80,16 @@ def demo(
     rows = measure(entries(reference, llm, ids, max_new_tokens), runs)
     differences = [difference(reference, ids, rows[0].tokens, row.tokens) for row in rows]
     show(llm, prompt, rows, differences, runs)
-    broken = [(row, each) for row, each in zip(rows, differences, strict=True) if each and not each.near_tie]
+    broken = [
+        (row, each)
+        for row, each in zip(rows, differences, strict=True)
+        if each and not each.near_tie
+    ]
     if broken:
         row, each = broken[0]
         raise SelfCheckFailed(
-            f"{row.name} wrote another token than {rows[0].name} at position {each.index}, where the model's two best logits "
+            f"{row.name} wrote another token than {rows[0].name} at position {each.index}, where "
+            f"the model's two best logits "
             f"are {each.gap:.2g} apart: more than rounding explains, a near-tie is {NEAR_TIE:g}. "
             "Do not trust the output; please report it."
         )
@@ -84,11 +97,13 @@ def demo(
 
 def open_pair(threads: int | None) -> tuple[Any, LLM]:
     """The demo model twice: as transformers runs it, and as we do."""
-    from ..model.demo import demo_folder
+    from ..model.load.demo import demo_folder
 
     common.quiet_bars()
     folder = demo_folder(progress=True)
-    llm = common.open_model("demo", options.ModelOptions(dtype="float32", device="cpu", threads=threads))
+    llm = common.open_model(
+        "demo", options.ModelOptions(dtype="float32", device="cpu", threads=threads)
+    )
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -100,8 +115,14 @@ def entries(reference: Any, llm: LLM, ids: list[int], max_new_tokens: int) -> li
     """Who takes part; the first is what the others are compared with."""
     return [
         Entry("transformers generate", lambda: reference_tokens(reference, ids, max_new_tokens)),
-        Entry("selfspec, plain", lambda: llm.generate(ids, max_new_tokens=max_new_tokens, draft=None).tokens),
-        Entry("selfspec, self-speculative", lambda: llm.generate(ids, max_new_tokens=max_new_tokens).tokens),
+        Entry(
+            "selfspec, plain",
+            lambda: llm.generate(ids, max_new_tokens=max_new_tokens, draft=None).tokens,
+        ),
+        Entry(
+            "selfspec, self-speculative",
+            lambda: llm.generate(ids, max_new_tokens=max_new_tokens).tokens,
+        ),
     ]
 
 
@@ -111,7 +132,12 @@ def reference_tokens(model: Any, ids: Sequence[int], max_new_tokens: int) -> lis
 
     prompt = torch.tensor([list(ids)])
     with torch.inference_mode():
-        out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, do_sample=False)
+        out = model.generate(
+            prompt,
+            attention_mask=torch.ones_like(prompt),
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+        )
     new: list[int] = out[0, len(ids) :].tolist()
     return new
 
@@ -125,16 +151,24 @@ def measure(entered: Sequence[Entry], runs: int) -> list[Row]:
     def turn(entry: Entry) -> Callable[[], None]:
         return lambda: written.update({entry.name: entry.run()})
 
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed} of {task.total} answers"))
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed} of {task.total} answers"),
+    )
     with Progress(*columns, console=common.stderr(), transient=True) as progress:
         task = progress.add_task("writing", total=len(entered) * (runs + 1))
         timings = interleave(
-            {entry.name: timed(turn(entry)) for entry in entered}, runs, on_turn=lambda _: progress.advance(task)
+            {entry.name: timed(turn(entry)) for entry in entered},
+            runs,
+            on_turn=lambda _: progress.advance(task),
         )
     return [summary(entry.name, entered[0].name, written, timings.seconds) for entry in entered]
 
 
-def summary(name: str, first: str, written: dict[str, list[int]], seconds: dict[str, list[float | None]]) -> Row:
+def summary(
+    name: str, first: str, written: dict[str, list[int]], seconds: dict[str, list[float | None]]
+) -> Row:
     """Medians, a token; answers of different length are compared by the token."""
     from ..bench.timing import paired
 
@@ -148,8 +182,11 @@ def summary(name: str, first: str, written: dict[str, list[int]], seconds: dict[
     )
 
 
-def difference(reference: Any, ids: list[int], expected: list[int], tokens: list[int]) -> Difference | None:
-    """None when the tokens are equal; else where they part, judged by the reference model's own logits."""
+def difference(
+    reference: Any, ids: list[int], expected: list[int], tokens: list[int]
+) -> Difference | None:
+    """None when the tokens are equal; else where they part, judged by the reference model's own
+    logits."""
     import torch
 
     if expected == tokens:
@@ -162,17 +199,26 @@ def difference(reference: Any, ids: list[int], expected: list[int], tokens: list
     return Difference(index, best - second)
 
 
-def show(llm: LLM, prompt: str, rows: Sequence[Row], differences: Sequence[Difference | None], runs: int) -> None:
+def show(
+    llm: LLM, prompt: str, rows: Sequence[Row], differences: Sequence[Difference | None], runs: int
+) -> None:
     """The answer (or each of them, should they differ) and the table."""
     tokenizer: Any = llm.tokenizer
     console = Console(highlight=False)
-    console.print(f"[bold]{llm.info.name}[/bold], {llm.info.dtype}, {llm.info.threads} threads, kernel {llm.info.kernel}\n")
+    console.print(
+        f"[bold]{llm.info.name}[/bold], {llm.info.dtype}, {llm.info.threads} threads, kernel "
+        f"{llm.info.kernel}\n"
+    )
     console.print(f"> {prompt}", style="cyan", markup=False)
-    for text in dict.fromkeys(tokenizer.decode(row.tokens, skip_special_tokens=True) for row in rows):
+    for text in dict.fromkeys(
+        tokenizer.decode(row.tokens, skip_special_tokens=True) for row in rows
+    ):
         console.print(f"{text}\n", markup=False)
     console.print(table(rows, differences))
     console.print(
-        f"Medians of {runs} interleaved runs of {len(rows[0].tokens)} tokens, the prompt's share included.", style="dim"
+        f"Medians of {runs} interleaved runs of {len(rows[0].tokens)} tokens, the prompt's share "
+        f"included.",
+        style="dim",
     )
 
 

@@ -1,6 +1,8 @@
-"""`selfspec drafters`: what there is to draft with and to decide how much, and the options of each, read from the classes.
+"""`selfspec drafters`: what there is to draft with and to decide how much, and the options of each,
+read from the classes.
 
-A field's own docstring is its help, so this table cannot go stale. Knows no drafter; computes nothing.
+A field's own docstring is its help, so this table cannot go stale. Knows no drafter; computes
+nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ class Option:
 
 def drafters(
     name: Annotated[
-        str | None, typer.Argument(help="A drafter or a controller: show its options.", metavar="[NAME]", show_default=False)
+        str | None,
+        typer.Argument(
+            help="A drafter or a controller: show its options.",
+            metavar="[NAME]",
+            show_default=False,
+        ),
     ] = None,
 ) -> None:
     """List the drafters and the controllers, or the options of one.
@@ -43,7 +50,11 @@ def drafters(
     if name is None:
         console.print(listing("Drafters, for --draft", drafting))
         console.print(listing("Controllers, for --control", controlling))
-        console.print("'selfspec drafters NAME' shows the options of one; 'none' as a drafter is plain decoding.", style="dim")
+        console.print(
+            "'selfspec drafters NAME' shows the options of one; 'none' as a drafter is plain "
+            "decoding.",
+            style="dim",
+        )
         return
     both = {**drafting, **controlling}
     if name not in both:
@@ -53,16 +64,23 @@ def drafters(
     found = options_of(both[name])
     console.print(table(found) if found else "It has no options.")
     if found:
-        console.print(f"\nOn the command line: {flag} {found[0].name}=VALUE, the value as in JSON.", style="dim", markup=False)
+        console.print(
+            f"\nOn the command line: {flag} {found[0].name}=VALUE, the value as in JSON.",
+            style="dim",
+            markup=False,
+        )
 
 
 def known() -> tuple[dict[str, type], dict[str, type]]:
     """Drafters, those of other packages too, and controllers, by name."""
-    from ..auto import Auto
     from ..control.registry import controller_class, controller_names
+    from ..draft.auto import Auto
     from ..draft.registry import drafter_class, drafter_names
 
-    drafting: dict[str, type] = {"auto": Auto, **{name: drafter_class(name) for name in drafter_names()}}
+    drafting: dict[str, type] = {
+        "auto": Auto,
+        **{name: drafter_class(name) for name in drafter_names()},
+    }
     return drafting, {name: controller_class(name) for name in controller_names()}
 
 
@@ -73,10 +91,13 @@ def first_line(kind: type) -> str:
 
 def options_of(kind: Any) -> list[Option]:
     """The fields of a drafter or controller, with the docstrings below them."""
-    from ..options import annotation_of
+    from ..core.options import annotation_of
 
     helps = field_docs(kind)
-    return [Option(field.name, annotation_of(field.type), default_of(field), helps.get(field.name, "")) for field in fields(kind)]
+    return [
+        Option(field.name, annotation_of(field.type), default_of(field), helps.get(field.name, ""))
+        for field in fields(kind)
+    ]
 
 
 def default_of(field: Any) -> str:
@@ -87,7 +108,8 @@ def default_of(field: Any) -> str:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """What stands as a string below each field in the source; nothing where a class has no source to read."""
+    """What stands as a string below each field in the source; nothing where a class has no source
+    to read."""
     try:
         source = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):  # typed in at a prompt, or shipped compiled
@@ -106,7 +128,9 @@ def field_docs(kind: type) -> dict[str, str]:
 
 def listing(title: str, classes: dict[str, type]) -> Table:
     """Names and what they stand for."""
-    grid = Table(title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    grid = Table(
+        title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
+    )
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column()
     for name, kind in classes.items():

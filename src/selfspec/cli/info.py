@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bound:
-    """The floor of plain decoding: every token reads every weight once, and memory can be read only so fast."""
+    """The floor of plain decoding: every token reads every weight once, and memory can be read only
+    so fast."""
 
     bytes_per_token: int
     bandwidth: float  # bytes a second, measured
@@ -32,8 +33,11 @@ class Bound:
 
 
 @options.grouped
-def info(name: options.Model = "demo", as_json: options.AsJson = False, *, model: options.ModelOptions) -> None:
-    """Tell what a model is, how it runs here, and what bounds its speed on this machine (measured, a few seconds).
+def info(
+    name: options.Model = "demo", as_json: options.AsJson = False, *, model: options.ModelOptions
+) -> None:
+    """Tell what a model is, how it runs here, and what bounds its speed on this machine (measured,
+    a few seconds).
 
     Example:  selfspec info demo --threads 2
     """
@@ -49,7 +53,8 @@ def info(name: options.Model = "demo", as_json: options.AsJson = False, *, model
 
 
 def measure(llm: LLM) -> Bound:
-    """Memory bandwidth with the threads in use, by the fastest way to read, and the products of one token."""
+    """Memory bandwidth with the threads in use, by the fastest way to read, and the products of one
+    token."""
     from ..bench.card import read_bandwidth
 
     size = llm.info.weight_bytes
@@ -62,7 +67,10 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
     """Names on the left, facts on the right."""
     rows = [
         ("family", info.family),
-        ("layers", f"{info.layers} ({info.halves} halves: attention and MLP of each can be skipped alone)"),
+        (
+            "layers",
+            f"{info.layers} ({info.halves} halves: attention and MLP of each can be skipped alone)",
+        ),
         ("parameters", f"{info.parameters / 1e6:,.1f} million"),
         ("context", f"{info.context:,} tokens"),
         ("vocabulary", f"{info.vocabulary:,} tokens"),
@@ -75,10 +83,16 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
     if bound is not None:
         rows += [
             ("memory bandwidth", f"{bound.bandwidth / 1e9:.1f} GB/s, measured"),
-            ("floor", f"{bound.floor_seconds * 1e3:.1f} ms a token, {1 / bound.floor_seconds:.1f} tokens/s"),
+            (
+                "floor",
+                f"{bound.floor_seconds * 1e3:.1f} ms a token, {1 / bound.floor_seconds:.1f} "
+                f"tokens/s",
+            ),
             ("matrix products", f"{bound.products_seconds * 1e3:.1f} ms a token, measured"),
         ]
-    grid = Table(title=info.name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    grid = Table(
+        title=info.name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
+    )
     grid.add_column(style="bold")
     grid.add_column()
     for name, value in rows:
@@ -96,7 +110,8 @@ def exactness(info: ModelInfo) -> str:
     if info.row_stable:
         return "yes: drafts and neighbours in a batch cannot change a bit of a token's logits"
     return (
-        f"no: {info.dtype} with kernel {products(info)} rounds differently for different numbers of rows, so near-ties may turn"
+        f"no: {info.dtype} with kernel {products(info)} rounds differently for different numbers "
+        "of rows, so near-ties may turn"
     )
 
 
@@ -106,11 +121,17 @@ def explanation(bound: Bound) -> str:
     reason = (
         "Reading the weights is what takes the time"
         if memory_bound
-        else f"The products take {bound.products_seconds / bound.floor_seconds:.1f}x the time that reading their weights takes, "
+        else f"The products take {bound.products_seconds / bound.floor_seconds:.1f}x the time "
+        f"that reading their weights takes, "
         "so arithmetic bounds the speed too"
     )
-    remedy = "verifying several drafted tokens in one pass shares that one read" if memory_bound else "more threads may help"
-    return f"\nPlain decoding cannot go under {bound.floor_seconds * 1e3:.1f} ms a token here. {reason}: {remedy}."
+    remedy = (
+        "verifying several drafted tokens in one pass shares that one read"
+        if memory_bound
+        else "more threads may help"
+    )
+    floor = f"{bound.floor_seconds * 1e3:.1f} ms"
+    return f"\nPlain decoding cannot go under {floor} a token here. {reason}: {remedy}."
 
 
 def as_dict(info: ModelInfo, bound: Bound | None) -> dict[str, object]:

@@ -1,4 +1,5 @@
-"""`selfspec inspect`: which token each layer would name at each position of a text; in the terminal, as a page, as a picture."""
+"""`selfspec inspect`: which token each layer would name at each position of a text; in the
+terminal, as a page, as a picture."""
 
 from __future__ import annotations
 
@@ -25,24 +26,37 @@ PICTURES = (".png", ".svg", ".pdf")
 def inspect(
     name: options.Model,
     prompt: Annotated[str, typer.Argument(help="The text to look at.")],
-    last: Annotated[int, typer.Option("--last", min=1, help="Show this many last positions of a longer text.")] = 40,
+    last: Annotated[
+        int, typer.Option("--last", min=1, help="Show this many last positions of a longer text.")
+    ] = 40,
     new_tokens: Annotated[
-        int, typer.Option("--new-tokens", "-n", min=0, help="Let the model go on for so many tokens first.")
+        int,
+        typer.Option(
+            "--new-tokens", "-n", min=0, help="Let the model go on for so many tokens first."
+        ),
     ] = 24,
-    html: Annotated[Path | None, typer.Option("--html", help="Write a self-contained page.", rich_help_panel="Output")] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a self-contained page.", rich_help_panel="Output"),
+    ] = None,
     png: Annotated[
-        Path | None, typer.Option("--png", help="Draw a picture (needs matplotlib).", rich_help_panel="Output")
+        Path | None,
+        typer.Option("--png", help="Draw a picture (needs matplotlib).", rich_help_panel="Output"),
     ] = None,
     as_json: options.AsJson = False,
     *,
     model: options.ModelOptions,
 ) -> None:
-    """Show which token each layer would name, where that settles, and how little each half changes the text's states.
+    """Show which token each layer would name, where that settles, and how little each half changes
+    the text's states.
 
     Example:  selfspec inspect demo "for i in range(10):" --html layers.html
     """
     if png is not None and png.suffix not in PICTURES:
-        raise OptionError(f"--png {png.name} names no kind of picture that can be drawn; end it in {', '.join(PICTURES)}")
+        raise OptionError(
+            f"--png {png.name} names no kind of picture that can be drawn; end it in "
+            f"{', '.join(PICTURES)}"
+        )
     from ..bench.html_layers import layers_page, summary
     from ..bench.layers import look
     from ..bench.layers_plot import plot_layers, pyplot_or_error
@@ -67,21 +81,31 @@ def inspect(
 
 
 def positions(view: LayerView) -> Table:
-    """A row for each position: what was read, a strip of the layers, where it settles, how the guess changed."""
+    """A row for each position: what was read, a strip of the layers, where it settles, how the
+    guess changed."""
     grid = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, expand=True)
     grid.add_column("read", no_wrap=True, max_width=12)
-    grid.add_column(f"exits 1 to {view.layers}", no_wrap=True, min_width=min(view.layers, MOST_CELLS))
+    grid.add_column(
+        f"exits 1 to {view.layers}", no_wrap=True, min_width=min(view.layers, MOST_CELLS)
+    )
     grid.add_column("settles", justify="right", no_wrap=True, min_width=7)
     grid.add_column("named", no_wrap=True, max_width=12)
     grid.add_column("before that", no_wrap=True, overflow="ellipsis", style="dim", ratio=1)
     for position in view.positions:
         read = Text(position.token, style="bold" if position.written else "")
-        grid.add_row(read, strip(position), str(position.settles), Text(position.guesses[-1]), Text(changes(position)))
+        grid.add_row(
+            read,
+            strip(position),
+            str(position.settles),
+            Text(position.guesses[-1]),
+            Text(changes(position)),
+        )
     return grid
 
 
 def strip(position: Position) -> Text:
-    """One mark an exit: full where it names the whole model's token, the more so the surer it is; a dot where it does not."""
+    """One mark an exit: full where it names the whole model's token, the more so the surer it is; a
+    dot where it does not."""
     found = Text()
     layers = len(position.guesses)
     step = -(-layers // MOST_CELLS)
@@ -95,13 +119,21 @@ def strip(position: Position) -> Text:
 
 def changes(position: Position, most: int = 5) -> str:
     """The guesses before the last one, latest first: `range 7-22 ← in 3-6`."""
-    named = [f"{guess} {first}" if first == last else f"{guess} {first}-{last}" for guess, first, last in position.runs[:-1]]
+    named = [
+        f"{guess} {first}" if first == last else f"{guess} {first}-{last}"
+        for guess, first, last in position.runs[:-1]
+    ]
     return " ← ".join(reversed(named[-most:]))
 
 
 def halves(view: LayerView) -> Table:
     """Mean cosine similarity of each layer's halves, in rows of ten layers."""
-    grid = Table(title="cosine similarity around each half (1: changes nothing)", title_justify="left", box=None, pad_edge=False)
+    grid = Table(
+        title="cosine similarity around each half (1: changes nothing)",
+        title_justify="left",
+        box=None,
+        pad_edge=False,
+    )
     grid.add_column("layer", justify="right", style="bold")
     grid.add_column("half")
     for column in range(10):

@@ -1,4 +1,5 @@
-"""`selfspec bench --paper TABLE`: a paper's table measured on the model at hand, the paper's columns beside ours."""
+"""`selfspec bench --paper TABLE`: a paper's table measured on the model at hand, the paper's
+columns beside ours."""
 
 from __future__ import annotations
 
@@ -18,10 +19,15 @@ if TYPE_CHECKING:
 
 
 def run_paper(
-    name: str, wishes: Wishes, given: frozenset[str], command: str, out: Path | None, sit: Callable[[Prepared], None]
+    name: str,
+    wishes: Wishes,
+    given: frozenset[str],
+    command: str,
+    out: Path | None,
+    sit: Callable[[Prepared], None],
 ) -> Path:
-    """Measure the table and print it; says where the result is. `given`: the options that were typed, which the table's own
-    settings give way to."""
+    """Measure the table and print it; says where the result is. `given`: the options that were
+    typed, which the table's own settings give way to."""
     from ..bench.paper import find_table
     from ..bench.paper_report import load_paper, markdown
     from ..bench.paper_run import Measuring
@@ -32,11 +38,17 @@ def run_paper(
     table = find_table(name)
     fixed = sorted(given & {"temperature", "top_p", "peers", "batch"})
     if fixed:
-        raise OptionError(f"--{fixed[0].replace('_', '-')} is the table's business; leave it out, or measure without --paper")
+        raise OptionError(
+            f"--{fixed[0].replace('_', '-')} is the table's business; leave it out, or measure "
+            f"without --paper"
+        )
     draft = _draft(wishes) if "methods" in given else None
     if "new_tokens" not in given:
         wishes = replace(wishes, new_tokens=table.new_tokens)
-    if any(MEASURES.get(measure) is MEASURES["pass@1"] for measure in table.measures) or table.kind == "exits":
+    if (
+        any(MEASURES.get(measure) is MEASURES["pass@1"] for measure in table.measures)
+        or table.kind == "exits"
+    ):
         common.stderr().print(WARNING, style="dim")
     target = out or Path(f"{name}-{Path(wishes.model).name}.json")
     result = Measuring(table, wishes, draft, command, target, lambda text: _say(text)).measure(sit)
@@ -47,10 +59,12 @@ def run_paper(
 
 
 def _draft(wishes: Wishes) -> str:
-    """What is to draft instead of the table's drafter: one, without a controller, which the table says."""
+    """What is to draft instead of the table's drafter: one, without a controller, which the table
+    says."""
     if len(wishes.methods) != 1 or "@" in wishes.methods[0]:
         raise OptionError(
-            f"--methods {' '.join(wishes.methods)!r}: with --paper it names one drafter, which the table's rows give their "
+            f"--methods {' '.join(wishes.methods)!r}: with --paper it names one drafter, which "
+            f"the table's rows give their "
             "controllers; write e.g. --methods layer-skip:profile=FILE"
         )
     return wishes.methods[0]

@@ -9,16 +9,23 @@ import typer
 
 from ..errors import OptionError, nearest
 
-Result = Annotated[Path, typer.Argument(help="A JSON that selfspec bench or selfspec sweep wrote.", metavar="RESULT")]
+Result = Annotated[
+    Path,
+    typer.Argument(help="A JSON that selfspec bench or selfspec sweep wrote.", metavar="RESULT"),
+]
 
 
 def report(
     result: Result,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page to write.", show_default="beside the result, as .html")
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The page to write.", show_default="beside the result, as .html"
+        ),
     ] = None,
 ) -> None:
-    """Turn a result into a self-contained page: the verdict, plots, tables; light or dark, for desk and phone.
+    """Turn a result into a self-contained page: the verdict, plots, tables; light or dark, for desk
+    and phone.
 
     Example:  selfspec report suite-demo.json -o report.html
     """
@@ -44,7 +51,10 @@ def page_of(result: Path) -> str:
     if kind == "paper":
         return paper_page(load_paper(result))
     known = ("suite", "sweep", "paper")
-    raise OptionError(f"{result.name} is a result of kind {kind!r}, which has no page; {nearest(str(kind), known)}")
+    raise OptionError(
+        f"{result.name} is a result of kind {kind!r}, which has no page; "
+        f"{nearest(str(kind), known)}"
+    )
 
 
 def kind_of(result: Path) -> object:

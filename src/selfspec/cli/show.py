@@ -1,4 +1,5 @@
-"""How the pieces of a stream are written: as plain text, or with the fate of every draft in colour."""
+"""How the pieces of a stream are written: as plain text, or with the fate of every draft in
+colour."""
 
 from __future__ import annotations
 
@@ -26,13 +27,17 @@ def writer(llm: LLM, drafts: bool) -> Writer:
 
 
 def coloured(piece: Piece, tokenizer: Any) -> Text:
-    """Accepted drafts green, what was drafted in vain red and struck through, what the model wrote itself plain.
+    """Accepted drafts green, what was drafted in vain red and struck through, what the model wrote
+    itself plain.
 
-    Tokens are decoded one by one, so a character of several tokens shows as replacement marks here; the plain text never does.
+    Tokens are decoded one by one, so a character of several tokens shows as replacement marks here;
+    the plain text never does.
     """
 
     def text_of(tokens: list[int]) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
 
     kept, own = piece.tokens[: piece.accepted], piece.tokens[piece.accepted :]
-    return Text.assemble((text_of(kept), "green"), (text_of(piece.rejected), "red strike"), text_of(own))
+    return Text.assemble(
+        (text_of(kept), "green"), (text_of(piece.rejected), "red strike"), text_of(own)
+    )

@@ -1,8 +1,10 @@
-"""Draft & Verify's adaptive draft exit: the confidence threshold rises while too little is accepted and falls while enough is.
+"""Draft & Verify's adaptive draft exit: the confidence threshold rises while too little is accepted
+and falls while enough is.
 
-After every round: rate <- b1 rate + (1 - b1) rate_now (the first round counts in full); wanted = gamma + eps if rate <= alpha,
-else gamma - eps; gamma <- b2 gamma + (1 - b2) wanted. Source: Draft & Verify, equations 5 and 6, with its defaults. Rows of a
-batch share a threshold; rate_now is accepted over drafted of all of them.
+After every round: rate <- b1 rate + (1 - b1) rate_now (the first round counts in full); wanted =
+gamma + eps if rate <= alpha, else gamma - eps; gamma <- b2 gamma + (1 - b2) wanted. Source: Draft &
+Verify, equations 5 and 6, with its defaults. Rows of a batch share a threshold; rate_now is
+accepted over drafted of all of them.
 """
 
 from __future__ import annotations
@@ -11,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..contract import Budget, Outcome, RoundTime
+from ..core.contract import Budget, Outcome, RoundTime
 from ..errors import OptionError
-from .base import Controller, Controlling
+from .base import Controller, ControlSession
 
 
 @dataclass(frozen=True)
@@ -37,16 +39,19 @@ class Adaptive(Controller):
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
-            raise OptionError(f"tokens={self.tokens} leaves nothing to stop; use 1 or more, or draft='none' for plain decoding")
+            raise OptionError(
+                f"tokens={self.tokens} leaves nothing to stop; use 1 or more, or draft='none' for "
+                f"plain decoding"
+            )
         for option in ("threshold", "target", "step", "rate_memory", "threshold_memory"):
             if not 0 <= getattr(self, option) <= 1:
                 raise OptionError(f"{option}={getattr(self, option)} is outside 0 to 1")
 
-    def start(self) -> Controlling:
+    def start(self) -> ControlSession:
         return AdaptiveThreshold(self)
 
 
-class AdaptiveThreshold(Controlling):
+class AdaptiveThreshold(ControlSession):
     """At work; `threshold` and `rate` can be looked at."""
 
     def __init__(self, options: Adaptive) -> None:
@@ -62,7 +67,11 @@ class AdaptiveThreshold(Controlling):
             return
         options = self._options
         now = sum(map(len, outcome.accepted)) / outcome.draft.total
-        self.rate = now if self.rate is None else options.rate_memory * self.rate + (1 - options.rate_memory) * now
+        self.rate = (
+            now
+            if self.rate is None
+            else options.rate_memory * self.rate + (1 - options.rate_memory) * now
+        )
         wanted = self.threshold + (options.step if self.rate <= options.target else -options.step)
         kept = options.threshold_memory * self.threshold
         self.threshold = min(1.0, max(0.0, kept + (1 - options.threshold_memory) * wanted))

@@ -1,4 +1,5 @@
-"""What a controller is: it says each round how many tokens may be drafted, and is told what came of it.
+"""What a controller is: it says each round how many tokens may be drafted, and is told what came of
+it.
 
 Any controller works with any drafter. Frozen dataclasses: the fields are the options.
 """
@@ -9,15 +10,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ..contract import Budget, Outcome, RoundTime
+from ..core.contract import Budget, Outcome, RoundTime
 
 
-class Controlling(ABC):
+class ControlSession(ABC):
     """A controller at work on one generation."""
 
     @abstractmethod
     def budget(self, rooms: Sequence[int]) -> Budget:
-        """`rooms`: how many drafts each unfinished row could still use. 0 drafts are plain decoding."""
+        """`rooms`: how many drafts each unfinished row could still use. 0 drafts are plain
+        decoding."""
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:  # noqa: B027  (a fixed one learns nothing)
         """Told after every round what became of the draft and what it cost."""
@@ -29,5 +31,5 @@ class Controller(ABC):
     name: ClassVar[str]
 
     @abstractmethod
-    def start(self) -> Controlling:
+    def start(self) -> ControlSession:
         """Begin a generation."""

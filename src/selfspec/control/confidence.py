@@ -1,7 +1,8 @@
 """Stop drafting where the draft itself is unsure: a fixed threshold on its largest probability.
 
-Source: Draft & Verify, section 3.3 (the static variant). The token at which confidence falls below the threshold is kept and
-verified. Drafters that look tokens up have no probability; they draft as much as they may.
+Source: Draft & Verify, section 3.3 (the static variant). The token at which confidence falls below
+the threshold is kept and verified. Drafters that look tokens up have no probability; they draft as
+much as they may.
 """
 
 from __future__ import annotations
@@ -10,13 +11,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..contract import Budget
+from ..core.contract import Budget
 from ..errors import OptionError
-from .base import Controller, Controlling
+from .base import Controller, ControlSession
 
 
 @dataclass(frozen=True)
-class Confidence(Controller, Controlling):
+class Confidence(Controller, ControlSession):
     """Draft until the draft's largest probability falls below a threshold."""
 
     name: ClassVar[str] = "confidence"
@@ -28,11 +29,17 @@ class Confidence(Controller, Controlling):
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
-            raise OptionError(f"tokens={self.tokens} leaves nothing to stop; use 1 or more, or draft='none' for plain decoding")
+            raise OptionError(
+                f"tokens={self.tokens} leaves nothing to stop; use 1 or more, or draft='none' for "
+                f"plain decoding"
+            )
         if not 0 <= self.threshold <= 1:
-            raise OptionError(f"threshold={self.threshold} is no probability; use 0 (never stop) to 1 (one draft a round)")
+            raise OptionError(
+                f"threshold={self.threshold} is no probability; use 0 (never stop) to 1 (one "
+                f"draft a round)"
+            )
 
-    def start(self) -> Controlling:
+    def start(self) -> ControlSession:
         return self
 
     def budget(self, rooms: Sequence[int]) -> Budget:

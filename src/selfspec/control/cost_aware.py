@@ -1,7 +1,9 @@
-"""Draft as many tokens as bring the most tokens per second, by what passes and drafts cost here and what was accepted lately.
+"""Draft as many tokens as bring the most tokens per second, by what passes and drafts cost here and
+what was accepted lately.
 
-0 drafts are one of the choices, so a drafter that does not pay is left alone, but for a rare look whether it would by now. And
-one that pays does without drafts now and then, to learn what that costs.
+0 drafts are one of the choices, so a drafter that does not pay is left alone, but for a rare look
+whether it would by now. And one that pays does without drafts now and then, to learn what that
+costs.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..contract import Budget, Outcome, RoundTime
+from ..core.contract import Budget, Outcome, RoundTime
 from ..errors import OptionError
-from .base import Controller, Controlling
+from .base import Controller, ControlSession
 from .costs import FIRST_LENGTH, Checks, CostModel, Looks, best
 
 
@@ -27,13 +29,16 @@ class CostAware(Controller):
 
     def __post_init__(self) -> None:
         if self.most < 1:
-            raise OptionError(f"most={self.most} leaves nothing to choose; use 1 or more, or draft='none' for plain decoding")
+            raise OptionError(
+                f"most={self.most} leaves nothing to choose; use 1 or more, or draft='none' for "
+                f"plain decoding"
+            )
 
-    def start(self) -> Controlling:
-        return Choosing(self.most)
+    def start(self) -> ControlSession:
+        return CostAwareSession(self.most)
 
 
-class Choosing(Controlling):
+class CostAwareSession(ControlSession):
     """At work on one drafter; `costs` can be looked at."""
 
     def __init__(self, most: int) -> None:

@@ -1,9 +1,11 @@
-"""What a round costs and what a draft brings, measured while it runs; the draft length with the most tokens per second follows.
+"""What a round costs and what a draft brings, measured while it runs; the draft length with the
+most tokens per second follows.
 
-Every number is a running one: medians of the last few times (other work on the machine makes spikes), decaying shares of what
-was accepted. What was measured only once or twice, or long ago, is not held against a length: it is tried again if that could
-pay. What earlier requests found is a `prior`: the shape of the costs and the chances to begin with, which this request's own
-numbers overrule within a few rounds. Knows neither models nor drafters.
+Every number is a running one: medians of the last few times (other work on the machine makes
+spikes), decaying shares of what was accepted. What was measured only once or twice, or long ago, is
+not held against a length: it is tried again if that could pay. What earlier requests found is a
+`prior`: the shape of the costs and the chances to begin with, which this request's own numbers
+overrule within a few rounds. Knows neither models nor drafters.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import median
 
-from ..contract import Outcome, RoundTime
+from ..core.contract import Outcome, RoundTime
 
 REMEMBERED = 9  # times of one size whose median counts
 ENOUGH = 3  # so many outvote a spike
@@ -21,19 +23,40 @@ STALE = 128  # times of other sizes after which those of a size are forgotten
 SHORTEST = 1e-9  # seconds: a clock may stand still, but nothing is free
 FADING = 0.97  # what a round weighs in comparison with the next one
 TRUST = 4.0  # how many rounds an expectation weighs
-FIRST_CHANCE, FALLOFF = 0.4, 0.75  # of the first draft to be kept, and of each further one as a share, while nothing is known
-FIRST_LOOK, LAST_LOOK = 8, 128  # rounds until something that did not pay is tried again; twice as many each time
-SOONER = 8  # by what the wait is divided when a look paid; less than all of it, since a single draft can be lucky
+# of the first draft to be kept, and of each further one as a share, while nothing is known
+FIRST_CHANCE, FALLOFF = (
+    0.4,
+    0.75,
+)
+# rounds until something that did not pay is tried again; twice as many each time
+FIRST_LOOK, LAST_LOOK = (
+    8,
+    128,
+)
+# by what the wait is divided when a look paid; less than all of it, since a single draft can be
+# lucky
+SOONER = 8
 FIRST_LENGTH = 2  # drafts of a drafter's first try, when nothing is known of what they cost
-GROWTH = 0.02  # what one more token adds to a pass, as a share, while nothing is known: little, so that more is tried
-CLOSE = 1.1  # drafting that is expected to gain less than this is compared with plain rounds more often
-AT_ONCE, SOON, SELDOM = 2, 32, 128  # rounds with drafts between two plain ones: if in doubt, if it is close, else
+# what one more token adds to a pass, as a share, while nothing is known: little, so that more is
+# tried
+GROWTH = 0.02
+CLOSE = (
+    1.1  # drafting that is expected to gain less than this is compared with plain rounds more often
+)
+# rounds with drafts between two plain ones: if in doubt, if it is close, else
+AT_ONCE, SOON, SELDOM = (
+    2,
+    32,
+    128,
+)
 
 
 class Curve:
-    """Seconds by size: medians where measured; elsewhere the prior's, scaled to what was measured nearest, or a straight line.
+    """Seconds by size: medians where measured; elsewhere the prior's, scaled to what was measured
+    nearest, or a straight line.
 
-    `growth` is what each unit beyond the measured sizes adds, as a share; None if seconds are in proportion to size.
+    `growth` is what each unit beyond the measured sizes adds, as a share; None if seconds are in
+    proportion to size.
     """
 
     def __init__(self, growth: float | None, prior: Curve | None = None) -> None:
@@ -69,10 +92,14 @@ class Curve:
         return self._estimates[size]
 
     def _estimate(self, size: int) -> float:
-        """The size's own median, if it is to be trusted; else the lower of it and what the others suggest: a spike, the only time
-        that it was measured, must not rule it out for good."""
+        """The size's own median, if it is to be trusted; else the lower of it and what the others
+        suggest: a spike, the only time that it was measured, must not rule it out for good."""
         own = self._medians.get(size)
-        if own is not None and len(self._times[size]) >= ENOUGH and self._count - self._last[size] < STALE:
+        if (
+            own is not None
+            and len(self._times[size]) >= ENOUGH
+            and self._count - self._last[size] < STALE
+        ):
             return own
         suggested = self._suggested(size)
         if own is None or suggested is None:
@@ -88,14 +115,18 @@ class Curve:
         if self._prior and self._prior.known:
             if below is None and above is None:
                 return None if size in self._medians else self._prior(size)
-            nearest = above if below is None or (above is not None and above - size < size - below) else below
+            nearest = (
+                above
+                if below is None or (above is not None and above - size < size - below)
+                else below
+            )
             assert nearest is not None
             return self._prior(size) * self._medians[nearest] / self._prior(nearest)
         return self._line(size, below, above)
 
     def _line(self, size: int, below: int | None, above: int | None) -> float | None:
-        """By the nearest sizes; between two, the lower of a line and of growth from below: there may be a step between them, or a
-        spike above."""
+        """By the nearest sizes; between two, the lower of a line and of growth from below: there
+        may be a step between them, or a spike above."""
         medians, guesses = self._medians, []
         if below is not None:
             share = size / below if self._growth is None else 1 + self._growth * (size - below)
@@ -133,13 +164,21 @@ class CostModel:
     def __init__(self, prior: CostModel | None = None) -> None:
         self._prior = prior
         self.passes: Curve = Curve(GROWTH, prior.passes if prior else None)  # by tokens of all rows
-        self.drafting: Curve = Curve(None, prior.drafting if prior else None)  # by drafts of the longest row, from 1 on
-        self._found = Share()  # of the rounds in which it was asked, those in which it had something to say
-        self._kept: list[Share] = []  # by place in the draft, of what was asked for; a draft that ended before is not kept
-        self._rates: dict[tuple[int, int], list[float]] = {}  # answers since the last round that was observed
+        # by drafts of the longest row, from 1 on
+        self.drafting: Curve = Curve(None, prior.drafting if prior else None)
+        # of the rounds in which it was asked, those in which it had something to say
+        self._found = Share()
+        self._kept: list[
+            Share
+            # by place in the draft, of what was asked for; a draft that ended before is not kept
+        ] = []
+        self._rates: dict[
+            tuple[int, int], list[float]
+        ] = {}  # answers since the last round that was observed
 
     def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
-        """One round; `asked` says how much each row was to draft, nothing if this drafter was not asked at all."""
+        """One round; `asked` says how much each row was to draft, nothing if this drafter was not
+        asked at all."""
         made = [len(tokens) for tokens in outcome.draft.tokens]
         self._rates.clear()
         self.passes.observe(sum(made) + len(made), time.verify + time.host)
@@ -152,7 +191,8 @@ class CostModel:
         self._found.add(found)
         if found:
             self._kept += [Share() for _ in range(len(self._kept), max(asked))]
-            for share in self._kept:  # also of places that are not drafted any more: what they were once like is forgotten
+            # also of places that are not drafted any more: what they were once like is forgotten
+            for share in self._kept:
                 share.fade()
             for count, kept in zip(asked, accepted, strict=True):
                 for place in range(count):
@@ -167,16 +207,20 @@ class CostModel:
         return self._found.expected(self._prior.coverage if self._prior else 1.0)
 
     def chances(self, count: int) -> list[float]:
-        """Of each place in a draft, how likely it is kept. What is not known yet falls off from the place before."""
+        """Of each place in a draft, how likely it is kept. What is not known yet falls off from the
+        place before."""
         before = self._prior.chances(count) if self._prior else []
         found: list[float] = []
         for place in range(count):
             otherwise = before[place] if before else found[-1] * FALLOFF if found else FIRST_CHANCE
-            found.append(self._kept[place].expected(otherwise) if place < len(self._kept) else otherwise)
+            found.append(
+                self._kept[place].expected(otherwise) if place < len(self._kept) else otherwise
+            )
         return found
 
     def rates(self, rows: int, most: int) -> list[float]:
-        """Expected tokens per second of all rows, by the number of drafts a row, from 0 on; only once a pass was measured."""
+        """Expected tokens per second of all rows, by the number of drafts a row, from 0 on; only
+        once a pass was measured."""
         if (rows, most) not in self._rates:
             self._rates[rows, most] = self._expect(rows, most)
         return self._rates[rows, most]
@@ -200,7 +244,8 @@ class Looks:
         self._bar: float | None = None
 
     def due(self, otherwise: float) -> bool:
-        """Asked once a round in which it seems not to pay; `otherwise`: the tokens per second expected without it."""
+        """Asked once a round in which it seems not to pay; `otherwise`: the tokens per second
+        expected without it."""
         self._waited += 1
         if self._waited < self._wait:
             return False
@@ -210,13 +255,16 @@ class Looks:
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         """Told after every round; if that was a look and it paid, the next is soon."""
-        if self._bar is not None and sum(map(len, outcome.kept)) > self._bar * (time.draft + time.verify + time.host):
+        if self._bar is not None and sum(map(len, outcome.kept)) > self._bar * (
+            time.draft + time.verify + time.host
+        ):
             self._wait = max(FIRST_LOOK, self._wait // SOONER)
         self._bar = None
 
 
 class Checks:
-    """When to do without drafts though they pay: what a plain round costs is one side of every comparison."""
+    """When to do without drafts though they pay: what a plain round costs is one side of every
+    comparison."""
 
     def __init__(self) -> None:
         self._drafted = 0  # rounds with drafts since the last one without
@@ -224,7 +272,11 @@ class Checks:
     def due(self, rates: Sequence[float], tokens: int) -> bool:
         """`rates`: expected by the number of drafts, of which `tokens` are to be made."""
         gain = rates[tokens] / rates[0]
-        if gain > 1 + tokens:  # more than if all were kept and drafting were free: what is known of plain rounds is wrong
+        if (
+            gain > 1 + tokens
+            # more than if all were kept and drafting were free: what is known of plain rounds is
+            # wrong
+        ):
             return self._drafted >= AT_ONCE
         return self._drafted >= (SOON if gain < CLOSE else SELDOM)
 

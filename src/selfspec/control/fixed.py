@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..contract import Budget
+from ..core.contract import Budget
 from ..errors import OptionError
-from .base import Controller, Controlling
+from .base import Controller, ControlSession
 
 
 @dataclass(frozen=True)
-class FixedLength(Controller, Controlling):
+class FixedLength(Controller, ControlSession):
     """Always the same number of drafts a round, less where a row has no room for them."""
 
     name: ClassVar[str] = "fixed"
@@ -24,7 +24,7 @@ class FixedLength(Controller, Controlling):
         if self.tokens < 0:
             raise OptionError(f"cannot draft {self.tokens} tokens; use 0 (plain decoding) or more")
 
-    def start(self) -> Controlling:
+    def start(self) -> ControlSession:
         return self
 
     def budget(self, rooms: Sequence[int]) -> Budget:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from ..core.options import with_options
 from ..errors import OptionError, nearest
-from ..options import with_options
 from .base import Controller
 
 BUILT_IN = {
@@ -38,7 +38,8 @@ def make_controller(control: str | Controller | None, options: Mapping[str, Any]
     if isinstance(control, Controller):
         if options:
             raise OptionError(
-                f"control_options {dict(options)} belong to a controller's name, but an object was given; set them on it"
+                f"control_options {dict(options)} belong to a controller's name, but an object "
+                f"was given; set them on it"
             )
         return control
     name = control or DEFAULT

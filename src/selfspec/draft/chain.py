@@ -1,10 +1,11 @@
-"""What drafters that run part of the model have in common: one token after another, each row as far as its budget and
-confidence go.
+"""What drafters that run part of the model have in common: one token after another, each row as far
+as its budget and confidence go.
 
-A subclass says how one more token is computed. Tokens are chosen by the row's own sampler, from the draft's logits, with the
-random number that belongs to the position: under sampling that makes agreement with the target's draw as likely as the two
-distributions are alike. With `sample` they are drawn with numbers of their own instead, and verified by rejection (speculative
-sampling as published). A row's draft ends with a token that would end the row: nothing behind it could be kept.
+A subclass says how one more token is computed. Tokens are chosen by the row's own sampler, from the
+draft's logits, with the random number that belongs to the position: under sampling that makes
+agreement with the target's draw as likely as the two distributions are alike. With `sample` they
+are drawn with numbers of their own instead, and verified by rejection (speculative sampling as
+published). A row's draft ends with a token that would end the row: nothing behind it could be kept.
 """
 
 from __future__ import annotations
@@ -17,49 +18,64 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from ..contract import Budget, Draft, ExitState
-from ..draws import DRAFT, invert, uniform
+from ..core.contract import Budget, Draft, ExitState
+from ..core.randomness import DRAFT, invert, uniform
 from ..errors import OptionError
-from ..model.cache import Place, Span
+from ..model.compute.cache import RowSpan, TokenLayout
+from ..model.compute.plan import LayerPlan
 from ..model.partial_head import PartialHead
-from ..model.plan import LayerPlan
-from .base import Drafting, Scene
+from .base import DraftSession, Target
 
 
-class ChainDrafting(Drafting):
+class ChainSession(DraftSession):
     """Drafts chains with part of the model, on the generation's own cache.
 
-    `vocabulary`, `tokens`: score only that many of the most frequent tokens, and these, and those of the prompts, from which much
-    is copied; without both all tokens are scored. `vocabulary` may also be a part's own choice.
-    `sample`: under sampling, draw drafts independently of the target's own draws and report what they were drawn from.
+    `vocabulary`, `tokens`: score only that many of the most frequent tokens, and these, and those
+    of the prompts, from which much is copied; without both all tokens are scored. `vocabulary` may
+    also be a part's own choice. `sample`: under sampling, draw drafts independently of the target's
+    own draws and report what they were drawn from.
     """
 
-    def __init__(self, scene: Scene, vocabulary: int | PartialHead = 0, sample: bool = False, tokens: Sequence[int] = ()) -> None:
-        size = scene.model.shape.vocabulary
+    def __init__(
+        self,
+        target: Target,
+        vocabulary: int | PartialHead = 0,
+        sample: bool = False,
+        tokens: Sequence[int] = (),
+    ) -> None:
+        size = target.model.shape.vocabulary
         outside = [token for token in tokens if not 0 <= token < size]
         if outside:
             raise OptionError(
-                f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it could never be drafted; "
+                f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it "
+                f"could never be drafted; "
                 "make the list with this model's tokenizer"
             )
-        self.scene, self.cache = scene, scene.cache
-        self._ends = scene.ends or [frozenset[int]()] * len(scene.prompts)
-        self._sample = sample and not all(sampler.params.greedy for sampler in scene.samplers)
+        self.target, self.cache = target, target.cache
+        self._ends = target.ends or [frozenset[int]()] * len(target.prompts)
+        self._sample = sample and not all(sampler.params.greedy for sampler in target.samplers)
         if isinstance(vocabulary, PartialHead):
             self._partial: PartialHead | None = vocabulary
         elif not 0 <= vocabulary <= size:
-            raise OptionError(f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores all of it")
+            raise OptionError(
+                f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 "
+                f"scores all of it"
+            )
         elif vocabulary < size and (vocabulary or tokens):
-            part = scene.model.partial_head(vocabulary, tokens)
-            # What is drawn at random decides the text, and may not depend on what neighbours ask: then prompts stay out.
-            self._partial = part if self._sample else part.joined_by(chain(*scene.prompts))
+            part = target.model.partial_head(vocabulary, tokens)
+            # What is drawn at random decides the text, and may not depend on what neighbours ask:
+            # then prompts stay out.
+            self._partial = part if self._sample else part.joined_by(chain(*target.prompts))
         else:
             self._partial = None
-        self._drawn_from: dict[int, list[Tensor]] = {}  # of each row: the distribution of each of its drafts
-        self.reads_wait = scene.model.device.type != "cpu"  # whether reading a token means waiting for the device
+        self._drawn_from: dict[
+            int, list[Tensor]
+        ] = {}  # of each row: the distribution of each of its drafts
+        # whether reading a token means waiting for the device
+        self.reads_wait = target.model.device.type != "cpu"
 
     @abstractmethod
-    def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
+    def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
         """The draft's hidden states of these tokens, one a row, ready for the head."""
 
     def slot(self, row: int, length: int) -> int:
@@ -71,7 +87,7 @@ class ChainDrafting(Drafting):
         return Draft(tokens)
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        plain = not self._sample and all(self.scene.samplers[row].plain for row in rows)
+        plain = not self._sample and all(self.target.samplers[row].plain for row in rows)
         if self.reads_wait and plain and budget.threshold is None:
             return self.finish(self._unread(rows, texts, budget.tokens), rows)
         drafted: list[list[int]] = [[] for _ in rows]
@@ -80,34 +96,54 @@ class ChainDrafting(Drafting):
         while active:
             last = [(texts[i], *drafted[i])[-1] if drafted[i] else texts[i][-1] for i in active]
             slots = [self.slot(rows[i], len(texts[i]) + len(drafted[i])) for i in active]
-            place = self.cache.place_at([Span(rows[i], slot, 1) for i, slot in zip(active, slots, strict=True)])
-            x = self.hidden(torch.tensor(last, device=self.scene.model.device), place, [rows[i] for i in active])
+            layout = self.cache.layout_at(
+                [RowSpan(rows[i], slot, 1) for i, slot in zip(active, slots, strict=True)]
+            )
+            x = self.hidden(
+                torch.tensor(last, device=self.target.model.device),
+                layout,
+                [rows[i] for i in active],
+            )
             tokens, confident = self._choose(
-                x, [rows[i] for i in active], [[*texts[i], *drafted[i]] for i in active], budget.threshold
+                x,
+                [rows[i] for i in active],
+                [[*texts[i], *drafted[i]] for i in active],
+                budget.threshold,
             )
             for i, token in zip(active, tokens, strict=True):
                 drafted[i].append(token)
             active = [
                 i
                 for i, sure in zip(active, confident, strict=True)
-                if sure and len(drafted[i]) < budget.tokens[i] and drafted[i][-1] not in self._ends[rows[i]]
+                if sure
+                and len(drafted[i]) < budget.tokens[i]
+                and drafted[i][-1] not in self._ends[rows[i]]
             ]
         draft = self.finish(drafted, rows)
-        return replace(draft, probs=[self._distributions(row) for row in rows]) if self._sample else draft
+        return (
+            replace(draft, probs=[self._distributions(row) for row in rows])
+            if self._sample
+            else draft
+        )
 
-    def _unread(self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]) -> list[list[int]]:
-        """Greedy drafts of lengths that are known: nothing has to be decided on the way, so a GPU's tokens are read once, at the
-        end. A few may stand behind an end of sequence, which is cheaper than to look after each."""
+    def _unread(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]
+    ) -> list[list[int]]:
+        """Greedy drafts of lengths that are known: nothing has to be decided on the way, so a GPU's
+        tokens are read once, at the end. A few may stand behind an end of sequence, which is
+        cheaper than to look after each."""
         steps: list[tuple[list[int], Tensor]] = []
         for depth in range(max(most, default=0)):
             active = [index for index, tokens in enumerate(most) if tokens > depth]
             if depth == 0:
-                last = torch.tensor([texts[i][-1] for i in active], device=self.scene.model.device)
+                last = torch.tensor([texts[i][-1] for i in active], device=self.target.model.device)
             elif len(active) < len(last):
                 last = last[[steps[-1][0].index(i) for i in active]]
             slots = [self.slot(rows[i], len(texts[i]) + depth) for i in active]
-            place = self.cache.place_at([Span(rows[i], slot, 1) for i, slot in zip(active, slots, strict=True)])
-            last = self._best(self._logits(self.hidden(last, place, [rows[i] for i in active])))
+            layout = self.cache.layout_at(
+                [RowSpan(rows[i], slot, 1) for i, slot in zip(active, slots, strict=True)]
+            )
+            last = self._best(self._logits(self.hidden(last, layout, [rows[i] for i in active])))
             steps.append((active, last))
         drafted: list[list[int]] = [[] for _ in rows]
         read = iter(torch.cat([tokens for _, tokens in steps]).tolist() if steps else ())
@@ -117,22 +153,30 @@ class ChainDrafting(Drafting):
         return drafted
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self._partial(x) if self._partial else self.scene.model.head(x)
+        return self._partial(x) if self._partial else self.target.model.head(x)
 
     def _best(self, logits: Tensor) -> Tensor:
         best = logits.argmax(-1)
         return self._partial.tokens[best] if self._partial else best
 
     def _choose(
-        self, x: Tensor, rows: Sequence[int], contexts: Sequence[Sequence[int]], threshold: float | None
+        self,
+        x: Tensor,
+        rows: Sequence[int],
+        contexts: Sequence[Sequence[int]],
+        threshold: float | None,
     ) -> tuple[list[int], list[bool]]:
         logits = self._logits(x)
-        sure = [True] * len(rows) if threshold is None else (logits.float().softmax(-1).amax(-1) >= threshold).tolist()
-        samplers = [self.scene.samplers[row] for row in rows]
+        sure = (
+            [True] * len(rows)
+            if threshold is None
+            else (logits.float().softmax(-1).amax(-1) >= threshold).tolist()
+        )
+        samplers = [self.target.samplers[row] for row in rows]
         if not self._sample and all(sampler.plain for sampler in samplers):
             return self._best(logits).tolist(), sure
         if self._partial:  # penalties and biases speak of the whole vocabulary
-            whole = logits.new_full((len(rows), self.scene.model.shape.vocabulary), -torch.inf)
+            whole = logits.new_full((len(rows), self.target.model.shape.vocabulary), -torch.inf)
             whole[:, self._partial.tokens] = logits
             logits = whole
         if self._sample:
@@ -144,7 +188,7 @@ class ChainDrafting(Drafting):
         return chosen, sure
 
     def _draw(self, row: int, logits: Tensor, context: Sequence[int]) -> int:
-        sampler = self.scene.samplers[row]
+        sampler = self.target.samplers[row]
         q = sampler.probabilities(logits[None], [context])[0]
         self._drawn_from[row].append(q)
         return invert(q, uniform(sampler.seed, len(context), DRAFT))
@@ -153,24 +197,25 @@ class ChainDrafting(Drafting):
         """(drafts, vocab), a row's."""
         if drawn_from := self._drawn_from[row]:
             return torch.stack(drawn_from)
-        return torch.empty(0, self.scene.model.shape.vocabulary, device=self.scene.model.device)
+        return torch.empty(0, self.target.model.shape.vocabulary, device=self.target.model.device)
 
 
-class PartDrafting(ChainDrafting):
-    """Drafts with the halves of a plan. What the plan computes before its first skip is what the whole model computes, so these
-    layers need not run again: their states are left for verification (`reuse`), which runs the other layers only.
+class LayerSession(ChainSession):
+    """Drafts with the halves of a plan. What the plan computes before its first skip is what the
+    whole model computes, so these layers need not run again: their states are left for verification
+    (`reuse`), which runs the other layers only.
     """
 
     def __init__(
         self,
-        scene: Scene,
+        target: Target,
         plan: LayerPlan | None,
         vocabulary: int | PartialHead = 0,
         reuse: bool = True,
         sample: bool = False,
         tokens: Sequence[int] = (),
     ) -> None:
-        super().__init__(scene, vocabulary, sample, tokens)
+        super().__init__(target, vocabulary, sample, tokens)
         self._reuse = reuse
         self._states: dict[int, list[Tensor]] = {}
         self.use(plan)
@@ -179,9 +224,11 @@ class PartDrafting(ChainDrafting):
         """Draft by this plan from now on; None drafts nothing."""
         self.plan = plan
         self._exact = _exact_layers(plan) if plan else 0
-        pieces = [_piece(plan, 0, self._exact), _piece(plan, self._exact, plan.stop)] if plan else []
+        pieces = (
+            [_piece(plan, 0, self._exact), _piece(plan, self._exact, plan.stop)] if plan else []
+        )
         self._pieces = [piece for piece in pieces if piece]
-        assert self._exact < self.scene.model.layers, (
+        assert self._exact < self.target.model.layers, (
             "a plan that skips nothing is the whole model, which need not be drafted with"
         )
 
@@ -191,11 +238,11 @@ class PartDrafting(ChainDrafting):
         self._states = {row: [] for row in rows}
         return super().propose(rows, texts, budget)
 
-    def hidden(self, tokens: Tensor, place: Place, rows: Sequence[int]) -> Tensor:
-        model = self.scene.model
+    def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
+        model = self.target.model
         x = model.embed(tokens)
         for piece in self._pieces:
-            x = model.run(x, piece, self.scene.cache, place)
+            x = model.run(x, piece, self.target.cache, layout)
             if piece.stop == self._exact:
                 for index, row in enumerate(rows):
                     self._states[row].append(x[index : index + 1])
@@ -204,7 +251,7 @@ class PartDrafting(ChainDrafting):
     def finish(self, tokens: list[list[int]], rows: Sequence[int]) -> Draft:
         if not (self._reuse and self._exact and any(tokens)):
             return Draft(tokens)
-        model = self.scene.model
+        model = self.target.model
         empty = torch.empty(0, model.shape.width, dtype=model.dtype, device=model.device)
         states = [torch.cat(self._states[row]) if self._states[row] else empty for row in rows]
         return Draft(tokens, resume=ExitState(self._exact, states))
@@ -218,6 +265,7 @@ def _exact_layers(plan: LayerPlan) -> int:
 def _piece(plan: LayerPlan, start: int, stop: int) -> LayerPlan | None:
     """The plan's layers `start` to `stop` - 1, or None if nothing of them runs."""
     attention, mlp = (
-        frozenset(layer for layer in skipped if start <= layer < stop) for skipped in (plan.skipped_attention, plan.skipped_mlp)
+        frozenset(layer for layer in skipped if start <= layer < stop)
+        for skipped in (plan.skipped_attention, plan.skipped_mlp)
     )
     return None if len(attention & mlp) == stop - start else LayerPlan(start, stop, attention, mlp)

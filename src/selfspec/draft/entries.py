@@ -1,9 +1,12 @@
-"""What a trained part knows of each row's kept text: tapped states of the whole model, and a cache of the part's own.
+"""What a trained part knows of each row's kept text: tapped states of the whole model, and a cache
+of the part's own.
 
-States come with the prompt and with every verification; those of rejected drafts are dropped, the others wait until the
-part reads them. Where states are missing (the beginning of a prompt that was cached, a round whose first layers were not run)
-the part's context begins anew behind the gap. Entries of drafts need no rollback: they lie behind the kept text's, nobody looks
-there, and they are written over. Shared by the drafters that run parts; does not know what a part makes of an entry.
+States come with the prompt and with every verification; those of rejected drafts are dropped, the
+others wait until the part reads them. Where states are missing (the beginning of a prompt that was
+cached, a round whose first layers were not run) the part's context begins anew behind the gap.
+Entries of drafts need no rollback: they lie behind the kept text's, nobody looks there, and they
+are written over. Shared by the drafters that run parts; does not know what a part makes of an
+entry.
 """
 
 from __future__ import annotations
@@ -14,16 +17,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..contract import Outcome
-from ..model.adapter import PREFILL_CHUNK
-from ..model.cache import KVCache, Span
-from ..model.taps import Taps
+from ..core.contract import Outcome
+from ..model.compute.cache import KVCache, RowSpan
+from ..model.compute.hidden_states import StateCollector
+from ..model.layered import PREFILL_CHUNK
 
 
 @dataclass
 class Known:
-    """Of one row: slot 0 of the part's cache belongs to token `first`, `held` entries were read, `waiting` were not: (n, taps,
-    width)."""
+    """Of one row: slot 0 of the part's cache belongs to token `first`, `held` entries were read,
+    `waiting` were not: (n, taps, width)."""
 
     first: int = 0
     held: int = 0
@@ -39,7 +42,7 @@ class Known:
 class Unread:
     """Entries to read in one pass: where they go, the first token of each span, their states."""
 
-    spans: Sequence[Span]
+    spans: Sequence[RowSpan]
     begins: Sequence[int]
     states: Tensor
 
@@ -48,7 +51,7 @@ class Entries:
     """The rows' entries in a cache of the part's own."""
 
     def __init__(self, layers: Sequence[int], cache: KVCache) -> None:
-        self.taps, self.cache = Taps(layers), cache
+        self.collectors, self.cache = StateCollector(layers), cache
         self._known = [Known() for _ in range(cache.rows)]
 
     def __getitem__(self, row: int) -> Known:
@@ -57,15 +60,20 @@ class Entries:
     def observe(self, outcome: Outcome) -> None:
         """Take over the states of what a round kept."""
         paths = {}
-        for row, text, kept, accepted in zip(outcome.rows, outcome.texts, outcome.kept, outcome.accepted, strict=True):
+        for row, text, kept, accepted in zip(
+            outcome.rows, outcome.texts, outcome.kept, outcome.accepted, strict=True
+        ):
             begin = len(text) - len(kept) - 1  # the slot of what was the last token
             paths[row, begin] = [0, *(index + 1 for index in accepted)][: len(kept)]
         self.gather(paths)
 
     def gather(self, paths: Mapping[tuple[int, int], Sequence[int]] | None = None) -> None:
-        """Sort new states by rows. Of a verification, a span that begins where a path does, the path counts; of others all."""
-        for place, states in self.taps.take():
-            for span, piece in zip(place.spans, states.split([span.count for span in place.spans]), strict=True):
+        """Sort new states by rows. Of a verification, a span that begins where a path does, the
+        path counts; of others all."""
+        for place, states in self.collectors.take():
+            for span, piece in zip(
+                place.spans, states.split([span.count for span in place.spans]), strict=True
+            ):
                 path = (paths or {}).get((span.row, span.first))
                 self._add(span.row, span.first, piece if path is None else piece[list(path)])
 
@@ -76,7 +84,8 @@ class Entries:
         known.waiting = states if known.waiting is None else torch.cat([known.waiting, states])
 
     def unread(self, rows: Sequence[int]) -> Iterator[Unread]:
-        """What waits of these rows, all rows together, a limited number of entries at a time; it counts as read."""
+        """What waits of these rows, all rows together, a limited number of entries at a time; it
+        counts as read."""
         while left := [row for row in rows if self._known[row].waiting is not None]:
             room, spans, begins, states = PREFILL_CHUNK, [], [], []
             for row in left:
@@ -84,7 +93,7 @@ class Entries:
                 assert known.waiting is not None
                 count = min(room, len(known.waiting))
                 if count:
-                    spans.append(Span(row, known.held, count))
+                    spans.append(RowSpan(row, known.held, count))
                     begins.append(known.first + known.held)
                     states.append(known.waiting[:count])
                     known.held += count

@@ -1,8 +1,9 @@
-"""Two drafters in one: the first guesses, the second where the first finds nothing, or, with a tree, in the room it leaves.
+"""Two drafters in one: the first guesses, the second where the first finds nothing, or, with a
+tree, in the room it leaves.
 
-By default a lookup and then token recycling, both free of model cost: one knows the text, the other what the model said
-lately. That a lookup goes first and a costlier drafter second is common practice; merging both into one tree is ours. Does
-not know what its two drafters do.
+By default a lookup and then token recycling, both free of model cost: one knows the text, the other
+what the model said lately. That a lookup goes first and a costlier drafter second is common
+practice; merging both into one tree is ours. Does not know what its two drafters do.
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..contract import Budget, Draft, ExitState, Outcome
+from ..core.contract import Budget, Draft, ExitState, Outcome
 from ..errors import OptionError
-from ..model.passes import HalfWatch
-from .base import Drafter, Drafting, Scene
+from ..model.passes import HalfObserver
+from .base import Drafter, DraftSession, Target
+from .guess_tree import GuessTree, draft_of, families
 from .registry import make_drafter
-from .tree import GuessTree, draft_of, families
 
-# What a named first drafter is told if the user says nothing. A lookup that shares its budget stops where its guesses become
-# unlikely; one that goes first alone must find nothing now and then, or the second would never be asked.
+# What a named first drafter is told if the user says nothing. A lookup that shares its budget stops
+# where its guesses become unlikely; one that goes first alone must find nothing now and then, or
+# the second would never be asked.
 MERGING: Mapping[str, Mapping[str, Any]] = {"ngram": {"least": 0.15}}
 GOING_FIRST: Mapping[str, Mapping[str, Any]] = {"ngram": {"shortest": 2}}
 
@@ -40,14 +42,17 @@ class Hybrid(Drafter):
     then: str | Drafter = "recycle"
     """The drafter for where the first finds nothing, by name or as an object."""
     first_options: Mapping[str, Any] | None = None
-    """Options of the first, if it is named; None makes a lookup fit in: least=0.15 if merging, else shortest=2."""
+    """Options of the first, if it is named; None makes a lookup fit in: least=0.15 if merging, else
+    shortest=2."""
     then_options: Mapping[str, Any] | None = None
     """Options of the second, if it is named."""
     merge: bool | None = None
-    """Give the second the room that the first leaves, as one tree; None does so if the second drafts trees."""
+    """Give the second the room that the first leaves, as one tree; None does so if the second
+    drafts trees."""
 
     def __post_init__(self) -> None:
-        assert self._parts  # unknown names and options are errors now, not in the middle of a request
+        # unknown names and options are errors now, not in the middle of a request
+        assert self._parts
 
     @cached_property
     def _parts(self) -> tuple[Drafter, Drafter]:
@@ -65,33 +70,37 @@ class Hybrid(Drafter):
     def learns_across_requests(self) -> bool:
         return any(part.learns_across_requests for part in self._parts)
 
-    def start(self, scene: Scene) -> Drafting:
+    def start(self, target: Target) -> DraftSession:
         first, then = self._parts
-        return _Both(_led(first.start(scene), "first"), _led(then.start(scene), "then"), self._merges(then))
+        return _Both(
+            _led(first.start(target), "first"), _led(then.start(target), "then"), self._merges(then)
+        )
 
 
 def _made(drafter: str | Drafter, options: Mapping[str, Any], role: str) -> Drafter:
     made = make_drafter(drafter, options)
     if made is None:
         raise OptionError(
-            f"{role}={drafter!r} drafts nothing, so there is nothing to combine; name a drafter, or use the other alone"
+            f"{role}={drafter!r} drafts nothing, so there is nothing to combine; name a drafter, "
+            f"or use the other alone"
         )
     return made
 
 
-def _led(drafting: Drafting, role: str) -> Drafting:
+def _led(drafting: DraftSession, role: str) -> DraftSession:
     if drafting.control:
         raise OptionError(
-            f"{role} brings a controller of its own, and a hybrid would never ask it; combine drafters without one, not auto"
+            f"{role} brings a controller of its own, and a hybrid would never ask it; combine "
+            f"drafters without one, not auto"
         )
     return drafting
 
 
-class _Both(Drafting):
-    def __init__(self, first: Drafting, then: Drafting, merge: bool) -> None:
+class _Both(DraftSession):
+    def __init__(self, first: DraftSession, then: DraftSession, merge: bool) -> None:
         self._first, self._then, self._merge = first, then, merge
-        self.watch = _both_watches(first.watch, then.watch)
-        self.taps = [*first.taps, *then.taps]
+        self.observer = _both_watches(first.observer, then.observer)
+        self.collectors = [*first.collectors, *then.collectors]
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
         first = self._first.propose(rows, texts, budget)
@@ -103,7 +112,9 @@ class _Both(Drafting):
         if not asked:
             return first
         share = Budget([budget.tokens[index] for index in asked], budget.threshold)
-        then = self._then.propose([rows[index] for index in asked], [texts[index] for index in asked], share)
+        then = self._then.propose(
+            [rows[index] for index in asked], [texts[index] for index in asked], share
+        )
         return _joined(first, then, asked, budget)
 
     def observe(self, outcome: Outcome) -> None:
@@ -115,7 +126,8 @@ class _Both(Drafting):
 def _joined(first: Draft, then: Draft, asked: Sequence[int], budget: Budget) -> Draft:
     if first.probs is not None or then.probs is not None:
         raise OptionError(
-            "a hybrid cannot use a drafter that samples its drafts, since the other's are chosen outright; "
+            "a hybrid cannot use a drafter that samples its drafts, since the other's are chosen "
+            "outright; "
             "let it choose them (sample=False)"
         )
     trees = [GuessTree(most) for most in budget.tokens]
@@ -124,26 +136,29 @@ def _joined(first: Draft, then: Draft, asked: Sequence[int], budget: Budget) -> 
     alone = all(not first.tokens[index] for index in asked)
     for index, tokens, parents in zip(asked, then.tokens, families(then), strict=True):
         trees[index].merge(tokens, parents)
-    if then.resume is None or not alone:  # layers that a merged drafter ran are run again: its states are a chain's
+    # layers that a merged drafter ran are run again: its states are a chain's
+    if then.resume is None or not alone:
         return draft_of(trees)
     resume = _spread(then.resume, asked, len(trees))
-    return Draft([tree.trunk() for tree in trees], resume=resume)  # trees would be verified from the first layer on
+    # trees would be verified from the first layer on
+    return Draft([tree.trunk() for tree in trees], resume=resume)
 
 
 def _spread(resume: ExitState, asked: Sequence[int], rows: int) -> ExitState:
-    """The states of the rows that were asked; the others have none, so all their layers will be run."""
+    """The states of the rows that were asked; the others have none, so all their layers will be
+    run."""
     states: list[Tensor] = [torch.empty_like(resume.states[0][:0])] * rows
     for index, state in zip(asked, resume.states, strict=True):
         states[index] = state
     return ExitState(resume.layer, states)
 
 
-def _both_watches(first: HalfWatch | None, then: HalfWatch | None) -> HalfWatch | None:
+def _both_watches(first: HalfObserver | None, then: HalfObserver | None) -> HalfObserver | None:
     if first is None or then is None:
         return first or then
 
-    def watch(layer: int, attention: bool, before: Tensor, after: Tensor) -> None:
+    def observer(layer: int, attention: bool, before: Tensor, after: Tensor) -> None:
         first(layer, attention, before, after)
         then(layer, attention, before, after)
 
-    return watch
+    return observer

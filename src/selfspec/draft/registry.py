@@ -1,4 +1,5 @@
-"""Drafters by name: ours, and those that other packages add through the entry point group `selfspec.drafters`."""
+"""Drafters by name: ours, and those that other packages add through the entry point group
+`selfspec.drafters`."""
 
 from __future__ import annotations
 
@@ -7,21 +8,21 @@ from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from ..core.options import with_options
 from ..errors import OptionError, nearest
-from ..options import with_options
 from .base import Drafter
 
 BUILT_IN = {
-    "cosine": "cosine:Cosine",
-    "draft-head": "draft_head:DraftHead",
-    "draft-model": "draft_model:DraftModel",
-    "early-exit": "early_exit:EarlyExit",
+    "cosine": "from_layers.cosine:Cosine",
+    "draft-head": "from_models.draft_head:DraftHead",
+    "draft-model": "from_models.draft_model:DraftModel",
+    "early-exit": "from_layers.early_exit:EarlyExit",
     "hybrid": "hybrid:Hybrid",
-    "jacobi": "jacobi:Jacobi",
-    "kv-subset": "kv_subset:KVSubset",
-    "layer-skip": "layer_skip:LayerSkip",
-    "ngram": "ngram:NGram",
-    "recycle": "recycle:TokenRecycling",
+    "jacobi": "from_text.jacobi:Jacobi",
+    "kv-subset": "from_layers.kv_subset:KVSubset",
+    "layer-skip": "from_layers.layer_skip:LayerSkip",
+    "ngram": "from_text.ngram:NGram",
+    "recycle": "from_text.recycle:TokenRecycling",
     "scripted": "scripted:ScriptedDrafter",
 }
 GROUP = "selfspec.drafters"
@@ -40,11 +41,14 @@ def drafter_class(name: str) -> type[Drafter]:
     else:
         points = list(entry_points(group=GROUP, name=name))
         if not points:
-            raise OptionError(f"there is no drafter {name!r}; {nearest(name, [*drafter_names(), 'auto', 'none'])}")
+            raise OptionError(
+                f"there is no drafter {name!r}; {nearest(name, [*drafter_names(), 'auto', 'none'])}"
+            )
         found = points[0].load()
     if not (isinstance(found, type) and issubclass(found, Drafter)):
         raise OptionError(
-            f"drafter {name!r} is {found!r}, which is no subclass of selfspec.draft.base.Drafter; its package must fix that"
+            f"drafter {name!r} is {found!r}, which is no subclass of selfspec.draft.base.Drafter; "
+            f"its package must fix that"
         )
     return found
 
@@ -54,7 +58,8 @@ def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Dra
     if draft is None or draft == "none" or isinstance(draft, Drafter):
         if options:
             raise OptionError(
-                f"draft_options {dict(options)} belong to a drafter's name, but draft is {draft!r}; set them on the object"
+                f"draft_options {dict(options)} belong to a drafter's name, but draft is "
+                f"{draft!r}; set them on the object"
             )
         return draft if isinstance(draft, Drafter) else None
     return with_options(drafter_class(draft), options, f"drafter {draft!r}")

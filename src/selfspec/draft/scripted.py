@@ -1,6 +1,7 @@
 """The public fake: drafts what it was told to. For tests, documentation and trying out the engine.
 
-`ScriptedDrafter([answer])` is always right when `answer` is what the model will write, and can be made wrong on purpose.
+`ScriptedDrafter([answer])` is always right when `answer` is what the model will write, and can be
+made wrong on purpose.
 """
 
 from __future__ import annotations
@@ -9,33 +10,37 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..contract import Budget, Draft
-from .base import Drafter, Drafting, Scene
+from ..core.contract import Budget, Draft
+from .base import Drafter, DraftSession, Target
 
 
 @dataclass(frozen=True)
 class ScriptedDrafter(Drafter):
-    """Row i drafts from `script[i]`, a guess at all its new tokens, going on wherever the row is."""
+    """Row i drafts from `script[i]`, a guess at all its new tokens, going on wherever the row
+    is."""
 
     name: ClassVar[str] = "scripted"
 
     script: Sequence[Sequence[int]] = ()
     """One list of tokens a row; rows without one draft nothing."""
     wrong_every: int = 0
-    """Replace the n-th, 2n-th, ... token of the script by another one, so that a known share is rejected; 0 replaces none."""
+    """Replace the n-th, 2n-th, ... token of the script by another one, so that a known share is
+    rejected; 0 replaces none."""
 
-    def start(self, scene: Scene) -> Drafting:
+    def start(self, target: Target) -> DraftSession:
         script = [
             [
-                abs(token - 1) if self.wrong_every and (index + 1) % self.wrong_every == 0 else token
+                abs(token - 1)
+                if self.wrong_every and (index + 1) % self.wrong_every == 0
+                else token
                 for index, token in enumerate(line)
             ]
             for line in self.script
         ]
-        return _Scripted(script, [len(prompt) for prompt in scene.prompts])
+        return _Scripted(script, [len(prompt) for prompt in target.prompts])
 
 
-class _Scripted(Drafting):
+class _Scripted(DraftSession):
     def __init__(self, script: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
         self._script, self._begins = script, begins
 
@@ -43,5 +48,7 @@ class _Scripted(Drafting):
         guesses: list[Sequence[int]] = []
         for row, text, most in zip(rows, texts, budget.tokens, strict=True):
             written = len(text) - self._begins[row]
-            guesses.append(self._script[row][written : written + most] if row < len(self._script) else [])
+            guesses.append(
+                self._script[row][written : written + most] if row < len(self._script) else []
+            )
         return Draft(guesses)

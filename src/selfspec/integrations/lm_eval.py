@@ -1,8 +1,10 @@
-"""Our engine as a model of EleutherAI's lm-eval: its tasks on the whole model, or on any exit of it.
+"""Our engine as a model of EleutherAI's lm-eval: its tasks on the whole model, or on any exit of
+it.
 
-`simple_evaluate(model=lm_eval_model(llm), tasks=["arc_easy"])` scores the whole model, with any drafter for the tasks that
-generate (the text stays the model's own); `lm_eval_model(llm, layer=8)` scores what the first 8 layers alone would say, as in
-LayerSkip's Table 1 and Figures 6 to 8. lm-eval is optional and imported here alone. Knows no tasks.
+`simple_evaluate(model=lm_eval_model(llm), tasks=["arc_easy"])` scores the whole model, with any
+drafter for the tasks that generate (the text stays the model's own); `lm_eval_model(llm, layer=8)`
+scores what the first 8 layers alone would say, as in LayerSkip's Table 1 and Figures 6 to 8.
+lm-eval is optional and imported here alone. Knows no tasks.
 """
 
 from __future__ import annotations
@@ -13,21 +15,23 @@ from typing import Any
 
 import torch
 
+from ..core.sampling import SamplingParams
 from ..errors import OptionError, Unavailable
 from ..llm import LLM
 from ..lossy import early_exit_generate, first_layers
-from ..sampling import SamplingParams
 
 MOST_NEW_TOKENS = 256  # where a task does not say, as lm-eval's own models
 POSITIONS = 128  # of which logits exist at a time
 
 
 def lm_eval_model(llm: LLM, layer: int | None = None, **options: Any) -> Any:
-    """What `lm_eval.simple_evaluate(model=...)` takes. `layer`: score this exit alone, which is lossy; None scores the whole
-    model. `options`: those of `LLM.generate`, e.g. draft="ngram", for tasks that generate."""
+    """What `lm_eval.simple_evaluate(model=...)` takes. `layer`: score this exit alone, which is
+    lossy; None scores the whole model. `options`: those of `LLM.generate`, e.g. draft="ngram", for
+    tasks that generate."""
     if llm.tokenizer is None:
         raise OptionError(
-            "lm-eval asks in words and this model was loaded without a tokenizer; pass tokenizer=... when loading it"
+            "lm-eval asks in words and this model was loaded without a tokenizer; pass "
+            "tokenizer=... when loading it"
         )
     if layer is not None and layer != llm.model.layers:
         first_layers(llm.model, layer)  # refuses an exit that is not there
@@ -40,12 +44,15 @@ def _model_class() -> Any:
     try:
         from lm_eval.api.model import TemplateLM
     except ImportError as error:
-        raise Unavailable("scoring with lm-eval needs it: pip install 'selfspec[lm-eval]'") from error
+        raise Unavailable(
+            "scoring with lm-eval needs it: pip install 'selfspec[lm-eval]'"
+        ) from error
     return type("SelfspecLM", (Scored, TemplateLM), {})
 
 
 class Scored:
-    """One model, or one exit of it; what lm-eval asks of a model. Mixed with its base class once that is wanted."""
+    """One model, or one exit of it; what lm-eval asks of a model. Mixed with its base class once
+    that is wanted."""
 
     cache_hook: Any
 
@@ -74,11 +81,15 @@ class Scored:
     def tokenizer_name(self) -> str:
         return str(self._llm.info.name).replace("/", "__")
 
-    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+    def tok_encode(
+        self, string: str, add_special_tokens: bool | None = None, **_: Any
+    ) -> list[int]:
         special = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
         return list(self.tokenizer(string, **special)["input_ids"])
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def apply_chat_template(
+        self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
+    ) -> str:
         return str(
             self.tokenizer.apply_chat_template(
                 chat_history,
@@ -88,7 +99,9 @@ class Scored:
             )
         )
 
-    def _loglikelihood_tokens(self, requests: Sequence[Any], disable_tqdm: bool = False, **_: Any) -> list[tuple[float, bool]]:
+    def _loglikelihood_tokens(
+        self, requests: Sequence[Any], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
         found = []
         for texts, context, continuation in requests:
             answer = self._score(context, continuation)
@@ -97,7 +110,9 @@ class Scored:
                 self.cache_hook.add_partial("loglikelihood", texts, answer)
         return found
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
         from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
         found = []
@@ -125,7 +140,9 @@ class Scored:
         ids = [*context, *continuation][-self.max_length :][:-1]
         cache, model = self._model.new_cache(1, len(ids)), self._model
         tokens = torch.tensor(ids, device=model.device)
-        x = model.run(model.embed(tokens), model.full_plan, cache, cache.place([len(ids)]))[-len(continuation) :]
+        x = model.run(model.embed(tokens), model.full_plan, cache, cache.layout([len(ids)]))[
+            -len(continuation) :
+        ]
         wanted = torch.tensor(list(continuation), device=model.device)[-len(x) :]
         total, greedy = 0.0, True
         for states, following in zip(x.split(POSITIONS), wanted.split(POSITIONS), strict=True):
@@ -139,10 +156,17 @@ class Scored:
         stops = [stops] if isinstance(stops, str) else [stop for stop in stops if stop]
         most = int(wishes.get("max_gen_toks", wishes.get("max_new_tokens", MOST_NEW_TOKENS)))
         ids = self.tok_encode(context)[-max(1, self.max_length - most) :]
-        options = {**self._options, "max_new_tokens": most, "stop": stops, "sampling": _sampling(wishes)}
+        options = {
+            **self._options,
+            "max_new_tokens": most,
+            "stop": stops,
+            "sampling": _sampling(wishes),
+        }
         if self._layer is None:
             return str(self._llm.generate(ids, **options).text)
-        return str(early_exit_generate(self._llm, ids, self._layer, **{"draft": None, **options}).text)
+        return str(
+            early_exit_generate(self._llm, ids, self._layer, **{"draft": None, **options}).text
+        )
 
 
 def _sampling(wishes: Mapping[str, Any]) -> SamplingParams | None:
@@ -150,5 +174,9 @@ def _sampling(wishes: Mapping[str, Any]) -> SamplingParams | None:
     temperature = float(wishes.get("temperature") or 0.0)
     if not wishes.get("do_sample", temperature > 0) or temperature == 0:
         return None
-    known = {name: wishes[name] for name in ("top_p", "top_k", "min_p", "seed") if wishes.get(name) is not None}
+    known = {
+        name: wishes[name]
+        for name in ("top_p", "top_k", "min_p", "seed")
+        if wishes.get(name) is not None
+    }
     return SamplingParams(temperature=temperature, **known)

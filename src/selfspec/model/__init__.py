@@ -1,1 +1,2 @@
-"""The only room that knows transformers' insides: where a model comes from, how its parts are named, how its blocks run."""
+"""The only room that knows transformers' insides: where a model comes from, how its parts are
+named, how its blocks run."""

@@ -1,6 +1,8 @@
-"""Our own forward of one decoder block as two residual halves: `attention` and `mlp`. Either may be left out.
+"""Our own forward of one decoder block as two residual halves: `attention` and `mlp`. Either may be
+left out.
 
-Written once over `Ops`; what differs between families is data in `families.py`. Does not know which layers run or why.
+Written once over `Ops`; what differs between families is data in `families.py`. Does not know which
+layers run or why.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
-from .cache import KVCache, Place
+from .compute.cache import KVCache, TokenLayout
+from .compute.linear import Linear
+from .compute.norms import Norm
+from .compute.ops import ACTIVATIONS, Heads, Ops
+from .compute.rope import RopeTable
 from .experts import Experts
 from .families import Family, Shape
-from .linear import Linear
-from .norms import Norm
-from .ops import ACTIVATIONS, Heads, Ops
-from .parts import attention_scale, expert_parts, head_norm, norm, part, product, qkv
-from .rope import RopeTable
+from .weights import attention_scale, expert_parts, head_norm, norm, part, product, qkv
 
 Change = Callable[[Tensor], Tensor]
 ChangeLinear = Callable[[Linear], Linear]
@@ -33,7 +35,9 @@ class AttentionCore(Protocol):
     @property
     def linears(self) -> Sequence[Linear]: ...
 
-    def __call__(self, x: Tensor, cache: KVCache, place: Place, residual: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
         """Normed stream -> what attention adds to it, plus the residual if there is one."""
 
 
@@ -60,7 +64,8 @@ class NormBy:
 
 @dataclass(frozen=True)
 class TakenApart:
-    """What a half is made of, for whoever runs all of it at once: an attention if it has heads, else an MLP."""
+    """What a half is made of, for whoever runs all of it at once: an attention if it has heads,
+    else an MLP."""
 
     before: Norm | None
     after: Norm | None
@@ -84,12 +89,20 @@ class Norms:
 
 
 class Block:
-    """One layer. A half is: norm, core, norm, scale, and added to the stream; any of them but the core may be missing.
+    """One layer. A half is: norm, core, norm, scale, and added to the stream; any of them but the
+    core may be missing.
 
     `parallel`: the MLP reads what entered the layer, not what attention has added to.
     """
 
-    def __init__(self, attention: AttentionCore, mlp: MlpCore, norms: Norms, scale: float = 1.0, parallel: bool = False) -> None:
+    def __init__(
+        self,
+        attention: AttentionCore,
+        mlp: MlpCore,
+        norms: Norms,
+        scale: float = 1.0,
+        parallel: bool = False,
+    ) -> None:
         self._attention, self._mlp, self._norms = attention, mlp, norms
         self._scale, self._parallel = scale, parallel
 
@@ -98,7 +111,8 @@ class Block:
         return (*self._attention.linears, *self._mlp.linears)
 
     def with_linears(self, change: ChangeLinear) -> Block:
-        """The same with other products in it; experts and modules of transformers stay as they are."""
+        """The same with other products in it; experts and modules of transformers stay as they
+        are."""
         other = copy(self)
         if isinstance(self._attention, Attention):
             other._attention = self._attention.with_linears(change)
@@ -111,20 +125,26 @@ class Block:
         norms = self._norms
         attention, mlp = self._attention, self._mlp
         return (
-            self._apart(attention, norms.attention_before, norms.attention_after) if isinstance(attention, Attention) else None,
+            self._apart(attention, norms.attention_before, norms.attention_after)
+            if isinstance(attention, Attention)
+            else None,
             self._apart(mlp, norms.mlp_before, norms.mlp_after) if isinstance(mlp, Mlp) else None,
         )
 
-    def _apart(self, core: Attention | Mlp, before: Change | None, after: Change | None) -> TakenApart | None:
+    def _apart(
+        self, core: Attention | Mlp, before: Change | None, after: Change | None
+    ) -> TakenApart | None:
         if not all(each is None or isinstance(each, NormBy) for each in (before, after)):
             return None
         first, last = (each.norm if isinstance(each, NormBy) else None for each in (before, after))
         heads = core.heads if isinstance(core, Attention) else None
         activation, gated = (core.activation, core.gated) if isinstance(core, Mlp) else ("", False)
-        return TakenApart(first, last, *core.linears, heads, activation, gated, self._parallel, self._scale)
+        return TakenApart(
+            first, last, *core.linears, heads, activation, gated, self._parallel, self._scale
+        )
 
-    def attention(self, x: Tensor, cache: KVCache, place: Place) -> Tensor:
-        core = partial(self._attention, cache=cache, place=place)
+    def attention(self, x: Tensor, cache: KVCache, layout: TokenLayout) -> Tensor:
+        core = partial(self._attention, cache=cache, layout=layout)
         return self._half(x, x, self._norms.attention_before, core, self._norms.attention_after)
 
     def mlp(self, x: Tensor, entered: Tensor | None = None) -> Tensor:
@@ -132,7 +152,14 @@ class Block:
         read = entered if self._parallel and entered is not None else x
         return self._half(x, read, self._norms.mlp_before, self._mlp, self._norms.mlp_after)
 
-    def _half(self, x: Tensor, read: Tensor, before: Change | None, core: Callable[..., Tensor], after: Change | None) -> Tensor:
+    def _half(
+        self,
+        x: Tensor,
+        read: Tensor,
+        before: Change | None,
+        core: Callable[..., Tensor],
+        after: Change | None,
+    ) -> Tensor:
         y = read if before is None else before(read)
         if after is None and self._scale == 1:
             added: Tensor = core(y, residual=x)  # adding is part of the core's last product
@@ -143,7 +170,9 @@ class Block:
         return x + y * self._scale
 
 
-def own_block(layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None) -> Block:
+def own_block(
+    layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None
+) -> Block:
     """The block of a family in the table, run by our operations."""
 
     def change(name: str | None) -> Change | None:
@@ -152,8 +181,15 @@ def own_block(layer: nn.Module, index: int, family: Family, shape: Shape, ops: O
     experts = expert_parts(layer, family)
     return Block(
         Attention(layer, index, family, shape, ops, rope),
-        Mlp(layer, family, shape, ops) if experts is None else Experts(experts, shape.activation, ops),
-        Norms(*map(change, (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after))),
+        Mlp(layer, family, shape, ops)
+        if experts is None
+        else Experts(experts, shape.activation, ops),
+        Norms(
+            *map(
+                change,
+                (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after),
+            )
+        ),
         shape.scales.residual,
         shape.parallel,
     )
@@ -162,9 +198,20 @@ def own_block(layer: nn.Module, index: int, family: Family, shape: Shape, ops: O
 class Attention:
     """Projections that read the same input are one product."""
 
-    def __init__(self, layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        index: int,
+        family: Family,
+        shape: Shape,
+        ops: Ops,
+        rope: RopeTable | None,
+    ) -> None:
         self._ops = ops
-        self._qkv, self._out = qkv(layer, family, shape, ops), product([part(layer, family.out)], ops)
+        self._qkv, self._out = (
+            qkv(layer, family, shape, ops),
+            product([part(layer, family.out)], ops),
+        )
         self.heads = Heads(
             layer=index,
             queries=shape.heads,
@@ -188,8 +235,10 @@ class Attention:
         other._qkv, other._out = change(self._qkv), change(self._out)
         return other
 
-    def __call__(self, x: Tensor, cache: KVCache, place: Place, residual: Tensor | None = None) -> Tensor:
-        return self._out(self._ops.attention(self._qkv(x), self.heads, cache, place), residual)
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
+        return self._out(self._ops.attention(self._qkv(x), self.heads, cache, layout), residual)
 
 
 class Mlp:
@@ -197,11 +246,15 @@ class Mlp:
 
     def __init__(self, layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> None:
         if shape.activation not in ACTIVATIONS:
-            raise UnsupportedModel(f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}")
+            raise UnsupportedModel(
+                f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}"
+            )
         self._up = product([part(layer, name) for name in family.gate_up], ops)
         self._down = product([part(layer, family.down)], ops)
         self.activation, self.gated = shape.activation, family.gated
-        self._activate = partial(ops.gated if family.gated else ops.activated, activation=shape.activation)
+        self._activate = partial(
+            ops.gated if family.gated else ops.activated, activation=shape.activation
+        )
 
     @property
     def linears(self) -> tuple[Linear, Linear]:

@@ -1,8 +1,9 @@
 """A mixture of experts as the MLP of a block: a router chooses a few experts for each token.
 
-p = softmax(router x); y = sum over the chosen experts of p_e * expert_e(x). Each expert runs once on all tokens that chose it,
-with our products, and a token's sum goes through its experts in their order: its bits do not depend on what others choose.
-Training's load-balancing loss has no place here.
+p = softmax(router x); y = sum over the chosen experts of p_e * expert_e(x). Each expert runs once
+on all tokens that chose it, with our products, and a token's sum goes through its experts in their
+order: its bits do not depend on what others choose. Training's load-balancing loss has no place
+here.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .linear import Linear
-from .ops import Ops
-from .parts import ExpertParts
+from .compute.linear import Linear
+from .compute.ops import Ops
+from .weights import ExpertParts
 
 
 class Experts:

@@ -1,7 +1,8 @@
 """The table: architecture -> where its parts are and how its block differs from Llama's.
 
-This and `parts.py` are the only files that look into a transformers model or config by name. A family that differs in names only
-is one line; `docs/adding-a-family.md` goes through one that differs in more.
+This and `parts.py` are the only files that look into a transformers model or config by name. A
+family that differs in names only is one line; `docs/adding-a-family.md` goes through one that
+differs in more.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import OptionError, UnsupportedModel
-from .norms import NormKind
+from .compute.norms import NormKind
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Scales:
     """Soft cap on logits."""
 
 
-Ropes = tuple[str | None, ...]  # of each layer: which rotary table it uses, "" where there is but one, None: it rotates nothing
+# of each layer: which rotary table it uses, "" where there is but one, None: it rotates nothing
+Ropes = tuple[str | None, ...]
 
 
 _RMS = NormKind()
@@ -48,7 +50,8 @@ def _no_scales(config: Any) -> Scales:
 
 @dataclass(frozen=True)
 class Family:
-    """How one architecture differs from Llama; the defaults are Llama. Names are relative to the model or to one layer."""
+    """How one architecture differs from Llama; the defaults are Llama. Names are relative to the
+    model or to one layer."""
 
     layers: str = "model.layers"
     embedding: str = "model.embed_tokens"
@@ -63,7 +66,8 @@ class Family:
     """None: the half reads the stream as it is. So with `mlp_norm`."""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     by_head: bool = False
-    """The fused projection gives each head's query, key and value together, not first all queries."""
+    """The fused projection gives each head's query, key and value together, not first all
+    queries."""
     out: str = "self_attn.o_proj"
     query_norm: str | None = None
     """A layer without it has none."""
@@ -91,17 +95,24 @@ def _gemma_scales(config: Any) -> Scales:
         return getattr(config, name, None) or 0.0
 
     return Scales(
-        embedding=config.hidden_size**0.5, score_cap=cap("attn_logit_softcapping"), logit_cap=cap("final_logit_softcapping")
+        embedding=config.hidden_size**0.5,
+        score_cap=cap("attn_logit_softcapping"),
+        logit_cap=cap("final_logit_softcapping"),
     )
 
 
 def _gemma3_scales(config: Any) -> Scales:
     scales = _gemma_scales(config)
-    return Scales(embedding=scales.embedding, logit_cap=scales.logit_cap)  # transformers keeps the other number and ignores it
+    # transformers keeps the other number and ignores it
+    return Scales(embedding=scales.embedding, logit_cap=scales.logit_cap)
 
 
 def _granite_scales(config: Any) -> Scales:
-    return Scales(embedding=config.embedding_multiplier, residual=config.residual_multiplier, logits=1 / config.logits_scaling)
+    return Scales(
+        embedding=config.embedding_multiplier,
+        residual=config.residual_multiplier,
+        logits=1 / config.logits_scaling,
+    )
 
 
 def _some_ropes(config: Any) -> Ropes:
@@ -139,7 +150,9 @@ FAMILIES: dict[str, Family] = {
     "mixtral": Family(experts="mlp"),
     "gemma": Family(norms=_GEMMA, scales=_gemma_scales),
     "gemma2": Family(norms=_GEMMA, scales=_gemma_scales, **_SANDWICH),
-    "gemma3_text": Family(norms=_GEMMA, scales=_gemma3_scales, ropes=_rope_by_kind, **_HEAD_NORMS, **_SANDWICH),
+    "gemma3_text": Family(
+        norms=_GEMMA, scales=_gemma3_scales, ropes=_rope_by_kind, **_HEAD_NORMS, **_SANDWICH
+    ),
     "phi3": Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
     "smollm3": Family(ropes=_some_ropes),
     "olmo2": Family(
@@ -213,15 +226,18 @@ def family_of(config: Any) -> Family | None:
 
 
 def unsupported(config: Any, reason: str) -> UnsupportedModel:
-    """The error for a family that is not in the table and cannot be run by its own modules either."""
+    """The error for a family that is not in the table and cannot be run by its own modules
+    either."""
     return UnsupportedModel(
-        f"models of type {config.model_type!r} are not supported: {reason}. Known families: {', '.join(sorted(FAMILIES))}. "
+        f"models of type {config.model_type!r} are not supported: {reason}. Known families: "
+        f"{', '.join(sorted(FAMILIES))}. "
         "Choose a model of one of these, or add the family to selfspec/model/families.py."
     )
 
 
 def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
-    """The numbers, read from the config; `long`: for texts beyond the length where frequencies change."""
+    """The numbers, read from the config; `long`: for texts beyond the length where frequencies
+    change."""
     names = ("hidden_act", "hidden_activation", "activation_function")
     activation = next((found for name in names if (found := getattr(config, name, None))), "none")
     return Shape(
@@ -230,7 +246,8 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
         width=config.hidden_size,
         heads=config.num_attention_heads,
         kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_size=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        head_size=getattr(config, "head_dim", None)
+        or config.hidden_size // config.num_attention_heads,
         vocabulary=config.vocab_size,
         context=_context(config, long),
         activation=activation,
@@ -242,29 +259,35 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
 
 
 def switch_length(config: Any) -> int | None:
-    """The length beyond which a text's positions rotate by other frequencies ("longrope"), all of them, which transformers
-    answers by reading the whole text again; None for models that have one set."""
+    """The length beyond which a text's positions rotate by other frequencies ("longrope"), all of
+    them, which transformers answers by reading the whole text again; None for models that have one
+    set."""
     rope = getattr(config, "rope_parameters", None) or {}
-    switch: int | None = rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else None
+    switch: int | None = (
+        rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else None
+    )
     return switch if switch is None or switch < config.max_position_embeddings else None
 
 
 def checked_switch(config: Any, long_context: bool) -> int | None:
-    """For long texts: the first position whose frequencies are those of long texts. Raises if the model knows no such thing."""
+    """For long texts: the first position whose frequencies are those of long texts. Raises if the
+    model knows no such thing."""
     if not long_context:
         return None
     switch = switch_length(config)
     if switch is None or family_of(config) is None:
         raise OptionError(
-            f"long_context=True is for models whose frequencies change with a text's length (longrope), and this "
-            f"{config.model_type} model has one set, or is run by its own modules; it would do nothing. Leave it out."
+            f"long_context=True is for models whose frequencies change with a text's length "
+            f"(longrope), and this "
+            f"{config.model_type} model has one set, or is run by its own modules; it would do "
+            f"nothing. Leave it out."
         )
     return switch
 
 
 def _context(config: Any, long: bool) -> int:
-    """Positions that a model can be asked for: up to the switch, since we read no text again, or all by the frequencies of long
-    texts from the first position on."""
+    """Positions that a model can be asked for: up to the switch, since we read no text again, or
+    all by the frequencies of long texts from the first position on."""
     whole: int = config.max_position_embeddings
     return whole if long else min(whole, switch_length(config) or whole)
 
@@ -274,6 +297,7 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     if not getattr(config, "use_sliding_window", True):
         window = None
     kinds = (
-        getattr(config, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
+        getattr(config, "layer_types", None)
+        or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
     )
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -1,4 +1,5 @@
-"""Some rows of a model's head as a product of their own: logits of these tokens, which is enough to draft. Knows no drafter."""
+"""Some rows of a model's head as a product of their own: logits of these tokens, which is enough to
+draft. Knows no drafter."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..errors import OptionError
-from .linear import Linear
+from .compute.linear import Linear
 
 if TYPE_CHECKING:
-    from .adapter import LayeredModel
+    from .layered import LayeredModel
 
 
 class PartialHead:
@@ -23,20 +24,29 @@ class PartialHead:
         head = model.head_product
         if not head.readable:
             raise OptionError(
-                f"rows cannot be cut out of this model's head (kernel {model.ops.kernel!r}, {type(head).__name__}); "
-                "draft with the full vocabulary, or use kernel='plain' where the head's weights are plain"
+                f"rows cannot be cut out of this model's head (kernel {model.ops.kernel!r}, "
+                f"{type(head).__name__}); "
+                "draft with the full vocabulary, or use kernel='plain' where the head's weights "
+                "are plain"
             )
         self._model, self.tokens = model, tokens
         bias = None if head.bias is None else head.bias[tokens]
         self._linears: tuple[Linear, ...] = (model.ops.linear([head.rows(tokens)], [bias]),)
 
     def joined_by(self, tokens: Iterable[int]) -> PartialHead:
-        """These tokens too, in a product of their own: a request's, beside those that all requests share."""
+        """These tokens too, in a product of their own: a request's, beside those that all requests
+        share."""
         more = sorted({*tokens}.difference(self.tokens.tolist()))
         if not more:
             return self
-        both, added = copy.copy(self), PartialHead(self._model, torch.tensor(more, device=self.tokens.device))
-        both.tokens, both._linears = torch.cat([self.tokens, added.tokens]), (*self._linears, *added._linears)
+        both, added = (
+            copy.copy(self),
+            PartialHead(self._model, torch.tensor(more, device=self.tokens.device)),
+        )
+        both.tokens, both._linears = (
+            torch.cat([self.tokens, added.tokens]),
+            (*self._linears, *added._linears),
+        )
         return both
 
     @torch.inference_mode()

@@ -1,7 +1,8 @@
 """A pass: halves of blocks, one after the other, on one cache.
 
-Where every half of the blocks is made of our kernels, a pass is one call to them, and takes little more than its products;
-elsewhere each half runs its own operations. Does not know which halves are asked for, or why.
+Where every half of the blocks is made of our kernels, a pass is one call to them, and takes little
+more than its products; elsewhere each half runs its own operations. Does not know which halves are
+asked for, or why.
 """
 
 from __future__ import annotations
@@ -14,14 +15,21 @@ import torch
 from torch import Tensor
 
 from .block import Block, TakenApart
-from .cache import KVCache, Place
-from .linear import NativeLinear
-from .native import CallStruct, HalfStruct, HeadsStruct, RopeStruct, SightStruct, library
-from .norms import Norm
-from .ops import ACTIVATIONS, rope_struct, where_struct
-from .plan import LayerPlan
+from .compute.cache import KVCache, TokenLayout
+from .compute.cpu.native import (
+    CallStruct,
+    HalfStruct,
+    HeadsStruct,
+    RopeStruct,
+    SightStruct,
+    library,
+)
+from .compute.linear import NativeLinear
+from .compute.norms import Norm
+from .compute.ops import ACTIVATIONS, rope_struct, where_struct
+from .compute.plan import LayerPlan
 
-HalfWatch = Callable[[int, bool, Tensor, Tensor], None]
+HalfObserver = Callable[[int, bool, Tensor, Tensor], None]
 
 
 class Passes:
@@ -42,34 +50,45 @@ class Passes:
         x: Tensor,
         plan: LayerPlan,
         cache: KVCache,
-        place: Place,
-        tapped: Collection[int] = (),
-        watch: HalfWatch | None = None,
+        layout: TokenLayout,
+        collected: Collection[int] = (),
+        observer: HalfObserver | None = None,
     ) -> tuple[Tensor, ...]:
-        """The plan's halves: what comes out, then what left each tapped layer. `x` itself is not changed."""
+        """The plan's halves: what comes out, then what left each tapped layer. `x` itself is not
+        changed."""
         states, begin, current, entered = [], 0, plan.start, x
-        at_once = self._native is not None and watch is None
+        at_once = self._native is not None and observer is None
         for end, (layer, attention) in enumerate(plan.halves, start=1):
             if begin == end - 1 and layer != current:
                 current, entered = layer, x
-            shown = not attention and layer in tapped
+            shown = not attention and layer in collected
             if at_once and not shown and end < len(plan.halves):
                 continue
-            before, x = x, self._some(x, plan, begin, end, cache, place, entered)
+            before, x = x, self._some(x, plan, begin, end, cache, layout, entered)
             begin = end
-            if watch:
-                watch(layer, attention, before, x)
+            if observer:
+                observer(layer, attention, before, x)
             if shown:
                 states.append(x)
         return x, *states
 
-    def _some(self, x: Tensor, plan: LayerPlan, begin: int, end: int, cache: KVCache, place: Place, entered: Tensor) -> Tensor:
-        """The stream after the plan's halves [begin, end); a single one where our kernels do not do all at once."""
+    def _some(
+        self,
+        x: Tensor,
+        plan: LayerPlan,
+        begin: int,
+        end: int,
+        cache: KVCache,
+        layout: TokenLayout,
+        entered: Tensor,
+    ) -> Tensor:
+        """The stream after the plan's halves [begin, end); a single one where our kernels do not do
+        all at once."""
         if self._native is not None:
-            return self._native.run(x, plan.numbers[begin:end], cache, place, entered)
+            return self._native.run(x, plan.numbers[begin:end], cache, layout, entered)
         layer, attention = plan.halves[begin]
         block = self._blocks[layer]
-        return block.attention(x, cache, place) if attention else block.mlp(x, entered)
+        return block.attention(x, cache, layout) if attention else block.mlp(x, entered)
 
 
 class NativeHalves:
@@ -87,21 +106,37 @@ class NativeHalves:
         x: Tensor,
         numbers: np.ndarray[tuple[int], np.dtype[np.int64]],
         cache: KVCache,
-        place: Place,
+        layout: TokenLayout,
         entered: Tensor,
     ) -> Tensor:
-        """The stream (tokens, width) after the halves of these numbers. `entered`: what entered the layer of the first."""
+        """The stream (tokens, width) after the halves of these numbers. `entered`: what entered the
+        layer of the first."""
         entered = entered.contiguous()
         x = x.clone(memory_format=torch.contiguous_format)
         tables = [None if rope is None else rope.tables() for rope in self._ropes]
         ropes = (RopeStruct * len(tables))(*map(rope_struct, tables))
-        sights = (SightStruct * len(self._windows))(*(place.sight(window).native for window in self._windows))
+        sights = (SightStruct * len(self._windows))(
+            *(layout.visible(window).native for window in self._windows)
+        )
         keys, values = cache.keys, cache.values
         call = CallStruct(
-            *x.shape, where_struct(place), ctypes.addressof(ropes), ctypes.addressof(sights), keys.data_ptr(), values.data_ptr(),
-            *keys.stride()[:3], entered.data_ptr(),
-        )  # fmt: skip
-        library().run_halves(x.data_ptr(), self._halves, numbers.ctypes.data, len(numbers), call, torch.get_num_threads())
+            *x.shape,
+            where_struct(layout),
+            ctypes.addressof(ropes),
+            ctypes.addressof(sights),
+            keys.data_ptr(),
+            values.data_ptr(),
+            *keys.stride()[:3],
+            entered.data_ptr(),
+        )
+        library().run_halves(
+            x.data_ptr(),
+            self._halves,
+            numbers.ctypes.data,
+            len(numbers),
+            call,
+            torch.get_num_threads(),
+        )
         return x
 
     def _struct(self, number: int, half: TakenApart) -> HalfStruct:
@@ -117,7 +152,7 @@ class NativeHalves:
             out=out.native,
             heads=HeadsStruct() if heads is None else heads.native,
             rope=0 if heads is None else _index(self._ropes, heads.rope),
-            sight=0 if heads is None else self._windows.index(heads.window),
+            visible=0 if heads is None else self._windows.index(heads.window),
             activation=ACTIVATIONS[half.activation] if half.activation else 0,
             gated=half.gated,
             scale=half.scale,

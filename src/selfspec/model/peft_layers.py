@@ -1,8 +1,10 @@
-"""What PEFT has put around a linear, taken apart: the linear itself, and what the active LoRA adapters add to it.
+"""What PEFT has put around a linear, taken apart: the linear itself, and what the active LoRA
+adapters add to it.
 
-LoRA (https://arxiv.org/abs/2106.09685): y = W x + scaling * B (A x). Read at load: adapters that are switched later are not
-noticed, like any other change of a live model's weights. Layers that do more (DoRA, biases, dropout in use, other methods than
-LoRA) are left whole, to be called as modules. peft is never imported here: who has one of its layers has imported it.
+LoRA (https://arxiv.org/abs/2106.09685): y = W x + scaling * B (A x). Read at load: adapters that
+are switched later are not noticed, like any other change of a live model's weights. Layers that do
+more (DoRA, biases, dropout in use, other methods than LoRA) are left whole, to be called as
+modules. peft is never imported here: who has one of its layers has imported it.
 """
 
 from __future__ import annotations
@@ -40,10 +42,15 @@ def _is_plain(layer: Any) -> bool:
     """Whether its forward is that of the paper, and not about to change its own weights."""
     own = [name for name in layer.active_adapters if name in layer.lora_A]
     special = any(name in layer.lora_variant or layer.lora_bias[name] for name in own)
-    dropping = layer.training and any(getattr(layer.lora_dropout[name], "p", 0.0) > 0 for name in own)
+    dropping = layer.training and any(
+        getattr(layer.lora_dropout[name], "p", 0.0) > 0 for name in own
+    )
     return not (special or dropping or (layer.disable_adapters and layer.merged))
 
 
 def _added(layer: Any, name: str) -> Added:
-    down, up = (matrices[name].weight.detach().to(torch.float32) for matrices in (layer.lora_A, layer.lora_B))
+    down, up = (
+        matrices[name].weight.detach().to(torch.float32)
+        for matrices in (layer.lora_A, layer.lora_B)
+    )
     return Added(down, up * layer.scaling[name])

@@ -1,9 +1,12 @@
-"""The self-check at load: a model's own logits of a probe prompt, taken while its weights are still there, compared with ours.
+"""The self-check at load: a model's own logits of a probe prompt, taken while its weights are still
+there, compared with ours.
 
-How far ours may be from them depends on the dtype; where quantised modules multiply, on them. Some compute in half precision, by
-ways that depend on a batch's shape. Some round their inputs to 8 bits, and then a last bit can become a whole step in every layer
-(SmolLM2 in int8 with rounded activations: changes of 1e-6 move logits by a tenth of the largest one). So it is measured there:
-the model is asked once more with its embeddings shaken in their last bits. Does not know how our forward works.
+How far ours may be from them depends on the dtype; where quantised modules multiply, on them. Some
+compute in half precision, by ways that depend on a batch's shape. Some round their inputs to 8
+bits, and then a last bit can become a whole step in every layer (SmolLM2 in int8 with rounded
+activations: changes of 1e-6 move logits by a tenth of the largest one). So it is measured there:
+the model is asked once more with its embeddings shaken in their last bits. Does not know how our
+forward works.
 """
 
 from __future__ import annotations
@@ -16,13 +19,18 @@ from torch import Tensor
 
 from ..errors import SelfCheckFailed
 from .families import FAMILIES
-from .parts import calls_modules
+from .weights import calls_modules
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LENGTH = 24
-TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}  # of the largest logit of the probe
+# of the largest logit of the probe
+TOLERANCE = {
+    torch.float32: 2e-3,
+    torch.bfloat16: 6e-2,
+    torch.float16: 2e-2,
+}
 MODULES = 6e-2  # where modules multiply, which may do so in bfloat16
 MOVES = 3  # how many times what last bits move
 AT_MOST = 0.5  # of the largest logit: what forgets a norm or a scale is further off
@@ -30,30 +38,41 @@ AT_MOST = 0.5  # of the largest logit: what forgets a norm or a scale is further
 
 def probe(vocabulary: int, context: int) -> Tensor:
     """A prompt of tokens drawn at random, the same ones at every load."""
-    return torch.randint(0, vocabulary, (min(LENGTH, context),), generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        0, vocabulary, (min(LENGTH, context),), generator=torch.Generator().manual_seed(0)
+    )
 
 
 class SelfCheck:
-    """What the model itself says about the probe. `first`: the position of its first token; scores tell only how far apart two
-    tokens are, but frequencies may depend on how far they are from the start."""
+    """What the model itself says about the probe. `first`: the position of its first token; scores
+    tell only how far apart two tokens are, but frequencies may depend on how far they are from the
+    start."""
 
     def __init__(self, model: PreTrainedModel, probe: Tensor, first: int = 0) -> None:
-        positions = {"position_ids": torch.arange(first, first + len(probe), device=probe.device)[None]} if first else {}
+        positions = (
+            {"position_ids": torch.arange(first, first + len(probe), device=probe.device)[None]}
+            if first
+            else {}
+        )
         self._family: str = model.config.model_type
         self._expected = _logits(model, input_ids=probe[None], **positions)
         self._scale = self._expected.abs().max().item()
         self._allowed = TOLERANCE.get(model.dtype, 6e-2) * max(self._scale, 1e-3)
         if calls_modules(model):
             moved = self._gap(_logits(model, inputs_embeds=_shaken(model, probe), **positions))
-            self._allowed = max(self._allowed, MODULES * self._scale, min(MOVES * moved, AT_MOST * self._scale))
+            self._allowed = max(
+                self._allowed, MODULES * self._scale, min(MOVES * moved, AT_MOST * self._scale)
+            )
 
     def compare(self, ours: Tensor) -> None:
         """Raise unless our logits of the probe are the model's."""
         gap = self._gap(ours)
         if not gap <= self._allowed:  # also refuses NaN
             raise SelfCheckFailed(
-                f"this {self._family} model gives logits that differ from transformers' by {gap:.3g} "
-                f"(largest logit {self._scale:.3g}, allowed {self._allowed:.2g}) on a probe prompt, so its output would not be "
+                f"this {self._family} model gives logits that differ from transformers' by "
+                f"{gap:.3g} "
+                f"(largest logit {self._scale:.3g}, allowed {self._allowed:.2g}) on a probe "
+                f"prompt, so its output would not be "
                 "the model's own. It has a peculiarity that selfspec does not know; "
                 f"please report it. Known families: {', '.join(sorted(FAMILIES))}."
             )
@@ -73,7 +92,8 @@ def _shaken(model: PreTrainedModel, probe: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _logits(model: PreTrainedModel, **inputs: Any) -> Tensor:
-    """The model's own logits, without dropout; a live model that is being trained stays as it was."""
+    """The model's own logits, without dropout; a live model that is being trained stays as it
+    was."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,8 +1,9 @@
 """Families outside the table: halves run by transformers' own sub-modules, on our cache.
 
-A layer is recognised by the names of its children, which tell the attention, the MLP and where the norms stand. The names may
-lie, so whoever uses this compares logits with the model's own before trusting it. Slower than our own block, one call for each
-row, and a token's bits may depend on its neighbours. Knows nothing of what attention and MLP do inside.
+A layer is recognised by the names of its children, which tell the attention, the MLP and where the
+norms stand. The names may lie, so whoever uses this compares logits with the model's own before
+trusting it. Slower than our own block, one call for each row, and a token's bits may depend on its
+neighbours. Knows nothing of what attention and MLP do inside.
 """
 
 from __future__ import annotations
@@ -17,57 +18,104 @@ from torch import Tensor, nn
 
 from ..errors import OptionError, SelfspecError
 from .block import Block, Norms
-from .cache import KVCache, Place, Span
+from .compute.cache import KVCache, RowSpan, TokenLayout
+from .compute.linear import Linear, ModuleLinear, PlainLinear
+from .compute.ops import Ops, TorchOps, visible_mask
 from .families import Family, Shape, unsupported
-from .linear import Linear, ModuleLinear, PlainLinear
-from .ops import Ops, TorchOps, visible
-from .parts import is_plain, module
+from .weights import is_plain, module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 WARNING = (
-    "models of type {0!r} are not in selfspec's table of families, so their layers are run by transformers' own modules: "
+    "models of type {0!r} are not in selfspec's table of families, so their layers are run by "
+    "transformers' own modules: "
     "slower, and a token's last bits may depend on what is computed beside it (kernel 'modules')"
 )
 _ATTENTION = ("self_attn", "attention", "attn")
 _MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
-_NORMS = {  # the norms of a layer, by name -> where they stand: before and after attention, before and after the MLP; parallel
-    ("input_layernorm", "post_attention_layernorm"): ("input_layernorm", None, "post_attention_layernorm", None, False),
-    ("attention_layernorm", "feedforward_layernorm"): ("attention_layernorm", None, "feedforward_layernorm", None, False),
-    ("input_layernorm", "post_attention_layernorm", "post_mlp_layernorm", "post_self_attn_layernorm"): (
-        "input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm", False,
+# the norms of a layer, by name -> where they stand: before and after attention, before and after
+# the MLP; parallel
+_NORMS = {
+    ("input_layernorm", "post_attention_layernorm"): (
+        "input_layernorm",
+        None,
+        "post_attention_layernorm",
+        None,
+        False,
+    ),
+    ("attention_layernorm", "feedforward_layernorm"): (
+        "attention_layernorm",
+        None,
+        "feedforward_layernorm",
+        None,
+        False,
+    ),
+    (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "post_mlp_layernorm",
+        "post_self_attn_layernorm",
+    ): (
+        "input_layernorm",
+        "post_self_attn_layernorm",
+        "post_attention_layernorm",
+        "post_mlp_layernorm",
+        False,
     ),
     ("ln_1", "ln_2"): ("ln_1", None, "ln_2", None, False),
     ("attention_norm", "ffn_norm"): ("attention_norm", None, "ffn_norm", None, False),
-    ("input_layernorm", "post_attention_layernorm", "post_feedforward_layernorm", "pre_feedforward_layernorm"): (
-        "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm", False,
+    (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "post_feedforward_layernorm",
+        "pre_feedforward_layernorm",
+    ): (
+        "input_layernorm",
+        "post_attention_layernorm",
+        "pre_feedforward_layernorm",
+        "post_feedforward_layernorm",
+        False,
     ),
     ("post_attention_layernorm", "post_feedforward_layernorm"): (
-        None, "post_attention_layernorm", None, "post_feedforward_layernorm", False,
+        None,
+        "post_attention_layernorm",
+        None,
+        "post_feedforward_layernorm",
+        False,
     ),
     ("input_layernorm",): ("input_layernorm", None, "input_layernorm", None, True),
-}  # fmt: skip
+}
 
 
 def recognised(model: PreTrainedModel) -> Family:
-    """Where the parts of a model are that the table does not know, by their names; or an error that says what is missing."""
+    """Where the parts of a model are that the table does not know, by their names; or an error that
+    says what is missing."""
     config, base = model.config, model.base_model
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    kinds = set(getattr(config, "layer_types", None) or ()) - {
+        "full_attention",
+        "sliding_attention",
+    }
     lists = [name for name, child in base.named_children() if isinstance(child, nn.ModuleList)]
     children = [name for name, _ in base.named_children()]
     if kinds:
         raise unsupported(config, f"their layers are of kind {', '.join(sorted(kinds))}")
     if len(lists) != 1:
         raise unsupported(config, "they do not have one list of layers")
-    last = [name for name in children[children.index(lists[0]) + 1 :] if "norm" in name or name == "ln_f"]
+    last = [
+        name
+        for name in children[children.index(lists[0]) + 1 :]
+        if "norm" in name or name == "ln_f"
+    ]
     if len(last) != 1:
         raise unsupported(config, "they do not have one norm after the last layer")
     if type(model.get_input_embeddings()) is not nn.Embedding:
         raise unsupported(config, "their embedding does more than look up")
     rotary = [name for name in children if "rotary" in name]
     prefix = model.base_model_prefix
-    before, after, mlp_before, mlp_after, parallel = _recognised_layers(model, getattr(base, lists[0]))
+    before, after, mlp_before, mlp_after, parallel = _recognised_layers(
+        model, getattr(base, lists[0])
+    )
     return Family(
         layers=f"{prefix}.{lists[0]}",
         embedding=_path(model, model.get_input_embeddings()),
@@ -87,7 +135,13 @@ def _recognised_layers(
 ) -> tuple[str | None, str | None, str | None, str | None, bool]:
     """Where the norms of all layers stand."""
     shapes = {
-        tuple(sorted(name for name, child in layer.named_children() if "norm" in name or [*child.parameters()]))
+        tuple(
+            sorted(
+                name
+                for name, child in layer.named_children()
+                if "norm" in name or [*child.parameters()]
+            )
+        )
         for layer in layers
     }
     names = shapes.pop()
@@ -95,7 +149,8 @@ def _recognised_layers(
     if shapes or norms not in _NORMS or len(names) != len(norms) + 2:
         raise unsupported(
             model.config,
-            f"a layer of theirs is made of {', '.join(names)}, in which no attention half and MLP half are recognised",
+            f"a layer of theirs is made of {', '.join(names)}, in which no attention half and MLP "
+            f"half are recognised",
         )
     return _NORMS[norms]
 
@@ -104,26 +159,32 @@ def module_ops(kernel: str, config: Any) -> Ops:
     """torch's operations for what lies around the modules."""
     if kernel not in ("auto", "modules"):
         raise OptionError(
-            f"kernel {kernel!r} runs the families in the table, and models of type {config.model_type!r} are not in it; "
+            f"kernel {kernel!r} runs the families in the table, and models of type "
+            f"{config.model_type!r} are not in it; "
             "use kernel='auto'"
         )
     if config._attn_implementation not in ("sdpa", "eager"):
         raise unsupported(
-            config, f"their attention is {config._attn_implementation!r}; load them with attn_implementation='sdpa' or 'eager'"
+            config,
+            f"their attention is {config._attn_implementation!r}; load them with "
+            f"attn_implementation='sdpa' or 'eager'",
         )
     return TorchOps("modules")
 
 
 @contextmanager
 def refusing(config: Any) -> Iterator[None]:
-    """Modules that were recognised by name but want to be called otherwise: a refusal, not a stray error."""
+    """Modules that were recognised by name but want to be called otherwise: a refusal, not a stray
+    error."""
     try:
         yield
     except SelfspecError:
         raise
     except (TypeError, AttributeError, ValueError, RuntimeError, KeyError, IndexError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise unsupported(config, f"their modules cannot be called half by half ({reason})") from error
+        raise unsupported(
+            config, f"their modules cannot be called half by half ({reason})"
+        ) from error
 
 
 def _path(model: nn.Module, wanted: nn.Module | None) -> str:
@@ -137,7 +198,10 @@ def module_blocks(model: PreTrainedModel, family: Family, shape: Shape) -> list[
     names = (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after)
     blocks = []
     for index, layer in enumerate(module(model, family.layers).children()):
-        attention, mlp = (next(getattr(layer, name) for name in known if hasattr(layer, name)) for known in (_ATTENTION, _MLP))
+        attention, mlp = (
+            next(getattr(layer, name) for name in known if hasattr(layer, name))
+            for known in (_ATTENTION, _MLP)
+        )
         norms = Norms(*(None if name is None else module(layer, name) for name in names))
         core = ModuleAttention(attention, index, rotary, shape.windows[index])
         blocks.append(Block(core, ModuleMlp(mlp), norms, parallel=shape.parallel))
@@ -153,35 +217,56 @@ class ModuleMlp:
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         found = self._module(x[None])
-        y: Tensor = (found[0] if isinstance(found, tuple) else found).view(x.shape)  # some also return what their router chose
+        # some also return what their router chose
+        y: Tensor = (found[0] if isinstance(found, tuple) else found).view(x.shape)
         return y if residual is None else residual + y
 
 
 class ModuleAttention:
-    """transformers' own attention. It is shown our cache as if it were one of theirs, and a mask that says what is seen."""
+    """transformers' own attention. It is shown our cache as if it were one of theirs, and a mask
+    that says what is seen."""
 
-    def __init__(self, found: nn.Module, index: int, rotary: nn.Module | None, window: int | None) -> None:
+    def __init__(
+        self, found: nn.Module, index: int, rotary: nn.Module | None, window: int | None
+    ) -> None:
         self._module, self._index, self._rotary, self._window = found, index, rotary, window
         self.linears = _linears(found)
 
-    def __call__(self, x: Tensor, cache: KVCache, place: Place, residual: Tensor | None = None) -> Tensor:
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
         if self._module.training:
-            raise OptionError("the model is in training mode, and its own modules would drop at random; call model.eval() first")
+            raise OptionError(
+                "the model is in training mode, and its own modules would drop at random; call "
+                "model.eval() first"
+            )
         pieces, first = [], 0
-        for span in place.spans:
-            pieces.append(self._row(x, cache, place, span, slice(first, first + span.count)))
+        for span in layout.spans:
+            pieces.append(self._row(x, cache, layout, span, slice(first, first + span.count)))
             first += span.count
         y = torch.cat(pieces)
         return y if residual is None else residual + y
 
-    def _row(self, x: Tensor, cache: KVCache, place: Place, span: Span, piece: slice) -> Tensor:
-        seen = visible(place, piece, self._window, cache.capacity)[:, : int(place.slots[piece].max()) + 1]
-        hidden, positions = x[piece][None], place.positions[piece][None]
-        shelf = _Shelf(cache, self._index, span.row, place.slots[piece], seen.shape[1])
-        options: dict[str, Any] = {} if self._rotary is None else {"position_embeddings": self._rotary(hidden, positions)}
-        mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill(~seen, torch.finfo(x.dtype).min)
+    def _row(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, span: RowSpan, piece: slice
+    ) -> Tensor:
+        seen = visible_mask(layout, piece, self._window, cache.capacity)[
+            :, : int(layout.slots[piece].max()) + 1
+        ]
+        hidden, positions = x[piece][None], layout.positions[piece][None]
+        shelf = _Shelf(cache, self._index, span.row, layout.slots[piece], seen.shape[1])
+        options: dict[str, Any] = (
+            {} if self._rotary is None else {"position_embeddings": self._rotary(hidden, positions)}
+        )
+        mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill(
+            ~seen, torch.finfo(x.dtype).min
+        )
         found = self._module(
-            hidden_states=hidden, attention_mask=mask[None, None], past_key_values=shelf, position_ids=positions, **options
+            hidden_states=hidden,
+            attention_mask=mask[None, None],
+            past_key_values=shelf,
+            position_ids=positions,
+            **options,
         )
         if not shelf.used:
             raise TypeError("its attention does not file its keys in past_key_values")
@@ -191,7 +276,8 @@ class ModuleAttention:
 
 @dataclass
 class _Shelf:
-    """One row of one layer of our cache, as attention modules know a cache: they hand in new keys and values and get all."""
+    """One row of one layer of our cache, as attention modules know a cache: they hand in new keys
+    and values and get all."""
 
     cache: KVCache
     layer: int
@@ -214,6 +300,8 @@ def _linears(root: nn.Module) -> Sequence[Linear]:
     """The products inside, for counting what a pass reads."""
     found = [each for each in root.modules() if isinstance(each, nn.Linear)]
     return [
-        PlainLinear([each.weight], [each.bias]) if is_plain(each) else ModuleLinear(each, each.out_features, each.in_features)
+        PlainLinear([each.weight], [each.bias])
+        if is_plain(each)
+        else ModuleLinear(each, each.out_features, each.in_features)
         for each in found
     ]

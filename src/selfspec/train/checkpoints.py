@@ -1,7 +1,8 @@
 """Checkpoints that can be trusted: complete ones only, and of the same run only.
 
-A checkpoint folder is transformers'; we add `selfspec.json`, written last and in one move, which says what run it belongs to
-and that everything before it is on the disk. A folder without it is what a killed process left behind.
+A checkpoint folder is transformers'; we add `selfspec.json`, written last and in one move, which
+says what run it belongs to and that everything before it is on the disk. A folder without it is
+what a killed process left behind.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OptionError(f"{path} cannot be made ({error}); name a folder that can be written") from error
+        raise OptionError(
+            f"{path} cannot be made ({error}); name a folder that can be written"
+        ) from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -85,7 +88,8 @@ def require_same(folder: Path, identity: Mapping[str, Any]) -> None:
     """Raise unless the checkpoint belongs to a run with these settings."""
     if not (folder / MARK).is_file():
         raise TrainingError(
-            f"{folder} has no {MARK}: it is not a checkpoint of selfspec, or was cut off while being written. Choose another"
+            f"{folder} has no {MARK}: it is not a checkpoint of selfspec, or was cut off while "
+            f"being written. Choose another"
         )
     require_equal(json.loads((folder / MARK).read_text(encoding="utf-8")), identity, folder)
 
@@ -100,22 +104,30 @@ def require_equal(found: Mapping[str, Any], identity: Mapping[str, Any], folder:
     ]
     if differences:
         raise TrainingError(
-            f"the checkpoint {folder} belongs to another run, so going on from it would mix two: {'; '.join(differences)}. "
+            f"the checkpoint {folder} belongs to another run, so going on from it would mix two: "
+            f"{'; '.join(differences)}. "
             "Repeat the earlier settings, or train into another folder"
         )
 
 
 def require_room(folder: Path, weights: int, trained: int, kept: int = 2) -> None:
-    """Raise unless the disk holds the trained model and the checkpoints of a time: weights and two moments of what is trained."""
+    """Raise unless the disk holds the trained model and the checkpoints of a time: weights and two
+    moments of what is trained."""
     needed = (kept + 1) * (weights + 2 * trained) + weights
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ResourceError(
-            f"{folder} has {free / 1e9:.1f} GB free; {kept + 1} checkpoints and the trained model need {needed / 1e9:.1f} GB, so "
-            "training would stop at a full disk. Make room, choose another folder, or train with LoRA"
+            f"{folder} has {free / 1e9:.1f} GB free; {kept + 1} checkpoints and the trained model "
+            f"need {needed / 1e9:.1f} GB, so "
+            "training would stop at a full disk. Make room, choose another folder, or train with "
+            "LoRA"
         )
 
 
 def _numbered(folder: Path) -> list[Path]:
-    found = [(int(match[1]), path) for path in folder.glob("checkpoint-*") if (match := _NAME.fullmatch(path.name))]
+    found = [
+        (int(match[1]), path)
+        for path in folder.glob("checkpoint-*")
+        if (match := _NAME.fullmatch(path.name))
+    ]
     return [path for _, path in sorted(found)]

@@ -1,13 +1,17 @@
-"""The recipe's numbers as pure functions: dropout rates, loss weights, and which exits are on at which step.
+"""The recipe's numbers as pure functions: dropout rates, loss weights, and which exits are on at
+which step.
 
 Source: LayerSkip, section 4.1. Step t of T, layer l of L, both counted from 0:
 
-    p(l, t) = S(t) D(l) p_max               D(l) = exp(l ln2 / (L - 1)) - 1      S(t) = 1, or exp(t ln2 / (T - 1)) - 1
+    p(l, t) = S(t) D(l) p_max
+    D(l) = exp(l ln2 / (L - 1)) - 1
+    S(t) = 1, or exp(t ln2 / (T - 1)) - 1
     w(t, l) = C(t, l) e(l) / sum_i C(t, i) e(i)
-    e(l) = e_scale (0 + 1 + ... + l) for l < L - 1,   e(L - 1) = (L - 1) + e_scale (0 + 1 + ... + (L - 2))
+    e(l) = e_scale (0 + 1 + ... + l) for l < L - 1
+    e(L - 1) = (L - 1) + e_scale (0 + 1 + ... + (L - 2))
 
-The paper leaves open whether the last layer's own loss takes part in the rotation; here, as in its released recipe, it is
-always on. Knows no model and no tensor.
+The paper leaves open whether the last layer's own loss takes part in the rotation; here, as in its
+released recipe, it is always on. Knows no model and no tensor.
 """
 
 from __future__ import annotations
@@ -17,7 +21,8 @@ from collections.abc import Sequence
 
 
 def depth_rates(layers: int, shape: str = "exponential") -> list[float]:
-    """D(l): 0 at the first layer, 1 at the last. "constant" is the same mean at every layer, for comparison (Fig. 12)."""
+    """D(l): 0 at the first layer, 1 at the last. "constant" is the same mean at every layer, for
+    comparison (Fig. 12)."""
     if layers == 1:
         return [0.0]
     rising = [_rise(layer, layers) for layer in range(layers)]
@@ -25,29 +30,35 @@ def depth_rates(layers: int, shape: str = "exponential") -> list[float]:
 
 
 def time_scale(step: int, steps: int, shape: str = "constant") -> float:
-    """S(t): 1 for a model that is trained already; rising from 0 to 1 over the run for one that starts from scratch."""
+    """S(t): 1 for a model that is trained already; rising from 0 to 1 over the run for one that
+    starts from scratch."""
     return 1.0 if shape == "constant" else _rise(min(step, steps - 1), steps)
 
 
-def dropout_rates(layers: int, step: int, steps: int, peak: float, depth: str, time: str) -> list[float]:
+def dropout_rates(
+    layers: int, step: int, steps: int, peak: float, depth: str, time: str
+) -> list[float]:
     """p(l, t) of every layer; `peak` is p_max."""
     now = time_scale(step, steps, time)
     return [peak * now * rate for rate in depth_rates(layers, depth)]
 
 
 def exit_scales(layers: int, scale: float) -> list[float]:
-    """e(l): later exits weigh quadratically more. `scale` is e_scale; at 0 only the last layer counts."""
+    """e(l): later exits weigh quadratically more. `scale` is e_scale; at 0 only the last layer
+    counts."""
     early = [scale * layer * (layer + 1) / 2 for layer in range(layers - 1)]
     return [*early, max(1, layers - 1) + scale * (layers - 2) * (layers - 1) / 2]
 
 
 def rotational(layers: int, step: int, dilation: int) -> list[bool]:
-    """C_rot: each early exit once every `dilation` (R) steps, so at most ceil(L / R) of them at a time."""
+    """C_rot: each early exit once every `dilation` (R) steps, so at most ceil(L / R) of them at a
+    time."""
     return [layer == layers - 1 or layer % dilation == step % dilation for layer in range(layers)]
 
 
 def gradual(layers: int, step: int, steps: int) -> list[bool]:
-    """C_grad: from the last layer down to the first, one more every T / 2L steps; all are on from half of the run."""
+    """C_grad: from the last layer down to the first, one more every T / 2L steps; all are on from
+    half of the run."""
     return [2 * layers * step >= (layers - 1 - layer) * steps for layer in range(layers)]
 
 

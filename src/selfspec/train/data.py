@@ -1,9 +1,10 @@
 """Training text: from files to blocks of token ids, with labels that say which tokens are trained.
 
-A row (`rows.py` reads them) is `{"text": ...}`, `{"prompt": ..., "response": ...}` or `{"messages": [{"role": ..., "content":
-...}, ...]}`; a text file is one document. Of prompts and conversations only the answers are trained, and they are written down
-with the model's chat template if it has one, as they will be when the model is used. Tokens are held in memory, 4 bytes each.
-Knows no model.
+A row (`rows.py` reads them) is `{"text": ...}`, `{"prompt": ..., "response": ...}` or `{"messages":
+[{"role": ..., "content": ...}, ...]}`; a text file is one document. Of prompts and conversations
+only the answers are trained, and they are written down with the model's chat template if it has
+one, as they will be when the model is used. Tokens are held in memory, 4 bytes each. Knows no
+model.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from ..core.text_rows import read_rows
 from ..errors import TrainingError
-from ..rows import read_rows
 
 IGNORED = -100
 Tokens = tuple[list[int], list[bool]]  # ids, and which of them are trained
@@ -35,7 +36,8 @@ class DataOptions:
     length: int = 512
     """Tokens in a block: what the model sees at once."""
     packing: bool = True
-    """Fill blocks with several examples, one after the other; else one example a block, cut at its end."""
+    """Fill blocks with several examples, one after the other; else one example a block, cut at its
+    end."""
     held_out: float = 0.02
     """Share of the examples kept apart for evaluation, at least one."""
     text_column: str = "text"
@@ -43,13 +45,15 @@ class DataOptions:
     train_on_prompts: bool = False
     """Train the prompts too, not only the answers."""
     chat_template: bool = True
-    """Write prompts and answers with the model's chat template, if it has one; else the prompt and the answer after it."""
+    """Write prompts and answers with the model's chat template, if it has one; else the prompt and
+    the answer after it."""
     seed: int = 0
     """Which examples are held out, and the order of the others."""
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
-    """Rows of equal length: `ids` (n, length), and `trained`, the same shape, which of them have a loss."""
+    """Rows of equal length: `ids` (n, length), and `trained`, the same shape, which of them have a
+    loss."""
 
     def __init__(self, ids: Tensor, trained: Tensor) -> None:
         self.ids, self.trained = ids, trained
@@ -76,36 +80,52 @@ class Data:
     examples: int
 
 
-def load_data(files: Sequence[str | Path], tokenizer: PreTrainedTokenizerBase, options: DataOptions) -> Data:
+def load_data(
+    files: Sequence[str | Path], tokenizer: PreTrainedTokenizerBase, options: DataOptions
+) -> Data:
     """Read, tokenize, hold some out, pack."""
     if not 0 < options.held_out < 1:
         raise TrainingError(
-            f"held_out={options.held_out} is outside 0 to 1; some text has to be kept apart to measure on, e.g. 0.02"
+            f"held_out={options.held_out} is outside 0 to 1; some text has to be kept apart to "
+            f"measure on, e.g. 0.02"
         )
     if options.length < 8:
-        raise TrainingError(f"length={options.length} tokens is too short for a block to predict anything in; use at least 8")
+        raise TrainingError(
+            f"length={options.length} tokens is too short for a block to predict anything in; use "
+            f"at least 8"
+        )
     writer = _Writer(tokenizer, options)
-    examples = [piece for path in files for where, example in read_rows(path) for piece in writer.pieces(example, where)]
+    examples = [
+        piece
+        for path in files
+        for where, example in read_rows(path)
+        for piece in writer.pieces(example, where)
+    ]
     if len(examples) < 2:
         count = sum(len(ids) for ids, _ in examples)
         raise TrainingError(
-            f"{', '.join(map(str, files))}: {len(examples)} examples with {count} tokens in all, where at least 2 are needed "
-            f"(one is held out for measuring). Give more text, or a smaller length than {options.length}"
+            f"{', '.join(map(str, files))}: {len(examples)} examples with {count} tokens in all, "
+            f"where at least 2 are needed "
+            f"(one is held out for measuring). Give more text, or a smaller length than "
+            f"{options.length}"
         )
     random.Random(options.seed).shuffle(examples)
     apart = max(1, min(len(examples) - 1, round(len(examples) * options.held_out)))
     make = pack if options.packing else pad
-    kept, held = (make(some, options.length, writer.end) for some in (examples[apart:], examples[:apart]))
+    kept, held = (
+        make(some, options.length, writer.end) for some in (examples[apart:], examples[:apart])
+    )
     for name, blocks in (("train on", kept), ("hold out", held)):
         if not blocks.tokens:
             raise TrainingError(
-                f"{', '.join(map(str, files))}: no token to {name}; the answers are empty, or beyond the {options.length} "
+                f"{', '.join(map(str, files))}: no token to {name}; the answers are empty, or "
+                f"beyond the {options.length} "
                 "tokens of a block. Give more text, or raise the length"
             )
     return Data(kept, held, len(examples))
 
 
-# ---------------------------------------------------------------------------------------------------------------- writing
+# ------------------------------------------------------------------------------------------ writing
 
 
 class _Writer:
@@ -114,11 +134,15 @@ class _Writer:
     def __init__(self, tokenizer: Any, options: DataOptions) -> None:
         self._tokenizer, self._options = tokenizer, options
         if tokenizer.eos_token_id is None:
-            raise TrainingError("the tokenizer has no end-of-sequence token, so examples cannot be told apart; set its eos_token")
+            raise TrainingError(
+                "the tokenizer has no end-of-sequence token, so examples cannot be told apart; "
+                "set its eos_token"
+            )
         self.end: int = tokenizer.eos_token_id
 
     def pieces(self, example: dict[str, Any], where: str) -> Iterator[Tokens]:
-        """The example's tokens; plain text that is longer than a block in several pieces, so that some can be held out."""
+        """The example's tokens; plain text that is longer than a block in several pieces, so that
+        some can be held out."""
         column = self._options.text_column
         if isinstance(example.get("messages"), list):
             yield self._conversation(example["messages"], where)
@@ -127,25 +151,40 @@ class _Writer:
         elif isinstance(example.get(column), str):
             ids = [*self._tokenizer(example[column])["input_ids"], self.end]
             size = self._options.length
-            yield from ((ids[at : at + size], [True] * len(ids[at : at + size])) for at in range(0, len(ids), size))
+            yield from (
+                (ids[at : at + size], [True] * len(ids[at : at + size]))
+                for at in range(0, len(ids), size)
+            )
         else:
             raise TrainingError(
-                f"{where} has the columns {', '.join(map(repr, example)) or '(none)'}, none of which can be trained on: it needs "
-                f"{column!r}, or 'prompt' and 'response', as text, or 'messages' as a list. Name the text's column (text_column)"
+                f"{where} has the columns {', '.join(map(repr, example)) or '(none)'}, none of "
+                f"which can be trained on: it needs "
+                f"{column!r}, or 'prompt' and 'response', as text, or 'messages' as a list. Name "
+                f"the text's column (text_column)"
             )
 
     def _answer(self, prompt: str, response: str, where: str) -> Tokens:
         if self._tokenizer.chat_template and self._options.chat_template:
-            return self._conversation([{"role": "user", "content": prompt}, {"role": "assistant", "content": response}], where)
+            return self._conversation(
+                [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}],
+                where,
+            )
         before = list(self._tokenizer(prompt)["input_ids"])
         after = [*self._bare(response), self.end]
         return before + after, [self._options.train_on_prompts] * len(before) + [True] * len(after)
 
     def _conversation(self, messages: list[Any], where: str) -> Tokens:
         if not self._tokenizer.chat_template:
-            raise TrainingError(f"{where} is a conversation, and the model has no chat template to write it with; use 'text'")
-        if not all(isinstance(each, dict) and isinstance(each.get("content"), str) for each in messages):
-            raise TrainingError(f"{where}: every message has to be an object with 'role' and 'content' as text")
+            raise TrainingError(
+                f"{where} is a conversation, and the model has no chat template to write it with; "
+                f"use 'text'"
+            )
+        if not all(
+            isinstance(each, dict) and isinstance(each.get("content"), str) for each in messages
+        ):
+            raise TrainingError(
+                f"{where}: every message has to be an object with 'role' and 'content' as text"
+            )
         ids: list[int] = []
         trained: list[bool] = []
         done = ""
@@ -169,10 +208,13 @@ class _Writer:
         """Add what the template writes for these messages beyond what it wrote before."""
         if not messages:
             return done
-        whole = self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=open_end)
+        whole = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=open_end
+        )
         if not whole.startswith(done):
             raise TrainingError(
-                f"{where}: the model's chat template rewrites earlier messages when later ones come, so it cannot be told which "
+                f"{where}: the model's chat template rewrites earlier messages when later ones "
+                f"come, so it cannot be told which "
                 "tokens are the answers'. Give the conversation as 'text', written out"
             )
         more = self._bare(whole[len(done) :])
@@ -184,15 +226,22 @@ class _Writer:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-# ---------------------------------------------------------------------------------------------------------------- packing
+# ------------------------------------------------------------------------------------------ packing
 
 
 def pack(examples: Sequence[Tokens], length: int, filler: int) -> Blocks:
-    """Blocks of several examples, in their order, each put where it fits best. Only what is longer than a block is cut; the rest
-    of a block is filled with tokens that are not trained, and being last, they change nothing."""
-    pieces = [(ids[at : at + length], flags[at : at + length]) for ids, flags in examples for at in range(0, len(ids), length)]
+    """Blocks of several examples, in their order, each put where it fits best. Only what is longer
+    than a block is cut; the rest of a block is filled with tokens that are not trained, and being
+    last, they change nothing."""
+    pieces = [
+        (ids[at : at + length], flags[at : at + length])
+        for ids, flags in examples
+        for at in range(0, len(ids), length)
+    ]
     blocks: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # of blocks that are not full, in order: free tokens, and which block
+    room: list[
+        tuple[int, int]
+    ] = []  # of blocks that are not full, in order: free tokens, and which block
     for index in sorted(range(len(pieces)), key=lambda index: -len(pieces[index][0])):
         size = len(pieces[index][0])
         at = bisect_left(room, (size, 0))
@@ -203,7 +252,10 @@ def pack(examples: Sequence[Tokens], length: int, filler: int) -> Blocks:
         if free > size:
             insort(room, (free - size, block))
     together = ([pieces[index] for index in sorted(block)] for block in blocks)
-    joined = [(list(chain(*(ids for ids, _ in some))), list(chain(*(flags for _, flags in some)))) for some in together]
+    joined = [
+        (list(chain(*(ids for ids, _ in some))), list(chain(*(flags for _, flags in some))))
+        for some in together
+    ]
     return pad(joined, length, filler)
 
 

@@ -1,7 +1,7 @@
 """Training a draft head (EAGLE's, on states of several layers) on text that the model wrote itself.
 
-Sources: see draft/draft_head.py and head_net.py. Ours: the block and the reading matrix begin as the model's own last layer; the
-vocabulary is the tokens that the model found likeliest in its text.
+Sources: see draft/draft_head.py and head_net.py. Ours: the block and the reading matrix begin as
+the model's own last layer; the vocabulary is the tokens that the model found likeliest in its text.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from ..errors import OptionError
-from ..model.adapter import LayeredModel
+from ..model.compute.hidden_states import StateCollector
 from ..model.families import Family, Shape
-from ..model.parts import module
-from ..model.small import BlockSize, SmallBlock
-from ..model.taps import Taps
+from ..model.layered import LayeredModel
+from ..model.weights import module
+from ..trained.blocks import BlockSize, SmallBlock
 from .head_net import Drafted, Ends, HeadNet, roots_of
 from .parts import PartOptions, SmallPart, precision
 
@@ -30,7 +30,8 @@ class HeadRecipe:
     """What kind of head."""
 
     layers: tuple[int, ...] = ()
-    """Layers whose states the head reads; by default one a quarter down, one in the middle, and the last."""
+    """Layers whose states the head reads; by default one a quarter down, one in the middle, and the
+    last."""
     vocabulary: int = 16_384
     """How many tokens the head can say: the likeliest ones of the text."""
     start: str = "last-layer"
@@ -38,19 +39,29 @@ class HeadRecipe:
 
     kind = "draft-head"
 
-    def taps(self, shape: Shape) -> tuple[int, ...]:
+    def collectors(self, shape: Shape) -> tuple[int, ...]:
         """The layers whose states are needed, for a model of that shape."""
-        layers = self.layers or tuple(sorted({shape.layers // 4, shape.layers // 2, shape.layers - 1}))
+        layers = self.layers or tuple(
+            sorted({shape.layers // 4, shape.layers // 2, shape.layers - 1})
+        )
         outside = [layer for layer in layers if not 0 <= layer < shape.layers]
         if outside or not self.vocabulary > 0 or self.start not in STARTS:
             raise OptionError(
-                f"layers={layers}, vocabulary={self.vocabulary}, start={self.start!r}: this model has layers 0 to "
-                f"{shape.layers - 1}, the vocabulary has to be 1 or more, and the start {' or '.join(STARTS)}"
+                f"layers={layers}, vocabulary={self.vocabulary}, start={self.start!r}: this model "
+                f"has layers 0 to "
+                f"{shape.layers - 1}, the vocabulary has to be 1 or more, and the start "
+                f"{' or '.join(STARTS)}"
             )
         return layers
 
     def training(
-        self, network: Any, family: Family, shape: Shape, vocabulary: Tensor, scale: float, options: PartOptions
+        self,
+        network: Any,
+        family: Family,
+        shape: Shape,
+        vocabulary: Tensor,
+        scale: float,
+        options: PartOptions,
     ) -> HeadTraining:
         return HeadTraining(network, family, shape, self, vocabulary, scale, options)
 
@@ -71,7 +82,7 @@ class HeadTraining(SmallPart):
         options: PartOptions,
     ) -> None:
         self._options, self._device = options, vocabulary.device
-        self.layers = recipe.taps(shape)
+        self.layers = recipe.collectors(shape)
         self.ends = Ends(network, family, shape, vocabulary)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
@@ -84,12 +95,16 @@ class HeadTraining(SmallPart):
     def net(self) -> HeadNet:
         return self._net
 
-    def drafted(self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool) -> Drafted:
+    def drafted(
+        self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool
+    ) -> Drafted:
         batch = {name: values.to(self._device) for name, values in batch.items()}
         batch["states"] = batch["states"].float()
         if generator and self._options.noise:
             shape = batch["states"].shape
-            batch["states"] += self._options.noise * (2 * torch.rand(shape, generator=generator) - 1).to(self._device)
+            batch["states"] += self._options.noise * (
+                2 * torch.rand(shape, generator=generator) - 1
+            ).to(self._device)
         roots = roots_of(batch, self._options.share if generator else 1.0, generator)
         ahead = max(4, self._options.ahead) if measure else self._options.ahead
         candidates = None
@@ -118,8 +133,8 @@ def size_of(network: Any, shape: Shape) -> BlockSize:
 
 @torch.no_grad()
 def begin_as_last_layer(net: HeadNet, network: Any, family: Family, scale: float) -> None:
-    """The block is the model's last layer, and `enter` hands it the last tap, as large as what that layer is used to; embeddings
-    and other taps come in small."""
+    """The block is the model's last layer, and `enter` hands it the last tap, as large as what that
+    layer is used to; embeddings and other taps come in small."""
     copy_layer(net.block(0), network, family, -1)
     width = net.size.width
     net.enter.weight.mul_(0.3 * scale)
@@ -129,7 +144,8 @@ def begin_as_last_layer(net: HeadNet, network: Any, family: Family, scale: float
 
 @torch.no_grad()
 def copy_layer(block: SmallBlock, network: Any, family: Family, index: int) -> None:
-    """Give a block the weights of one of the model's layers, as far as they have the same names and shapes."""
+    """Give a block the weights of one of the model's layers, as far as they have the same names and
+    shapes."""
     theirs = dict(list(module(network, family.layers).children())[index].named_parameters())
     for name, parameter in block.named_parameters():
         if name in theirs and theirs[name].shape == parameter.shape:
@@ -139,10 +155,16 @@ def copy_layer(block: SmallBlock, network: Any, family: Family, index: int) -> N
 @torch.inference_mode()
 def stream_size(model: LayeredModel, tokens: Sequence[int]) -> float:
     """How large a number of the hidden states is, typically, that enter the last layer."""
-    taps, cache = Taps([max(0, model.layers - 2)]), model.new_cache(1, len(tokens))
+    collectors, cache = StateCollector([max(0, model.layers - 2)]), model.new_cache(1, len(tokens))
     ids = torch.tensor(tokens, device=model.device)
-    model.run(model.embed(ids), model.full_plan, cache, cache.place([len(tokens)]), taps=[taps])
-    ((_, states),) = taps.take()
+    model.run(
+        model.embed(ids),
+        model.full_plan,
+        cache,
+        cache.layout([len(tokens)]),
+        collectors=[collectors],
+    )
+    ((_, states),) = collectors.take()
     return float(states.float().pow(2).mean(-1).sqrt().median())
 
 

@@ -1,9 +1,11 @@
-"""Training a draft-LoRA: small matrices beside the linears of a model of which many halves are skipped, on only while it drafts.
+"""Training a draft-LoRA: small matrices beside the linears of a model of which many halves are
+skipped, on only while it drafts.
 
-Draft & Verify drafts with the model less some halves; what is left was never trained to do without them. Here it is, without
-touching the model: y = W x + B A x (LoRA, Hu et al. 2021, arXiv 2106.09685) on what is not skipped, B = 0 at first. One loss at
-every answered token, cross entropy to the whole model's distribution there (head_net.py). In use the draft has keys and values of
-its own, so it sees what it saw here. Does not know how a skip set is found.
+Draft & Verify drafts with the model less some halves; what is left was never trained to do without
+them. Here it is, without touching the model: y = W x + B A x (LoRA, Hu et al. 2021, arXiv
+2106.09685) on what is not skipped, B = 0 at first. One loss at every answered token, cross entropy
+to the whole model's distribution there (head_net.py). In use the draft has keys and values of its
+own, so it sees what it saw here. Does not know how a skip set is found.
 """
 
 from __future__ import annotations
@@ -18,13 +20,19 @@ from torch import Tensor, nn
 
 from ..errors import OptionError, UnsupportedModel
 from ..model.families import Family, Shape
-from ..model.lora import stored_name
-from ..model.parts import module
+from ..model.weights import module
+from ..trained.lora import stored_name
 from .exit_adapter import in_a_row
 from .head_net import Drafted, Ends, Roots, losses_of
 from .parts import PartOptions, SmallPart, precision
 
-PROVEN = ("llama", "mistral", "qwen2", "qwen3")  # whose linears and halves have the names that are taken apart here
+# whose linears and halves have the names that are taken apart here
+PROVEN = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+)
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,8 @@ class LoraRecipe:
     skip_attention: tuple[int, ...] = ()
     """Layers whose attention is skipped while drafting, counted from 0."""
     skip_mlp: tuple[int, ...] = ()
-    """Layers whose MLP is skipped while drafting; without either list, `skip_share` of both, evenly."""
+    """Layers whose MLP is skipped while drafting; without either list, `skip_share` of both,
+    evenly."""
     skip_share: float = 0.5
     """Share of the layers that are skipped if none are named; the first and the last always run."""
     rank: int = 16
@@ -46,7 +55,8 @@ class LoraRecipe:
     def __post_init__(self) -> None:
         if self.rank < 1 or self.vocabulary < 1 or not 0 < self.skip_share < 1:
             raise OptionError(
-                f"rank={self.rank}, vocabulary={self.vocabulary}, skip_share={self.skip_share}: rank and vocabulary are at least "
+                f"rank={self.rank}, vocabulary={self.vocabulary}, skip_share={self.skip_share}: "
+                f"rank and vocabulary are at least "
                 "1, the share is between 0 and 1"
             )
 
@@ -56,27 +66,42 @@ class LoraRecipe:
         if not any(both):
             inner = shape.layers - 2
             count = round(self.skip_share * shape.layers)
-            both = (tuple(1 + (2 * index + 1) * inner // (2 * count) for index in range(min(count, inner))),) * 2
-        outside = sorted(layer for layers in both for layer in layers if not 0 <= layer < shape.layers)
+            both = (
+                tuple(
+                    1 + (2 * index + 1) * inner // (2 * count) for index in range(min(count, inner))
+                ),
+            ) * 2
+        outside = sorted(
+            layer for layers in both for layer in layers if not 0 <= layer < shape.layers
+        )
         if outside or not any(both) or all(len(set(layers)) == shape.layers for layers in both):
             raise OptionError(
-                f"attention of layers {both[0]} and MLPs of {both[1]} cannot be skipped in a model of {shape.layers} layers: "
-                f"name some of 0 to {shape.layers - 1}, not all, or raise skip_share={self.skip_share}"
+                f"attention of layers {both[0]} and MLPs of {both[1]} cannot be skipped in a "
+                f"model of {shape.layers} layers: "
+                f"name some of 0 to {shape.layers - 1}, not all, or raise "
+                f"skip_share={self.skip_share}"
             )
         return both
 
-    def taps(self, shape: Shape) -> tuple[int, ...]:
+    def collectors(self, shape: Shape) -> tuple[int, ...]:
         """No states are needed; all is computed from the tokens."""
         if shape.family not in PROVEN:
             raise UnsupportedModel(
-                f"a draft-lora cannot be trained for a {shape.family} model; families it is tested on: {', '.join(PROVEN)}. "
+                f"a draft-lora cannot be trained for a {shape.family} model; families it is "
+                f"tested on: {', '.join(PROVEN)}. "
                 "Train a draft-head instead"
             )
         self.skipped(shape)
         return ()
 
     def training(
-        self, network: Any, family: Family, shape: Shape, vocabulary: Tensor, scale: float, options: PartOptions
+        self,
+        network: Any,
+        family: Family,
+        shape: Shape,
+        vocabulary: Tensor,
+        scale: float,
+        options: PartOptions,
     ) -> LoraTraining:
         return LoraTraining(network, family, shape, self, vocabulary, options)
 
@@ -110,12 +135,19 @@ class NoMlp(nn.Module):
 
 
 class LoraTraining(SmallPart):
-    """A draft-LoRA under training. Takes the network apart: whoever needs it whole passes a copy."""
+    """A draft-LoRA under training. Takes the network apart: whoever needs it whole passes a
+    copy."""
 
     kind = "draft-lora"
 
     def __init__(
-        self, network: Any, family: Family, shape: Shape, recipe: LoraRecipe, vocabulary: Tensor, options: PartOptions
+        self,
+        network: Any,
+        family: Family,
+        shape: Shape,
+        recipe: LoraRecipe,
+        vocabulary: Tensor,
+        options: PartOptions,
     ) -> None:
         self._options, self._device = options, vocabulary.device
         self._skipped, self._rank = recipe.skipped(shape), recipe.rank
@@ -131,7 +163,8 @@ class LoraTraining(SmallPart):
         return self._net
 
     def _prepared(self, layers: nn.Module, family: Family) -> nn.ModuleDict:
-        """Take the skipped halves out and put matrices beside the linears of the others; those matrices, by layer and name."""
+        """Take the skipped halves out and put matrices beside the linears of the others; those
+        matrices, by layer and name."""
         attention, mlp = self._skipped
         found: dict[str, nn.Module] = {}
         for index, layer in enumerate(layers.children()):
@@ -148,7 +181,9 @@ class LoraTraining(SmallPart):
                 layer.mlp = NoMlp()
         return nn.ModuleDict(found)
 
-    def drafted(self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool) -> Drafted:
+    def drafted(
+        self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool
+    ) -> Drafted:
         batch = {name: values.to(self._device) for name, values in batch.items()}
         candidates = None
         if generator and self._options.others:
@@ -156,20 +191,32 @@ class LoraTraining(SmallPart):
         answered = batch["chances"].sum(-1) > 0
         trained = answered
         if generator and self._options.share < 1:
-            trained = answered & (torch.rand(answered.shape, generator=generator) < self._options.share).to(self._device)
+            trained = answered & (
+                torch.rand(answered.shape, generator=generator) < self._options.share
+            ).to(self._device)
         roots = Roots(*trained.nonzero(as_tuple=True))
         with precision(self._options, self._device):
             x = self._body(input_ids=batch["tokens"].long(), use_cache=False).last_hidden_state
-            losses, counted, logits = losses_of(roots.take(x), self.ends, batch, roots, 0, candidates)
+            losses, counted, logits = losses_of(
+                roots.take(x), self.ends, batch, roots, 0, candidates
+            )
         tried = right = torch.zeros(1, device=self._device)
         if measure:
             best = self.ends.vocabulary[logits.argmax(-1)]
-            tried, right = in_a_row(roots.spread(best == roots.take(batch["tokens"], 1), batch["tokens"]), answered)
+            tried, right = in_a_row(
+                roots.spread(best == roots.take(batch["tokens"], 1), batch["tokens"]), answered
+            )
         return Drafted(losses.sum()[None], counted.sum()[None], tried, right)
 
     def tensors(self) -> dict[str, Tensor]:
-        found = {name: value.detach().cpu().half() for name, value in self._net.state_dict().items()}
+        found = {
+            name: value.detach().cpu().half() for name, value in self._net.state_dict().items()
+        }
         return {**found, "vocabulary": self.ends.vocabulary.cpu().int()}
 
     def settings(self) -> dict[str, Any]:
-        return {"attention": list(self._skipped[0]), "mlp": list(self._skipped[1]), "rank": self._rank}
+        return {
+            "attention": list(self._skipped[0]),
+            "mlp": list(self._skipped[1]),
+            "rank": self._rank,
+        }

@@ -1,8 +1,10 @@
-"""What each exit of a model is worth on a text: perplexity, and agreement with the whole model's next token.
+"""What each exit of a model is worth on a text: perplexity, and agreement with the whole model's
+next token.
 
-Exit N is the shared norm and head after the first N layers. Agreement is the share of positions at which it names the same
-token as all layers do: the chance that a single greedy draft is kept, measured on given text. Source: LayerSkip, Table 1 and
-Fig. 6, 8, 11. One pass through our own layers serves all exits. Knows no training.
+Exit N is the shared norm and head after the first N layers. Agreement is the share of positions at
+which it names the same token as all layers do: the chance that a single greedy draft is kept,
+measured on given text. Source: LayerSkip, Table 1 and Fig. 6, 8, 11. One pass through our own
+layers serves all exits. Knows no training.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ..errors import OptionError
-from ..model.adapter import LayeredModel
-from ..model.plan import LayerPlan
+from ..model.compute.plan import LayerPlan
+from ..model.layered import LayeredModel
 from .data import Blocks
 
 POSITIONS = 128  # of which logits exist at a time
@@ -25,7 +27,8 @@ POSITIONS = 128  # of which logits exist at a time
 
 @dataclass(frozen=True)
 class ExitScore:
-    """One exit: how many layers run, the mean loss of the next token, and how often it is the whole model's choice."""
+    """One exit: how many layers run, the mean loss of the next token, and how often it is the whole
+    model's choice."""
 
     layers: int
     loss: float
@@ -40,13 +43,17 @@ class ExitScore:
         return {**asdict(self), "perplexity": self.perplexity}
 
 
-def evaluate_exits(model: LayeredModel, blocks: Blocks, exits: Sequence[int] | None = None, most: int = 16) -> list[ExitScore]:
-    """Scores of the exits (numbers of layers; by default all of them) on at most `most` blocks; the whole model's come last."""
+def evaluate_exits(
+    model: LayeredModel, blocks: Blocks, exits: Sequence[int] | None = None, most: int = 16
+) -> list[ExitScore]:
+    """Scores of the exits (numbers of layers; by default all of them) on at most `most` blocks; the
+    whole model's come last."""
     chosen = sorted({*(exits or range(1, model.layers + 1)), model.layers})
     outside = [layer for layer in chosen if not 1 <= layer <= model.layers]
     if outside:
         raise OptionError(
-            f"exit layer {outside[0]} is not inside this model of {model.layers} layers; choose 1 to {model.layers}"
+            f"exit layer {outside[0]} is not inside this model of {model.layers} layers; choose 1 "
+            f"to {model.layers}"
         )
     losses = dict.fromkeys(chosen, 0.0)
     agreed = dict.fromkeys(chosen, 0)
@@ -62,8 +69,13 @@ def evaluate_exits(model: LayeredModel, blocks: Blocks, exits: Sequence[int] | N
             losses[layer] += loss
             agreed[layer] += int((picks == found[model.layers][1]).sum())
     if not positions:
-        raise OptionError("the text has no position at which a token is predicted, so exits cannot be compared; give longer text")
-    return [ExitScore(layer, losses[layer] / positions, agreed[layer] / positions) for layer in chosen]
+        raise OptionError(
+            "the text has no position at which a token is predicted, so exits cannot be compared; "
+            "give longer text"
+        )
+    return [
+        ExitScore(layer, losses[layer] / positions, agreed[layer] / positions) for layer in chosen
+    ]
 
 
 def _read(
@@ -72,7 +84,7 @@ def _read(
     """For each exit the summed loss at the positions `at`, and its choice of token at each."""
     tokens, following, at = tokens.to(model.device), following.to(model.device), at.to(model.device)
     cache = model.new_cache(1, len(tokens))
-    place = cache.place([len(tokens)])
+    place = cache.layout([len(tokens)])
     x, start, found = model.embed(tokens), 0, {}
     for layer in exits:
         x = model.run(x, LayerPlan(start, layer), cache, place)

@@ -1,8 +1,10 @@
-"""Training an exit adapter: one or two blocks after layer E, so that the model's own norm and head can read the answer there.
+"""Training an exit adapter: one or two blocks after layer E, so that the model's own norm and head
+can read the answer there.
 
-The first E layers of a draft are the model's own and exact, so the adapter sees in use what it sees here, whatever was
-drafted before: one loss at every answered token, cross entropy to the whole model's distribution there (see head_net.py), and no
-feeding back. The blocks begin as the model's last layers. Ours; the idea is that of LayerSkip's exits without touching the model.
+The first E layers of a draft are the model's own and exact, so the adapter sees in use what it sees
+here, whatever was drafted before: one loss at every answered token, cross entropy to the whole
+model's distribution there (see head_net.py), and no feeding back. The blocks begin as the model's
+last layers. Ours; the idea is that of LayerSkip's exits without touching the model.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import OptionError
 from ..model.families import Family, Shape
-from ..model.small import BlockSize
+from ..trained.blocks import BlockSize
 from .draft_head import STARTS, copy_layer, size_of
 from .head_net import BlockNet, Drafted, Ends, Roots, losses_of, positions_of
 from .parts import PartOptions, SmallPart, precision
@@ -37,19 +39,32 @@ class AdapterRecipe:
     """Where the blocks' weights come from: last-layer, the model's own last layers, or random."""
     kind = "exit-adapter"
 
-    def taps(self, shape: Shape) -> tuple[int, ...]:
+    def collectors(self, shape: Shape) -> tuple[int, ...]:
         """The layers whose states are needed."""
         layer = max(1, shape.layers // 4) if self.exit is None else self.exit
-        if not 0 < layer < shape.layers or not 0 < self.blocks < shape.layers or self.vocabulary < 1 or self.start not in STARTS:
+        if (
+            not 0 < layer < shape.layers
+            or not 0 < self.blocks < shape.layers
+            or self.vocabulary < 1
+            or self.start not in STARTS
+        ):
             raise OptionError(
-                f"exit={layer}, blocks={self.blocks}, vocabulary={self.vocabulary}, start={self.start!r}: this model has "
-                f"{shape.layers} layers, so the exit is 1 to {shape.layers - 1}; blocks and vocabulary are at least 1, "
+                f"exit={layer}, blocks={self.blocks}, vocabulary={self.vocabulary}, "
+                f"start={self.start!r}: this model has "
+                f"{shape.layers} layers, so the exit is 1 to {shape.layers - 1}; blocks and "
+                f"vocabulary are at least 1, "
                 f"the start is {' or '.join(STARTS)}"
             )
         return (layer - 1,)
 
     def training(
-        self, network: Any, family: Family, shape: Shape, vocabulary: Tensor, scale: float, options: PartOptions
+        self,
+        network: Any,
+        family: Family,
+        shape: Shape,
+        vocabulary: Tensor,
+        scale: float,
+        options: PartOptions,
     ) -> AdapterTraining:
         return AdapterTraining(network, family, shape, self, vocabulary, scale, options)
 
@@ -68,7 +83,9 @@ class AdapterNet(BlockNet):
         for index in range(len(self.blocks)):
             block, last = self.block(index), index == len(self.blocks) - 1
             at = roots if last else everything
-            found = self.through(block, at.take(x), at, 1, [self.keys(block, x, positions_of(tokens))], tokens)
+            found = self.through(
+                block, at.take(x), at, 1, [self.keys(block, x, positions_of(tokens))], tokens
+            )
             x = found if last else at.spread(found, tokens)
         return x
 
@@ -89,7 +106,7 @@ class AdapterTraining(SmallPart):
         options: PartOptions,
     ) -> None:
         self._options, self._device = options, vocabulary.device
-        self._exit = recipe.taps(shape)[0] + 1
+        self._exit = recipe.collectors(shape)[0] + 1
         self.ends = Ends(network, family, shape, vocabulary)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
@@ -105,16 +122,26 @@ class AdapterTraining(SmallPart):
     def net(self) -> AdapterNet:
         return self._net
 
-    def drafted(self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool) -> Drafted:
+    def drafted(
+        self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool
+    ) -> Drafted:
         batch = {name: values.to(self._device) for name, values in batch.items()}
         states = batch["states"][:, :, 0].float()
         candidates = None
         if generator:
-            states = states + self._options.noise * (2 * torch.rand(states.shape, generator=generator) - 1).to(self._device)
-            candidates = self.ends.candidates(batch, self._options.others, generator) if self._options.others else None
+            states = states + self._options.noise * (
+                2 * torch.rand(states.shape, generator=generator) - 1
+            ).to(self._device)
+            candidates = (
+                self.ends.candidates(batch, self._options.others, generator)
+                if self._options.others
+                else None
+            )
         answered = batch["chances"].sum(-1) > 0
         if generator and self._options.share < 1:
-            answered &= (torch.rand(answered.shape, generator=generator) < self._options.share).to(self._device)
+            answered &= (torch.rand(answered.shape, generator=generator) < self._options.share).to(
+                self._device
+            )
         roots = Roots(*answered.nonzero(as_tuple=True))
         with precision(self._options, self._device):
             x = self.net(states, batch["tokens"].long(), roots)
@@ -131,11 +158,16 @@ class AdapterTraining(SmallPart):
         return {**found, "vocabulary": self.ends.vocabulary.cpu().int()}
 
     def settings(self) -> dict[str, Any]:
-        return {"exit": self._exit, "blocks": len(self.net.blocks), "block": self.net.size.as_dict()}
+        return {
+            "exit": self._exit,
+            "blocks": len(self.net.blocks),
+            "block": self.net.size.as_dict(),
+        }
 
 
 def in_a_row(hits: Tensor, answered: Tensor) -> tuple[Tensor, Tensor]:
-    """By depth k: at how many places there is a k-th draft whose predecessors were right, and how many of those are right."""
+    """By depth k: at how many places there is a k-th draft whose predecessors were right, and how
+    many of those are right."""
     tried, right, alive = [], [], answered
     for depth in range(MEASURED_DEPTHS):
         rest = answered.shape[1] - depth

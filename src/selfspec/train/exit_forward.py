@@ -1,8 +1,10 @@
-"""The forward of training: transformers' own decoder, layers dropped for samples, and the early-exit loss instead of logits.
+"""The forward of training: transformers' own decoder, layers dropped for samples, and the
+early-exit loss instead of logits.
 
-`forward` of the model object is replaced while training, so that DDP, FSDP, PEFT and mixed precision, which all work around a
-model's forward, see the loss as they see any model's. States are picked up behind each layer, and put through the model's own
-last norm and head. Knows no trainer: it is told the step, the micro-batch and what to divide by.
+`forward` of the model object is replaced while training, so that DDP, FSDP, PEFT and mixed
+precision, which all work around a model's forward, see the loss as they see any model's. States are
+picked up behind each layer, and put through the model's own last norm and head. Knows no trainer:
+it is told the step, the micro-batch and what to divide by.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from transformers.modeling_outputs import CausalLMOutput
 
 from ..errors import OptionError, SelfCheckFailed
 from ..model.families import shape_of
-from ..model.parts import module
+from ..model.weights import module
 from .candidates import Candidates, candidates
 from .exit_loss import LIVE_LOGITS, Exit, Finish, exit_loss
 from .layer_dropout import LayerDropout, counted_generator, draw_keep, one_tensor
@@ -33,7 +35,8 @@ IGNORED = -100  # transformers' label of a position that is not trained
 
 @dataclass(frozen=True)
 class Moment:
-    """Where the run is: step of steps, micro-batch of the step, and how many trained tokens the whole step has."""
+    """Where the run is: step of steps, micro-batch of the step, and how many trained tokens the
+    whole step has."""
 
     step: int
     steps: int
@@ -42,9 +45,12 @@ class Moment:
 
 
 class ExitForward:
-    """The recipe on one model (a causal language model of transformers, not the PEFT model around it)."""
+    """The recipe on one model (a causal language model of transformers, not the PEFT model around
+    it)."""
 
-    def __init__(self, model: PreTrainedModel, recipe: Recipe, seed: int = 0, live: int = LIVE_LOGITS) -> None:
+    def __init__(
+        self, model: PreTrainedModel, recipe: Recipe, seed: int = 0, live: int = LIVE_LOGITS
+    ) -> None:
         family = trainable_family(model.config)
         self.model, self.recipe, self.seed, self.live = model, recipe, seed, live
         self.layers: list[nn.Module] = list(module(model, family.layers).children())
@@ -57,7 +63,9 @@ class ExitForward:
         self._head = _plain_head(module(model, family.head))
         self.dropout = LayerDropout(self.layers)
         self.moment = Moment(0, 1)
-        self.sums: dict[int, Tensor] = {}  # of the last forward: each exit's mean cross entropy, detached
+        self.sums: dict[
+            int, Tensor
+        ] = {}  # of the last forward: each exit's mean cross entropy, detached
         self._wanted: frozenset[int] = frozenset()
         self._states: dict[int, Tensor] = {}
 
@@ -65,7 +73,10 @@ class ExitForward:
     def installed(self) -> Iterator[None]:
         """The model's forward is ours within this block, and its own after it."""
         before = vars(self.model).get("forward")
-        hooks = [layer.register_forward_hook(self._catcher(index)) for index, layer in enumerate(self.layers)]
+        hooks = [
+            layer.register_forward_hook(self._catcher(index))
+            for index, layer in enumerate(self.layers)
+        ]
         try:
             with self.dropout.installed():
                 self.model.forward = MethodType(self._as_method(), self.model)
@@ -73,13 +84,19 @@ class ExitForward:
         finally:
             for hook in hooks:
                 hook.remove()
-            for name in ("forward", "_original_forward"):  # accelerate keeps what it wraps under the second name
+            # accelerate keeps what it wraps under the second name
+            for name in (
+                "forward",
+                "_original_forward",
+            ):
                 vars(self.model).pop(name, None)
             if before is not None:
                 self.model.forward = before
 
     def _as_method(self) -> Any:
-        def forward(model: PreTrainedModel, input_ids: Tensor, labels: Tensor, **given: Any) -> CausalLMOutput:
+        def forward(
+            model: PreTrainedModel, input_ids: Tensor, labels: Tensor, **given: Any
+        ) -> CausalLMOutput:
             return CausalLMOutput(loss=self.loss(input_ids, labels, given.get("attention_mask")))
 
         return forward
@@ -91,12 +108,17 @@ class ExitForward:
 
         return catch
 
-    def loss(self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+    def loss(
+        self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
+    ) -> Tensor:
         """J of this batch at this moment; out of training the last layer's loss alone."""
         training = self.model.training
         weights = self.weights() if training else {self.depth - 1: 1.0}
         input_ids, labels, attention_mask = _without_tail(input_ids, labels, attention_mask)
-        self.dropout.set(self.draw(input_ids.shape[0]) if training and self.recipe.dropout else None, input_ids.device)
+        self.dropout.set(
+            self.draw(input_ids.shape[0]) if training and self.recipe.dropout else None,
+            input_ids.device,
+        )
         states = self._run(input_ids, attention_mask, frozenset(weights))
         following = labels[:, 1:].reshape(-1)
         trained = (following != IGNORED).nonzero()[:, 0]
@@ -112,7 +134,9 @@ class ExitForward:
             scale = self._scale(weight * scales[-1], len(trained), picked)
             exits.append(Exit(picked, following[at], scale, among if early else None))
         total, sums = exit_loss(exits, self._head.weight, self._head.bias, self.live, self._finish)
-        self.sums = {layer: sums[i] * scales[i] / max(1, len(trained)) for i, layer in enumerate(weights)}
+        self.sums = {
+            layer: sums[i] * scales[i] / max(1, len(trained)) for i, layer in enumerate(weights)
+        }
         return total
 
     def weights(self) -> dict[int, float]:
@@ -125,17 +149,24 @@ class ExitForward:
         rates = self.recipe.dropout_rates(self.depth, now.step, now.steps)
         return draw_keep(rates, rows, seed=self.seed, step=now.step, micro=now.micro)
 
-    def _run(self, input_ids: Tensor, attention_mask: Tensor | None, wanted: frozenset[int]) -> dict[int, Tensor]:
+    def _run(
+        self, input_ids: Tensor, attention_mask: Tensor | None, wanted: frozenset[int]
+    ) -> dict[int, Tensor]:
         self._wanted, self._states = wanted, {}
         try:
-            last = self._decoder(input_ids=input_ids, attention_mask=attention_mask, use_cache=False).last_hidden_state
+            last = self._decoder(
+                input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+            ).last_hidden_state
         finally:
             self._wanted = frozenset()
         states, self._states = {**self._states, self.depth - 1: last}, {}
-        hidden = torch.is_grad_enabled() and not all(states[layer].requires_grad for layer in wanted)
+        hidden = torch.is_grad_enabled() and not all(
+            states[layer].requires_grad for layer in wanted
+        )
         if hidden and self.model.is_gradient_checkpointing:
             raise OptionError(
-                "reentrant gradient checkpointing hides the layers' states from the early-exit loss; "
+                "reentrant gradient checkpointing hides the layers' states from the early-exit "
+                "loss; "
                 "set gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
         return states
@@ -146,15 +177,23 @@ class ExitForward:
             return trained
         count = math.ceil(self.recipe.share * len(trained))
         words = ("positions", self.seed, self.moment.step, self.moment.micro)
-        chosen = torch.randperm(len(trained), generator=counted_generator(*words))[:count].sort().values
+        chosen = (
+            torch.randperm(len(trained), generator=counted_generator(*words))[:count].sort().values
+        )
         return trained[chosen.to(trained.device)]
 
     def _among(self, input_ids: Tensor) -> Candidates | None:
-        """The tokens that early exits choose among now: those of the batch, and others drawn for the rest."""
+        """The tokens that early exits choose among now: those of the batch, and others drawn for
+        the rest."""
         if not self.recipe.exit_others:
             return None
         words = ("others", self.seed, self.moment.step, self.moment.micro)
-        return candidates(input_ids.unique(), self._head.weight.shape[0], self.recipe.exit_others, counted_generator(*words))
+        return candidates(
+            input_ids.unique(),
+            self._head.weight.shape[0],
+            self.recipe.exit_others,
+            counted_generator(*words),
+        )
 
     def _scale(self, weight: float, trained: int, like: Tensor) -> Tensor:
         kind = torch.float64 if like.dtype == torch.float64 else torch.float32
@@ -163,7 +202,8 @@ class ExitForward:
 
     @torch.no_grad()
     def check(self, probe: Tensor) -> None:
-        """Raise unless norm, head, scale and cap as they are used here give the model's own logits."""
+        """Raise unless norm, head, scale and cap as they are used here give the model's own
+        logits."""
         modules = [each for each in self.model.modules() if each.training]
         self.model.eval()
         try:
@@ -175,22 +215,32 @@ class ExitForward:
         gap = (self._finish(self._head(last).float()) - expected).abs().max().item()
         if not gap <= 2e-2 * max(expected.abs().max().item(), 1e-3):  # also refuses NaN
             raise SelfCheckFailed(
-                f"the head as the early-exit loss would use it differs from this {self.model.config.model_type} model's own "
-                f"logits by {gap:.3g}, so the loss would train another function; this family cannot be trained yet"
+                f"the head as the early-exit loss would use it differs from this "
+                f"{self.model.config.model_type} model's own "
+                f"logits by {gap:.3g}, so the loss would train another function; this family "
+                f"cannot be trained yet"
             )
 
 
-def _without_tail(ids: Tensor, labels: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Without the columns behind the last that is trained in any row: what fills blocks up has no effect on what precedes it."""
+def _without_tail(
+    ids: Tensor, labels: Tensor, mask: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Without the columns behind the last that is trained in any row: what fills blocks up has no
+    effect on what precedes it."""
     trained = (labels[:, 1:] != IGNORED).any(0).nonzero()
     end = int(trained[-1]) + 2 if len(trained) else labels.shape[1]
-    return ids[:, :end], labels[:, :end], mask[:, :end] if mask is not None and mask.dim() == 2 else mask
+    return (
+        ids[:, :end],
+        labels[:, :end],
+        mask[:, :end] if mask is not None and mask.dim() == 2 else mask,
+    )
 
 
 def _plain_head(head: nn.Module) -> nn.Linear:
     if not isinstance(head, nn.Linear):
         raise OptionError(
-            f"the head is a {type(head).__name__}, not a plain linear, so all exits cannot share its product; "
+            f"the head is a {type(head).__name__}, not a plain linear, so all exits cannot share "
+            f"its product; "
             "leave the head out of LoRA and of quantisation"
         )
     return head

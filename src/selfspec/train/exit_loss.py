@@ -1,14 +1,15 @@
 """The early-exit loss with one shared head, in memory that does not grow with the number of exits.
 
-    J = sum_l w(l) * CE(finish(head(norm(x[l+1]))), Y)                               (LayerSkip, equation 5)
+    J = sum_l w(l) * CE(finish(head(norm(x[l+1]))), Y)          (LayerSkip, equation 5)
 
 `finish` is what some families do to their logits: y = s z, then y = c tanh(y / c).
 
-The logits of one chunk of one exit live at a time. Their gradient is known as soon as they are (softmax minus one-hot), so it is
-taken at once and only the gradients of the states and of the head are kept: three products of the head's size an exit (two when
-the head is frozen), which is what its arithmetic needs, and nothing is computed twice. An exit may be asked about some tokens
-that stand for the whole vocabulary (`candidates.py`), which makes its products as small as they are few. Knows no model and no
-curriculum.
+The logits of one chunk of one exit live at a time. Their gradient is known as soon as they are
+(softmax minus one-hot), so it is taken at once and only the gradients of the states and of the head
+are kept: three products of the head's size an exit (two when the head is frozen), which is what its
+arithmetic needs, and nothing is computed twice. An exit may be asked about some tokens that stand
+for the whole vocabulary (`candidates.py`), which makes its products as small as they are few. Knows
+no model and no curriculum.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _LOW = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Exit:
-    """One exit's share: normed states (n, width) at the positions that are trained, the token that follows each (n,), and what
-    the sum of their losses is multiplied with (weight over count): a scalar tensor, so that a GPU need not be waited for.
-    `among`: the tokens that its loss is taken over, all targets among them; None is the whole vocabulary."""
+    """One exit's share: normed states (n, width) at the positions that are trained, the token that
+    follows each (n,), and what the sum of their losses is multiplied with (weight over count): a
+    scalar tensor, so that a GPU need not be waited for. `among`: the tokens that its loss is taken
+    over, all targets among them; None is the whole vocabulary."""
 
     states: Tensor
     targets: Tensor
@@ -41,7 +43,8 @@ class Exit:
 
 @dataclass(frozen=True)
 class Finish:
-    """What becomes of a product with the head before it is a logit: a scale, and a soft cap (0 is none)."""
+    """What becomes of a product with the head before it is a logit: a scale, and a soft cap (0 is
+    none)."""
 
     scale: float = 1.0
     cap: float = 0.0
@@ -58,12 +61,19 @@ class Finish:
 
 
 def exit_loss(
-    exits: Sequence[Exit], weight: Tensor, bias: Tensor | None = None, live: int = LIVE_LOGITS, finish: Finish | None = None
+    exits: Sequence[Exit],
+    weight: Tensor,
+    bias: Tensor | None = None,
+    live: int = LIVE_LOGITS,
+    finish: Finish | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss, and each exit's sum of cross entropies (detached), through the head of this weight (vocab, width) and bias."""
+    """The loss, and each exit's sum of cross entropies (detached), through the head of this weight
+    (vocab, width) and bias."""
     scales = torch.stack([each.scale for each in exits])
     among = [each.among for each in exits]
-    targets = [each.targets if each.among is None else each.among.index[each.targets] for each in exits]
+    targets = [
+        each.targets if each.among is None else each.among.index[each.targets] for each in exits
+    ]
     setup = _Setup(live, _compute_dtype(weight), torch.is_grad_enabled(), finish or Finish(), among)
     apply: Any = _ExitLoss.apply
     loss, sums = apply(setup, targets, scales, weight, bias, *[each.states for each in exits])
@@ -90,7 +100,9 @@ class _Rows:
     def of(self, among: Candidates | None) -> _Rows:
         if among is None:
             return self
-        return _Rows(self.weight[among.some], None if self.bias is None else self.bias[among.some], among)
+        return _Rows(
+            self.weight[among.some], None if self.bias is None else self.bias[among.some], among
+        )
 
     def spread(self, into: Tensor, part: Tensor) -> None:
         """Add what was found for these rows to the whole."""
@@ -109,19 +121,30 @@ def _compute_dtype(weight: Tensor) -> torch.dtype:
 class _Gradients:
     """Gradients on the way: of the head (accumulated over all exits) and of each exit's states."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, states: Sequence[Tensor], wanted: Sequence[bool]) -> None:
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, states: Sequence[Tensor], wanted: Sequence[bool]
+    ) -> None:
         sum_dtype = torch.float32 if weight.dtype in _LOW else weight.dtype
         self.weight = torch.zeros_like(weight, dtype=sum_dtype) if wanted[0] else None
-        self.bias = torch.zeros_like(bias, dtype=sum_dtype) if bias is not None and wanted[1] else None
-        self.states = [torch.empty_like(each) if want else None for each, want in zip(states, wanted[2:], strict=True)]
+        self.bias = (
+            torch.zeros_like(bias, dtype=sum_dtype) if bias is not None and wanted[1] else None
+        )
+        self.states = [
+            torch.empty_like(each) if want else None
+            for each, want in zip(states, wanted[2:], strict=True)
+        ]
 
-    def add(self, index: int, at: slice, errors: Tensor, states: Tensor, rows: _Rows, scale: Tensor) -> None:
-        """`errors` (n, rows) are the gradient of the unscaled sum with respect to the product with the head's rows."""
+    def add(
+        self, index: int, at: slice, errors: Tensor, states: Tensor, rows: _Rows, scale: Tensor
+    ) -> None:
+        """`errors` (n, rows) are the gradient of the unscaled sum with respect to the product with
+        the head's rows."""
         low = errors.to(rows.weight.dtype)
         into = self.states[index]
         if into is not None:
             into[at] = (low @ rows.weight).to(scale.dtype) * scale
-        if self.weight is not None:  # scaled after the product in low precision, where a small factor would underflow
+        # scaled after the product in low precision, where a small factor would underflow
+        if self.weight is not None:
             if rows.weight.dtype in _LOW or rows.among is not None:
                 rows.spread(self.weight, (low.T @ states).to(scale.dtype) * scale)
             else:
@@ -133,20 +156,36 @@ class _Gradients:
 class _ExitLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, setup: _Setup, targets: list[Tensor], scales: Tensor, weight: Tensor, bias: Tensor | None, *states: Tensor
+        ctx: Any,
+        setup: _Setup,
+        targets: list[Tensor],
+        scales: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *states: Tensor,
     ) -> tuple[Tensor, Tensor]:
         device = weight.device.type
         with torch.autocast(device, enabled=False):
-            head = _Rows(weight.to(setup.dtype), None if bias is None else bias.to(setup.dtype), None)
-            gradients = _Gradients(weight, bias, states, ctx.needs_input_grad[3:]) if setup.training else None
+            head = _Rows(
+                weight.to(setup.dtype), None if bias is None else bias.to(setup.dtype), None
+            )
+            gradients = (
+                _Gradients(weight, bias, states, ctx.needs_input_grad[3:])
+                if setup.training
+                else None
+            )
             sums = torch.zeros_like(scales)
-            for index, (one, following, among) in enumerate(zip(states, targets, setup.among, strict=True)):
+            for index, (one, following, among) in enumerate(
+                zip(states, targets, setup.among, strict=True)
+            ):
                 rows = head.of(among)
                 chunk = max(1, setup.live // len(rows.weight))
                 for start in range(0, len(following), chunk):
                     at = slice(start, start + chunk)
                     piece = one[at].to(setup.dtype)
-                    logits = torch.nn.functional.linear(piece, rows.weight, rows.bias).to(scales.dtype)
+                    logits = torch.nn.functional.linear(piece, rows.weight, rows.bias).to(
+                        scales.dtype
+                    )
                     errors, total = _errors(logits, following[at], setup.finish, among)
                     sums[index] += total
                     if gradients is not None:
@@ -160,17 +199,25 @@ class _ExitLoss(torch.autograd.Function):
     def backward(ctx: Any, outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         found: _Gradients | None = ctx.gradients
         if found is None:
-            raise RuntimeError("the exit loss was already differentiated; its gradients are handed out once and then let go")
+            raise RuntimeError(
+                "the exit loss was already differentiated; its gradients are handed out once and "
+                "then let go"
+            )
         ctx.gradients = None
-        given = [each.mul_(outer) if each is not None else None for each in (found.weight, found.bias, *found.states)]
+        given = [
+            each.mul_(outer) if each is not None else None
+            for each in (found.weight, found.bias, *found.states)
+        ]
         of_weight = None if given[0] is None else given[0].to(ctx.dtypes[0])
         of_bias = None if given[1] is None else given[1].to(ctx.dtypes[1])
         return (None, None, None, of_weight, of_bias, *given[2:])
 
 
-def _errors(logits: Tensor, targets: Tensor, finish: Finish, among: Candidates | None) -> tuple[Tensor, Tensor]:
-    """The gradient of the head's product, in its own memory: softmax minus one-hot, through what follows the product; and the
-    sum of the cross entropies."""
+def _errors(
+    logits: Tensor, targets: Tensor, finish: Finish, among: Candidates | None
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the head's product, in its own memory: softmax minus one-hot, through what
+    follows the product; and the sum of the cross entropies."""
     finish(logits)
     slope = finish.slope(logits)
     if among is not None:

@@ -1,11 +1,13 @@
-"""The draft head as it is trained: over several drafts in a row, each fed with the head's own outputs.
+"""The draft head as it is trained: over several drafts in a row, each fed with the head's own
+outputs.
 
-Every token t of the answers is a root from which K tokens are drafted at once. Draft 1 reads entry [e(t+1); h(t)] and attends to
-the entries of all tokens up to t; draft k reads [e(t+k); a(k-1)] and also attends to the drafts before it *from the same root*,
-which is what it will see when it drafts (EAGLE-3, arXiv 2503.01840, section 3.2, "training-time test"). Loss of draft k: cross
-entropy to the model's own distribution p at token t + k, of which the likeliest tokens are known; what of p lies outside the
-head's vocabulary is left out, so tokens that it cannot say weigh little instead of teaching nonsense. Does not know data or
-optimizers.
+Every token t of the answers is a root from which K tokens are drafted at once. Draft 1 reads entry
+[e(t+1); h(t)] and attends to the entries of all tokens up to t; draft k reads [e(t+k); a(k-1)] and
+also attends to the drafts before it *from the same root*, which is what it will see when it drafts
+(EAGLE-3, arXiv 2503.01840, section 3.2, "training-time test"). Loss of draft k: cross entropy to
+the model's own distribution p at token t + k, of which the likeliest tokens are known; what of p
+lies outside the head's vocabulary is left out, so tokens that it cannot say weigh little instead of
+teaching nonsense. Does not know data or optimizers.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from torch import Tensor, nn
 
 from ..errors import TrainingError
 from ..model.families import Shape
-from ..model.parts import module, part, table
-from ..model.small import BlockSize, Rotary, SmallBlock, unit
+from ..model.weights import module, part, table
+from ..trained.blocks import BlockSize, Rotary, SmallBlock, unit
 from .candidates import Candidates, candidates
 
 
@@ -32,7 +34,10 @@ class Ends:
         self._norm = module(network, family.final_norm)
         head = part(network, family.head)
         if head.weight is None:
-            raise TrainingError("the model's head is quantised, so its rows cannot be read; train on the model as it was before")
+            raise TrainingError(
+                "the model's head is quantised, so its rows cannot be read; train on the model as "
+                "it was before"
+            )
         self._rows = head.weight.detach()[vocabulary].clone()
         self._bias = None if head.bias is None else head.bias.detach()[vocabulary].clone()
         self._scales = shape.scales
@@ -40,8 +45,11 @@ class Ends:
         self.index = torch.full((shape.vocabulary,), -1, device=vocabulary.device)
         self.index[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
 
-    def candidates(self, batch: dict[str, Tensor], others: int, generator: torch.Generator) -> Candidates | None:
-        """The tokens with a share in the batch's distributions, and `others` of the rest; None if that would be nearly all."""
+    def candidates(
+        self, batch: dict[str, Tensor], others: int, generator: torch.Generator
+    ) -> Candidates | None:
+        """The tokens with a share in the batch's distributions, and `others` of the rest; None if
+        that would be nearly all."""
         needed = self.index[batch["ids"][batch["chances"] > 0.001].long()].unique()
         needed = needed[needed >= 0]
         return candidates(needed, len(self.vocabulary), others, generator)
@@ -56,7 +64,11 @@ class Ends:
         if some is not None:
             rows, bias = rows[some], None if bias is None else bias[some]
         found = F.linear(self._norm(x), rows, bias) * self._scales.logits
-        return self._scales.logit_cap * torch.tanh(found / self._scales.logit_cap) if self._scales.logit_cap else found
+        return (
+            self._scales.logit_cap * torch.tanh(found / self._scales.logit_cap)
+            if self._scales.logit_cap
+            else found
+        )
 
 
 @dataclass(frozen=True)
@@ -72,13 +84,15 @@ class Roots:
 
     def spread(self, values: Tensor, like: Tensor) -> Tensor:
         """Values of the roots, put where they belong; 0 elsewhere."""
-        return values.new_zeros(*like.shape[:2], *values.shape[1:]).index_put((self.rows, self.tokens), values)
+        return values.new_zeros(*like.shape[:2], *values.shape[1:]).index_put(
+            (self.rows, self.tokens), values
+        )
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """What came of one draft from every root: summed losses by depth, how many there were, and how many drafts were right
-    among those whose predecessors were."""
+    """What came of one draft from every root: summed losses by depth, how many there were, and how
+    many drafts were right among those whose predecessors were."""
 
     losses: Tensor  # (K,)
     counts: Tensor
@@ -108,13 +122,23 @@ class BlockNet(nn.Module):
         """(..., width) -> keys and values, (..., heads, size)."""
         x = block.input_layernorm(x)
         shape = (*x.shape[:-1], self.size.kv_heads, self.size.head_size)
-        return self._turned(block.self_attn.k_proj(x).view(shape), positions), block.self_attn.v_proj(x).view(shape)
+        return self._turned(
+            block.self_attn.k_proj(x).view(shape), positions
+        ), block.self_attn.v_proj(x).view(shape)
 
     def through(
-        self, block: SmallBlock, x: Tensor, roots: Roots, depth: int, known: list[tuple[Tensor, Tensor]], tokens: Tensor
+        self,
+        block: SmallBlock,
+        x: Tensor,
+        roots: Roots,
+        depth: int,
+        known: list[tuple[Tensor, Tensor]],
+        tokens: Tensor,
     ) -> Tensor:
         """One entry of every root, (roots, width), through the block."""
-        q = block.self_attn.q_proj(block.input_layernorm(x)).view(len(x), self.size.heads, self.size.head_size)
+        q = block.self_attn.q_proj(block.input_layernorm(x)).view(
+            len(x), self.size.heads, self.size.head_size
+        )
         q = roots.spread(self._turned(q, roots.tokens + depth - 1), tokens)
         x = x + block.self_attn.o_proj(roots.take(attend(q, known)).flatten(1))
         y = block.post_attention_layernorm(x)
@@ -128,11 +152,12 @@ class BlockNet(nn.Module):
 
 
 class HeadNet(BlockNet):
-    """The trainable weights: `enter` reads a token with the taps, `again` the head's own output, then one block."""
+    """The trainable weights: `enter` reads a token with the taps, `again` the head's own output,
+    then one block."""
 
-    def __init__(self, size: BlockSize, taps: int, context: int) -> None:
+    def __init__(self, size: BlockSize, collectors: int, context: int) -> None:
         super().__init__(size, 1, context)
-        self.enter = nn.Linear((1 + taps) * size.width, size.width, bias=False)
+        self.enter = nn.Linear((1 + collectors) * size.width, size.width, bias=False)
         self.again = nn.Linear(size.width, size.width, bias=False)
 
     def forward(
@@ -144,7 +169,8 @@ class HeadNet(BlockNet):
         candidates: Candidates | None = None,
         measure: bool = False,
     ) -> Drafted:
-        """Draft `ahead` tokens from the roots of a batch. With candidates the loss is taken over these; without, exactly."""
+        """Draft `ahead` tokens from the roots of a batch. With candidates the loss is taken over
+        these; without, exactly."""
         tokens, states, block = batch["tokens"].long(), batch["states"], self.block(0)
         following = ends.embed(torch.cat([tokens[:, 1:], tokens[:, -1:]], dim=1))
         entered = self.enter(torch.cat([following, states.flatten(2)], dim=2))
@@ -153,7 +179,9 @@ class HeadNet(BlockNet):
         for depth in range(1, ahead + 1):
             if depth > 1:
                 embedded = roots.take(following, depth - 1)
-                x = F.linear(embedded, self.enter.weight[:, : self.size.width]) + self.again(unit(x))
+                x = F.linear(embedded, self.enter.weight[:, : self.size.width]) + self.again(
+                    unit(x)
+                )
                 k, v = self.keys(block, x, roots.tokens + depth - 1)
                 known.append((roots.spread(k, tokens), roots.spread(v, tokens)))
             x = self.through(block, x, roots, depth, known, tokens)
@@ -161,16 +189,24 @@ class HeadNet(BlockNet):
             alive = counted if alive is None else alive & counted
             tried, hits = alive.sum(), torch.zeros_like(alive)
             if measure:
-                hits = alive & (ends.vocabulary[wide.argmax(-1)] == roots.take(batch["tokens"], depth + 1))
+                hits = alive & (
+                    ends.vocabulary[wide.argmax(-1)] == roots.take(batch["tokens"], depth + 1)
+                )
                 alive = hits
             results.append((losses.sum(), counted.sum(), tried, hits.sum()))
         return Drafted(*(torch.stack(each) for each in zip(*results, strict=True)))
 
 
 def losses_of(
-    x: Tensor, ends: Ends, batch: dict[str, Tensor], roots: Roots, depth: int, candidates: Candidates | None
+    x: Tensor,
+    ends: Ends,
+    batch: dict[str, Tensor],
+    roots: Roots,
+    depth: int,
+    candidates: Candidates | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each root: the loss of one depth, whether it counts, and the logits. Its target is what the model says at t + depth."""
+    """Of each root: the loss of one depth, whether it counts, and the logits. Its target is what
+    the model says at t + depth."""
     beyond = roots.tokens + depth >= batch["tokens"].shape[1]
     chances = roots.take(batch["chances"], depth).float().masked_fill(beyond[:, None], 0)
     counted = chances.sum(-1) > 0
@@ -188,13 +224,15 @@ def losses_of(
 
 
 def attend(q: Tensor, known: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """q (n, tokens, heads, size) of one depth; keys and values of depth 1, seen causally, then of each later depth, of
-    which a root sees its own."""
+    """q (n, tokens, heads, size) of one depth; keys and values of depth 1, seen causally, then of
+    each later depth, of which a root sees its own."""
     (keys, values), own = known[0], known[1:]
     rows, tokens, heads, size = q.shape
     if not own:
         q, keys, values = (x.transpose(1, 2) for x in (q, keys, values))
-        found: Tensor = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
+        found: Tensor = F.scaled_dot_product_attention(
+            q, keys, values, is_causal=True, enable_gqa=True
+        )
         return found.transpose(1, 2)
     grouped = q.view(rows, tokens, keys.shape[2], -1, size)
     scores = torch.einsum("ntkgd,nskd->nkgts", grouped, keys)
@@ -213,8 +251,11 @@ def positions_of(tokens: Tensor) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
 
 
-def roots_of(batch: dict[str, Tensor], share: float = 1.0, generator: torch.Generator | None = None) -> Roots:
-    """Every token after which the model's choice is drafted for: those before an answered one; or a random share of them."""
+def roots_of(
+    batch: dict[str, Tensor], share: float = 1.0, generator: torch.Generator | None = None
+) -> Roots:
+    """Every token after which the model's choice is drafted for: those before an answered one; or a
+    random share of them."""
     answered = batch["chances"].sum(-1) > 0
     begins = torch.cat([answered[:, 1:], torch.zeros_like(answered[:, :1])], dim=1)
     if share < 1:

@@ -1,11 +1,13 @@
 """Layer dropout per sample on transformers' own decoder layers.
 
-A sample that is dropped at a layer is taken out of the batch, together with its rows of the mask and of the positions; the layer
-runs on the rest, and the rows are put back in place. Source: LayerSkip, section 4.1.1. Only `forward` of each layer object is
-replaced, and given back afterwards, so what is saved is an ordinary model.
+A sample that is dropped at a layer is taken out of the batch, together with its rows of the mask
+and of the positions; the layer runs on the rest, and the rows are put back in place. Source:
+LayerSkip, section 4.1.1. Only `forward` of each layer object is replaced, and given back
+afterwards, so what is saved is an ordinary model.
 
-Which samples are dropped is a function of (seed, step, micro-batch): there is no generator whose state could be lost, every rank
-draws the same, and gradient checkpointing that runs a layer twice drops the same rows twice. Knows no loss and no trainer.
+Which samples are dropped is a function of (seed, step, micro-batch): there is no generator whose
+state could be lost, every rank draws the same, and gradient checkpointing that runs a layer twice
+drops the same rows twice. Knows no loss and no trainer.
 """
 
 from __future__ import annotations
@@ -21,7 +23,12 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 
-BATCHED = ("attention_mask", "position_ids", "position_embeddings")  # what a layer is given that has a row for each sample
+# what a layer is given that has a row for each sample
+BATCHED = (
+    "attention_mask",
+    "position_ids",
+    "position_embeddings",
+)
 Forward = Callable[..., Any]
 
 
@@ -32,18 +39,26 @@ def counted_generator(*words: object) -> torch.Generator:
 
 
 def draw_keep(rates: Sequence[float], rows: int, *, seed: int, step: int, micro: int) -> Tensor:
-    """(layers, rows), True where a sample passes through the layer. The same on every rank and every device."""
+    """(layers, rows), True where a sample passes through the layer. The same on every rank and
+    every device."""
     chances = torch.tensor(rates, dtype=torch.float64)[:, None]
-    drawn = torch.rand(len(rates), rows, dtype=torch.float64, generator=counted_generator("layers", seed, step, micro))
+    drawn = torch.rand(
+        len(rates),
+        rows,
+        dtype=torch.float64,
+        generator=counted_generator("layers", seed, step, micro),
+    )
     return drawn >= chances
 
 
 class LayerDropout:
-    """Drops layers for samples, on the layers that it is installed on, as long as it is told which."""
+    """Drops layers for samples, on the layers that it is installed on, as long as it is told
+    which."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = layers
-        self._kept: list[Tensor | None] = [None] * len(layers)  # of each layer: the rows that run; None is all of them
+        # of each layer: the rows that run; None is all of them
+        self._kept: list[Tensor | None] = [None] * len(layers)
         self._rows = 0
 
     def set(self, keep: Tensor | None, device: torch.device | str = "cpu") -> None:
@@ -53,7 +68,9 @@ class LayerDropout:
             return
         assert keep.shape[0] == len(self._layers)
         self._rows = keep.shape[1]
-        self._kept = [None if row.all() else row.nonzero()[:, 0].to(device, non_blocking=True) for row in keep]
+        self._kept = [
+            None if row.all() else row.nonzero()[:, 0].to(device, non_blocking=True) for row in keep
+        ]
 
     @contextmanager
     def installed(self) -> Iterator[None]:
@@ -73,11 +90,17 @@ class LayerDropout:
         names = list(inspect.signature(original).parameters)
 
         def forward(hidden_states: Tensor, *more: Any, **named: Any) -> Tensor:
-            given = {**dict(zip(names[1:], more, strict=False)), **named}  # some families name nothing
+            # some families name nothing
+            given = {
+                **dict(zip(names[1:], more, strict=False)),
+                **named,
+            }
             rows = self._kept[index]
             if rows is None:
                 return one_tensor(original(hidden_states, **given))
-            assert hidden_states.shape[0] == self._rows, "the mask was drawn for a batch of another size"
+            assert hidden_states.shape[0] == self._rows, (
+                "the mask was drawn for a batch of another size"
+            )
             if len(rows) == 0:
                 return hidden_states
             some = one_tensor(original(hidden_states[rows], **_take(given, rows, self._rows)))
@@ -96,8 +119,10 @@ def _take(given: dict[str, Any], rows: Tensor, total: int) -> dict[str, Any]:
             taken[name] = cut if isinstance(value, tuple) else cut[0]
         elif isinstance(value, Tensor) or (name == "past_key_values" and value is not None):
             raise UnsupportedModel(
-                f"the model hands {name!r} to its layers, and layer dropout does not know whose rows are which; "
-                "train without layer dropout (dropout=0), or without what makes it (a cache, packed flash attention)"
+                f"the model hands {name!r} to its layers, and layer dropout does not know whose "
+                f"rows are which; "
+                "train without layer dropout (dropout=0), or without what makes it (a cache, "
+                "packed flash attention)"
             )
     return taken
 
@@ -115,7 +140,8 @@ def one_tensor(output: Any) -> Tensor:
     """What a layer returned, if it is hidden states and nothing else."""
     if not isinstance(output, Tensor):
         raise UnsupportedModel(
-            f"a layer of this model returns a {type(output).__name__} instead of hidden states, so neither exits nor "
+            f"a layer of this model returns a {type(output).__name__} instead of hidden states, "
+            f"so neither exits nor "
             "layer dropout can work on them; this family cannot be trained yet"
         )
     return output

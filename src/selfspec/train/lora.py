@@ -1,6 +1,8 @@
-"""LoRA through peft: only small matrices beside the linears of the layers are trained, and merged into the model at the end.
+"""LoRA through peft: only small matrices beside the linears of the layers are trained, and merged
+into the model at the end.
 
-peft is optional and imported here alone. The names of linears come from the model, so a name that fits none is refused.
+peft is optional and imported here alone. The names of linears come from the model, so a name that
+fits none is refused.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import OptionError, Unavailable
-from ..model.parts import module
+from ..model.weights import module
 from .supported import trainable_family
 
 
@@ -30,7 +32,8 @@ class Lora:
     dropout: float = 0.0
     """Dropout before them."""
     modules: Sequence[str] = ()
-    """Names of linears inside a layer, such as q_proj; by default all of them. The shared head cannot be one of them."""
+    """Names of linears inside a layer, such as q_proj; by default all of them. The shared head
+    cannot be one of them."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -40,7 +43,13 @@ class Lora:
 def linear_names(model: PreTrainedModel) -> list[str]:
     """The last names of all linears inside the layers."""
     layers = module(model, trainable_family(model.config).layers)
-    return sorted({name.rpartition(".")[2] for name, each in layers.named_modules() if isinstance(each, nn.Linear | Conv1D)})
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, each in layers.named_modules()
+            if isinstance(each, nn.Linear | Conv1D)
+        }
+    )
 
 
 def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
@@ -49,7 +58,8 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
     unknown = [name for name in lora.modules if name not in known]
     if unknown:
         raise OptionError(
-            f"LoRA on {', '.join(map(repr, unknown))}: the layers of this {model.config.model_type} model have no linear of that "
+            f"LoRA on {', '.join(map(repr, unknown))}: the layers of this "
+            f"{model.config.model_type} model have no linear of that "
             f"name, so it would train nothing there; known: {', '.join(known)}"
         )
     try:
@@ -62,7 +72,8 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
         lora_dropout=lora.dropout,
         target_modules=list(lora.modules) or known,
         task_type="CAUSAL_LM",
-        fan_in_fan_out=any(isinstance(each, Conv1D) for each in model.modules()),  # GPT-2's weights lie on their side
+        # GPT-2's weights lie on their side
+        fan_in_fan_out=any(isinstance(each, Conv1D) for each in model.modules()),
     )
     return peft.get_peft_model(model, settings)
 
@@ -70,9 +81,14 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
 def base_of(model: Any) -> PreTrainedModel:
     """The causal language model inside a PEFT model, or the model itself."""
     peft = sys.modules.get("peft")  # who has a PEFT model has imported peft
-    base = model.get_base_model() if peft is not None and isinstance(model, peft.PeftModel) else model
+    base = (
+        model.get_base_model() if peft is not None and isinstance(model, peft.PeftModel) else model
+    )
     if not isinstance(base, PreTrainedModel):
-        raise OptionError(f"a {type(base).__name__} cannot be trained; pass a causal language model of transformers")
+        raise OptionError(
+            f"a {type(base).__name__} cannot be trained; pass a causal language model of "
+            f"transformers"
+        )
     return base
 
 

@@ -1,8 +1,10 @@
-"""A whole run for a small part: load, keep the model's states, train (or go on), save the part with a card, report.
+"""A whole run for a small part: load, keep the model's states, train (or go on), save the part with
+a card, report.
 
-What lies in the output folder: `part.json` and `part.safetensors`, the part; `README.md`, its card; `training.json` and
-`training.png`, the report; `states/`, what the model computes on the text, which can be deleted or shared between runs;
-`checkpoint.safetensors`, which can be deleted. Knows no command line.
+What lies in the output folder: `part.json` and `part.safetensors`, the part; `README.md`, its card;
+`training.json` and `training.png`, the report; `states/`, what the model computes on the text,
+which can be deleted or shared between runs; `checkpoint.safetensors`, which can be deleted. Knows
+no command line.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from typing import Any
 import torch
 import transformers
 
+from ..core.text_rows import require
 from ..errors import DataError, OptionError
-from ..model.adapter import LayeredModel
-from ..model.extras import Part, load_part, signature
 from ..model.families import family_of
-from ..model.loading import load
-from ..model.successors import SUCCESSORS, Successors
-from ..rows import require
+from ..model.layered import LayeredModel
+from ..model.load.loading import load
+from ..trained.files import Part, load_part, signature
+from ..trained.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size
 from .parts import PartOptions, PartRecipe, Progress, Run, train_part
@@ -33,12 +35,13 @@ from .states import StateOptions, States, gather, kept_options
 from .successors import CountOptions, count, measure, places
 
 REPORT = "training.json"
+# who drafts with a part
 DRAFTER_OF = {
     "draft-head": "draft-head",
     "exit-adapter": "early-exit",
     "draft-lora": "layer-skip",
     SUCCESSORS: "recycle",
-}  # who drafts with a part
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class PartReport:
     seconds: float
     """Of all steps, those before an interruption too."""
     acceptance: tuple[float, ...]
-    """By depth, on held-out text: the share of drafts that are right, among those whose predecessors were."""
+    """By depth, on held-out text: the share of drafts that are right, among those whose
+    predecessors were."""
     log: tuple[dict[str, Any], ...] = ()
 
     @property
@@ -78,7 +82,7 @@ class PartReport:
 
 
 @dataclass(frozen=True)
-class Watch:
+class StopCheck:
     """Told how a run goes on."""
 
     reading: Callable[[int, int], None] = lambda done, tokens_per_second: None
@@ -97,14 +101,19 @@ def train_small_part(
     states: str | os.PathLike[str] | None = None,
     start_from: str | os.PathLike[str] | None = None,
     plot: bool = True,
-    watch: Watch | None = None,
+    observer: StopCheck | None = None,
 ) -> PartReport:
-    """Train a part (a draft head, if no other recipe is named) on text that the model wrote. Called again after an interruption,
-    it goes on where it was.
+    """Train a part (a draft head, if no other recipe is named) on text that the model wrote. Called
+    again after an interruption, it goes on where it was.
 
-    `states`: a folder to keep the model's states in, or one where an earlier run kept them. `start_from`: a part to begin with.
+    `states`: a folder to keep the model's states in, or one where an earlier run kept them.
+    `start_from`: a part to begin with.
     """
-    recipe, options, watch = recipe or HeadRecipe(), options or PartOptions(), watch or Watch()
+    recipe, options, observer = (
+        recipe or HeadRecipe(),
+        options or PartOptions(),
+        observer or StopCheck(),
+    )
     began = time.monotonic()
     sources = [os.fspath(file) for file in files]
     folder = _prepare(Path(out), sources, plot)
@@ -112,8 +121,10 @@ def train_small_part(
     loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
     layered = LayeredModel(loaded.model, owned=False)
     base, shape = signature(layered), layered.shape
-    wanted = StateOptions(recipe.taps(shape), length=length, held_out=held_out)
-    complete = gather(layered, base, sources, kept, wanted, _reading(watch, began, options.max_minutes))
+    wanted = StateOptions(recipe.collectors(shape), length=length, held_out=held_out)
+    complete = gather(
+        layered, base, sources, kept, wanted, _reading(observer, began, options.max_minutes)
+    )
     if not complete:
         return PartReport(recipe.kind, folder, False, 0, 0, 0.0, ())
     found = States(kept)
@@ -121,7 +132,9 @@ def train_small_part(
     del layered
     vocabulary = likeliest(found.frequencies(shape.vocabulary), recipe.vocabulary)
     family = family_of(loaded.model.config)
-    assert family is not None, "a model without a family has no layers that states could be taken from"
+    assert family is not None, (
+        "a model without a family has no layers that states could be taken from"
+    )
     loaded.model.requires_grad_(False)
     vocabulary = vocabulary.to(loaded.model.device)
     trained = recipe.training(loaded.model, family, shape, vocabulary, scale, options)
@@ -134,10 +147,19 @@ def train_small_part(
         "text": _text_name(found),
         "start_from": None if start_from is None else str(start_from),
     }
-    left = None if options.max_minutes is None else max(1e-6, options.max_minutes - (time.monotonic() - began) / 60)
-    run, done = train_part(trained, found, folder, replace(options, max_minutes=left), identity, watch.training)
+    left = (
+        None
+        if options.max_minutes is None
+        else max(1e-6, options.max_minutes - (time.monotonic() - began) / 60)
+    )
+    run, done = train_part(
+        trained, found, folder, replace(options, max_minutes=left), identity, observer.training
+    )
     report = _report(recipe.kind, folder, run, done)
-    facts = _facts(report, loaded.name, found) | {"recipe": dict(vars(recipe)), "options": asdict(options)}
+    facts = _facts(report, loaded.name, found) | {
+        "recipe": dict(vars(recipe)),
+        "options": asdict(options),
+    }
     Part(recipe.kind, base, trained.settings(), trained.tensors(), facts).save(folder)
     _write_report(folder, report, facts, plot)
     return report
@@ -153,10 +175,11 @@ def train_successors(
     held_out: float = 0.03,
     states: str | os.PathLike[str] | None = None,
     max_minutes: float | None = None,
-    watch: Watch | None = None,
+    observer: StopCheck | None = None,
 ) -> PartReport:
-    """Count what the model says after tokens and pairs of them, on text that it wrote. `states` may be those of another part."""
-    options, watch, began = options or CountOptions(), watch or Watch(), time.monotonic()
+    """Count what the model says after tokens and pairs of them, on text that it wrote. `states` may
+    be those of another part."""
+    options, observer, began = options or CountOptions(), observer or StopCheck(), time.monotonic()
     sources = [os.fspath(file) for file in files]
     folder = _prepare(Path(out), sources, plot=False)
     kept = Path(states) if states else folder / "states"
@@ -164,14 +187,16 @@ def train_successors(
     layered = LayeredModel(loaded.model, owned=True)
     base, vocabulary = signature(layered), layered.shape.vocabulary
     wanted = kept_options(kept) or StateOptions((), length=length, held_out=held_out)
-    if not gather(layered, base, sources, kept, wanted, _reading(watch, began, max_minutes)):
+    if not gather(layered, base, sources, kept, wanted, _reading(observer, began, max_minutes)):
         return PartReport(SUCCESSORS, folder, False, 0, 0, 0.0, ())
     found = States(kept)
     settings = {"vocabulary": vocabulary}
     tensors = count(places(found, found.trained), vocabulary, options)
     part = Part(SUCCESSORS, base, settings, tensors)
     acceptance = measure(Successors(part).after, found, found.held_out)
-    report = PartReport(SUCCESSORS, folder, True, 1, found.tokens, time.monotonic() - began, acceptance)
+    report = PartReport(
+        SUCCESSORS, folder, True, 1, found.tokens, time.monotonic() - began, acceptance
+    )
     facts = _facts(report, loaded.name, found) | {"options": asdict(options)}
     replace(part, facts=facts).save(folder)
     _write_report(folder, report, facts, plot=False)
@@ -181,7 +206,10 @@ def train_successors(
 def _prepare(out: Path, sources: Sequence[str], plot: bool) -> Path:
     """The output folder. What would fail late and can be known now fails here."""
     if not sources:
-        raise DataError("no data was named, so there is nothing to train on; make some with: selfspec data MODEL --prompts FILES")
+        raise DataError(
+            "no data was named, so there is nothing to train on; make some with: selfspec data "
+            "MODEL --prompts FILES"
+        )
     require(sources)
     if plot:
         plots.require_matplotlib()
@@ -191,10 +219,10 @@ def _prepare(out: Path, sources: Sequence[str], plot: bool) -> Path:
     return out
 
 
-def _reading(watch: Watch, began: float, max_minutes: float | None) -> Callable[[int], bool]:
+def _reading(observer: StopCheck, began: float, max_minutes: float | None) -> Callable[[int], bool]:
     def go_on(tokens: int) -> bool:
         spent = time.monotonic() - began
-        watch.reading(tokens, round(tokens / spent))
+        observer.reading(tokens, round(tokens / spent))
         return spent < 60 * (max_minutes or math.inf)
 
     return go_on
@@ -203,9 +231,15 @@ def _reading(watch: Watch, began: float, max_minutes: float | None) -> Callable[
 def _facts(report: PartReport, model: str, found: States) -> dict[str, Any]:
     """What a part says of itself."""
     return {
-        **{name: value for name, value in report.as_dict().items() if name not in ("log", "schema")},
+        **{
+            name: value for name, value in report.as_dict().items() if name not in ("log", "schema")
+        },
         "model": Path(model).name,
-        "text": {"conversations": len(found.trained), "tokens": found.tokens, "held_out": len(found.held_out)},
+        "text": {
+            "conversations": len(found.trained),
+            "tokens": found.tokens,
+            "held_out": len(found.held_out),
+        },
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
 
@@ -216,7 +250,9 @@ def _text_name(states: States) -> str:
 
 def _report(kind: str, folder: Path, run: Run, done: bool) -> PartReport:
     acceptance = tuple(run.log[-1]["acceptance"]) if run.log else ()
-    return PartReport(kind, folder, done, run.step, run.tokens, run.seconds, acceptance, tuple(run.log))
+    return PartReport(
+        kind, folder, done, run.step, run.tokens, run.seconds, acceptance, tuple(run.log)
+    )
 
 
 def _write_report(folder: Path, report: PartReport, facts: dict[str, Any], plot: bool) -> None:
@@ -228,19 +264,26 @@ def _write_report(folder: Path, report: PartReport, facts: dict[str, Any], plot:
 
 def _card(report: PartReport, facts: dict[str, Any]) -> str:
     """What somebody who finds the folder wants to know."""
-    rows = "".join(f"| {depth} | {share:.1%} |\n" for depth, share in enumerate(report.acceptance, start=1))
+    rows = "".join(
+        f"| {depth} | {share:.1%} |\n" for depth, share in enumerate(report.acceptance, start=1)
+    )
     text, made = facts["text"], "Counted"
+    unfinished = "" if report.done else " Not finished."
     if report.kind != SUCCESSORS:
-        made = f"Trained for {report.step} steps ({report.tokens:,} tokens, {report.seconds / 60:.0f} minutes)"
+        minutes = f"{report.seconds / 60:.0f} minutes"
+        made = f"Trained for {report.step} steps ({report.tokens:,} tokens, {minutes})"
     return f"""# A {report.kind} for {facts["model"]}
 
-Drafts for this model, and for no other; what is generated stays the model's own text. Use it with selfspec:
+Drafts for this model and for no other. What is generated stays the model's own text.
+Use it with selfspec:
 
-    selfspec generate MODEL "Your prompt" --draft {report.drafter} --draft-option part={report.folder.name} --stats
+    selfspec generate MODEL "Your prompt" --draft {report.drafter} \\
+      --draft-option part={report.folder.name} --stats
 
 {made} on {text["conversations"]:,} answers
-of the model itself ({text["tokens"]:,} tokens with their prompts){"" if report.done else "; not finished"}. On answers to prompts
-that were not trained, draft k is the model's own next token, given that those before it were, in
+of the model itself ({text["tokens"]:,} tokens with their prompts).{unfinished}
+On answers to prompts that were not trained, draft k is the model's own next token, given that
+those before it were, in
 
 | draft | right |
 |---|---|

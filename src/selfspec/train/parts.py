@@ -1,9 +1,10 @@
 """Training a small part on a frozen model: options, the loop, checkpoints, and what is reported.
 
-Everything random is a function of (seed, step), so a run that was interrupted goes on with the same bits. A step is some
-conversations of like length, the losses of all drafted depths, weighted 0.8^(k-1), one AdamW update. What decides is measured on
-prompts that are never trained: how often draft k is the model's own next token, given that drafts 1 to k-1 were. Knows no
-command line; which part it is, `draft_head.py` beside it knows.
+Everything random is a function of (seed, step), so a run that was interrupted goes on with the same
+bits. A step is some conversations of like length, the losses of all drafted depths, weighted
+0.8^(k-1), one AdamW update. What decides is measured on prompts that are never trained: how often
+draft k is the model's own next token, given that drafts 1 to k-1 were. Knows no command line; which
+part it is, `draft_head.py` beside it knows.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from ..errors import OptionError, TrainingError
-from ..model.extras import Part
 from ..model.families import Family, Shape
+from ..trained.files import Part
 from . import checkpoints
 from .head_net import Drafted
 from .states import States
@@ -40,7 +41,8 @@ class PartOptions:
     epochs: float = 6.0
     """Passes over the text."""
     learning_rate: float = 1e-3
-    """Highest learning rate; it rises over the first 3% of the steps and falls to a hundredth as a cosine."""
+    """Highest learning rate; it rises over the first 3% of the steps and falls to a hundredth as a
+    cosine."""
     weight_decay: float = 0.05
     """AdamW's, of matrices."""
     batch_tokens: int = 2048
@@ -50,13 +52,16 @@ class PartOptions:
     share: float = 1.0
     """Train at this share of the tokens, others each time: cheaper steps."""
     others: int = 2048
-    """Take the loss over the tokens that matter in a batch and so many others, drawn at random; 0 takes it over all: slower."""
+    """Take the loss over the tokens that matter in a batch and so many others, drawn at random; 0
+    takes it over all: slower."""
     noise: float = 0.05
-    """Random noise on the hidden states, uniform up to so much of their size; against learning them by heart."""
+    """Random noise on the hidden states, uniform up to so much of their size; against learning them
+    by heart."""
     seed: int = 0
     """Of the order, the noise, and new weights."""
     precision: str = "float32"
-    """float32, or bfloat16 for mixed precision (weights stay float32): twice as fast where the processor knows it."""
+    """float32, or bfloat16 for mixed precision (weights stay float32): twice as fast where the
+    processor knows it."""
     save_every: int = 200
     """Steps between checkpoints; each also measures acceptance."""
     measured: int = 64
@@ -65,18 +70,29 @@ class PartOptions:
     """Stop at a checkpoint after so much time; the same command goes on there."""
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 0.0), ("learning_rate", 0.0), ("batch_tokens", 0), ("ahead", 0), ("save_every", 0)):
+        for name, least in (
+            ("epochs", 0.0),
+            ("learning_rate", 0.0),
+            ("batch_tokens", 0),
+            ("ahead", 0),
+            ("save_every", 0),
+        ):
             if not getattr(self, name) > least:
-                raise OptionError(f"{name}={getattr(self, name)} would train nothing; choose more than {least:g}")
+                raise OptionError(
+                    f"{name}={getattr(self, name)} would train nothing; choose more than {least:g}"
+                )
         if not 0 < self.share <= 1 or self.noise < 0 or self.measured < 1:
             raise OptionError(
-                f"share={self.share}, noise={self.noise}, measured={self.measured}: use a share above 0 and up to 1, noise of 0 "
+                f"share={self.share}, noise={self.noise}, measured={self.measured}: use a share "
+                f"above 0 and up to 1, noise of 0 "
                 "or more, and measure on 1 conversation or more"
             )
         if self.precision not in ("float32", "bfloat16"):
             raise OptionError(f"precision={self.precision!r} is not known; use float32 or bfloat16")
         if self.max_minutes is not None and not self.max_minutes > 0:
-            raise OptionError(f"max_minutes={self.max_minutes} leaves no time; leave it out, or give some")
+            raise OptionError(
+                f"max_minutes={self.max_minutes} leaves no time; leave it out, or give some"
+            )
 
 
 class SmallPart(ABC):
@@ -89,7 +105,9 @@ class SmallPart(ABC):
     def net(self) -> nn.Module: ...
 
     @abstractmethod
-    def drafted(self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool) -> Drafted:
+    def drafted(
+        self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool
+    ) -> Drafted:
         """Draft from a batch; with a generator as in training, without it as in use."""
 
     @abstractmethod
@@ -101,13 +119,17 @@ class SmallPart(ABC):
         """How it is built."""
 
     def begin_with(self, part: Part) -> None:
-        """Start from an earlier part's weights. Its vocabulary need not be the same; how it is built has to be."""
+        """Start from an earlier part's weights. Its vocabulary need not be the same; how it is
+        built has to be."""
         if part.kind != self.kind or dict(part.settings) != self.settings():
             raise OptionError(
-                f"a {part.kind} with {dict(part.settings)} cannot begin a {self.kind} with {self.settings()}; "
+                f"a {part.kind} with {dict(part.settings)} cannot begin a {self.kind} with "
+                f"{self.settings()}; "
                 "ask for its settings"
             )
-        self.net.load_state_dict({name: part.tensors[name].float() for name in self.net.state_dict()})
+        self.net.load_state_dict(
+            {name: part.tensors[name].float() for name in self.net.state_dict()}
+        )
 
 
 class PartRecipe(Protocol):
@@ -119,13 +141,20 @@ class PartRecipe(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    def taps(self, shape: Shape) -> tuple[int, ...]:
+    def collectors(self, shape: Shape) -> tuple[int, ...]:
         """The layers whose states are needed, for a model of that shape."""
 
     def training(
-        self, network: Any, family: Family, shape: Shape, vocabulary: Tensor, scale: float, options: PartOptions
+        self,
+        network: Any,
+        family: Family,
+        shape: Shape,
+        vocabulary: Tensor,
+        scale: float,
+        options: PartOptions,
     ) -> SmallPart:
-        """The part, ready to be trained on a frozen model. `scale`: how large the states are that enter the last layer."""
+        """The part, ready to be trained on a frozen model. `scale`: how large the states are that
+        enter the last layer."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +185,7 @@ def train_part(
     folder: Path,
     options: PartOptions,
     identity: dict[str, Any],
-    watch: Callable[[Progress], None] = lambda progress: None,
+    observer: Callable[[Progress], None] = lambda progress: None,
 ) -> tuple[Run, bool]:
     """Train until done, or until the time is up; says what was done and whether that was all."""
     order = _Order(states, options)
@@ -178,17 +207,24 @@ def train_part(
         acceptance: tuple[float, ...] = ()
         if run.step % options.save_every == 0 or run.step == steps or late:
             acceptance = measure(trained, states, options)
-            run.log.append({"step": run.step, "loss": sum(recent) / len(recent), "acceptance": list(acceptance)})
+            run.log.append(
+                {
+                    "step": run.step,
+                    "loss": sum(recent) / len(recent),
+                    "acceptance": list(acceptance),
+                }
+            )
             recent = []
             _save(folder, identity, trained.net, optimizer, run)
-        watch(Progress(run.step, steps, loss, tokens / seconds, acceptance))
+        observer(Progress(run.step, steps, loss, tokens / seconds, acceptance))
         if late:
             break
     return run, run.step >= steps
 
 
 def measure(trained: SmallPart, states: States, options: PartOptions) -> tuple[float, ...]:
-    """By depth: the share of drafts that are the text's own next token, among those whose predecessors were."""
+    """By depth: the share of drafts that are the text's own next token, among those whose
+    predecessors were."""
     numbers = states.held_out[: options.measured]
     tried, right = torch.zeros(()), torch.zeros(())
     trained.net.eval()
@@ -200,17 +236,24 @@ def measure(trained: SmallPart, states: States, options: PartOptions) -> tuple[f
     return tuple((right / tried.clamp(min=1)).tolist())
 
 
-# ---------------------------------------------------------------------------------------------------------------- a step
+# ------------------------------------------------------------------------------------------- a step
 
 
 def _step(
-    trained: SmallPart, batch: dict[str, Tensor], optimizer: torch.optim.Optimizer, step: int, steps: int, options: PartOptions
+    trained: SmallPart,
+    batch: dict[str, Tensor],
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    steps: int,
+    options: PartOptions,
 ) -> float:
     for group in optimizer.param_groups:
         group["lr"] = options.learning_rate * _rate(step, steps)
     generator = torch.Generator().manual_seed(options.seed * 1_000_003 + step)
     found = trained.drafted(batch, generator, False)
-    weights = torch.tensor([DEPTH_WEIGHT**depth for depth in range(len(found.losses))], device=found.losses.device)
+    weights = torch.tensor(
+        [DEPTH_WEIGHT**depth for depth in range(len(found.losses))], device=found.losses.device
+    )
     loss = (weights * found.losses / found.counts.clamp(min=1)).sum() / weights.sum()
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
@@ -218,8 +261,10 @@ def _step(
     value = float(loss.detach())
     if not (math.isfinite(value) and math.isfinite(float(size))):
         raise TrainingError(
-            f"step {step + 1}: the loss is {value}, its gradient {float(size)}, so training would only spoil the weights. The "
-            "last checkpoint is as it was; go on from it with a smaller learning rate in another folder"
+            f"step {step + 1}: the loss is {value}, its gradient {float(size)}, so training would "
+            f"only spoil the weights. The "
+            "last checkpoint is as it was; go on from it with a smaller learning rate in another "
+            "folder"
         )
     optimizer.step()
     return value
@@ -247,17 +292,20 @@ def precision(options: PartOptions, device: torch.device) -> AbstractContextMana
     return torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bfloat16")
 
 
-# -------------------------------------------------------------------------------------------------------- which text when
+# ---------------------------------------------------------------------------------- which text when
 
 
 def _epoch_batches(states: States, options: PartOptions, epoch: int) -> list[list[int]]:
     """All trained conversations in batches of like length, in an order of this epoch's own."""
     if not states.trained or not states.held_out:
         raise TrainingError(
-            f"{len(states.trained)} conversations to train and {len(states.held_out)} to measure on are too few; give more text"
+            f"{len(states.trained)} conversations to train and {len(states.held_out)} to measure "
+            f"on are too few; give more text"
         )
     generator = torch.Generator().manual_seed(options.seed * 7919 + epoch)
-    order = [states.trained[i] for i in torch.randperm(len(states.trained), generator=generator).tolist()]
+    order = [
+        states.trained[i] for i in torch.randperm(len(states.trained), generator=generator).tolist()
+    ]
     lengths, batches = states.lengths(), []
     for first in range(0, len(order), 256):
         pool = sorted(order[first : first + 256], key=lambda number: lengths[number])
@@ -279,7 +327,8 @@ def _packed(numbers: Sequence[int], lengths: Sequence[int], most: int) -> Iterat
 
 
 class _Order:
-    """Which conversations a step takes. Epochs differ a little in how many batches they need; all count as long as the first."""
+    """Which conversations a step takes. Epochs differ a little in how many batches they need; all
+    count as long as the first."""
 
     def __init__(self, states: States, options: PartOptions) -> None:
         self._states, self._options = states, options
@@ -293,20 +342,33 @@ class _Order:
         return self._batches[index % len(self._batches)]
 
 
-# ---------------------------------------------------------------------------------------------------------- checkpoints
+# -------------------------------------------------------------------------------------- checkpoints
 
 
-def _save(folder: Path, identity: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer, run: Run) -> None:
+def _save(
+    folder: Path,
+    identity: dict[str, Any],
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    run: Run,
+) -> None:
     """Weights, moments and the log in one file, replaced whole."""
-    tensors = {f"net.{name}": value.detach().cpu().contiguous() for name, value in net.state_dict().items()}
+    tensors = {
+        f"net.{name}": value.detach().cpu().contiguous() for name, value in net.state_dict().items()
+    }
     for index, moments in optimizer.state_dict()["state"].items():
-        tensors |= {f"moment.{index}.{name}": value.detach().cpu().contiguous() for name, value in moments.items()}
+        tensors |= {
+            f"moment.{index}.{name}": value.detach().cpu().contiguous()
+            for name, value in moments.items()
+        }
     new = folder / "checkpoint.new"
     save_file(tensors, new, {"run": json.dumps(asdict(run)), "identity": json.dumps(identity)})
     new.replace(folder / "checkpoint.safetensors")
 
 
-def _resume(folder: Path, identity: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer) -> Run:
+def _resume(
+    folder: Path, identity: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer
+) -> Run:
     """Go on from the folder's checkpoint, if there is one of this run."""
     path = folder / "checkpoint.safetensors"
     if not path.is_file():
@@ -315,7 +377,13 @@ def _resume(folder: Path, identity: dict[str, Any], net: nn.Module, optimizer: t
         facts = file.metadata()
         checkpoints.require_equal(json.loads(facts["identity"]), identity, path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-    net.load_state_dict({name.removeprefix("net."): value for name, value in tensors.items() if name.startswith("net.")})
+    net.load_state_dict(
+        {
+            name.removeprefix("net."): value
+            for name, value in tensors.items()
+            if name.startswith("net.")
+        }
+    )
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("moment."):

@@ -1,6 +1,8 @@
-"""A training run in pictures, from its report: loss by exit over the steps; agreement and perplexity by exit.
+"""A training run in pictures, from its report: loss by exit over the steps; agreement and
+perplexity by exit.
 
-matplotlib is optional and imported here alone in this room. Takes the report as it is in JSON, so an old one can be drawn again.
+matplotlib is optional and imported here alone in this room. Takes the report as it is in JSON, so
+an old one can be drawn again.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ def require_matplotlib() -> Any:
         from matplotlib import pyplot
     except ImportError as error:
         raise Unavailable(
-            "plots need matplotlib: pip install 'selfspec[train]' (or go without: plot=False, --no-plot)"
+            "plots need matplotlib: pip install 'selfspec[train]' (or go without: plot=False, "
+            "--no-plot)"
         ) from error
     return pyplot
 
@@ -47,11 +50,23 @@ def plot_exits(scores: dict[str, list[dict[str, Any]]], path: Path, title: str) 
 
 
 def _losses(axes: Any, log: list[dict[str, Any]]) -> None:
-    exits = sorted({int(name.removeprefix("exit_")) for line in log for name in line if name.startswith("exit_")})
+    exits = sorted(
+        {
+            int(name.removeprefix("exit_"))
+            for line in log
+            for name in line
+            if name.startswith("exit_")
+        }
+    )
     for index, layer in enumerate(exits):
         found = [(line["step"], line[f"exit_{layer}"]) for line in log if f"exit_{layer}" in line]
         shade = (index + 1) / len(exits)
-        axes.plot(*zip(*found, strict=True), color=(1 - shade, 0.2, shade), label=f"exit {layer}", linewidth=1 + shade)
+        axes.plot(
+            *zip(*found, strict=True),
+            color=(1 - shade, 0.2, shade),
+            label=f"exit {layer}",
+            linewidth=1 + shade,
+        )
     axes.set_xlabel("step")
     axes.set_ylabel("loss by exit")
     if exits:
@@ -62,8 +77,16 @@ def _exits(axes: Any, scores: dict[str, list[dict[str, Any]]]) -> None:
     other = axes.twinx()
     for name, lines in scores.items():
         layers = [line["layers"] for line in lines]
-        drawn = axes.plot(layers, [line["agreement"] for line in lines], marker="o", label=f"agreement, {name}")
-        other.plot(layers, [line["perplexity"] for line in lines], "--", color=drawn[0].get_color(), label=f"perplexity, {name}")
+        drawn = axes.plot(
+            layers, [line["agreement"] for line in lines], marker="o", label=f"agreement, {name}"
+        )
+        other.plot(
+            layers,
+            [line["perplexity"] for line in lines],
+            "--",
+            color=drawn[0].get_color(),
+            label=f"perplexity, {name}",
+        )
     axes.set_xlabel("exit after so many layers")
     axes.set_ylabel("agreement with the whole model's next token")
     axes.set_ylim(0, 1.02)

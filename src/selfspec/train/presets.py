@@ -1,7 +1,8 @@
-"""The paper's six experiments, by name: its recipe, and how it was trained. Source: LayerSkip, section 5 and its appendix.
+"""The paper's six experiments, by name: its recipe, and how it was trained. Source: LayerSkip,
+section 5 and its appendix.
 
-The recipe's numbers carry over to other models; the learning rate, batch and steps are those of the paper's sizes and are a
-record, to be adapted to the data at hand.
+The recipe's numbers carry over to other models; the learning rate, batch and steps are those of the
+paper's sizes and are a record, to be adapted to the data at hand.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from .recipe import Recipe
 
 @dataclass(frozen=True)
 class Preset:
-    """One experiment. `batch` is rows per device; `rate_plain` the learning rate of the runs without layer dropout."""
+    """One experiment. `batch` is rows per device; `rate_plain` the learning rate of the runs
+    without layer dropout."""
 
     model: str
     recipe: Recipe
@@ -27,8 +29,12 @@ class Preset:
 
 _CONTINUAL_7B = Recipe(dropout=0.1, exit_scale=0.2, curriculum="rotational", rotation=8)
 _CONTINUAL_13B = Recipe(dropout=0.1, exit_scale=0.1, curriculum="rotational", rotation=39)
-_SCRATCH_1B = Recipe(dropout=0.1, dropout_time="exponential", exit_scale=0.2, curriculum="rotational", rotation=23)
-_SCRATCH_7B = Recipe(dropout=0.2, dropout_time="exponential", exit_scale=0.2, curriculum="rotational", rotation=31)
+_SCRATCH_1B = Recipe(
+    dropout=0.1, dropout_time="exponential", exit_scale=0.2, curriculum="rotational", rotation=23
+)
+_SCRATCH_7B = Recipe(
+    dropout=0.2, dropout_time="exponential", exit_scale=0.2, curriculum="rotational", rotation=31
+)
 _CODE_7B = Recipe(dropout=0.1, exit_scale=1.0, curriculum="rotational", rotation=16)
 _TASK_1B = Recipe(dropout=0.2, exit_scale=1.0, curriculum="gradual")
 

@@ -1,4 +1,5 @@
-"""Recipe: the settings of LayerSkip's training, and what they mean for a model of L layers at step t of T.
+"""Recipe: the settings of LayerSkip's training, and what they mean for a model of L layers at step
+t of T.
 
 Our names and the paper's: `dropout` p_max, `exit_scale` e_scale, `rotation` R. Knows no model.
 """
@@ -22,7 +23,8 @@ class Recipe:
     """How to train. The defaults suit fine-tuning of a model that is trained already."""
 
     dropout: float = 0.1
-    """Chance of dropping the last layer for a sample (p_max); earlier layers are dropped more rarely. 0 is off."""
+    """Chance of dropping the last layer for a sample (p_max); earlier layers are dropped more
+    rarely. 0 is off."""
     dropout_depth: str = "exponential"
     """How the chance grows with depth: exponential, or constant (the same mean at every layer)."""
     dropout_time: str = "constant"
@@ -30,52 +32,90 @@ class Recipe:
     exit_scale: float = 1.0
     """Weight of the early exits' losses beside the last layer's (e_scale), 0 to 1. 0 is off."""
     curriculum: str = "rotational"
-    """Which early exits are trained at a step: rotational, gradual (from the last one down), or all."""
+    """Which early exits are trained at a step: rotational, gradual (from the last one down), or
+    all."""
     rotation: int | None = None
-    """Rotational: each early exit is on once in this many steps (R). By default half the number of layers: two at a time."""
+    """Rotational: each early exit is on once in this many steps (R). By default half the number of
+    layers: two at a time."""
     weighting: str = "quadratic"
-    """How much early exits weigh: quadratic, the later the more (the paper's), or even, all the same."""
+    """How much early exits weigh: quadratic, the later the more (the paper's), or even, all the
+    same."""
     exits: tuple[int, ...] = ()
-    """Train these early exits only, by the number of layers before each; the curriculum goes through them. () is all."""
+    """Train these early exits only, by the number of layers before each; the curriculum goes
+    through them. () is all."""
     share: float = 1.0
-    """Share of the positions, drawn anew each step, at which early exits are trained; the last layer is trained at all."""
+    """Share of the positions, drawn anew each step, at which early exits are trained; the last
+    layer is trained at all."""
 
     exit_others: int = 0
-    """Take early exits' losses over the tokens of the step's text and so many others, drawn anew each step for all the rest:
-    cheaper steps. 0 takes them over the whole vocabulary, as the last layer's always is."""
+    """Take early exits' losses over the tokens of the step's text and so many others, drawn anew
+    each step for all the rest: cheaper steps. 0 takes them over the whole vocabulary, as the last
+    layer's always is."""
 
     def __post_init__(self) -> None:
         for name, value in (("dropout", self.dropout), ("exit_scale", self.exit_scale)):
             if not 0 <= value <= 1:
-                raise OptionError(f"{name}={value} is outside 0 to 1, where the recipe is defined; 0 turns it off")
+                raise OptionError(
+                    f"{name}={value} is outside 0 to 1, where the recipe is defined; 0 turns it off"
+                )
         if self.dropout == 1:
-            raise OptionError("dropout=1 would drop the last layer always, so it would never be trained; choose less than 1")
+            raise OptionError(
+                "dropout=1 would drop the last layer always, so it would never be trained; choose "
+                "less than 1"
+            )
         if not 0 < self.share <= 1:
-            raise OptionError(f"share={self.share} is outside 0 to 1, so no position would be trained; 1 is all of them")
+            raise OptionError(
+                f"share={self.share} is outside 0 to 1, so no position would be trained; 1 is all "
+                f"of them"
+            )
         if self.exit_others < 0:
-            raise OptionError(f"exit_others={self.exit_others} is below 0; it counts tokens, and 0 takes the whole vocabulary")
+            raise OptionError(
+                f"exit_others={self.exit_others} is below 0; it counts tokens, and 0 takes the "
+                f"whole vocabulary"
+            )
         if self.rotation is not None and self.rotation < 1:
-            raise OptionError(f"rotation={self.rotation} is not a number of steps; 1 trains every exit at every step")
-        lists = {"dropout_depth": DEPTHS, "dropout_time": TIMES, "curriculum": CURRICULA, "weighting": WEIGHTINGS}
+            raise OptionError(
+                f"rotation={self.rotation} is not a number of steps; 1 trains every exit at every "
+                f"step"
+            )
+        lists = {
+            "dropout_depth": DEPTHS,
+            "dropout_time": TIMES,
+            "curriculum": CURRICULA,
+            "weighting": WEIGHTINGS,
+        }
         for name, known in lists.items():
             if (given := getattr(self, name)) not in known:
                 raise OptionError(f"{name}={given!r} is not known; {nearest(given, known)}")
 
     def variant(self, name: str) -> Recipe:
-        """LD (layer dropout only), EE (exit loss only), LD+EE (both), plain (neither): the paper's ablation."""
+        """LD (layer dropout only), EE (exit loss only), LD+EE (both), plain (neither): the paper's
+        ablation."""
         if name not in VARIANTS:
             raise OptionError(f"variant {name!r} is not known; {nearest(name, VARIANTS)}")
-        return replace(self, dropout=self.dropout if "LD" in name else 0.0, exit_scale=self.exit_scale if "EE" in name else 0.0)
+        return replace(
+            self,
+            dropout=self.dropout if "LD" in name else 0.0,
+            exit_scale=self.exit_scale if "EE" in name else 0.0,
+        )
 
     def check(self, layers: int) -> None:
         """Raise unless the recipe says something about a model of that many layers."""
         if layers < 2 and (self.exit_scale or self.dropout):
-            raise OptionError(f"this model has {layers} layer, so there is nothing to exit from or to drop; use variant 'plain'")
+            raise OptionError(
+                f"this model has {layers} layer, so there is nothing to exit from or to drop; use "
+                f"variant 'plain'"
+            )
         for layer in self.exits:
             if not 0 < layer < layers:
-                raise OptionError(f"exit {layer} is not inside this model of {layers} layers; choose 1 to {layers - 1}")
+                raise OptionError(
+                    f"exit {layer} is not inside this model of {layers} layers; choose 1 to "
+                    f"{layers - 1}"
+                )
         if len(set(self.exits)) < len(self.exits):
-            raise OptionError(f"exits={self.exits} names an exit twice; each has one weight, so name it once")
+            raise OptionError(
+                f"exits={self.exits} names an exit twice; each has one weight, so name it once"
+            )
         most = len(self.exits) or layers
         if self.curriculum == "rotational" and self.rotation is not None and self.rotation > most:
             raise OptionError(
@@ -86,7 +126,9 @@ class Recipe:
 
     def dropout_rates(self, layers: int, step: int, steps: int) -> list[float]:
         """Each layer's chance of being dropped for a sample at this step."""
-        return curriculum.dropout_rates(layers, step, steps, self.dropout, self.dropout_depth, self.dropout_time)
+        return curriculum.dropout_rates(
+            layers, step, steps, self.dropout, self.dropout_depth, self.dropout_time
+        )
 
     def exits_on(self, layers: int, step: int, steps: int) -> list[bool]:
         """Which exits the curriculum has on at this step."""
@@ -104,7 +146,8 @@ class Recipe:
         return curriculum.rotational(exits, step, dilation)
 
     def exit_weights(self, layers: int, step: int, steps: int) -> dict[int, float]:
-        """The losses that count at this step: index of the layer after which it is taken -> weight; they add up to 1."""
+        """The losses that count at this step: index of the layer after which it is taken -> weight;
+        they add up to 1."""
         if self.weighting == "even":
             scales = [self.exit_scale] * (layers - 1) + [1.0]
         else:

@@ -1,7 +1,9 @@
-"""A whole training run: load, read the data, score the exits, train (or go on), save an ordinary model, score again, report.
+"""A whole training run: load, read the data, score the exits, train (or go on), save an ordinary
+model, score again, report.
 
-What lies in the output folder: the model and its tokenizer, as transformers writes them; `training.json`, the report;
-`training.png`; `checkpoints/`, which can be deleted once the run is done. Knows no command line.
+What lies in the output folder: the model and its tokenizer, as transformers writes them;
+`training.json`, the report; `training.png`; `checkpoints/`, which can be deleted once the run is
+done. Knows no command line.
 """
 
 from __future__ import annotations
@@ -18,15 +20,22 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, TrainerCallback, TrainingArguments
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    TrainerCallback,
+    TrainingArguments,
+)
 
+from ..core.text_rows import require
 from ..errors import OptionError, TrainingError, Unavailable, UnsupportedModel, nearest
-from ..model.adapter import LayeredModel
-from ..model.checkpoint import quiet_transformers
 from ..model.families import shape_of
-from ..model.loading import load
-from ..model.source import locate
-from ..rows import require
+from ..model.layered import LayeredModel
+from ..model.load.checkpoint import quiet_transformers
+from ..model.load.loading import load
+from ..model.load.source import locate
 from . import checkpoints, plots
 from .data import Blocks, Data, DataOptions, load_data
 from .evaluate import ExitScore, evaluate_exits
@@ -64,7 +73,8 @@ class TrainOptions:
     log_every: int = 10
     """Steps between log lines."""
     gradient_checkpointing: bool = False
-    """Compute layers again in the backward pass instead of keeping what is inside them: less memory, more time."""
+    """Compute layers again in the backward pass instead of keeping what is inside them: less
+    memory, more time."""
     from_scratch: bool = False
     """Take the model's configuration and tokenizer only, and start from new weights."""
     score_blocks: int = 16
@@ -79,11 +89,19 @@ class TrainOptions:
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} has to be at least 1")
         if (self.steps is not None and self.steps < 1) or not self.epochs > 0:
-            raise OptionError(f"steps={self.steps}, epochs={self.epochs}: nothing would be trained; ask for more than 0")
+            raise OptionError(
+                f"steps={self.steps}, epochs={self.epochs}: nothing would be trained; ask for "
+                f"more than 0"
+            )
         if not self.learning_rate > 0:
-            raise OptionError(f"learning_rate={self.learning_rate} would change nothing; choose one above 0, e.g. 1e-4")
+            raise OptionError(
+                f"learning_rate={self.learning_rate} would change nothing; choose one above 0, "
+                f"e.g. 1e-4"
+            )
         if self.precision not in PRECISIONS:
-            raise OptionError(f"precision={self.precision!r} is not known; {nearest(self.precision, PRECISIONS)}")
+            raise OptionError(
+                f"precision={self.precision!r} is not known; {nearest(self.precision, PRECISIONS)}"
+            )
         if self.report_to == "tensorboard" and not importlib.util.find_spec("tensorboard"):
             raise Unavailable("report_to='tensorboard' needs it: pip install tensorboard")
 
@@ -108,7 +126,9 @@ class Report:
             "steps": self.steps,
             "tokens": self.tokens,
             "seconds": self.seconds,
-            "exits": {when: [score.as_dict() for score in scores] for when, scores in self.exits.items()},
+            "exits": {
+                when: [score.as_dict() for score in scores] for when, scores in self.exits.items()
+            },
             "log": self.log,
         }
 
@@ -124,17 +144,26 @@ def train(
     lora: Lora | None = None,
     callbacks: Sequence[TrainerCallback] = (),
 ) -> Report:
-    """Train a model on files and leave it in a folder. Called again after an interruption, it goes on where it was."""
-    recipe, options, data_options = recipe or Recipe(), options or TrainOptions(), data or DataOptions()
+    """Train a model on files and leave it in a folder. Called again after an interruption, it goes
+    on where it was."""
+    recipe, options, data_options = (
+        recipe or Recipe(),
+        options or TrainOptions(),
+        data or DataOptions(),
+    )
     folder = _prepare(Path(out), files, options)
     network, tokenizer, name = _load(model, options)
     shape = shape_of(network.config, trainable_family(network.config))
     if data_options.length > shape.context:
-        raise OptionError(f"length={data_options.length} exceeds the context of {name}, {shape.context} tokens; choose less")
+        raise OptionError(
+            f"length={data_options.length} exceeds the context of {name}, {shape.context} tokens; "
+            f"choose less"
+        )
     blocks = load_data(files, tokenizer, data_options)
     if (highest := int(blocks.train.ids.max())) >= shape.vocabulary:
         raise TrainingError(
-            f"the tokenizer made token {highest}, and {name} has a vocabulary of {shape.vocabulary}: they do not belong together"
+            f"the tokenizer made token {highest}, and {name} has a vocabulary of "
+            f"{shape.vocabulary}: they do not belong together"
         )
     identity = {
         "model": checkpoints.fingerprint(network),
@@ -153,24 +182,38 @@ def train(
     final = merged(tuned).eval().requires_grad_(False)
     log = [line for line in trainer.state.log_history if "loss" in line]
     tokens = round(
-        blocks.train.tokens / len(blocks.train) * options.batch * options.accumulate * _ranks() * trainer.state.max_steps
+        blocks.train.tokens
+        / len(blocks.train)
+        * options.batch
+        * options.accumulate
+        * _ranks()
+        * trainer.state.max_steps
     )
     report = Report(name, folder, trainer.state.max_steps, tokens, seconds, before, log)
     if trainer.is_world_process_zero():
-        report = _finish(report, final, tokenizer, blocks.held_out, options, _settings(recipe, options, data_options, lora))
+        report = _finish(
+            report,
+            final,
+            tokenizer,
+            blocks.held_out,
+            options,
+            _settings(recipe, options, data_options, lora),
+        )
     trainer.accelerator.end_training()  # ranks say goodbye to each other, else they abort at exit
     return report
 
 
 def _prepare(out: Path, files: Sequence[str | Path], options: TrainOptions) -> Path:
-    """The output folder, unless it holds something that is not ours. What would fail late and can be known now fails here."""
+    """The output folder, unless it holds something that is not ours. What would fail late and can
+    be known now fails here."""
     require(files)
     if options.plot:
         plots.require_matplotlib()
     ours = (out / REPORT).exists() or (out / "checkpoints").is_dir()
     if (out / "config.json").exists() and not ours:
         raise OptionError(
-            f"{out} holds a model that no training of selfspec wrote, and it would be overwritten; name another folder"
+            f"{out} holds a model that no training of selfspec wrote, and it would be "
+            f"overwritten; name another folder"
         )
     checkpoints.make_folder(out / "checkpoints")
     return out
@@ -186,13 +229,23 @@ def _load(model: str, options: TrainOptions) -> tuple[PreTrainedModel, Any, str]
         torch.manual_seed(options.seed)
         auto: Any = AutoModelForCausalLM
         network = auto.from_config(config, dtype=torch.float32).to(device)
-        return network, AutoTokenizer.from_pretrained(source.folder), f"{source.name} (from scratch)"
+        return (
+            network,
+            AutoTokenizer.from_pretrained(source.folder),
+            f"{source.name} (from scratch)",
+        )
     loaded = load(model, dtype="float32", device=device)
     trainable_family(loaded.model.config)
     if loaded.tokenizer is None:
-        raise TrainingError(f"{loaded.name} has no tokenizer, so text cannot be turned into tokens; add its files to the folder")
+        raise TrainingError(
+            f"{loaded.name} has no tokenizer, so text cannot be turned into tokens; add its files "
+            f"to the folder"
+        )
     if not all(parameter.is_floating_point() for parameter in loaded.model.parameters()):
-        raise UnsupportedModel(f"{loaded.name} has quantised weights, which have no gradients; train the model it was made from")
+        raise UnsupportedModel(
+            f"{loaded.name} has quantised weights, which have no gradients; train the model it "
+            f"was made from"
+        )
     loaded.model.requires_grad_(True)
     return loaded.model, loaded.tokenizer, Path(loaded.name).name
 
@@ -207,7 +260,9 @@ def _trainer(
     callbacks: Sequence[TrainerCallback],
     tokenizer: Any,
 ) -> LayerSkipTrainer:
-    steps = options.steps or math.ceil(options.epochs * len(data.train) / (options.batch * options.accumulate * _ranks()))
+    steps = options.steps or math.ceil(
+        options.epochs * len(data.train) / (options.batch * options.accumulate * _ranks())
+    )
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()  # with LoRA nothing before the first layer is trained
@@ -233,23 +288,40 @@ def _trainer(
         disable_tqdm=True,
     )
     weights = sum(each.numel() * each.element_size() for each in model.parameters())
-    trained = sum(each.numel() * each.element_size() for each in model.parameters() if each.requires_grad)
+    trained = sum(
+        each.numel() * each.element_size() for each in model.parameters() if each.requires_grad
+    )
     checkpoints.require_room(folder, weights, trained)
     trainer = LayerSkipTrainer(
-        model, arguments, recipe, identity, train_dataset=data.train, processing_class=tokenizer, callbacks=list(callbacks)
+        model,
+        arguments,
+        recipe,
+        identity,
+        train_dataset=data.train,
+        processing_class=tokenizer,
+        callbacks=list(callbacks),
     )
-    trainer.remove_callback(transformers.PrinterCallback)  # it prints; who wants to see the logs passes a callback
+    # it prints; who wants to see the logs passes a callback
+    trainer.remove_callback(transformers.PrinterCallback)
     return trainer
 
 
 def _score_before(
-    model: PreTrainedModel, blocks: Blocks, folder: Path, options: TrainOptions, identity: dict[str, Any]
+    model: PreTrainedModel,
+    blocks: Blocks,
+    folder: Path,
+    options: TrainOptions,
+    identity: dict[str, Any],
 ) -> dict[str, list[ExitScore]]:
     """Scores of the untrained model, kept so that a resumed run need not measure them again."""
     if not options.score_blocks or int(os.environ.get("RANK", "0")):
         return {}
     kept = folder / "checkpoints" / "before.json"
-    key = [identity["model"], checkpoints.data_fingerprint(blocks.ids, blocks.trained), options.score_blocks]
+    key = [
+        identity["model"],
+        checkpoints.data_fingerprint(blocks.ids, blocks.trained),
+        options.score_blocks,
+    ]
     if kept.exists() and (found := json.loads(kept.read_text(encoding="utf-8")))["key"] == key:
         return {"before": [ExitScore(**score) for score in found["scores"]]}
     scores = evaluate_exits(LayeredModel(model.eval()), blocks, most=options.score_blocks)
@@ -258,22 +330,35 @@ def _score_before(
 
 
 def _finish(
-    report: Report, model: PreTrainedModel, tokenizer: Any, held_out: Blocks, options: TrainOptions, settings: dict[str, Any]
+    report: Report,
+    model: PreTrainedModel,
+    tokenizer: Any,
+    held_out: Blocks,
+    options: TrainOptions,
+    settings: dict[str, Any],
 ) -> Report:
     """Save the model as an ordinary folder, score it, write the report and the plot."""
     with quiet_transformers(bars=False):
         model.save_pretrained(report.folder)
     tokenizer.save_pretrained(report.folder)
     if options.score_blocks:
-        report.exits["after"] = evaluate_exits(LayeredModel(model), held_out, most=options.score_blocks)
-    facts = {**report.as_dict(), **settings, "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+        report.exits["after"] = evaluate_exits(
+            LayeredModel(model), held_out, most=options.score_blocks
+        )
+    facts = {
+        **report.as_dict(),
+        **settings,
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+    }
     checkpoints.write_json(report.folder / REPORT, facts)
     if options.plot:
         plots.plot_training(facts, report.folder / "training.png")
     return report
 
 
-def _settings(recipe: Recipe, options: TrainOptions, data: DataOptions, lora: Lora | None) -> dict[str, Any]:
+def _settings(
+    recipe: Recipe, options: TrainOptions, data: DataOptions, lora: Lora | None
+) -> dict[str, Any]:
     return {
         "recipe": asdict(recipe),
         "options": asdict(options),

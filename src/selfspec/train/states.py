@@ -1,9 +1,11 @@
-"""What the model computes on its own text, kept on disk: states after some layers and the distribution at every answered token.
+"""What the model computes on its own text, kept on disk: states after some layers and the
+distribution at every answered token.
 
-A frozen model's states never change, so they are computed once and read many times. Shards of some ten thousand tokens, each
-written whole or not at all: a run that is killed, or given more text later, goes on with what is missing. Input: rows
-with `prompt_ids` and `response_ids`, as `selfspec data` writes them. Numbers are kept in float16, states brought to length one a
-number first. Knows nothing of what is trained on them.
+A frozen model's states never change, so they are computed once and read many times. Shards of some
+ten thousand tokens, each written whole or not at all: a run that is killed, or given more text
+later, goes on with what is missing. Input: rows with `prompt_ids` and `response_ids`, as `selfspec
+data` writes them. Numbers are kept in float16, states brought to length one a number first. Knows
+nothing of what is trained on them.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.text_rows import read_rows
 from ..errors import OptionError, ResourceError, TrainingError
-from ..model.adapter import LayeredModel
-from ..model.cache import Span
-from ..model.extras import unlike
-from ..model.small import unit
-from ..model.taps import Taps
-from ..rows import read_rows
+from ..model.compute.cache import RowSpan
+from ..model.compute.hidden_states import StateCollector
+from ..model.layered import LayeredModel
+from ..trained.blocks import unit
+from ..trained.files import unlike
 
 SHARD_TOKENS = 20_000
 PASS_TOKENS = 1024
@@ -50,7 +52,8 @@ class StateOptions:
     def __post_init__(self) -> None:
         if self.length < 16 or self.top < 1 or not 0 < self.held_out < 1:
             raise OptionError(
-                f"length={self.length}, top={self.top}, held_out={self.held_out}: use a length of 16 or more, a top of 1 or "
+                f"length={self.length}, top={self.top}, held_out={self.held_out}: use a length of "
+                f"16 or more, a top of 1 or "
                 "more, and a share between 0 and 1, else there is nothing to train or to measure on"
             )
 
@@ -68,11 +71,14 @@ class Conversation:
         return _digest(self.tokens)
 
     def held_out(self, share: float) -> bool:
-        """By its prompt, so that two answers to it are not on both sides, and more text changes nothing."""
+        """By its prompt, so that two answers to it are not on both sides, and more text changes
+        nothing."""
         return int(_digest(self.tokens[: self.begin]), 16) % 10_000 < share * 10_000
 
 
-def read_conversations(files: Sequence[str | Path], options: StateOptions, vocabulary: int) -> Iterator[Conversation]:
+def read_conversations(
+    files: Sequence[str | Path], options: StateOptions, vocabulary: int
+) -> Iterator[Conversation]:
     """The rows of some sources that are of use, each text once."""
     seen: set[str] = set()
     for where, row in (each for file in files for each in read_rows(file)):
@@ -82,19 +88,27 @@ def read_conversations(files: Sequence[str | Path], options: StateOptions, vocab
             yield found
 
 
-def _conversation(row: dict[str, Any], where: str, length: int, vocabulary: int) -> Conversation | None:
+def _conversation(
+    row: dict[str, Any], where: str, length: int, vocabulary: int
+) -> Conversation | None:
     """One row; None if it is too short to draft in it."""
     try:
-        prompt, answer = [int(token) for token in row["prompt_ids"]], [int(token) for token in row["response_ids"]]
+        prompt, answer = (
+            [int(token) for token in row["prompt_ids"]],
+            [int(token) for token in row["response_ids"]],
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise TrainingError(
-            f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}), so there is nothing that the "
+            f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}), "
+            f"so there is nothing that the "
             "model wrote; make such a file with: selfspec data MODEL --prompts FILES"
         ) from error
     tokens = tuple((prompt + answer)[:length])
     outside = [token for token in tokens if not 0 <= token < vocabulary]
     if outside:
-        raise TrainingError(f"{where} has token {outside[0]}, the model has {vocabulary}: another model wrote it")
+        raise TrainingError(
+            f"{where} has token {outside[0]}, the model has {vocabulary}: another model wrote it"
+        )
     return Conversation(tokens, len(prompt)) if prompt and len(tokens) - len(prompt) >= 3 else None
 
 
@@ -104,7 +118,9 @@ class States:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._shards: list[dict[str, Any]] = []
-        self.where: list[tuple[int, int, int, int]] = []  # of each conversation: shard, first token, one after its last, answer
+        self.where: list[
+            tuple[int, int, int, int]
+        ] = []  # of each conversation: shard, first token, one after its last, answer
         self.held_out: list[int] = []
         self.trained: list[int] = []
         self.names: set[str] = set()
@@ -113,7 +129,10 @@ class States:
 
     def _open(self, folder: Path) -> None:
         facts = json.loads((folder / "shard.json").read_text(encoding="utf-8"))
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in ("tokens", "states", "ids", "chances")}
+        arrays = {
+            name: np.load(folder / f"{name}.npy", mmap_mode="r")
+            for name in ("tokens", "states", "ids", "chances")
+        }
         first = 0
         for name, count, begin, held in facts["conversations"]:
             (self.held_out if held else self.trained).append(len(self.where))
@@ -130,8 +149,9 @@ class States:
         return sum(self.lengths())
 
     def batch(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Some conversations, padded behind: tokens (n, longest), states (n, longest, taps, width), ids and chances (n, longest,
-        top); chances are 0 where nothing is answered, which is all of the padding."""
+        """Some conversations, padded behind: tokens (n, longest), states (n, longest, taps, width),
+        ids and chances (n, longest, top); chances are 0 where nothing is answered, which is all of
+        the padding."""
         longest = max(stop - first for _, first, stop, _ in (self.where[n] for n in numbers))
         batch: dict[str, Tensor] = {}
         for name in ("tokens", "states", "ids", "chances"):
@@ -149,7 +169,9 @@ class States:
         held = {self.where[number][:2] for number in self.held_out}
         for shard, first, stop, _ in self.where:
             if (shard, first) not in held:
-                ids, chances = (self._shards[shard][name][first:stop].reshape(-1) for name in ("ids", "chances"))
+                ids, chances = (
+                    self._shards[shard][name][first:stop].reshape(-1) for name in ("ids", "chances")
+                )
                 total += np.bincount(ids, weights=chances.astype(np.float64), minlength=vocabulary)
         return torch.from_numpy(total)
 
@@ -169,15 +191,19 @@ def gather(
     files: Sequence[str | Path],
     folder: Path,
     options: StateOptions,
-    watch: Callable[[int], bool] = lambda tokens: True,
+    observer: Callable[[int], bool] = lambda tokens: True,
 ) -> bool:
-    """Compute what is missing of these files; `base` is the model's signature. `watch(tokens so far)` is asked after every shard
-    whether to go on; says whether everything is there."""
+    """Compute what is missing of these files; `base` is the model's signature. `watch(tokens so
+    far)` is asked after every shard whether to go on; says whether everything is there."""
     _prepare(folder, base, options)
     known = States(folder)
     shard: list[Conversation] = []
     new, done = (
-        (found for found in read_conversations(files, options, model.shape.vocabulary) if found.name not in known.names),
+        (
+            found
+            for found in read_conversations(files, options, model.shape.vocabulary)
+            if found.name not in known.names
+        ),
         0,
     )
     for found in new:
@@ -185,7 +211,7 @@ def gather(
         if (count := sum(len(each.tokens) for each in shard)) >= SHARD_TOKENS:
             _write_shard(model, shard, folder, options)
             shard, done = [], done + count
-            if not watch(done):
+            if not observer(done):
                 return False
     if shard:
         _write_shard(model, shard, folder, options)
@@ -202,8 +228,10 @@ def _prepare(folder: Path, base: dict[str, Any], options: StateOptions) -> None:
         other = unlike(found["base"], base)
         if other or any(found[name] != value for name, value in wanted.items()):
             raise TrainingError(
-                f"{folder} holds states kept with {found['options']}, now {wanted['options']} are asked for"
-                f"{'; of another model: ' + other if other else ''}. Repeat the earlier settings, or train into another folder"
+                f"{folder} holds states kept with {found['options']}, now {wanted['options']} are "
+                f"asked for"
+                f"{'; of another model: ' + other if other else ''}. Repeat the earlier settings, "
+                f"or train into another folder"
             )
     else:
         about.write_text(json.dumps({**wanted, "base": base}), encoding="utf-8")
@@ -215,12 +243,15 @@ def _shards(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("shard-*") if path.suffix != ".new")
 
 
-def _write_shard(model: LayeredModel, shard: Sequence[Conversation], folder: Path, options: StateOptions) -> None:
+def _write_shard(
+    model: LayeredModel, shard: Sequence[Conversation], folder: Path, options: StateOptions
+) -> None:
     tokens = np.array([token for each in shard for token in each.tokens], dtype=np.int32)
     needed = len(tokens) * (2 * len(options.layers) * model.shape.width + 6 * options.top + 4)
     if needed * 1.2 > shutil.disk_usage(folder).free:
         raise ResourceError(
-            f"{folder} is nearly full: the next part of the model's states needs {needed / 1e6:.0f} MB. Make room"
+            f"{folder} is nearly full: the next part of the model's states needs "
+            f"{needed / 1e6:.0f} MB. Make room"
         )
     computed = [_computed(model, group, options) for group in _groups(shard)]
     states, ids, chances = (np.concatenate(arrays) for arrays in zip(*computed, strict=True))
@@ -230,7 +261,9 @@ def _write_shard(model: LayeredModel, shard: Sequence[Conversation], folder: Pat
     arrays = {"tokens": tokens, "states": states, "ids": ids, "chances": chances}
     for name, array in arrays.items():
         np.save(new / f"{name}.npy", array)
-    facts = [[each.name, len(each.tokens), each.begin, each.held_out(options.held_out)] for each in shard]
+    facts = [
+        [each.name, len(each.tokens), each.begin, each.held_out(options.held_out)] for each in shard
+    ]
     (new / "shard.json").write_text(json.dumps({"conversations": facts}), encoding="utf-8")
     os.sync()
     new.rename(target)
@@ -248,14 +281,24 @@ def _groups(shard: Sequence[Conversation]) -> Iterator[list[Conversation]]:
 
 
 @torch.inference_mode()
-def _computed(model: LayeredModel, group: Sequence[Conversation], options: StateOptions) -> list[np.ndarray[Any, Any]]:
-    """States, likeliest tokens and their probabilities of some conversations, one after the other."""
-    taps, cache = Taps(options.layers), model.new_cache(len(group), max(len(each.tokens) for each in group))
-    place = cache.place_at([Span(row, 0, len(each.tokens)) for row, each in enumerate(group)])
+def _computed(
+    model: LayeredModel, group: Sequence[Conversation], options: StateOptions
+) -> list[np.ndarray[Any, Any]]:
+    """States, likeliest tokens and their probabilities of some conversations, one after the
+    other."""
+    collectors, cache = (
+        StateCollector(options.layers),
+        model.new_cache(len(group), max(len(each.tokens) for each in group)),
+    )
+    place = cache.layout_at([RowSpan(row, 0, len(each.tokens)) for row, each in enumerate(group)])
     tokens = torch.tensor([token for each in group for token in each.tokens], device=model.device)
-    x = model.run(model.embed(tokens), model.full_plan, cache, place, taps=[taps])
-    taken = taps.take()
-    states = unit(taken[0][1].float()).half() if taken else x.new_empty(len(tokens), 0, x.shape[1], dtype=torch.float16)
+    x = model.run(model.embed(tokens), model.full_plan, cache, place, collectors=[collectors])
+    taken = collectors.take()
+    states = (
+        unit(taken[0][1].float()).half()
+        if taken
+        else x.new_empty(len(tokens), 0, x.shape[1], dtype=torch.float16)
+    )
     answered = torch.cat([_answered(each) for each in group]).to(model.device)
     ids = torch.zeros(len(tokens), options.top, dtype=torch.int32, device=model.device)
     chances = torch.zeros(len(tokens), options.top, dtype=torch.float16, device=model.device)
@@ -266,7 +309,8 @@ def _computed(model: LayeredModel, group: Sequence[Conversation], options: State
 
 
 def _answered(conversation: Conversation) -> Tensor:
-    """At which tokens the next one is the model's own and known: those of the answer but its last."""
+    """At which tokens the next one is the model's own and known: those of the answer but its
+    last."""
     index = torch.arange(len(conversation.tokens))
     return (index >= conversation.begin) & (index < len(conversation.tokens) - 1)
 

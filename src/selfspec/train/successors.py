@@ -1,8 +1,10 @@
-"""Counting trained successors: what the model tends to say after a token and after a pair of tokens, in text that it wrote.
+"""Counting trained successors: what the model tends to say after a token and after a pair of
+tokens, in text that it wrote.
 
-For every context the probabilities that the model gave to its likeliest next tokens are added up over all places, and divided by
-the number of places plus a half, so that a context that was met once promises less. Nothing is trained by gradient; half an hour
-of the model's own text is of use. Knows no part's folder and no drafting.
+For every context the probabilities that the model gave to its likeliest next tokens are added up
+over all places, and divided by the number of places plus a half, so that a context that was met
+once promises less. Nothing is trained by gradient; half an hour of the model's own text is of use.
+Knows no part's folder and no drafting.
 """
 
 from __future__ import annotations
@@ -43,8 +45,8 @@ class CountOptions:
 
 @dataclass(frozen=True)
 class Seen:
-    """Every place at which the model's choice is known: the token before the last, the last, and the model's likeliest next
-    tokens, (places, top), with their probabilities."""
+    """Every place at which the model's choice is known: the token before the last, the last, and
+    the model's likeliest next tokens, (places, top), with their probabilities."""
 
     before: Array
     last: Array
@@ -64,13 +66,20 @@ def _places_of(states: States, number: int) -> tuple[Array, Array, Array, Array]
     tokens, chances = batch["tokens"][0].numpy().astype(np.int64), batch["chances"][0].numpy()
     where = np.flatnonzero(chances[:, 0])
     where = where[where > 0]
-    return tokens[where - 1], tokens[where], batch["ids"][0].numpy()[where].astype(np.int64), chances[where].astype(np.float64)
+    return (
+        tokens[where - 1],
+        tokens[where],
+        batch["ids"][0].numpy()[where].astype(np.int64),
+        chances[where].astype(np.float64),
+    )
 
 
 def count(seen: Seen, vocabulary: int, options: CountOptions) -> dict[str, Tensor]:
     """The tensors of a part, see `model/successors.py`."""
     singles = _table(seen.last, seen, vocabulary, options.after_token, vocabulary)
-    pairs = _table(seen.before * vocabulary + seen.last, seen, vocabulary, options.after_pair, options.pairs)
+    pairs = _table(
+        seen.before * vocabulary + seen.last, seen, vocabulary, options.after_pair, options.pairs
+    )
     named = {"tokens": singles, "pairs": pairs}
     small = torch.uint16 if vocabulary <= 1 << 16 else torch.int32
     tensors = {}
@@ -81,8 +90,11 @@ def count(seen: Seen, vocabulary: int, options: CountOptions) -> dict[str, Tenso
     return tensors
 
 
-def _table(contexts: Array, seen: Seen, vocabulary: int, kept: int, most: int) -> tuple[Array, Array, Array]:
-    """Contexts in order, (n,), and of each its successors and their chances, (n, kept), filled up with chances of 0."""
+def _table(
+    contexts: Array, seen: Seen, vocabulary: int, kept: int, most: int
+) -> tuple[Array, Array, Array]:
+    """Contexts in order, (n,), and of each its successors and their chances, (n, kept), filled up
+    with chances of 0."""
     keys, index, times = np.unique(contexts, return_inverse=True, return_counts=True)
     often = np.sort(np.argsort(-times, kind="stable")[:most])
     new = np.full(len(keys), -1)
@@ -90,7 +102,9 @@ def _table(contexts: Array, seen: Seen, vocabulary: int, kept: int, most: int) -
     top = seen.tokens.shape[1]
     owner = np.repeat(new[index], top)
     valid = (owner >= 0) & (seen.chances.reshape(-1) > 0)
-    pairs, where = np.unique(owner[valid] * vocabulary + seen.tokens.reshape(-1)[valid], return_inverse=True)
+    pairs, where = np.unique(
+        owner[valid] * vocabulary + seen.tokens.reshape(-1)[valid], return_inverse=True
+    )
     weight = np.bincount(where, weights=seen.chances.reshape(-1)[valid])
     owner, token = np.divmod(pairs, vocabulary)
     chance = weight / (times[often][owner] + PRIOR)
@@ -104,8 +118,11 @@ def _table(contexts: Array, seen: Seen, vocabulary: int, kept: int, most: int) -
     return keys[often], successors, chances
 
 
-def measure(guess: Guess, states: States, numbers: Sequence[int], depths: int = 4) -> tuple[float, ...]:
-    """By depth: how often the best guess is the text's own next token, among those whose predecessors were."""
+def measure(
+    guess: Guess, states: States, numbers: Sequence[int], depths: int = 4
+) -> tuple[float, ...]:
+    """By depth: how often the best guess is the text's own next token, among those whose
+    predecessors were."""
     tried, right = np.zeros(depths), np.zeros(depths)
     for number in numbers:
         tokens = states.batch([number])["tokens"][0].tolist()

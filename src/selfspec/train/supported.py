@@ -1,6 +1,8 @@
-"""Which models can be trained here: those of families on which the recipe's tests run. Knows no recipe.
+"""Which models can be trained here: those of families on which the recipe's tests run. Knows no
+recipe.
 
-Mixtures of experts are not among them: their own training adds a loss that keeps the experts busy, which the recipe's would not.
+Mixtures of experts are not among them: their own training adds a loss that keeps the experts busy,
+which the recipe's would not.
 """
 
 from __future__ import annotations
@@ -32,5 +34,7 @@ def trainable_family(config: Any) -> Family:
     """The table's entry for a model that is to be trained, or an error that says which can be."""
     family = family_of(config)
     if family is None or config.model_type not in PROVEN:
-        raise unsupported(config, f"for training, where the families tested are {', '.join(PROVEN)}")
+        raise unsupported(
+            config, f"for training, where the families tested are {', '.join(PROVEN)}"
+        )
     return family

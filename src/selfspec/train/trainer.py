@@ -1,8 +1,8 @@
 """LayerSkipTrainer: transformers' Trainer with the recipe inside.
 
-Accelerate, DDP, FSDP, mixed precision, gradient accumulation, schedules, logging and resuming are the Trainer's. The recipe adds
-no state of its own: the curriculum and the dropout are functions of the global step, which a checkpoint holds. It does not
-know data files or where models come from.
+Accelerate, DDP, FSDP, mixed precision, gradient accumulation, schedules, logging and resuming are
+the Trainer's. The recipe adds no state of its own: the curriculum and the dropout are functions of
+the global step, which a checkpoint holds. It does not know data files or where models come from.
 """
 
 from __future__ import annotations
@@ -28,26 +28,36 @@ from .recipe import Recipe
 
 
 class LayerSkipTrainer(Trainer):
-    """A Trainer for causal language models (or PEFT models around one), on batches of `input_ids` and `labels`.
+    """A Trainer for causal language models (or PEFT models around one), on batches of `input_ids`
+    and `labels`.
 
-    `identity` says in JSON what run this is; a checkpoint of another one is refused. The recipe and the number of steps are part
-    of it anyway. Losses by exit appear in the logs as `exit_N`, N being the number of layers before the exit.
+    `identity` says in JSON what run this is; a checkpoint of another one is refused. The recipe and
+    the number of steps are part of it anyway. Losses by exit appear in the logs as `exit_N`, N
+    being the number of layers before the exit.
     """
 
     def __init__(
-        self, model: Any, args: TrainingArguments, recipe: Recipe, identity: Mapping[str, Any] | None = None, **given: Any
+        self,
+        model: Any,
+        args: TrainingArguments,
+        recipe: Recipe,
+        identity: Mapping[str, Any] | None = None,
+        **given: Any,
     ) -> None:
         self.recipe = recipe
         self.recipe_forward = ExitForward(base_of(model), recipe, args.seed)
         if args.n_gpu > 1:
             raise OptionError(
-                f"{args.n_gpu} GPUs in one process: the recipe needs one process for each. Start with torchrun "
+                f"{args.n_gpu} GPUs in one process: the recipe needs one process for each. Start "
+                f"with torchrun "
                 f"--nproc_per_node {args.n_gpu}, or show it one GPU (CUDA_VISIBLE_DEVICES=0)"
             )
         args.remove_unused_columns = False  # it would look for the columns in our forward
         args.logging_nan_inf_filter = False  # a loss that is not a number ends the run instead
         if recipe.dropout:
-            args.ddp_find_unused_parameters = True  # a layer that all samples of a batch skip has no gradients
+            args.ddp_find_unused_parameters = (
+                True  # a layer that all samples of a batch skip has no gradients
+            )
         super().__init__(model=model, args=args, **given)
         self.model_accepts_loss_kwargs = True  # counts the trained tokens of the whole step for us
         self.loss_is_scaled_for_ga = True  # which our loss is divided by
@@ -56,7 +66,10 @@ class LayerSkipTrainer(Trainer):
         self._installed = False
         self._micro = (-1, 0)  # step, and how many micro-batches of it are done
         self._by_exit: dict[int, list[Tensor]] = {}
-        probe = torch.arange(min(8, self.recipe_forward.model.config.vocab_size), device=self.recipe_forward.model.device)
+        probe = torch.arange(
+            min(8, self.recipe_forward.model.config.vocab_size),
+            device=self.recipe_forward.model.device,
+        )
         self.recipe_forward.check(probe)
 
     @property
@@ -65,18 +78,24 @@ class LayerSkipTrainer(Trainer):
         assert self.args.output_dir is not None
         return Path(self.args.output_dir)
 
-    # ------------------------------------------------------------------------------------------------------- the step
+    # ------------------------------------------------------------------------------------- the step
 
     def compute_loss(
-        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool = False, num_items_in_batch: Any = None
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
     ) -> Any:
-        """The recipe's loss at this step; the mean over the tokens of all micro-batches and ranks of the step."""
+        """The recipe's loss at this step; the mean over the tokens of all micro-batches and ranks
+        of the step."""
         step = self.state.global_step
         micro = self._micro[1] if self._micro[0] == step else 0
         tokens = None
         if model.training and num_items_in_batch is not None:
             ranks = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
-            tokens = num_items_in_batch / ranks  # DDP averages over ranks; of a sum over all of them that is a part too small
+            # DDP averages over ranks; of a sum over all of them that is a part too small
+            tokens = num_items_in_batch / ranks
         if model.training:
             self._micro = (step, micro + 1)
         self.recipe_forward.moment = Moment(step, max(1, self.state.max_steps), micro, tokens)
@@ -89,7 +108,8 @@ class LayerSkipTrainer(Trainer):
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
-        """The recipe's forward, put in place by `train` for the whole run, by `evaluate` alone for a batch."""
+        """The recipe's forward, put in place by `train` for the whole run, by `evaluate` alone for
+        a batch."""
         if self._installed:
             yield
             return
@@ -100,7 +120,9 @@ class LayerSkipTrainer(Trainer):
         finally:
             self._installed = False
 
-    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None
+    ) -> Tensor:
         loss = super().training_step(model, inputs, num_items_in_batch)
         if not torch.isfinite(loss):
             self._stop("loss", loss)
@@ -108,32 +130,51 @@ class LayerSkipTrainer(Trainer):
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
         found: Any = Trainer._get_grad_norm(self, model, grad_norm)
-        if self.accelerator.scaler is None and not math.isfinite(float(found)):  # a scaler skips such steps by itself
+        # a scaler skips such steps by itself
+        if self.accelerator.scaler is None and not math.isfinite(float(found)):
             self._stop("gradient", found)
         return found
 
     def _stop(self, what: str, value: Any) -> None:
-        """Before the optimizer has taken the step: the weights are still those of the step before."""
+        """Before the optimizer has taken the step: the weights are still those of the step
+        before."""
         last = checkpoints.latest(self.folder)
-        kept = f"the last good checkpoint is {last}" if last else "no checkpoint had been written yet"
+        kept = (
+            f"the last good checkpoint is {last}" if last else "no checkpoint had been written yet"
+        )
         raise TrainingError(
-            f"the {what} is {float(value)} at step {self.state.global_step + 1}, so training stopped before taking it; {kept}. "
-            f"Lower the learning rate (now {self._get_learning_rate():.3g}), or look for broken data"
+            f"the {what} is {float(value)} at step {self.state.global_step + 1}, so training "
+            f"stopped before taking it; {kept}. "
+            f"Lower the learning rate (now {self._get_learning_rate():.3g}), or look for broken "
+            f"data"
         )
 
-    # --------------------------------------------------------------------------------------------------------- the run
+    # -------------------------------------------------------------------------------------- the run
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, *more: Any, **given: Any) -> Any:
-        """Train; with True from the newest complete checkpoint in the output folder, if there is one."""
+    def train(
+        self, resume_from_checkpoint: str | bool | None = None, *more: Any, **given: Any
+    ) -> Any:
+        """Train; with True from the newest complete checkpoint in the output folder, if there is
+        one."""
         folder = self.folder
-        found = checkpoints.latest(folder) if resume_from_checkpoint is True else resume_from_checkpoint or None
+        found = (
+            checkpoints.latest(folder)
+            if resume_from_checkpoint is True
+            else resume_from_checkpoint or None
+        )
         if found is not None:
             checkpoints.require_same(Path(found), self._whole_identity())
         with self._ours():
             return super().train(str(found) if found else None, *more, **given)
 
     def _whole_identity(self) -> dict[str, Any]:
-        names = ("max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps", "seed")
+        names = (
+            "max_steps",
+            "num_train_epochs",
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "seed",
+        )
         more = ("learning_rate", "weight_decay", "max_grad_norm", "bf16", "fp16")
         return {**self.identity, **{name: getattr(self.args, name) for name in (*names, *more)}}
 
@@ -141,7 +182,8 @@ class LayerSkipTrainer(Trainer):
         folder = self.folder
         here = folder / f"checkpoint-{self.state.global_step}"
         try:
-            (here / checkpoints.MARK).unlink(missing_ok=True)  # it is not complete while it is written over
+            # it is not complete while it is written over
+            (here / checkpoints.MARK).unlink(missing_ok=True)
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
@@ -149,19 +191,28 @@ class LayerSkipTrainer(Trainer):
         except (OSError, SafetensorError, RuntimeError) as error:
             last = checkpoints.latest(folder)
             raise ResourceError(
-                f"the checkpoint of step {self.state.global_step} cannot be written to {folder} ({error}); is the disk full? "
-                + (f"{last} is complete: make room and run the same command again" if last else "No earlier one exists")
+                f"the checkpoint of step {self.state.global_step} cannot be written to {folder} "
+                f"({error}); is the disk full? "
+                + (
+                    f"{last} is complete: make room and run the same command again"
+                    if last
+                    else "No earlier one exists"
+                )
             ) from error
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
+        # a pickle that nobody reads
         ((Path(output_dir) if output_dir else self.folder) / TRAINING_ARGS_NAME).unlink(
             missing_ok=True
-        )  # a pickle that nobody reads
+        )
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """With the mean loss of each exit since the last log, on this rank."""
         if "loss" in logs:
-            logs |= {f"exit_{layer + 1}": float(torch.stack(each).mean()) for layer, each in sorted(self._by_exit.items())}
+            logs |= {
+                f"exit_{layer + 1}": float(torch.stack(each).mean())
+                for layer, each in sorted(self._by_exit.items())
+            }
             self._by_exit.clear()
         super().log(logs, start_time)

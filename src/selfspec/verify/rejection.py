@@ -1,16 +1,20 @@
-"""Verification of drafts that were drawn at random from a distribution q: speculative sampling, exact for any p and q.
+"""Verification of drafts that were drawn at random from a distribution q: speculative sampling,
+exact for any p and q.
 
-A draft x ~ q is accepted with probability min(1, p(x) / q(x)); after a rejection the token comes from the residual
-norm(max(p - q, 0)), after the last draft from p itself (Leviathan et al. 2023, algorithm 1; Chen et al. 2023, algorithm 2).
-In a tree the children of a node are tried in the order in which they were drawn, and each rejection turns p into the
-residual that the next sibling is tested against (SpecInfer, Miao et al. 2023, algorithm 2). A sibling's q may depend on
-the siblings before it, so drawing without replacement is exact too, as long as q says so.
+A draft x ~ q is accepted with probability min(1, p(x) / q(x)); after a rejection the token comes
+from the residual norm(max(p - q, 0)), after the last draft from p itself (Leviathan et al. 2023,
+algorithm 1; Chen et al. 2023, algorithm 2). In a tree the children of a node are tried in the order
+in which they were drawn, and each rejection turns p into the residual that the next sibling is
+tested against (SpecInfer, Miao et al. 2023, algorithm 2). A sibling's q may depend on the siblings
+before it, so drawing without replacement is exact too, as long as q says so.
 
-What is kept has the distribution of plain sampling, but not the tokens that plain sampling draws with the same seed.
-Does not know models, logits, temperature or seeds: p and q come from `Sampler.probabilities`, numbers from a `Dice`.
+What is kept has the distribution of plain sampling, but not the tokens that plain sampling draws
+with the same seed. Does not know models, logits, temperature or seeds: p and q come from
+`Sampler.probabilities`, numbers from a `Dice`.
 
-What a caller has to see to: siblings stand in the order in which they were drawn, none was dropped for what it is, and
-q does not depend on numbers that are yet to be used. That is why the choices reported off the accepted path are argmaxes.
+What a caller has to see to: siblings stand in the order in which they were drawn, none was dropped
+for what it is, and q does not depend on numbers that are yet to be used. That is why the choices
+reported off the accepted path are argmaxes.
 """
 
 from __future__ import annotations
@@ -19,16 +23,18 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from ..draws import ACCEPT, REMAINDER, invert
+from ..core.randomness import ACCEPT, REMAINDER, invert
 
-Dice = Callable[[int, int], float]  # (depth below the kept text, stream) -> a number in [0, 1), the same whenever it is asked
+# (depth below the kept text, stream) -> a number in [0, 1), the same whenever it is asked
+Dice = Callable[[int, int], float]
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:
     """norm(max(p - q, 0)), (vocab,): what is left of p once a token drawn from q was rejected."""
     left = (p - q).clamp_(min=0)
     total = left.sum()
-    return left / total if total > 0 else p  # p = q but for rounding: nothing is rejected then, bar once in 2**53 draws
+    # p = q but for rounding: nothing is rejected then, bar once in 2**53 draws
+    return left / total if total > 0 else p
 
 
 def accepted(p: Tensor, q: Tensor, token: int, number: float) -> bool:
@@ -37,11 +43,15 @@ def accepted(p: Tensor, q: Tensor, token: int, number: float) -> bool:
     return bool(number * q[token] < p[token])
 
 
-def verified(tokens: Sequence[int], parents: Sequence[int], p: Tensor, q: Tensor, dice: Dice) -> tuple[list[int], list[int]]:
-    """Indices of the drafts to keep, from the root on, and what the target chooses after the kept text and after every draft.
+def verified(
+    tokens: Sequence[int], parents: Sequence[int], p: Tensor, q: Tensor, dice: Dice
+) -> tuple[list[int], list[int]]:
+    """Indices of the drafts to keep, from the root on, and what the target chooses after the kept
+    text and after every draft.
 
-    p (n + 1, vocab): the target's distribution after the kept text, then after each draft. q (n, vocab): what each draft
-    was drawn from. `parents[i]` is the draft that draft i follows, -1 for the kept text.
+    p (n + 1, vocab): the target's distribution after the kept text, then after each draft. q (n,
+    vocab): what each draft was drawn from. `parents[i]` is the draft that draft i follows, -1 for
+    the kept text.
     """
     assert len(p) == len(tokens) + 1 and q.shape == p[1:].shape and len(parents) == len(tokens)
     choices: list[int] = p.argmax(-1).tolist()

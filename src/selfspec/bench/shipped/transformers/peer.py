@@ -1,8 +1,10 @@
-"""transformers: greedy `generate`, eager with its ordinary dynamic cache, or compiled over a static one; and its own drafting.
+"""transformers: greedy `generate`, eager with its ordinary dynamic cache, or compiled over a static
+one; and its own drafting.
 
-`lookup` is its prompt lookup, `early-exit` its early exit as an assistant, `assistant` two-model assistance: with the folder of a
-second model, or with a model of its own made of the target's first layers, which drafts the same and shares nothing. All with
-exactly as many drafts a round as were asked for.
+`lookup` is its prompt lookup, `early-exit` its early exit as an assistant, `assistant` two-model
+assistance: with the folder of a second model, or with a model of its own made of the target's first
+layers, which drafts the same and shares nothing. All with exactly as many drafts a round as were
+asked for.
 """
 
 from __future__ import annotations
@@ -35,12 +37,16 @@ class Peer:
         self.assistants: dict[str, Any] = {}
         self.compiled: Any = None
         self.caches: dict[int, StaticCache] = {}
-        # whatever the model's own generation_config says (sampling, penalties, end tokens) would be filled in for what we leave
-        # open
+        # whatever the model's own generation_config says (sampling, penalties, end tokens) would be
+        # filled in for what we leave open
         self.model.generation_config = GenerationConfig(pad_token_id=0)
 
     def loaded(self, folder: str, **changes: int) -> Any:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype, **changes).eval().to(self.device)
+        model = (
+            AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype, **changes)
+            .eval()
+            .to(self.device)
+        )
         model.generation_config = GenerationConfig(pad_token_id=0)
         return model
 
@@ -61,7 +67,11 @@ class Peer:
         runner = self.compiled_model() if method == "compiled" else self.model
         with torch.inference_mode(method != "compiled"), torch.no_grad():
             out = runner.generate(
-                prompt, attention_mask=torch.ones_like(prompt), generation_config=settings, streamer=First(self.first), **extra
+                prompt,
+                attention_mask=torch.ones_like(prompt),
+                generation_config=settings,
+                streamer=First(self.first),
+                **extra,
             )
         return list(out[0, len(ids) :].tolist())
 
@@ -70,12 +80,22 @@ class Peer:
     ) -> list[list[int]]:
         """Rows padded on the left; what follows a row's end token is padding."""
         if method != "plain":
-            raise ValueError(f"transformers drafts for one prompt at a time, so {method!r} has no batch")
+            raise ValueError(
+                f"transformers drafts for one prompt at a time, so {method!r} has no batch"
+            )
         longest = max(map(len, rows))
-        prompt = torch.tensor([[0] * (longest - len(row)) + row for row in rows], device=self.device)
-        mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=self.device)
+        prompt = torch.tensor(
+            [[0] * (longest - len(row)) + row for row in rows], device=self.device
+        )
+        mask = torch.tensor(
+            [[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=self.device
+        )
         settings = GenerationConfig(
-            max_new_tokens=max_new_tokens, do_sample=False, use_cache=True, eos_token_id=eos or None, pad_token_id=0
+            max_new_tokens=max_new_tokens,
+            do_sample=False,
+            use_cache=True,
+            eos_token_id=eos or None,
+            pad_token_id=0,
         )
         with torch.inference_mode():
             out = self.model.generate(prompt, attention_mask=mask, generation_config=settings)
@@ -88,7 +108,8 @@ class Peer:
             return {"prompt_lookup_num_tokens": tokens, "max_matching_ngram_size": LONGEST_NGRAM}
         if method != "early-exit":
             raise ValueError(f"this peer has no method {method!r}")
-        # how much is drafted is read from the generation config of the assistant, which is this model itself
+        # how much is drafted is read from the generation config of the assistant, which is this
+        # model itself
         fixed = constant(tokens)
         self.model.generation_config = GenerationConfig(pad_token_id=0, **fixed)
         return {"assistant_early_exit": layer, **fixed}
@@ -97,8 +118,12 @@ class Peer:
         """The second model: that of a folder, or the target's first layers."""
         name = model or f"first {layer} layers"
         if name not in self.assistants:
-            self.assistants[name] = self.loaded(model) if model else self.loaded(self.folder, num_hidden_layers=layer)
-        self.assistants[name].generation_config = GenerationConfig(pad_token_id=0, **constant(tokens))
+            self.assistants[name] = (
+                self.loaded(model) if model else self.loaded(self.folder, num_hidden_layers=layer)
+            )
+        self.assistants[name].generation_config = GenerationConfig(
+            pad_token_id=0, **constant(tokens)
+        )
         return self.assistants[name]
 
     def static_cache(self, length: int) -> StaticCache:
@@ -110,7 +135,8 @@ class Peer:
         return self.caches[room]
 
     def compiled_model(self) -> Any:
-        """A second copy of the model object on the same weights, its forward compiled; the plain one stays as it is."""
+        """A second copy of the model object on the same weights, its forward compiled; the plain
+        one stays as it is."""
         if self.compiled is None:
             self.compiled = self.loaded(self.folder)
             self.compiled.load_state_dict(self.model.state_dict(), assign=True)
@@ -119,7 +145,8 @@ class Peer:
 
 
 class First(BaseStreamer):
-    """Says when the first new tokens are there: the second thing that `generate` puts, after the prompt."""
+    """Says when the first new tokens are there: the second thing that `generate` puts, after the
+    prompt."""
 
     def __init__(self, say: Any) -> None:
         self.say, self.put_so_far = say, 0
@@ -135,7 +162,11 @@ class First(BaseStreamer):
 
 def constant(tokens: int) -> dict[str, Any]:
     """Exactly so many drafts a round, however sure the assistant is."""
-    return {"num_assistant_tokens": tokens, "num_assistant_tokens_schedule": "constant", "assistant_confidence_threshold": 0}
+    return {
+        "num_assistant_tokens": tokens,
+        "num_assistant_tokens_schedule": "constant",
+        "assistant_confidence_threshold": 0,
+    }
 
 
 def until_end(row: list[int], eos: list[int]) -> list[int]:

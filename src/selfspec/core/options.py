@@ -1,0 +1,76 @@
+"""Options by name: a frozen dataclass from a mapping. An unknown name is an error that says the
+nearest known one, and so is a value of another kind than the field's, which would otherwise fail
+somewhere in the middle of a generation. And numbers from text."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from numbers import Integral, Real
+from typing import Any, TypeVar
+
+from ..errors import OptionError, nearest
+
+T = TypeVar("T")
+
+
+def with_options(kind: type[T], options: Mapping[str, Any], what: str) -> T:
+    """`kind(**options)`, with an error about `what` if an option does not exist or cannot have that
+    value."""
+    annotations = {field.name: annotation_of(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    for name in options:
+        if name not in annotations:
+            raise OptionError(
+                f"{what} has no option {name!r}; "
+                f"{nearest(name, annotations) if annotations else 'it has none'}"
+            )
+    return kind(
+        **{name: _checked(name, value, annotations[name], what) for name, value in options.items()}
+    )
+
+
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """'64,512' or '1-16' as numbers."""
+    try:
+        parts = [part.split("-") for part in text.split(",")]
+        return tuple(n for part in parts for n in range(int(part[0]), int(part[-1]) + 1))
+    except ValueError as error:
+        raise OptionError(
+            f"{option}={text!r} is not a list of whole numbers such as 64,512 or 1-16."
+        ) from error
+
+
+def annotation_of(annotation: object) -> str:
+    """A field's annotation as it is written."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+
+
+def _checked(name: str, value: Any, annotation: str, what: str) -> Any:
+    """The value, a list as a tuple. Annotations that are not in the table are the class's own
+    business."""
+    simple = annotation.removesuffix(" | None")
+    if simple not in KINDS or (value is None and simple != annotation):
+        return value
+    fits, words = KINDS[simple]
+    if not fits(value):
+        raise OptionError(
+            f"{what}: {name}={value!r} is not {words}, which is what this option takes"
+        )
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+KINDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "int": (_is_whole, "a whole number"),
+    "float": (lambda value: isinstance(value, Real) and not isinstance(value, bool), "a number"),
+    "str": (lambda value: isinstance(value, str), "text"),
+    "tuple[int, ...]": (
+        lambda value: isinstance(value, list | tuple) and all(map(_is_whole, value)),
+        "a list of whole numbers such as [3, 4]",
+    ),
+}

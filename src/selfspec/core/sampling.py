@@ -1,0 +1,472 @@
+"""From logits to a token: the only place with temperature, top-k, top-p, min-p and penalties.
+
+One pipeline makes every distribution: the draft's, the target's, the residual's and the bonus
+token's. Its order is that of transformers' `generate`: logit bias, repetition, presence and
+frequency penalties, the user's logits processors, then (when sampling) temperature, top-k, top-p,
+min-p. Rows are processed one by one, so a row's bits do not depend on its neighbours.
+
+This module does not know models, caches, tokenizers, or which of its tokens will be kept.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import ModelError, OptionError, SelfspecError, nearest
+from .randomness import invert, uniform
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import LogitsProcessor
+
+# seeds are 0 .. 2**63 - 1: they fit into a signed 64-bit integer of any file format
+_SEEDS = 1 << 63
+_MIN_TEMPERATURE = 1e-5  # below it, dividing the logits would overflow before it changed anything
+_SMALL = 4096  # up to this many values a full sort is as cheap as a selection
+_FIRST_GUESS = 512  # how many of the likeliest tokens top-p looks at first
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one row's tokens are chosen. The defaults are greedy decoding with nothing changed."""
+
+    temperature: float = 0.0
+    """Divides the logits before sampling; 0 is greedy decoding (always the likeliest token)."""
+    top_k: int = 0
+    """Sample only from the k likeliest tokens; 0 is off."""
+    top_p: float = 1.0
+    """Sample only from the likeliest tokens that together have this probability; 1 is off."""
+    min_p: float = 0.0
+    """Drop tokens less likely than this fraction of the likeliest one; 0 is off."""
+    repetition_penalty: float = 1.0
+    """Divides positive and multiplies negative logits of tokens already in the prompt or the
+    output; 1 is off."""
+    presence_penalty: float = 0.0
+    """Subtracted once from the logit of each token that is already in the output (the prompt does
+    not count); 0 is off."""
+    frequency_penalty: float = 0.0
+    """Subtracted from a token's logit for each time it is already in the output (the prompt does
+    not count); 0 is off."""
+    logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """Added to the logits of the given token ids before anything else."""
+    seed: int | None = None
+    """Makes sampling repeatable; without one, each generation draws its own and reports it."""
+
+    def __post_init__(self) -> None:
+        _check_numbers(self)
+        _check_seed(self.seed)
+        # our own copy: a frozen value stays what it was
+        object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
+        if self.greedy:
+            _check_greedy(self)
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any]) -> SamplingParams:
+        """From named values such as those of a request body; an unknown name is an error that says
+        the nearest known one."""
+        known = [f.name for f in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise OptionError(f"unknown sampling option {name!r}: {nearest(name, known)}")
+        values = dict(options)
+        # the keys of a JSON object are strings
+        if isinstance(bias := values.get("logit_bias"), Mapping):
+            values["logit_bias"] = {
+                int(k) if isinstance(k, str) and k.isdecimal() else k: v for k, v in bias.items()
+            }
+        return cls(**values)
+
+
+# option: lowest and highest value, whether the lowest itself is allowed, how to switch it off
+_RANGES: dict[str, tuple[float, float, bool, str]] = {
+    "temperature": (
+        0.0,
+        math.inf,
+        True,
+        "0 is greedy decoding, 1 leaves the model's distribution as it is",
+    ),
+    "top_k": (0, math.inf, True, "0 switches it off"),
+    "top_p": (0.0, 1.0, False, "1 switches it off"),
+    "min_p": (0.0, 1.0, True, "0 switches it off"),
+    "repetition_penalty": (0.0, math.inf, False, "1 switches it off"),
+    "presence_penalty": (-2.0, 2.0, True, "0 switches it off"),
+    "frequency_penalty": (-2.0, 2.0, True, "0 switches it off"),
+}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _check_numbers(params: SamplingParams) -> None:
+    values = vars(params)
+    for name, (low, high, closed, remedy) in _RANGES.items():
+        value = values[name]
+        if not _is_number(value):
+            raise OptionError(
+                f"{name}={value!r} is not a finite number, so no distribution can be made of it: "
+                f"{remedy}."
+            )
+        if not (low < value <= high or (closed and value == low)):
+            limits = f"{'at least' if closed else 'above'} {low:g}" + (
+                f" and at most {high:g}" if math.isfinite(high) else ""
+            )
+            raise OptionError(f"{name}={value!r} is out of range: it must be {limits} ({remedy}).")
+    if not _is_integer(params.top_k):
+        raise OptionError(
+            f"top_k={params.top_k!r} is not a whole number: it counts tokens (0 switches it off)."
+        )
+    if 0 < params.temperature < _MIN_TEMPERATURE:
+        reason = f"is below {_MIN_TEMPERATURE:g}, where the divided logits overflow"
+        raise OptionError(
+            f"temperature={params.temperature!r} {reason}: use temperature=0 for greedy decoding."
+        )
+
+
+def _check_seed(seed: object) -> None:
+    if seed is not None and not (
+        isinstance(seed, int) and _is_integer(seed) and 0 <= seed < _SEEDS
+    ):
+        raise OptionError(
+            f"seed={seed!r} is not a whole number from 0 to 2**63 - 1: give one, or None to have "
+            f"one drawn."
+        )
+
+
+def _checked_bias(bias: object) -> dict[int, float]:
+    if not isinstance(bias, Mapping):
+        raise OptionError(
+            f"logit_bias={bias!r} is not a mapping: give it as {{token id: number to add}}."
+        )
+    for token, value in bias.items():
+        if not _is_integer(token) or token < 0:
+            raise OptionError(
+                f"logit_bias has the key {token!r}, which is no token id: use whole numbers from "
+                f"0 up."
+            )
+        if not _is_number(value):
+            raise OptionError(
+                f"logit_bias[{token}]={value!r} is not a finite number: to ban a token, add -1000 "
+                f"to it."
+            )
+    return dict(bias)
+
+
+def _check_greedy(params: SamplingParams) -> None:
+    """Greedy decoding would ignore these silently; whoever set them expects sampling."""
+    defaults = {f.name: f.default for f in fields(params)}
+    ignored = [
+        name for name in ("top_k", "top_p", "min_p", "seed") if vars(params)[name] != defaults[name]
+    ]
+    if ignored:
+        shown = ", ".join(f"{name}={vars(params)[name]!r}" for name in ignored)
+        remedy = f"set a temperature above 0 to sample, or leave out {', '.join(ignored)}"
+        raise OptionError(f"temperature=0 is greedy decoding, which ignores {shown}: {remedy}.")
+
+
+# The filters. Each takes the values of one row and returns the indices to keep, ascending (None:
+# all of them).
+
+
+def _top_k(values: Tensor, k: int, temperature: float) -> tuple[Tensor | None, Tensor]:
+    """The indices kept by top-k after temperature, and their divided values; everything tied with
+    the k-th is kept."""
+    if k >= values.numel():
+        return None, values / temperature
+    best, indices = values.topk(k + 1)
+    best = best / temperature  # dividing keeps the order, but may make neighbours equal
+    if best[k] < best[k - 1]:
+        kept, order = indices[:k].sort()
+        return kept, best[:k][order]
+    scaled = values / temperature
+    # a NaN must survive, to be reported later
+    kept = (~(scaled < best[k - 1])).nonzero().squeeze(-1)
+    return kept, scaled[kept]
+
+
+def _top_p(values: Tensor, top_p: float) -> Tensor | None:
+    """The likeliest tokens whose probability reaches top_p; of equal ones at its border the first,
+    as greedy decoding has it."""
+    count = values.numel()
+    guess = _FIRST_GUESS
+    if count > _SMALL:
+        probabilities = values.softmax(-1)
+        while guess < count // 4:
+            kept = _top_p_among(values, probabilities, guess, top_p)
+            if kept is not None:
+                return kept
+            guess *= 8
+    descending, order = values.sort(stable=True, descending=True)
+    # summed from the least likely, as HF does
+    dropped = int((descending.flip(0).softmax(-1).cumsum(-1)[:-1] <= 1 - top_p).sum())
+    return None if dropped == 0 else order[: count - dropped].sort().values
+
+
+def _top_p_among(values: Tensor, probabilities: Tensor, guess: int, top_p: float) -> Tensor | None:
+    """Top-p looking only at the `guess` likeliest tokens; None if they do not reach it. Spares
+    sorting the vocabulary."""
+    best, indices = values.topk(guess)
+    mass = probabilities[indices].cumsum(-1, dtype=torch.float64)
+    reached = (1 - mass).to(
+        torch.float32
+    ) <= 1 - top_p  # reached[j]: ranks above j have too little mass to be needed
+    needed = int((~reached).sum()) + 1
+    if needed >= guess:
+        return None
+    last = best[needed - 1]
+    if best[needed] < last:
+        return indices[:needed].sort().values
+    above = int((best[:needed] > last).sum())
+    tied = (values == last).nonzero().squeeze(-1)[: needed - above]
+    return torch.cat([indices[:above], tied]).sort().values
+
+
+def _min_p(values: Tensor, min_p: float) -> Tensor:
+    probabilities = values.softmax(-1)
+    # a NaN must survive, to be reported later
+    return (~(probabilities < min_p * probabilities.amax())).nonzero().squeeze(-1)
+
+
+class Sampler:
+    """Chooses the tokens of one row. Holds no state that changes, so it can be asked about any
+    position at any time.
+
+    `seed` wins over `params.seed`; with neither, one is drawn from the operating system.
+    `prompt_length` says where the output begins, for the penalties that look at the output only.
+    Processors must be functions of what they are given: they also see drafts that are rejected
+    later, and may see a position twice.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        seed: int | None = None,
+        processors: Sequence[LogitsProcessor] = (),
+        prompt_length: int = 0,
+    ) -> None:
+        _check_seed(seed)
+        chosen = params.seed if seed is None else seed
+        self.params = params
+        self.seed: int = secrets.randbelow(_SEEDS) if chosen is None else chosen
+        self.processors = tuple(processors)
+        self.prompt_length = prompt_length
+        self._bias_tokens = torch.tensor([*params.logit_bias], dtype=torch.long)
+        self._bias_values = torch.tensor([*params.logit_bias.values()], dtype=torch.float32)
+        penalties = (
+            params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
+        )
+        self._edits = bool(penalties or params.logit_bias or self.processors)
+
+    @property
+    def plain(self) -> bool:
+        """True if a token is just the argmax of the model's logits, which may then be taken for
+        many rows at once."""
+        return self.params.greedy and not self._edits
+
+    def process(self, logits: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
+        """Processed logits in float32; -inf where a token was filtered out.
+
+        Row i of `logits` (n, vocab) predicts the token after contexts[i], the full ids with prompt
+        and drafts. The input is never modified, but it is what comes back where nothing had to be
+        done.
+        """
+        if self.plain:
+            return logits.float()
+        rows = []
+        for row, context in zip(logits, contexts, strict=True):
+            indices, values = self._kept(row, context)
+            if indices is not None:
+                values = torch.full_like(row, -math.inf, dtype=torch.float32).scatter_(
+                    0, indices, values
+                )
+            rows.append(values)
+        return torch.stack(rows) if rows else logits.float()
+
+    def probabilities(self, logits: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
+        """The distribution each token is drawn from, (n, vocab) float32: a point mass when
+        greedy."""
+        result = torch.zeros_like(logits, dtype=torch.float32)
+        for out, row, context in zip(result, logits, contexts, strict=True):
+            indices, probabilities = self._distribution(row, context)
+            out.copy_(probabilities) if indices is None else out.scatter_(0, indices, probabilities)
+        return result
+
+    def choose(
+        self, logits: Tensor, contexts: Sequence[Sequence[int]], positions: Sequence[int]
+    ) -> Tensor:
+        """The token of each row, (n,) long. positions[i] is the index that the token will have in
+        its row, prompt included."""
+        if self.plain:
+            return logits.argmax(-1)
+        tokens = []
+        for row, context, position in zip(logits, contexts, positions, strict=True):
+            indices, probabilities = self._distribution(row, context)
+            index = invert(probabilities, uniform(self.seed, position))
+            tokens.append(index if indices is None else int(indices[index]))
+        return torch.tensor(tokens, dtype=torch.long, device=logits.device)
+
+    def _distribution(self, row: Tensor, context: Sequence[int]) -> tuple[Tensor | None, Tensor]:
+        """One row's token ids, ascending (None: all of them), and their probabilities: the one
+        place that makes them."""
+        indices, values = self._kept(row, context)
+        if self.params.greedy:
+            indices = values.argmax(-1, keepdim=True)
+            values = values[indices]
+        probabilities = values.softmax(-1)
+        if probabilities[
+            0
+        ].isnan():  # one NaN or +inf, or nothing but -inf, makes every probability NaN
+            raise self._nothing_left(row)
+        return indices, probabilities
+
+    def _kept(self, row: Tensor, context: Sequence[int]) -> tuple[Tensor | None, Tensor]:
+        """One row's processed logits without what was filtered out: token ids, ascending (None: all
+        of them), and values."""
+        params = self.params
+        values = self._edited(row, context) if self._edits else row.float()
+        if params.greedy:
+            return None, values
+        indices: Tensor | None = None
+        if params.top_k:
+            indices, values = _top_k(values, params.top_k, params.temperature)
+        elif params.temperature != 1:
+            values = values / params.temperature
+        for option, off, narrow in ((params.top_p, 1.0, _top_p), (params.min_p, 0.0, _min_p)):
+            kept = narrow(values, option) if option != off else None
+            if kept is not None:
+                indices, values = kept if indices is None else indices[kept], values[kept]
+        return indices, values
+
+    def _edited(self, row: Tensor, context: Sequence[int]) -> Tensor:
+        """Bias, penalties and processors, on a copy: a user's processor may write into what it is
+        given."""
+        params = self.params
+        scores = row.to(torch.float32, copy=True)
+        if params.logit_bias:
+            self._add_bias(scores)
+        ids = torch.tensor(context, dtype=torch.long, device=row.device)
+        if params.repetition_penalty != 1:
+            seen, _ = _counted(ids, len(scores))
+            score = scores[seen]
+            scores[seen] = torch.where(
+                score < 0, score * params.repetition_penalty, score / params.repetition_penalty
+            )
+        if params.presence_penalty or params.frequency_penalty:
+            seen, counts = _counted(ids[self.prompt_length :], len(scores))
+            scores[seen] -= params.presence_penalty
+            scores[seen] -= params.frequency_penalty * counts
+        for processor in self.processors:
+            scores = _processed(processor, ids, scores)
+        return scores
+
+    def _add_bias(self, scores: Tensor) -> None:
+        highest, last = int(self._bias_tokens.max()), len(scores) - 1
+        if highest > last:
+            raise OptionError(
+                f"logit_bias names token {highest}, but the vocabulary ends at {last}: leave it "
+                f"out."
+            )
+        scores[self._bias_tokens.to(scores.device)] += self._bias_values.to(scores.device)
+
+    def _nothing_left(self, row: Tensor) -> SelfspecError:
+        if row.isnan().any() or not row.amax().isfinite():
+            reason = "its weights are broken or its dtype is too narrow; try dtype='float32'"
+            return ModelError(
+                f"the model's logits are not finite, so no token can be chosen: {reason}."
+            )
+        names = ", ".join(type(p).__name__ for p in self.processors) or "logit_bias"
+        return OptionError(
+            f"no token is left to choose from after {names}: let at least one token keep a finite "
+            f"score."
+        )
+
+
+@dataclass
+class TokenLogprob:
+    """Log-probability of a kept token under the model's own (unprocessed) distribution, with the
+    likeliest alternatives."""
+
+    token: int
+    logprob: float
+    top: dict[int, float] = field(default_factory=dict)
+
+
+def _counted(ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """The different ids and how often each occurs, without those the head cannot produce (an
+    embedding may have more rows)."""
+    seen, counts = torch.unique(ids[ids < vocabulary], return_counts=True)
+    return seen, counts
+
+
+def _processed(processor: LogitsProcessor, ids: Tensor, scores: Tensor) -> Tensor:
+    result: Tensor = processor(ids[None], scores[None])
+    if result.shape != (1, len(scores)):
+        raise OptionError(
+            f"logits processor {type(processor).__name__} made scores of shape "
+            f"{tuple(result.shape)} out of "
+            f"(1, {len(scores)}): it must keep the shape."
+        )
+    return result[0].float()
+
+
+def row_samplers(
+    sampling: SamplingParams | Sequence[SamplingParams] | None,
+    prompts: Sequence[Sequence[int]],
+    processors: Sequence[LogitsProcessor] = (),
+) -> list[Sampler]:
+    """A sampler for each prompt. One SamplingParams serves all rows, row i with seed + i, so that
+    the row alone with that seed gives the same tokens; None is greedy decoding."""
+    if sampling is None or isinstance(sampling, SamplingParams):
+        params = sampling or SamplingParams()
+        first = secrets.randbelow(_SEEDS) if params.seed is None else params.seed
+        each: list[tuple[SamplingParams, int | None]] = [
+            (params, (first + i) % _SEEDS) for i in range(len(prompts))
+        ]
+    else:
+        if len(sampling) != len(prompts):
+            counts = f"{len(sampling)} sampling parameters for {len(prompts)} prompts"
+            raise OptionError(f"{counts}: give one for all of them, or one for each.")
+        for params in sampling:
+            if not isinstance(params, SamplingParams):
+                raise OptionError(
+                    f"sampling holds {params!r}, which is no SamplingParams: use "
+                    f"SamplingParams.from_options(...)."
+                )
+        each = [(params, None) for params in sampling]
+    return [
+        Sampler(params, seed, processors, len(prompt))
+        for (params, seed), prompt in zip(each, prompts, strict=True)
+    ]
+
+
+def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
+    """Log-probabilities of tokens under the model's own, unprocessed logits (n, vocab), each with
+    the `top` likeliest ones."""
+    if not _is_integer(top) or top < 0:
+        raise OptionError(
+            f"logprobs={top!r} is not a whole number from 0 up: it counts the alternatives to "
+            f"report."
+        )
+    if not tokens:
+        return []
+    logprobs = logits.float().log_softmax(-1)
+    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
+    best, indices = logprobs.topk(min(top, logprobs.shape[-1]))
+    alternatives = [
+        dict(zip(i, v, strict=True)) for i, v in zip(indices.tolist(), best.tolist(), strict=True)
+    ]
+    return [TokenLogprob(t, p, a) for t, p, a in zip(tokens, chosen, alternatives, strict=True)]

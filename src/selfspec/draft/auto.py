@@ -1,0 +1,217 @@
+"""`draft="auto"`: learns while it generates which way to draft pays here, and how much; plain
+decoding is one of the choices.
+
+It begins with a lookup and token recycling, which cost next to nothing, and looks now and then
+whether a drafter that runs part of the model would do better. Costs are the machine's and chances
+the text's, so each request learns its own, beginning with what earlier requests on the same model
+found (numbers only, no text). Also says what the user's words for drafter and controller mean.
+Knows no drafter by its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
+from weakref import WeakKeyDictionary
+
+from ..control.base import Controller, ControlSession
+from ..control.costs import FIRST_LENGTH, FIRST_LOOK, Checks, CostModel, Looks, best
+from ..control.registry import make_controller
+from ..core.contract import Budget, Draft, Outcome, RoundTime
+from ..core.options import with_options
+from ..errors import OptionError
+from ..model.layered import LayeredModel
+from ..model.passes import HalfObserver
+from .base import Drafter, DraftSession, Target
+from .registry import make_drafter
+
+
+@dataclass
+class _Known:
+    """What earlier requests found out about one drafter on one model."""
+
+    costs: CostModel = field(default_factory=CostModel)
+    looks: Looks = field(default_factory=Looks)
+
+
+@dataclass(frozen=True)
+class Auto(Drafter):
+    """Learn which drafter pays, and how much to draft; it brings its own controller."""
+
+    name: ClassVar[str] = "auto"
+    trees: ClassVar[bool] = True
+
+    candidates: Sequence[str | Drafter] = ("hybrid", "early-exit")
+    """Drafters to choose from, by name or as objects. One that does not fit the model is left
+    out."""
+    most: int = 7
+    """The most drafts a row in one round."""
+
+    def __post_init__(self) -> None:
+        if self.most < 1:
+            raise OptionError(
+                f"most={self.most} leaves nothing to choose; use 1 or more, or draft='none' for "
+                f"plain decoding"
+            )
+        if not self._drafters:
+            raise OptionError(
+                "candidates is empty, so there is nothing to choose from; name a drafter, or use "
+                "draft='none'"
+            )
+
+    @cached_property
+    def _drafters(self) -> Sequence[Drafter]:
+        named = [self.candidates] if isinstance(self.candidates, str | Drafter) else self.candidates
+        if any(candidate == "auto" or isinstance(candidate, Auto) for candidate in named):
+            raise OptionError(
+                "candidates names auto itself, which drafts nothing of its own; name the drafters "
+                "to choose from"
+            )
+        made = [make_drafter(candidate, {}) for candidate in named]
+        return [drafter for drafter in made if drafter is not None]
+
+    @cached_property
+    def _known(self) -> WeakKeyDictionary[LayeredModel, list[_Known]]:
+        return WeakKeyDictionary()
+
+    @property
+    def _first_looks(self) -> list[int]:
+        """The first candidate is tried at once."""
+        return [1, *[FIRST_LOOK] * (len(self._drafters) - 1)]
+
+    @property
+    def learns_across_requests(self) -> bool:
+        # its own numbers write no text
+        return any(drafter.learns_across_requests for drafter in self._drafters)
+
+    def start(self, target: Target) -> AutoSession:
+        known = self._known.setdefault(
+            target.model, [_Known(looks=Looks(first)) for first in self._first_looks]
+        )
+        arms = []
+        for drafter, memory in zip(self._drafters, known, strict=True):
+            try:
+                arms.append(
+                    _Arm(drafter.name, drafter.start(target), CostModel(memory.costs), memory.looks)
+                )
+            except OptionError:  # an exit after a quarter of two layers, say
+                continue
+        return AutoSession(arms, self.most)
+
+
+@dataclass
+class _Arm:
+    """One candidate at work."""
+
+    name: str
+    drafting: DraftSession
+    costs: CostModel
+    looks: Looks
+    rounds: int = 0  # in which it was asked
+
+
+class AutoSession(DraftSession, ControlSession):
+    """Drafter and controller of one generation; `rounds` says how often each candidate drafted."""
+
+    def __init__(self, arms: Sequence[_Arm], most: int) -> None:
+        self._arms, self._most = arms, most
+        self._chosen: _Arm | None = None
+        self._asked: Sequence[int] = ()
+        self._checks = Checks()
+        self.control = self
+        self.observer = _all_watch([arm.drafting.observer for arm in arms if arm.drafting.observer])
+        self.collectors = [collector for arm in arms for collector in arm.drafting.collectors]
+
+    @property
+    def rounds(self) -> dict[str, int]:
+        return {arm.name: arm.rounds for arm in self._arms}
+
+    def budget(self, rooms: Sequence[int]) -> Budget:
+        self._chosen, tokens = self._choose(len(rooms), min(self._most, max(rooms)))
+        if self._chosen:
+            self._chosen.rounds += 1
+        self._asked = [min(tokens, room) for room in rooms]
+        return Budget(self._asked)
+
+    def _choose(self, rows: int, most: int) -> tuple[_Arm | None, int]:
+        """Who drafts this round, and how much: the best offer, or a look at one that was not the
+        best for long."""
+        if most == 0 or not all(arm.costs.passes.known for arm in self._arms):
+            return None, 0
+        chosen, tokens, highest = None, 0, 0.0
+        offers = [(arm, arm.costs.rates(rows, most)) for arm in self._arms]
+        for arm, rates in offers:
+            length = best(rates) if arm.costs.drafting.known else 0
+            if rates[length] > highest:
+                chosen, tokens, highest = (arm if length else None), length, rates[length]
+        for arm, rates in offers:
+            if arm is not chosen and arm.looks.due(highest):
+                return arm, best(rates, least=1) if arm.costs.drafting.known else min(
+                    FIRST_LENGTH, most
+                )
+        if chosen and self._checks.due(chosen.costs.rates(rows, most), tokens):
+            return None, 0
+        return chosen, tokens
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        assert self._chosen is not None, "a budget above 0 has somebody to use it"
+        return self._chosen.drafting.propose(rows, texts, budget)
+
+    def observe(self, outcome: Outcome) -> None:
+        """All learn from every round, whoever drafted."""
+        for arm in self._arms:
+            arm.drafting.observe(outcome)
+
+    def learn(self, outcome: Outcome, time: RoundTime) -> None:
+        # a plain round is everybody's
+        alone = [self._chosen] if self._chosen and outcome.draft.total else self._arms
+        for arm in alone:
+            arm.costs.observe(outcome, time, self._asked if arm is self._chosen else ())
+        self._checks.learn(outcome)
+        if self._chosen:
+            self._chosen.looks.learn(outcome, time)
+
+
+def _all_watch(stop_checks: Sequence[HalfObserver]) -> HalfObserver | None:
+    def observer(layer: int, attention: bool, before: Any, after: Any) -> None:
+        for each in stop_checks:
+            each(layer, attention, before, after)
+
+    return observer if stop_checks else None
+
+
+DEFAULT = Auto()
+
+
+def resolve(
+    draft: str | Drafter | None,
+    draft_options: Mapping[str, Any] | None,
+    control: str | Controller | None,
+    control_options: Mapping[str, Any] | None,
+) -> tuple[Drafter | None, Controller | None]:
+    """Drafter and controller as the user named them; "auto" brings its own controller."""
+    if draft == "auto":
+        drafter: Drafter | None = (
+            with_options(Auto, draft_options, "drafter 'auto'") if draft_options else DEFAULT
+        )
+    else:
+        drafter = make_drafter(draft, draft_options or {})
+    if drafter is None or isinstance(drafter, Auto):
+        if control is not None or control_options:
+            asked = (
+                f"control={control!r}"
+                if control is not None
+                else f"control_options={dict(control_options or {})}"
+            )
+            reason = (
+                "plain decoding drafts nothing"
+                if drafter is None
+                else "draft='auto' decides itself how much to draft"
+            )
+            raise OptionError(
+                f"{reason}, so {asked} would be ignored; leave it out, or name a drafter"
+            )
+        return drafter, None
+    return drafter, make_controller(control, control_options or {})

@@ -1,0 +1,1 @@
+"""Drafters that run part of the model."""

@@ -1,0 +1,123 @@
+"""Adaptive self-speculation by cosine similarity (ASD): each prompt chooses which halves of layers
+its draft leaves out.
+
+While the prompt is read, the residual stream before and after each attention half is compared; ACS
+is the average over positions of their cosine similarity. Skipped are attention halves with ACS >=
+threshold, and of every n-th layer both halves (rule 1), but nothing of the last m layers (rule 2).
+Source: "Draft on the Fly", section 3, Algorithm 1 and Table 2. "Every n-th" counts from 1, as in
+its remark that n > 2 preserves the first layers. Costs no extra pass: it looks on during the
+prefill, and sees what that reads, so after a cached chat turn only the new tokens. Rows of one
+batch share a draft, chosen by the average over all their positions. Does not know when to stop
+drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...core.contract import Budget, Draft
+from ...errors import OptionError
+from ...model.compute.plan import LayerPlan
+from ..base import Drafter, DraftSession, Target
+from ..chain import LayerSession
+
+
+@dataclass(frozen=True)
+class Cosine(Drafter):
+    """Skip what changes this prompt's hidden states least."""
+
+    name: ClassVar[str] = "cosine"
+
+    threshold: float = 0.985
+    """Skip attention halves whose input and output are at least this similar; above 1 skips none by
+    similarity."""
+    every: int = 3
+    """Skip both halves of every n-th layer (n); 0 skips none by this rule."""
+    keep_last: int = 2
+    """Never skip anything of this many last layers (m)."""
+    reuse: bool = True
+    """Let verification go on from the draft's states before the first skip; False runs all layers
+    again, for comparison."""
+    vocabulary: int = 0
+    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
+    of them."""
+
+    def __post_init__(self) -> None:
+        if not self.threshold >= -1:
+            raise OptionError(
+                f"threshold={self.threshold} is below any cosine; use -1 to 1, or more to skip "
+                f"nothing by similarity"
+            )
+        if self.every < 0 or self.every == 1:
+            raise OptionError(
+                f"every={self.every} would skip all layers or means nothing; use 2 or more, or 0 "
+                f"for no such rule"
+            )
+        if self.keep_last < 0:
+            raise OptionError(
+                f"keep_last={self.keep_last} is negative; use 0 (every layer may be skipped) or "
+                f"more"
+            )
+
+    def start(self, target: Target) -> DraftSession:
+        layers = target.model.layers
+        if self.keep_last >= layers:
+            raise OptionError(
+                f"keep_last={self.keep_last} keeps all {layers} layers of this model, so nothing "
+                f"is skipped; use less"
+            )
+        return CosineDrafting(target, self)
+
+    def choose(self, cosines: Sequence[float]) -> tuple[frozenset[int], frozenset[int]]:
+        """The layers whose attention and whose MLP are left out, from the similarity of each
+        layer's attention."""
+        layers = range(len(cosines) - self.keep_last)
+        nth = frozenset(layer for layer in layers if self.every and (layer + 1) % self.every == 0)
+        return nth | {layer for layer in layers if cosines[layer] >= self.threshold}, nth
+
+
+class CosineDrafting(LayerSession):
+    """Watches the prefill, then drafts with what it chose. `cosines` and `plan` say what that was,
+    once the first draft was made.
+    """
+
+    def __init__(self, target: Target, options: Cosine) -> None:
+        super().__init__(target, None, options.vocabulary, options.reuse)
+        self._options = options
+        self._sums: dict[
+            int, Tensor
+        ] = {}  # of each layer, on the model's device: nothing is read back while the prompt runs
+        self._positions = [0] * target.model.layers
+        self.cosines: list[float] | None = None
+
+    def observer(self, layer: int, attention: bool, before: Tensor, after: Tensor) -> None:
+        """Shown the residual stream, (tokens, width), around every half of the prefill."""
+        if not attention:
+            return
+        similarity = F.cosine_similarity(before.float(), after.float(), dim=-1).sum()
+        self._sums[layer] = self._sums[layer] + similarity if layer in self._sums else similarity
+        self._positions[layer] += len(before)
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        if self.cosines is None:
+            self._settle()
+        return super().propose(rows, texts, budget)
+
+    def _settle(self) -> None:
+        """Choose the draft. A layer that was never watched counts as changing everything, so that
+        the rules alone decide about it.
+        """
+        self.cosines = [
+            float(self._sums[layer]) / count if count else float("-inf")
+            for layer, count in enumerate(self._positions)
+        ]
+        attention, mlp = self._options.choose(self.cosines)
+        layers = len(self.cosines)
+        whole = not (attention or mlp)
+        # the whole model is no draft
+        self.use(None if whole else LayerPlan.skipping(layers, attention, mlp))

@@ -1,0 +1,138 @@
+"""LayerSkip's self-speculative decoding: draft with layers 0 to E - 1 and the model's own norm and
+head, verify with the rest.
+
+One cache serves both, and the hidden states that left layer E - 1 while drafting are kept, so that
+verification runs layers E to L - 1 only: every layer runs exactly once for every token that is
+kept. Source: LayerSkip, section 4.3 ("KVQ cache"). A model that was not trained for it can be given
+an exit adapter: small trained blocks between layer E - 1 and the norm, with a cache of their own
+(ours).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...core.contract import Budget, Draft, Outcome
+from ...errors import OptionError
+from ...model.compute.cache import RowSpan, TokenLayout
+from ...model.compute.plan import LayerPlan
+from ...model.layered import LayeredModel
+from ...trained.blocks import BlockSize, Stack, blocks_of
+from ...trained.files import Part, find_part, partial_head_of, ready
+from ..base import Drafter, DraftSession, Target
+from ..chain import LayerSession
+from ..entries import Entries
+
+
+@dataclass(frozen=True)
+class EarlyExit(Drafter):
+    """Draft with the first layers."""
+
+    name: ClassVar[str] = "early-exit"
+
+    layer: int | None = None
+    """How many layers draft (E); by default a quarter of the model's, or as the part was
+    trained."""
+    reuse: bool = True
+    """Let verification go on from the draft's hidden states; False runs all layers again, for
+    comparison."""
+    vocabulary: int = 0
+    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
+    of them, or the part's own."""
+    tokens: tuple[int, ...] = ()
+    """Score these tokens, by id, the prompt's and those of `vocabulary`, and no others: a task's
+    own words. () is no list."""
+    sample: bool = False
+    """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
+    other tokens for a seed."""
+    part: str | os.PathLike[str] | Part | None = None
+    """Folder of an exit adapter that was trained for this model; None exits as the model is."""
+
+    def start(self, target: Target) -> DraftSession:
+        layers = target.model.layers
+        if self.part is not None:
+            return self._adapted(target, find_part(self.part, "exit-adapter", target.model))
+        layer = max(1, layers // 4) if self.layer is None else self.layer
+        if not 0 < layer < layers:
+            raise OptionError(
+                f"exit layer {layer} is not inside this model of {layers} layers; choose 1 to "
+                f"{layers - 1}"
+            )
+        return LayerSession(
+            target, LayerPlan(0, layer), self.vocabulary, self.reuse, self.sample, self.tokens
+        )
+
+    def _adapted(self, target: Target, part: Part) -> DraftSession:
+        layer = part.settings["exit"]
+        if self.layer not in (None, layer) or self.vocabulary or self.tokens:
+            raise OptionError(
+                f"layer={self.layer}, vocabulary={self.vocabulary}, tokens={self.tokens}: the "
+                f"part was trained for an exit after "
+                f"{layer} layers and with a vocabulary of its own; leave them out"
+            )
+        return _Adapted(target, layer, ready(part, target.model, _Adapter), self.reuse, self.sample)
+
+
+class _Adapter:
+    """A part's weights, ready to run."""
+
+    def __init__(self, part: Part, model: LayeredModel) -> None:
+        self.stack = Stack(
+            blocks_of(BlockSize(**part.settings["block"]), part.tensors, part.settings["blocks"]),
+            model,
+        )
+        self.rows = partial_head_of(part, model)
+        self._enter = self.stack.ops.linear(
+            [part.tensors["enter.weight"].to(model.device, model.dtype)], [None]
+        )
+
+    def enter(self, x: Tensor) -> Tensor:
+        """States that left the last layer before the adapter, (tokens, width), as its blocks want
+        them."""
+        return self._enter(self.stack.unit(x))
+
+
+class _Adapted(LayerSession):
+    def __init__(
+        self, target: Target, layer: int, adapter: _Adapter, reuse: bool, sample: bool
+    ) -> None:
+        super().__init__(target, LayerPlan(0, layer), adapter.rows, reuse, sample)
+        self._adapter = adapter
+        cache = adapter.stack.new_cache(len(target.prompts), max(map(len, target.prompts)) + 64)
+        self._entries = Entries([layer - 1], cache)
+        self.collectors = [self._entries.collectors]
+
+    def observe(self, outcome: Outcome) -> None:
+        self._entries.observe(outcome)
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        self._entries.gather()
+        for unread in self._entries.unread(rows):
+            self._adapt(unread.states[:, 0], unread.spans)
+        known = [
+            self._entries[row].end == len(text) - 1 for row, text in zip(rows, texts, strict=True)
+        ]
+        most = [tokens if sure else 0 for tokens, sure in zip(budget.tokens, known, strict=True)]
+        return super().propose(rows, texts, Budget(most, budget.threshold))
+
+    def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
+        x = super().hidden(tokens, layout, rows)
+        return self._adapt(
+            x,
+            [
+                RowSpan(span.row, span.first - self._entries[span.row].first, 1)
+                for span in layout.spans
+            ],
+        )
+
+    def _adapt(self, x: Tensor, spans: Sequence[RowSpan]) -> Tensor:
+        with torch.inference_mode():
+            return self._adapter.stack.run(
+                self._adapter.enter(x), self._entries.cache, self._entries.cache.layout_at(spans)
+            )

@@ -1,0 +1,147 @@
+"""MagicDec: draft with all layers, but let every token see only part of its row's cache. For long
+contexts, where reading the cache is what a step costs.
+
+A draft's token sees the first `sink` slots, the last `recent` ones, the drafts before it, and the
+`blocks` blocks of the middle whose mean keys are most like the keys of the last tokens that were
+read (over all layers and heads; positions stay absolute). Blocks are chosen anew for each draft; a
+block's mean is taken once, when it leaves the recent part. Source: MagicDec (StreamingLLM and
+SnapKV caches, arXiv 2408.11049); choosing blocks by mean keys is ours. A row that is not longer
+than the subset drafts nothing: its draft would be the whole model. Verification runs every layer
+again: from the first attention on, the draft's states are not the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...core.contract import Budget, Draft
+from ...errors import OptionError
+from ...model.compute.cache import KVCache, TokenLayout
+from ..base import Drafter, DraftSession, Target
+from ..chain import ChainSession
+
+LOOKS = 8  # the last so many keys say what is looked for
+
+
+@dataclass(frozen=True)
+class KVSubset(Drafter):
+    """Draft with a small part of a long context."""
+
+    name: ClassVar[str] = "kv-subset"
+
+    sink: int = 4
+    """How many of the first tokens are always seen."""
+    recent: int = 256
+    """At least how many of the last tokens are seen."""
+    blocks: int = 4
+    """How many blocks between the two are seen, the most similar to what was read last."""
+    block_size: int = 64
+    """Tokens in a block."""
+    vocabulary: int = 0
+    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
+    of them."""
+
+    def __post_init__(self) -> None:
+        for option, least in (("sink", 0), ("recent", 1), ("blocks", 0), ("block_size", 1)):
+            if getattr(self, option) < least:
+                raise OptionError(
+                    f"{option}={getattr(self, option)} leaves no such part of the cache; use "
+                    f"{least} or more"
+                )
+
+    @property
+    def size(self) -> int:
+        """How many tokens the subset holds at most; a context that is not longer is not worth
+        drafting with."""
+        return self.sink + self.blocks * self.block_size + self.recent + self.block_size - 1
+
+    def start(self, target: Target) -> DraftSession:
+        return _Subset(target, self)
+
+
+@dataclass(frozen=True)
+class _Part(TokenLayout):
+    """A place whose tokens see the listed slots beside the first ones. Slots are positions here, so
+    windows go by slot."""
+
+    def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
+        assert self.ancestors is not None
+        if window is None:
+            return self.ancestors
+        return [[slot for slot in seen if slot > seen[-1] - window] for seen in self.ancestors]
+
+
+class _Subset(ChainSession):
+    def __init__(self, target: Target, options: KVSubset) -> None:
+        super().__init__(target, options.vocabulary)
+        self._options = options
+        # of each row's blocks, (layers, heads, size) each
+        self._means: list[list[Tensor]] = [[] for _ in target.prompts]
+        self._seen: dict[int, tuple[int, ...]] = {}
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        known = [len(text) - 1 for text in texts]
+        most = [
+            tokens if length > self._options.size else 0
+            for tokens, length in zip(budget.tokens, known, strict=True)
+        ]
+        self._seen = {
+            row: self._choose_slots(row, length)
+            for row, length, tokens in zip(rows, known, most, strict=True)
+            if tokens
+        }
+        return super().propose(rows, texts, Budget(most, budget.threshold))
+
+    def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
+        model = self.target.model
+        for row, slot in zip(rows, layout.slots.tolist(), strict=True):
+            # its own, and from now on that of every later draft
+            self._seen[row] = (
+                *self._seen[row],
+                slot,
+            )
+        stops = torch.full_like(layout.stops, self._options.sink)
+        part = _Part(
+            layout.spans,
+            layout.rows,
+            layout.slots,
+            layout.positions,
+            stops,
+            tuple(self._seen[row] for row in rows),
+        )
+        return model.run(model.embed(tokens), model.full_plan, self.target.cache, part)
+
+    def _choose_slots(self, row: int, length: int) -> tuple[int, ...]:
+        """The slots of a row with `length` known tokens that its drafts see, beside the sink."""
+        sink, size = self._options.sink, self._options.block_size
+        middle = (
+            length - self._options.recent - sink
+        ) // size  # whole blocks before the recent part, which begins where they end
+        means, cache = self._means[row], self.target.cache
+        for block in range(len(means), middle):
+            first = sink + block * size
+            means.append(cache.keys[:, row, :, first : first + size].float().mean(2))
+        chosen = _most_similar(means[:middle], cache, row, length, self._options.blocks)
+        slots = [
+            slot
+            for block in chosen
+            for slot in range(sink + block * size, sink + (block + 1) * size)
+        ]
+        return (*slots, *range(sink + middle * size, length))
+
+
+def _most_similar(
+    means: Sequence[Tensor], cache: KVCache, row: int, length: int, count: int
+) -> list[int]:
+    """Which blocks' mean keys have the largest products with the mean of the last keys, in
+    order."""
+    if count >= len(means):
+        return list(range(len(means)))
+    asked = cache.keys[:, row, :, length - LOOKS : length].float().mean(2)
+    likeness = torch.stack([(mean * asked).sum() for mean in means])
+    return sorted(likeness.topk(count).indices.tolist())

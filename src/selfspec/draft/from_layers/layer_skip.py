@@ -1,0 +1,204 @@
+"""Draft & Verify: draft with the model less some of its attention and MLP halves, verify with all
+of it.
+
+Which halves are skipped is a pair of lists, a profile made for this model, or a strategy by name
+that spreads a share of them over the layers. Source: Draft & Verify, section 3.2 (a vector z of 2 L
+halves) and Table 7 (first, middle, last, random). There a search over z was needed: the strategies
+gained little, and this is a place to put what such a search finds, it does not search. Does not
+know tuning.
+
+Layers before the first skip compute what the whole model computes, so verification goes on after
+them. Not so with a part: small trained matrices beside the linears, on only while drafting (ours),
+which let more be skipped.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ...errors import OptionError, nearest
+from ...model.compute.plan import LayerPlan
+from ...model.families import Shape
+from ...trained.files import Part, find_part, partial_head_of, ready
+from ...trained.lora import lora_view
+from ..base import Drafter, DraftSession, Target
+from ..chain import LayerSession
+from ..second_model import SecondModelSession
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class LayerSkip(Drafter):
+    """Draft with some halves of layers left out."""
+
+    name: ClassVar[str] = "layer-skip"
+
+    attention: tuple[int, ...] = ()
+    """Layers whose attention is skipped while drafting, counted from 0."""
+    mlp: tuple[int, ...] = ()
+    """Layers whose MLP is skipped while drafting, counted from 0."""
+    profile: str | None = None
+    """A JSON file with both lists, made for this model."""
+    strategy: str = "uniform"
+    """Without lists or profile, which layers to skip: uniform (evenly spread), first, middle, last
+    or random."""
+    attention_share: float = 0.2
+    """Share of attention halves that the strategy skips."""
+    mlp_share: float = 0.2
+    """Share of MLP halves that the strategy skips."""
+    seed: int = 0
+    """Of the random strategy."""
+    reuse: bool = True
+    """Let verification go on from the draft's states before the first skip; False runs all layers
+    again, for comparison."""
+    vocabulary: int = 0
+    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
+    of them, or the part's own."""
+    part: str | os.PathLike[str] | Part | None = None
+    """Folder of a draft-lora that was trained for this model: it says what to skip, and is on only
+    while drafting."""
+
+    def __post_init__(self) -> None:
+        listed = bool(self.attention or self.mlp)
+        if listed and self.profile:
+            raise OptionError(
+                f"profile {self.profile!r} and lists of layers both say what to skip; give one of "
+                f"them"
+            )
+        if listed or self.profile or self.part is not None:
+            self._refuse_unused()
+        if self.part is not None and (listed or self.profile or self.vocabulary):
+            raise OptionError(
+                "a part says itself which layers are skipped and which tokens it can say; leave "
+                "out lists, profile and vocabulary"
+            )
+        if self.strategy not in STRATEGIES:
+            raise OptionError(
+                f"there is no strategy {self.strategy!r}; {nearest(self.strategy, STRATEGIES)}"
+            )
+        for option in ("attention_share", "mlp_share"):
+            if not 0 <= getattr(self, option) <= 1:
+                raise OptionError(
+                    f"{option}={getattr(self, option)} is no share of the layers; use 0 (skip "
+                    f"none) to 1 (skip all)"
+                )
+
+    def _refuse_unused(self) -> None:
+        """Options of the strategy would be ignored beside a list or a profile; whoever set them
+        expects otherwise."""
+        defaults = {field.name: field.default for field in fields(self)}
+        for option in ("strategy", "attention_share", "mlp_share", "seed"):
+            if getattr(self, option) != defaults[option]:
+                raise OptionError(
+                    f"{option}={getattr(self, option)!r} is for a strategy, but layers are given; "
+                    f"leave out one of the two"
+                )
+
+    def start(self, target: Target) -> DraftSession:
+        if self.part is not None:
+            return _with_lora(target, find_part(self.part, "draft-lora", target.model))
+        plan = LayerPlan.skipping(target.model.layers, *self.skipped(target.model.shape))
+        if not (plan.skipped_attention or plan.skipped_mlp):
+            raise OptionError(
+                "nothing is skipped, so the draft would be the whole model and save nothing; name "
+                "layers or raise a share"
+            )
+        return LayerSession(target, plan, self.vocabulary, self.reuse)
+
+    def skipped(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The layers whose attention and whose MLP are skipped in a model of this shape."""
+        if self.profile:
+            return read_profile(self.profile, shape)
+        if self.attention or self.mlp:
+            return self.attention, self.mlp
+        choose, dice = STRATEGIES[self.strategy], random.Random(self.seed)
+        counts = [round(share * shape.layers) for share in (self.attention_share, self.mlp_share)]
+        return tuple(choose(shape.layers, counts[0], dice)), tuple(
+            choose(shape.layers, counts[1], dice)
+        )
+
+
+def _with_lora(target: Target, part: Part) -> DraftSession:
+    """Draft with a view of the model that has the part's matrices. It no longer computes what the
+    model computes, so it has keys and values of its own and nothing is reused."""
+    view, rows = ready(part, target.model, lora_view), ready(part, target.model, partial_head_of)
+    plan = LayerPlan.skipping(view.layers, part.settings["attention"], part.settings["mlp"])
+    cache = view.new_cache(len(target.prompts), max(map(len, target.prompts)) + 64)
+    return SecondModelSession(replace(target, model=view, cache=cache), rows, plan)
+
+
+def _uniform(layers: int, count: int, _: random.Random) -> Iterable[int]:
+    return ((2 * index + 1) * layers // (2 * count) for index in range(count))
+
+
+def _middle(layers: int, count: int, _: random.Random) -> Iterable[int]:
+    return range((layers - count) // 2, (layers - count) // 2 + count)
+
+
+STRATEGIES: Mapping[str, Callable[[int, int, random.Random], Iterable[int]]] = {
+    "uniform": _uniform,
+    "first": lambda layers, count, _: range(count),
+    "middle": _middle,
+    "last": lambda layers, count, _: range(layers - count, layers),
+    "random": lambda layers, count, dice: sorted(dice.sample(range(layers), count)),
+}
+
+
+def read_profile(path: str, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The attention and MLP layers that a profile skips. Raises unless it was made for a model of
+    this family and size.
+
+    {"schema_version": 1, "family": "llama", "layers": 30, "attention": [11, 14], "mlp": [14]}; more
+    may stand there.
+    """
+    profile = _read_json(path)
+    if profile.get("schema_version") != SCHEMA_VERSION:
+        found = f"schema_version {profile.get('schema_version')!r}"
+        raise OptionError(
+            f"profile {path} has {found}, and this selfspec reads {SCHEMA_VERSION}; make it "
+            f"again, or use another selfspec"
+        )
+    for key, ours in (("family", shape.family), ("layers", shape.layers)):
+        if profile.get(key) != ours:
+            made = f"was made for a model with {key} {profile.get(key)!r}, this one has {ours!r}"
+            raise OptionError(
+                f"profile {path} {made}, so its layers would mean nothing here; use a profile of "
+                f"this model"
+            )
+    return _layers(profile, "attention", path), _layers(profile, "mlp", path)
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    try:
+        profile = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise OptionError(
+            f"profile {path} cannot be read ({error.strerror}); give the path of a JSON file"
+        ) from error
+    except ValueError as error:
+        raise OptionError(
+            f"profile {path} is not JSON ({error}); it is truncated, or no profile"
+        ) from error
+    if not isinstance(profile, dict):
+        raise OptionError(
+            f"profile {path} holds a JSON {type(profile).__name__} where an object is needed; it "
+            f"is no profile"
+        )
+    return profile
+
+
+def _layers(profile: Mapping[str, Any], key: str, path: str) -> tuple[int, ...]:
+    layers = profile.get(key)
+    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+        raise OptionError(
+            f"profile {path}: {key!r} is {layers!r} where a list of layer numbers is needed; make "
+            f"the profile again"
+        )
+    return tuple(layers)

@@ -1,0 +1,1 @@
+"""Drafters that run another network: a trained head, a second model."""

@@ -1,0 +1,190 @@
+"""A trained draft head: one small block that guesses on from the hidden states of the whole model,
+as a chain or a tree.
+
+An entry of the head is a token together with the states that the whole model had at the token
+before it, where this one was chosen: x = W [e(t+1); h(t)], a = block(x), and the model's own last
+norm and head (some of its rows) read a. Behind the last kept token the head is fed its own output:
+x = W_e e + W_a a. Sources: EAGLE, Li et al. 2024, arXiv 2401.15077 (the entry); EAGLE-3, 2025,
+arXiv 2503.01840 (states of several layers, trained on its own outputs); EAGLE-2, arXiv 2406.16858
+(the tree grown by cumulative probability). Does not know how the head was trained.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ...core.contract import Budget, Draft, Outcome
+from ...errors import OptionError
+from ...model.compute.cache import TokenLayout
+from ...model.layered import LayeredModel
+from ...trained.blocks import BlockSize, Stack, blocks_of
+from ...trained.files import Part, find_part, partial_head_of, ready
+from ..base import Drafter, DraftSession, Target
+from ..beam import Beam, place_of
+from ..chain import ChainSession
+from ..entries import Entries
+
+
+@dataclass(frozen=True)
+class DraftHead(Drafter):
+    """Draft with a small trained block that reads the whole model's hidden states."""
+
+    name: ClassVar[str] = "draft-head"
+    trees: ClassVar[bool] = True
+
+    part: str | os.PathLike[str] | Part | None = None
+    """Folder of the trained part; None is the one that comes with selfspec for this model."""
+    width: int = 1
+    """Guesses that are followed up at each depth: 1 drafts a chain, more a tree."""
+    sample: bool = False
+    """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
+    other tokens for a seed."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.width <= 16:
+            raise OptionError(
+                f"width={self.width} is outside 1 to 16; 1 drafts a chain, 2 to 4 is a tree of use"
+            )
+        if self.sample and self.width > 1:
+            raise OptionError(
+                f"sample=True draws chains, and width={self.width} asks for a tree; leave one of "
+                f"them out"
+            )
+
+    def start(self, target: Target) -> DraftSession:
+        part = find_part(self.part, "draft-head", target.model)
+        return _Drafting(target, ready(part, target.model, _Head), self.width, self.sample)
+
+
+class _Head:
+    """A part's weights, ready to run."""
+
+    def __init__(self, part: Part, model: LayeredModel) -> None:
+        self.layers = tuple(part.settings["layers"])
+        self.stack = Stack(blocks_of(BlockSize(**part.settings["block"]), part.tensors, 1), model)
+        self.rows = partial_head_of(part, model)
+        width = model.shape.width
+        enter, again = (
+            part.tensors[name].to(model.device, model.dtype)
+            for name in ("enter.weight", "again.weight")
+        )
+        self._enter = self.stack.ops.linear([enter], [None])
+        self._again = self.stack.ops.linear([torch.cat([enter[:, :width], again], dim=1)], [None])
+        self._model = model
+
+    def enter(self, tokens: Tensor, states: Tensor) -> Tensor:
+        """Entries of kept text: tokens (n,) and what the taps held before them, (n, taps,
+        width)."""
+        found = [
+            self._embedded(tokens),
+            *(self.stack.unit(states[:, collector]) for collector in range(states.shape[1])),
+        ]
+        return self._enter(torch.cat(found, dim=1))
+
+    def again(self, tokens: Tensor, own: Tensor) -> Tensor:
+        """Entries of guesses: tokens and the head's own outputs before them, (n, width)."""
+        return self._again(torch.cat([self._embedded(tokens), self.stack.unit(own)], dim=1))
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        return self.stack.unit(self._model.embed(tokens))
+
+
+class _Drafting(ChainSession):
+    """Entry i of the text is token i + 1 with the states at token i."""
+
+    def __init__(self, target: Target, head: _Head, width: int, sample: bool) -> None:
+        super().__init__(target, head.rows, sample)
+        self._head, self._width = head, width
+        self.cache = head.stack.new_cache(len(target.prompts), max(map(len, target.prompts)) + 64)
+        self._entries = Entries(head.layers, self.cache)
+        self.collectors = [self._entries.collectors]
+        self._own: dict[int, Tensor] = {}  # of each row: the output for its last entry, (1, width)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._entries.observe(outcome)
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        self._entries.gather()
+        most = [
+            tokens if self._entries[row].end == len(text) - 1 else 0
+            for row, text, tokens in zip(rows, texts, budget.tokens, strict=True)
+        ]
+        asked = [index for index, tokens in enumerate(most) if tokens]
+        self._read({rows[i]: texts[i] for i in asked})
+        budget = Budget(most, budget.threshold)
+        return (
+            super().propose(rows, texts, budget)
+            if self._width == 1
+            else self._grow(rows, asked, budget)
+        )
+
+    def slot(self, row: int, length: int) -> int:
+        return length - 2 - self._entries[row].first
+
+    def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
+        """The first guess follows from the kept text, which has been read; the others from
+        guesses."""
+        own = torch.cat([self._own[row] for row in rows])
+        if int(layout.slots[0]) >= self._entries[rows[0]].held:
+            own = self._head.stack.run(self._head.again(tokens, own), self.cache, layout)
+            self._own.update(zip(rows, own.split(1), strict=True))
+        return own
+
+    def _read(self, texts: Mapping[int, Sequence[int]]) -> None:
+        """Bring the head's cache up to the kept text."""
+        self._own = {}
+        for unread in self._entries.unread(list(texts)):
+            tokens: list[int] = []
+            for span, begin in zip(unread.spans, unread.begins, strict=True):
+                tokens += texts[span.row][begin + 1 : begin + 1 + span.count]
+            x = self._head.enter(
+                torch.tensor(tokens, device=self.target.model.device), unread.states
+            )
+            x = self._head.stack.run(x, self.cache, self.cache.layout_at(unread.spans))
+            for span, piece in zip(
+                unread.spans, x.split([span.count for span in unread.spans]), strict=True
+            ):
+                self._own[span.row] = piece[-1:]
+
+    def _grow(self, rows: Sequence[int], asked: Sequence[int], budget: Budget) -> Draft:
+        """Trees: at each depth the likeliest guesses of every row are read together."""
+        beams = [
+            Beam(
+                rows[i],
+                self._entries[rows[i]].held,
+                budget.tokens[i],
+                self._width,
+                budget.threshold,
+            )
+            for i in asked
+        ]
+        live, own = beams, [self._own[beam.row] for beam in beams]
+        while live:
+            chances, best = self._head.rows(torch.cat(own)).float().softmax(-1).topk(self._width)
+            tokens, counts = self._head.rows.tokens[best], [len(states) for states in own]
+            following = []
+            for beam, states, names, found in zip(
+                live, own, tokens.split(counts), chances.split(counts), strict=True
+            ):
+                following.append(states[beam.extend(names.tolist(), found.tolist())])
+            live, states = [beam for beam in live if beam.front], torch.cat(following)
+            if live:
+                own = list(self._follow(live, states).split([len(beam.front) for beam in live]))
+        trees = {beam.row: beam.tree() for beam in beams}
+        found = [trees.get(row, ([], [])) for row in rows]
+        return Draft([tokens for tokens, _ in found], parents=[parents for _, parents in found])
+
+    def _follow(self, beams: Sequence[Beam], own: Tensor) -> Tensor:
+        """Read the fronts, given the outputs before them."""
+        layout = place_of(beams)
+        self.cache.reserve(int(layout.slots.max()) + 1)
+        tokens = torch.tensor(
+            [token for beam in beams for token in beam.front_tokens], device=own.device
+        )
+        return self._head.stack.run(self._head.again(tokens, own), self.cache, layout)

@@ -1,0 +1,97 @@
+"""Ordinary speculative decoding: a second, smaller model of the same vocabulary drafts. The
+yardstick that others are compared with.
+
+It has a cache of its own for each generation (second.py). Token ids are all the two share: a model
+with another vocabulary of the same size would be exact too, and never right. Its work is counted as
+time, not in `Stats.layer_tokens`, which are those of the model that is drafted for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
+
+from ...errors import OptionError
+from ...model.layered import LayeredModel
+from ...model.load.loading import load
+from ..base import Drafter, DraftSession, Target
+from ..second_model import SecondModelSession
+
+
+@runtime_checkable
+class HoldsModel(Protocol):
+    """An LLM, as far as this room can know it."""
+
+    model: LayeredModel
+
+
+Source: TypeAlias = str | os.PathLike[str] | PreTrainedModel | LayeredModel | HoldsModel
+
+
+@dataclass(frozen=True)
+class DraftModel(Drafter):
+    """Draft with another model."""
+
+    name: ClassVar[str] = "draft-model"
+
+    model: Source | None = None
+    """A name on the hub, a folder, a live model or an LLM; None is the model itself, which accepts
+    everything and saves nothing.
+    """
+    dtype: str = "auto"
+    """Of a model that is loaded by name: auto, float32, bfloat16 or float16."""
+    vocabulary: int = 0
+    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
+    of them."""
+
+    def start(self, target: Target) -> DraftSession:
+        model = (
+            target.model if self.model is None else _layered(self.model, self.dtype, target.model)
+        )
+        ours, theirs = target.model.shape.vocabulary, model.shape.vocabulary
+        if ours != theirs:
+            raise OptionError(
+                f"the draft model has a vocabulary of {theirs} tokens, the model that it drafts "
+                f"for has {ours}, so its "
+                "tokens would mean something else; use a draft model with the same tokenizer"
+            )
+        cache = model.new_cache(len(target.prompts), max(map(len, target.prompts)) + 64)
+        return SecondModelSession(
+            Target(model, cache, target.prompts, target.samplers, target.ends), self.vocabulary
+        )
+
+
+_loaded: WeakKeyDictionary[LayeredModel, dict[tuple[object, str], LayeredModel]] = (
+    WeakKeyDictionary()
+)
+_loading = threading.Lock()
+
+
+def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:
+    """The draft model, ready to run. One that had to be made is kept as long as the model it drafts
+    for."""
+    if isinstance(source, LayeredModel):
+        return source
+    if not isinstance(source, str | os.PathLike | PreTrainedModel):
+        if isinstance(source, HoldsModel):
+            return source.model
+        raise OptionError(
+            f"model={source!r} is no model to draft with; give a name, a folder, a live model or "
+            f"an LLM"
+        )
+    key = (source if isinstance(source, PreTrainedModel) else os.fspath(source), dtype)
+    with _loading:
+        kept = _loaded.setdefault(target, {})
+        if key not in kept:
+            loaded = load(
+                source,
+                dtype=dtype,
+                device="auto" if isinstance(source, PreTrainedModel) else target.device,
+            )
+            kept[key] = LayeredModel(loaded.model, owned=loaded.owned)
+        return kept[key]

@@ -1,0 +1,97 @@
+"""What drafters share whose model has a cache of its own: a second model, or a second view of the
+same one.
+
+Before a draft it reads what was kept since it last looked (in the same pass as its first new token,
+unless that is much) and forgets what was rejected. Does not know where the model comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.contract import Budget, Draft
+from ..model.compute.cache import RowSpan, TokenLayout
+from ..model.compute.plan import LayerPlan
+from ..model.layered import PREFILL_CHUNK
+from ..model.partial_head import PartialHead
+from .base import Target
+from .chain import ChainSession
+
+
+class SecondModelSession(ChainSession):
+    """A second model at work, or a second view of the same one. `scene` is its own: its model, its
+    cache; `plan` says which halves of it run."""
+
+    def __init__(
+        self, target: Target, vocabulary: int | PartialHead, plan: LayerPlan | None = None
+    ) -> None:
+        super().__init__(target, vocabulary)
+        self._plan = plan or target.model.full_plan
+        # what its cache holds of each row
+        self._read: list[list[int]] = [[] for _ in target.prompts]
+        self._behind: dict[
+            int, Sequence[int]
+        ] = {}  # what it has to read before its first new token
+
+    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+        context = self.target.model.shape.context  # may be shorter than the other model's
+        most = [
+            max(0, min(tokens, context - len(text)))
+            for tokens, text in zip(budget.tokens, texts, strict=True)
+        ]
+        for row, text, tokens in zip(rows, texts, most, strict=True):
+            if tokens:
+                self._behind[row] = self._catch_up(row, text[:-1])
+        return super().propose(rows, texts, Budget(most, budget.threshold))
+
+    def _catch_up(self, row: int, known: Sequence[int]) -> Sequence[int]:
+        """Forget what was rejected and read most of what is new; says which few tokens are left for
+        the first step."""
+        cache, read = self.target.cache, self._read[row]
+        at = _common(read, known)
+        cache.rollback(row, at)
+        while len(known) - at > PREFILL_CHUNK:
+            self._run(known[at : at + PREFILL_CHUNK], [RowSpan(row, at, PREFILL_CHUNK)])
+            at += PREFILL_CHUNK
+        assert int(cache.lengths[row, list(self._plan.attention_layers)].min()) == at
+        self._read[row] = list(known)
+        return known[at:]
+
+    def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
+        new = tokens.tolist()
+        behind = [self._behind.pop(row, ()) for row in rows]
+        for row, token in zip(rows, new, strict=True):
+            self._read[row].append(token)
+        if not any(behind):
+            return self.target.model.run(
+                self.target.model.embed(tokens), self._plan, self.target.cache, layout
+            )
+        spans = [
+            RowSpan(s.row, s.first - len(left), len(left) + 1)
+            for s, left in zip(layout.spans, behind, strict=True)
+        ]
+        x = self._run(
+            [token for left, own in zip(behind, new, strict=True) for token in (*left, own)], spans
+        )
+        ends = torch.tensor([span.count for span in spans], device=x.device).cumsum(0) - 1
+        return x[ends]
+
+    def _run(self, tokens: Sequence[int], spans: Sequence[RowSpan]) -> Tensor:
+        model, cache = self.target.model, self.target.cache
+        return model.run(
+            model.embed(torch.tensor(tokens, device=model.device)),
+            self._plan,
+            cache,
+            cache.layout_at(spans),
+        )
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    """How many tokens two texts have in common at their beginning."""
+    return next(
+        (index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
+        min(len(a), len(b)),
+    )

@@ -1,0 +1,1 @@
+"""What a step computes with: plans, caches, operations."""

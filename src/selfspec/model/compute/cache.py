@@ -1,0 +1,271 @@
+"""KVCache: rows x layers x positions, with a length per row and layer. Rollback is a smaller
+length.
+
+Nothing is copied or cleared on rejection: entries past a length are never looked at and are
+overwritten later. A tree of drafts is the exception: `keep` moves the few accepted entries
+together. What this module does not know: models, drafting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .cpu.native import SightStruct
+from .memory import cache_too_large
+
+CHUNK = 512  # capacity grows by whole chunks
+
+
+@dataclass(frozen=True)
+class RowSpan:
+    """`count` new tokens of one row from slot `first` on."""
+
+    row: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """What queries may look at in layers of one window: slots [start, stop) of their row, then the
+    listed extras."""
+
+    starts: Tensor
+    stops: Tensor
+    first_extra: Tensor | None
+    extras: Tensor | None
+    native: SightStruct
+
+
+@dataclass(frozen=True)
+class TokenLayout:
+    """Where each token of a call sits: its row, the slot its key goes to, its position, and what it
+    sees.
+
+    In a chain a token sees all slots of its row up to its own. In a tree it sees the row's
+    committed slots, [0, stop), and its ancestors. Position is depth, so the branches of a tree
+    share positions but not slots.
+    """
+
+    spans: tuple[RowSpan, ...]
+    rows: Tensor  # (tokens,) long, like the next three
+    slots: Tensor
+    positions: Tensor
+    stops: Tensor
+    ancestors: tuple[tuple[int, ...], ...] | None = (
+        None  # slots, the token's own last; None for chains
+    )
+    _sights: dict[int | None, Visibility] = field(default_factory=dict, compare=False, repr=False)
+    _kept: dict[Hashable, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
+    @classmethod
+    def chains(cls, spans: Sequence[RowSpan]) -> TokenLayout:
+        spans = tuple(s for s in spans if s.count)
+        row, first, count = np.array([(s.row, s.first, s.count) for s in spans], dtype=np.int64).T
+        slots = torch.from_numpy(
+            np.arange(count.sum()) + (first + count - count.cumsum()).repeat(count)
+        )
+        return cls(spans, torch.from_numpy(row.repeat(count)), slots, slots, slots + 1)
+
+    @classmethod
+    def trees(cls, spans: Sequence[RowSpan], parents: Sequence[Sequence[int]]) -> TokenLayout:
+        """`parents[i]` gives for each token of span i the index of its parent within the span, -1
+        for the first."""
+        rows, slots, positions, stops, ancestors = [], [], [], [], []
+        for span, family in zip(spans, parents, strict=True):
+            paths: list[tuple[int, ...]] = []
+            for index, parent in enumerate(family):
+                assert -1 <= parent < index, "a parent comes before its children"
+                paths.append((*(paths[parent] if parent >= 0 else ()), span.first + index))
+                rows.append(span.row)
+                slots.append(span.first + index)
+                positions.append(span.first + len(paths[-1]) - 1)
+                stops.append(span.first)
+            ancestors += paths
+        as_tensor = torch.tensor
+        return cls(
+            tuple(spans),
+            as_tensor(rows),
+            as_tensor(slots),
+            as_tensor(positions),
+            as_tensor(stops),
+            tuple(ancestors),
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def on(self, device: torch.device) -> Self:
+        """The same with its tensors on a device, where what is seen is worked out too."""
+        if self.rows.device == device:
+            return self
+        moved = {
+            name: getattr(self, name).to(device) for name in ("rows", "slots", "positions", "stops")
+        }
+        return replace(self, **moved, _sights={}, _kept={})
+
+    def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
+        """What `make` gives, made once for all layers."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        return self._kept[name]
+
+    def visible(self, window: int | None) -> Visibility:
+        """What is seen in layers with this sliding window. Windows go by position, so a tree's
+        branches count once."""
+        if window not in self._sights:
+            self._sights[window] = self._make_sight(window)
+        return self._sights[window]
+
+    def _make_sight(self, window: int | None) -> Visibility:
+        starts = (
+            torch.zeros_like(self.slots)
+            if window is None
+            else (self.positions - window + 1).clamp_(min=0)
+        )
+        first_extra = extras = None
+        seen = self._seen_beside(window)
+        if seen is not None:
+            first_extra = torch.tensor([0, *np.cumsum([len(path) for path in seen])])
+            extras = torch.tensor([slot for path in seen for slot in path])
+        parts = (self.rows, starts, self.stops, first_extra, extras)
+        return Visibility(
+            starts,
+            self.stops,
+            first_extra,
+            extras,
+            SightStruct(*(p.data_ptr() if p is not None else None for p in parts)),
+        )
+
+    def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
+        """The slots that each token sees beside [start, stop), its own last. In a tree: its
+        ancestors, one a position."""
+        return (
+            self.ancestors
+            if self.ancestors is None or window is None
+            else [path[-window:] for path in self.ancestors]
+        )
+
+
+class KVCache:
+    """Keys and values of some rows in all layers. `lengths[row, layer]` entries are valid; what
+    lies beyond is rubbish."""
+
+    def __init__(
+        self,
+        layers: int,
+        rows: int,
+        heads: int,
+        size: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.lengths = np.zeros((rows, layers), dtype=np.int64)
+        # tokens that each layer's attention ever ran on, kept or not
+        self.computed = np.zeros(layers, dtype=np.int64)
+        self._shape = (layers, rows, heads, size)
+        self._dtype, self._device = dtype, device
+        self.keys, self.values = self._room(_rounded(capacity))
+
+    def _room(self, capacity: int) -> tuple[Tensor, Tensor]:
+        return zeros(self._shape, capacity, self._dtype, self._device)
+
+    @property
+    def rows(self) -> int:
+        return self._shape[1]
+
+    @property
+    def capacity(self) -> int:
+        return self.keys.shape[3]
+
+    @property
+    def bytes(self) -> int:
+        return 2 * self.keys.numel() * self.keys.element_size()
+
+    def length(self, row: int) -> int:
+        """How many of the row's tokens every layer knows."""
+        return int(self.lengths[row].min())
+
+    def reserve(self, slots: int) -> None:
+        """Make room for that many slots a row; doubles, so that growing costs little over a long
+        generation."""
+        if slots <= self.capacity:
+            return
+        room = self._room(_rounded(max(slots, min(2 * self.capacity, self.capacity + 4096))))
+        for new, old in zip(room, (self.keys, self.values), strict=True):
+            new[:, :, :, : old.shape[3]] = old
+        self.keys, self.values = room
+
+    def layout(
+        self, counts: Sequence[int], parents: Sequence[Sequence[int]] | None = None
+    ) -> TokenLayout:
+        """Room for `counts[row]` more tokens of each row, right after what all layers know; a
+        chain, or a tree by its parents."""
+        lengths = self.lengths.min(axis=1).tolist()
+        spans = [
+            RowSpan(row, length, count)
+            for row, (length, count) in enumerate(zip(lengths, counts, strict=False))
+            if count
+        ]
+        return self.layout_at(spans, None if parents is None else [p for p in parents if p])
+
+    def layout_at(
+        self, spans: Sequence[RowSpan], parents: Sequence[Sequence[int]] | None = None
+    ) -> TokenLayout:
+        """Room for tokens at the named slots, whatever lies there now."""
+        self.reserve(max(span.first + span.count for span in spans))
+        return TokenLayout.chains(spans) if parents is None else TokenLayout.trees(spans, parents)
+
+    def advance(self, layout: TokenLayout, layers: Sequence[int]) -> None:
+        """Note that these layers now hold the place's tokens. They must have known everything
+        before them."""
+        index = list(layers)
+        self.computed[index] += len(layout)
+        row, first, count = np.array(
+            [(s.row, s.first, s.count) for s in layout.spans], dtype=np.int64
+        ).T[:, :, None]
+        known = self.lengths[row, index]
+        assert (known >= first).all(), (
+            f"rows {row.ravel()}: layers are at {known}, tokens start at slots {first.ravel()}"
+        )
+        self.lengths[row, index] = first + count
+
+    def rollback(self, row: int, length: int) -> None:
+        """Forget what the row's layers hold beyond `length`."""
+        np.minimum(self.lengths[row], length, out=self.lengths[row])
+
+    def keep(self, row: int, first: int, path: Sequence[int]) -> None:
+        """Of the tokens written from slot `first` on, keep those at the indices `path` (a
+        root-to-leaf path), moved together."""
+        moved = len(path)
+        if list(path) != list(range(moved)):
+            source = torch.tensor([first + index for index in path], device=self.keys.device)
+            for tensor in (self.keys, self.values):
+                tensor[:, row, :, first : first + moved] = tensor[:, row, :, source]
+        self.rollback(row, first + moved)
+
+
+def zeros(
+    shape: tuple[int, int, int, int], slots: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Keys and values for (layers, rows, heads, size) and so many slots. Zeros: a masked NaN would
+    still poison SDPA."""
+    layers, rows, heads, size = shape
+    whole = (layers, rows, heads, slots, size)
+    try:
+        return torch.zeros(whole, dtype=dtype, device=device), torch.zeros(
+            whole, dtype=dtype, device=device
+        )
+    except torch.OutOfMemoryError as error:
+        raise cache_too_large(shape, slots, dtype, device) from error
+
+
+def _rounded(slots: int) -> int:
+    return -(-max(slots, 1) // CHUNK) * CHUNK

@@ -1,0 +1,1 @@
+"""Our kernels for a CPU."""

@@ -1,0 +1,292 @@
+"""The operations of a decoder block, in two versions behind one set of names: our kernels, and
+torch.
+
+`NativeOps` (float32 on a CPU): a token's bits are the same whatever is computed beside it, by
+construction. `TorchOps`: every device and dtype, and CPUs without a compiler. With
+`row_stable=True` it uses the forms of the torch operations that were seen to be row-stable on Intel
+processors; the adapter measures whether they are here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from .cache import CHUNK, KVCache, RowSpan, TokenLayout
+from .cpu.native import HeadsStruct, LayerStruct, RopeStruct, WhereStruct, library
+from .linear import Linear, MklLinear, NativeLinear, PlainLinear
+from .norms import Norm
+from .rope import RopeTable
+
+Kernel = Literal["native", "mkl", "plain", "static", "modules"]
+ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
+_TORCH_ACTIVATIONS = (F.silu, partial(F.gelu, approximate="tanh"), F.gelu, F.relu)
+
+
+@dataclass(frozen=True)
+class Heads:
+    """What attention needs to know beside its projections."""
+
+    layer: int
+    queries: int
+    keys: int
+    size: int
+    scale: float
+    window: int | None = None
+    cap: float = 0.0  # soft cap on scores; 0 is none
+    rope: RopeTable | None = None  # None: nothing is rotated
+    query_norm: Norm | None = None  # of each head, or of all queries together
+    key_norm: Norm | None = None
+
+    @cached_property
+    def native(self) -> HeadsStruct:
+        """The same for our kernels."""
+        norms = [
+            None if norm is None else ctypes.addressof(norm.native)
+            for norm in (self.query_norm, self.key_norm)
+        ]
+        return HeadsStruct(self.queries, self.keys, self.size, *norms, self.scale, self.cap)
+
+
+class Ops(ABC):
+    """The operations; `kernel` names the products in use."""
+
+    kernel: Kernel
+
+    @abstractmethod
+    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
+        """Weights that read the same input, as one product."""
+
+    @abstractmethod
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        """The norm over the last dimension."""
+
+    @abstractmethod
+    def gated(self, both: Tensor, activation: str) -> Tensor:
+        """act(first half) * second half."""
+
+    @abstractmethod
+    def activated(self, x: Tensor, activation: str) -> Tensor:
+        """act(x); x is used up."""
+
+    @abstractmethod
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        """cap * tanh(x / cap); x is used up."""
+
+    @abstractmethod
+    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
+        """Rotates, files keys and values, attends: (tokens, (queries + 2 keys) * size) -> (tokens,
+        queries * size)."""
+
+
+class NativeOps(Ops):
+    """Our kernels: float32 on a CPU."""
+
+    kernel: Kernel = "native"
+
+    def __init__(self) -> None:
+        self._native = library()
+
+    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
+        return NativeLinear(weights, biases)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        assert norm.size == x.shape[1]
+        out = torch.empty_like(x)
+        self._native.normalise(
+            x.data_ptr(), x.shape[0], norm.native, out.data_ptr(), torch.get_num_threads()
+        )
+        return out
+
+    def gated(self, both: Tensor, activation: str) -> Tensor:
+        rows, size = both.shape[0], both.shape[1] // 2
+        out = torch.empty((rows, size))
+        self._native.gated(
+            both.data_ptr(),
+            rows,
+            size,
+            ACTIVATIONS[activation],
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def activated(self, x: Tensor, activation: str) -> Tensor:
+        self._native.activated(
+            x.data_ptr(), *x.shape, ACTIVATIONS[activation], torch.get_num_threads()
+        )
+        return x
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        self._native.soft_cap(x.data_ptr(), x.numel(), cap, torch.get_num_threads())
+        return x
+
+    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
+        tokens, threads = qkv.shape[0], torch.get_num_threads()
+        keys, values = cache.keys, cache.values
+        offset = heads.layer * keys.stride(0) * 4
+        layer = LayerStruct(
+            keys.data_ptr() + offset,
+            values.data_ptr() + offset,
+            keys.stride(1),
+            keys.stride(2),
+            heads.size,
+        )
+        angles = heads.rope.tables() if heads.rope else None
+        rope = rope_struct(angles)
+        self._native.rotate_and_store(
+            qkv.data_ptr(), tokens, heads.native, rope, where_struct(layout), layer, threads
+        )
+        out = torch.empty((tokens, heads.queries * heads.size))
+        visible = layout.visible(heads.window).native
+        self._native.attend(
+            qkv.data_ptr(), tokens, heads.native, layer, visible, out.data_ptr(), threads
+        )
+        return out
+
+
+def rope_struct(tables: tuple[Tensor, Tensor] | None) -> RopeStruct:
+    """Tables of cosines and sines for our kernels; the caller keeps them alive."""
+    if tables is None:
+        return RopeStruct(None, None, 0)
+    return RopeStruct(tables[0].data_ptr(), tables[1].data_ptr(), 2 * tables[0].shape[1])
+
+
+def where_struct(layout: TokenLayout) -> WhereStruct:
+    """Where a call's tokens go, for our kernels."""
+    return WhereStruct(layout.rows.data_ptr(), layout.slots.data_ptr(), layout.positions.data_ptr())
+
+
+class TorchOps(Ops):
+    """torch's own operations."""
+
+    def __init__(self, kernel: Kernel = "plain", row_stable: bool = False) -> None:
+        self.kernel = kernel
+        self._row_stable = row_stable
+
+    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
+        return (MklLinear if self.kernel == "mkl" else PlainLinear)(weights, biases)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        wide = x.float()
+        if norm.centred:
+            wide = wide - wide.mean(-1, keepdim=True)
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + norm.eps)
+        out = norm.weight * wide.to(norm.weight.dtype)
+        return (out if norm.bias is None else out + norm.bias).to(x.dtype)
+
+    def gated(self, both: Tensor, activation: str) -> Tensor:
+        gate, up = both.chunk(2, dim=-1)
+        return self.activated(gate, activation) * up
+
+    def activated(self, x: Tensor, activation: str) -> Tensor:
+        return _TORCH_ACTIVATIONS[ACTIVATIONS[activation]](x)
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        return cap * torch.tanh(x / cap)
+
+    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
+        # (tokens, heads, size)
+        q, k, v = qkv.view(len(qkv), -1, heads.size).split(
+            [heads.queries, heads.keys, heads.keys], dim=1
+        )
+        q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
+        if heads.rope:
+            cosine, sine = (
+                heads.rope.cosines[layout.positions][:, None],
+                heads.rope.sines[layout.positions][:, None],
+            )
+            q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
+        cache.keys[heads.layer][layout.rows, :, layout.slots] = k
+        cache.values[heads.layer][layout.rows, :, layout.slots] = v
+        out, first = [], 0
+        for span in layout.spans:
+            piece = slice(first, first + span.count)
+            out.append(self._attend_row(q[piece], heads, cache, layout, span, piece))
+            first += span.count
+        return torch.cat(out).reshape(len(qkv), -1)
+
+    def _norm_groups(self, x: Tensor, norm: Norm | None) -> Tensor:
+        return (
+            x if norm is None else self.norm(x.reshape(len(x), -1, norm.size), norm).view(x.shape)
+        )
+
+    def _attend_row(
+        self,
+        q: Tensor,
+        heads: Heads,
+        cache: KVCache,
+        layout: TokenLayout,
+        span: RowSpan,
+        piece: slice,
+    ) -> Tensor:
+        """One row's queries. Row-stable: each is a batch row over stride-0 keys, the groups are
+        SDPA's queries, the key length is a multiple of the cache's chunk. Otherwise the row's
+        queries are attended together."""
+        row, length = (
+            span.row,
+            min(-(-(span.first + span.count) // CHUNK) * CHUNK, cache.keys.shape[3]),
+        )
+        mask = layout.once(
+            (piece.start, heads.window, length),
+            lambda: visible_mask(layout, piece, heads.window, length),
+        )
+        tokens, group = len(q), heads.queries // heads.keys
+        k, v = cache.keys[heads.layer, row, :, :length], cache.values[heads.layer, row, :, :length]
+        if self._row_stable and not heads.cap:
+            queries, k, v = (
+                q.view(tokens, heads.keys, group, heads.size),
+                k.expand(tokens, -1, -1, -1),
+                v.expand(tokens, -1, -1, -1),
+            )
+            return F.scaled_dot_product_attention(
+                queries, k, v, mask[:, None, None], scale=heads.scale
+            )
+        queries = (
+            q.view(tokens, heads.keys, group, heads.size)
+            .permute(1, 2, 0, 3)
+            .reshape(1, heads.keys, group * tokens, heads.size)
+        )
+        if heads.cap:  # which SDPA does not know
+            scores = self.soft_cap(
+                queries @ k[None].transpose(-1, -2) * heads.scale, heads.cap
+            ).float()
+            out = (
+                scores.masked_fill(~mask.repeat(group, 1), -torch.inf).softmax(-1).to(v.dtype)
+                @ v[None]
+            )
+        else:
+            out = F.scaled_dot_product_attention(
+                queries, k[None], v[None], mask.repeat(group, 1), scale=heads.scale
+            )
+        return out.view(heads.keys, group, tokens, heads.size).permute(2, 0, 1, 3)
+
+
+def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """The first `rotary` numbers of each head turned by the token's angles; half-split pairs."""
+    half = cosine.shape[-1]
+    a, b, rest = x[..., :half].float(), x[..., half : 2 * half].float(), x[..., 2 * half :]
+    turned = torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)
+    return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
+
+
+def visible_mask(layout: TokenLayout, piece: slice, window: int | None, capacity: int) -> Tensor:
+    """(tokens, capacity) boolean: which slots each token of the piece may look at."""
+    visible = layout.visible(window)
+    slots = torch.arange(capacity, device=visible.starts.device)
+    seen = (slots >= visible.starts[piece, None]) & (slots < visible.stops[piece, None])
+    if visible.extras is not None and visible.first_extra is not None:
+        bounds = visible.first_extra[piece.start : piece.stop + 1]
+        tokens = torch.arange(len(bounds) - 1).repeat_interleave(bounds.diff())
+        seen[
+            tokens.to(seen.device), visible.extras[int(bounds[0]) : int(bounds[-1])].to(seen.device)
+        ] = True
+    return seen

@@ -1,0 +1,82 @@
+"""Rotary tables: cosine and sine by position, taken from the model's own rotary module, so that
+every scaling is HF's own.
+
+Computed in fixed chunks of positions: an entry is the same whenever and for whichever request it
+was first needed.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor, nn
+
+CHUNK = 1024
+
+
+class RopeTable:
+    """`cosines` and `sines`, (positions, rotary / 2) float32, grown by `reserve`, never beyond
+    `context`.
+
+    The limit matters: "dynamic" scaling changes its frequencies when it is asked for more, and a
+    model inside its context must not notice. Beyond it such a model depends on how its text was cut
+    into calls, so we do not go there. "longrope" does the same at the length of its pretraining,
+    which is why such a model's context ends there (families.py), unless it is loaded for long
+    texts.
+
+    `beyond`: a position past that length, of which the module is told too, so that all positions
+    turn by the frequencies of long texts. `kind`: which of the module's tables, where layers of
+    different kinds rotate differently; "" where it has but one. `interleaved`: the module repeats
+    each angle for neighbours, not for the two halves of a head.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        context: int,
+        device: torch.device,
+        kind: str = "",
+        interleaved: bool = False,
+        beyond: int | None = None,
+    ) -> None:
+        self._module = module
+        self._context = context
+        self._device = device
+        self._kind = (kind,) if kind else ()
+        self._interleaved = interleaved
+        self._beyond = [] if beyond is None else [beyond]
+        self._lock = threading.Lock()
+        self.cosines, self.sines = self._chunk(0)
+
+    @property
+    def rotary(self) -> int:
+        """How many numbers of a head are rotated."""
+        return 2 * self.cosines.shape[1]
+
+    def reserve(self, positions: int) -> None:
+        with self._lock:
+            while len(self.cosines) < min(positions, self._context):
+                cosines, sines = self._chunk(len(self.cosines))
+                self.cosines, self.sines = (
+                    torch.cat([self.cosines, cosines]),
+                    torch.cat([self.sines, sines]),
+                )
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Both tables as they are now; whoever reads them by address holds them, since another
+        thread may let them grow."""
+        with self._lock:
+            return self.cosines, self.sines
+
+    @torch.inference_mode()
+    def _chunk(self, first: int) -> tuple[Tensor, Tensor]:
+        inside = range(first, min(first + CHUNK, self._context))
+        positions = torch.tensor([[*inside, *self._beyond]], device=self._device)
+        like = torch.empty(0, dtype=torch.float32, device=self._device)
+        cosine, sine = self._module(like, positions, *self._kind)
+        half = cosine.shape[-1] // 2
+        once = slice(None, None, 2) if self._interleaved else slice(half)
+        return cosine[0, : len(inside), once].contiguous(), sine[
+            0, : len(inside), once
+        ].contiguous()

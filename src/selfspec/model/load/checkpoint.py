@@ -1,0 +1,226 @@
+"""What a checkpoint on disk is made of, and what it asks of the machine: safetensors headers,
+hashes, memory, quiet.
+
+Everything here is read before a weight is: a truncated file, a missing shard or too little memory
+is an error with a name, not a crash (or an out-of-memory kill) half a minute later. It does not
+know configurations, model classes or hubs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+import transformers
+from huggingface_hub import utils as hub_utils
+
+from selfspec.errors import BrokenCheckpoint, ResourceError, UnsupportedModel
+
+from ..compute.memory import gigabytes
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+AGAIN = "Copy or download the checkpoint again."
+
+_MAX_HEADER = 100_000_000  # the format's own limit
+_LFS_POINTER = b"version https://git-lfs"
+# what a dtype option converts; everything else stays as stored
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor of a safetensors file, as its header tells."""
+
+    dtype: str
+    numel: int
+    nbytes: int
+
+    def bytes_as(self, dtype: torch.dtype | None) -> int:
+        """Bytes once loaded; None is the dtype it is stored in."""
+        return (
+            self.nbytes
+            if dtype is None or self.dtype not in _FLOATS
+            else self.numel * dtype.itemsize
+        )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a checkpoint's file; anything else is a broken checkpoint."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BrokenCheckpoint(
+            f"{path} is missing; the model cannot be loaded without it. {AGAIN}"
+        ) from error
+    except ValueError as error:  # broken JSON and broken UTF-8 alike
+        raise BrokenCheckpoint(
+            f"{path} is not valid JSON ({error}); it is truncated or corrupt. {AGAIN}"
+        ) from error
+    if not isinstance(value, dict):
+        raise BrokenCheckpoint(
+            f"{path} holds a JSON {type(value).__name__} where an object is needed. {AGAIN}"
+        )
+    return value
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files that make up a checkpoint: one, or the shards of its index. All of them
+    exist."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        raise _no_weights(folder)
+    shards = read_json(folder / INDEX).get("weight_map")
+    if (
+        not isinstance(shards, dict)
+        or not shards
+        or not all(isinstance(shard, str) for shard in shards.values())
+    ):
+        raise BrokenCheckpoint(f"{folder / INDEX} has no weight_map of tensor to file. {AGAIN}")
+    files = [folder / name for name in sorted(set(shards.values()))]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        raise BrokenCheckpoint(
+            f"{folder} lacks {len(missing)} of the {len(files)} weight files that its index "
+            f"names, first {missing[0]}. {AGAIN}"
+        )
+    return files
+
+
+def _no_weights(folder: Path) -> BrokenCheckpoint | UnsupportedModel:
+    if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
+        return UnsupportedModel(
+            f"{folder} holds its weights as pickles only; unpickling can run any code, so "
+            f"selfspec does not. Convert it once "
+            "with code you trust: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) "
+            "writes safetensors."
+        )
+    if next(folder.glob("*.gguf"), None):
+        return UnsupportedModel(
+            f"{folder} holds a GGUF file and no safetensors. Pass the path of the .gguf file "
+            f"itself."
+        )
+    return BrokenCheckpoint(
+        f"{folder} has neither {WEIGHTS} nor {INDEX}, so there are no weights to load. {AGAIN}"
+    )
+
+
+def read_header(path: Path) -> dict[str, Stored]:
+    """The tensors of one safetensors file; its size must be exactly what its header says."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        start = file.read(len(_LFS_POINTER))
+        if start == _LFS_POINTER:
+            raise BrokenCheckpoint(
+                f"{path} is a git-lfs pointer, not the weights themselves. Run `git lfs pull` in "
+                f"its folder."
+            )
+        length = int.from_bytes(start[:8], "little")
+        if size < 8 or length > _MAX_HEADER or 8 + length > size:
+            raise BrokenCheckpoint(
+                f"{path} is truncated or not a safetensors file: {size} bytes cannot hold a "
+                f"header of {length} bytes. {AGAIN}"
+            )
+        file.seek(8)
+        raw = file.read(length)
+    tensors, end = _parse_header(path, raw)
+    if size != 8 + length + end:
+        raise BrokenCheckpoint(
+            f"{path} is truncated or corrupt: {size} bytes where its header needs "
+            f"{8 + length + end}. {AGAIN}"
+        )
+    return tensors
+
+
+def _parse_header(path: Path, raw: bytes) -> tuple[dict[str, Stored], int]:
+    tensors: dict[str, Stored] = {}
+    end = 0
+    try:
+        for name, entry in json.loads(raw).items():
+            if name == "__metadata__":
+                continue
+            begin, stop = entry["data_offsets"]
+            tensors[name] = Stored(entry["dtype"], math.prod(entry["shape"]), stop - begin)
+            end = max(end, stop)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BrokenCheckpoint(f"{path} has a corrupt header ({error!r}). {AGAIN}") from error
+    return tensors, end
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def available_memory(device: torch.device) -> int:
+    """Bytes that can be taken on the device now: physical memory, and on Linux what the container
+    may still use of it."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    left = _cgroup_left(Path("/sys/fs/cgroup"))
+    available = int(psutil.virtual_memory().available)
+    return available if left is None else min(available, left)
+
+
+def _cgroup_left(root: Path) -> int | None:
+    """What a cgroup v2 memory limit leaves, page cache that can be dropped included; None without a
+    limit."""
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = int((root / "memory.current").read_text())
+        stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no cgroup v2 here: psutil alone knows
+        return None
+    return None if limit == "max" else max(int(limit) - used + int(stat.get("inactive_file", 0)), 0)
+
+
+def require_memory(needed: int, device: torch.device, what: str) -> None:
+    """Raise ResourceError unless the device has `needed` bytes free."""
+    available = available_memory(device)
+    if needed > available:
+        raise ResourceError(
+            f"{what} needs about {gigabytes(needed)} of memory on {device} while loading, and "
+            f"{gigabytes(available)} are "
+            "available; loading it would run out. Free some memory, choose a smaller dtype "
+            "(dtype='bfloat16'), another device "
+            "or a smaller model."
+        )
+
+
+@contextmanager
+def quiet_transformers(bars: bool) -> Iterator[None]:
+    """Silence transformers' warnings (what they would say is checked and raised by us) and, unless
+    `bars`, its progress bars.
+
+    A user who asked transformers for more than its default keeps that.
+    """
+    hf: Any = transformers.utils.logging
+    hub: Any = hub_utils
+    level, had_bars, had_hub_bars = (
+        hf.get_verbosity(),
+        hf.is_progress_bar_enabled(),
+        not hub.are_progress_bars_disabled(),
+    )
+    if level == logging.WARNING:
+        hf.set_verbosity_error()
+    if not bars:
+        hf.disable_progress_bar()  # this one switches the hub's bars too, and so does its opposite
+    try:
+        yield
+    finally:
+        hf.set_verbosity(level)
+        if not bars and had_bars:
+            hf.enable_progress_bar()
+        if not bars:
+            (hub.enable_progress_bars if had_hub_bars else hub.disable_progress_bars)()

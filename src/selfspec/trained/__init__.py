@@ -1,0 +1,1 @@
+"""Small trained parts: their files, their blocks, how their model is recognised."""

@@ -1,0 +1,277 @@
+"""Parts: small things trained for a frozen model, which draft and never speak for it. A folder with
+safetensors and JSON.
+
+`part.json` says what the part is, how it is built and on which model it was trained;
+`part.safetensors` holds its tensors; no pickle. Rows of the head and embeddings are the model's
+own, named by token ids, not stored again. A part of another model would be exact too and draft
+rubbish, so the model is recognised by what it computes: some numbers of its hidden states after a
+fixed text, which do not depend on kernels or (within rounding) on the precision. Does not know how
+a part drafts or learns.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+import safetensors
+import torch
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from ..errors import BrokenCheckpoint, OptionError, nearest
+from ..model.layered import LayeredModel
+from ..model.partial_head import PartialHead
+
+SCHEMA = 1
+DESCRIPTION, TENSORS = "part.json", "part.safetensors"
+KINDS = ("draft-head", "exit-adapter", "draft-lora", "successors")
+SHIPPED = Path(__file__).parent / "shipped"  # a folder for each part that comes with the package
+T = TypeVar("T")
+# relative distance of two signatures of one model: bfloat16 gives 0.01, another model about 1
+_NEAR = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A trained part as it lies on the disk."""
+
+    kind: str
+    base: Mapping[str, Any]
+    """What `signature` said of the model that it was trained on."""
+    settings: Mapping[str, Any]
+    """How it is built; what that means is the kind's business."""
+    tensors: Mapping[str, Tensor]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Where it comes from: command, data, what was measured."""
+
+    def require(self, kind: str, model: LayeredModel) -> None:
+        """Raise unless this is a part of that kind for that model."""
+        if self.kind != kind:
+            raise OptionError(
+                f"this part is of kind {self.kind!r}, and {kind!r} is needed here; name another "
+                f"folder"
+            )
+        if difference := unlike(self.base, signature(model)):
+            raise OptionError(
+                f"this {kind} was trained on another model ({difference}), so its drafts would be "
+                f"rubbish; "
+                f"train one for this model: selfspec train MODEL --recipe {kind}"
+            )
+
+    def save(self, folder: Path, eight_bits: bool = False) -> None:
+        """Write the folder; the tensors first, so that a description never lacks them. `eight_bits`
+        halves the size: each row of a matrix as whole numbers of up to 127 times a scale."""
+        folder.mkdir(parents=True, exist_ok=True)
+        described = {
+            "schema": SCHEMA,
+            "kind": self.kind,
+            "base": dict(self.base),
+            "settings": dict(self.settings),
+            "facts": dict(self.facts),
+        }
+        _replace(
+            folder / TENSORS,
+            save({name: each.contiguous() for name, each in _stored(self.tensors, eight_bits)}),
+        )
+        _replace(folder / DESCRIPTION, (json.dumps(described, indent=1) + "\n").encode())
+
+
+def load_part(folder: str | os.PathLike[str]) -> Part:
+    """The part in a folder."""
+    layout = Path(folder).expanduser()
+    if not (layout / DESCRIPTION).is_file():
+        shipped = [path.name for path in shipped_parts()]
+        hint = (
+            f" or the name of one that is shipped: {nearest(str(folder), shipped)}"
+            if shipped
+            else ""
+        )
+        raise OptionError(
+            f"{folder} is no part: it has no {DESCRIPTION}. Name a folder that `selfspec train` "
+            f"wrote{hint}"
+        )
+    try:
+        found = json.loads((layout / DESCRIPTION).read_text(encoding="utf-8"))
+        tensors = _restored(load_file(layout / TENSORS))
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise BrokenCheckpoint(
+            f"the part in {folder} cannot be read ({error}); copy or train it again"
+        ) from error
+    if found.get("schema") != SCHEMA or found.get("kind") not in KINDS:
+        raise OptionError(
+            f"the part in {folder} is of schema {found.get('schema')} and kind "
+            f"{found.get('kind')!r}; this version reads schema "
+            f"{SCHEMA} and {', '.join(KINDS)}. Train it again, or use the version that wrote it"
+        )
+    return Part(found["kind"], found["base"], found["settings"], tensors, found["facts"])
+
+
+_WHOLE, _SCALE = ".whole", ".scale"  # after the name of a matrix that is stored in eight bits
+
+
+def _stored(tensors: Mapping[str, Tensor], eight_bits: bool) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in tensors.items():
+        if eight_bits and tensor.dim() == 2 and tensor.is_floating_point():
+            scale = (tensor.float().abs().amax(1) / 127).clamp(min=1e-8)
+            yield name + _WHOLE, (tensor.float() / scale[:, None]).round().to(torch.int8)
+            yield name + _SCALE, scale
+        else:
+            yield name, tensor
+
+
+def _restored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    found = {
+        name: tensor for name, tensor in tensors.items() if not name.endswith((_WHOLE, _SCALE))
+    }
+    for name, tensor in tensors.items():
+        if name.endswith(_WHOLE):
+            plain = name.removesuffix(_WHOLE)
+            found[plain] = tensor.float() * tensors[plain + _SCALE][:, None]
+    return found
+
+
+def shipped_parts() -> list[Path]:
+    """The parts that come with the package."""
+    return sorted(path.parent for path in SHIPPED.glob(f"*/{DESCRIPTION}"))
+
+
+def find_part(source: str | os.PathLike[str] | Part | None, kind: str, model: LayeredModel) -> Part:
+    """The part that was named, by folder or shipped name, or without a name the shipped one for
+    this model."""
+    if source is None:
+        part = shipped_part(kind, model)
+        if part is None:
+            raise OptionError(
+                f"no {kind} for this model comes with selfspec, so it needs part=FOLDER; train "
+                f"one: selfspec train MODEL "
+                f"--recipe {kind}"
+            )
+        return part
+    if isinstance(source, Part):
+        source.require(kind, model)
+        return source
+    shipped = (
+        SHIPPED / source
+        if isinstance(source, str) and (SHIPPED / source / DESCRIPTION).is_file()
+        else None
+    )
+    return _loaded(shipped or Path(source), kind, model)
+
+
+_parts: WeakKeyDictionary[LayeredModel, dict[tuple[str, str, int], Part]] = WeakKeyDictionary()
+
+
+def _loaded(folder: Path, kind: str, model: LayeredModel) -> Part:
+    """The part in a folder, read and compared with the model once, and again when it was written
+    anew."""
+    about = folder.expanduser() / DESCRIPTION
+    key = str(about), kind, about.stat().st_mtime_ns if about.is_file() else 0
+    kept = _parts.setdefault(model, {})
+    if key not in kept:
+        part = load_part(folder)
+        part.require(kind, model)
+        kept[key] = part
+    return kept[key]
+
+
+_shipped: WeakKeyDictionary[LayeredModel, dict[str, Part | None]] = WeakKeyDictionary()
+
+
+def shipped_part(kind: str, model: LayeredModel) -> Part | None:
+    """The part of that kind that comes with selfspec for this model, looked for once: telling whose
+    it is takes a pass."""
+    kept = _shipped.setdefault(model, {})
+    if kind not in kept:
+        kept[kind] = _shipped_for(kind, model)
+    return kept[kind]
+
+
+def _shipped_for(kind: str, model: LayeredModel) -> Part | None:
+    own: dict[str, Any] | None = None
+    for folder in shipped_parts():
+        about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        if about["kind"] == kind:
+            own = own or signature(model)
+            if not unlike(about["base"], own):
+                return _loaded(folder, kind, model)
+    return None
+
+
+_ready: WeakKeyDictionary[LayeredModel, dict[tuple[int, object], tuple[Part, Any]]] = (
+    WeakKeyDictionary()
+)
+_making = threading.Lock()
+
+
+def ready(part: Part, model: LayeredModel, kind: Callable[[Part, LayeredModel], T]) -> T:
+    """`kind(part, model)`, made once for a model and kept as long as that."""
+    with _making:
+        kept = _ready.setdefault(model, {})
+        key = id(part), kind
+        if key not in kept:
+            # holding the part keeps its id from being another's
+            kept[key] = (
+                part,
+                kind(part, model),
+            )
+        made: T = kept[key][1]
+        return made
+
+
+def partial_head_of(part: Part, model: LayeredModel) -> PartialHead:
+    """The rows of the model's head that the part can say."""
+    return PartialHead(model, part.tensors["vocabulary"].to(model.device).long())
+
+
+# ------------------------------------------------------------------------------- recognising a base
+
+
+@torch.inference_mode()
+def signature(model: LayeredModel) -> dict[str, Any]:
+    """What tells a model from others: its numbers, and some of what it computes for a fixed
+    text."""
+    shape = model.shape
+    tokens = torch.arange(1, 9, device=model.device) * 7 % shape.vocabulary
+    cache = model.new_cache(1, len(tokens))
+    x = model.run(model.embed(tokens), model.full_plan, cache, cache.layout([len(tokens)]))[
+        1:
+    ].float()
+    some = (x / x.pow(2).mean(-1, keepdim=True).sqrt()).flatten()[:: max(1, x.numel() // 48)][:48]
+    numbers = {
+        "family": shape.family,
+        "layers": shape.layers,
+        "width": shape.width,
+        "vocabulary": shape.vocabulary,
+    }
+    return {**numbers, "values": [round(value, 5) for value in some.tolist()]}
+
+
+def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """In what two signatures differ; None if they are of one model."""
+    for name in ("family", "layers", "width", "vocabulary"):
+        if one.get(name) != other.get(name):
+            return f"its {name} was {one.get(name)}, this one's is {other.get(name)}"
+    a, b = torch.tensor(one["values"]), torch.tensor(other["values"])
+    distance = float((a - b).norm() / b.norm().clamp(min=1e-6)) if a.shape == b.shape else 1.0
+    return (
+        None
+        if distance < _NEAR
+        else f"of the same shape, with other weights: hidden states differ by {distance:.0%}"
+    )
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Written whole or not at all."""
+    new = path.with_name(path.name + ".new")
+    with new.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)

@@ -1,0 +1,65 @@
+"""A second view of a model with small matrices beside its linears: y = W x + B A x. The weights W
+are the model's own.
+
+The matrices come from a `draft-lora` part and stand beside the linears by the names that
+`families.py` gives. The model itself is not changed: whoever does not hold the view computes
+without them. Does not know what the view is for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+
+from ..errors import OptionError
+from ..model.block import Block
+from ..model.compute.linear import Linear, LowRank
+from ..model.families import FAMILIES, Family
+from ..model.layered import LayeredModel
+from .files import Part
+
+
+def lora_view(part: Part, model: LayeredModel) -> LayeredModel:
+    """The model with the part's matrices beside its linears, for use at the same time as the model
+    itself."""
+    family = FAMILIES.get(model.shape.family)
+    if family is None or family.by_head or family.interleaved or family.experts:
+        raise OptionError(
+            f"a draft-lora cannot be put on a {model.shape.family} model, whose linears are "
+            f"stored otherwise"
+        )
+    return model.with_blocks(
+        [_changed(block, index, family, part, model) for index, block in enumerate(model.blocks)]
+    )
+
+
+def stored_name(layer: int, name: str) -> str:
+    """How a part calls the matrices of a linear."""
+    return f"layers/{layer}/{name.replace('.', '/')}"
+
+
+def _changed(block: Block, layer: int, family: Family, part: Part, model: LayeredModel) -> Block:
+    # the order of a block's
+    fused: Iterator[Sequence[str]] = iter(
+        (family.qkv, (family.out,), family.gate_up, (family.down,))
+    )
+    return block.with_linears(
+        lambda linear: _added(
+            linear, [stored_name(layer, name) for name in next(fused)], part, model
+        )
+    )
+
+
+def _added(base: Linear, names: Sequence[str], part: Part, model: LayeredModel) -> Linear:
+    """A fused linear with the matrices of its pieces, if they have some."""
+    if f"{names[0]}.a" not in part.tensors:
+        return base
+    downs, ups = (
+        [part.tensors[f"{name}.{which}"].to(model.device, torch.float32) for name in names]
+        for which in "ab"
+    )
+    linear = model.ops.linear
+    return LowRank(
+        base, linear([torch.cat(downs)], [None]), linear([torch.block_diag(*ups)], [None])
+    )

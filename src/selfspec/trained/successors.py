@@ -1,0 +1,81 @@
+"""Trained successors: what the model tends to say after a token, and after a pair of tokens,
+counted over text that it wrote.
+
+A part of kind "successors" holds, for each context, the likeliest next tokens with their mean
+probability there. Looked up, not computed: a draft from it costs no model. Counted by
+`train/successors.py`; knows no text of its own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from ..model.layered import LayeredModel
+from .files import Part, find_part, ready, shipped_part
+
+SUCCESSORS = "successors"
+Chances = Sequence[tuple[int, float]]  # tokens, the likeliest first, each with its chance
+
+
+class Successors:
+    """Contexts of one and of two tokens, each with its successors."""
+
+    def __init__(self, part: Part) -> None:
+        self._vocabulary = int(part.settings["vocabulary"])
+        self._sizes = {size: _Sorted(part, name) for size, name in ((1, "tokens"), (2, "pairs"))}
+
+    def after(self, context: Sequence[int]) -> Chances:
+        """Of a context of one or two tokens; empty if it is not known."""
+        key = context[0] if len(context) == 1 else context[0] * self._vocabulary + context[1]
+        return self._sizes[len(context)].find(key)
+
+
+class _Sorted:
+    """Contexts as sorted numbers, beside their successors; rows are turned into plain tuples when
+    first asked for."""
+
+    def __init__(self, part: Part, name: str) -> None:
+        self._keys, self._tokens, self._chances = (
+            _array(part.tensors[f"{name}.{column}"]) for column in ("keys", "successors", "chances")
+        )
+        self._asked: dict[int, Chances] = {}
+
+    def find(self, key: int) -> Chances:
+        found = self._asked.get(key)
+        if found is None:
+            found = self._asked[key] = self._look_up(key)
+        return found
+
+    def _look_up(self, key: int) -> Chances:
+        at = int(np.searchsorted(self._keys, key))
+        if at == len(self._keys) or self._keys[at] != key:
+            return ()
+        pairs = zip(self._tokens[at].tolist(), self._chances[at].tolist(), strict=True)
+        return tuple((int(token), float(chance)) for token, chance in pairs if chance > 0)
+
+
+def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = tensor.numpy()
+    return found
+
+
+def trained_successors(
+    source: str | os.PathLike[str] | Part | None, model: LayeredModel
+) -> Successors | None:
+    """Those of a part by folder or name; without a name those that come with selfspec for this
+    model, if any; "none": none."""
+    if source == "none":
+        return None
+    part = (
+        shipped_part(SUCCESSORS, model) if source is None else find_part(source, SUCCESSORS, model)
+    )
+    return None if part is None else ready(part, model, _looked_up)
+
+
+def _looked_up(part: Part, model: LayeredModel) -> Successors:
+    return Successors(part)
