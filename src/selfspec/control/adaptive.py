@@ -59,14 +59,14 @@ class AdaptiveThreshold(ControlSession):
         self.threshold = options.threshold
         self.rate: float | None = None  # none yet
 
-    def budget(self, rooms: Sequence[int]) -> Budget:
+    def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         return Budget([min(self._options.tokens, room) for room in rooms], self.threshold)
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
-        if not outcome.draft.total:
+        if not outcome.drafted:
             return
         options = self._options
-        now = sum(map(len, outcome.accepted)) / outcome.draft.total
+        now = outcome.accepted / outcome.drafted
         self.rate = (
             now
             if self.rate is None

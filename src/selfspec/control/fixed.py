@@ -27,5 +27,5 @@ class FixedLength(Controller, ControlSession):
     def start(self) -> ControlSession:
         return self
 
-    def budget(self, rooms: Sequence[int]) -> Budget:
+    def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         return Budget([min(self.tokens, room) for room in rooms])

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -287,7 +288,7 @@ class Sampler:
         if self.plain:
             return logits.float()
         rows = []
-        for row, context in zip(logits, contexts, strict=True):
+        for row, context in zip(logits, self._needed(contexts), strict=False):
             indices, values = self._kept(row, context)
             if indices is not None:
                 values = torch.full_like(row, -math.inf, dtype=torch.float32).scatter_(
@@ -300,7 +301,7 @@ class Sampler:
         """The distribution each token is drawn from, (n, vocab) float32: a point mass when
         greedy."""
         result = torch.zeros_like(logits, dtype=torch.float32)
-        for out, row, context in zip(result, logits, contexts, strict=True):
+        for out, row, context in zip(result, logits, self._needed(contexts), strict=False):
             indices, probabilities = self._distribution(row, context)
             out.copy_(probabilities) if indices is None else out.scatter_(0, indices, probabilities)
         return result
@@ -313,11 +314,17 @@ class Sampler:
         if self.plain:
             return logits.argmax(-1)
         tokens = []
-        for row, context, position in zip(logits, contexts, positions, strict=True):
+        for row, context, position in zip(
+            logits, self._needed(contexts), positions, strict=False
+        ):
             indices, probabilities = self._distribution(row, context)
             index = invert(probabilities, uniform(self.seed, position))
             tokens.append(index if indices is None else int(indices[index]))
         return torch.tensor(tokens, dtype=torch.long, device=logits.device)
+
+    def _needed(self, contexts: Sequence[Sequence[int]]) -> Iterable[Sequence[int]]:
+        """The contexts, which may have to be put together, only where penalties read them."""
+        return contexts if self._edits else repeat(())
 
     def _distribution(self, row: Tensor, context: Sequence[int]) -> tuple[Tensor | None, Tensor]:
         """One row's token ids, ascending (None: all of them), and their probabilities: the one

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ...core.contract import Budget, Draft, Outcome
+from ...core.sampling import Sampler
 from ...errors import OptionError
 from ...model.compute.cache import RowSpan, TokenLayout
 from ...model.compute.plan import LayerPlan
@@ -104,14 +105,31 @@ class _Adapted(LayerSession):
     ) -> None:
         super().__init__(target, LayerPlan(0, layer), adapter.rows, reuse, sample)
         self._adapter = adapter
-        cache = adapter.stack.new_cache(len(target.prompts), max(map(len, target.prompts)) + 64)
+        cache = adapter.stack.new_cache(target.cache.rows, 1)
         self._entries = Entries([layer - 1], cache)
         self.collectors = [self._entries.collectors]
+
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        super().admit(row, prompt, sampler, ends)
+        self._entries.admit(row)
+        self._entries.cache.reserve(len(prompt) + 64)
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        self._entries.drop(row)
 
     def observe(self, outcome: Outcome) -> None:
         self._entries.observe(outcome)
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
         self._entries.gather()
         for unread in self._entries.unread(rows):
             self._adapt(unread.states[:, 0], unread.spans)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...core.contract import Budget, Draft
+from ...core.sampling import Sampler
 from ...errors import OptionError
 from ...model.compute.cache import KVCache, TokenLayout
 from ..base import Drafter, DraftSession, Target
@@ -81,10 +82,26 @@ class _Subset(ChainSession):
         super().__init__(target, options.vocabulary)
         self._options = options
         # of each row's blocks, (layers, heads, size) each
-        self._means: list[list[Tensor]] = [[] for _ in target.prompts]
+        self._means: dict[int, list[Tensor]] = {}
         self._seen: dict[int, tuple[int, ...]] = {}
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        super().admit(row, prompt, sampler, ends)
+        self._means[row] = []
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        del self._means[row]
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
         known = [len(text) - 1 for text in texts]
         most = [
             tokens if length > self._options.size else 0
@@ -101,10 +118,7 @@ class _Subset(ChainSession):
         model = self.target.model
         for row, slot in zip(rows, layout.slots.tolist(), strict=True):
             # its own, and from now on that of every later draft
-            self._seen[row] = (
-                *self._seen[row],
-                slot,
-            )
+            self._seen[row] = (*self._seen[row], slot)
         stops = torch.full_like(layout.stops, self._options.sink)
         part = _Part(
             layout.spans,

@@ -130,8 +130,8 @@ def _with_lora(target: Target, part: Part) -> DraftSession:
     model computes, so it has keys and values of its own and nothing is reused."""
     view, rows = ready(part, target.model, lora_view), ready(part, target.model, partial_head_of)
     plan = LayerPlan.skipping(view.layers, part.settings["attention"], part.settings["mlp"])
-    cache = view.new_cache(len(target.prompts), max(map(len, target.prompts)) + 64)
-    return SecondModelSession(replace(target, model=view, cache=cache), rows, plan)
+    cache = view.new_cache(target.cache.rows, 1)
+    return SecondModelSession(Target(view, cache), rows, plan)
 
 
 def _uniform(layers: int, count: int, _: random.Random) -> Iterable[int]:

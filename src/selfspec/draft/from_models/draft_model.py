@@ -60,10 +60,8 @@ class DraftModel(Drafter):
                 f"for has {ours}, so its "
                 "tokens would mean something else; use a draft model with the same tokenizer"
             )
-        cache = model.new_cache(len(target.prompts), max(map(len, target.prompts)) + 64)
-        return SecondModelSession(
-            Target(model, cache, target.prompts, target.samplers, target.ends), self.vocabulary
-        )
+        cache = model.new_cache(target.cache.rows, 1)
+        return SecondModelSession(Target(model, cache), self.vocabulary)
 
 
 _loaded: WeakKeyDictionary[LayeredModel, dict[tuple[object, str], LayeredModel]] = (
