@@ -67,7 +67,7 @@ def settings_from(
 ) -> dict[str, Any]:
     """The library's keyword arguments for a generation; everything here is checked before a model
     is loaded."""
-    from ..draft.auto import resolve
+    from ..draft.registry import resolve
 
     settings = drafting.settings()
     resolve(**settings)

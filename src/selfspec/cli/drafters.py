@@ -74,13 +74,9 @@ def drafters(
 def known() -> tuple[dict[str, type], dict[str, type]]:
     """Drafters, those of other packages too, and controllers, by name."""
     from ..control.registry import controller_class, controller_names
-    from ..draft.auto import Auto
     from ..draft.registry import drafter_class, drafter_names
 
-    drafting: dict[str, type] = {
-        "auto": Auto,
-        **{name: drafter_class(name) for name in drafter_names()},
-    }
+    drafting: dict[str, type] = {name: drafter_class(name) for name in drafter_names()}
     return drafting, {name: controller_class(name) for name in controller_names()}
 
 

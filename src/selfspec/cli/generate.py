@@ -91,7 +91,7 @@ def generate(
     )
     results = run(llm, job, stream=stream and not as_json, as_json=as_json)
     if stats:
-        common.print_stats([results[0].stats])  # a batch has one cost
+        common.print_stats([results[0].call])  # a batch has one cost
 
 
 def split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:

@@ -314,9 +314,7 @@ class Sampler:
         if self.plain:
             return logits.argmax(-1)
         tokens = []
-        for row, context, position in zip(
-            logits, self._needed(contexts), positions, strict=False
-        ):
+        for row, context, position in zip(logits, self._needed(contexts), positions, strict=False):
             indices, probabilities = self._distribution(row, context)
             index = invert(probabilities, uniform(self.seed, position))
             tokens.append(index if indices is None else int(indices[index]))

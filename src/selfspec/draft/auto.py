@@ -10,17 +10,16 @@ Knows no drafter by its file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from ..control.base import Controller, ControlSession
+from ..control.base import ControlSession
 from ..control.costs import FIRST_LENGTH, FIRST_LOOK, Checks, CostModel, Looks, best
-from ..control.registry import make_controller
 from ..core.contract import Budget, Draft, Outcome, RoundTime
-from ..core.options import with_options
+from ..core.sampling import Sampler
 from ..errors import OptionError
 from ..model.layered import LayeredModel
 from ..model.passes import HalfObserver

@@ -62,7 +62,9 @@ class ChainSession(DraftSession):
         self._scored = _scored(target, vocabulary, tokens)
         # What is drawn at random decides the text, and may not depend on what neighbours ask: then
         # prompts stay out of the vocabulary.
-        self._with_prompts = self._scored is not None and vocabulary is not self._scored and not sample
+        self._with_prompts = (
+            self._scored is not None and vocabulary is not self._scored and not sample
+        )
         self._partial = self._scored
         self.rows: dict[int, _ChainRow] = {}
         # whether reading a token means waiting for the device
@@ -117,9 +119,7 @@ class ChainSession(DraftSession):
         exits = self.exits(row) if state.guesses else None
         return Draft(Tree.chain(text[-1], state.guesses), probs, exits)
 
-    def _draft(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> None:
+    def _draft(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> None:
         """One token after another, each row as far as its budget and its confidence go."""
         active = [index for index, most in enumerate(budget.tokens) if most > 0]
         while active:

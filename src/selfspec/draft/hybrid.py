@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from ..core.contract import Budget, Draft, Outcome

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.contract import Budget, Draft
+from ..core.sampling import Sampler
 from ..model.compute.cache import RowSpan, TokenLayout
 from ..model.compute.plan import LayerPlan
 from ..model.layered import PREFILL_CHUNK

@@ -38,7 +38,8 @@ class Generation:
     """Rows decoded together. Iterate over it to run it to the end, or take `step` after `step` and
     admit and retire rows in between.
 
-    `lock` is held for one step at a time. `chunk`: the most prompt tokens that one step reads.
+    `rows`: for how many there is room at first. `lock` is held for one step at a time. `chunk`: the
+    most prompt tokens that one step reads.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Generation:
         requests: Sequence[Request] = (),
         *,
         cache: KVCache | None = None,
+        rows: int = 1,
         lock: AbstractContextManager[object] | None = None,
         chunk: int = PREFILL_CHUNK,
     ) -> None:
@@ -54,7 +56,7 @@ class Generation:
         for request in requests:
             model.check_length(len(request.prompt))
         wanted = max((self._slots_wanted(request) for request in requests), default=1)
-        self.cache = cache or model.new_cache(max(1, len(requests)), wanted)
+        self.cache = cache or model.new_cache(max(rows, len(requests)), wanted)
         self._free_slots = list(range(self.cache.rows))
         self._admitted = 0
         self._groups: list[Group] = []

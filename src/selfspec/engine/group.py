@@ -46,13 +46,15 @@ class Group:
     def _enter(self, row: Row) -> None:
         request = row.request
         self.session.admit(row.slot, row.tokens, request.sampler, request.eos)
-        self._control.admit(row.slot, row.tokens, request.sampler)
+        if self._control is not self.session:
+            self._control.admit(row.slot, row.tokens, request.sampler)
 
     def drop(self, row: Row) -> None:
         self.rows.remove(row)
         if self._is_open:
             self.session.drop(row.slot)
-            self._control.drop(row.slot)
+            if self._control is not self.session:
+                self._control.drop(row.slot)
 
     def close(self) -> None:
         """After a round that was interrupted nobody knows what the sessions hold. They begin anew,

@@ -200,9 +200,7 @@ class _Drafting(ChainSession):
             if live:
                 own = list(self._follow(live, states).split([len(beam.front) for beam in live]))
         trees = {beam.row: Draft(beam.tree()) for beam in beams}
-        return [
-            trees.get(row) or Draft.chain(text) for row, text in zip(rows, texts, strict=True)
-        ]
+        return [trees.get(row) or Draft.chain(text) for row, text in zip(rows, texts, strict=True)]
 
     def _follow(self, beams: Sequence[Beam], own: Tensor) -> Tensor:
         """Read the fronts, given the outputs before them."""
