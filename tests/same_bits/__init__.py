@@ -6,6 +6,7 @@ compiled for three fixed sets of instructions (AVX-512, AVX2, x86-64 with neithe
 record depends on the processor as little as it can.
 
     python -m tests.same_bits             compares, and says what differs
+    python -m tests.same_bits avx512      compares one variant: 20 seconds
     python -m tests.same_bits --record    makes the record anew
 
 Only a logged decision may make it anew: an entry in docs/log.md that says which output changes, and

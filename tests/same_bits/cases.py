@@ -48,7 +48,7 @@ PROMPTS = [
         b"more keys than a block holds, and more than any window: 0123456789 0123456789",
     )
 ]
-ALONE, BATCH = [0], [0, 1, 3]
+ALONE, PAIR, BATCH = [0], [1, 3], [0, 1, 3]
 _SAMPLED = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "seed": 11}
 _PENALISED = {"repetition_penalty": 1.3, "frequency_penalty": 0.4, "presence_penalty": 0.2}
 _BOTH = {
@@ -57,11 +57,11 @@ _BOTH = {
 }  # fmt: skip
 CALLS: dict[str, tuple[list[int], dict[str, Any]]] = {  # which prompts, how tokens are chosen
     "greedy batch": (BATCH, {}),
-    "sampled batch": (BATCH, _SAMPLED),
+    "sampled batch": (PAIR, _SAMPLED),
     "greedy alone": (ALONE, {}),
-    "penalised batch": (BATCH, _PENALISED),
+    "penalised batch": (PAIR, _PENALISED),
     "sampled alone": (ALONE, _SAMPLED),
-    "penalised and sampled batch": (BATCH, _BOTH),
+    "penalised and sampled batch": (PAIR, _BOTH),
 }  # in this order no three neighbours are all greedy, see `_drafted`
 
 FIXED: hands.Draft = ("fixed", {"tokens": 5})

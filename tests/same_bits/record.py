@@ -53,8 +53,8 @@ def why_not(variant: str) -> str:
     return f"this processor lacks {', '.join(sorted(missing))}" if missing else ""
 
 
-def start(variant: str, march: str = "") -> subprocess.Popen[str]:
-    """Compute a variant in another process. `march`: compile the kernels for that instead."""
+def start(variant: str) -> subprocess.Popen[str]:
+    """Compute a variant in another process."""
     chosen = VARIANTS[variant]
     here = str(Path(__file__).parents[1])
     environment = {
@@ -65,7 +65,7 @@ def start(variant: str, march: str = "") -> subprocess.Popen[str]:
         "MKL_NUM_THREADS": "1",
     }
     number = str(list(VARIANTS).index(variant))
-    command = [sys.executable, "-m", "same_bits", "--compute", number, march or chosen.march]
+    command = [sys.executable, "-m", "same_bits", "--compute", number, chosen.march]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=environment, stdout=pipe, stderr=pipe, text=True)
 
@@ -157,12 +157,13 @@ def _leaves(
 
 def make_anew() -> None:
     """Overwrite the record. Needs a machine that runs all variants."""
-    found = {}
     for variant in VARIANTS:
         if reason := why_not(variant):
             raise SystemExit(f"no record can be made here: {variant}: {reason}")
-        found[variant] = finish(start(variant))
-        if wrong := found[variant]["strays"] + found[variant]["idle"]:
+    processes = {variant: start(variant) for variant in VARIANTS}
+    found = {variant: finish(process) for variant, process in processes.items()}
+    for variant, each in found.items():
+        if wrong := each["strays"] + each["idle"]:
             raise SystemExit(f"no record of what is wrong in itself: {variant}: {wrong}")
     made = found["avx512"]["made"]
     variants = {variant: each["models"] for variant, each in found.items()}
