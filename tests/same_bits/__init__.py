@@ -14,6 +14,10 @@ why it may. A restructuring, a rename or a speed-up never may.
 
 Bits depend on the processor's maker, on torch and on the compiler: their exp, their sums and their
 choice of what to fuse differ. Where all three are those of the record, every digest must be equal.
-Elsewhere texts must be equal, and bits that differ are a warning. Weights are made here from
-whole numbers, so that they are the same everywhere. Threads change no bit; one is used.
+Elsewhere texts must be equal, and bits that differ are a warning. To depend on little else, weights
+are made from whole numbers, torch is told which instructions it may use, and there is one thread.
+
+What was found when it was first made (Intel Xeon with AVX-512, g++ 12.2): kernels compiled with
+-march=native have the digests of x86-64-v4, all of them, also with two threads and with torch left
+to choose its own instructions. The three variants agree in every text and in no digest of bits.
 """

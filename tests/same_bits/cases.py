@@ -134,15 +134,18 @@ def digest(raw: bytes) -> str:
 
 
 def _logits(llm: Any) -> Iterator[tuple[str, str]]:
-    """A prompt, then the same tokens one by one and as a block, a tree, and rows of all lengths."""
-    more = list(b" and then 12")
+    """A prompt, then the same tokens one by one and as a block, a tree, and rows of all lengths.
+
+    The tree's longest path is longer than two of the windows."""
+    more = list(b" and then 1234567890")
+    parents = [-1, 0, 1, 0, 2, 4, 5, 1, 6, 8, 9, -1, 10, 12, 13, 11, 14, 16, 14, 15]
     alone = hands.Reading(llm, [PROMPTS[3]])
     yield "prefill", digest(alone.prefill())
     yield "steps", digest(b"".join(alone.read([[token]]) for token in more))
     alone.forget()
     yield "block", digest(alone.read([more]))
     alone.forget()
-    yield "tree", digest(alone.read([more], [[-1, 0, 0, 1, 1, 2, -1, 6, 3, 8, 9, 0]]))
+    yield "tree", digest(alone.read([more], [parents]))
     rows = hands.Reading(llm, PROMPTS)
     yield "prefill of rows", digest(rows.prefill())
     yield "ragged rows", digest(rows.read([more[:3], [], more, more[5:6]]))
