@@ -40,7 +40,7 @@ def compile_for(march: str) -> None:
     assert native.library.cache_info().currsize == 0, "the kernels were loaded already"
     flags = tuple(re.sub("^-march=.*", f"-march={march}", flag) for flag in native.FLAGS)
     assert f"-march={march}" in flags, "the kernels are compiled without -march now: follow that"
-    native.FLAGS = flags
+    native.FLAGS = flags  # type: ignore[assignment]
 
 
 def compiler() -> str:
@@ -127,21 +127,21 @@ class Written:
 
 def write(
     llm: LLM,
-    prompts: Sequence[list[int]],
+    prompts: list[list[int]],
     new: int,
     sampling: dict[str, Any],
     drafter: Drafter | None,
     control: Draft | None = None,
 ) -> Written:
     """Continue all prompts in one call. Without a control the drafter brings its own."""
-    results = llm.generate(
-        list(prompts),
+    results: list[Any] = llm.generate(
+        prompts,
         max_new_tokens=new,
         eos=[],
         sampling=SamplingParams(**sampling),
         draft=drafter,
         control=control[0] if control else None,
-        control_options=control[1] if control else None,
+        control_options=control[1] if control else {},
         logprobs=2,
     )
     return Written(

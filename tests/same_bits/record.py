@@ -106,17 +106,16 @@ class Verdict:
         return bool(self.faults or self.texts or (self.bits and not self.elsewhere))
 
     def __str__(self) -> str:
-        place = "; ".join(self.elsewhere) or "the same processor maker, torch and compiler"
-        said = [
-            f"Made where the record was: {place}."
-            if not self.elsewhere
-            else f"Made elsewhere: {place}."
-        ]
+        said = ["Processor maker, torch and compiler are those of the record."]
+        if self.elsewhere:
+            said = [f"Made elsewhere than the record: {'; '.join(self.elsewhere)}."]
         said += _listed("Wrong in itself", self.faults)
         said += _listed("TEXTS differ from the record", self.texts)
         said += _listed("BITS of logits or log-probabilities differ from the record", self.bits)
         if self.bits and not self.texts:
             said.append("All texts are those of the record.")
+        if self.failed:
+            said.append("A change that is meant needs a new record: tests/same_bits/__init__.py.")
         return "\n".join(said)
 
 
