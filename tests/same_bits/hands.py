@@ -22,11 +22,11 @@ import numpy as np
 import torch
 
 from selfspec import LLM, SamplingParams, ScriptedDrafter
-from selfspec.auto import Auto, AutoDrafting
-from selfspec.draft.base import Drafter, Scene
-from selfspec.draft.draft_head import DraftHead
+from selfspec.draft.auto import Auto, AutoSession
+from selfspec.draft.base import Drafter, Target
+from selfspec.draft.from_models.draft_head import DraftHead
 from selfspec.draft.registry import BUILT_IN, make_drafter
-from selfspec.model import native
+from selfspec.model.compute.cpu import native
 from selfspec.testing import tiny_head, tiny_model, tiny_tokenizer
 
 Draft = tuple[str, dict[str, Any]]  # a drafter's name and its options
@@ -97,9 +97,9 @@ class Reading:
         self, tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]] | None = None
     ) -> bytes:
         """More tokens of each text, as chains or as trees; logits of all of them. Read for good."""
-        place = self._cache.place([len(row) for row in tokens], parents)
+        layout = self._cache.layout([len(row) for row in tokens], parents)
         flat = torch.tensor([token for row in tokens for token in row])
-        return _raw(self._model.forward(flat, self._cache, place))
+        return _raw(self._model.forward(flat, self._cache, layout))
 
     def forget(self) -> None:
         """Back to the texts as they were after `prefill`."""
@@ -147,8 +147,8 @@ def write(
     return Written(
         [(result.tokens, result.finish_reason) for result in results],
         b"".join(_packed(token) for result in results for token in result.logprobs or ()),
-        results[0].stats.drafted,
-        results[0].stats.accepted,
+        results[0].call.drafted,
+        results[0].call.accepted,
     )
 
 
@@ -164,16 +164,16 @@ def _packed(token: Any) -> bytes:
 class Restless(Auto):
     """Asks its candidates in turn, plain rounds in between, so that no clock decides anything."""
 
-    def start(self, scene: Scene) -> AutoDrafting:
-        drafting, turns = super().start(scene), itertools.count()
+    def start(self, target: Target) -> AutoSession:
+        session, turns = super().start(target), itertools.count()
 
-        def choose(rows: int, most: int) -> tuple[Any, int]:
+        def choose(rows: int, most: int, beside: int) -> tuple[Any, int]:
             turn = next(turns)
-            arm = [*drafting._arms, None][turn % (len(drafting._arms) + 1)]
+            arm = [*session._arms, None][turn % (len(session._arms) + 1)]
             return (arm, min(1 + turn % 6, most)) if arm and most else (None, 0)
 
-        drafting._choose = choose  # type: ignore[method-assign]
-        return drafting
+        session._choose = choose  # type: ignore[method-assign]
+        return session
 
 
 def drafter(llm: LLM, draft: Draft, script: Sequence[list[int]]) -> Drafter:
