@@ -33,6 +33,7 @@ ORDER: list[set[str]] = [
     {"draft.from_text", "draft.from_layers", "draft.from_models"},
     {"engine"},
     {"results"},
+    {"call"},
     {"llm", "lossy"},
     {"train", "integrations"},
     {"bench", "testing"},

@@ -146,7 +146,8 @@ class ChainSession(DraftSession):
             len(text) + len(self.rows[row].guesses) for row, text in zip(rows, texts, strict=True)
         ]
         slots = map(self.slot, rows, lengths)
-        layout = self.cache.layout_at([RowSpan(row, s, 1) for row, s in zip(rows, slots)])
+        spans = [RowSpan(row, slot, 1) for row, slot in zip(rows, slots, strict=True)]
+        layout = self.cache.layout_at(spans)
         return self.hidden(torch.tensor(last, device=self.target.model.device), layout, rows)
 
     def _draft_unread(
@@ -226,8 +227,8 @@ def _scored(
     outside = [token for token in tokens if not 0 <= token < size]
     if outside:
         raise OptionError(
-            f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it could "
-            "never be drafted; make the list with this model's tokenizer"
+            f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it "
+            "could never be drafted; make the list with this model's tokenizer"
         )
     if isinstance(vocabulary, PartialHead):
         return vocabulary

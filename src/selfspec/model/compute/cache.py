@@ -281,7 +281,10 @@ class KVCache:
         assert (known >= first).all(), (
             f"rows {row.ravel()}: layers are at {known}, tokens start at slots {first.ravel()}"
         )
-        np.add.at(self.computed, (row, index), count)
+        if len(layout.spans) == len({span.row for span in layout.spans}):
+            self.computed[row, index] += count
+        else:  # which would count a row's spans once
+            np.add.at(self.computed, (row, index), count)
         self.lengths[row, index] = first + count
 
     def rollback(self, row: int, length: int) -> None:
