@@ -151,14 +151,14 @@ def test_windows_are_shorter_than_the_text_and_in_the_right_layers(variant, monk
 def test_the_router_decides(variant, monkeypatch):
     """Experts that are all alike, weights that are not those of the router, or normalised where the
     model does not."""
-    original = parts.expert_parts
+    original = parts.expert_weights
 
     def patched(change):
-        def expert_parts(layer, family):
+        def expert_weights(layer, family):
             found = original(layer, family)
             return found and change(found)
 
-        return expert_parts
+        return expert_weights
 
     model = build(variant)
     for change in (
@@ -167,7 +167,7 @@ def test_the_router_decides(variant, monkeypatch):
         lambda found: replace(found, router=-found.router),
         lambda found: replace(found, down=found.down[::-1]),
     ):
-        monkeypatch.setattr(block, "expert_parts", patched(change))
+        monkeypatch.setattr(block, "expert_weights", patched(change))
         assert gap(model) > 0.01
 
 

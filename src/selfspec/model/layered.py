@@ -34,7 +34,16 @@ from .partial_head import PartialHead
 from .passes import HalfObserver, Passes
 from .self_check import LENGTH, SelfCheck, probe
 from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
-from .weights import Part, module, norm, part_of, product, release, release_matrices, table
+from .weights import (
+    LinearWeights,
+    linear_weights_of,
+    module,
+    norm,
+    product,
+    release,
+    release_matrices,
+    table,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -181,7 +190,7 @@ class LayeredModel:
 
     def _take_ends(self, model: PreTrainedModel, family: Family, owned: bool) -> None:
         """What comes before the first layer and after the last."""
-        embedding, head = table(model, family.embedding), self._head_part(model)
+        embedding, head = table(model, family.embedding), self._head_weights(model)
         self._positions = table(model, family.positions).detach() if family.positions else None
         scale = torch.tensor(self.shape.scales.embedding)  # rounded as transformers does
         self._embedding_scale = scale.to(embedding.dtype).item()
@@ -199,9 +208,9 @@ class LayeredModel:
                 release(head.weight)
 
     @staticmethod
-    def _head_part(model: PreTrainedModel) -> Part:
+    def _head_weights(model: PreTrainedModel) -> LinearWeights:
         found: Any = model.get_output_embeddings()  # not by name: GPT-NeoX's was another once
-        return part_of(found, "language-model head")
+        return linear_weights_of(found, "language-model head")
 
     # -------------------------------------------------------------------------------------- running
 

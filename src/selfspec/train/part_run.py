@@ -26,7 +26,7 @@ from ..errors import DataError, OptionError
 from ..model.families import family_of
 from ..model.layered import LayeredModel
 from ..model.load.loading import load
-from ..trained.files import Part, load_part, signature
+from ..trained.files import TrainedPart, load_part, signature
 from ..trained.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size
@@ -160,7 +160,7 @@ def train_small_part(
         "recipe": dict(vars(recipe)),
         "options": asdict(options),
     }
-    Part(recipe.kind, base, trained.settings(), trained.tensors(), facts).save(folder)
+    TrainedPart(recipe.kind, base, trained.settings(), trained.tensors(), facts).save(folder)
     _write_report(folder, report, facts, plot)
     return report
 
@@ -192,7 +192,7 @@ def train_successors(
     found = States(kept)
     settings = {"vocabulary": vocabulary}
     tensors = count(places(found, found.trained), vocabulary, options)
-    part = Part(SUCCESSORS, base, settings, tensors)
+    part = TrainedPart(SUCCESSORS, base, settings, tensors)
     acceptance = measure(Successors(part).after, found, found.held_out)
     report = PartReport(
         SUCCESSORS, folder, True, 1, found.tokens, time.monotonic() - began, acceptance
