@@ -64,7 +64,7 @@ class Spy(Drafter, DraftSession):
     def start(self, target: Target) -> DraftSession:
         inner = self.inner.start(target)
         spy = replace(self, inner=inner)
-        object.__setattr__(spy, "taps", inner.collectors)
+        object.__setattr__(spy, "collectors", inner.collectors)
         return spy
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
