@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from .llm import LLM
 from .model.compute.plan import LayerPlan
 from .model.families import FAMILIES
+from .model.from_transformers import from_transformers
 from .model.layered import LayeredModel
 from .model.load.loading import attention_option
 from .train.exit_adapter import AdapterNet
@@ -250,7 +251,7 @@ def exit_agreement(
 ) -> float:
     """The share of the model's own greedy tokens that the exit after `exit_layer` layers names
     first too."""
-    layered = LayeredModel(model, check=False)
+    layered = from_transformers(model, check=False)
     agreed = 0
     for prompt in prompts:
         llm = LLM(layered, None, "near-identity")

@@ -23,7 +23,7 @@ from ..core.randomness import DRAFT, invert, uniform
 from ..errors import OptionError
 from ..model.compute.cache import RowSpan, TokenLayout
 from ..model.compute.plan import LayerPlan
-from ..model.partial_head import PartialHead
+from ..model.partial_head import PartialHead, partial_head
 from .base import DraftSession, Target
 
 
@@ -62,7 +62,7 @@ class ChainSession(DraftSession):
                 f"scores all of it"
             )
         elif vocabulary < size and (vocabulary or tokens):
-            part = target.model.partial_head(vocabulary, tokens)
+            part = partial_head(target.model, vocabulary, tokens)
             # What is drawn at random decides the text, and may not depend on what neighbours ask:
             # then prompts stay out.
             self._partial = part if self._sample else part.joined_by(chain(*target.prompts))

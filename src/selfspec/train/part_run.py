@@ -24,7 +24,7 @@ import transformers
 from ..core.text_rows import require
 from ..errors import DataError, OptionError
 from ..model.families import family_of
-from ..model.layered import LayeredModel
+from ..model.from_transformers import from_transformers
 from ..model.load.loading import load
 from ..trained.files import TrainedPart, load_part, signature
 from ..trained.successors import SUCCESSORS, Successors
@@ -119,7 +119,7 @@ def train_small_part(
     folder = _prepare(Path(out), sources, plot)
     kept = Path(states) if states else folder / "states"
     loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
-    layered = LayeredModel(loaded.model, owned=False)
+    layered = from_transformers(loaded.model, owned=False)
     base, shape = signature(layered), layered.shape
     wanted = StateOptions(recipe.collectors(shape), length=length, held_out=held_out)
     complete = gather(
@@ -184,7 +184,7 @@ def train_successors(
     folder = _prepare(Path(out), sources, plot=False)
     kept = Path(states) if states else folder / "states"
     loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
-    layered = LayeredModel(loaded.model, owned=True)
+    layered = from_transformers(loaded.model, owned=True)
     base, vocabulary = signature(layered), layered.shape.vocabulary
     wanted = kept_options(kept) or StateOptions((), length=length, held_out=held_out)
     if not gather(layered, base, sources, kept, wanted, _reading(observer, began, max_minutes)):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from ..model.layered import LayeredModel
-from ..model.partial_head import PartialHead
+from ..model.partial_head import PartialHead, head_over
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
@@ -233,7 +233,7 @@ def ready(
 
 def partial_head_of(part: TrainedPart, model: LayeredModel) -> PartialHead:
     """The rows of the model's head that the part can say."""
-    return PartialHead(model, part.tensors["vocabulary"].to(model.device).long())
+    return head_over(model, part.tensors["vocabulary"].to(model.device).long())
 
 
 # ------------------------------------------------------------------------------- recognising a base

@@ -29,8 +29,10 @@ def lora_view(part: TrainedPart, model: LayeredModel) -> LayeredModel:
             f"a draft-lora cannot be put on a {model.shape.family} model, whose linears are "
             f"stored otherwise"
         )
-    return model.with_blocks(
-        [_changed(block, index, family, part, model) for index, block in enumerate(model.blocks)]
+    return model.view(
+        blocks=[
+            _changed(block, index, family, part, model) for index, block in enumerate(model.blocks)
+        ]
     )
 
 
