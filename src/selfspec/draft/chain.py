@@ -25,7 +25,7 @@ from ..core.tree import Tree
 from ..errors import OptionError
 from ..model.compute.cache import RowSpan, TokenLayout
 from ..model.compute.plan import LayerPlan
-from ..model.partial_head import PartialHead
+from ..model.partial_head import PartialHead, partial_head
 from .base import DraftSession, Target
 
 
@@ -239,7 +239,7 @@ def _scored(
         )
     if vocabulary == size or not (vocabulary or tokens):
         return None
-    return target.model.partial_head(vocabulary, tokens)
+    return partial_head(target.model, vocabulary, tokens)
 
 
 class LayerSession(ChainSession):

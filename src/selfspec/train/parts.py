@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..errors import OptionError, TrainingError
 from ..model.families import Family, Shape
-from ..trained.files import Part
+from ..trained.files import TrainedPart
 from . import checkpoints
 from .head_net import Drafted
 from .states import States
@@ -118,7 +118,7 @@ class SmallPart(ABC):
     def settings(self) -> dict[str, Any]:
         """How it is built."""
 
-    def begin_with(self, part: Part) -> None:
+    def begin_with(self, part: TrainedPart) -> None:
         """Start from an earlier part's weights. Its vocabulary need not be the same; how it is
         built has to be."""
         if part.kind != self.kind or dict(part.settings) != self.settings():

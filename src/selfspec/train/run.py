@@ -32,7 +32,7 @@ from transformers import (
 from ..core.text_rows import require
 from ..errors import OptionError, TrainingError, Unavailable, UnsupportedModel, nearest
 from ..model.families import shape_of
-from ..model.layered import LayeredModel
+from ..model.from_transformers import from_transformers
 from ..model.load.checkpoint import quiet_transformers
 from ..model.load.loading import load
 from ..model.load.source import locate
@@ -324,7 +324,7 @@ def _score_before(
     ]
     if kept.exists() and (found := json.loads(kept.read_text(encoding="utf-8")))["key"] == key:
         return {"before": [ExitScore(**score) for score in found["scores"]]}
-    scores = evaluate_exits(LayeredModel(model.eval()), blocks, most=options.score_blocks)
+    scores = evaluate_exits(from_transformers(model.eval()), blocks, most=options.score_blocks)
     checkpoints.write_json(kept, {"key": key, "scores": [asdict(score) for score in scores]})
     return {"before": scores}
 
@@ -343,7 +343,7 @@ def _finish(
     tokenizer.save_pretrained(report.folder)
     if options.score_blocks:
         report.exits["after"] = evaluate_exits(
-            LayeredModel(model), held_out, most=options.score_blocks
+            from_transformers(model), held_out, most=options.score_blocks
         )
     facts = {
         **report.as_dict(),

@@ -25,7 +25,7 @@ from ...model.compute.cache import RowSpan, TokenLayout
 from ...model.compute.plan import LayerPlan
 from ...model.layered import LayeredModel
 from ...trained.blocks import BlockSize, Stack, blocks_of
-from ...trained.files import Part, find_part, partial_head_of, ready
+from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ..base import Drafter, DraftSession, Target
 from ..chain import LayerSession
 from ..entries import Entries
@@ -52,7 +52,7 @@ class EarlyExit(Drafter):
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
     other tokens for a seed."""
-    part: str | os.PathLike[str] | Part | None = None
+    part: str | os.PathLike[str] | TrainedPart | None = None
     """Folder of an exit adapter that was trained for this model; None exits as the model is."""
 
     def start(self, target: Target) -> DraftSession:
@@ -69,7 +69,7 @@ class EarlyExit(Drafter):
             target, LayerPlan(0, layer), self.vocabulary, self.reuse, self.sample, self.tokens
         )
 
-    def _adapted(self, target: Target, part: Part) -> DraftSession:
+    def _adapted(self, target: Target, part: TrainedPart) -> DraftSession:
         layer = part.settings["exit"]
         if self.layer not in (None, layer) or self.vocabulary or self.tokens:
             raise OptionError(
@@ -83,7 +83,7 @@ class EarlyExit(Drafter):
 class _Adapter:
     """A part's weights, ready to run."""
 
-    def __init__(self, part: Part, model: LayeredModel) -> None:
+    def __init__(self, part: TrainedPart, model: LayeredModel) -> None:
         self.stack = Stack(
             blocks_of(BlockSize(**part.settings["block"]), part.tensors, part.settings["blocks"]),
             model,

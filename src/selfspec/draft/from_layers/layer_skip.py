@@ -25,7 +25,7 @@ from typing import Any, ClassVar
 from ...errors import OptionError, nearest
 from ...model.compute.plan import LayerPlan
 from ...model.families import Shape
-from ...trained.files import Part, find_part, partial_head_of, ready
+from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ...trained.lora import lora_view
 from ..base import Drafter, DraftSession, Target
 from ..chain import LayerSession
@@ -61,7 +61,7 @@ class LayerSkip(Drafter):
     vocabulary: int = 0
     """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
     of them, or the part's own."""
-    part: str | os.PathLike[str] | Part | None = None
+    part: str | os.PathLike[str] | TrainedPart | None = None
     """Folder of a draft-lora that was trained for this model: it says what to skip, and is on only
     while drafting."""
 
@@ -125,7 +125,7 @@ class LayerSkip(Drafter):
         )
 
 
-def _with_lora(target: Target, part: Part) -> DraftSession:
+def _with_lora(target: Target, part: TrainedPart) -> DraftSession:
     """Draft with a view of the model that has the part's matrices. It no longer computes what the
     model computes, so it has keys and values of its own and nothing is reused."""
     view, rows = ready(part, target.model, lora_view), ready(part, target.model, partial_head_of)

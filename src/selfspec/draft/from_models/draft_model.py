@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel
 
 from ...errors import OptionError
+from ...model.from_transformers import from_transformers
 from ...model.layered import LayeredModel
 from ...model.load.loading import load
 from ..base import Drafter, DraftSession, Target
@@ -91,5 +92,5 @@ def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:
                 dtype=dtype,
                 device="auto" if isinstance(source, PreTrainedModel) else target.device,
             )
-            kept[key] = LayeredModel(loaded.model, owned=loaded.owned)
+            kept[key] = from_transformers(loaded.model, owned=loaded.owned)
         return kept[key]

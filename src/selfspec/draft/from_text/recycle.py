@@ -29,7 +29,7 @@ from ...core.sampling import Sampler
 from ...core.tree import TreeBuilder
 from ...errors import OptionError
 from ...model.layered import LayeredModel
-from ...trained.files import Part
+from ...trained.files import TrainedPart
 from ...trained.successors import Chances, Successors, trained_successors
 from ..base import Drafter, DraftSession, Target
 
@@ -69,7 +69,7 @@ class TokenRecycling(Drafter):
     pairs: bool = True
     """Keep successors of pairs of tokens as well, and trust those first; False is the published
     method."""
-    part: str | os.PathLike[str] | Part | None = None
+    part: str | os.PathLike[str] | TrainedPart | None = None
     """Folder of trained successors; None takes those that come with selfspec for this model, if
     any; "none" takes none."""
     keep_table: bool = False
