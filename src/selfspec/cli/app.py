@@ -19,12 +19,13 @@ from .common import stderr
 from .data import data
 from .demo import demo
 from .drafters import drafters
+from .exits import exits
 from .generate import generate
 from .info import info
 from .inspect import inspect
 from .report import report
 from .sweep import sweep
-from .train import exits, train
+from .train import train
 
 
 class Front(TyperGroup):
