@@ -6,6 +6,8 @@ A new command is one module with one function, and one line here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import getdoc
 from typing import Annotated, Any
 
 import typer
@@ -42,6 +44,12 @@ class Front(TyperGroup):
             raise typer.Exit(1) from error
 
 
+def paragraphs(command: Callable[..., None]) -> str:
+    """A command's docstring, one line a paragraph: the terminal breaks the lines."""
+    text = getdoc(command) or ""
+    return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
+
+
 app = typer.Typer(
     name="selfspec",
     cls=Front,
@@ -64,7 +72,7 @@ for command in (
     bench,
     report,
 ):
-    app.command()(command)
+    app.command(help=paragraphs(command))(command)
 
 
 def _version(wanted: bool) -> None:

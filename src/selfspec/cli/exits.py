@@ -53,6 +53,8 @@ def exits(
     from ..train.run import TrainOptions
 
     settings, blocks = texts.make(DataOptions), texts.make(TrainOptions).score_blocks
+    if not blocks:
+        raise OptionError("--score-blocks 0 leaves nothing to measure on; use 1 or more")
     llm = common.open_model(name, model)
     if llm.tokenizer is None:
         raise OptionError(

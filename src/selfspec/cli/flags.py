@@ -127,26 +127,28 @@ def _parameter(name: str, owners: Sequence[tuple[Flags, Field]]) -> inspect.Para
     group, field = owners[0]
     if field.kind not in KINDS:
         raise TypeError(f"{group.where}: no flag can be made of {field.name}: {field.kind}")
-    others = {
-        f"{owner.label} {each.default}": None
-        for owner, each in owners
-        if each.default != field.default
-    }
-    flags = [flag_of(name), *([SHORT[name]] if name in SHORT else [])]
+    names = [flag_of(name), *([SHORT[name]] if name in SHORT else [])]
     if field.default is True:
-        flags[0] += f"/--no-{flags[0][2:]}"
+        names[0] += f"/--no-{names[0][2:]}"
+    words, defaults = [field.help], [str(field.default)]
+    for flags, each in owners[1:]:
+        if flags.label and each.help not in words[0]:
+            words.append(f"{flags.label.capitalize()}: {each.help[:1].lower()}{each.help[1:]}")
+        if each.default != field.default:
+            defaults.append(f"{flags.label} {each.default}")
+    if field.kind == TEXTS:
+        words.append("Repeatable.")
     option = typer.Option(
-        *flags,
-        help=escape(field.help + (" Repeatable." if field.kind == TEXTS else "")),
+        *names,
+        help=escape(" ".join(dict.fromkeys(words))),
         metavar="<1,3-5>" if field.kind == NUMBERS else None,
         rich_help_panel=group.panel,
-        show_default="; ".join([str(field.default), *others]) if others else True,
+        show_default=len(defaults) == 1 or "; ".join(dict.fromkeys(defaults)),
     )
-    default = None if others or field.default == () else field.default
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=default,
+        default=field.default if len(defaults) == 1 and field.default != () else None,
         annotation=Annotated[KINDS[field.kind] | None, option],
     )
 
