@@ -15,8 +15,9 @@ import pytest
 import typer
 
 import selfspec.cli
+from selfspec.cli import flags
 from selfspec.cli.app import app
-from selfspec.cli.flags import Flags, fields_of, parameters_of
+from selfspec.cli.flags import Field, Flags, fields_of, parameters_of
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 # They measure; what they are asked is named in `bench`, beside their results.
@@ -71,6 +72,31 @@ def test_a_field_of_an_unknown_kind_is_refused() -> None:
     run."""
     with pytest.raises(TypeError, match="no flag can be made of logit_bias"):
         parameters_of([Flags("core.sampling:SamplingParams", "Sampling")])
+
+
+def test_two_kinds_are_not_one_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two classes with a field of one name, a number here and text there: one of them would be
+    given the other's value."""
+    read = {"a": (Field("size", "int", 1, "How many."),), "b": (Field("size", "str", "", "Name."),)}
+    monkeypatch.setattr(flags, "fields_of", read.__getitem__)
+    with pytest.raises(TypeError, match="no flag can be made of size: int, str"):
+        parameters_of([Flags("a", ""), Flags("b", "")])
+
+
+def test_a_shared_flag_tells_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A help that states one default where the other class has another."""
+    read = {
+        "a": (Field("size", "int", 1, "How many there are."),),
+        "b": (Field("size", "int", 2, "How many are kept."),),
+        "c": (Field("size", "int", 2, "How many are kept."),),
+    }
+    monkeypatch.setattr(flags, "fields_of", read.__getitem__)
+    (found,) = parameters_of(
+        [Flags("a", ""), Flags("b", "", label="bees"), Flags("c", "", label="bees")]
+    )
+    option = get_args(found.annotation)[1]
+    assert option.help == "How many there are. Bees: how many are kept."
+    assert option.show_default == "1; bees 2" and found.default is None
 
 
 @pytest.mark.parametrize("name", OURS)

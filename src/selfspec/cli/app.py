@@ -47,7 +47,7 @@ class Front(TyperGroup):
 def paragraphs(command: Callable[..., None]) -> str:
     """A command's docstring, one line a paragraph: the terminal breaks the lines."""
     text = getdoc(command) or ""
-    return "\n\n".join(" ".join(each.split()) for each in text.split("\n\n"))
+    return "\n\n".join(each.replace("\n", " ") for each in text.split("\n\n"))
 
 
 app = typer.Typer(

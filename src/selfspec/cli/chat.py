@@ -95,7 +95,7 @@ class Conversation:
         starts clean."""
         if not text:
             return
-        self.messages.append({"role": "user", "content": text})
+        self.messages.append(common.user(text))
         try:
             answer = self._answer()
         except SelfspecError as error:

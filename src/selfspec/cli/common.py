@@ -84,6 +84,11 @@ def has_chat_template(llm: LLM) -> bool:
     return tokenizer is not None and bool(tokenizer.chat_template)
 
 
+def user(text: str) -> dict[str, str]:
+    """One turn of a conversation."""
+    return {"role": "user", "content": text}
+
+
 def write(text: str) -> None:
     """Text as it comes, without waiting for the end of a line."""
     sys.stdout.write(text)

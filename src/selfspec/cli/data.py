@@ -1,5 +1,5 @@
 """`selfspec data`: the model's own answers, as training text. Only asks and shows; the work is
-`selfdata.py`."""
+`train/own_text.py`."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def demo(
     Example:  selfspec demo --prompt "Write a haiku about the sea." --rounds 5
     """
     reference, llm = open_pair(threads)
-    ids = llm.encode_chat([{"role": "user", "content": prompt}])
+    ids = llm.encode_chat([common.user(prompt)])
     rows = measure(entries(reference, llm, ids, max_new_tokens), rounds)
     differences = [difference(reference, ids, rows[0].tokens, row.tokens) for row in rows]
     show(llm, prompt, rows, differences, rounds)

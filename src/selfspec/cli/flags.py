@@ -73,7 +73,7 @@ class Flags:
     """The fields of a class that become flags, shown in one panel of the help.
 
     `where`: its module inside the package and its name, "train.recipe:Recipe". `label`: what to
-    call the class where another one has the same flag with another default.
+    call the class where another one has the same flag with other words or another default.
     """
 
     where: str
@@ -100,7 +100,7 @@ def flag_of(parameter: str) -> str:
 
 def parameters_of(groups: Sequence[Flags]) -> list[inspect.Parameter]:
     """A parameter for each flag. A field that several classes have is one flag, in the words of the
-    first; where the others have another default, it is shown too."""
+    first; what the others say or have as default is added where it differs."""
     found: dict[str, list[tuple[Flags, Field]]] = {}
     for group in groups:
         for name, field in group.fields.items():
@@ -125,8 +125,11 @@ def typed(values: Mapping[str, Any], groups: Iterable[Flags]) -> Typed:
 
 def _parameter(name: str, owners: Sequence[tuple[Flags, Field]]) -> inspect.Parameter:
     group, field = owners[0]
-    if field.kind not in KINDS:
-        raise TypeError(f"{group.where}: no flag can be made of {field.name}: {field.kind}")
+    kinds = {each.kind for _, each in owners}
+    if len(kinds) > 1 or field.kind not in KINDS:
+        raise TypeError(
+            f"{group.where}: no flag can be made of {field.name}: {', '.join(sorted(kinds))}"
+        )
     names = [flag_of(name), *([SHORT[name]] if name in SHORT else [])]
     if field.default is True:
         names[0] += f"/--no-{names[0][2:]}"

@@ -44,8 +44,8 @@ class Cosine(Drafter):
     """Let verification go on from the draft's states before the first skip. False runs all layers
     again, for comparison."""
     vocabulary: int = 0
-    """Score only the first so many token ids, and the prompt's tokens, while drafting (most
-    tokenizers put frequent tokens first); 0 scores all."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all."""
 
     def __post_init__(self) -> None:
         if not self.threshold >= -1:

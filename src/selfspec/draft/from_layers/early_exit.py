@@ -43,10 +43,10 @@ class EarlyExit(Drafter):
     """Let verification go on from the draft's hidden states. False runs all layers again, for
     comparison."""
     vocabulary: int = 0
-    """Score only the first so many token ids, and the prompt's tokens, while drafting (most
-    tokenizers put frequent tokens first); 0 scores all, or the part's own vocabulary."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all, or the part's own vocabulary."""
     tokens: tuple[int, ...] = ()
-    """Score only these token ids while drafting, the prompt's tokens and those of `vocabulary`: a
+    """While drafting, score only these token ids, the prompt's tokens and those of `vocabulary`: a
     task's own words. () is no list."""
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution,

@@ -44,8 +44,8 @@ class KVSubset(Drafter):
     block_size: int = 64
     """How many tokens a block has."""
     vocabulary: int = 0
-    """Score only the first so many token ids, and the prompt's tokens, while drafting (most
-    tokenizers put frequent tokens first); 0 scores all."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all."""
 
     def __post_init__(self) -> None:
         for option, least in (("sink", 0), ("recent", 1), ("blocks", 0), ("block_size", 1)):

@@ -59,8 +59,8 @@ class LayerSkip(Drafter):
     """Let verification go on from the draft's states before the first skip. False runs all layers
     again, for comparison."""
     vocabulary: int = 0
-    """Score only the first so many token ids, and the prompt's tokens, while drafting (most
-    tokenizers put frequent tokens first); 0 scores all, or the part's own vocabulary."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all, or the part's own vocabulary."""
     part: str | os.PathLike[str] | Part | None = None
     """Folder of a draft-lora that was trained for this model. It says what to skip, and its
     matrices are on only while drafting."""

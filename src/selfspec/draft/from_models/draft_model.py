@@ -45,8 +45,8 @@ class DraftModel(Drafter):
     dtype: str = "auto"
     """Number format of a model that is loaded by name: auto, float32, bfloat16 or float16."""
     vocabulary: int = 0
-    """Score only the first so many token ids, and the prompt's tokens, while drafting (most
-    tokenizers put frequent tokens first); 0 scores all."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all."""
 
     def start(self, target: Target) -> DraftSession:
         model = (
