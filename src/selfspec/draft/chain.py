@@ -44,10 +44,11 @@ class _ChainRow:
 class ChainSession(DraftSession):
     """Drafts chains with part of the model, on the generation's own cache.
 
-    `vocabulary`, `tokens`: score only the first so many token ids, and these, and those of the
-    prompts, from which much is copied; without both all tokens are scored. `vocabulary` may also be
-    a part's own choice. `sample`: under sampling, draw drafts independently of the target's own
-    draws and report what they were drawn from.
+    `vocabulary`, `tokens`: score only the token ids below that number (most tokenizers give low ids
+    to frequent tokens), these tokens, and those of the prompts, from which much is copied. Without
+    both all tokens are scored. `vocabulary` may also be a part's own choice. `sample`: under
+    sampling, draw drafts independently of the target's own draws and report what they were drawn
+    from.
     """
 
     def __init__(

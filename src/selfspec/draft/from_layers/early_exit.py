@@ -38,22 +38,22 @@ class EarlyExit(Drafter):
     name: ClassVar[str] = "early-exit"
 
     layer: int | None = None
-    """How many layers draft (E); by default a quarter of the model's, or as the part was
-    trained."""
+    """How many of the first layers draft (E). By default a quarter of the model's, or as the part
+    was trained."""
     reuse: bool = True
-    """Let verification go on from the draft's hidden states; False runs all layers again, for
+    """Let verification go on from the draft's hidden states. False runs all layers again, for
     comparison."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
-    of them, or the part's own."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all, or the part's own vocabulary."""
     tokens: tuple[int, ...] = ()
-    """Score these tokens, by id, the prompt's and those of `vocabulary`, and no others: a task's
-    own words. () is no list."""
+    """While drafting, score only these token ids, the prompt's tokens and those of `vocabulary`: a
+    task's own words. () is no list."""
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
-    other tokens for a seed."""
+    other tokens for a seed. The prompt's tokens are then not added to a shorter vocabulary."""
     part: str | os.PathLike[str] | TrainedPart | None = None
-    """Folder of an exit adapter that was trained for this model; None exits as the model is."""
+    """Folder of an exit adapter that was trained for this model. None exits as the model is."""
 
     def start(self, target: Target) -> DraftSession:
         layers = target.model.layers

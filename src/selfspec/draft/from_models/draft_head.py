@@ -40,9 +40,9 @@ class DraftHead(Drafter):
     trees: ClassVar[bool] = True
 
     part: str | os.PathLike[str] | TrainedPart | None = None
-    """Folder of the trained part; None is the one that comes with selfspec for this model."""
+    """Folder of the trained part. None is the one that comes with selfspec for this model."""
     width: int = 1
-    """Guesses that are followed up at each depth: 1 drafts a chain, more a tree."""
+    """How many guesses are followed up at each depth, 1 to 16: 1 drafts a chain, more a tree."""
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
     other tokens for a seed."""

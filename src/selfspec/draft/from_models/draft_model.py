@@ -41,14 +41,13 @@ class DraftModel(Drafter):
     name: ClassVar[str] = "draft-model"
 
     model: Source | None = None
-    """A name on the hub, a folder, a live model or an LLM; None is the model itself, which accepts
-    everything and saves nothing.
-    """
+    """The model that drafts: a name on the hub, a folder, a live model or an LLM. None is the model
+    itself, which accepts everything and saves nothing."""
     dtype: str = "auto"
-    """Of a model that is loaded by name: auto, float32, bfloat16 or float16."""
+    """Number format of a model that is loaded by name: auto, float32, bfloat16 or float16."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
-    of them."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all."""
 
     def start(self, target: Target) -> DraftSession:
         model = (
