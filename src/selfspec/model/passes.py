@@ -152,7 +152,7 @@ class NativeHalves:
             out=out.native,
             heads=HeadsStruct() if heads is None else heads.native,
             rope=0 if heads is None else _index(self._ropes, heads.rope),
-            visible=0 if heads is None else self._windows.index(heads.window),
+            sight=0 if heads is None else self._windows.index(heads.window),
             activation=ACTIVATIONS[half.activation] if half.activation else 0,
             gated=half.gated,
             scale=half.scale,
