@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 from .compute.cache import KVCache, TokenLayout
+from .compute.halves import HalfParts
 from .compute.linear import Linear
 from .compute.norms import Norm
 from .compute.ops import ACTIVATIONS, Heads, Ops
@@ -63,22 +64,6 @@ class NormBy:
 
 
 @dataclass(frozen=True)
-class TakenApart:
-    """What a half is made of, for whoever runs all of it at once: an attention if it has heads,
-    else an MLP."""
-
-    before: Norm | None
-    after: Norm | None
-    into: Linear
-    out: Linear
-    heads: Heads | None
-    activation: str
-    gated: bool
-    parallel: bool
-    scale: float
-
-
-@dataclass(frozen=True)
 class Norms:
     """What happens to each half's input, and to what it adds; None: nothing."""
 
@@ -120,7 +105,7 @@ class Block:
             other._mlp = self._mlp.with_linears(change)
         return other
 
-    def taken_apart(self) -> tuple[TakenApart | None, TakenApart | None]:
+    def taken_apart(self) -> tuple[HalfParts | None, HalfParts | None]:
         """Both halves; None for one that cannot be: a module of transformers, experts."""
         norms = self._norms
         attention, mlp = self._attention, self._mlp
@@ -133,13 +118,13 @@ class Block:
 
     def _apart(
         self, core: Attention | Mlp, before: Change | None, after: Change | None
-    ) -> TakenApart | None:
+    ) -> HalfParts | None:
         if not all(each is None or isinstance(each, NormBy) for each in (before, after)):
             return None
         first, last = (each.norm if isinstance(each, NormBy) else None for each in (before, after))
         heads = core.heads if isinstance(core, Attention) else None
         activation, gated = (core.activation, core.gated) if isinstance(core, Mlp) else ("", False)
-        return TakenApart(
+        return HalfParts(
             first, last, *core.linears, heads, activation, gated, self._parallel, self._scale
         )
 
