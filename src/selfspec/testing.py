@@ -138,7 +138,7 @@ def tiny_head(
         "draft-head",
         signature(model),
         settings,
-        {**tensors, "vocabulary": _known(model, vocabulary)},
+        {**tensors, "vocabulary": _sayable(model, vocabulary)},
     )
 
 
@@ -154,7 +154,7 @@ def tiny_adapter(
         "exit-adapter",
         signature(model),
         settings,
-        {**tensors, "vocabulary": _known(model, vocabulary)},
+        {**tensors, "vocabulary": _sayable(model, vocabulary)},
     )
 
 
@@ -211,7 +211,7 @@ def _random_weights(make: Callable[[], torch.nn.Module], seed: int) -> dict[str,
         }
 
 
-def _known(model: LayeredModel, vocabulary: Sequence[int]) -> torch.Tensor:
+def _sayable(model: LayeredModel, vocabulary: Sequence[int]) -> torch.Tensor:
     return torch.tensor(
         sorted(set(vocabulary)) or range(0, model.shape.vocabulary, 3), dtype=torch.int32
     )

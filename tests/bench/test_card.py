@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -39,12 +41,13 @@ def test_a_pass_runs_all_its_tokens(model: LayeredModel, monkeypatch: pytest.Mon
     """Catches a verify(8) that computes one token, or those that the cache holds already: any ratio
     would look splendid."""
     seen: list[list[int]] = []
-    forward = model.forward
-    monkeypatch.setattr(
-        model,
-        "forward",
-        lambda tokens, cache, place: seen.append(tokens.tolist()) or forward(tokens, cache, place),
-    )
+    forward = LayeredModel.forward
+
+    def noted(self: LayeredModel, tokens: torch.Tensor, *others: Any) -> torch.Tensor:
+        seen.append(tokens.tolist())
+        return forward(self, tokens, *others)
+
+    monkeypatch.setattr(LayeredModel, "forward", noted)
     passes = card.Passes(model, IDS, context=40, longest=8)
     passes.run(8)
     passes.run(1)

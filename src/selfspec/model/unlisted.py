@@ -1,8 +1,8 @@
 """Families outside the table: halves run by transformers' own sub-modules, on our cache.
 
-A layer is recognised by the names of its children, which tell the attention, the MLP and where the
-norms stand. The names may lie, so whoever uses this compares logits with the model's own before
-trusting it. Slower than our own block, one call for each row, and a token's bits may depend on its
+A layer is recognised by the names of its children. They tell the attention, the MLP and where the
+norms stand. The names may lie, so whoever uses this compares logits with the model's own first. It
+is slower than our own block (one call for each row), and a token's bits may depend on its
 neighbours. Knows nothing of what attention and MLP do inside.
 """
 
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 WARNING = (
     "models of type {0!r} are not in selfspec's table of families, so their layers are run by "
-    "transformers' own modules: "
-    "slower, and a token's last bits may depend on what is computed beside it (kernel 'modules')"
+    "transformers' own modules: slower, and a token's last bits may depend on what is computed "
+    "beside it (kernel 'modules')"
 )
 _ATTENTION = ("self_attn", "attention", "attn")
 _MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
-# the norms of a layer, by name -> where they stand: before and after attention, before and after
-# the MLP; parallel
+# The norms of a layer, by name -> where they stand: before and after attention, before and after
+# the MLP, and whether both halves read what enters the layer.
 _NORMS = {
     ("input_layernorm", "post_attention_layernorm"): (
         "input_layernorm",
@@ -89,25 +89,22 @@ _NORMS = {
 
 
 def recognised(model: PreTrainedModel) -> Family:
-    """Where the parts of a model are that the table does not know, by their names; or an error that
-    says what is missing."""
+    """Where everything is in a model that the table does not know, by names. An error says what is
+    missing."""
     config, base = model.config, model.base_model
-    kinds = set(getattr(config, "layer_types", None) or ()) - {
+    strange = set(getattr(config, "layer_types", None) or ()) - {
         "full_attention",
         "sliding_attention",
     }
     lists = [name for name, child in base.named_children() if isinstance(child, nn.ModuleList)]
     children = [name for name, _ in base.named_children()]
-    if kinds:
-        raise unsupported(config, f"their layers are of kind {', '.join(sorted(kinds))}")
+    if strange:
+        raise unsupported(config, f"their layers are of kind {', '.join(sorted(strange))}")
     if len(lists) != 1:
         raise unsupported(config, "they do not have one list of layers")
-    last = [
-        name
-        for name in children[children.index(lists[0]) + 1 :]
-        if "norm" in name or name == "ln_f"
-    ]
-    if len(last) != 1:
+    behind = children[children.index(lists[0]) + 1 :]
+    last_norms = [name for name in behind if "norm" in name or name == "ln_f"]
+    if len(last_norms) != 1:
         raise unsupported(config, "they do not have one norm after the last layer")
     if type(model.get_input_embeddings()) is not nn.Embedding:
         raise unsupported(config, "their embedding does more than look up")
@@ -120,7 +117,7 @@ def recognised(model: PreTrainedModel) -> Family:
         layers=f"{prefix}.{lists[0]}",
         embedding=_path(model, model.get_input_embeddings()),
         rotary=f"{prefix}.{rotary[0]}" if rotary else None,
-        final_norm=f"{prefix}.{last[0]}",
+        final_norm=f"{prefix}.{last_norms[0]}",
         head=_path(model, model.get_output_embeddings()),
         attention_norm=before,
         attention_after=after,
@@ -134,19 +131,10 @@ def _recognised_layers(
     model: PreTrainedModel, layers: nn.ModuleList
 ) -> tuple[str | None, str | None, str | None, str | None, bool]:
     """Where the norms of all layers stand."""
-    shapes = {
-        tuple(
-            sorted(
-                name
-                for name, child in layer.named_children()
-                if "norm" in name or [*child.parameters()]
-            )
-        )
-        for layer in layers
-    }
-    names = shapes.pop()
+    made_of = {_children_of(layer) for layer in layers}
+    names = made_of.pop()
     norms = tuple(name for name in names if name not in (*_ATTENTION, *_MLP))
-    if shapes or norms not in _NORMS or len(names) != len(norms) + 2:
+    if made_of or norms not in _NORMS or len(names) != len(norms) + 2:
         raise unsupported(
             model.config,
             f"a layer of theirs is made of {', '.join(names)}, in which no attention half and MLP "
@@ -155,13 +143,20 @@ def _recognised_layers(
     return _NORMS[norms]
 
 
+def _children_of(layer: nn.Module) -> tuple[str, ...]:
+    """The names of a layer's norms and of all else in it that has weights."""
+    children = layer.named_children()
+    return tuple(
+        sorted(name for name, child in children if "norm" in name or [*child.parameters()])
+    )
+
+
 def module_ops(kernel: str, config: Any) -> Ops:
     """torch's operations for what lies around the modules."""
     if kernel not in ("auto", "modules"):
         raise OptionError(
             f"kernel {kernel!r} runs the families in the table, and models of type "
-            f"{config.model_type!r} are not in it; "
-            "use kernel='auto'"
+            f"{config.model_type!r} are not in it; use kernel='auto'"
         )
     if config._attn_implementation not in ("sdpa", "eager"):
         raise unsupported(
@@ -174,8 +169,8 @@ def module_ops(kernel: str, config: Any) -> Ops:
 
 @contextmanager
 def refusing(config: Any) -> Iterator[None]:
-    """Modules that were recognised by name but want to be called otherwise: a refusal, not a stray
-    error."""
+    """Modules that were recognised by name but want to be called otherwise: the model is refused,
+    with the reason."""
     try:
         yield
     except SelfspecError:
@@ -188,8 +183,8 @@ def refusing(config: Any) -> Iterator[None]:
 
 
 def _path(model: nn.Module, wanted: nn.Module | None) -> str:
-    name: str = next(name for name, found in model.named_modules() if found is wanted)
-    return name
+    path: str = next(path for path, child in model.named_modules() if child is wanted)
+    return path
 
 
 def module_blocks(model: PreTrainedModel, family: Family, shape: Shape) -> list[Block]:
@@ -199,8 +194,8 @@ def module_blocks(model: PreTrainedModel, family: Family, shape: Shape) -> list[
     blocks = []
     for index, layer in enumerate(module(model, family.layers).children()):
         attention, mlp = (
-            next(getattr(layer, name) for name in known if hasattr(layer, name))
-            for known in (_ATTENTION, _MLP)
+            next(getattr(layer, name) for name in names_of_half if hasattr(layer, name))
+            for names_of_half in (_ATTENTION, _MLP)
         )
         norms = Norms(*(None if name is None else module(layer, name) for name in names))
         core = ModuleAttention(attention, index, rotary, shape.windows[index])
@@ -211,14 +206,14 @@ def module_blocks(model: PreTrainedModel, family: Family, shape: Shape) -> list[
 class ModuleMlp:
     """transformers' own MLP, whatever is in it."""
 
-    def __init__(self, found: nn.Module) -> None:
-        self._module = found
-        self.linears = _linears(found)
+    def __init__(self, mlp: nn.Module) -> None:
+        self._mlp = mlp
+        self.linears = _linears(mlp)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        found = self._module(x[None])
+        out = self._mlp(x[None])
         # some also return what their router chose
-        y: Tensor = (found[0] if isinstance(found, tuple) else found).view(x.shape)
+        y: Tensor = (out[0] if isinstance(out, tuple) else out).view(x.shape)
         return y if residual is None else residual + y
 
 
@@ -227,15 +222,16 @@ class ModuleAttention:
     that says what is seen."""
 
     def __init__(
-        self, found: nn.Module, index: int, rotary: nn.Module | None, window: int | None
+        self, attention: nn.Module, index: int, rotary: nn.Module | None, window: int | None
     ) -> None:
-        self._module, self._index, self._rotary, self._window = found, index, rotary, window
-        self.linears = _linears(found)
+        self._attention, self._index, self._rotary = attention, index, rotary
+        self._window = window
+        self.linears = _linears(attention)
 
     def __call__(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
     ) -> Tensor:
-        if self._module.training:
+        if self._attention.training:
             raise OptionError(
                 "the model is in training mode, and its own modules would drop at random; call "
                 "model.eval() first"
@@ -261,7 +257,7 @@ class ModuleAttention:
         mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill(
             ~seen, torch.finfo(x.dtype).min
         )
-        found = self._module(
+        out = self._attention(
             hidden_states=hidden,
             attention_mask=mask[None, None],
             past_key_values=shelf,
@@ -270,14 +266,14 @@ class ModuleAttention:
         )
         if not shelf.used:
             raise TypeError("its attention does not file its keys in past_key_values")
-        y: Tensor = found[0][0]
+        y: Tensor = out[0][0]
         return y
 
 
 @dataclass
 class _Shelf:
     """One row of one layer of our cache, as attention modules know a cache: they hand in new keys
-    and values and get all."""
+    and values and are given all of them."""
 
     cache: KVCache
     layer: int
@@ -298,10 +294,10 @@ class _Shelf:
 
 def _linears(root: nn.Module) -> Sequence[Linear]:
     """The products inside, for counting what a pass reads."""
-    found = [each for each in root.modules() if isinstance(each, nn.Linear)]
+    linears = [child for child in root.modules() if isinstance(child, nn.Linear)]
     return [
-        PlainLinear([each.weight], [each.bias])
-        if is_plain(each)
-        else ModuleLinear(each, each.out_features, each.in_features)
-        for each in found
+        PlainLinear([linear.weight], [linear.bias])
+        if is_plain(linear)
+        else ModuleLinear(linear, linear.out_features, linear.in_features)
+        for linear in linears
     ]

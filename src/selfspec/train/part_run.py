@@ -27,6 +27,7 @@ from ..model.families import family_of
 from ..model.from_transformers import from_transformers
 from ..model.load.loading import load
 from ..trained.files import TrainedPart, load_part, signature
+from ..trained.kinds import KINDS
 from ..trained.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size
@@ -35,13 +36,6 @@ from .states import StateOptions, States, gather, kept_options
 from .successors import CountOptions, count, measure, places
 
 REPORT = "training.json"
-# who drafts with a part
-DRAFTER_OF = {
-    "draft-head": "draft-head",
-    "exit-adapter": "early-exit",
-    "draft-lora": "layer-skip",
-    SUCCESSORS: "recycle",
-}
 
 
 @dataclass(frozen=True)
@@ -65,7 +59,7 @@ class PartReport:
     @property
     def drafter(self) -> str:
         """The drafter that takes the part."""
-        return DRAFTER_OF[self.kind]
+        return KINDS[self.kind].drafter
 
     def as_dict(self) -> dict[str, Any]:
         """What JSON can hold; the folder stays out, so that it can be moved."""
@@ -277,8 +271,8 @@ def _card(report: PartReport, facts: dict[str, Any]) -> str:
 Drafts for this model and for no other. What is generated stays the model's own text.
 Use it with selfspec:
 
-    selfspec generate MODEL "Your prompt" --draft {report.drafter} \\
-      --draft-option part={report.folder.name} --stats
+    selfspec generate MODEL "Your prompt" \\
+      --draft {report.drafter} --draft-option part={report.folder.name} --stats
 
 {made} on {text["conversations"]:,} answers
 of the model itself ({text["tokens"]:,} tokens with their prompts).{unfinished}
