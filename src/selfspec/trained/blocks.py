@@ -161,7 +161,7 @@ class Stack:
         """(tokens, width) through all blocks."""
         self._rope.reserve(max(span.first + span.count for span in layout.spans))
         x, *_ = self._passes.run(x, self._plan, cache, layout.on(self._model.device))
-        cache.advance(layout, range(len(self.blocks)))
+        cache.advance(layout, tuple(range(len(self.blocks))))
         return x
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -64,6 +65,10 @@ class TokenLayout(Memo):
     @classmethod
     def chains(cls, spans: Sequence[RowSpan]) -> TokenLayout:
         spans = tuple(s for s in spans if s.count)
+        if len(spans) == 1:  # one row alone, which is most often one token
+            (span,) = spans
+            slots = torch.arange(span.first, span.first + span.count)
+            return cls(spans, torch.full_like(slots, span.row), slots, slots, slots + 1)
         row, first, count = np.array([(s.row, s.first, s.count) for s in spans], dtype=np.int64).T
         slots = torch.from_numpy(
             np.arange(count.sum()) + (first + count - count.cumsum()).repeat(count)
@@ -252,22 +257,19 @@ class KVCache:
         self.reserve(max(span.first + span.count for span in spans))
         return TokenLayout.chains(spans) if parents is None else TokenLayout.trees(spans, parents)
 
-    def advance(self, layout: TokenLayout, layers: Sequence[int]) -> None:
-        """Note that these layers now hold the place's tokens. They must have known everything
+    def advance(self, layout: TokenLayout, layers: tuple[int, ...]) -> None:
+        """Note that these layers now hold the layout's tokens. They must have known everything
         before them."""
-        index = list(layers)
-        row, first, count = np.array(
-            [(s.row, s.first, s.count) for s in layout.spans], dtype=np.int64
-        ).T[:, :, None]
-        known = self.lengths[row, index]
-        assert (known >= first).all(), (
-            f"rows {row.ravel()}: layers are at {known}, tokens start at slots {first.ravel()}"
-        )
-        if len(layout.spans) == len({span.row for span in layout.spans}):
-            self.computed[row, index] += count
-        else:  # which would count a row's spans once
-            np.add.at(self.computed, (row, index), count)
-        self.lengths[row, index] = first + count
+        if not layers:
+            return
+        index = _index_of(layers)
+        for span in layout.spans:
+            known = self.lengths[span.row, index]  # a view, where the layers follow each other
+            assert known.min() >= span.first, (
+                f"row {span.row}: layers are at {known}, tokens start at slot {span.first}"
+            )
+            self.computed[span.row, index] += span.count
+            self.lengths[span.row, index] = span.first + span.count
 
     def rollback(self, row: int, length: int) -> None:
         """Forget what the row's layers hold beyond `length`."""
@@ -297,6 +299,14 @@ def zeros(
         )
     except torch.OutOfMemoryError as error:
         raise cache_too_large(shape, slots, dtype, device) from error
+
+
+@cache
+def _index_of(layers: tuple[int, ...]) -> slice | list[int]:
+    """How numpy finds these layers quickest."""
+    if layers == tuple(range(layers[0], layers[-1] + 1)):
+        return slice(layers[0], layers[-1] + 1)
+    return list(layers)
 
 
 def _rounded(slots: int) -> int:
