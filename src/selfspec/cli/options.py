@@ -55,6 +55,17 @@ class ModelOptions:
     dtype: Annotated[str, _model("--dtype", help="auto, float32, bfloat16 or float16.")] = "auto"
     device: Annotated[str, _model("--device", help="auto, cpu, cuda or cuda:N.")] = "auto"
     threads: Threads = None
+    kernel: Annotated[
+        str,
+        _model(
+            "--kernel",
+            help="Who computes: auto, native (our own kernels: float32 on a CPU), mkl, plain or "
+            "static (torch).",
+        ),
+    ] = "auto"
+    weights: Annotated[
+        str, _model("--weights", help="How our own kernels store weights: auto or float32.")
+    ] = "auto"
     revision: Annotated[
         str | None, _model("--revision", help="Branch, tag or commit of a hub model.")
     ] = None

@@ -67,6 +67,7 @@ class LayeredModel:
         *,
         owned: bool = False,
         kernel: str = "auto",
+        weights: str = "auto",
         check: bool = True,
         long_context: bool = False,
     ) -> None:
@@ -79,9 +80,9 @@ class LayeredModel:
         self.dtype, self.device = model.dtype, model.device
         experts = family.experts is not None
         self.ops = (
-            operations_for(kernel, self.dtype, self.device, experts)
+            operations_for(kernel, self.dtype, self.device, experts, weights)
             if known
-            else module_ops(kernel, model.config)
+            else module_ops(kernel, model.config, weights)
         )
         self._not_recorded = why_not_recorded(self.ops.kernel, self.device, experts)
         self._open_steps()
@@ -396,6 +397,11 @@ class LayeredModel:
     def linears(self) -> tuple[Linear, ...]:
         """Every product of one pass, in order."""
         return (*(linear for block in self.blocks for linear in block.linears), self._head)
+
+    @property
+    def alone(self) -> list[str]:
+        """Which halves our kernels cannot take into the one call of a pass, and why, in words."""
+        return self._passes.alone
 
     @property
     def weight_bytes(self) -> int:
