@@ -46,7 +46,9 @@ class ModelInfo:
     context: int
     vocabulary: int
     weight_bytes: int
-    kernel: str
+    kernel: str  # who computes
+    weights: str  # how products are stored: a kind of our kernels', or torch's dtype
+    alone: list[str]  # which halves are not in the one call of a pass, and why
     modules: list[str]  # kinds of modules that products are left to, quantised ones for example
     row_stable: bool
     dtype: str

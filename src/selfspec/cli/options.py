@@ -70,6 +70,17 @@ class ModelOptions:
         str, _model("--device", help="Where the model runs: auto, cpu, cuda or cuda:N.")
     ] = "auto"
     threads: Threads = None
+    kernel: Annotated[
+        str,
+        _model(
+            "--kernel",
+            help="Who computes: auto, native (our own kernels: float32 on a CPU), mkl, plain or "
+            "static (torch).",
+        ),
+    ] = "auto"
+    weights: Annotated[
+        str, _model("--weights", help="How our own kernels store weights: auto or float32.")
+    ] = "auto"
     revision: Annotated[
         str | None, _model("--revision", help="Branch, tag or commit of a model on the hub.")
     ] = None

@@ -51,6 +51,7 @@ def from_transformers(
     *,
     owned: bool = False,
     kernel: str = "auto",
+    weights: str = "auto",
     check: bool = True,
     long_context: bool = False,
 ) -> LayeredModel:
@@ -65,9 +66,9 @@ def from_transformers(
     with _refusals(listed, config):
         shape = shape_of(config, family, long_context)
     ops = (
-        operations_for(kernel, model.dtype, model.device, family.experts is not None)
+        operations_for(kernel, model.dtype, model.device, family.experts is not None, weights)
         if listed
-        else module_ops(kernel, config)
+        else module_ops(kernel, config, weights)
     )
     _warn_of_what_is_special(shape, config, ops)
     prompt = probe(shape, model.device)

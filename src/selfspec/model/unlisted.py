@@ -22,6 +22,7 @@ from .compute.cache import KVCache, RowSpan, TokenLayout
 from .compute.linear import Linear, ModuleLinear, PlainLinear
 from .compute.ops import Ops, TorchOps, visible_mask
 from .families import Family, Shape, unsupported
+from .operations import BY_TORCH, check_weights
 from .weights import is_plain, module
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ WARNING = (
     "transformers' own modules: slower, and a token's last bits may depend on what is computed "
     "beside it (kernel 'modules')"
 )
+_THEIRS = "transformers' own module computes it"
 _ATTENTION = ("self_attn", "attention", "attn")
 _MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
 # The norms of a layer, by name -> where they stand: before and after attention, before and after
@@ -151,8 +153,12 @@ def _children_of(layer: nn.Module) -> tuple[str, ...]:
     )
 
 
-def module_ops(kernel: str, config: Any) -> Ops:
+def module_ops(kernel: str, config: Any, weights: str = "auto") -> Ops:
     """torch's operations for what lies around the modules."""
+    check_weights(weights)
+    if weights != "auto":
+        who = f"models of type {config.model_type!r} are run by transformers' own modules"
+        raise OptionError(BY_TORCH.format(weights, who, ""))
     if kernel not in ("auto", "modules"):
         raise OptionError(
             f"kernel {kernel!r} runs the families in the table, and models of type "
@@ -210,6 +216,9 @@ class ModuleMlp:
         self._mlp = mlp
         self.linears = _linears(mlp)
 
+    def parts(self) -> str:
+        return _THEIRS
+
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         out = self._mlp(x[None])
         # some also return what their router chose
@@ -227,6 +236,9 @@ class ModuleAttention:
         self._attention, self._index, self._rotary = attention, index, rotary
         self._window = window
         self.linears = _linears(attention)
+
+    def parts(self) -> str:
+        return _THEIRS
 
     def __call__(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None

@@ -31,6 +31,13 @@ class Linear(ABC):
     bias: Tensor | None
     readable = True  # whether `rows` works
     modules: Sequence[nn.Module] = ()  # what it calls that keeps weights of its own
+    alone = "torch multiplies"
+    """Why our kernels cannot take it into the one call of a pass; "" if they can."""
+
+    def native(self) -> object | None:
+        """What our kernels have to know to take it into the one call of a pass; None if they
+        cannot."""
+        return None
 
     @abstractmethod
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -115,6 +122,7 @@ class ModuleLinear(Linear):
     def __init__(self, module: nn.Module, outputs: int, inputs: int) -> None:
         self._module = module
         self.modules = (module,)
+        self.alone = f"a module of kind {kind_of(module)} multiplies"
         self.outputs, self.inputs = outputs, inputs
         self.bias = None  # if it has one, it adds it itself
 
@@ -162,6 +170,7 @@ class JoinedLinear(Linear):
     def __init__(self, linears: Sequence[Linear], order: Tensor | None = None) -> None:
         self.linears, self._order = linears, order
         self.modules = [each for linear in linears for each in linear.modules]
+        self.alone = next((linear.alone for linear in linears if linear.alone), self.alone)
         self.outputs, self.inputs = sum(each.outputs for each in linears), linears[0].inputs
         self.bias = None  # each adds its own
 
@@ -185,6 +194,8 @@ class JoinedLinear(Linear):
 class LowRank(Linear):
     """What an adapter adds, in float32: `base` and beside it `up(down(x))`. Switched off by using
     `base`, which is untouched."""
+
+    alone = "an adapter beside its weights"
 
     def __init__(self, base: Linear, down: Linear, up: Linear) -> None:
         self.base, self._down, self._up = base, down, up
