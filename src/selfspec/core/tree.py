@@ -126,4 +126,4 @@ class TreeBuilder:
             nodes.append(None if under is None else self.add(under, token))
 
     def tree(self) -> Tree:
-        return Tree(self._tokens, self._parents)
+        return Tree([*self._tokens], [*self._parents])
