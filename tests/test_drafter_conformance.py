@@ -812,7 +812,6 @@ def see_everything(layout: TokenLayout) -> TokenLayout:
         ancestors=tuple(
             tuple(range(first, slot + 1)) for first, slot in zip(firsts, slots, strict=True)
         ),
-        _sights={},
     )
 
 

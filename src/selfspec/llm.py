@@ -26,8 +26,10 @@ from .engine.generation import Generation
 from .engine.row import Request
 from .errors import OptionError, PromptError, Unavailable, nearest
 from .model.compute.memory import weights_too_large
+from .model.from_transformers import from_transformers
 from .model.layered import LayeredModel
 from .model.load.loading import load
+from .model.measuring import product_modules, weight_bytes
 from .results import ModelInfo, Result
 
 if TYPE_CHECKING:
@@ -126,7 +128,7 @@ class LLM:
         )
         target, parameters = loaded.model.device, loaded.model.num_parameters()
         try:
-            layered = LayeredModel(
+            layered = from_transformers(
                 loaded.model, owned=loaded.owned, kernel=kernel, long_context=long_context
             )
         except torch.OutOfMemoryError as error:
@@ -144,21 +146,26 @@ class LLM:
             parameters=model.parameters,
             context=shape.context,
             vocabulary=shape.vocabulary,
-            weight_bytes=model.weight_bytes,
+            weight_bytes=weight_bytes(model),
             kernel=model.ops.kernel,
-            modules=list(model.product_modules),
+            modules=list(product_modules(model)),
             row_stable=model.row_stable,
             dtype=str(model.dtype).removeprefix("torch."),
             device=str(model.device),
             threads=torch.get_num_threads(),
-            recorded=model.recorded,
+            recorded=model.steps.status,
         )
 
     def without_adapters(self) -> LLM:
         """The same model without its live adapters, on the same weights; both can be used at the
         same time."""
+        return self.view(self.model.without_adapters)
+
+    def view(self, model: LayeredModel) -> LLM:
+        """The same over another view of the model. Both take turns on the weights that they
+        share."""
         other = copy(self)
-        other.model, other._chats = self.model.without_adapters, ChatCaches()
+        other.model, other._chats = model, ChatCaches()
         return other
 
     # ----------------------------------------------------------------------------------- generating

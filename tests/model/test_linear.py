@@ -7,7 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from selfspec.model.compute.linear import MklLinear, NativeLinear, PlainLinear, mkl_is_row_stable
+from selfspec.model.compute.cpu.linear import NativeLinear
+from selfspec.model.compute.linear import MklLinear, PlainLinear, mkl_is_row_stable
 
 SHAPES = [(960, 576), (576, 1536), (259, 52), (33, 7), (1, 16)]
 

@@ -10,6 +10,7 @@ from variants import VARIANTS, build
 
 from selfspec.model.compute.cache import RowSpan
 from selfspec.model.compute.plan import LayerPlan
+from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
 from selfspec.model.passes import Passes
 from selfspec.testing import tiny_lora
@@ -35,7 +36,7 @@ def threads():
 
 def one_by_one(model: LayeredModel) -> LayeredModel:
     """The same model, each half run by its own operations."""
-    other = model.with_blocks(model.blocks)
+    other = model.view(blocks=model.blocks)
     other._passes._native = None
     return other
 
@@ -57,7 +58,7 @@ def states_of(model: LayeredModel, plan: LayerPlan, sizes=(37, 1, 5)):
 @pytest.mark.parametrize("variant", sorted(WITH_EXPERTS))
 def test_experts_run_one_by_one(variant):
     """Experts choose their products by the token; taken for an MLP they would compute nonsense."""
-    assert not LayeredModel(build(variant), kernel="native")._passes.in_one_call
+    assert not from_transformers(build(variant), kernel="native")._passes.in_one_call
 
 
 @dense
@@ -65,7 +66,7 @@ def test_one_call_computes_what_single_halves_compute(variant):
     """A norm, scale, window, rope or parallel residual that got lost, for whole layers and where
     halves are skipped. And a norm or product that the runner does not know any more, which would
     silently make every pass slow again."""
-    model = LayeredModel(build(variant), kernel="native", check=False)
+    model = from_transformers(build(variant), kernel="native", check=False)
     assert model._passes.in_one_call
     for plan in PLANS:
         for ours, expected in zip(
@@ -81,7 +82,7 @@ def test_one_call_computes_what_single_halves_compute(variant):
 def test_the_number_of_threads_changes_no_bit(variant, many, threads):
     """A step that begins before another thread has ended the last one, or a share that is cut
     between the lanes of a vector."""
-    model = LayeredModel(build(variant), kernel="native")
+    model = from_transformers(build(variant), kernel="native")
     threads(1)
     alone = states_of(model, LayerPlan(0, 4))
     threads(many)
@@ -94,7 +95,7 @@ def test_the_number_of_threads_changes_no_bit(variant, many, threads):
 def test_watching_changes_no_bit(variant):
     """Whoever looks on cuts the pass into single halves; were they computed otherwise, `cosine`
     would change what is written."""
-    model = LayeredModel(build(variant), kernel="native")
+    model = from_transformers(build(variant), kernel="native")
     cache, other = model.new_cache(1, 16), model.new_cache(1, 16)
     x, seen = model.embed(torch.arange(3, 12)), []
     plain = model.run(x, model.full_plan, cache, cache.layout([9]))
@@ -109,7 +110,7 @@ def test_watching_changes_no_bit(variant):
 
 def test_what_is_given_is_not_changed():
     """A pass that works in place: early exit carries the same states through the layers twice."""
-    model = LayeredModel(build("llama"), kernel="native")
+    model = from_transformers(build("llama"), kernel="native")
     cache = model.new_cache(1, 16)
     x = model.embed(torch.arange(3, 12))
     kept = x.clone()
@@ -120,7 +121,7 @@ def test_what_is_given_is_not_changed():
 def test_a_model_with_an_adapter_runs_one_by_one_and_without_it_in_one_call():
     """Products with something added are none that the kernels know; a view must not keep the
     other's halves."""
-    model = LayeredModel(build("llama"), kernel="native")
+    model = from_transformers(build("llama"), kernel="native")
     view = lora_view(tiny_lora(model), model)
     assert not view._passes.in_one_call and model._passes.in_one_call
     assert Passes(model.blocks).in_one_call

@@ -25,7 +25,7 @@ class CostAware(Controller):
     name: ClassVar[str] = "cost-aware"
 
     most: int = 12
-    """The most drafts a round."""
+    """Most tokens to draft for a row in one round, all guesses of a tree counted."""
 
     def __post_init__(self) -> None:
         if self.most < 1:

@@ -172,13 +172,14 @@ class Stats:
     layer_tokens: int = 0  # tokens times layers computed, drafts included
     peak_memory_bytes: int = 0
 
-    def count(self, outcome: RowOutcome) -> None:
-        """Book what became of one row's draft."""
-        tree, path = outcome.draft.tree, outcome.path
+    def count(self, draft: Draft, path: Sequence[int], kept: Sequence[int]) -> None:
+        """Book what became of one row's draft: the root and the guesses that were kept, and the
+        tokens that came of it."""
+        tree, accepted = draft.tree, len(path) - 1
         self.verifications += 1
-        self.decoded += len(outcome.kept)
+        self.decoded += len(kept)
         self.drafted += len(tree) - 1
-        self.accepted += outcome.accepted
+        self.accepted += accepted
         for depth, node in enumerate(path):
             if node not in tree.parents:
                 break
@@ -186,7 +187,7 @@ class Stats:
                 self.drafted_at.append(0)
                 self.accepted_at.append(0)
             self.drafted_at[depth] += 1
-            self.accepted_at[depth] += depth < outcome.accepted
+            self.accepted_at[depth] += depth < accepted
 
     def add_tokens(self, row: Stats) -> None:
         """Add a row's tokens: all that rows do not share."""

@@ -38,16 +38,17 @@ class SamplingParams:
     """How one row's tokens are chosen. The defaults are greedy decoding with nothing changed."""
 
     temperature: float = 0.0
-    """Divides the logits before sampling; 0 is greedy decoding (always the likeliest token)."""
+    """How varied the text is: logits are divided by it before sampling. 0 is greedy decoding, which
+    always takes the likeliest token."""
     top_k: int = 0
-    """Sample only from the k likeliest tokens; 0 is off."""
+    """Sample only from this many of the likeliest tokens; 0 is off."""
     top_p: float = 1.0
     """Sample only from the likeliest tokens that together have this probability; 1 is off."""
     min_p: float = 0.0
-    """Drop tokens less likely than this fraction of the likeliest one; 0 is off."""
+    """Drop tokens whose probability is below this share of the likeliest one's; 0 is off."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens already in the prompt or the
-    output; 1 is off."""
+    """Divides positive and multiplies negative logits of tokens that are already in the prompt or
+    the output: above 1 they become rarer, 1 is off."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of each token that is already in the output (the prompt does
     not count); 0 is off."""
@@ -55,9 +56,10 @@ class SamplingParams:
     """Subtracted from a token's logit for each time it is already in the output (the prompt does
     not count); 0 is off."""
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    """Added to the logits of the given token ids before anything else."""
+    """Added to the logits of these token ids before anything else."""
     seed: int | None = None
-    """Makes sampling repeatable; without one, each generation draws its own and reports it."""
+    """Makes sampling repeatable: the same seed draws the same tokens again. Without one each
+    generation draws its own and reports it."""
 
     def __post_init__(self) -> None:
         _check_numbers(self)

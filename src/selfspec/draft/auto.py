@@ -47,7 +47,7 @@ class Auto(Drafter):
     """Drafters to choose from, by name or as objects. One that does not fit the model is left
     out."""
     most: int = 7
-    """The most drafts a row in one round."""
+    """Most tokens to draft for a row in one round, all guesses of a tree counted."""
 
     def __post_init__(self) -> None:
         if self.most < 1:

@@ -25,7 +25,7 @@ from ..core.tree import Tree
 from ..errors import OptionError
 from ..model.compute.cache import RowSpan, TokenLayout
 from ..model.compute.plan import LayerPlan
-from ..model.partial_head import PartialHead
+from ..model.partial_head import PartialHead, partial_head
 from .base import DraftSession, Target
 
 
@@ -44,10 +44,11 @@ class _ChainRow:
 class ChainSession(DraftSession):
     """Drafts chains with part of the model, on the generation's own cache.
 
-    `vocabulary`, `tokens`: score only the first so many token ids, and these, and those of the
-    prompts, from which much is copied; without both all tokens are scored. `vocabulary` may also be
-    a part's own choice. `sample`: under sampling, draw drafts independently of the target's own
-    draws and report what they were drawn from.
+    `vocabulary`, `tokens`: score only the token ids below that number (most tokenizers give low ids
+    to frequent tokens), these tokens, and those of the prompts, from which much is copied. Without
+    both all tokens are scored. `vocabulary` may also be a part's own choice. `sample`: under
+    sampling, draw drafts independently of the target's own draws and report what they were drawn
+    from.
     """
 
     def __init__(
@@ -146,7 +147,8 @@ class ChainSession(DraftSession):
             len(text) + len(self.rows[row].guesses) for row, text in zip(rows, texts, strict=True)
         ]
         slots = map(self.slot, rows, lengths)
-        layout = self.cache.layout_at([RowSpan(row, s, 1) for row, s in zip(rows, slots)])
+        spans = [RowSpan(row, slot, 1) for row, slot in zip(rows, slots, strict=True)]
+        layout = self.cache.layout_at(spans)
         return self.hidden(torch.tensor(last, device=self.target.model.device), layout, rows)
 
     def _draft_unread(
@@ -226,8 +228,8 @@ def _scored(
     outside = [token for token in tokens if not 0 <= token < size]
     if outside:
         raise OptionError(
-            f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it could "
-            "never be drafted; make the list with this model's tokenizer"
+            f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it "
+            "could never be drafted; make the list with this model's tokenizer"
         )
     if isinstance(vocabulary, PartialHead):
         return vocabulary
@@ -238,7 +240,7 @@ def _scored(
         )
     if vocabulary == size or not (vocabulary or tokens):
         return None
-    return target.model.partial_head(vocabulary, tokens)
+    return partial_head(target.model, vocabulary, tokens)
 
 
 class LayerSession(ChainSession):

@@ -42,12 +42,12 @@ class Hybrid(Drafter):
     then: str | Drafter = "recycle"
     """The drafter for where the first finds nothing, by name or as an object."""
     first_options: Mapping[str, Any] | None = None
-    """Options of the first, if it is named; None makes a lookup fit in: least=0.15 if merging, else
+    """Options of the first, if it is named. None makes a lookup fit in: least=0.15 if merging, else
     shortest=2."""
     then_options: Mapping[str, Any] | None = None
     """Options of the second, if it is named."""
     merge: bool | None = None
-    """Give the second the room that the first leaves, as one tree; None does so if the second
+    """Give the second the room that the first leaves, as one tree. None does so if the second
     drafts trees."""
 
     def __post_init__(self) -> None:

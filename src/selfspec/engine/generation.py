@@ -83,6 +83,7 @@ class Generation:
             self.cache.rollback(slot, known)  # the last token is always read, for its logits
             self.cache.reserve(self._slots_wanted(request))
             row = Row(self._admitted, slot, request, self._model.shape.context, known)
+            row.computed_before = int(self.cache.computed[slot].sum())
             if request.drafter is not None:
                 self._group_for(request).admit(row)
             self._free_slots.pop(0)
@@ -101,6 +102,7 @@ class Generation:
             group.drop(row)
             if not group.rows:
                 self._groups.remove(group)
+        self._count_layers(row)
         self._stats.add_tokens(row.stats)
         insort(self._free_slots, row.slot)
 
@@ -124,8 +126,13 @@ class Generation:
         own = self._stats
         total = replace(own, drafted_at=[*own.drafted_at], accepted_at=[*own.accepted_at])
         for row in self.rows:
+            self._count_layers(row)
             total.add_tokens(row.stats)
         return total
+
+    def _count_layers(self, row: Row) -> None:
+        computed = int(self.cache.computed[row.slot].sum())
+        row.stats.layer_tokens = computed - row.computed_before
 
     # -------------------------------------------------------------------------------------- running
 
@@ -177,8 +184,7 @@ class Generation:
 
     @contextmanager
     def _timed(self, phase: str, rows: Sequence[Row]) -> Iterator[None]:
-        """Books time, passes and tokens of layers, for each row that takes part and for all."""
-        computed = self.cache.computed.sum(axis=1)
+        """Books time and passes, for each row that takes part and for all."""
         start = time.perf_counter()
         try:
             yield
@@ -189,39 +195,42 @@ class Generation:
         for stats in (self._stats, *(row.stats for row in rows)):
             setattr(stats, phase, getattr(stats, phase) + seconds)
             stats.forward_passes += 1
-        computed = self.cache.computed.sum(axis=1) - computed
-        for row in rows:
-            row.stats.layer_tokens += int(computed[row.slot])
 
     def _read(self, rows: Sequence[Row]) -> None:
-        """One chunk of the prompts, the shortest first, and the first token of those that are
-        read. Rows whose drafter looks on are read apart from the others."""
+        """One chunk of the prompts, and the first token of those that are read. Rows whose drafter
+        looks on are read apart from the others."""
         observer = self._observer_of(rows[0])
         alike = [row for row in rows if self._observer_of(row) == observer]
-        chunk, left = dict[Row, RowSpan](), self._chunk
-        for row in sorted(alike, key=lambda row: len(row.tokens) - row.settled):
-            if count := min(left, len(row.tokens) - row.settled):
-                chunk[row] = RowSpan(row.slot, row.settled, count)
-                left -= count
-        ordered = [row for row in alike if row in chunk]
-        with self._timed("prefill_seconds", ordered):
-            spans = [chunk[row] for row in ordered]
-            tokens = [row.tokens[s.first : s.first + s.count] for row, s in zip(ordered, spans)]
-            x = self._model.embed(
-                torch.tensor([t for some in tokens for t in some], device=self._model.device)
-            )
-            layout, collectors = self.cache.layout_at(spans), self._collectors
+        spans = self._chunk_of(alike)
+        with self._timed("prefill_seconds", list(spans)):
+            x = self._embed([row.tokens[s.first : s.first + s.count] for row, s in spans.items()])
+            layout, collectors = self.cache.layout_at(list(spans.values())), self._collectors
             plan = self._model.full_plan
             x = self._model.run(x, plan, self.cache, layout, observer, collectors)
-            ends = torch.tensor([span.count for span in spans]).cumsum(0) - 1
-            whole = [s.first + s.count == len(r.tokens) for r, s in zip(ordered, spans)]
-            read = [row for row, complete in zip(ordered, whole) if complete]
-            if read:
-                logits = self._model.head(x[ends[torch.tensor(whole)].to(x.device)])
-                self._keep([Block(row, Draft.chain(row.tokens)) for row in read], logits)
-            for row, span in chunk.items():
-                if row not in read:
+            read: list[Block] = []
+            ends, end = [], 0
+            for row, span in spans.items():
+                end += span.count
+                if span.first + span.count == len(row.tokens):
+                    read.append(Block(row, Draft.chain(row.tokens)))
+                    ends.append(end - 1)
+                else:
                     row.state = replace(row.state, settled=span.first + span.count)
+            if read:
+                self._keep(read, self._model.head(x[ends]))
+
+    def _chunk_of(self, rows: Sequence[Row]) -> dict[Row, RowSpan]:
+        """What is read next of these rows, the shortest first, in the order of the rows."""
+        spans, left = dict[Row, RowSpan](), self._chunk
+        for row in sorted(rows, key=lambda row: len(row.tokens) - row.settled):
+            if count := min(left, len(row.tokens) - row.settled):
+                spans[row] = RowSpan(row.slot, row.settled, count)
+                left -= count
+        return {row: spans[row] for row in rows if row in spans}
+
+    def _embed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        flat = [token for some in tokens for token in some]
+        return self._model.embed(torch.tensor(flat, device=self._model.device))
 
     def _round(self, rows: Sequence[Row]) -> None:
         """Draft, verify, keep, learn."""
@@ -236,7 +245,7 @@ class Generation:
             end = time.perf_counter()
             decisions = self._keep(blocks, logits)
             for decision in decisions:
-                decision.block.row.stats.count(decision.outcome)
+                decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
             self._learn(blocks, decisions, logits, hidden, (begin, end))
         drafting = sum(group.draft_seconds for group in self._groups)
         for stats in (self._stats, *(row.stats for row in rows)):
@@ -297,8 +306,9 @@ class Generation:
         """Keep what the model itself would have written."""
         decisions, failed = decide(blocks, logits)
         for decision in decisions:
-            span = decision.block.span
-            self.cache.keep(span.row, span.first, decision.path)
+            if len(decision.block.draft.tree) > 1:
+                span = decision.block.span
+                self.cache.keep(span.row, span.first, decision.path)
         self._decided = decisions  # from here on the round counts
         self._write_down()
         for decision in decisions:

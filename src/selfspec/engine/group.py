@@ -32,6 +32,7 @@ class Group:
                 "request a controller, or name one (control=)"
             )
         self._control: ControlSession = control
+        self._two_sessions = self.session.control is not control
         self._is_open = True
 
     def drafts_for(self, request: Request) -> bool:
@@ -46,14 +47,14 @@ class Group:
     def _enter(self, row: Row) -> None:
         request = row.request
         self.session.admit(row.slot, row.tokens, request.sampler, request.eos)
-        if self._control is not self.session:
+        if self._two_sessions:
             self._control.admit(row.slot, row.tokens, request.sampler)
 
     def drop(self, row: Row) -> None:
         self.rows.remove(row)
         if self._is_open:
             self.session.drop(row.slot)
-            if self._control is not self.session:
+            if self._two_sessions:
                 self._control.drop(row.slot)
 
     def close(self) -> None:

@@ -107,12 +107,14 @@ def _verdicts(
             verdicts.append(None if isinstance(found, Tensor) else found)
             if isinstance(found, Tensor):
                 chosen.append(found)
-    flat = iter(torch.cat(chosen).tolist() if chosen else ())
+    read: list[int] = torch.cat(chosen).tolist() if chosen else []
     found_all: list[Verdict | Exception] = []
+    begin = 0
     for block, verdict in zip(blocks, verdicts, strict=True):
         if verdict is None:
             tree = block.draft.tree
-            choices = [next(flat) for _ in range(len(tree))]
+            choices = read[begin : begin + len(tree)]
+            begin += len(tree)
             verdict = accepted_path(tree, choices), choices
         found_all.append(verdict)
     return found_all

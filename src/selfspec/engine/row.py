@@ -1,5 +1,5 @@
-"""A request, and the row that it becomes: what was written, what the cache holds of it for good, and
-how many tokens may still come. Knows neither models nor drafts under way.
+"""A request, and the row that it becomes: what was written, what the cache holds of it for good,
+and how many tokens may still come. Knows neither models nor drafts under way.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Row:
         self._limit: FinishReason = "length" if room == request.max_new_tokens else "context"
         self.state = RowState(prompt, known, room)
         self.stats = Stats(prompt_tokens=prompt, cached_prompt_tokens=known)
+        self.computed_before = 0  # tokens times layers that the slot had computed for others
         self.error: Exception | None = None
         """What a stopping criterion or a logits processor of this request's raised."""
 

@@ -47,6 +47,7 @@ from ..engine.generation import Generation
 from ..engine.row import Request, Row
 from ..errors import OptionError, UnsupportedModel
 from ..model.compute.linear import plain_tensors
+from ..model.from_transformers import from_transformers
 from ..model.layered import LayeredModel
 
 if TYPE_CHECKING:
@@ -427,7 +428,7 @@ def _live(model: PreTrainedModel) -> _Live:
         found = _known.get(model)
         if found is None or found.weights != weights:
             _refuse_model(model)
-            found = _known[model] = _Live(LayeredModel(model), weights)
+            found = _known[model] = _Live(from_transformers(model), weights)
         return found
 
 

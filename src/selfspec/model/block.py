@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 from .compute.cache import KVCache, TokenLayout
+from .compute.halves import HalfParts
 from .compute.linear import Linear
 from .compute.norms import Norm
 from .compute.ops import ACTIVATIONS, Heads, Ops
 from .compute.rope import RopeTable
 from .experts import Experts
 from .families import Family, Shape
-from .weights import attention_scale, expert_parts, head_norm, norm, part, product, qkv
+from .weights import attention_scale, expert_weights, head_norm, linear_weights, norm, product, qkv
 
 Change = Callable[[Tensor], Tensor]
 ChangeLinear = Callable[[Linear], Linear]
@@ -60,22 +61,6 @@ class NormBy:
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.ops.norm(x, self.norm)
-
-
-@dataclass(frozen=True)
-class TakenApart:
-    """What a half is made of, for whoever runs all of it at once: an attention if it has heads,
-    else an MLP."""
-
-    before: Norm | None
-    after: Norm | None
-    into: Linear
-    out: Linear
-    heads: Heads | None
-    activation: str
-    gated: bool
-    parallel: bool
-    scale: float
 
 
 @dataclass(frozen=True)
@@ -120,7 +105,7 @@ class Block:
             other._mlp = self._mlp.with_linears(change)
         return other
 
-    def taken_apart(self) -> tuple[TakenApart | None, TakenApart | None]:
+    def taken_apart(self) -> tuple[HalfParts | None, HalfParts | None]:
         """Both halves; None for one that cannot be: a module of transformers, experts."""
         norms = self._norms
         attention, mlp = self._attention, self._mlp
@@ -133,13 +118,13 @@ class Block:
 
     def _apart(
         self, core: Attention | Mlp, before: Change | None, after: Change | None
-    ) -> TakenApart | None:
+    ) -> HalfParts | None:
         if not all(each is None or isinstance(each, NormBy) for each in (before, after)):
             return None
         first, last = (each.norm if isinstance(each, NormBy) else None for each in (before, after))
         heads = core.heads if isinstance(core, Attention) else None
         activation, gated = (core.activation, core.gated) if isinstance(core, Mlp) else ("", False)
-        return TakenApart(
+        return HalfParts(
             first, last, *core.linears, heads, activation, gated, self._parallel, self._scale
         )
 
@@ -178,7 +163,7 @@ def own_block(
     def change(name: str | None) -> Change | None:
         return None if name is None else NormBy(ops, norm(layer, name, family.norms))
 
-    experts = expert_parts(layer, family)
+    experts = expert_weights(layer, family)
     return Block(
         Attention(layer, index, family, shape, ops, rope),
         Mlp(layer, family, shape, ops)
@@ -210,7 +195,7 @@ class Attention:
         self._ops = ops
         self._qkv, self._out = (
             qkv(layer, family, shape, ops),
-            product([part(layer, family.out)], ops),
+            product([linear_weights(layer, family.out)], ops),
         )
         self.heads = Heads(
             layer=index,
@@ -249,8 +234,8 @@ class Mlp:
             raise UnsupportedModel(
                 f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}"
             )
-        self._up = product([part(layer, name) for name in family.gate_up], ops)
-        self._down = product([part(layer, family.down)], ops)
+        self._up = product([linear_weights(layer, name) for name in family.gate_up], ops)
+        self._down = product([linear_weights(layer, family.down)], ops)
         self.activation, self.gated = shape.activation, family.gated
         self._activate = partial(
             ops.gated if family.gated else ops.activated, activation=shape.activation

@@ -6,9 +6,10 @@ import torch
 
 from ..errors import OptionError, Unavailable, nearest
 from .compute.cpu.native import NoNative
+from .compute.cpu.operations import NativeOps
 from .compute.cuda.static_ops import StaticOps
 from .compute.linear import mkl_is_row_stable
-from .compute.ops import NativeOps, Ops, TorchOps
+from .compute.ops import Ops, TorchOps
 
 KERNELS = ("auto", "native", "mkl", "plain", "static")
 HOST_DECIDES = "which experts run is decided on the host, token by token"

@@ -34,18 +34,18 @@ class Cosine(Drafter):
     name: ClassVar[str] = "cosine"
 
     threshold: float = 0.985
-    """Skip attention halves whose input and output are at least this similar; above 1 skips none by
-    similarity."""
+    """Skip attention halves whose input and output are at least this similar: their cosine,
+    averaged over the prompt's tokens. Above 1 skips none by similarity."""
     every: int = 3
-    """Skip both halves of every n-th layer (n); 0 skips none by this rule."""
+    """Skip both halves of every n-th layer (n), 2 or more; 0 skips none by this rule."""
     keep_last: int = 2
     """Never skip anything of this many last layers (m)."""
     reuse: bool = True
-    """Let verification go on from the draft's states before the first skip; False runs all layers
+    """Let verification go on from the draft's states before the first skip. False runs all layers
     again, for comparison."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
-    of them."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all."""
 
     def __post_init__(self) -> None:
         if not self.threshold >= -1:

@@ -36,16 +36,17 @@ class KVSubset(Drafter):
     name: ClassVar[str] = "kv-subset"
 
     sink: int = 4
-    """How many of the first tokens are always seen."""
+    """How many of the text's first tokens are always seen."""
     recent: int = 256
-    """At least how many of the last tokens are seen."""
+    """How many of the text's last tokens are always seen, at the least."""
     blocks: int = 4
-    """How many blocks between the two are seen, the most similar to what was read last."""
+    """How many blocks between these two are seen: those whose keys are most like those of the last
+    tokens."""
     block_size: int = 64
-    """Tokens in a block."""
+    """How many tokens a block has."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
-    of them."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all."""
 
     def __post_init__(self) -> None:
         for option, least in (("sink", 0), ("recent", 1), ("blocks", 0), ("block_size", 1)):

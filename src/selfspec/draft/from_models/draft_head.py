@@ -25,7 +25,7 @@ from ...errors import OptionError
 from ...model.compute.cache import TokenLayout
 from ...model.layered import LayeredModel
 from ...trained.blocks import BlockSize, Stack, blocks_of
-from ...trained.files import Part, find_part, partial_head_of, ready
+from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ..base import Drafter, DraftSession, Target
 from ..beam import Beam, layout_of
 from ..chain import ChainSession
@@ -39,10 +39,10 @@ class DraftHead(Drafter):
     name: ClassVar[str] = "draft-head"
     trees: ClassVar[bool] = True
 
-    part: str | os.PathLike[str] | Part | None = None
-    """Folder of the trained part; None is the one that comes with selfspec for this model."""
+    part: str | os.PathLike[str] | TrainedPart | None = None
+    """Folder of the trained part. None is the one that comes with selfspec for this model."""
     width: int = 1
-    """Guesses that are followed up at each depth: 1 drafts a chain, more a tree."""
+    """How many guesses are followed up at each depth, 1 to 16: 1 drafts a chain, more a tree."""
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
     other tokens for a seed."""
@@ -66,7 +66,7 @@ class DraftHead(Drafter):
 class _Head:
     """A part's weights, ready to run."""
 
-    def __init__(self, part: Part, model: LayeredModel) -> None:
+    def __init__(self, part: TrainedPart, model: LayeredModel) -> None:
         self.layers = tuple(part.settings["layers"])
         self.stack = Stack(blocks_of(BlockSize(**part.settings["block"]), part.tensors, 1), model)
         self.rows = partial_head_of(part, model)

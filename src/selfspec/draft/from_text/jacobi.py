@@ -27,8 +27,8 @@ class Jacobi(Drafter):
     name: ClassVar[str] = "jacobi"
 
     fill: str = "text"
-    """Guesses where there are none yet: "text" takes tokens from anywhere in the row's text, "last"
-    repeats its last token."""
+    """What to guess where there are no guesses yet: "text" takes tokens from anywhere in the row's
+    text, "last" repeats its last token."""
 
     def __post_init__(self) -> None:
         if self.fill not in FILLS:

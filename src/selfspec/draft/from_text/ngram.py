@@ -34,14 +34,15 @@ class NGram(Drafter):
     trees: ClassVar[bool] = True
 
     longest: int = 4
-    """Look for the last so many tokens first, then for fewer."""
+    """Most tokens to compare at the text's end. Shorter matches are tried after longer ones."""
     shortest: int = 1
-    """The fewest tokens that count as a match."""
+    """Fewest tokens that count as a match."""
     branches: int = 3
     """How many different continuations to draft as a tree; 1 drafts a chain, the latest
     continuation of the longest match."""
     least: float = 0.0
-    """Stop where the estimated chance of a token falls below this; 0 uses the whole budget."""
+    """Leave out guesses whose estimated chance to be right, multiplied along their path, is below
+    this; 0 uses the whole budget."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:

@@ -29,7 +29,7 @@ from ...core.sampling import Sampler
 from ...core.tree import TreeBuilder
 from ...errors import OptionError
 from ...model.layered import LayeredModel
-from ...trained.files import Part
+from ...trained.files import TrainedPart
 from ...trained.successors import Chances, Successors, trained_successors
 from ..base import Drafter, DraftSession, Target
 
@@ -65,15 +65,15 @@ class TokenRecycling(Drafter):
     trees: ClassVar[bool] = True
 
     successors: int = 7
-    """How many successors of a token to keep (k)."""
+    """How many successors of a token to keep (k), 1 to 7."""
     pairs: bool = True
-    """Keep successors of pairs of tokens as well, and trust those first; False is the published
+    """Keep successors of pairs of tokens as well, and trust those first. False is the published
     method."""
-    part: str | os.PathLike[str] | Part | None = None
-    """Folder of trained successors; None takes those that come with selfspec for this model, if
+    part: str | os.PathLike[str] | TrainedPart | None = None
+    """Folder of trained successors. None takes those that come with selfspec for this model, if
     any; "none" takes none."""
     keep_table: bool = False
-    """Let later requests of the same drafter object begin with what earlier ones left; benchmarks
+    """Let later requests of the same drafter object begin with what earlier ones left. Benchmarks
     must say so."""
 
     def __post_init__(self) -> None:

@@ -8,15 +8,15 @@ together. What this module does not know: models, drafting.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .cpu.native import SightStruct
+from .memo import Memo
 from .memory import cache_too_large
 
 CHUNK = 512  # capacity grows by whole chunks
@@ -40,11 +40,10 @@ class Visibility:
     stops: Tensor
     first_extra: Tensor | None
     extras: Tensor | None
-    native: SightStruct
 
 
 @dataclass(frozen=True)
-class TokenLayout:
+class TokenLayout(Memo):
     """Where each token of a call sits: its row, the slot its key goes to, its position, and what it
     sees.
 
@@ -61,8 +60,6 @@ class TokenLayout:
     ancestors: tuple[tuple[int, ...], ...] | None = (
         None  # slots, the token's own last; None for chains
     )
-    _sights: dict[int | None, Visibility] = field(default_factory=dict, compare=False, repr=False)
-    _kept: dict[Hashable, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def chains(cls, spans: Sequence[RowSpan]) -> TokenLayout:
@@ -129,22 +126,14 @@ class TokenLayout:
         moved = {
             name: getattr(self, name).to(device) for name in ("rows", "slots", "positions", "stops")
         }
-        return replace(self, **moved, _sights={}, _kept={})
-
-    def once(self, name: Hashable, make: Callable[[], Tensor]) -> Tensor:
-        """What `make` gives, made once for all layers."""
-        if name not in self._kept:
-            self._kept[name] = make()
-        return self._kept[name]
+        return replace(self, **moved)
 
     def visible(self, window: int | None) -> Visibility:
         """What is seen in layers with this sliding window. Windows go by position, so a tree's
         branches count once."""
-        if window not in self._sights:
-            self._sights[window] = self._make_sight(window)
-        return self._sights[window]
+        return self.once(("visible", window), lambda: self._visible(window))
 
-    def _make_sight(self, window: int | None) -> Visibility:
+    def _visible(self, window: int | None) -> Visibility:
         starts = (
             torch.zeros_like(self.slots)
             if window is None
@@ -155,14 +144,7 @@ class TokenLayout:
         if seen is not None:
             first_extra = torch.tensor([0, *np.cumsum([len(path) for path in seen])])
             extras = torch.tensor([slot for path in seen for slot in path])
-        parts = (self.rows, starts, self.stops, first_extra, extras)
-        return Visibility(
-            starts,
-            self.stops,
-            first_extra,
-            extras,
-            SightStruct(*(p.data_ptr() if p is not None else None for p in parts)),
-        )
+        return Visibility(starts, self.stops, first_extra, extras)
 
     def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
         """The slots that each token sees beside [start, stop), its own last. In a tree: its
@@ -281,7 +263,10 @@ class KVCache:
         assert (known >= first).all(), (
             f"rows {row.ravel()}: layers are at {known}, tokens start at slots {first.ravel()}"
         )
-        np.add.at(self.computed, (row, index), count)
+        if len(layout.spans) == len({span.row for span in layout.spans}):
+            self.computed[row, index] += count
+        else:  # which would count a row's spans once
+            np.add.at(self.computed, (row, index), count)
         self.lengths[row, index] = first + count
 
     def rollback(self, row: int, length: int) -> None:

@@ -1,13 +1,13 @@
 """Linears behind one call: `linear(x, residual=None)`, where several weights that read the same
 input run as one product.
 
-Three that own their weights. `NativeLinear`: panels for our own kernel (kernels.cpp); a row's bits
-do not depend on its neighbours, and eight rows cost about what one costs. `MklLinear`: MKL's pack,
-made once for 64 rows; fast and row-stable on Intel processors, neither on others, so whoever uses
-it asks first (`mkl_is_row_stable`). `PlainLinear`: `F.linear`, everywhere. A packed weight replaces
-the original; nothing here keeps a second copy. Three that are made of others. `ModuleLinear` calls
-a module that keeps its own weights (quantised ones), `JoinedLinear` puts several products side by
-side, `LowRank` adds what an adapter learned, W x + U (D x), and leaves W's product as it was.
+Those that own their weights: ours (cpu/linear.py), `MklLinear` and `PlainLinear`. MKL's pack is
+made once for 64 rows; it is fast and row-stable on Intel processors, neither on others, so whoever
+uses it asks first (`mkl_is_row_stable`). `PlainLinear` is `F.linear`, everywhere. A packed weight
+replaces the original; nothing here keeps a second copy. Three that are made of others:
+`ModuleLinear` calls a module that keeps its own weights (quantised ones), `JoinedLinear` puts
+several products side by side, `LowRank` adds what an adapter learned, W x + U (D x), and leaves W's
+product as it was.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import OptionError
-from .cpu.native import ProductStruct, library
 
 
 class Linear(ABC):
@@ -49,7 +48,8 @@ class Linear(ABC):
     _item = 4
 
 
-def _joined(tensors: Sequence[Tensor]) -> Tensor:
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Weights that read the same input, as one."""
     return tensors[0].detach() if len(tensors) == 1 else torch.cat([t.detach() for t in tensors])
 
 
@@ -69,7 +69,7 @@ class PlainLinear(Linear):
     """`F.linear`: every device and dtype. A row's bits may depend on how many rows run together."""
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
-        self.weight = _joined(weights)
+        self.weight = joined(weights)
         self.bias = joined_bias(weights, biases)
         self.outputs, self.inputs = self.weight.shape
         self._item = self.weight.element_size()
@@ -90,7 +90,7 @@ class MklLinear(Linear):
     readable = False
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
-        weight = _joined(weights).contiguous()
+        weight = joined(weights).contiguous()
         self.bias = joined_bias(weights, biases)
         self.outputs, self.inputs = weight.shape
         self._pack = torch.ops.mkl._mkl_reorder_linear_weight(weight, self.ROWS)
@@ -104,39 +104,6 @@ class MklLinear(Linear):
 
     def rows(self, index: Tensor) -> Tensor:
         raise NotImplementedError("an MKL pack cannot be read back; keep the embedding beside it")
-
-
-class NativeLinear(Linear):
-    """Weights in panels of columns, [panel][input][column], for the kernel in kernels.cpp."""
-
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
-        self._native = library()
-        weight = _joined(weights)
-        self.outputs, self.inputs = weight.shape
-        self._width = self._native.panel_width()
-        panels = -(-self.outputs // self._width)
-        padded = (
-            F.pad(weight, (0, 0, 0, panels * self._width - self.outputs))
-            if self.outputs % self._width
-            else weight
-        )
-        self._pack = padded.view(panels, self._width, self.inputs).transpose(1, 2).contiguous()
-        self.bias = joined_bias(weights, biases)
-        bias = None if self.bias is None else self.bias.data_ptr()
-        self.native = ProductStruct(self._pack.data_ptr(), bias, self.outputs, self.inputs)
-
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        assert x.is_contiguous() and x.dtype == torch.float32 and x.shape[1] == self.inputs
-        rows = x.shape[0]
-        out = torch.empty((rows, self.outputs))
-        added = None if residual is None else residual.data_ptr()
-        self._native.linear(
-            x.data_ptr(), rows, self.native, added, out.data_ptr(), torch.get_num_threads()
-        )
-        return out
-
-    def rows(self, index: Tensor) -> Tensor:
-        return self._pack[index // self._width, :, index % self._width]
 
 
 class ModuleLinear(Linear):

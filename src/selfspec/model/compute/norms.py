@@ -4,11 +4,10 @@ how one is computed."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from torch import Tensor
 
-from .cpu.native import NormStruct
+from .memo import Memo
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,7 @@ class NormKind:
 
 
 @dataclass(frozen=True, eq=False)
-class Norm:
+class Norm(Memo):
     """One norm, ready to use."""
 
     weight: Tensor
@@ -38,10 +37,3 @@ class Norm:
     def size(self) -> int:
         """How many numbers are normalised together."""
         return self.weight.shape[-1]
-
-    @cached_property
-    def native(self) -> NormStruct:
-        """The same for our kernels, which read float32."""
-        bias = None if self.bias is None else self.bias.data_ptr()
-        stride = self.size if self.weight.dim() > 1 else 0
-        return NormStruct(self.weight.data_ptr(), bias, self.size, stride, self.eps, self.centred)

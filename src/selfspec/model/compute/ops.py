@@ -1,19 +1,17 @@
-"""The operations of a decoder block, in two versions behind one set of names: our kernels, and
-torch.
+"""The operations of a decoder block behind one set of names, and torch's version of them.
 
-`NativeOps` (float32 on a CPU): a token's bits are the same whatever is computed beside it, by
-construction. `TorchOps`: every device and dtype, and CPUs without a compiler. With
+Ours (cpu/operations.py; float32 on a CPU): a token's bits are the same whatever is computed beside
+it, by construction. `TorchOps`: every device and dtype, and CPUs without a compiler. With
 `row_stable=True` it uses the forms of the torch operations that were seen to be row-stable on Intel
 processors; the adapter measures whether they are here.
 """
 
 from __future__ import annotations
 
-import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import Literal
 
 import torch
@@ -21,8 +19,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .cache import CHUNK, KVCache, RowSpan, TokenLayout
-from .cpu.native import HeadsStruct, LayerStruct, RopeStruct, WhereStruct, library
-from .linear import Linear, MklLinear, NativeLinear, PlainLinear
+from .linear import Linear, MklLinear, PlainLinear
+from .memo import Memo
 from .norms import Norm
 from .rope import RopeTable
 
@@ -32,7 +30,7 @@ _TORCH_ACTIVATIONS = (F.silu, partial(F.gelu, approximate="tanh"), F.gelu, F.rel
 
 
 @dataclass(frozen=True)
-class Heads:
+class Heads(Memo):
     """What attention needs to know beside its projections."""
 
     layer: int
@@ -45,15 +43,6 @@ class Heads:
     rope: RopeTable | None = None  # None: nothing is rotated
     query_norm: Norm | None = None  # of each head, or of all queries together
     key_norm: Norm | None = None
-
-    @cached_property
-    def native(self) -> HeadsStruct:
-        """The same for our kernels."""
-        norms = [
-            None if norm is None else ctypes.addressof(norm.native)
-            for norm in (self.query_norm, self.key_norm)
-        ]
-        return HeadsStruct(self.queries, self.keys, self.size, *norms, self.scale, self.cap)
 
 
 class Ops(ABC):
@@ -85,84 +74,6 @@ class Ops(ABC):
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
         """Rotates, files keys and values, attends: (tokens, (queries + 2 keys) * size) -> (tokens,
         queries * size)."""
-
-
-class NativeOps(Ops):
-    """Our kernels: float32 on a CPU."""
-
-    kernel: Kernel = "native"
-
-    def __init__(self) -> None:
-        self._native = library()
-
-    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
-        return NativeLinear(weights, biases)
-
-    def norm(self, x: Tensor, norm: Norm) -> Tensor:
-        assert norm.size == x.shape[1]
-        out = torch.empty_like(x)
-        self._native.normalise(
-            x.data_ptr(), x.shape[0], norm.native, out.data_ptr(), torch.get_num_threads()
-        )
-        return out
-
-    def gated(self, both: Tensor, activation: str) -> Tensor:
-        rows, size = both.shape[0], both.shape[1] // 2
-        out = torch.empty((rows, size))
-        self._native.gated(
-            both.data_ptr(),
-            rows,
-            size,
-            ACTIVATIONS[activation],
-            out.data_ptr(),
-            torch.get_num_threads(),
-        )
-        return out
-
-    def activated(self, x: Tensor, activation: str) -> Tensor:
-        self._native.activated(
-            x.data_ptr(), *x.shape, ACTIVATIONS[activation], torch.get_num_threads()
-        )
-        return x
-
-    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
-        self._native.soft_cap(x.data_ptr(), x.numel(), cap, torch.get_num_threads())
-        return x
-
-    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
-        tokens, threads = qkv.shape[0], torch.get_num_threads()
-        keys, values = cache.keys, cache.values
-        offset = heads.layer * keys.stride(0) * 4
-        layer = LayerStruct(
-            keys.data_ptr() + offset,
-            values.data_ptr() + offset,
-            keys.stride(1),
-            keys.stride(2),
-            heads.size,
-        )
-        angles = heads.rope.tables() if heads.rope else None
-        rope = rope_struct(angles)
-        self._native.rotate_and_store(
-            qkv.data_ptr(), tokens, heads.native, rope, where_struct(layout), layer, threads
-        )
-        out = torch.empty((tokens, heads.queries * heads.size))
-        visible = layout.visible(heads.window).native
-        self._native.attend(
-            qkv.data_ptr(), tokens, heads.native, layer, visible, out.data_ptr(), threads
-        )
-        return out
-
-
-def rope_struct(tables: tuple[Tensor, Tensor] | None) -> RopeStruct:
-    """Tables of cosines and sines for our kernels; the caller keeps them alive."""
-    if tables is None:
-        return RopeStruct(None, None, 0)
-    return RopeStruct(tables[0].data_ptr(), tables[1].data_ptr(), 2 * tables[0].shape[1])
-
-
-def where_struct(layout: TokenLayout) -> WhereStruct:
-    """Where a call's tokens go, for our kernels."""
-    return WhereStruct(layout.rows.data_ptr(), layout.slots.data_ptr(), layout.positions.data_ptr())
 
 
 class TorchOps(Ops):

@@ -7,13 +7,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-import numpy as np
-
 from ...errors import OptionError
+from .memo import Memo
 
 
 @dataclass(frozen=True)
-class LayerPlan:
+class LayerPlan(Memo):
     """Layers `start` to `stop - 1`, less the attention and MLP halves that are skipped.
 
     A skipped half leaves the residual stream as it is. Skipped attention writes nothing to the
@@ -60,13 +59,6 @@ class LayerPlan:
             for layer in range(self.start, self.stop)
             for attention, skipped in ((True, self.skipped_attention), (False, self.skipped_mlp))
             if layer not in skipped
-        )
-
-    @cached_property
-    def numbers(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """The halves by number: a layer's attention is twice the layer, its MLP one more."""
-        return np.array(
-            [2 * layer + (not attention) for layer, attention in self.halves], dtype=np.int64
         )
 
     @cached_property

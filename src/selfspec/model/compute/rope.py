@@ -8,16 +8,30 @@ was first needed.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from .memo import Memo
+
 CHUNK = 1024
 
 
+@dataclass(frozen=True, eq=False)
+class Angles(Memo):
+    """Tables of one length, (positions, rotary / 2) float32 each."""
+
+    cosines: Tensor
+    sines: Tensor
+
+    @property
+    def rotary(self) -> int:
+        return 2 * self.cosines.shape[1]
+
+
 class RopeTable:
-    """`cosines` and `sines`, (positions, rotary / 2) float32, grown by `reserve`, never beyond
-    `context`.
+    """`cosines` and `sines` by position, grown by `reserve`, never beyond `context`.
 
     The limit matters: "dynamic" scaling changes its frequencies when it is asked for more, and a
     model inside its context must not notice. Beyond it such a model depends on how its text was cut
@@ -47,36 +61,38 @@ class RopeTable:
         self._interleaved = interleaved
         self._beyond = [] if beyond is None else [beyond]
         self._lock = threading.Lock()
-        self.cosines, self.sines = self._chunk(0)
+        self.tables = self._chunk(0)
+        """As they are now. Another thread may let them grow, so whoever needs both takes this."""
+
+    @property
+    def cosines(self) -> Tensor:
+        return self.tables.cosines
+
+    @property
+    def sines(self) -> Tensor:
+        return self.tables.sines
 
     @property
     def rotary(self) -> int:
         """How many numbers of a head are rotated."""
-        return 2 * self.cosines.shape[1]
+        return self.tables.rotary
 
     def reserve(self, positions: int) -> None:
         with self._lock:
             while len(self.cosines) < min(positions, self._context):
-                cosines, sines = self._chunk(len(self.cosines))
-                self.cosines, self.sines = (
-                    torch.cat([self.cosines, cosines]),
-                    torch.cat([self.sines, sines]),
+                more = self._chunk(len(self.cosines))
+                self.tables = Angles(
+                    torch.cat([self.cosines, more.cosines]), torch.cat([self.sines, more.sines])
                 )
 
-    def tables(self) -> tuple[Tensor, Tensor]:
-        """Both tables as they are now; whoever reads them by address holds them, since another
-        thread may let them grow."""
-        with self._lock:
-            return self.cosines, self.sines
-
     @torch.inference_mode()
-    def _chunk(self, first: int) -> tuple[Tensor, Tensor]:
+    def _chunk(self, first: int) -> Angles:
         inside = range(first, min(first + CHUNK, self._context))
         positions = torch.tensor([[*inside, *self._beyond]], device=self._device)
         like = torch.empty(0, dtype=torch.float32, device=self._device)
         cosine, sine = self._module(like, positions, *self._kind)
         half = cosine.shape[-1] // 2
         once = slice(None, None, 2) if self._interleaved else slice(half)
-        return cosine[0, : len(inside), once].contiguous(), sine[
-            0, : len(inside), once
-        ].contiguous()
+        return Angles(
+            cosine[0, : len(inside), once].contiguous(), sine[0, : len(inside), once].contiguous()
+        )

@@ -1,0 +1,109 @@
+"""Many halves of layers in one call to our kernels. Does not know which are asked for, or why."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from ..cache import KVCache, TokenLayout
+from ..halves import HalfParts
+from ..ops import ACTIVATIONS
+from ..plan import LayerPlan
+from .interface import (
+    CallStruct,
+    HalfStruct,
+    HeadsStruct,
+    RopeStruct,
+    SightStruct,
+    half_numbers,
+    heads_struct,
+    norm_address,
+    rope_struct,
+    sight_struct,
+    where_struct,
+)
+from .linear import NativeLinear
+from .native import library
+
+
+def is_native(half: HalfParts) -> bool:
+    """Whether our kernels can run this half."""
+    return isinstance(half.into, NativeLinear) and isinstance(half.out, NativeLinear)
+
+
+class NativeHalves:
+    """The halves of some blocks, two a block, as our kernels read them."""
+
+    def __init__(self, halves: Sequence[HalfParts]) -> None:
+        self._kept = halves  # the structs hold addresses of their tensors
+        attentions = [half.heads for half in halves if half.heads is not None]
+        self._ropes = list({id(heads.rope): heads.rope for heads in attentions}.values())
+        self._windows = list(dict.fromkeys(heads.window for heads in attentions))
+        self._halves = (HalfStruct * len(halves))(*map(self._struct, range(len(halves)), halves))
+
+    def run(
+        self,
+        x: Tensor,
+        plan: LayerPlan,
+        begin: int,
+        end: int,
+        cache: KVCache,
+        layout: TokenLayout,
+        entered: Tensor,
+    ) -> Tensor:
+        """The stream (tokens, width) after the plan's halves [begin, end). `entered`: what entered
+        the layer of the first."""
+        entered = entered.contiguous()
+        x = x.clone(memory_format=torch.contiguous_format)
+        # held here: the tables may grow into other memory meanwhile
+        tables = [None if rope is None else rope.tables for rope in self._ropes]
+        ropes = (RopeStruct * len(tables))(*map(rope_struct, tables))
+        sights = (SightStruct * len(self._windows))(
+            *(sight_struct(layout, window) for window in self._windows)
+        )
+        keys, values = cache.keys, cache.values
+        call = CallStruct(
+            *x.shape,
+            where_struct(layout),
+            ctypes.addressof(ropes),
+            ctypes.addressof(sights),
+            keys.data_ptr(),
+            values.data_ptr(),
+            *keys.stride()[:3],
+            entered.data_ptr(),
+        )
+        library().run_halves(
+            x.data_ptr(),
+            self._halves,
+            ctypes.byref(half_numbers(plan), begin * ctypes.sizeof(ctypes.c_int64)),
+            end - begin,
+            call,
+            torch.get_num_threads(),
+        )
+        return x
+
+    def _struct(self, number: int, half: HalfParts) -> HalfStruct:
+        into, out, heads = half.into, half.out, half.heads
+        assert isinstance(into, NativeLinear) and isinstance(out, NativeLinear)
+        return HalfStruct(
+            layer=number // 2,
+            attention=heads is not None,
+            parallel=half.parallel,
+            before=norm_address(half.before),
+            after=norm_address(half.after),
+            into=into.native,
+            out=out.native,
+            heads=HeadsStruct() if heads is None else heads_struct(heads),
+            rope=0 if heads is None else _index(self._ropes, heads.rope),
+            sight=0 if heads is None else self._windows.index(heads.window),
+            activation=ACTIVATIONS[half.activation] if half.activation else 0,
+            gated=half.gated,
+            scale=half.scale,
+        )
+
+
+def _index(found: Iterable[object], wanted: object) -> int:
+    return next(index for index, each in enumerate(found) if each is wanted)

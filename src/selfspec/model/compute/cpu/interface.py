@@ -1,0 +1,241 @@
+"""The C interface of kernels.cpp: its structs, its functions, and our values as it reads them.
+
+A struct holds addresses, so what it was made of must outlive it. A norm, an attention's heads and
+a call's layout keep the structs that were made of them (`Memo.once`): they are made once and live
+exactly as long as the tensors they point to. Knows neither how the kernels are compiled nor who
+calls them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Array, c_float, c_int, c_int64, c_void_p
+
+from torch import Tensor
+
+from ..cache import KVCache, TokenLayout
+from ..norms import Norm
+from ..ops import Heads
+from ..plan import LayerPlan
+from ..rope import Angles
+
+
+class LayerStruct(ctypes.Structure):
+    """Where one layer's keys and values lie."""
+
+    _fields_ = [
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("row_stride", c_int64),
+        ("head_stride", c_int64),
+        ("size", c_int64),
+    ]
+
+
+class NormStruct(ctypes.Structure):
+    """A norm: its weights, over how many numbers, and its kind."""
+
+    _fields_ = [
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("size", c_int64),
+        ("stride", c_int64),
+        ("eps", c_float),
+        ("centred", c_int),
+    ]
+
+
+class ProductStruct(ctypes.Structure):
+    """A packed weight and its bias."""
+
+    _fields_ = [("pack", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64)]
+
+
+class HeadsStruct(ctypes.Structure):
+    """What an attention is, beside its projections."""
+
+    _fields_ = [
+        ("queries", c_int64),
+        ("keys", c_int64),
+        ("size", c_int64),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("scale", c_float),
+        ("cap", c_float),
+    ]
+
+
+class RopeStruct(ctypes.Structure):
+    """Angles by position."""
+
+    _fields_ = [("cosines", c_void_p), ("sines", c_void_p), ("rotary", c_int64)]
+
+
+class WhereStruct(ctypes.Structure):
+    """Where the tokens of a call go."""
+
+    _fields_ = [(name, c_void_p) for name in ("rows", "slots", "positions")]
+
+
+class SightStruct(ctypes.Structure):
+    """What each query of a call sees."""
+
+    _fields_ = [(name, c_void_p) for name in ("rows", "starts", "stops", "first_extra", "extras")]
+
+
+class HalfStruct(ctypes.Structure):
+    """Half of a layer."""
+
+    _fields_ = [
+        ("layer", c_int64),
+        ("attention", c_int64),
+        ("parallel", c_int64),
+        ("before", c_void_p),
+        ("after", c_void_p),
+        ("into", ProductStruct),
+        ("out", ProductStruct),
+        ("heads", HeadsStruct),
+        ("rope", c_int64),
+        ("sight", c_int64),
+        ("activation", c_int64),
+        ("gated", c_int64),
+        ("scale", c_float),
+    ]
+
+
+class CallStruct(ctypes.Structure):
+    """What all halves of a call share: how many tokens, where they go, what they see, the cache
+    with its strides, and what entered the first half's layer."""
+
+    _fields_ = [
+        ("tokens", c_int64),
+        ("width", c_int64),
+        ("where", WhereStruct),
+        ("ropes", c_void_p),
+        ("sights", c_void_p),
+        ("keys", c_void_p),
+        ("values", c_void_p),
+        ("layer_stride", c_int64),
+        ("row_stride", c_int64),
+        ("head_stride", c_int64),
+        ("entered", c_void_p),
+    ]
+
+
+_TYPES = {
+    "p": c_void_p,
+    "n": c_int64,
+    "f": c_float,
+    "i": c_int,
+    "L": POINTER(LayerStruct),
+    "S": POINTER(SightStruct),
+    "N": POINTER(NormStruct),
+    "P": POINTER(ProductStruct),
+    "H": POINTER(HeadsStruct),
+    "R": POINTER(RopeStruct),
+    "W": POINTER(WhereStruct),
+    "C": POINTER(CallStruct),
+}
+_SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
+    "linear": "pnPppi",
+    "normalise": "pnNpi",
+    "gated": "pnnipi",
+    "activated": "pnnii",
+    "soft_cap": "pnfi",
+    "rotate_and_store": "pnHRWLi",
+    "attend": "pnHLSpi",
+    "run_halves": "pppnCi",
+}
+
+
+def declare(kernels: ctypes.CDLL) -> None:
+    """Tell ctypes what the functions of kernels.cpp take and give."""
+    for name, arguments in _SIGNATURES.items():
+        getattr(kernels, name).argtypes = [_TYPES[letter] for letter in arguments]
+        getattr(kernels, name).restype = None
+    kernels.panel_width.restype = c_int64
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Where a tensor's numbers begin; None for none. The caller keeps the tensor alive."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def norm_struct(norm: Norm) -> NormStruct:
+    """A norm; the kernels read float32."""
+    stride = norm.size if norm.weight.dim() > 1 else 0
+    return norm.once(
+        "struct",
+        lambda: NormStruct(
+            address(norm.weight), address(norm.bias), norm.size, stride, norm.eps, norm.centred
+        ),
+    )
+
+
+def norm_address(norm: Norm | None) -> int | None:
+    """Where a norm's struct lies; it lives as long as the norm."""
+    return None if norm is None else ctypes.addressof(norm_struct(norm))
+
+
+def heads_struct(heads: Heads) -> HeadsStruct:
+    """What an attention is."""
+    return heads.once(
+        "struct",
+        lambda: HeadsStruct(
+            heads.queries,
+            heads.keys,
+            heads.size,
+            norm_address(heads.query_norm),
+            norm_address(heads.key_norm),
+            heads.scale,
+            heads.cap,
+        ),
+    )
+
+
+def rope_struct(tables: Angles | None) -> RopeStruct:
+    """Tables of cosines and sines. A `RopeTable` may replace them at any time, so the caller holds
+    these until the kernels have read them."""
+    if tables is None:
+        return RopeStruct(None, None, 0)
+    return tables.once(
+        "struct",
+        lambda: RopeStruct(address(tables.cosines), address(tables.sines), tables.rotary),
+    )
+
+
+def half_numbers(plan: LayerPlan) -> Array[c_int64]:
+    """A plan's halves by number: a layer's attention is twice the layer, its MLP one more."""
+
+    def make() -> Array[c_int64]:
+        numbers = [2 * layer + (not attention) for layer, attention in plan.halves]
+        return (c_int64 * len(numbers))(*numbers)
+
+    return plan.once("numbers", make)
+
+
+def where_struct(layout: TokenLayout) -> WhereStruct:
+    """Where a call's tokens go."""
+    return layout.once(
+        "struct",
+        lambda: WhereStruct(address(layout.rows), address(layout.slots), address(layout.positions)),
+    )
+
+
+def sight_struct(layout: TokenLayout, window: int | None) -> SightStruct:
+    """What a call's tokens see in layers of this window."""
+
+    def make() -> SightStruct:
+        seen = layout.visible(window)
+        parts = (layout.rows, seen.starts, seen.stops, seen.first_extra, seen.extras)
+        return SightStruct(*map(address, parts))
+
+    return layout.once(("struct", window), make)
+
+
+def layer_struct(cache: KVCache, heads: Heads) -> LayerStruct:
+    """One layer of a cache. The cache may grow into other memory, so this is for one call."""
+    keys, values = cache.keys, cache.values
+    layer, row, head, _, _ = keys.stride()
+    offset = heads.layer * layer * keys.element_size()
+    return LayerStruct(keys.data_ptr() + offset, values.data_ptr() + offset, row, head, heads.size)

@@ -1,0 +1,85 @@
+"""The operations of a block by our kernels, one call each: float32 on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..cache import KVCache, TokenLayout
+from ..linear import Linear
+from ..norms import Norm
+from ..ops import ACTIVATIONS, Heads, Kernel, Ops
+from .interface import (
+    heads_struct,
+    layer_struct,
+    norm_struct,
+    rope_struct,
+    sight_struct,
+    where_struct,
+)
+from .linear import NativeLinear
+from .native import library
+
+
+class NativeOps(Ops):
+    """Our kernels."""
+
+    kernel: Kernel = "native"
+
+    def __init__(self) -> None:
+        self._native = library()
+
+    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
+        return NativeLinear(weights, biases)
+
+    def norm(self, x: Tensor, norm: Norm) -> Tensor:
+        (rows, size), native = x.shape, norm_struct(norm)
+        assert native.size == size
+        out = torch.empty_like(x)
+        self._native.normalise(x.data_ptr(), rows, native, out.data_ptr(), torch.get_num_threads())
+        return out
+
+    def gated(self, both: Tensor, activation: str) -> Tensor:
+        rows, size = both.shape[0], both.shape[1] // 2
+        out = torch.empty((rows, size))
+        self._native.gated(
+            both.data_ptr(),
+            rows,
+            size,
+            ACTIVATIONS[activation],
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def activated(self, x: Tensor, activation: str) -> Tensor:
+        self._native.activated(
+            x.data_ptr(), *x.shape, ACTIVATIONS[activation], torch.get_num_threads()
+        )
+        return x
+
+    def soft_cap(self, x: Tensor, cap: float) -> Tensor:
+        self._native.soft_cap(x.data_ptr(), x.numel(), cap, torch.get_num_threads())
+        return x
+
+    def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
+        tokens, threads = qkv.shape[0], torch.get_num_threads()
+        layer, native_heads = layer_struct(cache, heads), heads_struct(heads)
+        angles = heads.rope.tables if heads.rope else None  # held while the kernels read them
+        self._native.rotate_and_store(
+            qkv.data_ptr(),
+            tokens,
+            native_heads,
+            rope_struct(angles),
+            where_struct(layout),
+            layer,
+            threads,
+        )
+        out = torch.empty((tokens, heads.queries * heads.size))
+        visible = sight_struct(layout, heads.window)
+        self._native.attend(
+            qkv.data_ptr(), tokens, native_heads, layer, visible, out.data_ptr(), threads
+        )
+        return out
