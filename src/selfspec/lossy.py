@@ -41,6 +41,7 @@ class LossyResult:
     finish_reason: FinishReason
     layer: int  # how many layers wrote it
     stats: Stats
+    call: Stats  # of all prompts of the call together
     logprobs: list[TokenLogprob] | None = None  # the exit's own
     seed: int | None = None
     lossy: Literal[True] = True
