@@ -146,7 +146,7 @@ def _check_seed(seed: object) -> None:
     ):
         raise OptionError(
             f"seed={seed!r} is not a whole number from 0 to 2**63 - 1: give one, or None to have "
-            f"one drawn."
+            "one drawn."
         )
 
 
@@ -158,13 +158,13 @@ def _checked_bias(bias: object) -> dict[int, float]:
     for token, value in bias.items():
         if not _is_integer(token) or token < 0:
             raise OptionError(
-                f"logit_bias has the key {token!r}, which is no token id: use whole numbers from "
-                f"0 up."
+                f"logit_bias has the key {token!r}, which is no token id: use whole numbers from 0 "
+                "up."
             )
         if not _is_number(value):
             raise OptionError(
                 f"logit_bias[{token}]={value!r} is not a finite number: to ban a token, add -1000 "
-                f"to it."
+                "to it."
             )
     return dict(bias)
 
@@ -385,7 +385,7 @@ class Sampler:
         if highest > last:
             raise OptionError(
                 f"logit_bias names token {highest}, but the vocabulary ends at {last}: leave it "
-                f"out."
+                "out."
             )
         scores[self._bias_tokens.to(scores.device)] += self._bias_values.to(scores.device)
 
@@ -398,7 +398,7 @@ class Sampler:
         names = ", ".join(type(p).__name__ for p in self.processors) or "logit_bias"
         return OptionError(
             f"no token is left to choose from after {names}: let at least one token keep a finite "
-            f"score."
+            "score."
         )
 
 
@@ -424,8 +424,7 @@ def _processed(processor: LogitsProcessor, ids: Tensor, scores: Tensor) -> Tenso
     if result.shape != (1, len(scores)):
         raise OptionError(
             f"logits processor {type(processor).__name__} made scores of shape "
-            f"{tuple(result.shape)} out of "
-            f"(1, {len(scores)}): it must keep the shape."
+            f"{tuple(result.shape)} out of (1, {len(scores)}): it must keep the shape."
         )
     return result[0].float()
 
@@ -451,7 +450,7 @@ def row_samplers(
             if not isinstance(params, SamplingParams):
                 raise OptionError(
                     f"sampling holds {params!r}, which is no SamplingParams: use "
-                    f"SamplingParams.from_options(...)."
+                    "SamplingParams.from_options(...)."
                 )
         each = [(params, None) for params in sampling]
     return [
@@ -466,7 +465,7 @@ def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLo
     if not _is_integer(top) or top < 0:
         raise OptionError(
             f"logprobs={top!r} is not a whole number from 0 up: it counts the alternatives to "
-            f"report."
+            "report."
         )
     if not tokens:
         return []

@@ -64,9 +64,8 @@ def _lines(path: Path) -> Iterator[str]:
             yield from lines
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataError(
-            f"{path} cannot be read as text ({error}); give JSONL or plain text in UTF-8, a "
-            f"folder that `datasets` saved, or "
-            "hf:NAME"
+            f"{path} cannot be read as text ({error}); give JSONL or plain text in UTF-8, a folder "
+            "that `datasets` saved, or hf:NAME"
         ) from error
 
 
@@ -84,7 +83,7 @@ def _line(line: str, where: str) -> Row:
     if not isinstance(value, dict):
         raise DataError(
             f"{where} is a JSON {type(value).__name__}; each line has to be one object, such as "
-            f"{{'text': ...}}"
+            "{'text': ...}"
         )
     return value
 
@@ -107,14 +106,13 @@ def _dataset_rows(source: str) -> Iterator[tuple[str, Row]]:
         reason = " ".join(str(error).split())[:300]
         raise DataError(
             f"the dataset {source} cannot be opened: {reason}. Write hf:NAME, hf:NAME#CONFIG or "
-            f"hf:NAME#CONFIG@SPLIT, or give a "
-            "folder that `datasets` saved"
+            "hf:NAME#CONFIG@SPLIT, or give a folder that `datasets` saved"
         ) from error
     if not hasattr(found, "column_names") or isinstance(found.column_names, dict):
         splits = ", ".join(map(str, found))
         raise DataError(
             f"the dataset {source} has the splits {splits}; save or name one of them "
-            f"(hf:NAME@SPLIT)"
+            "(hf:NAME@SPLIT)"
         )
     for number, row in enumerate(found, start=1):
         yield f"{source}:{number}", dict(row)

@@ -138,7 +138,7 @@ class StopStrings:
             if not isinstance(stop, str) or not stop:
                 raise OptionError(
                     f"stop string {stop!r} is empty or no text, so it can stop nothing: leave it "
-                    f"out."
+                    "out."
                 )
         self._tokens = frozenset(
             i for i, entry in tokenizer.added_tokens_decoder.items() if entry.content in self.stops
@@ -204,7 +204,7 @@ def _verdict(criterion: StoppingCriteria, ids: torch.Tensor) -> bool:
         name, shape = type(criterion).__name__, tuple(answer.shape)
         raise OptionError(
             f"stopping criterion {name} answered with shape {shape} for one row: it must give one "
-            f"truth value."
+            "truth value."
         )
     return bool(answer)
 

@@ -174,28 +174,26 @@ def _refuse_config(config: GenerationConfig, processors: Sequence[LogitsProcesso
     if mode is GenerationMode.ASSISTED_GENERATION:
         raise OptionError(
             "assisted generation was asked for (prompt_lookup_num_tokens, assistant_early_exit or "
-            "use_mtp), which would "
-            "be ignored; leave that option out and choose the drafter here: "
+            "use_mtp), which would be ignored; leave that option out and choose the drafter here: "
             "selfspec.transformers(draft=...)"
         )
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise OptionError(
             f"the generation config (num_beams={config.num_beams}) asks for {mode.value}, and "
-            f"selfspec decodes greedily or "
-            "samples, one sequence a row; set num_beams=1, or leave out custom_generate"
+            "selfspec decodes greedily or samples, one sequence a row; set num_beams=1, or leave "
+            "out custom_generate"
         )
     wanted = [name for name in _OUTPUTS if getattr(config, name)]
     if config.return_dict_in_generate and wanted:
         raise OptionError(
             f"{wanted[0]}=True, but verified drafts keep tokens only; leave it out, or leave out "
-            f"custom_generate"
+            "custom_generate"
         )
     for processor in processors:
         if isinstance(processor, _WITH_MEMORY):
             raise OptionError(
                 f"{type(processor).__name__} remembers the steps it has seen, and would remember "
-                f"rejected drafts too; leave out "
-                "its option, or leave out custom_generate"
+                "rejected drafts too; leave out its option, or leave out custom_generate"
             )
 
 
@@ -216,7 +214,7 @@ def _refuse_call(
     if unknown:
         raise OptionError(
             f"model input {unknown[0]!r} would be ignored: it is neither input_ids nor "
-            f"attention_mask; leave it out"
+            "attention_mask; leave it out"
         )
     cache = model_kwargs.get("past_key_values")
     if passed.get("kwargs", {}).get("past_key_values") is not None or (
@@ -229,7 +227,7 @@ def _refuse_call(
     if streamer is not None and rows > 1:
         raise OptionError(
             f"a streamer takes one row, and there are {rows}; generate them one by one, or leave "
-            f"out the streamer"
+            "out the streamer"
         )
 
 
@@ -238,8 +236,8 @@ def _padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -
     rows, length = input_ids.shape
     if mask is not None and mask.shape != input_ids.shape:
         raise OptionError(
-            f"attention_mask has shape {tuple(mask.shape)} and input_ids "
-            f"{tuple(input_ids.shape)}; make them equal"
+            f"attention_mask has shape {tuple(mask.shape)} and input_ids {tuple(input_ids.shape)}; "
+            "make them equal"
         )
     seen = [[1] * length] * rows if mask is None else mask.long().tolist()
     pads = [row.index(1) if 1 in row else length for row in seen]
@@ -247,15 +245,14 @@ def _padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -
         if pad == length or any(value != 1 for value in row[pad:]):
             raise OptionError(
                 f"attention_mask of row {index} is not zeros and then ones; selfspec reads rows "
-                f"padded on the left: "
-                "set padding_side='left' in the tokenizer"
+                "padded on the left: set padding_side='left' in the tokenizer"
             )
         if positions is not None and positions.expand(rows, -1)[index, pad:].tolist() != list(
             range(length - pad)
         ):
             raise OptionError(
                 f"position_ids of row {index} do not count from 0 at its first token; leave them "
-                f"out"
+                "out"
             )
     return pads
 
@@ -376,8 +373,7 @@ def _filler(requests: Sequence[Request], config: GenerationConfig) -> int:
     ):
         raise OptionError(
             f"{len(requests)} rows may end at different lengths, and there is neither a "
-            f"pad_token_id nor an eos_token_id to fill "
-            "them up with; pass pad_token_id=..."
+            "pad_token_id nor an eos_token_id to fill them up with; pass pad_token_id=..."
         )
     return int(config.pad_token_id if config.pad_token_id is not None else eos or 0)
 
@@ -393,7 +389,7 @@ def _returned(
         limit = max(len(row.tokens) for row in rows)
         warnings.warn(
             f"generation ended at {limit} tokens, the model's context, before max_length was "
-            f"reached",
+            "reached",
             stacklevel=4,
         )
     sequences = torch.cat(
@@ -458,6 +454,5 @@ def _refuse_model(model: PreTrainedModel) -> None:
     if foreign is not None:
         raise UnsupportedModel(
             f"the model holds {type(foreign).__name__} of peft, which can be switched on and off "
-            f"unseen; merge it first "
-            "(merge_and_unload())"
+            "unseen; merge it first (merge_and_unload())"
         )

@@ -89,7 +89,7 @@ def require_same(folder: Path, identity: Mapping[str, Any]) -> None:
     if not (folder / MARK).is_file():
         raise TrainingError(
             f"{folder} has no {MARK}: it is not a checkpoint of selfspec, or was cut off while "
-            f"being written. Choose another"
+            "being written. Choose another"
         )
     require_equal(json.loads((folder / MARK).read_text(encoding="utf-8")), identity, folder)
 
@@ -105,8 +105,7 @@ def require_equal(found: Mapping[str, Any], identity: Mapping[str, Any], folder:
     if differences:
         raise TrainingError(
             f"the checkpoint {folder} belongs to another run, so going on from it would mix two: "
-            f"{'; '.join(differences)}. "
-            "Repeat the earlier settings, or train into another folder"
+            f"{'; '.join(differences)}. Repeat the earlier settings, or train into another folder"
         )
 
 
@@ -118,9 +117,8 @@ def require_room(folder: Path, weights: int, trained: int, kept: int = 2) -> Non
     if needed > free:
         raise ResourceError(
             f"{folder} has {free / 1e9:.1f} GB free; {kept + 1} checkpoints and the trained model "
-            f"need {needed / 1e9:.1f} GB, so "
-            "training would stop at a full disk. Make room, choose another folder, or train with "
-            "LoRA"
+            f"need {needed / 1e9:.1f} GB, so training would stop at a full disk. Make room, choose "
+            "another folder, or train with LoRA"
         )
 
 

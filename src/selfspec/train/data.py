@@ -55,12 +55,12 @@ class DataOptions:
         if not 0 < self.held_out < 1:
             raise TrainingError(
                 f"held_out={self.held_out} is outside 0 to 1; some text has to be kept apart to "
-                f"measure on, e.g. 0.02"
+                "measure on, e.g. 0.02"
             )
         if self.length < 8:
             raise TrainingError(
                 f"length={self.length} tokens is too short for a block to predict anything in; use "
-                f"at least 8"
+                "at least 8"
             )
 
 
@@ -108,9 +108,8 @@ def load_data(
         count = sum(len(ids) for ids, _ in examples)
         raise TrainingError(
             f"{', '.join(map(str, files))}: {len(examples)} examples with {count} tokens in all, "
-            f"where at least 2 are needed "
-            f"(one is held out for measuring). Give more text, or a smaller length than "
-            f"{options.length}"
+            "where at least 2 are needed (one is held out for measuring). Give more text, or a "
+            f"smaller length than {options.length}"
         )
     random.Random(options.seed).shuffle(examples)
     apart = max(1, min(len(examples) - 1, round(len(examples) * options.held_out)))
@@ -122,8 +121,8 @@ def load_data(
         if not blocks.tokens:
             raise TrainingError(
                 f"{', '.join(map(str, files))}: no token to {name}; the answers are empty, or "
-                f"beyond the {options.length} "
-                "tokens of a block. Give more text, or raise the length"
+                f"beyond the {options.length} tokens of a block. Give more text, or raise the "
+                "length"
             )
     return Data(kept, held, len(examples))
 
@@ -138,8 +137,8 @@ class _Writer:
         self._tokenizer, self._options = tokenizer, options
         if tokenizer.eos_token_id is None:
             raise TrainingError(
-                "the tokenizer has no end-of-sequence token, so examples cannot be told apart; "
-                "set its eos_token"
+                "the tokenizer has no end-of-sequence token, so examples cannot be told apart; set "
+                "its eos_token"
             )
         self.end: int = tokenizer.eos_token_id
 
@@ -161,9 +160,8 @@ class _Writer:
         else:
             raise TrainingError(
                 f"{where} has the columns {', '.join(map(repr, example)) or '(none)'}, none of "
-                f"which can be trained on: it needs "
-                f"{column!r}, or 'prompt' and 'response', as text, or 'messages' as a list. Name "
-                f"the text's column (text_column)"
+                f"which can be trained on: it needs {column!r}, or 'prompt' and 'response', as "
+                "text, or 'messages' as a list. Name the text's column (text_column)"
             )
 
     def _answer(self, prompt: str, response: str, where: str) -> Tokens:
@@ -180,7 +178,7 @@ class _Writer:
         if not self._tokenizer.chat_template:
             raise TrainingError(
                 f"{where} is a conversation, and the model has no chat template to write it with; "
-                f"use 'text'"
+                "use 'text'"
             )
         if not all(
             isinstance(each, dict) and isinstance(each.get("content"), str) for each in messages
@@ -217,8 +215,8 @@ class _Writer:
         if not whole.startswith(done):
             raise TrainingError(
                 f"{where}: the model's chat template rewrites earlier messages when later ones "
-                f"come, so it cannot be told which "
-                "tokens are the answers'. Give the conversation as 'text', written out"
+                "come, so it cannot be told which tokens are the answers'. Give the conversation "
+                "as 'text', written out"
             )
         more = self._bare(whole[len(done) :])
         ids += more

@@ -48,9 +48,8 @@ class HeadRecipe:
         if outside or not self.vocabulary > 0 or self.start not in STARTS:
             raise OptionError(
                 f"layers={layers}, vocabulary={self.vocabulary}, start={self.start!r}: this model "
-                f"has layers 0 to "
-                f"{shape.layers - 1}, the vocabulary has to be 1 or more, and the start "
-                f"{' or '.join(STARTS)}"
+                f"has layers 0 to {shape.layers - 1}, the vocabulary has to be 1 or more, and the "
+                f"start {' or '.join(STARTS)}"
             )
         return layers
 

@@ -27,12 +27,7 @@ from .head_net import Drafted, Ends, Roots, losses_of
 from .parts import PartOptions, SmallPart, precision
 
 # whose linears and halves have the names that are taken apart here
-PROVEN = (
-    "llama",
-    "mistral",
-    "qwen2",
-    "qwen3",
-)
+PROVEN = ("llama", "mistral", "qwen2", "qwen3")
 
 
 @dataclass(frozen=True)
@@ -57,8 +52,7 @@ class LoraRecipe:
         if self.rank < 1 or self.vocabulary < 1 or not 0 < self.skip_share < 1:
             raise OptionError(
                 f"rank={self.rank}, vocabulary={self.vocabulary}, skip_share={self.skip_share}: "
-                f"rank and vocabulary are at least "
-                "1, the share is between 0 and 1"
+                "rank and vocabulary are at least 1, the share is between 0 and 1"
             )
 
     def skipped(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -77,10 +71,9 @@ class LoraRecipe:
         )
         if outside or not any(both) or all(len(set(layers)) == shape.layers for layers in both):
             raise OptionError(
-                f"attention of layers {both[0]} and MLPs of {both[1]} cannot be skipped in a "
-                f"model of {shape.layers} layers: "
-                f"name some of 0 to {shape.layers - 1}, not all, or raise "
-                f"skip_share={self.skip_share}"
+                f"attention of layers {both[0]} and MLPs of {both[1]} cannot be skipped in a model "
+                f"of {shape.layers} layers: name some of 0 to {shape.layers - 1}, not all, or "
+                f"raise skip_share={self.skip_share}"
             )
         return both
 
@@ -88,9 +81,8 @@ class LoraRecipe:
         """No states are needed; all is computed from the tokens."""
         if shape.family not in PROVEN:
             raise UnsupportedModel(
-                f"a draft-lora cannot be trained for a {shape.family} model; families it is "
-                f"tested on: {', '.join(PROVEN)}. "
-                "Train a draft-head instead"
+                f"a draft-lora cannot be trained for a {shape.family} model; families it is tested "
+                f"on: {', '.join(PROVEN)}. Train a draft-head instead"
             )
         self.skipped(shape)
         return ()

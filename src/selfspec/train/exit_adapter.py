@@ -51,10 +51,9 @@ class AdapterRecipe:
         ):
             raise OptionError(
                 f"exit={layer}, blocks={self.blocks}, vocabulary={self.vocabulary}, "
-                f"start={self.start!r}: this model has "
-                f"{shape.layers} layers, so the exit is 1 to {shape.layers - 1}; blocks and "
-                f"vocabulary are at least 1, "
-                f"the start is {' or '.join(STARTS)}"
+                f"start={self.start!r}: this model has {shape.layers} layers, so the exit is 1 to "
+                f"{shape.layers - 1}; blocks and vocabulary are at least 1, the start is "
+                f"{' or '.join(STARTS)}"
             )
         return (layer - 1,)
 

@@ -85,10 +85,7 @@ class ExitForward:
             for hook in hooks:
                 hook.remove()
             # accelerate keeps what it wraps under the second name
-            for name in (
-                "forward",
-                "_original_forward",
-            ):
+            for name in ("forward", "_original_forward"):
                 vars(self.model).pop(name, None)
             if before is not None:
                 self.model.forward = before
@@ -166,8 +163,7 @@ class ExitForward:
         if hidden and self.model.is_gradient_checkpointing:
             raise OptionError(
                 "reentrant gradient checkpointing hides the layers' states from the early-exit "
-                "loss; "
-                "set gradient_checkpointing_kwargs={'use_reentrant': False}"
+                "loss; set gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
         return states
 
@@ -215,10 +211,9 @@ class ExitForward:
         gap = (self._finish(self._head(last).float()) - expected).abs().max().item()
         if not gap <= 2e-2 * max(expected.abs().max().item(), 1e-3):  # also refuses NaN
             raise SelfCheckFailed(
-                f"the head as the early-exit loss would use it differs from this "
-                f"{self.model.config.model_type} model's own "
-                f"logits by {gap:.3g}, so the loss would train another function; this family "
-                f"cannot be trained yet"
+                "the head as the early-exit loss would use it differs from this "
+                f"{self.model.config.model_type} model's own logits by {gap:.3g}, so the loss "
+                "would train another function; this family cannot be trained yet"
             )
 
 
@@ -240,7 +235,6 @@ def _plain_head(head: nn.Module) -> nn.Linear:
     if not isinstance(head, nn.Linear):
         raise OptionError(
             f"the head is a {type(head).__name__}, not a plain linear, so all exits cannot share "
-            f"its product; "
-            "leave the head out of LoRA and of quantisation"
+            "its product; leave the head out of LoRA and of quantisation"
         )
     return head

@@ -24,11 +24,7 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModel
 
 # what a layer is given that has a row for each sample
-BATCHED = (
-    "attention_mask",
-    "position_ids",
-    "position_embeddings",
-)
+BATCHED = ("attention_mask", "position_ids", "position_embeddings")
 Forward = Callable[..., Any]
 
 
@@ -91,10 +87,7 @@ class LayerDropout:
 
         def forward(hidden_states: Tensor, *more: Any, **named: Any) -> Tensor:
             # some families name nothing
-            given = {
-                **dict(zip(names[1:], more, strict=False)),
-                **named,
-            }
+            given = {**dict(zip(names[1:], more, strict=False)), **named}
             rows = self._kept[index]
             if rows is None:
                 return one_tensor(original(hidden_states, **given))
@@ -120,9 +113,8 @@ def _take(given: dict[str, Any], rows: Tensor, total: int) -> dict[str, Any]:
         elif isinstance(value, Tensor) or (name == "past_key_values" and value is not None):
             raise UnsupportedModel(
                 f"the model hands {name!r} to its layers, and layer dropout does not know whose "
-                f"rows are which; "
-                "train without layer dropout (dropout=0), or without what makes it (a cache, "
-                "packed flash attention)"
+                "rows are which; train without layer dropout (dropout=0), or without what makes it "
+                "(a cache, packed flash attention)"
             )
     return taken
 
@@ -140,8 +132,7 @@ def one_tensor(output: Any) -> Tensor:
     """What a layer returned, if it is hidden states and nothing else."""
     if not isinstance(output, Tensor):
         raise UnsupportedModel(
-            f"a layer of this model returns a {type(output).__name__} instead of hidden states, "
-            f"so neither exits nor "
-            "layer dropout can work on them; this family cannot be trained yet"
+            f"a layer of this model returns a {type(output).__name__} instead of hidden states, so "
+            "neither exits nor layer dropout can work on them; this family cannot be trained yet"
         )
     return output

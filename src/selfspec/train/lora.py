@@ -59,8 +59,8 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
     if unknown:
         raise OptionError(
             f"LoRA on {', '.join(map(repr, unknown))}: the layers of this "
-            f"{model.config.model_type} model have no linear of that "
-            f"name, so it would train nothing there; known: {', '.join(known)}"
+            f"{model.config.model_type} model have no linear of that name, so it would train "
+            f"nothing there; known: {', '.join(known)}"
         )
     try:
         import peft
@@ -87,7 +87,7 @@ def base_of(model: Any) -> PreTrainedModel:
     if not isinstance(base, PreTrainedModel):
         raise OptionError(
             f"a {type(base).__name__} cannot be trained; pass a causal language model of "
-            f"transformers"
+            "transformers"
         )
     return base
 

@@ -32,12 +32,7 @@ from ..results import Result
 MADE_UP = "made up"
 LONGEST_QUESTION = 300  # tokens of a message the model makes up; longer ones rarely end
 # columns that hold a prompt, in the order in which they are looked for
-KEYS = (
-    "prompt",
-    "question",
-    "instruction",
-    "text",
-)
+KEYS = ("prompt", "question", "instruction", "text")
 
 
 @dataclass(frozen=True)
@@ -61,7 +56,7 @@ class OwnText:
         if self.samples > 1 and not self.temperature:
             raise OptionError(
                 f"samples={self.samples} greedy answers to a prompt would all be the same; set a "
-                f"temperature, e.g. 0.8"
+                "temperature, e.g. 0.8"
             )
         for name in ("max_new_tokens", "samples", "batch"):
             if getattr(self, name) < 1:
@@ -123,7 +118,7 @@ def _ids(llm: LLM, messages: list[dict[str, str]]) -> list[int]:
     if tokenizer is None:
         raise OptionError(
             f"{llm.info.name} has no tokenizer, so prompts cannot be read; add its files to the "
-            f"folder"
+            "folder"
         )
     return (
         llm.encode_chat(messages)
@@ -151,8 +146,7 @@ def _messages(row: Row, where: str, column: str | None) -> list[dict[str, str]]:
             ]
     raise DataError(
         f"{where} has the columns {', '.join(map(repr, row)) or '(none)'}, none of which is known "
-        f"to hold a prompt; name the one "
-        "that does (column)"
+        "to hold a prompt; name the one that does (column)"
     )
 
 
@@ -250,7 +244,7 @@ def _opened(llm: LLM, opening: str) -> list[int]:
     if tokenizer is None or not tokenizer.chat_template:
         raise OptionError(
             f"{llm.info.name} has no chat template, so it cannot write in its user's place; give "
-            f"prompts in files"
+            "prompts in files"
         )
     text = tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
     return list(
@@ -376,8 +370,8 @@ def _resume(out: Path, options: OwnText) -> _Written:
         if temperature != options.temperature:
             raise DataError(
                 f"{out}:{number} was written at temperature {temperature}, and "
-                f"{options.temperature} is asked for; a file holds "
-                "answers of one kind, so write to another one"
+                f"{options.temperature} is asked for; a file holds answers of one kind, so write "
+                "to another one"
             )
         written.counts[key] = written.counts.get(key, 0) + 1
         written.answers.add(f"{key}:{hash(tuple(line['response_ids']))}")
@@ -394,11 +388,11 @@ def _lines(out: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         except (ValueError, TypeError) as error:
             raise DataError(
                 f"{out}:{number} is not an answer that was written here ({error}); write to "
-                f"another file"
+                "another file"
             ) from error
         if missing:
             raise DataError(
                 f"{out}:{number} is not an answer that was written here (no {min(missing)!r}); "
-                f"write to another file"
+                "write to another file"
             )
         yield number, found

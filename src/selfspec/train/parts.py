@@ -126,8 +126,7 @@ class SmallPart(ABC):
         if part.kind != self.kind or dict(part.settings) != self.settings():
             raise OptionError(
                 f"a {part.kind} with {dict(part.settings)} cannot begin a {self.kind} with "
-                f"{self.settings()}; "
-                "ask for its settings"
+                f"{self.settings()}; ask for its settings"
             )
         self.net.load_state_dict(
             {name: part.tensors[name].float() for name in self.net.state_dict()}
@@ -264,9 +263,8 @@ def _step(
     if not (math.isfinite(value) and math.isfinite(float(size))):
         raise TrainingError(
             f"step {step + 1}: the loss is {value}, its gradient {float(size)}, so training would "
-            f"only spoil the weights. The "
-            "last checkpoint is as it was; go on from it with a smaller learning rate in another "
-            "folder"
+            "only spoil the weights. The last checkpoint is as it was; go on from it with a "
+            "smaller learning rate in another folder"
         )
     optimizer.step()
     return value
@@ -302,7 +300,7 @@ def _epoch_batches(states: States, options: PartOptions, epoch: int) -> list[lis
     if not states.trained or not states.held_out:
         raise TrainingError(
             f"{len(states.trained)} conversations to train and {len(states.held_out)} to measure "
-            f"on are too few; give more text"
+            "on are too few; give more text"
         )
     generator = torch.Generator().manual_seed(options.seed * 7919 + epoch)
     order = [

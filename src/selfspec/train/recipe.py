@@ -67,17 +67,17 @@ class Recipe:
         if not 0 < self.share <= 1:
             raise OptionError(
                 f"share={self.share} is outside 0 to 1, so no position would be trained; 1 is all "
-                f"of them"
+                "of them"
             )
         if self.exit_others < 0:
             raise OptionError(
                 f"exit_others={self.exit_others} is below 0; it counts tokens, and 0 takes the "
-                f"whole vocabulary"
+                "whole vocabulary"
             )
         if self.rotation is not None and self.rotation < 1:
             raise OptionError(
                 f"rotation={self.rotation} is not a number of steps; 1 trains every exit at every "
-                f"step"
+                "step"
             )
         lists = {
             "dropout_depth": DEPTHS,
@@ -105,7 +105,7 @@ class Recipe:
         if layers < 2 and (self.exit_scale or self.dropout):
             raise OptionError(
                 f"this model has {layers} layer, so there is nothing to exit from or to drop; use "
-                f"variant 'plain'"
+                "variant 'plain'"
             )
         for layer in self.exits:
             if not 0 < layer < layers:

@@ -96,13 +96,13 @@ class TrainOptions:
             )
         if (self.steps is not None and self.steps < 1) or not self.epochs > 0:
             raise OptionError(
-                f"steps={self.steps}, epochs={self.epochs}: nothing would be trained; ask for "
-                f"more than 0"
+                f"steps={self.steps}, epochs={self.epochs}: nothing would be trained; ask for more "
+                "than 0"
             )
         if not self.learning_rate > 0:
             raise OptionError(
                 f"learning_rate={self.learning_rate} would change nothing; choose one above 0, "
-                f"e.g. 1e-4"
+                "e.g. 1e-4"
             )
         if self.precision not in PRECISIONS:
             raise OptionError(
@@ -163,7 +163,7 @@ def train(
     if data_options.length > shape.context:
         raise OptionError(
             f"length={data_options.length} exceeds the context of {name}, {shape.context} tokens; "
-            f"choose less"
+            "choose less"
         )
     blocks = load_data(files, tokenizer, data_options)
     if (highest := int(blocks.train.ids.max())) >= shape.vocabulary:
@@ -218,8 +218,8 @@ def _prepare(out: Path, files: Sequence[str | Path], options: TrainOptions) -> P
     ours = (out / REPORT).exists() or (out / "checkpoints").is_dir()
     if (out / "config.json").exists() and not ours:
         raise OptionError(
-            f"{out} holds a model that no training of selfspec wrote, and it would be "
-            f"overwritten; name another folder"
+            f"{out} holds a model that no training of selfspec wrote, and it would be overwritten; "
+            "name another folder"
         )
     checkpoints.make_folder(out / "checkpoints")
     return out
@@ -245,12 +245,12 @@ def _load(model: str, options: TrainOptions) -> tuple[PreTrainedModel, Any, str]
     if loaded.tokenizer is None:
         raise TrainingError(
             f"{loaded.name} has no tokenizer, so text cannot be turned into tokens; add its files "
-            f"to the folder"
+            "to the folder"
         )
     if not all(parameter.is_floating_point() for parameter in loaded.model.parameters()):
         raise UnsupportedModel(
-            f"{loaded.name} has quantised weights, which have no gradients; train the model it "
-            f"was made from"
+            f"{loaded.name} has quantised weights, which have no gradients; train the model it was "
+            "made from"
         )
     loaded.model.requires_grad_(True)
     return loaded.model, loaded.tokenizer, Path(loaded.name).name

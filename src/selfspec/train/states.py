@@ -53,8 +53,8 @@ class StateOptions:
         if self.length < 16 or self.top < 1 or not 0 < self.held_out < 1:
             raise OptionError(
                 f"length={self.length}, top={self.top}, held_out={self.held_out}: use a length of "
-                f"16 or more, a top of 1 or "
-                "more, and a share between 0 and 1, else there is nothing to train or to measure on"
+                "16 or more, a top of 1 or more, and a share between 0 and 1, else there is "
+                "nothing to train or to measure on"
             )
 
 
@@ -99,9 +99,9 @@ def _conversation(
         )
     except (ValueError, KeyError, TypeError) as error:
         raise TrainingError(
-            f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}), "
-            f"so there is nothing that the "
-            "model wrote; make such a file with: selfspec data MODEL --prompts FILES"
+            f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}), so "
+            "there is nothing that the model wrote; make such a file with: selfspec data MODEL "
+            "--prompts FILES"
         ) from error
     tokens = tuple((prompt + answer)[:length])
     outside = [token for token in tokens if not 0 <= token < vocabulary]
@@ -229,9 +229,8 @@ def _prepare(folder: Path, base: dict[str, Any], options: StateOptions) -> None:
         if other or any(found[name] != value for name, value in wanted.items()):
             raise TrainingError(
                 f"{folder} holds states kept with {found['options']}, now {wanted['options']} are "
-                f"asked for"
-                f"{'; of another model: ' + other if other else ''}. Repeat the earlier settings, "
-                f"or train into another folder"
+                f"asked for{'; of another model: ' + other if other else ''}. Repeat the earlier "
+                "settings, or train into another folder"
             )
     else:
         about.write_text(json.dumps({**wanted, "base": base}), encoding="utf-8")

@@ -49,8 +49,8 @@ class LayerSkipTrainer(Trainer):
         if args.n_gpu > 1:
             raise OptionError(
                 f"{args.n_gpu} GPUs in one process: the recipe needs one process for each. Start "
-                f"with torchrun "
-                f"--nproc_per_node {args.n_gpu}, or show it one GPU (CUDA_VISIBLE_DEVICES=0)"
+                f"with torchrun --nproc_per_node {args.n_gpu}, or show it one GPU "
+                "(CUDA_VISIBLE_DEVICES=0)"
             )
         args.remove_unused_columns = False  # it would look for the columns in our forward
         args.logging_nan_inf_filter = False  # a loss that is not a number ends the run instead
@@ -144,9 +144,8 @@ class LayerSkipTrainer(Trainer):
         )
         raise TrainingError(
             f"the {what} is {float(value)} at step {self.state.global_step + 1}, so training "
-            f"stopped before taking it; {kept}. "
-            f"Lower the learning rate (now {self._get_learning_rate():.3g}), or look for broken "
-            f"data"
+            f"stopped before taking it; {kept}. Lower the learning rate (now "
+            f"{self._get_learning_rate():.3g}), or look for broken data"
         )
 
     # -------------------------------------------------------------------------------------- the run
