@@ -124,7 +124,9 @@ def _messages(row: Row, where: str, column: str | None) -> list[dict[str, str]]:
     if column is not None:
         if not isinstance(row.get(column), str):
             columns = ", ".join(map(repr, row)) or "(none)"
-            raise DataError(f"{where} has no text in a column {column!r}; its columns are {columns}")
+            raise DataError(
+                f"{where} has no text in a column {column!r}; its columns are {columns}"
+            )
         return [_user(row[column])]
     if isinstance(row.get("messages"), list):
         return _until_user(row["messages"], where)

@@ -94,7 +94,7 @@ class TrainOptions:
             )
         if not self.learning_rate > 0:
             raise OptionError(
-                f"learning_rate={self.learning_rate} changes nothing; choose more than 0, e.g. 1e-4"
+                f"learning_rate={self.learning_rate} would change nothing; use more, e.g. 1e-4"
             )
         if self.precision not in PRECISIONS:
             hint = nearest(self.precision, PRECISIONS)
