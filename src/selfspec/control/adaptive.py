@@ -45,7 +45,7 @@ class Adaptive(Controller):
         if self.tokens < 1:
             raise OptionError(
                 f"tokens={self.tokens} leaves nothing to stop; use 1 or more, or draft='none' for "
-                f"plain decoding"
+                "plain decoding"
             )
         for option in ("threshold", "target", "step", "rate_memory", "threshold_memory"):
             if not 0 <= getattr(self, option) <= 1:

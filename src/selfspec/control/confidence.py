@@ -34,12 +34,12 @@ class Confidence(Controller, ControlSession):
         if self.tokens < 1:
             raise OptionError(
                 f"tokens={self.tokens} leaves nothing to stop; use 1 or more, or draft='none' for "
-                f"plain decoding"
+                "plain decoding"
             )
         if not 0 <= self.threshold <= 1:
             raise OptionError(
-                f"threshold={self.threshold} is no probability; use 0 (never stop) to 1 (one "
-                f"draft a round)"
+                f"threshold={self.threshold} is no probability; use 0 (never stop) to 1 (one draft "
+                "a round)"
             )
 
     def start(self) -> ControlSession:

@@ -31,7 +31,7 @@ class CostAware(Controller):
         if self.most < 1:
             raise OptionError(
                 f"most={self.most} leaves nothing to choose; use 1 or more, or draft='none' for "
-                f"plain decoding"
+                "plain decoding"
             )
 
     def start(self) -> ControlSession:

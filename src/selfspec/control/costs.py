@@ -24,15 +24,9 @@ SHORTEST = 1e-9  # seconds: a clock may stand still, but nothing is free
 FADING = 0.97  # what a round weighs in comparison with the next one
 TRUST = 4.0  # how many rounds an expectation weighs
 # of the first draft to be kept, and of each further one as a share, while nothing is known
-FIRST_CHANCE, FALLOFF = (
-    0.4,
-    0.75,
-)
+FIRST_CHANCE, FALLOFF = (0.4, 0.75)
 # rounds until something that did not pay is tried again; twice as many each time
-FIRST_LOOK, LAST_LOOK = (
-    8,
-    128,
-)
+FIRST_LOOK, LAST_LOOK = (8, 128)
 # by what the wait is divided when a look paid; less than all of it, since a single draft can be
 # lucky
 SOONER = 8
@@ -44,11 +38,7 @@ CLOSE = (
     1.1  # drafting that is expected to gain less than this is compared with plain rounds more often
 )
 # rounds with drafts between two plain ones: if in doubt, if it is close, else
-AT_ONCE, SOON, SELDOM = (
-    2,
-    32,
-    128,
-)
+AT_ONCE, SOON, SELDOM = (2, 32, 128)
 
 
 class Curve:

@@ -53,7 +53,7 @@ class Auto(Drafter):
         if self.most < 1:
             raise OptionError(
                 f"most={self.most} leaves nothing to choose; use 1 or more, or draft='none' for "
-                f"plain decoding"
+                "plain decoding"
             )
         if not self._drafters:
             raise OptionError(
@@ -129,11 +129,7 @@ class AutoSession(DraftSession, ControlSession):
         return {arm.name: arm.rounds for arm in self._arms}
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         for arm in self._arms:
             arm.session.admit(row, prompt, sampler, ends)

@@ -42,11 +42,7 @@ class DraftSession(ABC):
     """Gather hidden states, of prompts and of every verification."""
 
     def admit(  # noqa: B027  (some drafters need to know nothing of a row)
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         """A row begins: what it has so far, how its tokens are chosen, and which tokens end it."""
 

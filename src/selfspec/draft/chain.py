@@ -72,11 +72,7 @@ class ChainSession(DraftSession):
         self.reads_wait = target.model.device.type != "cpu"
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         drawn = self._sample and not sampler.params.greedy
         self.rows[row] = _ChainRow(sampler, ends, frozenset(prompt), drawn)

@@ -82,7 +82,7 @@ def _made(drafter: str | Drafter, options: Mapping[str, Any], role: str) -> Draf
     if made is None:
         raise OptionError(
             f"{role}={drafter!r} drafts nothing, so there is nothing to combine; name a drafter, "
-            f"or use the other alone"
+            "or use the other alone"
         )
     return made
 
@@ -91,7 +91,7 @@ def _led(drafting: DraftSession, role: str) -> DraftSession:
     if drafting.control:
         raise OptionError(
             f"{role} brings a controller of its own, and a hybrid would never ask it; combine "
-            f"drafters without one, not auto"
+            "drafters without one, not auto"
         )
     return drafting
 
@@ -103,11 +103,7 @@ class _Both(DraftSession):
         self.collectors = [*first.collectors, *then.collectors]
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         self._first.admit(row, prompt, sampler, ends)
         self._then.admit(row, prompt, sampler, ends)

@@ -53,7 +53,7 @@ def drafter_class(name: str) -> type[Drafter]:
     if not (isinstance(found, type) and issubclass(found, Drafter)):
         raise OptionError(
             f"drafter {name!r} is {found!r}, which is no subclass of selfspec.draft.base.Drafter; "
-            f"its package must fix that"
+            "its package must fix that"
         )
     return found
 

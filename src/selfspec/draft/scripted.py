@@ -47,11 +47,7 @@ class _Scripted(DraftSession):
         self._begins: dict[int, int] = {}
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         self._begins[row] = len(prompt)
 

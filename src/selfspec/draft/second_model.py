@@ -36,11 +36,7 @@ class SecondModelSession(ChainSession):
         self._behind: dict[int, Sequence[int]] = {}
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
         self.cache.reserve_rows(row + 1)

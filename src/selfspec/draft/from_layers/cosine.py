@@ -51,17 +51,17 @@ class Cosine(Drafter):
         if not self.threshold >= -1:
             raise OptionError(
                 f"threshold={self.threshold} is below any cosine; use -1 to 1, or more to skip "
-                f"nothing by similarity"
+                "nothing by similarity"
             )
         if self.every < 0 or self.every == 1:
             raise OptionError(
                 f"every={self.every} would skip all layers or means nothing; use 2 or more, or 0 "
-                f"for no such rule"
+                "for no such rule"
             )
         if self.keep_last < 0:
             raise OptionError(
                 f"keep_last={self.keep_last} is negative; use 0 (every layer may be skipped) or "
-                f"more"
+                "more"
             )
 
     def start(self, target: Target) -> DraftSession:
@@ -69,7 +69,7 @@ class Cosine(Drafter):
         if self.keep_last >= layers:
             raise OptionError(
                 f"keep_last={self.keep_last} keeps all {layers} layers of this model, so nothing "
-                f"is skipped; use less"
+                "is skipped; use less"
             )
         return CosineDrafting(target, self)
 

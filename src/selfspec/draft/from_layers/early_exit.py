@@ -73,9 +73,9 @@ class EarlyExit(Drafter):
         layer = part.settings["exit"]
         if self.layer not in (None, layer) or self.vocabulary or self.tokens:
             raise OptionError(
-                f"layer={self.layer}, vocabulary={self.vocabulary}, tokens={self.tokens}: the "
-                f"part was trained for an exit after "
-                f"{layer} layers and with a vocabulary of its own; leave them out"
+                f"layer={self.layer}, vocabulary={self.vocabulary}, tokens={self.tokens}: the part "
+                f"was trained for an exit after {layer} layers and with a vocabulary of its own; "
+                "leave them out"
             )
         return _Adapted(target, layer, ready(part, target.model, _Adapter), self.reuse, self.sample)
 
@@ -110,11 +110,7 @@ class _Adapted(LayerSession):
         self.collectors = [self._entries.collectors]
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
         self._entries.admit(row)

@@ -87,11 +87,7 @@ class _Subset(ChainSession):
         self._seen: dict[int, tuple[int, ...]] = {}
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
         self._means[row] = []

@@ -70,7 +70,7 @@ class LayerSkip(Drafter):
         if listed and self.profile:
             raise OptionError(
                 f"profile {self.profile!r} and lists of layers both say what to skip; give one of "
-                f"them"
+                "them"
             )
         if listed or self.profile or self.part is not None:
             self._refuse_unused()
@@ -87,7 +87,7 @@ class LayerSkip(Drafter):
             if not 0 <= getattr(self, option) <= 1:
                 raise OptionError(
                     f"{option}={getattr(self, option)} is no share of the layers; use 0 (skip "
-                    f"none) to 1 (skip all)"
+                    "none) to 1 (skip all)"
                 )
 
     def _refuse_unused(self) -> None:
@@ -98,7 +98,7 @@ class LayerSkip(Drafter):
             if getattr(self, option) != defaults[option]:
                 raise OptionError(
                     f"{option}={getattr(self, option)!r} is for a strategy, but layers are given; "
-                    f"leave out one of the two"
+                    "leave out one of the two"
                 )
 
     def start(self, target: Target) -> DraftSession:
@@ -162,15 +162,15 @@ def read_profile(path: str, shape: Shape) -> tuple[tuple[int, ...], tuple[int, .
     if profile.get("schema_version") != SCHEMA_VERSION:
         found = f"schema_version {profile.get('schema_version')!r}"
         raise OptionError(
-            f"profile {path} has {found}, and this selfspec reads {SCHEMA_VERSION}; make it "
-            f"again, or use another selfspec"
+            f"profile {path} has {found}, and this selfspec reads {SCHEMA_VERSION}; make it again, "
+            "or use another selfspec"
         )
     for key, ours in (("family", shape.family), ("layers", shape.layers)):
         if profile.get(key) != ours:
             made = f"was made for a model with {key} {profile.get(key)!r}, this one has {ours!r}"
             raise OptionError(
                 f"profile {path} {made}, so its layers would mean nothing here; use a profile of "
-                f"this model"
+                "this model"
             )
     return _layers(profile, "attention", path), _layers(profile, "mlp", path)
 
@@ -189,7 +189,7 @@ def _read_json(path: str) -> dict[str, Any]:
     if not isinstance(profile, dict):
         raise OptionError(
             f"profile {path} holds a JSON {type(profile).__name__} where an object is needed; it "
-            f"is no profile"
+            "is no profile"
         )
     return profile
 
@@ -199,6 +199,6 @@ def _layers(profile: Mapping[str, Any], key: str, path: str) -> tuple[int, ...]:
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise OptionError(
             f"profile {path}: {key!r} is {layers!r} where a list of layer numbers is needed; make "
-            f"the profile again"
+            "the profile again"
         )
     return tuple(layers)

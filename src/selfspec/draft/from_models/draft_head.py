@@ -55,7 +55,7 @@ class DraftHead(Drafter):
         if self.sample and self.width > 1:
             raise OptionError(
                 f"sample=True draws chains, and width={self.width} asks for a tree; leave one of "
-                f"them out"
+                "them out"
             )
 
     def start(self, target: Target) -> DraftSession:
@@ -108,11 +108,7 @@ class _Drafting(ChainSession):
         self._own: dict[int, Tensor] = {}  # of each row: the output for its last entry, (1, width)
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
         self._entries.admit(row)

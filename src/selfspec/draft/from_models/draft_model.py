@@ -57,8 +57,8 @@ class DraftModel(Drafter):
         if ours != theirs:
             raise OptionError(
                 f"the draft model has a vocabulary of {theirs} tokens, the model that it drafts "
-                f"for has {ours}, so its "
-                "tokens would mean something else; use a draft model with the same tokenizer"
+                f"for has {ours}, so its tokens would mean something else; use a draft model with "
+                "the same tokenizer"
             )
         cache = model.new_cache(target.cache.rows, 1)
         return SecondModelSession(Target(model, cache), self.vocabulary)
@@ -80,7 +80,7 @@ def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:
             return source.model
         raise OptionError(
             f"model={source!r} is no model to draft with; give a name, a folder, a live model or "
-            f"an LLM"
+            "an LLM"
         )
     key = (source if isinstance(source, PreTrainedModel) else os.fspath(source), dtype)
     with _loading:

@@ -47,8 +47,8 @@ class NGram(Drafter):
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
             raise OptionError(
-                f"shortest={self.shortest} and longest={self.longest} leave no n-gram to look "
-                f"for; use 1 <= shortest <= longest"
+                f"shortest={self.shortest} and longest={self.longest} leave no n-gram to look for; "
+                "use 1 <= shortest <= longest"
             )
         if self.branches < 1:
             raise OptionError(
@@ -57,7 +57,7 @@ class NGram(Drafter):
         if not 0 <= self.least < 1:
             raise OptionError(
                 f"least={self.least} is not a chance that drafts could reach; use 0 (no limit) up "
-                f"to below 1"
+                "to below 1"
             )
 
     def start(self, target: Target) -> DraftSession:
@@ -70,11 +70,7 @@ class _LookingUp(DraftSession):
         self._index: dict[int, _Index] = {}
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         self._index[row] = _Index(self._options.shortest, self._options.longest)
 

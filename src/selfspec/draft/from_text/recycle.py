@@ -39,15 +39,7 @@ from ..base import Drafter, DraftSession, Target
 PAIR_CHANCES = (0.66, 0.10, 0.04, 0.03, 0.016, 0.013, 0.01)
 TOKEN_CHANCES = (0.46, 0.10, 0.05, 0.03, 0.015, 0.012, 0.01)
 # of a single one whose pair is known to the trained part only
-BESIDE_CHANCES = (
-    0.21,
-    0.12,
-    0.06,
-    0.03,
-    0.015,
-    0.012,
-    0.01,
-)
+BESIDE_CHANCES = (0.21, 0.12, 0.06, 0.03, 0.015, 0.012, 0.01)
 # Shares of a trained chance that are left: of a pair's where the text itself knows the pair, of a
 # token's where no pair is known.
 BESIDE_OWN, SINGLE = 0.28, 0.65
@@ -80,8 +72,7 @@ class TokenRecycling(Drafter):
         if not 1 <= self.successors <= len(TOKEN_CHANCES):
             raise OptionError(
                 f"successors={self.successors} is outside 1 to {len(TOKEN_CHANCES)}, beyond which "
-                f"a rank is right in under 1% of "
-                f"cases; use {len(TOKEN_CHANCES)} or fewer"
+                f"a rank is right in under 1% of cases; use {len(TOKEN_CHANCES)} or fewer"
             )
         assert self._tables is not None  # made now, not by whichever thread comes first
 
@@ -109,11 +100,7 @@ class _Recycling(DraftSession):
         self._tables: dict[int, _Table] = {}
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         self._tables[row] = self._make_table()
         self._tables[row].read(prompt)
