@@ -1,5 +1,4 @@
-"""Drafters by name: ours, and those that other packages add through the entry point group
-`selfspec.drafters`."""
+"""Drafters by name: ours, and other packages' in the entry point group `selfspec.drafters`."""
 
 from __future__ import annotations
 
@@ -89,9 +88,8 @@ def resolve(
     if drafter is not None and not drafter.decides_how_much:
         return drafter, make_controller(control, control_options or {})
     if control is not None or control_options:
-        asked = f"control_options={dict(control_options or {})}"
-        if control is not None:
-            asked = f"control={control!r}"
+        options = f"control_options={dict(control_options or {})}"
+        asked = options if control is None else f"control={control!r}"
         reason = "plain decoding drafts nothing"
         if drafter is not None:
             reason = f"draft={drafter.name!r} decides itself how much to draft"
