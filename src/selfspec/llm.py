@@ -305,8 +305,8 @@ class LLM:
         tokenizer = self._need_tokenizer("a conversation")
         if not tokenizer.chat_template:
             raise OptionError(
-                f"{self._name} has no chat template, so it cannot chat; use generate with a "
-                f"prompt of your own"
+                f"{self._name} has no chat template, so it cannot chat; use generate with a prompt "
+                "of your own"
             )
         text = tokenizer.apply_chat_template(
             [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
@@ -362,8 +362,7 @@ class LLM:
         if outside:
             raise PromptError(
                 f"token {outside[0]} is outside the model's vocabulary of "
-                f"{self.model.shape.vocabulary}; "
-                "was it made with another tokenizer?"
+                f"{self.model.shape.vocabulary}; was it made with another tokenizer?"
             )
         return list(prompt)
 
@@ -371,7 +370,7 @@ class LLM:
         if self.tokenizer is None:
             raise Unavailable(
                 f"{self._name} was loaded without a tokenizer, so {purpose} cannot be read; pass "
-                f"tokenizer=..., or token ids"
+                "tokenizer=..., or token ids"
             )
         return self.tokenizer
 

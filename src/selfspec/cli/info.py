@@ -89,7 +89,7 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
             (
                 "floor",
                 f"{bound.floor_seconds * 1e3:.1f} ms a token, {1 / bound.floor_seconds:.1f} "
-                f"tokens/s",
+                "tokens/s",
             ),
             ("matrix products", f"{bound.products_seconds * 1e3:.1f} ms a token, measured"),
         ]
@@ -138,8 +138,7 @@ def explanation(bound: Bound) -> str:
         "Reading the weights is what takes the time"
         if memory_bound
         else f"The products take {bound.products_seconds / bound.floor_seconds:.1f}x the time "
-        f"that reading their weights takes, "
-        "so arithmetic bounds the speed too"
+        "that reading their weights takes, so arithmetic bounds the speed too"
     )
     remedy = (
         "verifying several drafted tokens in one pass shares that one read"

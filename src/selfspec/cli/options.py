@@ -47,8 +47,7 @@ MaxNewTokens = Annotated[
     int, _limit("--max-new-tokens", "-n", min=1, help="Write at most this many new tokens.")
 ]
 Stop = Annotated[
-    list[str] | None,
-    _limit("--stop", help="Stop before the model writes this text. Repeatable."),
+    list[str] | None, _limit("--stop", help="Stop before the model writes this text. Repeatable.")
 ]
 ShowStats = Annotated[
     bool, _output("--stats", help="Print tokens, seconds and memory, on standard error.")
@@ -146,7 +145,7 @@ def _pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
         if not equals or not name:
             raise OptionError(
                 f"{flag} {text!r} is not NAME=VALUE, so it names no option; write e.g. {flag} "
-                f"tokens=6"
+                "tokens=6"
             )
         try:
             found[name.replace("-", "_")] = json.loads(value)
