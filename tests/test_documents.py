@@ -142,9 +142,9 @@ def test_auto_tries_what_the_page_says() -> None:
 def test_the_curve_of_verifying_is_what_was_measured() -> None:
     """A table that outlived its measurement, in the page that says why the cost of verifying
     decides."""
-    from selfspec.bench import report, schema
+    from benchmarks.plain import report, results
 
-    run = schema.load(ROOT / "benchmarks/results/plain-amd-epyc.json")
+    run = results.load(ROOT / "benchmarks/results/plain-amd-epyc.json")
     found = re.findall(r"^\| context (\d+) \| (.*) \|$", text_of("how-it-works.md"), flags=re.M)
     assert {int(context) for context, _ in found} == {point.context for point in run.verify}
     for context, cells in found:
@@ -191,16 +191,16 @@ def test_the_tables_of_the_task_model_are_what_was_measured() -> None:
 
 
 def _task_lines() -> list[str]:
-    from selfspec.bench import task_report
+    from benchmarks.task import report
 
-    return task_report.markdown(
-        task_report.load_task(ROOT / "benchmarks/results/task-amd-epyc.json")
+    return report.markdown(
+        report.load_task(ROOT / "benchmarks/results/task-amd-epyc.json")
     ).splitlines()
 
 
 def test_the_times_of_a_training_step_are_what_was_measured() -> None:
     """The same for the page on training."""
-    from selfspec.bench import steps
+    from benchmarks import steps
 
     printed = steps.markdown(
         json.loads((ROOT / "benchmarks/results/steps-amd-epyc.json").read_text(encoding="utf-8"))

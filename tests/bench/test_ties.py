@@ -9,12 +9,12 @@ import pytest
 import torch
 import typer
 
-from selfspec.bench.exact import exact
-from selfspec.bench.ties import NEAR, Parting, Ties, find_ties, sentence
+from benchmarks.exact import exact
+from benchmarks.ties import NEAR, Parting, Ties, find_ties, sentence
 from selfspec.draft.scripted import ScriptedDrafter
-from selfspec.engine import keeping
+from selfspec.engine import keeping as engine_module
 from selfspec.llm import LLM
-from selfspec.model.from_transformers import from_transformers
+from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 PROMPTS = [[10, 11, 12], [40, 41], [7]]
@@ -24,7 +24,7 @@ FIXED = {"control": "fixed", "control_options": {"tokens": 4}}
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     model = tiny_model(seed=4, tie_word_embeddings=False).to(torch.bfloat16)
-    return LLM(from_transformers(model, kernel="static", check=False), None, "tiny")
+    return LLM(LayeredModel(model, kernel="static", check=False), None, "tiny")
 
 
 def script(llm: LLM) -> list[list[int]]:
@@ -53,7 +53,9 @@ def test_a_verifier_that_keeps_what_it_should_not_is_found(
 ) -> None:
     """The negative control: a bug hidden behind "it is only rounding"."""
     drafter = ScriptedDrafter(script(llm), wrong_every=3)  # alone, every text is row 0
-    monkeypatch.setattr(keeping, "accepted_path", lambda tree, choices: list(range(len(tree))))
+    monkeypatch.setattr(
+        engine_module, "accepted_path", lambda tree, choices: list(range(len(tree)))
+    )
     alone, together = find_ties(
         llm, PROMPTS, 12, {"scripted": {"draft": drafter, **FIXED}}, rows=3
     )[1:]
@@ -108,6 +110,8 @@ def test_the_command_writes_and_says_it(
     exact(**{**arguments, "rows": 1}, out=tmp_path / "exact.json")
     assert json.loads((tmp_path / "exact.json").read_text())["kind"] == "exact"
     monkeypatch.setitem(NEAR, torch.bfloat16, -1.0)
-    monkeypatch.setattr(keeping, "accepted_path", lambda tree, choices: list(range(len(tree))))
+    monkeypatch.setattr(
+        engine_module, "accepted_path", lambda tree, choices: list(range(len(tree)))
+    )
     with pytest.raises(typer.Exit):
         exact(**{**arguments, "draft": "early-exit"}, dtype="bfloat16", out=tmp_path / "ties.json")
