@@ -1,6 +1,6 @@
 """The table: architecture -> where its parts are and how its block differs from Llama's.
 
-This and `parts.py` are the only files that look into a transformers model or config by name. A
+This and `weights.py` are the only files that look into a transformers model or config by name. A
 family that differs in names only is one line; `docs/adding-a-family.md` goes through one that
 differs in more.
 """

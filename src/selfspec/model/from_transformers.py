@@ -21,8 +21,9 @@ from .block import Block, Change, own_block
 from .compute.linear import Linear
 from .compute.ops import Ops
 from .compute.rope import RopeTable
+from .embedding import Embedding
 from .families import Family, Shape, checked_switch, family_of, shape_of
-from .layered import Embedding, LayeredModel
+from .layered import LayeredModel
 from .measuring import product_modules
 from .operations import operations_for, why_not_recorded
 from .probing import check_recordings, is_row_stable, probe, probe_logits

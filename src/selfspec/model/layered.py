@@ -24,27 +24,13 @@ from .compute.linear import Linear, without_low_rank
 from .compute.ops import Ops
 from .compute.plan import LayerPlan
 from .compute.rope import RopeTable
+from .embedding import Embedding
 from .families import Shape
 from .passes import HalfObserver, Passes
 from .recording import EagerSteps
 
 PREFILL_CHUNK = 512
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class Embedding:
-    """Tokens as hidden states: rows of a table times a scale."""
-
-    source: Tensor | Linear
-    """A table, or the head whose weights serve as one."""
-    scale: float
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """(tokens,) -> (tokens, width)."""
-        table = self.source
-        x = table.rows(tokens) if isinstance(table, Linear) else table[tokens]
-        return x if self.scale == 1 else x * self.scale
 
 
 @dataclass(frozen=True, eq=False, repr=False)
