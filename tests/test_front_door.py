@@ -298,7 +298,7 @@ def test_the_checker_knows_wrong_from_right() -> None:
     ]
     right = [
         "selfspec generate demo 'a --b' -n 3 --temperature=0.5",
-        "scripts/demo --runs 5",
+        "scripts/demo --rounds 5",
         "./scripts/test",
         "git clone x",
     ]

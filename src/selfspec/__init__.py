@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .call import Stream
     from .core.contract import Stats
     from .core.sampling import SamplingParams
     from .draft.scripted import ScriptedDrafter
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
         UnsupportedModel,
     )
     from .integrations.transformers import transformers
-    from .llm import LLM, Stream
+    from .llm import LLM
     from .results import ModelInfo, Piece, Result
 
 __version__ = "0.1.0"
@@ -38,7 +39,7 @@ _HOMES = {
     "SamplingParams": "core.sampling",
     "ScriptedDrafter": "draft.scripted",
     "Stats": "core.contract",
-    "Stream": "llm",
+    "Stream": "call",
     "transformers": "integrations.transformers",
 } | dict.fromkeys(
     (

@@ -7,29 +7,31 @@ tokens are drafted or verified.
 
 from __future__ import annotations
 
-import resource
 import threading
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
 
 import torch
 
+from .call import Call, Stream
 from .control.base import Controller
-from .core.contract import Request
-from .core.sampling import SamplingParams, TokenLogprob, row_samplers
+from .core.sampling import SamplingParams, row_samplers
 from .core.text_stream import CriteriaCheck, RowText
-from .draft.auto import resolve
 from .draft.base import Drafter
-from .engine.chat_cache import Turns
+from .draft.registry import resolve
+from .engine.chat_cache import ChatCaches
 from .engine.generation import Generation
+from .engine.row import Request
 from .errors import OptionError, PromptError, Unavailable, nearest
 from .model.compute.memory import weights_too_large
+from .model.from_transformers import from_transformers
 from .model.layered import LayeredModel
 from .model.load.loading import load
+from .model.measuring import product_modules, weight_bytes
 from .model.operations import check_weights
-from .results import ModelInfo, Piece, Result
+from .results import ModelInfo, Result
 
 if TYPE_CHECKING:
     from transformers import (
@@ -52,47 +54,12 @@ class Options(TypedDict, total=False):
     stop: str | Sequence[str] | None
     eos: Sequence[int] | None
     draft: str | Drafter | None
-    draft_options: Mapping[str, Any]
+    draft_options: Mapping[str, Any] | None
     control: str | Controller | None
-    control_options: Mapping[str, Any]
+    control_options: Mapping[str, Any] | None
     logprobs: int | None
     logits_processors: Sequence[LogitsProcessor]
     stopping_criteria: Sequence[StoppingCriteria]
-
-
-class Stream:
-    """Pieces of text as they are made. Iterate; `close()` (or leaving a `with`) stops the work;
-    `result` is there at the end, or, after closing early, tells what was made until then is gone:
-    it raises."""
-
-    def __init__(self, run: _Run) -> None:
-        self._run = run
-        self._pieces = run.pieces()
-
-    def __iter__(self) -> Iterator[Piece]:
-        return self
-
-    def __next__(self) -> Piece:
-        return next(self._pieces)
-
-    def close(self) -> None:
-        """Stop generating. Nothing is computed after this."""
-        self._pieces.close()
-
-    def __enter__(self) -> Stream:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def result(self) -> Result:
-        """The whole result, once the stream is exhausted."""
-        if self._run.results is None:
-            raise OptionError(
-                "the stream has not ended, so it has no result yet; iterate to its end first"
-            )
-        return self._run.results[0]
 
 
 class LLM:
@@ -113,7 +80,7 @@ class LLM:
         self.tokenizer = tokenizer
         self._name = name
         self._lock = threading.RLock()
-        self._turns = Turns()
+        self._chats = ChatCaches()
         self._eos = _eos_tokens(generation_config, tokenizer)
         penalty = getattr(generation_config, "repetition_penalty", None)
         self._default_sampling = SamplingParams(repetition_penalty=penalty or 1.0)
@@ -168,7 +135,7 @@ class LLM:
         )
         target, parameters = loaded.model.device, loaded.model.num_parameters()
         try:
-            layered = LayeredModel(
+            layered = from_transformers(
                 loaded.model,
                 owned=loaded.owned,
                 kernel=kernel,
@@ -191,23 +158,28 @@ class LLM:
             parameters=model.parameters,
             context=shape.context,
             vocabulary=shape.vocabulary,
-            weight_bytes=model.weight_bytes,
+            weight_bytes=weight_bytes(model),
             kernel=model.ops.kernel,
             weights=model.ops.weights or dtype,
             alone=model.alone,
-            modules=list(model.product_modules),
+            modules=list(product_modules(model)),
             row_stable=model.row_stable,
             dtype=dtype,
             device=str(model.device),
             threads=torch.get_num_threads(),
-            recorded=model.recorded,
+            recorded=model.steps.status,
         )
 
     def without_adapters(self) -> LLM:
         """The same model without its live adapters, on the same weights; both can be used at the
         same time."""
+        return self.view(self.model.without_adapters)
+
+    def view(self, model: LayeredModel) -> LLM:
+        """The same over another view of the model. Both take turns on the weights that they
+        share."""
         other = copy(self)
-        other.model, other._turns = self.model.without_adapters, Turns()
+        other.model, other._chats = model, ChatCaches()
         return other
 
     # ----------------------------------------------------------------------------------- generating
@@ -218,7 +190,23 @@ class LLM:
     def generate(
         self, prompts: list[str] | list[list[int]], **options: Unpack[Options]
     ) -> list[Result]: ...
-    def generate(self, prompts: Any, **options: Unpack[Options]) -> Any:
+    def generate(
+        self,
+        prompts: Any,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] | None = None,
+        eos: Sequence[int] | None = None,
+        draft: str | Drafter | None = "auto",
+        draft_options: Mapping[str, Any] | None = None,
+        control: str | Controller | None = None,
+        control_options: Mapping[str, Any] | None = None,
+        logprobs: int | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriteria] = (),
+        **unknown: Any,
+    ) -> Any:
         """Continue a prompt (a string or a list of token ids), or each of a list of prompts; a list
         in, a list out.
 
@@ -237,30 +225,80 @@ class LLM:
         - `logits_processors`, `stopping_criteria`: Hugging Face's, called with each row's full ids
           for every token.
         """
+        options = _options(locals())
         single = _is_one(prompts)
         results = self._start([prompts] if single else list(prompts), options).finish()
         return results[0] if single else results
 
-    def stream(self, prompt: Prompt, **options: Unpack[Options]) -> Stream:
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] | None = None,
+        eos: Sequence[int] | None = None,
+        draft: str | Drafter | None = "auto",
+        draft_options: Mapping[str, Any] | None = None,
+        control: str | Controller | None = None,
+        control_options: Mapping[str, Any] | None = None,
+        logprobs: int | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriteria] = (),
+        **unknown: Any,
+    ) -> Stream:
         """Continue one prompt, piece by piece; options as for `generate`. Text that could become a
         stop string is held back."""
+        options = _options(locals())
         if not _is_one(prompt):
             raise OptionError(
                 "a stream has one prompt; call stream once for each, they may be interleaved"
             )
         return Stream(self._start([prompt], options))
 
-    def chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Result:
+    def chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] | None = None,
+        eos: Sequence[int] | None = None,
+        draft: str | Drafter | None = "auto",
+        draft_options: Mapping[str, Any] | None = None,
+        control: str | Controller | None = None,
+        control_options: Mapping[str, Any] | None = None,
+        logprobs: int | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriteria] = (),
+        **unknown: Any,
+    ) -> Result:
         """Answer a conversation ({"role": ..., "content": ...} messages) through the model's chat
         template.
 
         What a following turn shares with an earlier one is not computed again.
         """
-        return self._start_chat(messages, options).finish()[0]
+        return self._start_chat(messages, _options(locals())).finish()[0]
 
-    def stream_chat(self, messages: Sequence[Message], **options: Unpack[Options]) -> Stream:
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        *,
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] | None = None,
+        eos: Sequence[int] | None = None,
+        draft: str | Drafter | None = "auto",
+        draft_options: Mapping[str, Any] | None = None,
+        control: str | Controller | None = None,
+        control_options: Mapping[str, Any] | None = None,
+        logprobs: int | None = None,
+        logits_processors: Sequence[LogitsProcessor] = (),
+        stopping_criteria: Sequence[StoppingCriteria] = (),
+        **unknown: Any,
+    ) -> Stream:
         """Answer a conversation, piece by piece."""
-        return Stream(self._start_chat(messages, options))
+        return Stream(self._start_chat(messages, _options(locals())))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """A conversation as token ids, ready for the answer."""
@@ -275,48 +313,47 @@ class LLM:
         )
         return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
-    def _start_chat(self, messages: Sequence[Message], options: Options) -> _Run:
-        return self._start([self.encode_chat(messages)], options, self._turns)
+    def _start_chat(self, messages: Sequence[Message], options: Options) -> Call:
+        return self._start([self.encode_chat(messages)], options, self._chats)
 
     def _start(
-        self, prompts: Sequence[Prompt], options: Options, turns: Turns | None = None
-    ) -> _Run:
-        _check_names(options)
+        self, prompts: Sequence[Prompt], options: Options, chats: ChatCaches | None = None
+    ) -> Call:
         if not prompts:
             raise PromptError("the list of prompts is empty; give at least one prompt")
         ids = [self._encode(prompt) for prompt in prompts]
-        stop, criteria = options.get("stop") or (), options.get("stopping_criteria") or ()
+        stop, criteria = options["stop"] or (), options["stopping_criteria"]
         texts = [
             RowText(self.tokenizer, [stop] if isinstance(stop, str) else list(stop)) for _ in ids
         ]
-        samplers = row_samplers(
-            options.get("sampling") or self._default_sampling,
-            ids,
-            options.get("logits_processors") or (),
+        sampling = options["sampling"] or self._default_sampling
+        samplers = row_samplers(sampling, ids, options["logits_processors"])
+        eos = self._eos if options["eos"] is None else frozenset(options["eos"])
+        drafter, controller = resolve(
+            options["draft"],
+            options["draft_options"],
+            options["control"],
+            options["control_options"],
         )
-        eos = options.get("eos")
         requests = [
             Request(
                 prompt=prompt,
                 sampler=sampler,
-                max_new_tokens=options.get("max_new_tokens", 256),
-                eos=self._eos if eos is None else frozenset(eos),
+                max_new_tokens=options["max_new_tokens"],
+                eos=eos,
                 stop_checks=[
                     *text.stop_checks,
                     *([CriteriaCheck(criteria, prompt)] if criteria else []),
                 ],
-                logprobs=options.get("logprobs"),
+                logprobs=options["logprobs"],
+                drafter=drafter,
+                controller=controller,
             )
             for prompt, sampler, text in zip(ids, samplers, texts, strict=True)
         ]
-        wishes = (
-            options.get("draft", "auto"),
-            options.get("draft_options"),
-            options.get("control"),
-            options.get("control_options"),
-        )
-        drafter, controller = resolve(*wishes)
-        return _Run(self, requests, texts, drafter, controller, turns)
+        cache = chats.take(ids[0]) if chats else None
+        generation = Generation(self.model, cache=cache, rows=len(ids), lock=self._lock)
+        return Call(generation, requests, texts, chats)
 
     def _encode(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
@@ -339,18 +376,15 @@ class LLM:
         return self.tokenizer
 
 
-def _check_names(options: Mapping[str, Any]) -> None:
-    """An unknown option is an error, never swallowed."""
-    for name in options:
+def _options(given: Mapping[str, Any]) -> Options:
+    """The options among a method's local names. An unknown one is an error, never swallowed."""
+    for name, value in given["unknown"].items():
         if name in SamplingParams.__dataclass_fields__:
             raise OptionError(
-                f"{name!r} is a sampling parameter; pass "
-                f"sampling=SamplingParams({name}={options[name]!r})"
+                f"{name!r} is a sampling parameter; pass sampling=SamplingParams({name}={value!r})"
             )
-        if name not in Options.__annotations__:
-            raise OptionError(
-                f"there is no option {name!r}; {nearest(name, Options.__annotations__)}"
-            )
+        raise OptionError(f"there is no option {name!r}; {nearest(name, Options.__annotations__)}")
+    return cast(Options, {name: given[name] for name in Options.__annotations__})
 
 
 def _is_one(prompts: Any) -> bool:
@@ -364,72 +398,3 @@ def _eos_tokens(
     if eos is None and tokenizer is not None:
         eos = tokenizer.eos_token_id
     return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
-
-
-class _Run:
-    """One call at work: the engine's steps turned into text and results."""
-
-    def __init__(
-        self,
-        llm: LLM,
-        requests: Sequence[Request],
-        texts: Sequence[RowText],
-        drafter: Drafter | None,
-        controller: Controller | None,
-        turns: Turns | None,
-    ) -> None:
-        self._requests, self._texts, self._turns = requests, texts, turns
-        cache = turns.take(requests[0].prompt) if turns else None
-        self._generation = Generation(
-            llm.model,
-            requests,
-            drafter,
-            controller.start() if controller else None,
-            cache=cache,
-            lock=llm._lock,
-        )
-        self._logprobs: list[list[TokenLogprob]] = [[] for _ in requests]
-        self.results: list[Result] | None = None
-
-    def pieces(self) -> Generator[Piece, None, None]:
-        """The first row's text as it comes; results at the end."""
-        try:
-            for step in self._generation:
-                piece = Piece("", [])
-                for part in step.rows:
-                    text = self._texts[part.row].push(part)
-                    self._logprobs[part.row] += part.logprobs
-                    if part.row == 0:
-                        piece = Piece(text, list(part.tokens), part.accepted, list(part.rejected))
-                yield piece
-            self.results = [self._result(row) for row in range(len(self._requests))]
-        finally:
-            if self._turns:
-                row = self._generation.rows[0]
-                self._turns.give(row.tokens[: row.settled], self._generation.cache)
-
-    def finish(self) -> list[Result]:
-        for _ in self.pieces():
-            pass
-        assert self.results is not None
-        return self.results
-
-    def _result(self, index: int) -> Result:
-        row, request = self._generation.rows[index], self._requests[index]
-        self._generation.stats.peak_memory_bytes = _peak_memory(self._generation.cache.keys.device)
-        assert row.finish is not None
-        return Result(
-            text=self._texts[index].text,
-            tokens=row.tokens[len(request.prompt) :],
-            finish_reason=row.finish,
-            stats=self._generation.stats,
-            logprobs=self._logprobs[index] if request.logprobs is not None else None,
-            seed=None if request.sampler.params.greedy else request.sampler.seed,
-        )
-
-
-def _peak_memory(device: torch.device) -> int:
-    """The most memory that was in use so far: the device's on a GPU, the process's on a CPU."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -9,15 +9,13 @@ the engine nor tokenizers; it only calls `generate` of what it is given.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, Self
 
 from .core.contract import FinishReason, Stats
 from .core.sampling import TokenLogprob
 from .errors import OptionError
-from .model.compute.plan import LayerPlan
 from .model.layered import LayeredModel
 
 
@@ -25,6 +23,9 @@ class Generates(Protocol):
     """What is needed of an `LLM`."""
 
     model: LayeredModel
+
+    def view(self, model: LayeredModel) -> Self:
+        """The same over another view of the model."""
 
     def generate(self, prompts: Any, **options: Any) -> Any:
         """Continue prompts."""
@@ -51,14 +52,10 @@ def first_layers(model: LayeredModel, layer: int) -> LayeredModel:
     if not 0 < layer < model.layers:
         raise OptionError(
             f"exit layer {layer} is not inside this model of {model.layers} layers; choose 1 to "
-            f"{model.layers - 1}, or call "
-            "generate, which runs them all"
+            f"{model.layers - 1}, or call generate, which runs them all"
         )
-    shallow = copy.copy(model)
-    shallow.shape = replace(model.shape, layers=layer, windows=model.shape.windows[:layer])
-    shallow.blocks = model.blocks[:layer]
-    shallow.full_plan = LayerPlan(0, layer)  # the whole model's may be cached in the copy
-    return shallow
+    # once: what is recorded on a view, or made for it, serves the next call too
+    return model.once((first_layers, layer), lambda: model.view(layers=layer))
 
 
 def early_exit_generate(llm: Generates, prompts: Any, layer: int, **options: Any) -> Any:
@@ -69,9 +66,7 @@ def early_exit_generate(llm: Generates, prompts: Any, layer: int, **options: Any
     for the shallow model, whose tokens it does not change. For a draft by the same layers with the
     model's own output, use `llm.generate(..., draft="early-exit", draft_options={"layer": layer})`.
     """
-    exited = copy.copy(llm)
-    exited.model = first_layers(llm.model, layer)
-    results = exited.generate(prompts, **options)
+    results = llm.view(first_layers(llm.model, layer)).generate(prompts, **options)
     if isinstance(results, Sequence):
         return [_flagged(result, layer) for result in results]
     return _flagged(results, layer)

@@ -11,13 +11,14 @@ from .core.sampling import TokenLogprob
 
 @dataclass(frozen=True)
 class Result:
-    """What was generated for one prompt. `stats` are those of the whole call, shared by the rows of
-    a list of prompts."""
+    """What was generated for one prompt. `stats` says what its row cost, and `call` what all
+    prompts of the call cost together."""
 
     text: str
     tokens: list[int]  # new tokens only, an end-of-sequence token included
     finish_reason: FinishReason
     stats: Stats
+    call: Stats
     logprobs: list[TokenLogprob] | None = None
     seed: int | None = None  # None for greedy
 
@@ -31,6 +32,7 @@ class Piece:
     tokens: list[int]
     accepted: int = 0  # how many of the tokens, from the first on, were drafts
     rejected: list[int] = field(default_factory=list)  # drafts that were not kept
+    row: int = 0  # which prompt of the call
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,13 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreT
 from .llm import LLM
 from .model.compute.plan import LayerPlan
 from .model.families import FAMILIES
+from .model.from_transformers import from_transformers
 from .model.layered import LayeredModel
 from .model.load.loading import attention_option
 from .train.exit_adapter import AdapterNet
 from .train.head_net import HeadNet
 from .trained.blocks import BlockSize
-from .trained.files import Part, signature
+from .trained.files import TrainedPart, signature
 from .trained.lora import stored_name
 
 SPECIALS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
@@ -128,12 +129,12 @@ def tiny_head(
     seed: int = 0,
     vocabulary: Sequence[int] = (),
     layers: Sequence[int] = (0, 1),
-) -> Part:
+) -> TrainedPart:
     """A random draft head for a tiny model; it can say these tokens, or every third."""
     size = _small_block(model)
     tensors = _random_weights(lambda: HeadNet(size, len(layers), model.shape.context), seed)
     settings = {"layers": list(layers), "block": size.as_dict()}
-    return Part(
+    return TrainedPart(
         "draft-head",
         signature(model),
         settings,
@@ -143,13 +144,13 @@ def tiny_head(
 
 def tiny_adapter(
     model: LayeredModel, exit_layer: int = 2, seed: int = 0, vocabulary: Sequence[int] = ()
-) -> Part:
+) -> TrainedPart:
     """A random exit adapter of two blocks for a tiny model; it can say these tokens, or every
     third."""
     size = _small_block(model)
     tensors = _random_weights(lambda: AdapterNet(size, 2, model.shape.context), seed)
     settings = {"exit": exit_layer, "blocks": 2, "block": size.as_dict()}
-    return Part(
+    return TrainedPart(
         "exit-adapter",
         signature(model),
         settings,
@@ -159,7 +160,7 @@ def tiny_adapter(
 
 def tiny_lora(
     model: LayeredModel, seed: int = 0, attention: Sequence[int] = (1,), mlp: Sequence[int] = (1, 2)
-) -> Part:
+) -> TrainedPart:
     """A random draft-LoRA of rank 2 for a tiny model of Llama's kind, that can say everything."""
     family, shape = FAMILIES[model.shape.family], model.shape
     generator, tensors = torch.Generator().manual_seed(seed), {}
@@ -189,7 +190,7 @@ def tiny_lora(
                     outputs, 2, generator=generator
                 )
     tensors["vocabulary"] = torch.arange(shape.vocabulary, dtype=torch.int32)
-    return Part(
+    return TrainedPart(
         "draft-lora",
         signature(model),
         {"attention": list(attention), "mlp": list(mlp), "rank": 2},
@@ -250,7 +251,7 @@ def exit_agreement(
 ) -> float:
     """The share of the model's own greedy tokens that the exit after `exit_layer` layers names
     first too."""
-    layered = LayeredModel(model, check=False)
+    layered = from_transformers(model, check=False)
     agreed = 0
     for prompt in prompts:
         llm = LLM(layered, None, "near-identity")

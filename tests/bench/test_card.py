@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from selfspec.bench import card
+from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
+from selfspec.model.measuring import weight_bytes
 from selfspec.testing import tiny_model
 
 IDS = [(7 * index + 3) % 200 for index in range(128)]
@@ -14,7 +16,7 @@ IDS = [(7 * index + 3) % 200 for index in range(128)]
 
 @pytest.fixture(scope="module")
 def model() -> LayeredModel:
-    return LayeredModel(tiny_model("llama"))
+    return from_transformers(tiny_model("llama"))
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +68,7 @@ def test_the_card_has_what_the_floor_needs(model: LayeredModel) -> None:
     """Catches weight bytes that are not those which a pass reads, and products that are not as many
     as steps."""
     found = card.cost_card(model, IDS, rounds=3)
-    assert found.weight_bytes == model.weight_bytes > 0
+    assert found.weight_bytes == weight_bytes(model) > 0
     assert len(found.products) == len(found.step) == 3 and found.context == 64
 
 

@@ -13,7 +13,7 @@ from selfspec.cli import demo as module
 from selfspec.cli.demo import Entry, difference, entries, measure, summary, verdict
 from selfspec.testing import tiny_model, tiny_tokenizer
 
-WORDS = ["demo", "--prompt", "hello", "-n", "8", "--runs", "1"]
+WORDS = ["demo", "--prompt", "hello", "-n", "8", "--rounds", "1"]
 
 
 def pair(monkeypatch: pytest.MonkeyPatch, seed: int) -> LLM:
@@ -104,7 +104,7 @@ def test_the_measured_answers_are_the_ones_compared(monkeypatch: pytest.MonkeyPa
     def entry(name: str, token: int) -> Entry:
         return Entry(name, lambda: calls.append(name) or [token])  # type: ignore[func-returns-value]
 
-    rows = measure([entry("a", 1), entry("b", 2)], runs=2)
+    rows = measure([entry("a", 1), entry("b", 2)], rounds=2)
     assert [(row.name, row.tokens) for row in rows] == [("a", [1]), ("b", [2])]
     assert sorted(calls) == ["a"] * 3 + ["b"] * 3
 
@@ -129,6 +129,6 @@ def test_the_demo_command_on_the_demo_model(
     from selfspec.cli.app import app
 
     monkeypatch.setenv("COLUMNS", "200")
-    result = CliRunner().invoke(app, ["demo", "-n", "6", "--runs", "1"])
+    result = CliRunner().invoke(app, ["demo", "-n", "6", "--rounds", "1"])
     assert result.exit_code == 0, result.output
     assert "all 6 equal" in result.stdout

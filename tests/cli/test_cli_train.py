@@ -8,8 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
-from selfspec.cli.train import DataFlags, LoraFlags, RecipeFlags, RunFlags, losses, table
+from selfspec.cli.app import app
+from selfspec.cli.exits import table
+from selfspec.cli.train import losses
 from selfspec.testing import tiny_model, tiny_tokenizer
 from selfspec.train import run as training
 from selfspec.train.data import DataOptions
@@ -17,6 +20,9 @@ from selfspec.train.evaluate import ExitScore
 from selfspec.train.lora import Lora
 from selfspec.train.recipe import Recipe
 from selfspec.train.run import Report, TrainOptions
+
+COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+PARAMETERS = COMMANDS["train"].params
 
 
 @pytest.fixture
@@ -67,24 +73,17 @@ def test_defaults_are_the_librarys(
 
 def test_every_setting_has_its_flag() -> None:
     """A new field of the library that nobody can reach from the command line."""
-    own = {
-        RecipeFlags: (Recipe, {"recipe", "preset", "variant"}),
-        RunFlags: (TrainOptions, set()),
-        DataFlags: (DataOptions, set()),
-    }
-    for flags, (settings, more) in own.items():
-        names = {field.name for field in dataclasses.fields(flags)} - more
-        assert names == {field.name for field in dataclasses.fields(settings)} - (
-            {"seed"} if settings is DataOptions else set()
-        )
-    assert len(dataclasses.fields(LoraFlags)) == len(dataclasses.fields(Lora)) + 1
+    flags = {each.name for each in PARAMETERS}
+    for settings in (Recipe, TrainOptions, DataOptions):
+        assert {field.name for field in dataclasses.fields(settings)} <= flags
+    assert {f"lora_{field.name}" for field in dataclasses.fields(Lora)} <= flags
 
 
 def test_flags_arrive(run: Any, asked: dict[str, Any], text: str, tmp_path: Path) -> None:
     """A flag that is parsed and forgotten, and a preset whose numbers or learning rate are not
     those of its variant."""
     words = "--preset scratch-7b --exit-scale 0.5 --exits 1-2,4 --exit-others 5"
-    words += " --steps 7 --length 64 --seed 3 --lora --lora-rank 4 --lora-module q_proj"
+    words += " --steps 7 --length 64 --seed 3 --lora --lora-rank 4 --lora-modules q_proj"
     run("train", "demo", "--data", text, "--data", text, "--out", str(tmp_path), *words.split())
     assert asked["recipe"] == Recipe(
         dropout=0.2,
@@ -123,7 +122,7 @@ def test_flags_arrive(run: Any, asked: dict[str, Any], text: str, tmp_path: Path
         str(tmp_path),
         "--preset",
         "scratch-7b",
-        "--lr",
+        "--learning-rate",
         "0.1",
     )
     assert asked["options"].learning_rate == 0.1
@@ -138,6 +137,7 @@ def test_flags_arrive(run: Any, asked: dict[str, Any], text: str, tmp_path: Path
         ("--precision half", "precision='half'"),
         ("--dropout 2", "outside 0 to 1"),
         ("--exits 8;15", "not a list of whole numbers"),
+        ("--lora-rank 4", "--lora-rank would be ignored without --lora"),
     ],
 )
 def test_wrong_words_are_one_message(
@@ -181,7 +181,16 @@ def test_a_real_run(run: Any, text: str, tmp_path: Path) -> None:
 def test_exits_are_measured(run: Any, text: str, tmp_path: Path) -> None:
     """Another split than training's, or a table without the whole model as its last row."""
     shown = run(
-        "exits", "demo", "--data", text, "--length", "32", "--held-out", "0.5", "--blocks", "2"
+        "exits",
+        "demo",
+        "--data",
+        text,
+        "--length",
+        "32",
+        "--held-out",
+        "0.5",
+        "--score-blocks",
+        "2",
     )
     lines = [line.split() for line in shown.stdout.splitlines()]
     assert [line[0] for line in lines[1:]] == ["1", "2", "3", "4"] and lines[4][1] == "100.0%"

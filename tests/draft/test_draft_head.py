@@ -27,7 +27,7 @@ from selfspec.model.compute.hidden_states import StateCollector
 from selfspec.testing import tiny_adapter, tiny_head, tiny_llm, tiny_tokenizer
 from selfspec.train.head_net import HeadNet, Roots
 from selfspec.trained.blocks import BlockSize
-from selfspec.trained.files import Part, load_part
+from selfspec.trained.files import TrainedPart, load_part
 
 PROMPTS = [list(text) for text in (b"once upon a time, once upon", b"the", b"aXb aXb aXb a")]
 
@@ -38,7 +38,7 @@ def llm() -> LLM:
 
 
 @pytest.fixture(scope="module")
-def part(llm: LLM) -> Part:
+def part(llm: LLM) -> TrainedPart:
     """It can say what the model likes to say, so that some drafts are kept and some are not."""
     said = Counter(
         token
@@ -49,7 +49,7 @@ def part(llm: LLM) -> Part:
 
 
 @pytest.fixture(scope="module")
-def adapter(llm: LLM, part: Part) -> Part:
+def adapter(llm: LLM, part: TrainedPart) -> TrainedPart:
     return tiny_adapter(llm.model, vocabulary=part.tensors["vocabulary"].tolist())
 
 
@@ -64,7 +64,7 @@ class Spy(Drafter, DraftSession):
     def start(self, target: Target) -> DraftSession:
         inner = self.inner.start(target)
         spy = replace(self, inner=inner)
-        object.__setattr__(spy, "taps", inner.collectors)
+        object.__setattr__(spy, "collectors", inner.collectors)
         return spy
 
     def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
@@ -99,7 +99,7 @@ MAKERS = {
 
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_draft_depends_on_the_kept_text_alone(
-    llm: LLM, part: Part, adapter: Part, name: str
+    llm: LLM, part: TrainedPart, adapter: TrainedPart, name: str
 ) -> None:
     """Rounds, rejections, neighbours leave nothing behind: entries of rejected drafts in the head's
     cache, states of a wrong branch, the states of another row. It drafts what it would after
@@ -114,7 +114,7 @@ def test_a_draft_depends_on_the_kept_text_alone(
         assert anew[text] == seen[text], f"after {len(text)} tokens"
 
 
-def test_it_drafts_what_was_trained(llm: LLM, part: Part) -> None:
+def test_it_drafts_what_was_trained(llm: LLM, part: TrainedPart) -> None:
     """The trained module and what runs are written twice: another position, norm, order of taps or
     feeding of its own output, and what training measures is not what drafting gets."""
     seen, _ = drafts(llm, DraftHead(part), PROMPTS[:1], new=40)
@@ -147,7 +147,7 @@ def states_of(llm: LLM, text: Sequence[int], layers: Sequence[int]) -> torch.Ten
 class Ends:
     """What training borrows of a model, from the model that runs."""
 
-    def __init__(self, llm: LLM, part: Part) -> None:
+    def __init__(self, llm: LLM, part: TrainedPart) -> None:
         self._model, self.vocabulary = llm.model, part.tensors["vocabulary"].long()
         self.index = torch.full((llm.model.shape.vocabulary,), -1)
         self.index[self.vocabulary] = torch.arange(len(self.vocabulary))
@@ -163,7 +163,7 @@ class Ends:
 
 
 def last_guess(
-    llm: LLM, net: HeadNet, part: Part, tokens: list[int], root: int, states: torch.Tensor
+    llm: LLM, net: HeadNet, part: TrainedPart, tokens: list[int], root: int, states: torch.Tensor
 ) -> int:
     """What the trained module drafts last, from this root, over the tokens after it."""
     ends, count = Ends(llm, part), len(tokens)
@@ -180,7 +180,7 @@ def last_guess(
     return int(ends.vocabulary[ends.logged[-1][0].argmax()])
 
 
-def test_a_tree_follows_the_chain(llm: LLM, part: Part) -> None:
+def test_a_tree_follows_the_chain(llm: LLM, part: TrainedPart) -> None:
     """A tree's entries at other positions than a chain's, or guesses that see each other: its first
     path is the chain's."""
     chains, trees = (drafts(llm, DraftHead(part, width=width), PROMPTS)[0] for width in (1, 2))
@@ -213,7 +213,9 @@ def test_the_likeliest_guesses_are_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["chain", "adapter"])
-def test_a_cached_beginning_is_gone_around(llm: LLM, part: Part, adapter: Part, name: str) -> None:
+def test_a_cached_beginning_is_gone_around(
+    llm: LLM, part: TrainedPart, adapter: TrainedPart, name: str
+) -> None:
     """A second turn of a chat: the states of what was cached are not there, and a head that
     attended to empty slots, or waited for them, would draft rubbish or never again."""
     messages = [{"role": "user", "content": "once upon"}]
@@ -236,7 +238,7 @@ def test_a_cached_beginning_is_gone_around(llm: LLM, part: Part, adapter: Part, 
         ]
 
 
-def test_rounds_it_does_not_see_cost_it_nothing_but_time(llm: LLM, part: Part) -> None:
+def test_rounds_it_does_not_see_cost_it_nothing_but_time(llm: LLM, part: TrainedPart) -> None:
     """States of rounds in which another drafter's states stood in for early layers are missing: it
     must begin anew, not line up what it has with other tokens."""
     entries = Entries([0, 1], llm.model.new_cache(1))
@@ -251,7 +253,7 @@ def test_rounds_it_does_not_see_cost_it_nothing_but_time(llm: LLM, part: Part) -
     assert (entries[0].first, entries[0].held, entries[0].end) == (6, 0, 10)
 
 
-def test_a_part_is_saved_and_found_again(llm: LLM, part: Part, tmp_path: Path) -> None:
+def test_a_part_is_saved_and_found_again(llm: LLM, part: TrainedPart, tmp_path: Path) -> None:
     """A name or a tensor lost on the way to the disk: the part drafts otherwise, or is refused."""
     part.save(tmp_path / "head")
     stored = load_part(tmp_path / "head")
@@ -262,7 +264,7 @@ def test_a_part_is_saved_and_found_again(llm: LLM, part: Part, tmp_path: Path) -
     )
 
 
-def test_eight_bits_are_nearly_the_same(part: Part, tmp_path: Path) -> None:
+def test_eight_bits_are_nearly_the_same(part: TrainedPart, tmp_path: Path) -> None:
     """A scale of the wrong row, or a matrix lost: the part that is shipped would not be the one
     that was measured."""
     part.save(tmp_path / "whole")
@@ -276,7 +278,9 @@ def test_eight_bits_are_nearly_the_same(part: Part, tmp_path: Path) -> None:
         assert bool((error <= tensor.float().abs().amax(-1, keepdim=True) / 127).all()), name
 
 
-def test_what_is_no_part_for_this_model_is_refused(llm: LLM, part: Part, tmp_path: Path) -> None:
+def test_what_is_no_part_for_this_model_is_refused(
+    llm: LLM, part: TrainedPart, tmp_path: Path
+) -> None:
     """Another model's part drafts rubbish silently; of the same shape too."""
     other = tiny_llm(seed=5)
     with pytest.raises(OptionError, match="with other weights"):
@@ -301,7 +305,7 @@ def test_what_is_no_part_for_this_model_is_refused(llm: LLM, part: Part, tmp_pat
         llm.generate([5], draft=DraftHead(tmp_path / "again"))
 
 
-def test_an_exit_adapter_says_where_it_exits(llm: LLM, adapter: Part) -> None:
+def test_an_exit_adapter_says_where_it_exits(llm: LLM, adapter: TrainedPart) -> None:
     """An option that contradicts the part, and is ignored."""
     for options in ({"layer": 3}, {"vocabulary": 50}):
         with pytest.raises(OptionError, match="trained for an exit after 2 layers"):
@@ -311,7 +315,7 @@ def test_an_exit_adapter_says_where_it_exits(llm: LLM, adapter: Part) -> None:
     ).stats.drafted
 
 
-def test_half_precision_is_the_same_model(part: Part) -> None:
+def test_half_precision_is_the_same_model(part: TrainedPart) -> None:
     """A signature that hangs on the precision: a part could not be used with a model loaded in
     bfloat16."""
     from selfspec.testing import tiny_model

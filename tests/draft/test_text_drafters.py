@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from selfspec.draft.guess_tree import GuessTree, draft_of
 
 from selfspec import OptionError, SamplingParams
 from selfspec.control.fixed import FixedLength
@@ -16,7 +17,6 @@ from selfspec.draft.from_text import recycle
 from selfspec.draft.from_text.jacobi import Jacobi
 from selfspec.draft.from_text.ngram import NGram
 from selfspec.draft.from_text.recycle import TokenRecycling
-from selfspec.draft.guess_tree import GuessTree, draft_of
 from selfspec.draft.hybrid import Hybrid
 from selfspec.engine.generation import Generation
 from selfspec.testing import tiny_llm

@@ -94,5 +94,5 @@ class TapeRecorder:
 def recording(model: Any) -> TapeRecorder:
     """Let a model whose kernel is "static" record its steps."""
     recorder = TapeRecorder()
-    model._steps.recorder, model._steps.reason = recorder, ""
+    model.steps.runner.recorder, model.steps.runner.reason = recorder, ""
     return recorder

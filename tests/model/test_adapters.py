@@ -16,8 +16,9 @@ from safetensors.torch import load_file, save_file
 from selfspec import LLM
 from selfspec.errors import OptionError, Unavailable, UnsupportedModel
 from selfspec.model.compute.linear import LowRank
-from selfspec.model.layered import LayeredModel
+from selfspec.model.from_transformers import from_transformers
 from selfspec.model.load.loading import load
+from selfspec.model.partial_head import partial_head
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 peft = pytest.importorskip("peft")
@@ -67,7 +68,7 @@ def test_an_adapter_gives_its_base_with_the_adapter_in_it(saved, mode):
     where it should be live."""
     folder, expected = saved
     loaded = load(folder / "adapter", adapter=mode)
-    layered = LayeredModel(loaded.model, owned=loaded.owned)
+    layered = from_transformers(loaded.model, owned=loaded.owned)
     assert close(ours(layered), expected) and layered.row_stable
     assert any(isinstance(linear, LowRank) for linear in layered.linears) == (mode == "live")
     plain = theirs(load(folder / "base").model)
@@ -105,7 +106,7 @@ def test_without_adapters_it_is_the_base_bit_for_bit(saved):
     )
     for size in (16, 259):
         assert torch.equal(
-            without.model.partial_head(size).tokens, base.model.partial_head(size).tokens
+            partial_head(without.model, size).tokens, partial_head(base.model, size).tokens
         )
 
 
@@ -132,7 +133,7 @@ def test_a_live_peft_model_is_run_as_it_is(family):
         {name: each.clone() for name, each in adapted.state_dict().items()},
     )
     loaded = load(adapted)
-    layered = LayeredModel(loaded.model, owned=loaded.owned)
+    layered = from_transformers(loaded.model, owned=loaded.owned)
     assert (
         not loaded.owned and close(ours(layered), expected) and (expected - alone).abs().max() > 0.1
     )
@@ -155,14 +156,14 @@ def test_what_is_active_at_load_counts():
     for active in (["default"], ["second"], ["default", "second"]):
         adapted.base_model.set_adapter(active)
         seen.append(theirs(adapted))
-        assert close(ours(LayeredModel(load(adapted).model)), seen[-1])
+        assert close(ours(from_transformers(load(adapted).model)), seen[-1])
     assert min((a - b).abs().max() for a in seen for b in seen if a is not b) > 0.05, (
         "adapters that do too little to be told apart"
     )
     with adapted.disable_adapter():
-        assert close(ours(LayeredModel(load(adapted).model)), theirs(adapted))
+        assert close(ours(from_transformers(load(adapted).model)), theirs(adapted))
     adapted.merge_adapter()
-    assert close(ours(LayeredModel(load(adapted).model)), seen[-1])
+    assert close(ours(from_transformers(load(adapted).model)), seen[-1])
 
 
 @pytest.mark.parametrize("owned", [False, True])
@@ -191,7 +192,7 @@ def test_what_is_more_than_two_matrices_is_called_as_a_module(kind, owned):
         adapted = wrapped(base, target_modules=["v_proj"], **options)
     expected = theirs(adapted)
     with pytest.warns(UserWarning, match="products are left to modules of kind Linear"):
-        layered = LayeredModel(load(adapted).model, owned=owned)
+        layered = from_transformers(load(adapted).model, owned=owned)
     assert close(ours(layered), expected)
 
 
@@ -202,11 +203,11 @@ def test_an_adapter_of_a_tied_head_leaves_the_embedding_alone(kernel):
     base = tiny_model("llama", tie_word_embeddings=True)
     adapted = wrapped(base, target_modules=["lm_head"], ensure_weight_tying=False)
     expected = theirs(adapted)
-    layered = LayeredModel(load(adapted).model, kernel=kernel)
+    layered = from_transformers(load(adapted).model, kernel=kernel)
     assert close(ours(layered), expected)
     cache, x = layered.new_cache(1, 64), layered.embed(TEXT[0])
     x = layered.run(x, layered.full_plan, cache, cache.layout([40]))
-    assert close(layered.partial_head(100)(x), expected[:, :100])
+    assert close(partial_head(layered, 100)(x), expected[:, :100])
 
 
 def test_kinds_that_selfspec_does_not_run_are_refused():
@@ -222,10 +223,10 @@ def test_kinds_that_selfspec_does_not_run_are_refused():
             else {"target_parameters": ["experts.down_proj"]}
         )
         with pytest.raises(UnsupportedModel, match=r"wrapped by an adapter.*merge_and_unload"):
-            LayeredModel(load(wrapped(model, **target)).model)
+            from_transformers(load(wrapped(model, **target)).model)
     dropping = wrapped(tiny_model("llama"), target_modules=["up_proj"], lora_dropout=0.1).train()
     with pytest.raises(OptionError, match=r"training mode.*model\.eval\(\)"):
-        LayeredModel(load(dropping).model)
+        from_transformers(load(dropping).model)
 
 
 def test_modes_that_would_do_nothing_are_refused(saved):

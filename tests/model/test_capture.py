@@ -21,7 +21,8 @@ from selfspec.model.compute.cuda import steps as capture
 from selfspec.model.compute.cuda import storage
 from selfspec.model.compute.hidden_states import StateCollector
 from selfspec.model.compute.plan import LayerPlan
-from selfspec.model.layered import LayeredModel
+from selfspec.model.from_transformers import from_transformers
+from selfspec.model.probing import check_recordings
 from selfspec.testing import tiny_model
 
 PROMPTS = [[10, 11, 12, 10, 11, 12, 10], [40, 41], [90, 91, 92, 93, 94, 90, 91, 92]]
@@ -42,7 +43,7 @@ DRAFTS = {
 
 def static(family: str = "llama", **changes) -> LLM:
     return LLM(
-        LayeredModel(tiny_model(family, seed=4, **changes), kernel="static", check=False),
+        from_transformers(tiny_model(family, seed=4, **changes), kernel="static", check=False),
         None,
         "tiny",
     )
@@ -62,7 +63,9 @@ def written(llm: LLM, prompts=PROMPTS, tokens: int = 14, **options) -> list[list
 def expected():
     """What our kernels write, by family."""
     return {
-        family: written(LLM(LayeredModel(tiny_model(family, seed=4), check=False), None, "tiny"))
+        family: written(
+            LLM(from_transformers(tiny_model(family, seed=4), check=False), None, "tiny")
+        )
         for family in ("llama", "gemma2", "qwen3")
     }
 
@@ -74,7 +77,7 @@ def test_replayed_steps_write_what_the_kernels_write(family, expected):
     GPU."""
     llm, recorder = recorded(family)
     assert written(llm) == expected[family]
-    assert recorder.replays > 10 and not llm.model._steps.reason
+    assert recorder.replays > 10 and not llm.model.steps.runner.reason
 
 
 @pytest.mark.parametrize("name", DRAFTS)
@@ -109,7 +112,7 @@ def test_a_cache_that_grows_is_recorded_anew():
     prompt = [list(range(10, 200)) * 2]
     changes = {"max_position_embeddings": 3000}
     expected = written(
-        LLM(LayeredModel(tiny_model(seed=4, **changes), check=False), None, "tiny"), prompt, 20
+        LLM(from_transformers(tiny_model(seed=4, **changes), check=False), None, "tiny"), prompt, 20
     )
     llm, recorder = recorded(**changes)
     request = Request(prompt[0], Sampler(SamplingParams()), 20)
@@ -129,7 +132,9 @@ def test_a_context_that_grows_is_another_step():
     """A text that outgrows the part of the cache that a recording looks at: its last tokens would
     no longer be seen."""
     prompt = [[10 + index % 200 for index in range(250)]]
-    expected = written(LLM(LayeredModel(tiny_model(seed=4), check=False), None, "tiny"), prompt)
+    expected = written(
+        LLM(from_transformers(tiny_model(seed=4), check=False), None, "tiny"), prompt
+    )
     llm, recorder = recorded()
     assert written(llm, prompt) == expected and recorder.replays > 6
 
@@ -137,7 +142,9 @@ def test_a_context_that_grows_is_another_step():
 def test_rotary_tables_are_long_enough_for_a_recorded_step(monkeypatch):
     """A table that grows while a recorded step goes on reading the short one of then."""
     prompt = [[10 + index % 200 for index in range(90)]]
-    expected = written(LLM(LayeredModel(tiny_model(seed=4), check=False), None, "tiny"), prompt)
+    expected = written(
+        LLM(from_transformers(tiny_model(seed=4), check=False), None, "tiny"), prompt
+    )
     monkeypatch.setattr(rope, "CHUNK", 100)
     llm, recorder = recorded()
     assert written(llm, prompt) == expected and recorder.replays > 6
@@ -148,7 +155,7 @@ def test_a_storage_comes_back_clean():
     multiplied with zero."""
     llm = static()
     once = written(llm)
-    for each in [*llm.model._pool._idle, *llm.model._pool._returned]:
+    for each in [*llm.model.steps.pool._idle, *llm.model.steps.pool._returned]:
         each.keys.fill_(torch.nan)
         each.values.fill_(torch.nan)
     assert written(llm) == once
@@ -164,7 +171,7 @@ def test_padding_leaves_no_trace():
         cache = model.new_cache(3, 500)
         model.prefill([list(range(3, 259)) + PROMPTS[0], *PROMPTS[1:]], cache)
         if poison:
-            for inputs in model._steps._inputs.values():
+            for inputs in model.steps.runner._inputs.values():
                 inputs.x.fill_(torch.nan)
         place = cache.layout([3, 0, 5])
         once.append(model.forward(torch.arange(8), cache, place))
@@ -208,8 +215,8 @@ def test_storages_beyond_the_few_are_let_go_with_their_steps(monkeypatch):
     for rows in (1, 2, 3, 1):
         written(llm, PROMPTS[:rows], 6)
     assert any(each.released for each in recorder.made)
-    owners = {key[0] for key in llm.model._steps._steps if len(key) == 3}
-    alive = {each.number for each in [*llm.model._pool._idle, *llm.model._pool._returned]}
+    owners = {key[0] for key in llm.model.steps.runner._steps if len(key) == 3}
+    alive = {each.number for each in [*llm.model.steps.pool._idle, *llm.model.steps.pool._returned]}
     assert owners <= alive, "steps of storages that are gone"
     assert written(llm, PROMPTS[:2], 6) == written(static(), PROMPTS[:2], 6)
 
@@ -221,7 +228,7 @@ def test_too_many_steps_replace_the_oldest(monkeypatch, expected):
     llm, recorder = recorded()
     options = {"draft": "hybrid", "control": "fixed", "control_options": {"tokens": 4}}
     assert written(llm, **options) == expected["llama"]
-    assert len(recorder.made) > 2 and llm.model._steps.recorded <= 2
+    assert len(recorder.made) > 2 and llm.model.steps.runner.recorded <= 2
 
 
 def test_what_cannot_be_recorded_still_runs(monkeypatch, expected):
@@ -239,8 +246,8 @@ def test_replays_that_differ_are_noticed_at_load(monkeypatch, expected):
     """A card or a driver on which replays are not what was recorded: nobody would know why the text
     is nonsense."""
     llm, recorder = recorded()
-    llm.model._check_recordings()
-    assert not llm.model._steps.reason and recorder.replays
+    check_recordings(llm.model)
+    assert not llm.model.steps.runner.reason and recorder.replays
     original = TapeRecording.replay
 
     def wrong(made: TapeRecording) -> None:
@@ -249,7 +256,7 @@ def test_replays_that_differ_are_noticed_at_load(monkeypatch, expected):
 
     monkeypatch.setattr(TapeRecording, "replay", wrong)
     with pytest.warns(UserWarning, match="replayed steps gave logits that differ by"):
-        llm.model._check_recordings()
+        check_recordings(llm.model)
     assert written(llm) == expected["llama"] and llm.info.recorded.startswith("no: replayed steps")
 
 
@@ -291,8 +298,11 @@ def test_a_mixture_of_experts_is_not_recorded():
     """A host decision inside a step: refused by name, avoided by default, and said."""
     model = tiny_model("mixtral")
     with pytest.raises(OptionError, match="mixture of experts"):
-        LayeredModel(model, kernel="static")
-    assert LayeredModel(model, check=False).recorded == "no: there is nothing to record on a CPU"
+        from_transformers(model, kernel="static")
+    assert (
+        from_transformers(model, check=False).steps.status
+        == "no: there is nothing to record on a CPU"
+    )
 
 
 def test_a_plan_is_part_of_a_steps_name():
@@ -318,7 +328,9 @@ def test_taps_hold_what_left_their_layers():
     model = tiny_model(seed=4)
     found = {}
     for name in ("kernels", "replayed"):
-        layered = LayeredModel(model, kernel="auto" if name == "kernels" else "static", check=False)
+        layered = from_transformers(
+            model, kernel="auto" if name == "kernels" else "static", check=False
+        )
         if name == "replayed":
             recording(layered)
         collector, cache, found[name] = StateCollector([1, 3]), layered.new_cache(2, 64), []
@@ -345,17 +357,17 @@ def test_on_a_gpu_graphs_write_what_eager_steps_write(family, name):
     options = (
         {} if name is None else {"draft": name, "draft_options": DRAFTS[name], "control": "fixed"}
     )
-    plain = written(LLM(LayeredModel(model, kernel="plain"), None, "tiny"))
-    llm = LLM(LayeredModel(model), None, "tiny")
+    plain = written(LLM(from_transformers(model, kernel="plain"), None, "tiny"))
+    llm = LLM(from_transformers(model), None, "tiny")
     assert llm.model.ops.kernel == "static"
     assert [written(llm, **options) for _ in range(2)] == [plain] * 2
-    assert llm.model._steps.recorded > 0 and not llm.model._steps.reason
+    assert llm.model.steps.runner.recorded > 0 and not llm.model.steps.runner.reason
 
 
 @pytest.mark.gpu
 def test_on_a_gpu_other_streams_wait():
     """Threads with streams of their own that overtake each other in shared buffers."""
-    llm = LLM(LayeredModel(tiny_model(seed=4).to("cuda")), None, "tiny")
+    llm = LLM(from_transformers(tiny_model(seed=4).to("cuda")), None, "tiny")
     alone, found = written(llm), {}
 
     def work(number: int) -> None:
@@ -390,7 +402,7 @@ def test_on_a_gpu_what_is_not_recorded_runs(family):
             num_key_value_heads=2,
         )
         model = AutoModelForCausalLM.from_config(config).eval()
-    here = written(LLM(LayeredModel(model), None, "tiny"), tokens=12)
-    llm = LLM(LayeredModel(model.to("cuda")), None, "tiny")
+    here = written(LLM(from_transformers(model), None, "tiny"), tokens=12)
+    llm = LLM(from_transformers(model.to("cuda")), None, "tiny")
     assert written(llm, tokens=12, draft="hybrid") == here
     assert llm.info.recorded.startswith("no: ")

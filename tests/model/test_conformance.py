@@ -12,8 +12,10 @@ from variants import VARIANTS, build
 
 from selfspec.errors import SelfCheckFailed, UnsupportedModel
 from selfspec.model.compute.cache import RowSpan, TokenLayout
+from selfspec.model.compute.linear import Linear
 from selfspec.model.compute.plan import LayerPlan
 from selfspec.model.families import FAMILIES
+from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
 from selfspec.model.weights import module
 from selfspec.testing import families
@@ -26,7 +28,7 @@ TEXT = random.Random(0).choices(range(3, 259), k=90)  # longer than every window
 def pair(request):
     """A Hugging Face model and ours, made from it."""
     model = build(request.param)
-    return model, LayeredModel(model)
+    return model, from_transformers(model)
 
 
 def read(model: LayeredModel, tokens, size=None):
@@ -62,7 +64,7 @@ def test_full_depth_logits_are_those_of_transformers(variant, kernel):
     """A wrong norm, scale, rotary scaling, window, bias or head. Tiny logits would pass by luck, so
     their size is checked too."""
     model = build(variant)
-    ours, _ = read(LayeredModel(model, kernel=kernel), TEXT)
+    ours, _ = read(from_transformers(model, kernel=kernel), TEXT)
     theirs = model(input_ids=torch.tensor([TEXT])).logits[0]
     assert theirs.abs().max() > 1, "the probe model says nothing, so agreement would mean nothing"
     assert torch.allclose(ours, theirs, atol=2e-4, rtol=1e-4), (
@@ -209,7 +211,7 @@ def test_torch_operations_handle_trees_and_ragged_batches_too(pair, kernel):
     if kernel == "static" and "Experts" in {type(block._mlp).__name__ for block in ours.blocks}:
         pytest.skip("a mixture of experts has no static steps")
     results = []
-    for layered in (ours, LayeredModel(model, kernel=kernel, check=False)):
+    for layered in (ours, from_transformers(model, kernel=kernel, check=False)):
         cache = layered.new_cache(3, 64)
         found = [layered.prefill([TEXT[:30], TEXT[:3], TEXT[10:60]], cache)]
         layout = cache.layout([4, 0, 3], [[-1, 0, 0, 2], [], [-1, 0, -1]])
@@ -226,7 +228,7 @@ def test_torch_operations_handle_trees_and_ragged_batches_too(pair, kernel):
 def test_skipped_halves_leave_the_stream_and_the_cache_alone():
     """A skipped half that still adds something, or a cache that claims to know what was never
     computed."""
-    ours = LayeredModel(build("llama"))
+    ours = from_transformers(build("llama"))
     x = ours.embed(torch.tensor(TEXT[:5]))
     layout = TokenLayout.chains([RowSpan(0, 0, 5)])
     cache = ours.new_cache(1, 64)
@@ -240,10 +242,10 @@ def test_self_check_refuses_a_model_that_is_not_what_it_says(monkeypatch):
     """A family whose forward changed under us must not load and quietly write something else."""
     model = build("llama")
     monkeypatch.setattr(model.model.norm, "variance_epsilon", 5.0)
-    LayeredModel(model)  # our forward reads the same value, so this is still the same model
+    from_transformers(model)  # our forward reads the same value, so this is still the same model
     model.model.layers[1].register_forward_hook(lambda module, inputs, output: output * 1.5)
     with pytest.raises(SelfCheckFailed, match="llama model gives logits that differ"):
-        LayeredModel(model)
+        from_transformers(model)
 
 
 def test_unknown_family_is_refused_with_the_known_ones():
@@ -252,7 +254,7 @@ def test_unknown_family_is_refused_with_the_known_ones():
 
     model = BloomForCausalLM(BloomConfig(n_layer=1, hidden_size=8, n_head=1, vocab_size=16))
     with pytest.raises(UnsupportedModel, match=r"'bloom'.*llama, mistral, mixtral"):
-        LayeredModel(model)
+        from_transformers(model)
 
 
 @every_variant
@@ -262,7 +264,7 @@ def test_a_live_model_is_left_untouched(variant):
     last = module(model, FAMILIES[model.config.model_type].final_norm).eval()
     first = next(getattr(*layers_of(model)).children())
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    LayeredModel(model)
+    from_transformers(model)
     assert model.training and first.training and not last.training
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
@@ -275,14 +277,16 @@ def test_an_owned_model_ends_as_one_copy(variant, kernel):
     """Packs beside the originals: twice the memory. Or the opposite: something released that is
     still needed."""
     model = build(variant)
-    whole, _ = read(LayeredModel(model, kernel=kernel), TEXT)
+    whole, _ = read(from_transformers(model, kernel=kernel), TEXT)
     small = sum(p.numel() for p in model.parameters() if p.dim() == 1)
     kept = model.transformer.wpe.weight.numel() if variant == "gpt2" else 0
-    ours = LayeredModel(model, owned=True, kernel=kernel)
+    ours = from_transformers(model, owned=True, kernel=kernel)
     assert sum(p.numel() for p in model.parameters()) == small + kept
     assert torch.equal(read(ours, TEXT)[0], whole)
     tied = model.config.tie_word_embeddings
-    assert (ours._embedding is None) == tied, "a tied embedding is read from the head"
+    assert isinstance(ours.embedding.source, Linear) == tied, (
+        "a tied embedding is read from the head"
+    )
 
 
 HALF = ["qwen3", "gemma2", "gemma3", "olmo2", "granite", "cohere", "gpt-neox", "gpt2", "phi3"]
@@ -299,7 +303,9 @@ HALF = ["qwen3", "gemma2", "gemma3", "olmo2", "granite", "cohere", "gpt-neox", "
 def test_half_precision_runs_and_agrees_roughly(variant, dtype, kernel):
     """A dtype lost on the way (float32 tables, norms) shows as an error or a large gap."""
     model = build(variant).to(dtype)
-    ours, _ = read(LayeredModel(model, kernel=kernel), TEXT, 40 if kernel == "static" else None)
+    ours, _ = read(
+        from_transformers(model, kernel=kernel), TEXT, 40 if kernel == "static" else None
+    )
     theirs = model(input_ids=torch.tensor([TEXT])).logits[0]
     assert ours.dtype == dtype and (ours - theirs).abs().max() < 0.06 * theirs.abs().max()
 

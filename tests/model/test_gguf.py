@@ -14,7 +14,7 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from selfspec.errors import BrokenCheckpoint, OptionError, ResourceError, UnsupportedModel
-from selfspec.model.layered import LayeredModel
+from selfspec.model.from_transformers import from_transformers
 from selfspec.model.load import checkpoint, gguf_file
 from selfspec.model.load.loading import load
 from selfspec.testing import tiny_model, tiny_tokenizer
@@ -108,7 +108,7 @@ def test_the_model_has_the_values_that_the_file_holds(tmp_path, kind):
         and loaded.tokenizer is not None
         and loaded.tokenizer.encode("a") == tiny_tokenizer().encode("a")
     )
-    assert LayeredModel(loaded.model).row_stable
+    assert from_transformers(loaded.model).row_stable
 
 
 def test_it_is_converted_once_and_again_only_when_the_file_changed(tmp_path, cache, monkeypatch):

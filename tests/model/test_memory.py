@@ -8,10 +8,11 @@ import torch
 
 from selfspec.errors import ResourceError
 from selfspec.llm import LLM
-from selfspec.model import layered as adapter_module
+from selfspec.model import from_transformers as opening
 from selfspec.model.compute import memory
 from selfspec.model.compute.cuda import storage
 from selfspec.model.compute.memory import cache_too_large, weights_too_large, work_too_large
+from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_llm, tiny_model
 
@@ -66,7 +67,7 @@ def test_work_that_does_not_fit_asks_for_less():
 def test_a_cache_that_cannot_be_made(monkeypatch, kernel):
     """torch's own error, in the middle of `generate`, without a word about rows and tokens; later
     calls must still work."""
-    llm = LLM(LayeredModel(tiny_model(), kernel=kernel, check=False), None, "tiny")
+    llm = LLM(from_transformers(tiny_model(), kernel=kernel, check=False), None, "tiny")
     with monkeypatch.context() as patch:
         patch.setattr(torch, "zeros", refuse)
         with pytest.raises(
@@ -78,13 +79,13 @@ def test_a_cache_that_cannot_be_made(monkeypatch, kernel):
 
 def test_idle_storages_make_room(monkeypatch):
     """Memory that only waits for the next generation of its shape, while this one is refused."""
-    model = LayeredModel(tiny_model(), kernel="static", check=False)
+    model = from_transformers(tiny_model(), kernel="static", check=False)
     del (caches := [model.new_cache(rows, 64) for rows in (2, 3)])[:]
     room, tries = storage.zeros, []
 
     def tight(*arguments: object) -> object:
-        tries.append(len(model._pool._idle))
-        if model._pool._idle:
+        tries.append(len(model.steps.pool._idle))
+        if model.steps.pool._idle:
             raise cache_too_large(LLAMA_7B, 9, torch.bfloat16, CARD, free=0)
         return room(*arguments)
 
@@ -109,7 +110,7 @@ def test_a_step_that_runs_out(monkeypatch):
 
 def test_a_model_that_runs_out_while_it_is_packed(monkeypatch):
     """The same at load, after transformers is done: our own copies."""
-    monkeypatch.setattr(adapter_module, "own_block", refuse)
+    monkeypatch.setattr(opening, "own_block", refuse)
     with pytest.raises(
         ResourceError, match=r"ran out while its weights, 0\.00 GB in float32, were brought there"
     ):
@@ -129,7 +130,7 @@ def test_free_memory_counts_what_torch_keeps(monkeypatch):
 def test_the_spare_slot_is_beside_what_was_asked_for(capacity):
     """A cache that has to move at its last token, because one of the slots asked for is the spare
     one."""
-    model = LayeredModel(tiny_model(), kernel="static", check=False)
+    model = from_transformers(tiny_model(), kernel="static", check=False)
     cache = model.new_cache(1, capacity)
     number = cache.storage.number
     cache.reserve(capacity)

@@ -14,6 +14,7 @@ from selfspec.model.compute.cpu.fused import FusedHalves
 from selfspec.model.compute.hidden_states import StateCollector
 from selfspec.model.compute.linear import LowRank
 from selfspec.model.compute.plan import LayerPlan
+from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
 from selfspec.model.passes import Passes
 from selfspec.testing import tiny_lora
@@ -39,7 +40,7 @@ def threads():
 
 def one_by_one(model: LayeredModel) -> LayeredModel:
     """The same model, each half run by its own operations."""
-    other = model.with_blocks(model.blocks)
+    other = model.view(blocks=model.blocks)
     other._passes._alone = dict.fromkeys(model.full_plan.halves, "a test")
     return other
 
@@ -71,7 +72,7 @@ def with_foreign(model: LayeredModel, *which: tuple[int, bool]) -> LayeredModel:
         }
         return block.with_linears(lambda linear: beside.get(id(linear), linear))
 
-    return model.with_blocks([changed(*each) for each in enumerate(model.blocks)])
+    return model.view(blocks=[changed(*each) for each in enumerate(model.blocks)])
 
 
 @pytest.fixture
@@ -92,7 +93,7 @@ def calls(monkeypatch):
 def test_experts_run_alone_and_attention_by_the_kernels(variant, calls):
     """Experts choose their products by the token; taken for an MLP they would compute nonsense. And
     one foreign half must not make all others slow."""
-    model = LayeredModel(build(variant), kernel="native", check=False)
+    model = from_transformers(build(variant), kernel="native", check=False)
     assert not model._passes.in_one_call
     dense = [layer for layer, block in enumerate(model.blocks) if isinstance(block._mlp, Mlp)]
     (told,) = model.alone
@@ -111,7 +112,7 @@ FOREIGN = [[(1, False)], [(1, True)], [(0, True), (3, False)], [(2, True), (2, F
 def test_foreign_halves_in_between_change_no_bit(variant):
     """A call that goes on past a foreign half, or begins again with the wrong stream; an MLP beside
     its attention (cohere) that reads what attention has added to; a scaled residual (granite)."""
-    model = LayeredModel(build(variant), kernel="native", check=False)
+    model = from_transformers(build(variant), kernel="native", check=False)
     for foreign in FOREIGN:
         mixed = with_foreign(model, *foreign)
         for plan in PLANS[:3]:
@@ -133,7 +134,9 @@ def test_one_foreign_half_leaves_all_others_together(calls):
         ("cohere", [(1, False)], [2, 1, 4]),
         ("cohere", [(1, True)], [2, 5]),
     ]:
-        model = with_foreign(LayeredModel(build(variant), kernel="native", check=False), *foreign)
+        model = with_foreign(
+            from_transformers(build(variant), kernel="native", check=False), *foreign
+        )
         del calls[:]
         states_of(model, plan, sizes=(5,))
         assert calls == expected, f"{variant}, foreign {foreign}"
@@ -141,7 +144,7 @@ def test_one_foreign_half_leaves_all_others_together(calls):
 
 def test_looking_at_a_mixed_model_changes_no_bit():
     """States after layers, and whoever watches halves, with a foreign half in between."""
-    model = with_foreign(LayeredModel(build("llama"), kernel="native"), (1, False), (2, True))
+    model = with_foreign(from_transformers(build("llama"), kernel="native"), (1, False), (2, True))
     x, results = model.embed(torch.arange(3, 12)), []
     for observer in (None, lambda *half: None):
         cache, collector = model.new_cache(1, 16), StateCollector([0, 1, 2])
@@ -158,7 +161,7 @@ def test_looking_at_a_mixed_model_changes_no_bit():
 
 def test_what_runs_alone_is_named_with_its_reason():
     """Layers counted wrongly, a reason lost, every half listed one by one."""
-    model = LayeredModel(build("llama"), kernel="native", check=False)
+    model = from_transformers(build("llama"), kernel="native", check=False)
     adapter = "(an adapter beside its weights)"
     assert model.alone == []
     for foreign, said in [
@@ -172,9 +175,11 @@ def test_what_runs_alone_is_named_with_its_reason():
         (model.full_plan.halves, f"every half {adapter}"),
     ]:
         assert with_foreign(model, *foreign).alone == [said]
-    plain = LayeredModel(build("llama"), kernel="plain", check=False)
+    plain = from_transformers(build("llama"), kernel="plain", check=False)
     assert plain.alone == ["every half (torch multiplies)"]
-    scaled = with_foreign(LayeredModel(build("granite"), kernel="native", check=False), (3, False))
+    scaled = with_foreign(
+        from_transformers(build("granite"), kernel="native", check=False), (3, False)
+    )
     assert scaled.alone[0] == f"MLP of layer 3 {adapter}"
     assert "layers 0 to 3 and MLP of layers 0 to 2 (its result is scaled" in scaled.alone[1]
 
@@ -184,7 +189,7 @@ def test_one_call_computes_what_single_halves_compute(variant):
     """A norm, scale, window, rope or parallel residual that got lost, for whole layers and where
     halves are skipped. And a norm or product that the runner does not know any more, which would
     silently make every pass slow again."""
-    model = LayeredModel(build(variant), kernel="native", check=False)
+    model = from_transformers(build(variant), kernel="native", check=False)
     assert model._passes.in_one_call
     for plan in PLANS:
         for ours, expected in zip(
@@ -200,7 +205,7 @@ def test_one_call_computes_what_single_halves_compute(variant):
 def test_the_number_of_threads_changes_no_bit(variant, many, threads):
     """A step that begins before another thread has ended the last one, or a share that is cut
     between the lanes of a vector."""
-    model = LayeredModel(build(variant), kernel="native")
+    model = from_transformers(build(variant), kernel="native")
     threads(1)
     alone = states_of(model, LayerPlan(0, 4))
     threads(many)
@@ -213,7 +218,7 @@ def test_the_number_of_threads_changes_no_bit(variant, many, threads):
 def test_watching_changes_no_bit(variant):
     """Whoever looks on cuts the pass into single halves; were they computed otherwise, `cosine`
     would change what is written."""
-    model = LayeredModel(build(variant), kernel="native")
+    model = from_transformers(build(variant), kernel="native")
     cache, other = model.new_cache(1, 16), model.new_cache(1, 16)
     x, seen = model.embed(torch.arange(3, 12)), []
     plain = model.run(x, model.full_plan, cache, cache.layout([9]))
@@ -228,7 +233,7 @@ def test_watching_changes_no_bit(variant):
 
 def test_what_is_given_is_not_changed():
     """A pass that works in place: early exit carries the same states through the layers twice."""
-    model = LayeredModel(build("llama"), kernel="native")
+    model = from_transformers(build("llama"), kernel="native")
     cache = model.new_cache(1, 16)
     x = model.embed(torch.arange(3, 12))
     kept = x.clone()
@@ -239,7 +244,7 @@ def test_what_is_given_is_not_changed():
 def test_a_view_with_an_adapter_has_halves_alone_and_the_model_none():
     """Products with something added are none that the kernels know; a view must not keep the
     other's halves."""
-    model = LayeredModel(build("llama"), kernel="native")
+    model = from_transformers(build("llama"), kernel="native")
     view = lora_view(tiny_lora(model), model)
     assert not view._passes.in_one_call and model._passes.in_one_call
     assert Passes(model.blocks).in_one_call

@@ -18,13 +18,13 @@ from variants import VARIANTS, build
 from selfspec import LLM
 from selfspec.errors import OptionError, PromptError, SelfCheckFailed
 from selfspec.model import block
-from selfspec.model import layered as adapter
+from selfspec.model import from_transformers as opening
 from selfspec.model import weights as parts
 from selfspec.model.compute import rope
 from selfspec.model.compute.norms import NormKind
 from selfspec.model.compute.ops import TorchOps
 from selfspec.model.families import FAMILIES, Scales
-from selfspec.model.layered import LayeredModel
+from selfspec.model.from_transformers import from_transformers
 
 NO_HEAD_NORMS = {"query_norm": None, "key_norm": None}
 NO_AFTER = {"attention_after": None, "mlp_after": None}
@@ -67,7 +67,7 @@ SCALES = {  # a number of the config, and what it is without it
 
 def gap(model, **options) -> float:
     """How far our logits are from transformers', next to their size."""
-    ours, _ = read(LayeredModel(model, check=False, **options), TEXT)
+    ours, _ = read(from_transformers(model, check=False, **options), TEXT)
     theirs = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
@@ -90,7 +90,7 @@ def test_the_table_entry_matters(what, monkeypatch):
         changed(monkeypatch, family, **change)
     assert gap(model) > 0.01
     with pytest.raises(SelfCheckFailed):
-        LayeredModel(model)
+        from_transformers(model)
 
 
 @pytest.mark.parametrize("what", SCALES)
@@ -130,7 +130,7 @@ WINDOWED = [
 def test_windows_are_shorter_than_the_text_and_in_the_right_layers(variant, monkeypatch):
     """A window that hides nothing; one in every layer where only some have it, or the other way
     round."""
-    model, shape_of = build(variant), adapter.shape_of
+    model, shape_of = build(variant), opening.shape_of
     windows = shape_of(model.config, FAMILIES[VARIANTS[variant][0]]).windows
     wrong = {
         (None,) * 4,
@@ -140,7 +140,7 @@ def test_windows_are_shorter_than_the_text_and_in_the_right_layers(variant, monk
     assert gap(model) < 1e-4 and len(wrong) > 1
     for other in wrong:
         monkeypatch.setattr(
-            adapter,
+            opening,
             "shape_of",
             lambda *given, other=other: replace(shape_of(*given), windows=other),
         )
@@ -151,14 +151,14 @@ def test_windows_are_shorter_than_the_text_and_in_the_right_layers(variant, monk
 def test_the_router_decides(variant, monkeypatch):
     """Experts that are all alike, weights that are not those of the router, or normalised where the
     model does not."""
-    original = parts.expert_parts
+    original = parts.expert_weights
 
     def patched(change):
-        def expert_parts(layer, family):
+        def expert_weights(layer, family):
             found = original(layer, family)
             return found and change(found)
 
-        return expert_parts
+        return expert_weights
 
     model = build(variant)
     for change in (
@@ -167,7 +167,7 @@ def test_the_router_decides(variant, monkeypatch):
         lambda found: replace(found, router=-found.router),
         lambda found: replace(found, down=found.down[::-1]),
     ):
-        monkeypatch.setattr(block, "expert_parts", patched(change))
+        monkeypatch.setattr(block, "expert_weights", patched(change))
         assert gap(model) > 0.01
 
 
@@ -176,7 +176,7 @@ def test_a_longrope_model_ends_where_its_frequencies_change():
     before would be wrong."""
     model = build("phi3-longrope")
     with pytest.warns(UserWarning, match="end at 128 tokens here, not at 512"):
-        ours = LayeredModel(model)
+        ours = from_transformers(model)
     assert ours.shape.context == 128 < model.config.max_position_embeddings
     text = torch.arange(128) + 3
     cache = ours.new_cache(1, 128)
@@ -197,7 +197,7 @@ def test_a_longrope_model_for_long_texts(kernel, monkeypatch):
     its first."""
     monkeypatch.setattr(rope, "CHUNK", 64)  # shorter than the switch, as 1024 is in real models
     model = build("phi3-longrope", max_position_embeddings=2048)
-    ours = LayeredModel(model, kernel=kernel, long_context=True)
+    ours = from_transformers(model, kernel=kernel, long_context=True)
     assert ours.shape.context == 2048
     text = torch.randint(3, 259, (1100,), generator=torch.Generator().manual_seed(0))
     cache = ours.new_cache(1, 1100)
@@ -217,7 +217,7 @@ def test_a_longrope_model_for_long_texts(kernel, monkeypatch):
     llm = LLM(ours, None, "long")
     assert llm.generate(prompt, max_new_tokens=20, eos=[]).tokens == expected
     with pytest.raises(OptionError, match="phi3 model has one set"):
-        LayeredModel(build("phi3"), long_context=True)
+        from_transformers(build("phi3"), long_context=True)
 
 
 @pytest.mark.parametrize("variant", ["llama", "gemma2", "olmo2", "cohere"])

@@ -20,9 +20,11 @@ from selfspec import LLM
 from selfspec.cli import info as cli_info
 from selfspec.errors import OptionError, SelfCheckFailed, Unavailable, UnsupportedModel
 from selfspec.model import self_check
-from selfspec.model.layered import LayeredModel
+from selfspec.model.from_transformers import from_transformers
 from selfspec.model.load import quantised
 from selfspec.model.load.loading import load
+from selfspec.model.measuring import product_modules, product_seconds, weight_bytes
+from selfspec.model.partial_head import partial_head
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 TEXT = torch.arange(40) + 5
@@ -95,8 +97,8 @@ def test_modules_multiply_in_our_forward(family, names, owned):
     that are still in use."""
     model = with_codes(family, names)
     expected = theirs(model)
-    layered = LayeredModel(model, owned=owned)
-    assert layered.product_modules == ("Codes",)
+    layered = from_transformers(model, owned=owned)
+    assert product_modules(layered) == ("Codes",)
     for size in (40, 7, 1):
         assert close(read(layered, size), expected)
     if owned:
@@ -113,10 +115,10 @@ def test_bytes_that_a_pass_reads_are_counted_as_they_are_stored():
         for each in with_codes().modules()
         if isinstance(each, Codes)
     )
-    model = LayeredModel(with_codes())
+    model = from_transformers(with_codes())
     assert (
-        model.weight_bytes == inside + 4 * model.shape.vocabulary * model.shape.width
-        and model.products(2) > 0
+        weight_bytes(model) == inside + 4 * model.shape.vocabulary * model.shape.width
+        and product_seconds(model, 2) > 0
     )
 
 
@@ -126,7 +128,7 @@ def test_families_outside_the_table_have_them_too():
     model = with_codes("starcoder2")
     for linear in [each for each in model.modules() if isinstance(each, nn.Linear)]:
         linear.weight = nn.Parameter(linear.weight.data)
-    assert close(read(LayeredModel(model)), theirs(model))
+    assert close(read(from_transformers(model)), theirs(model))
 
 
 def test_what_it_means_is_said():
@@ -134,7 +136,7 @@ def test_what_it_means_is_said():
     say."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert LayeredModel(tiny_model("llama")).product_modules == ()
+        assert product_modules(from_transformers(tiny_model("llama"))) == ()
     with pytest.warns(
         UserWarning, match=r"products are left to modules of kind Codes.*last bits may depend"
     ):
@@ -164,7 +166,7 @@ def test_text_is_that_of_generate_with_and_without_drafts():
     with pytest.raises(
         OptionError, match=r"rows cannot be cut out of this model's head.*ModuleLinear"
     ):
-        llm.model.partial_head(10)
+        partial_head(llm.model, 10)
 
 
 def test_the_self_check_knows_what_last_bits_do_here(monkeypatch):
@@ -172,19 +174,19 @@ def test_the_self_check_knows_what_last_bits_do_here(monkeypatch):
     steps; or, once that is allowed, a model accepted whose norms do something that we do not
     know."""
     options = {"round_inputs": True, "num_hidden_layers": 24, "initializer_range": 0.5}
-    LayeredModel(with_codes(**options))
+    from_transformers(with_codes(**options))
     # else the probe is too tame to say anything
     with (
         monkeypatch.context() as patched,
         pytest.raises(SelfCheckFailed),
     ):
         patched.setattr(self_check, "calls_modules", lambda model: False)
-        LayeredModel(with_codes(**options))
+        from_transformers(with_codes(**options))
     wrong = with_codes(**options)
     for layer in wrong.model.layers:
         layer.input_layernorm.register_forward_hook(lambda module, inputs, output: output * 1.5)
     with pytest.raises(SelfCheckFailed, match="allowed"):
-        LayeredModel(wrong)
+        from_transformers(wrong)
 
 
 def test_parts_that_must_be_plain(monkeypatch):
@@ -197,20 +199,20 @@ def test_parts_that_must_be_plain(monkeypatch):
     with pytest.raises(
         UnsupportedModel, match=r"embed_tokens is a Embedding.*out of the quantisation"
     ):
-        LayeredModel(model, check=False)
+        from_transformers(model, check=False)
     model = tiny_model("mixtral")
     experts = model.model.layers[1].mlp.experts
     experts.down_proj = nn.Parameter(experts.down_proj.to(torch.int8), requires_grad=False)
     with pytest.raises(UnsupportedModel, match=r"experts .* are quantised"):
-        LayeredModel(model, check=False)
+        from_transformers(model, check=False)
     model = tiny_model("llama")
     other = nn.Module()
     other.weight = model.model.layers[2].mlp.down_proj.weight
     model.model.layers[2].mlp.down_proj = other
     with pytest.raises(UnsupportedModel, match=r"mlp\.down_proj is a Module.*dequantize"):
-        LayeredModel(model, check=False)
+        from_transformers(model, check=False)
     with pytest.raises(OptionError, match=r"training mode.*model\.eval\(\)"):
-        LayeredModel(with_codes().train())
+        from_transformers(with_codes().train())
 
 
 @pytest.mark.parametrize("method", [*quantised._NEEDS, None])
@@ -282,16 +284,14 @@ def test_models_of_quantisation_libraries(name, dtype, tmp_path):
     if package != "optimum.quanto":  # which transformers does not save
         # before it is run: bitsandbytes packs its weights for a CPU then
         model.save_pretrained(tmp_path / "saved")
-    layered = LayeredModel(model)
+    layered = from_transformers(model)
     expected = theirs(model).float()
     assert (
-        layered.product_modules
+        product_modules(layered)
         and (read(layered).float() - expected).abs().max() < 0.1 * expected.abs().max()
     )
-    assert (
-        layered.weight_bytes
-        < 0.8 * LayeredModel(tiny_model("llama", intermediate_size=128).to(dtype)).weight_bytes
-    )
+    plain = from_transformers(tiny_model("llama", intermediate_size=128).to(dtype))
+    assert weight_bytes(layered) < 0.8 * weight_bytes(plain)
     llm = LLM.from_pretrained(model)
     plain = llm.generate([5, 6, 7] * 6, max_new_tokens=25, eos=[], draft=None).tokens
     asked = {"attention_mask": torch.ones(1, 18).long(), "max_new_tokens": 5, "eos_token_id": None}

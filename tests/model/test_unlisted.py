@@ -15,7 +15,8 @@ from test_conformance import TEXT, a_path, contents, read
 from selfspec import LLM
 from selfspec.errors import OptionError, SelfCheckFailed, UnsupportedModel
 from selfspec.model import unlisted
-from selfspec.model.layered import LayeredModel
+from selfspec.model.from_transformers import from_transformers
+from selfspec.model.measuring import product_seconds, weight_bytes
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 OLD = version.parse(transformers.__version__) < version.parse("5.15")
@@ -41,7 +42,7 @@ def pair(request):
     """A Hugging Face model and ours, made from it."""
     model = build(request.param)
     with pytest.warns(UserWarning, match=rf"{request.param}.*not in selfspec's table.*slower"):
-        return model, LayeredModel(model)
+        return model, from_transformers(model)
 
 
 def close(ours, theirs):
@@ -135,7 +136,7 @@ def test_cache_equals_a_fresh_prefill_after_rollback(pair):
 def test_what_is_not_recognised_is_refused_with_the_reason(family, changes, reason):
     """A guess at an architecture, or a stray TypeError out of a model's insides."""
     with pytest.raises(UnsupportedModel, match=f"(?s){reason}.*llama, mistral, mixtral"):
-        LayeredModel(tiny_model(family, **changes))
+        from_transformers(tiny_model(family, **changes))
 
 
 @pytest.mark.filterwarnings("ignore:models of type")
@@ -145,7 +146,7 @@ def test_what_is_not_recognised_is_refused_with_the_reason(family, changes, reas
 def test_a_scale_that_no_name_tells_is_caught_by_the_self_check(change):
     """A model that looks like a known kind, and multiplies something on the way."""
     with pytest.raises(SelfCheckFailed, match="granitemoe"):
-        LayeredModel(tiny_model("granitemoe", **change))
+        from_transformers(tiny_model("granitemoe", **change))
 
 
 @pytest.mark.filterwarnings("ignore:models of type")
@@ -153,7 +154,7 @@ def test_attention_that_ignores_the_cache_is_refused(monkeypatch):
     """One that keeps its keys elsewhere gets a whole text right and every later token wrong."""
     monkeypatch.setattr(unlisted._Shelf, "update", lambda self, keys, values, *_: (keys, values))
     with pytest.raises(UnsupportedModel, match="does not file its keys"):
-        LayeredModel(build("stablelm"))
+        from_transformers(build("stablelm"))
 
 
 @pytest.mark.filterwarnings("ignore:models of type")
@@ -167,7 +168,7 @@ def test_a_cache_that_is_read_wrongly_is_caught_at_load(monkeypatch):
 
     monkeypatch.setattr(unlisted._Shelf, "update", shifted)
     with pytest.raises(SelfCheckFailed):
-        LayeredModel(build("stablelm"))
+        from_transformers(build("stablelm"))
 
 
 @pytest.mark.filterwarnings("ignore:models of type")
@@ -175,7 +176,7 @@ def test_training_mode_kernels_and_attention_of_other_kinds_are_refused():
     """Dropout in what is called the model's own output; an option that would silently do
     nothing."""
     model = build("stablelm")
-    ours = LayeredModel(model)
+    ours = from_transformers(model)
     model.train()
     with pytest.raises(OptionError, match=r"training mode.*model\.eval\(\)"):
         read(ours, TEXT[:5])
@@ -183,16 +184,16 @@ def test_training_mode_kernels_and_attention_of_other_kinds_are_refused():
     with pytest.raises(
         OptionError, match="'native' runs the families in the table, and models of type 'stablelm'"
     ):
-        LayeredModel(model, kernel="native")
+        from_transformers(model, kernel="native")
     model.config._attn_implementation = "flex_attention"
     with pytest.raises(UnsupportedModel, match="'flex_attention'"):
-        LayeredModel(model)
+        from_transformers(model)
 
 
 @pytest.mark.filterwarnings("ignore:models of type")
 def test_products_are_counted():
     """A bandwidth floor computed from the head alone."""
-    ours = LayeredModel(build("starcoder2"))
+    ours = from_transformers(build("starcoder2"))
     inside = sum(
         p.numel()
         for layer in build("starcoder2").model.layers
@@ -200,6 +201,6 @@ def test_products_are_counted():
         if p.dim() == 2
     )
     assert (
-        ours.weight_bytes == 4 * (inside + ours.shape.vocabulary * ours.shape.width)
-        and ours.products(1) > 0
+        weight_bytes(ours) == 4 * (inside + ours.shape.vocabulary * ours.shape.width)
+        and product_seconds(ours) > 0
     )

@@ -18,7 +18,7 @@ from selfspec.model.compute.cpu.kinds import KINDS
 from selfspec.model.compute.cpu.linear import PackedLinear
 from selfspec.model.compute.cpu.native import NoNative, compiled
 from selfspec.model.compute.plan import LayerPlan
-from selfspec.model.layered import LayeredModel
+from selfspec.model.from_transformers import from_transformers
 from selfspec.testing import tiny_model
 
 KERNEL = """
@@ -100,7 +100,7 @@ def test_a_kind_of_weights_is_one_class_and_one_kernel(family, tied):
     """A place that knows float32 panels by itself: it would refuse the kind, leave it out of the
     one call, or compute nonsense, which the check at load finds."""
     hf = tiny_model(family, tie_word_embeddings=tied)
-    model = LayeredModel(hf, kernel="native", weights="mirrored")
+    model = from_transformers(hf, kernel="native", weights="mirrored")
     assert model.ops.weights == "mirrored" and model.alone == [] and model.row_stable
     assert all(isinstance(linear, Mirrored) for linear in model.linears)
     tokens = torch.arange(3, 40)
@@ -115,7 +115,7 @@ def test_a_kind_of_weights_is_one_class_and_one_kernel(family, tied):
 
 def test_drafts_of_any_kind_change_nothing():
     """A kind whose rows depend on their neighbours, or whose head cannot be cut for drafting."""
-    llm = LLM(LayeredModel(tiny_model(), weights="mirrored"), None, "tiny")
+    llm = LLM(from_transformers(tiny_model(), weights="mirrored"), None, "tiny")
     prompt = [*b"once upon a time, once upon"]
     options = {"max_new_tokens": 30, "eos": []}
     plain = llm.generate(prompt, draft=None, **options)
@@ -149,7 +149,7 @@ def test_weights_of_a_family_that_runs_by_modules_are_a_conflict():
     """The same for transformers' own modules."""
     model = tiny_model("stablelm", num_key_value_heads=4)
     with pytest.raises(OptionError, match="'stablelm' are run by transformers' own modules"):
-        LayeredModel(model, weights="float32")
+        from_transformers(model, weights="float32")
 
 
 def test_an_unknown_kind_is_refused_before_anything_is_loaded(monkeypatch):

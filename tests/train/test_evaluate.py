@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from selfspec import OptionError
-from selfspec.model.layered import LayeredModel
+from selfspec.model.from_transformers import from_transformers
 from selfspec.testing import tiny_model
 from selfspec.train.data import Blocks
 from selfspec.train.evaluate import ExitScore, evaluate_exits
@@ -29,7 +29,7 @@ def test_scores_equal_the_reference() -> None:
     """States of the neighbouring layer, masked positions that count, agreement with the text
     instead of with the whole model."""
     model, blocks = tiny_model(seed=4, initializer_range=0.05), text()
-    found = {score.layers: score for score in evaluate_exits(LayeredModel(model), blocks)}
+    found = {score.layers: score for score in evaluate_exits(from_transformers(model), blocks)}
     assert sorted(found) == [1, 2, 3, 4]
     losses, agreed, count = dict.fromkeys(found, 0.0), dict.fromkeys(found, 0), 0
     for row in range(len(blocks)):
@@ -53,7 +53,7 @@ def test_scores_equal_the_reference() -> None:
 def test_only_what_was_asked_for() -> None:
     """Blocks beyond the limit that are read anyway, or exits without the whole model that agreement
     refers to."""
-    model = LayeredModel(tiny_model(seed=4))
+    model = from_transformers(tiny_model(seed=4))
     assert [score.layers for score in evaluate_exits(model, text(), exits=[2])] == [2, 4]
     assert evaluate_exits(model, text(), most=1) == evaluate_exits(
         model, Blocks(text().ids[:1], text().trained[:1])

@@ -17,7 +17,7 @@ from selfspec.train.own_text import OwnText, Question, write
 from selfspec.train.part_run import train_successors
 from selfspec.train.successors import LEAST, PRIOR, CountOptions, Seen, count
 from selfspec.trained import files as extras
-from selfspec.trained.files import Part, load_part, shipped_part
+from selfspec.trained.files import TrainedPart, load_part, shipped_part
 from selfspec.trained.successors import SUCCESSORS, Successors
 
 VOCABULARY = 9
@@ -34,8 +34,8 @@ def seen(places: int, seed: int) -> Seen:
     )
 
 
-def as_part(tensors: dict[str, torch.Tensor]) -> Part:
-    return Part(SUCCESSORS, {}, {"vocabulary": VOCABULARY}, tensors)
+def as_part(tensors: dict[str, torch.Tensor]) -> TrainedPart:
+    return TrainedPart(SUCCESSORS, {}, {"vocabulary": VOCABULARY}, tensors)
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -131,7 +131,7 @@ def test_a_part_belongs_to_its_model(folder: Path) -> None:
             [1, 2, 3], max_new_tokens=4, draft=TokenRecycling(part=str(folder))
         )
     part = load_part(folder)
-    other = Part("draft-head", part.base, part.settings, part.tensors)
+    other = TrainedPart("draft-head", part.base, part.settings, part.tensors)
     with pytest.raises(OptionError, match="of kind 'draft-head'"):
         tiny_llm(seed=4).generate([1, 2, 3], max_new_tokens=4, draft=TokenRecycling(part=other))
     with pytest.raises(OptionError, match="is no part"):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..model.measuring import product_seconds, weight_bytes
 from .schema import CostCard, VerifyPoint
 from .timing import Contestant, interleave, timed
 
@@ -72,16 +73,16 @@ def cost_card(
 ) -> CostCard:
     """Bandwidth first, then whole steps and their products alone in turns, at a short context where
     attention costs little."""
-    bandwidth = read_bandwidth(model.weight_bytes)
+    bandwidth = read_bandwidth(weight_bytes(model))
     passes = Passes(model, ids, CARD_CONTEXT, 1)
     seconds = interleave(
-        {"step": passes.contestant(1), "products": lambda: model.products(1)},
+        {"step": passes.contestant(1), "products": lambda: product_seconds(model)},
         rounds,
         warmup=2,
         on_turn=on_turn,
     )
     return CostCard(
-        weight_bytes=model.weight_bytes,
+        weight_bytes=weight_bytes(model),
         bandwidth=bandwidth,
         products=seconds.of("products"),
         step=seconds.of("step"),

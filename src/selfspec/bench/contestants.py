@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..draft.auto import resolve
+from ..draft.registry import resolve
 from ..errors import OptionError, nearest
 from .peers import PeerSpec
 from .suite_schema import OURS, PLAIN

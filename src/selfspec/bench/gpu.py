@@ -25,8 +25,10 @@ from ..core.contract import Stats
 from ..draft.scripted import ScriptedDrafter
 from ..errors import OptionError, ResourceError, nearest
 from ..llm import LLM
+from ..model.from_transformers import from_transformers
 from ..model.layered import LayeredModel
 from ..model.load.loading import DTYPES
+from ..model.measuring import weight_bytes
 from .schema import SCHEMA_VERSION, Provenance
 from .ties import find_ties
 from .timing import Contestant, interleave
@@ -195,7 +197,7 @@ class Standing:
             return (time.perf_counter() - start) / steps
 
         def eager() -> float:
-            with self.model.eagerly():
+            with self.model.steps.eagerly():
                 return run()
 
         return run if recorded else eager
@@ -225,8 +227,8 @@ class GpuBenchmark:
 
     def _ours(self) -> None:
         self._say(f"making {self.options.shape}")
-        model = LayeredModel(make_model(self.options), owned=True, kernel="static")
-        self.run.parameters, self.run.weight_bytes = model.parameters, model.weight_bytes
+        model = from_transformers(make_model(self.options), owned=True, kernel="static")
+        self.run.parameters, self.run.weight_bytes = model.parameters, weight_bytes(model)
         shape = model.shape
         self.run.kv_bytes = (
             2 * shape.layers * shape.kv_heads * shape.head_size * model.dtype.itemsize
@@ -239,7 +241,7 @@ class GpuBenchmark:
                 )
         for batch in self.options.batches[:2]:
             self._part(f"rounds, batch {batch}", partial(self._rounds, model, batch))
-        self.run.recorded = model.recorded
+        self.run.recorded = model.steps.status
 
     def _part(self, name: str, work: Callable[[], None]) -> None:
         if time.monotonic() > self._end:
@@ -257,7 +259,7 @@ class GpuBenchmark:
         standing = Standing(model, batch, context, 64)
         tokens = min(32, options.new_tokens)
         recorded = [standing.written(tokens) for _ in range(2)][1]
-        with model.eagerly():
+        with model.steps.eagerly():
             eager = standing.written(tokens)
         turns = {
             name: standing.turn(1, options.steps, name == "recorded")

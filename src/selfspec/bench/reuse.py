@@ -26,11 +26,11 @@ import torch
 import typer
 
 from ..control.fixed import FixedLength
-from ..core.contract import Request
 from ..core.options import numbers
 from ..core.sampling import Sampler, SamplingParams
 from ..draft.from_layers.early_exit import EarlyExit
 from ..engine.generation import Generation
+from ..engine.row import Request
 from ..errors import OptionError
 from ..llm import LLM
 from ..model.compute.cache import RowSpan
@@ -97,9 +97,12 @@ class Rounds:
     ) -> None:
         sampler = Sampler(SamplingParams())
         most = (MOST_ROUNDS + WARMUP) * (tokens + 1) + 1
-        requests = [Request(prompt, sampler, most) for prompt in prompts]
-        drafter = EarlyExit(layer=exit_layer, reuse=reuse)
-        self.generation = Generation(model, requests, drafter, FixedLength(tokens))
+        drafter, control = EarlyExit(layer=exit_layer, reuse=reuse), FixedLength(tokens)
+        requests = [
+            Request(prompt, sampler, most, drafter=drafter, controller=control)
+            for prompt in prompts
+        ]
+        self.generation = Generation(model, requests)
         self.generation.cache.reserve(len(prompts[0]) + most)  # growing is not what is measured
         self._steps = iter(self.generation)
         next(self._steps)  # the prefill

@@ -25,6 +25,7 @@ import typer
 from ..core.options import numbers
 from ..errors import OptionError, SelfCheckFailed
 from ..llm import LLM
+from ..model.from_transformers import from_transformers
 from ..model.layered import LayeredModel
 from ..model.load.loading import load
 from .plain import run_command
@@ -163,7 +164,7 @@ def same(
             f"tokenizer.json beside it."
         )
     tokenizer: Any = loaded.tokenizer
-    llm = LLM(LayeredModel(loaded.model), tokenizer, Path(model).name)
+    llm = LLM(from_transformers(loaded.model), tokenizer, Path(model).name)
     seconds = time.perf_counter() - start
     rows: list[dict[str, Any]] = []
     for length in numbers(lengths, "--lengths"):

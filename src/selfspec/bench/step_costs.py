@@ -23,9 +23,9 @@ import torch
 
 from ..core.contract import Budget
 from ..core.sampling import Sampler, SamplingParams
-from ..draft.auto import resolve
 from ..draft.base import DraftSession, Target
 from ..draft.chain import ChainSession
+from ..draft.registry import resolve
 from ..model.layered import LayeredModel
 from .card import Passes
 from .suite_schema import StepPoint
@@ -101,10 +101,11 @@ class _Drafts:
     @torch.inference_mode()
     def seconds(self) -> float | None:
         start = time.perf_counter()
-        draft = self._drafting.propose([0], [self._text], Budget([DRAFTS]))
+        drafts = self._drafting.propose([0], [self._text], Budget([DRAFTS]))
         seconds = time.perf_counter() - start
         self._passes.cache.rollback(0, self._passes.context)
-        return seconds / draft.total if draft.total else None
+        made = len(drafts[0].guesses)
+        return seconds / made if made else None
 
 
 def fitting(contexts: Sequence[int], room: int) -> list[int]:
@@ -120,7 +121,8 @@ def _chain(
     drafter, _ = resolve(options["draft"], options.get("draft_options"), None, None)
     if drafter is None:
         return None
-    drafting = drafter.start(Target(model, passes.cache, [text], [Sampler(SamplingParams())]))
+    drafting = drafter.start(Target(model, passes.cache))
+    drafting.admit(0, text, Sampler(SamplingParams()))
     return drafting if isinstance(drafting, ChainSession) else None
 
 

@@ -310,9 +310,8 @@ class FollowedThreshold(AdaptiveThreshold):
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         before = self.threshold
         super().learn(outcome, time)
-        accepted = sum(map(len, outcome.accepted))
         self._rounds.append(
-            {"threshold": before, "drafted": outcome.draft.total, "accepted": accepted}
+            {"threshold": before, "drafted": outcome.drafted, "accepted": outcome.accepted}
         )
 
 

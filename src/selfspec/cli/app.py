@@ -6,6 +6,8 @@ A new command is one module with one function, and one line here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from inspect import getdoc
 from typing import Annotated, Any
 
 import typer
@@ -19,12 +21,13 @@ from .common import stderr
 from .data import data
 from .demo import demo
 from .drafters import drafters
+from .exits import exits
 from .generate import generate
 from .info import info
 from .inspect import inspect
 from .report import report
 from .sweep import sweep
-from .train import exits, train
+from .train import train
 
 
 class Front(TyperGroup):
@@ -39,6 +42,12 @@ class Front(TyperGroup):
             stderr().print("[bold red]error:[/bold red]", end=" ")
             stderr().print(str(error), markup=False, soft_wrap=True)
             raise typer.Exit(1) from error
+
+
+def paragraphs(command: Callable[..., None]) -> str:
+    """A command's docstring, one line a paragraph: the terminal breaks the lines."""
+    text = getdoc(command) or ""
+    return "\n\n".join(each.replace("\n", " ") for each in text.split("\n\n"))
 
 
 app = typer.Typer(
@@ -63,7 +72,7 @@ for command in (
     bench,
     report,
 ):
-    app.command()(command)
+    app.command(help=paragraphs(command))(command)
 
 
 def _version(wanted: bool) -> None:

@@ -25,8 +25,8 @@ def chat(
         str | None, typer.Option("--system", help="What the model is told before the first turn.")
     ] = None,
     *,
-    sampling: options.SamplingOptions,
-    drafting: options.DraftOptions,
+    sampling: options.Sampling,
+    drafting: options.Drafting,
     model: options.ModelOptions,
     max_new_tokens: options.MaxNewTokens = 512,
     stop: options.Stop = None,
@@ -95,7 +95,7 @@ class Conversation:
         starts clean."""
         if not text:
             return
-        self.messages.append({"role": "user", "content": text})
+        self.messages.append(common.user(text))
         try:
             answer = self._answer()
         except SelfspecError as error:

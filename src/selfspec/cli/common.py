@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..core.contract import Stats
-    from ..core.sampling import SamplingParams
     from ..llm import LLM
-    from .options import DraftOptions, ModelOptions, SamplingOptions
+    from .flags import Typed
+    from .options import DraftOptions, ModelOptions
 
 
 def open_model(name: str, how: ModelOptions) -> LLM:
@@ -62,39 +62,33 @@ def quiet_bars() -> None:
 
 
 def settings_from(
-    sampling: SamplingOptions,
-    max_new_tokens: int,
-    stop: Sequence[str] | None,
-    drafting: DraftOptions,
+    sampling: Typed, max_new_tokens: int, stop: Sequence[str] | None, drafting: DraftOptions
 ) -> dict[str, Any]:
     """The library's keyword arguments for a generation; everything here is checked before a model
     is loaded."""
-    from ..draft.auto import resolve
+    from ..core.sampling import SamplingParams
+    from ..draft.registry import resolve
 
     settings = drafting.settings()
     resolve(**settings)
     return {
         **settings,
-        "sampling": sampling_from(sampling),
+        # without any, the library takes what the model asks for
+        "sampling": sampling.make(SamplingParams) if sampling.values else None,
         "max_new_tokens": max_new_tokens,
-        "stop": list(stop) if stop else None,
+        "stop": stop,
     }
-
-
-def sampling_from(options: SamplingOptions) -> SamplingParams | None:
-    """Sampling parameters from the options that were given; None (the model's own greedy) when none
-    was."""
-    if not options.given():
-        return None
-    from ..core.sampling import SamplingParams
-
-    return SamplingParams.from_options(options.given())
 
 
 def has_chat_template(llm: LLM) -> bool:
     """Whether the model comes with a way to write down a conversation."""
     tokenizer: Any = llm.tokenizer  # its type does not promise the attribute
     return tokenizer is not None and bool(tokenizer.chat_template)
+
+
+def user(text: str) -> dict[str, str]:
+    """One turn of a conversation."""
+    return {"role": "user", "content": text}
 
 
 def write(text: str) -> None:

@@ -1,13 +1,12 @@
 """`selfspec data`: the model's own answers, as training text. Only asks and shows; the work is
-`selfdata.py`."""
+`train/own_text.py`."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,48 +15,29 @@ import typer
 
 from ..errors import OptionError
 from . import common, options
+from .flags import Flags, Typed
 
 if TYPE_CHECKING:
     from ..llm import LLM
-    from ..train.own_text import Question, Report
-
-_prompts = functools.partial(typer.Option, show_default=True, rich_help_panel="Prompts")
-_answers = functools.partial(typer.Option, show_default=True, rich_help_panel="Answers")
+    from ..train.own_text import OwnText, Question, Report
 
 
 @dataclass(frozen=True)
-class PromptFlags:
+class PromptOptions:
     """Where prompts come from."""
 
-    prompts: Annotated[
-        list[str] | None,
-        _prompts(
-            "--prompts",
-            help="JSONL or text file, a folder saved by `datasets`, or hf:NAME[#CONFIG][@SPLIT]; "
-            "repeatable.",
-        ),
-    ] = None
-    column: Annotated[
-        str | None,
-        _prompts(
-            "--column",
-            help="The column that holds the prompt; else messages, turns, prompt, question, "
-            "instruction, text.",
-        ),
-    ] = None
-    limit: Annotated[
-        int | None, _prompts("--limit", min=1, help="At most so many prompts of each source.")
-    ] = None
-    made_up: Annotated[
-        int, _prompts("--made-up", min=0, help="Prompts that the model makes up itself, as many.")
-    ] = 0
-    opening: Annotated[
-        list[str] | None,
-        _prompts(
-            "--opening",
-            help="How made-up prompts begin, e.g. 'Summarize:'; repeatable, taken in turn.",
-        ),
-    ] = None
+    prompts: Sequence[str] = ()
+    """Prompts to answer: a JSONL or text file, a folder saved by `datasets`,
+    hf:NAME or hf:NAME#CONFIG@SPLIT."""
+    column: str | None = None
+    """The column that holds the prompt; by default the first that is there of messages, turns,
+    prompt, question, instruction, text."""
+    limit: int | None = None
+    """Read at most this many prompts of each source; by default all."""
+    made_up: int = 0
+    """Let the model make up this many prompts itself."""
+    opening: Sequence[str] = ()
+    """How made-up prompts begin, e.g. 'Summarize:'. Several are taken in turn."""
 
     def __post_init__(self) -> None:
         if not self.prompts and not self.made_up:
@@ -65,45 +45,36 @@ class PromptFlags:
                 "there is nothing to answer; give --prompts FILE, or --made-up 1000 to let the "
                 "model write prompts"
             )
+        if self.made_up < 0 or (self.limit is not None and self.limit < 1):
+            raise OptionError(
+                f"made_up={self.made_up}, limit={self.limit} leave nothing to answer; make up 0 or "
+                f"more, and read 1 or more"
+            )
 
 
-@dataclass(frozen=True)
-class AnswerFlags:
-    """What becomes `OwnText`: the same names and defaults."""
-
-    max_new_tokens: Annotated[
-        int, _answers("--max-new-tokens", "-n", min=1, help="Longest answer.")
-    ] = 256
-    temperature: Annotated[
-        float, _answers("--temperature", "-t", help="0 is greedy; above it answers are drawn.")
-    ] = 0.0
-    top_p: Annotated[
-        float,
-        _answers(
-            "--top-p", help="Of drawn answers: only the likeliest tokens up to this probability."
-        ),
-    ] = 1.0
-    samples: Annotated[int, _answers("--samples", min=1, help="Answers to each prompt.")] = 1
-    batch: Annotated[int, _answers("--batch", min=1, help="Prompts answered together.")] = 32
-    seed: Annotated[
-        int, _answers("--seed", help="Which answers are drawn, and which prompts are made up.")
-    ] = 0
+Prompts = Annotated[PromptOptions, Flags("cli.data:PromptOptions", "Prompts")]
+Answers = Annotated[Typed, Flags("train.own_text:OwnText", "Answers")]
 
 
 @options.grouped
 def data(
     name: options.Model,
     out: Annotated[
-        Path, typer.Option("--out", help="JSONL to write; an interrupted run goes on where it was.")
+        Path,
+        typer.Option(
+            "--out",
+            "-o",
+            help="JSONL file to write. An interrupted run goes on with what is there.",
+        ),
     ],
-    prompts: PromptFlags,
-    answers: AnswerFlags,
+    prompts: Prompts,
+    answers: Answers,
     model: options.ModelOptions,
     max_minutes: Annotated[
         float | None,
         typer.Option(
             "--max-minutes",
-            help="Stop after that long; the same command goes on.",
+            help="Stop after this many minutes; the same command goes on.",
             rich_help_panel="Run",
         ),
     ] = None,
@@ -117,10 +88,10 @@ def data(
     from ..core.text_rows import require
     from ..train.own_text import OwnText, write
 
-    settings = OwnText(**vars(answers))
-    require(prompts.prompts or ())
+    settings = answers.make(OwnText)
+    require(prompts.prompts)
     llm = common.open_model(name, model)
-    questions, most = _questions(llm, prompts, answers, out)
+    questions, most = _questions(llm, prompts, settings, out)
     with _Bar(most * settings.samples) as bar:
         report = write(
             llm,
@@ -136,7 +107,7 @@ def data(
 
 
 def _questions(
-    llm: LLM, flags: PromptFlags, answers: AnswerFlags, out: Path
+    llm: LLM, asked: PromptOptions, answers: OwnText, out: Path
 ) -> tuple[Iterator[Question], int]:
     """The prompts of all sources, mixed, and how many at most; made-up ones are made as they are
     needed."""
@@ -144,17 +115,17 @@ def _questions(
     from ..train.own_text import made_up, made_up_so_far, mixed, questions_from
 
     sources: list[tuple[Iterable[Question], int]] = []
-    for source in flags.prompts or ():
+    for source in asked.prompts:
         found = list(
-            itertools.islice(questions_from(llm, read_rows(source), flags.column), flags.limit)
+            itertools.islice(questions_from(llm, read_rows(source), asked.column), asked.limit)
         )
         sources.append((found, len(found)))
-    if flags.made_up:
-        first, openings = made_up_so_far(out, answers.seed), flags.opening or [""]
+    if asked.made_up:
+        first, openings = made_up_so_far(out, answers.seed), asked.opening or [""]
         made = made_up(
-            llm, flags.made_up, openings, seed=answers.seed, batch=answers.batch, first=first
+            llm, asked.made_up, openings, seed=answers.seed, batch=answers.batch, first=first
         )
-        sources.append((made, flags.made_up))
+        sources.append((made, asked.made_up))
     return mixed(sources), sum(size for _, size in sources)
 
 

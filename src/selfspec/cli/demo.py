@@ -60,10 +60,10 @@ class Difference:
 
 
 def demo(
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="What to ask.")] = PROMPT,
+    prompt: Annotated[str, typer.Option("--prompt", "-p", help="What to ask the model.")] = PROMPT,
     max_new_tokens: options.MaxNewTokens = 64,
-    runs: Annotated[
-        int, typer.Option("--runs", min=1, help="How often each of them writes the answer.")
+    rounds: Annotated[
+        int, typer.Option("--rounds", min=1, help="How often each engine writes the answer.")
     ] = 3,
     threads: options.Threads = None,
 ) -> None:
@@ -73,13 +73,13 @@ def demo(
     Both run in float32 on the CPU with the same threads, greedy. The first time the model is
     fetched (about 100 MB).
 
-    Example:  selfspec demo --prompt "Write a haiku about the sea." --runs 5
+    Example:  selfspec demo --prompt "Write a haiku about the sea." --rounds 5
     """
     reference, llm = open_pair(threads)
-    ids = llm.encode_chat([{"role": "user", "content": prompt}])
-    rows = measure(entries(reference, llm, ids, max_new_tokens), runs)
+    ids = llm.encode_chat([common.user(prompt)])
+    rows = measure(entries(reference, llm, ids, max_new_tokens), rounds)
     differences = [difference(reference, ids, rows[0].tokens, row.tokens) for row in rows]
-    show(llm, prompt, rows, differences, runs)
+    show(llm, prompt, rows, differences, rounds)
     broken = [
         (row, each)
         for row, each in zip(rows, differences, strict=True)
@@ -142,7 +142,7 @@ def reference_tokens(model: Any, ids: Sequence[int], max_new_tokens: int) -> lis
     return new
 
 
-def measure(entered: Sequence[Entry], runs: int) -> list[Row]:
+def measure(entered: Sequence[Entry], rounds: int) -> list[Row]:
     """All of them in turns, a first turn of each not counted."""
     from ..bench.timing import interleave, timed
 
@@ -157,10 +157,10 @@ def measure(entered: Sequence[Entry], runs: int) -> list[Row]:
         TextColumn("{task.completed} of {task.total} answers"),
     )
     with Progress(*columns, console=common.stderr(), transient=True) as progress:
-        task = progress.add_task("writing", total=len(entered) * (runs + 1))
+        task = progress.add_task("writing", total=len(entered) * (rounds + 1))
         timings = interleave(
             {entry.name: timed(turn(entry)) for entry in entered},
-            runs,
+            rounds,
             on_turn=lambda _: progress.advance(task),
         )
     return [summary(entry.name, entered[0].name, written, timings.seconds) for entry in entered]
@@ -200,7 +200,11 @@ def difference(
 
 
 def show(
-    llm: LLM, prompt: str, rows: Sequence[Row], differences: Sequence[Difference | None], runs: int
+    llm: LLM,
+    prompt: str,
+    rows: Sequence[Row],
+    differences: Sequence[Difference | None],
+    rounds: int,
 ) -> None:
     """The answer (or each of them, should they differ) and the table."""
     tokenizer: Any = llm.tokenizer
@@ -216,8 +220,8 @@ def show(
         console.print(f"{text}\n", markup=False)
     console.print(table(rows, differences))
     console.print(
-        f"Medians of {runs} interleaved runs of {len(rows[0].tokens)} tokens, the prompt's share "
-        f"included.",
+        f"Medians of {rounds} interleaved rounds of {len(rows[0].tokens)} tokens, the prompt's "
+        f"share included.",
         style="dim",
     )
 

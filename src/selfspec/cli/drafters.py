@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import OptionError, nearest
+from .flags import docstrings
 
 
 @dataclass(frozen=True)
@@ -74,13 +75,9 @@ def drafters(
 def known() -> tuple[dict[str, type], dict[str, type]]:
     """Drafters, those of other packages too, and controllers, by name."""
     from ..control.registry import controller_class, controller_names
-    from ..draft.auto import Auto
     from ..draft.registry import drafter_class, drafter_names
 
-    drafting: dict[str, type] = {
-        "auto": Auto,
-        **{name: drafter_class(name) for name in drafter_names()},
-    }
+    drafting: dict[str, type] = {name: drafter_class(name) for name in drafter_names()}
     return drafting, {name: controller_class(name) for name in controller_names()}
 
 
@@ -116,14 +113,7 @@ def field_docs(kind: type) -> dict[str, str]:
         return {}
     body = ast.parse(source).body[0]
     assert isinstance(body, ast.ClassDef)
-    return {
-        field.target.id: " ".join(str(text.value.value).split())
-        for field, text in zip(body.body, body.body[1:], strict=False)
-        if isinstance(field, ast.AnnAssign)
-        and isinstance(field.target, ast.Name)
-        and isinstance(text, ast.Expr)
-        and isinstance(text.value, ast.Constant)
-    }
+    return docstrings(body)
 
 
 def listing(title: str, classes: dict[str, type]) -> Table:

@@ -43,8 +43,8 @@ def generate(
             "'-' as a prompt reads standard input.",
         ),
     ],
-    sampling: options.SamplingOptions,
-    drafting: options.DraftOptions,
+    sampling: options.Sampling,
+    drafting: options.Drafting,
     model: options.ModelOptions,
     max_new_tokens: options.MaxNewTokens = 256,
     stop: options.Stop = None,
@@ -59,7 +59,7 @@ def generate(
         bool,
         typer.Option(
             "--stream/--no-stream",
-            help="Text as it comes, or when it is done.",
+            help="Print the text as it comes, or all of it at the end.",
             rich_help_panel="Output",
         ),
     ] = True,
@@ -91,7 +91,7 @@ def generate(
     )
     results = run(llm, job, stream=stream and not as_json, as_json=as_json)
     if stats:
-        common.print_stats([results[0].stats])  # a batch has one cost
+        common.print_stats([results[0].call])  # a batch has one cost
 
 
 def split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -142,7 +142,7 @@ def stream_one(llm: LLM, job: Job) -> Result:
     """Write the pieces as they come; leaving early, by Ctrl-C or a closed pipe, stops the work."""
     prompt = job.prompts[0]
     pieces = (
-        llm.stream_chat([user(prompt)], **job.settings)
+        llm.stream_chat([common.user(prompt)], **job.settings)
         if job.chat
         else llm.stream(prompt, **job.settings)
     )
@@ -159,18 +159,15 @@ def generate_all(llm: LLM, job: Job) -> list[Result]:
     if len(job.prompts) == 1:
         prompt = job.prompts[0]
         return [
-            llm.chat([user(prompt)], **job.settings)
+            llm.chat([common.user(prompt)], **job.settings)
             if job.chat
             else llm.generate(prompt, **job.settings)
         ]
     if not job.chat:
         return llm.generate(list(job.prompts), **job.settings)
-    return llm.generate([llm.encode_chat([user(prompt)]) for prompt in job.prompts], **job.settings)
-
-
-def user(text: str) -> dict[str, str]:
-    """One turn of a conversation."""
-    return {"role": "user", "content": text}
+    return llm.generate(
+        [llm.encode_chat([common.user(prompt)]) for prompt in job.prompts], **job.settings
+    )
 
 
 def as_dict(prompt: str, result: Result) -> dict[str, Any]:

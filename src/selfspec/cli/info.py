@@ -56,11 +56,12 @@ def measure(llm: LLM) -> Bound:
     """Memory bandwidth with the threads in use, by the fastest way to read, and the products of one
     token."""
     from ..bench.card import read_bandwidth
+    from ..model.measuring import product_seconds
 
     size = llm.info.weight_bytes
     bandwidth = max(max(values) for values in read_bandwidth(size).values())
-    llm.model.products(1)  # warm-up
-    return Bound(size, bandwidth, statistics.median(llm.model.products(1) for _ in range(5)))
+    product_seconds(llm.model)  # warm-up
+    return Bound(size, bandwidth, statistics.median(product_seconds(llm.model) for _ in range(5)))
 
 
 def table(info: ModelInfo, bound: Bound | None) -> Table:

@@ -1,9 +1,7 @@
 """The options that commands share, each with its one help text, in groups. Knows no command and
-imports nothing of the library.
+imports no model.
 
-A group is a dataclass; a command that takes one as a parameter, under `@grouped`, has its fields as
-options. Sampling options are None when not given, so that `SamplingParams` alone knows the defaults
-and sees contradictions.
+A command that takes a group as a parameter, under `@grouped`, has its fields as options.
 """
 
 from __future__ import annotations
@@ -12,13 +10,14 @@ import dataclasses
 import functools
 import inspect
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
 from ..errors import OptionError
+from .flags import Flags, Typed, parameters_of, typed
 
 MODEL_HELP = (
     "'demo' (built in), a folder, or a hub name such as HuggingFaceTB/SmolLM2-360M-Instruct."
@@ -26,34 +25,50 @@ MODEL_HELP = (
 
 _option = functools.partial(typer.Option, show_default=True)
 _model = functools.partial(_option, rich_help_panel="Model")
-_sampling = functools.partial(_option, rich_help_panel="Sampling")
-_draft = functools.partial(_option, rich_help_panel="Drafting")
 _limit = functools.partial(_option, rich_help_panel="Limits")
 _output = functools.partial(_option, rich_help_panel="Output")
+_KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
 Threads = Annotated[
-    int | None, _model("--threads", min=1, help="CPU threads; torch decides when not given.")
+    int | None,
+    _model("--threads", min=1, help="CPU threads to compute with; without it torch decides."),
+]
+DataFiles = Annotated[
+    list[str],
+    _option(
+        "--data",
+        help="Text to read: JSONL ('text', 'prompt' and 'response', or 'messages'), a text file, a "
+        "folder saved by `datasets`, hf:NAME or hf:NAME#CONFIG@SPLIT. Repeatable.",
+        rich_help_panel="Data",
+    ),
 ]
 MaxNewTokens = Annotated[
-    int, _limit("--max-new-tokens", "-n", min=1, help="Write at most this many tokens.")
+    int, _limit("--max-new-tokens", "-n", min=1, help="Write at most this many new tokens.")
 ]
 Stop = Annotated[
     list[str] | None,
-    _limit("--stop", help="Stop before this text; give it again for more of them."),
+    _limit("--stop", help="Stop before the model writes this text. Repeatable."),
 ]
 ShowStats = Annotated[
-    bool, _output("--stats", help="Tokens, seconds and memory, on standard error.")
+    bool, _output("--stats", help="Print tokens, seconds and memory, on standard error.")
 ]
-AsJson = Annotated[bool, _output("--json", help="Everything as JSON instead, one object a line.")]
+AsJson = Annotated[
+    bool, _output("--json", help="Print JSON instead, one object a line, with everything there is.")
+]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """How to load a model."""
 
-    dtype: Annotated[str, _model("--dtype", help="auto, float32, bfloat16 or float16.")] = "auto"
-    device: Annotated[str, _model("--device", help="auto, cpu, cuda or cuda:N.")] = "auto"
+    dtype: Annotated[
+        str,
+        _model("--dtype", help="Number format torch computes in: auto, float32, bfloat16, float16."),
+    ] = "auto"
+    device: Annotated[
+        str, _model("--device", help="Where the model runs: auto, cpu, cuda or cuda:N.")
+    ] = "auto"
     threads: Threads = None
     kernel: Annotated[
         str,
@@ -67,7 +82,7 @@ class ModelOptions:
         str, _model("--weights", help="How our own kernels store weights: auto or float32.")
     ] = "auto"
     revision: Annotated[
-        str | None, _model("--revision", help="Branch, tag or commit of a hub model.")
+        str | None, _model("--revision", help="Branch, tag or commit of a model on the hub.")
     ] = None
     token: Annotated[str | None, _model("--token", help="Access token for a gated hub model.")] = (
         None
@@ -83,7 +98,7 @@ class ModelOptions:
         bool,
         _model(
             "--long-context",
-            help="Longrope models: texts beyond the length where their frequencies change.",
+            help="Run all texts of a longrope model with its frequencies for long texts.",
         ),
     ] = False
     trust_remote_code: Annotated[
@@ -95,91 +110,22 @@ class ModelOptions:
 
 
 @dataclass(frozen=True)
-class SamplingOptions:
-    """What becomes a `SamplingParams`: the same names."""
-
-    temperature: Annotated[
-        float | None,
-        _sampling("--temperature", "-t", help="0 (the default) is greedy; higher is more varied."),
-    ] = None
-    top_k: Annotated[int | None, _sampling("--top-k", help="Only the K likeliest tokens.")] = None
-    top_p: Annotated[
-        float | None, _sampling("--top-p", help="Only the likeliest tokens that add up to P.")
-    ] = None
-    min_p: Annotated[
-        float | None,
-        _sampling("--min-p", help="Only tokens at least P times as likely as the likeliest."),
-    ] = None
-    repetition_penalty: Annotated[
-        float | None,
-        _sampling(
-            "--repetition-penalty",
-            help="Above 1: tokens seen before, in the prompt too, get rarer.",
-        ),
-    ] = None
-    presence_penalty: Annotated[
-        float | None,
-        _sampling("--presence-penalty", help="Taken once from every token already written."),
-    ] = None
-    frequency_penalty: Annotated[
-        float | None,
-        _sampling("--frequency-penalty", help="Taken for each time a token was already written."),
-    ] = None
-    seed: Annotated[
-        int | None, _sampling("--seed", help="The same seed samples the same tokens again.")
-    ] = None
-
-    def given(self) -> dict[str, float | int]:
-        """Only those that were given."""
-        return {
-            name: value for name, value in dataclasses.asdict(self).items() if value is not None
-        }
-
-
-@dataclass(frozen=True)
 class DraftOptions:
     """How to draft: it changes the speed, never the text."""
 
-    draft: Annotated[
-        str,
-        _draft(
-            "--draft",
-            "-d",
-            help="A drafter by name (see selfspec drafters); 'auto' learns which pays, 'none' is "
-            "plain.",
-        ),
-    ] = "auto"
-    draft_option: Annotated[
-        list[str] | None,
-        _draft(
-            "--draft-option",
-            metavar="NAME=VALUE",
-            help="An option of the drafter, e.g. layer=10; repeatable.",
-        ),
-    ] = None
-    control: Annotated[
-        str | None,
-        _draft(
-            "--control",
-            help="What decides how many tokens to draft, by name (see selfspec drafters).",
-        ),
-    ] = None
-    control_option: Annotated[
-        list[str] | None,
-        _draft(
-            "--control-option",
-            metavar="NAME=VALUE",
-            help="An option of it, e.g. tokens=6; repeatable.",
-        ),
-    ] = None
-    show_drafts: Annotated[
-        bool,
-        _draft(
-            "--show-drafts",
-            help="Colour the text: accepted drafts green, rejected ones red and struck, the "
-            "model's own plain.",
-        ),
-    ] = False
+    draft: str = "auto"
+    """The drafter, by name (selfspec drafters lists them). 'auto' learns which one pays here,
+    'none' is plain decoding."""
+    draft_option: Sequence[str] = ()
+    """An option of the drafter as NAME=VALUE, e.g. layer=10."""
+    control: str | None = None
+    """The controller, which decides how many tokens to draft, by name (selfspec drafters lists
+    them)."""
+    control_option: Sequence[str] = ()
+    """An option of the controller as NAME=VALUE, e.g. tokens=6."""
+    show_drafts: bool = False
+    """Colour the text: accepted drafts green, rejected ones red and struck through, the model's own
+    tokens plain."""
 
     def settings(self) -> dict[str, Any]:
         """The library's keyword arguments; names are checked there."""
@@ -191,11 +137,11 @@ class DraftOptions:
         }
 
 
-def _pairs(texts: list[str] | None, flag: str) -> dict[str, Any]:
+def _pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
     """NAME=VALUE as a mapping: values are read as JSON where they are JSON (numbers, true, lists),
     else as text."""
     found: dict[str, Any] = {}
-    for text in texts or ():
+    for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise OptionError(
@@ -209,42 +155,68 @@ def _pairs(texts: list[str] | None, flag: str) -> dict[str, Any]:
     return found
 
 
+Sampling = Annotated[
+    Typed, Flags("core.sampling:SamplingParams", "Sampling", without=("logit_bias",))
+]
+Drafting = Annotated[DraftOptions, Flags("cli.options:DraftOptions", "Drafting")]
+
+
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each parameter that is a group of options replaced by those options."""
+    """The command with each parameter that is a group of options replaced by those options.
+
+    A group is a dataclass whose fields are annotated options, or `Annotated[kind, Flags(...), ...]`
+    with the flags of one or more classes; the command gets a `Typed`, or what was typed as `kind`.
+    """
     signature = inspect.signature(command, eval_str=True)
-    annotations = {name: each.annotation for name, each in signature.parameters.items()}
-    groups: dict[str, Any] = {
-        name: kind for name, kind in annotations.items() if dataclasses.is_dataclass(kind)
-    }
+    parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
+    groups: dict[str, Group] = {}
+    for name, each in signature.parameters.items():
+        if group := _group(each.annotation):
+            groups[name] = group
+        parameters += group.parameters if group else [each.replace(kind=_KEYWORD)]
 
     @functools.wraps(command)
-    def flat(**values: Any) -> None:
+    def flat(context: typer.Context, **values: Any) -> None:
         for name, group in groups.items():
-            values[name] = group(
-                **{field.name: values.pop(field.name) for field in dataclasses.fields(group)}
-            )
+            own = {each.name: values.pop(each.name) for each in group.parameters}
+            values[name] = group.collect(own, context)
         command(**values)
 
-    parameters: list[inspect.Parameter] = []
-    for name, each in signature.parameters.items():
-        parameters += (
-            _expanded(groups[name])
-            if name in groups
-            else [each.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
-        )
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     flat.__annotations__ = {each.name: each.annotation for each in parameters}
     return flat
 
 
-def _expanded(group: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=hints[field.name],
-        )
-        for field in dataclasses.fields(group)
+@dataclass(frozen=True)
+class Group:
+    """Options that a command gets as one value: what typer is shown of them, and how their values
+    become one."""
+
+    parameters: Sequence[inspect.Parameter]
+    collect: Callable[[dict[str, Any], typer.Context], Any]
+
+
+def _group(annotation: Any) -> Group | None:
+    """What a command's parameter stands for; None for a single option."""
+    flags = [each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Flags)]
+    if flags:
+        kind = get_args(annotation)[0]
+
+        def collect(values: dict[str, Any], context: typer.Context) -> Any:
+            given = typed({name: values[name] for name in values if _given(name, context)}, flags)
+            return given if kind is Typed else given.make(kind)
+
+        return Group(parameters_of(flags), collect)
+    if not dataclasses.is_dataclass(annotation):
+        return None
+    hints, make = get_type_hints(annotation, include_extras=True), cast(type, annotation)
+    parameters = [
+        inspect.Parameter(each.name, _KEYWORD, default=each.default, annotation=hints[each.name])
+        for each in dataclasses.fields(annotation)
     ]
+    return Group(parameters, lambda values, _: make(**values))
+
+
+def _given(name: str, context: typer.Context) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -6,209 +6,83 @@ Only asks and shows: what is trained and how is decided in the room `train`.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from ..errors import OptionError
 from . import common
+from .flags import Flags, Typed
 
 if TYPE_CHECKING:
     from ..train.part_run import PartReport, StopCheck
     from ..train.parts import Progress as Step
 
-PARTS = ("draft-head", "exit-adapter", "draft-lora", "successors")
-# what counting successors has use for
-COUNTED = {
-    "pairs",
-    "states",
-    "max_minutes",
-    "length",
-    "held_out",
-    "plot",
-}
+PANEL = "Small parts"
+_SAID = Flags("train.draft_head:HeadRecipe", PANEL, only=("vocabulary", "start"))
+_TRAINED = Flags("train.parts:PartOptions", PANEL, label="small parts")
+_TEXT = Flags("train.states:StateOptions", PANEL, only=("length", "held_out"), label="small parts")
+_PLOT = Flags("train.run:TrainOptions", PANEL, only=("plot",))
+_FOLDERS = Flags("cli.train_part:Folders", PANEL)
 
-_part = functools.partial(
-    typer.Option, show_default=True, rich_help_panel=f"Small parts ({', '.join(PARTS)})"
-)
+SHARED = (_SAID, _TRAINED, _TEXT, _FOLDERS)
+FLAGS_OF_PARTS: dict[str, Sequence[Flags]] = {
+    "draft-head": (
+        Flags("train.draft_head:HeadRecipe", "draft-head"),
+        _TRAINED,
+        _TEXT,
+        _FOLDERS,
+        _PLOT,
+    ),
+    "exit-adapter": (
+        Flags("train.exit_adapter:AdapterRecipe", "exit-adapter"),
+        replace(_TRAINED, without=("ahead",)),
+        _TEXT,
+        _FOLDERS,
+        _PLOT,
+    ),
+    "draft-lora": (
+        Flags("train.draft_lora:LoraRecipe", "draft-lora"),
+        replace(_TRAINED, without=("ahead", "noise")),
+        _TEXT,
+        _FOLDERS,
+        _PLOT,
+    ),
+    "successors": (
+        Flags("train.successors:CountOptions", "successors"),
+        replace(_TRAINED, only=("max_minutes",)),
+        _TEXT,
+        replace(_FOLDERS, only=("states",)),
+    ),
+}
 
 
 @dataclass(frozen=True)
-class PartFlags:
-    """What becomes the recipe of a part and `PartOptions`, beside the flags that all recipes share:
-    their own defaults hold."""
+class Folders:
+    """What a part's training reads beside the text."""
 
-    collector: Annotated[
-        list[int] | None,
-        _part(
-            "--tap",
-            help="draft-head: read the states after this layer; repeatable.",
-            show_default="3 spread",
-        ),
-    ] = None
-    exit: Annotated[
-        int | None,
-        _part(
-            "--exit",
-            min=1,
-            show_default="a quarter",
-            help="exit-adapter: layers that run before it.",
-        ),
-    ] = None
-    blocks: Annotated[
-        int | None,
-        _part("--blocks", min=1, show_default="1", help="exit-adapter: how many blocks it has."),
-    ] = None
-    vocabulary: Annotated[
-        int | None,
-        _part(
-            "--vocabulary",
-            min=1,
-            show_default="16384",
-            help="How many tokens it can say, the likeliest ones.",
-        ),
-    ] = None
-    start: Annotated[
-        str | None,
-        _part(
-            "--start",
-            show_default="last-layer",
-            help="First weights: last-layer (the model's own) or random.",
-        ),
-    ] = None
-    start_from: Annotated[
-        Path | None, _part("--start-from", help="Begin with this trained part's weights.")
-    ] = None
-    ahead: Annotated[
-        int | None, _part("--ahead", min=1, show_default="3", help="draft-head: drafts in a row.")
-    ] = None
-    batch_tokens: Annotated[
-        int | None, _part("--batch-tokens", min=1, show_default="2048", help="Tokens of a step.")
-    ] = None
-    others: Annotated[
-        int | None,
-        _part(
-            "--others",
-            min=0,
-            show_default="2048",
-            help="Tokens drawn for the loss beside those that matter; 0: all.",
-        ),
-    ] = None
-    noise: Annotated[
-        float | None, _part("--noise", show_default="0.05", help="Random noise on the states.")
-    ] = None
-    measured: Annotated[
-        int | None,
-        _part("--measured", min=1, show_default="64", help="Held-out answers to measure on."),
-    ] = None
-    skip_attention: Annotated[
-        list[int] | None,
-        _part(
-            "--skip-attention",
-            help="draft-lora: skip this layer's attention while drafting; repeatable.",
-        ),
-    ] = None
-    skip_mlp: Annotated[
-        list[int] | None,
-        _part("--skip-mlp", help="draft-lora: skip this layer's MLP while drafting; repeatable."),
-    ] = None
-    skip_share: Annotated[
-        float | None,
-        _part(
-            "--skip-share",
-            show_default="0.5",
-            help="draft-lora: without lists, skip this share of the layers.",
-        ),
-    ] = None
-    rank: Annotated[
-        int | None,
-        _part("--rank", min=1, show_default="16", help="draft-lora: rank of its matrices."),
-    ] = None
-    pairs: Annotated[
-        int | None,
-        _part(
-            "--pairs",
-            min=1,
-            show_default="100000",
-            help="Successors: how many pairs of tokens to keep.",
-        ),
-    ] = None
-    states: Annotated[
-        Path | None,
-        _part(
-            "--states",
-            show_default="OUT/states",
-            help="Folder for what the model computes on the text.",
-        ),
-    ] = None
-    max_minutes: Annotated[
-        float | None,
-        _part(
-            "--max-minutes", help="Stop at a checkpoint after so long; the same command goes on."
-        ),
-    ] = None
-
-    def refuse(self, recipe: str) -> None:
-        """Raise if anything was given, for a recipe that knows none of it."""
-        for field in dataclasses.fields(self):
-            if getattr(self, field.name) is not None:
-                raise OptionError(
-                    f"--{field.name.replace('_', '-')} belongs to small parts and would be "
-                    f"ignored by --recipe {recipe}; "
-                    "leave it out"
-                )
-
-
-# Flags that some kinds of parts alone know.
-ONLY = {
-    "tap": ("draft-head",),
-    "ahead": ("draft-head",),
-    "exit": ("exit-adapter",),
-    "blocks": ("exit-adapter",),
-    "start": ("draft-head", "exit-adapter"),
-    "noise": ("draft-head", "exit-adapter"),
-    "skip_attention": ("draft-lora",),
-    "skip_mlp": ("draft-lora",),
-    "skip_share": ("draft-lora",),
-    "rank": ("draft-lora",),
-    "pairs": ("successors",),
-}
+    states: Path | None = None
+    """Folder for what the model computes on the text, which several runs can share; by default
+    states/ inside --out."""
+    start_from: Path | None = None
+    """Folder of a trained part of the same kind, with whose weights to begin."""
 
 
 def train_part(
-    kind: str,
-    model: str,
-    data: Sequence[str],
-    out: Path,
-    shared: dict[str, Any],
-    flags: PartFlags,
-    as_json: bool,
+    kind: str, model: str, data: Sequence[str], out: Path, asked: Typed, as_json: bool
 ) -> None:
-    """Train a part of that kind. `shared`: values of flags that all recipes have; None is the
-    part's own default."""
-    lists = {
-        "layers": flags.collector,
-        "skip_attention": flags.skip_attention,
-        "skip_mlp": flags.skip_mlp,
-    }
-    wishes = {
-        **shared,
-        **vars(flags),
-        **{name: None if found is None else tuple(found) for name, found in lists.items()},
-    }
+    """Train a part of that kind."""
     with _Shown() as shown:
         make = _count if kind == "successors" else functools.partial(_train, kind)
-        report = make(model, data, out, wishes, shown.observer())
+        report = make(model, data, out, asked, shown.observer())
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
     else:
@@ -216,12 +90,7 @@ def train_part(
 
 
 def _train(
-    kind: str,
-    model: str,
-    data: Sequence[str],
-    out: Path,
-    wishes: dict[str, Any],
-    observer: StopCheck,
+    kind: str, model: str, data: Sequence[str], out: Path, asked: Typed, observer: StopCheck
 ) -> PartReport:
     from ..train.draft_head import HeadRecipe
     from ..train.draft_lora import LoraRecipe
@@ -229,56 +98,36 @@ def _train(
     from ..train.part_run import train_small_part
     from ..train.parts import PartOptions
 
-    recipe_of: Any = {
+    recipe_of: dict[str, Any] = {
         "draft-head": HeadRecipe,
         "exit-adapter": AdapterRecipe,
         "draft-lora": LoraRecipe,
-    }[kind]
-    _refuse(wishes, {name for name, only in ONLY.items() if kind not in only}, kind)
-    recipe, options = (
-        recipe_of(**_given(recipe_of, wishes)),
-        PartOptions(**_given(PartOptions, wishes)),
-    )
-    more = {
-        name: wishes[name]
-        for name in ("length", "held_out", "states", "start_from", "plot")
-        if wishes[name] is not None
     }
     return train_small_part(
-        model, data, out, recipe=recipe, options=options, observer=observer, **more
+        model,
+        data,
+        out,
+        recipe=asked.make(recipe_of[kind]),
+        options=asked.make(PartOptions),
+        observer=observer,
+        **asked.pick("length", "held_out", "states", "start_from", "plot"),
     )
 
 
 def _count(
-    model: str, data: Sequence[str], out: Path, wishes: dict[str, Any], observer: StopCheck
+    model: str, data: Sequence[str], out: Path, asked: Typed, observer: StopCheck
 ) -> PartReport:
     from ..train.part_run import train_successors
     from ..train.successors import CountOptions
 
-    _refuse(wishes, set(wishes) - COUNTED - {"layers"}, "successors")
-    more = {name: wishes[name] for name in COUNTED - {"pairs", "plot"} if wishes[name] is not None}
     return train_successors(
         model,
         data,
         out,
-        options=CountOptions(**_given(CountOptions, wishes)),
+        options=asked.make(CountOptions),
         observer=observer,
-        **more,
+        **asked.pick("length", "held_out", "states", "max_minutes"),
     )
-
-
-def _refuse(wishes: dict[str, Any], useless: set[str], kind: str) -> None:
-    for name in sorted(useless):
-        if wishes[name] is not None:
-            raise OptionError(
-                f"--{name.replace('_', '-')} would be ignored by --recipe {kind}; leave it out"
-            )
-
-
-def _given(kind: Any, wishes: dict[str, Any]) -> dict[str, Any]:
-    """What was asked for of a dataclass's fields."""
-    names = [field.name for field in dataclasses.fields(kind)]
-    return {name: wishes[name] for name in names if wishes.get(name) is not None}
 
 
 def _say(report: PartReport, model: str, out: Path) -> None:

@@ -25,13 +25,17 @@ class Adaptive(Controller):
     name: ClassVar[str] = "adaptive"
 
     tokens: int = 12
-    """The most drafts a round (K)."""
+    """Most tokens to draft for a row in one round (K), all guesses of a tree counted."""
     threshold: float = 0.6
-    """The threshold to begin with (gamma)."""
+    """Stop after a draft whose largest probability is below this, 0 to 1; the value to begin with
+    (gamma). Probabilities are among the tokens that the drafter scores, before temperature and
+    penalties. In a tree a guess is followed up only if the product of those on its path reaches
+    this. Drafters that look tokens up have none and draft as much as they may."""
     target: float = 0.9
-    """The acceptance to keep (alpha)."""
+    """The share of accepted drafts to keep (alpha): below it the threshold rises, above it
+    falls."""
     step: float = 0.01
-    """By how much the wanted threshold differs from the present one (epsilon)."""
+    """How far the wanted threshold lies above or below the present one (epsilon)."""
     rate_memory: float = 0.5
     """Share of the earlier acceptance in the running one (beta 1)."""
     threshold_memory: float = 0.9
@@ -59,14 +63,14 @@ class AdaptiveThreshold(ControlSession):
         self.threshold = options.threshold
         self.rate: float | None = None  # none yet
 
-    def budget(self, rooms: Sequence[int]) -> Budget:
+    def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         return Budget([min(self._options.tokens, room) for room in rooms], self.threshold)
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
-        if not outcome.draft.total:
+        if not outcome.drafted:
             return
         options = self._options
-        now = sum(map(len, outcome.accepted)) / outcome.draft.total
+        now = outcome.accepted / outcome.drafted
         self.rate = (
             now
             if self.rate is None

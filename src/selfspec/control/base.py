@@ -11,17 +11,26 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ..core.contract import Budget, Outcome, RoundTime
+from ..core.sampling import Sampler
 
 
 class ControlSession(ABC):
     """A controller at work on one generation."""
 
-    @abstractmethod
-    def budget(self, rooms: Sequence[int]) -> Budget:
-        """`rooms`: how many drafts each unfinished row could still use. 0 drafts are plain
-        decoding."""
+    def admit(  # noqa: B027  (most controllers treat all rows alike)
+        self, row: int, prompt: Sequence[int], sampler: Sampler
+    ) -> None:
+        """A row begins."""
 
-    def learn(self, outcome: Outcome, time: RoundTime) -> None:  # noqa: B027  (a fixed one learns nothing)
+    def drop(self, row: int) -> None:  # noqa: B027
+        """A row has ended."""
+
+    @abstractmethod
+    def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
+        """`rooms`: how many drafts each row could still use. 0 drafts are plain decoding.
+        `beside`: at least so many tokens of other rows are in the same pass."""
+
+    def learn(self, outcome: Outcome, time: RoundTime) -> None:  # noqa: B027
         """Told after every round what became of the draft and what it cost."""
 
 

@@ -23,9 +23,12 @@ class Confidence(Controller, ControlSession):
     name: ClassVar[str] = "confidence"
 
     tokens: int = 12
-    """The most drafts a round (K)."""
+    """Most tokens to draft for a row in one round (K), all guesses of a tree counted."""
     threshold: float = 0.6
-    """Stop after a draft whose largest probability is below this."""
+    """Stop after a draft whose largest probability is below this, 0 (never) to 1 (after the first).
+    Probabilities are among the tokens that the drafter scores, before temperature and penalties. In
+    a tree a guess is followed up only if the product of those on its path reaches this. Drafters
+    that look tokens up have none and draft as much as they may."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
@@ -42,5 +45,5 @@ class Confidence(Controller, ControlSession):
     def start(self) -> ControlSession:
         return self
 
-    def budget(self, rooms: Sequence[int]) -> Budget:
+    def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         return Budget([min(self.tokens, room) for room in rooms], self.threshold)

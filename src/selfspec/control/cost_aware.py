@@ -25,7 +25,7 @@ class CostAware(Controller):
     name: ClassVar[str] = "cost-aware"
 
     most: int = 12
-    """The most drafts a round."""
+    """Most tokens to draft for a row in one round, all guesses of a tree counted."""
 
     def __post_init__(self) -> None:
         if self.most < 1:
@@ -47,17 +47,17 @@ class CostAwareSession(ControlSession):
         self._looks, self._checks = Looks(), Checks()
         self._asked: Sequence[int] = ()
 
-    def budget(self, rooms: Sequence[int]) -> Budget:
-        tokens = self._choose(len(rooms), min(self._most, max(rooms)))
+    def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
+        tokens = self._choose(len(rooms), min(self._most, max(rooms)), beside)
         self._asked = [min(tokens, room) for room in rooms]
         return Budget(self._asked)
 
-    def _choose(self, rows: int, most: int) -> int:
+    def _choose(self, rows: int, most: int, beside: int) -> int:
         if not self.costs.passes.known or most == 0:
             return 0
         if not self.costs.drafting.known:
             return min(FIRST_LENGTH, most)
-        rates = self.costs.rates(rows, most)
+        rates = self.costs.rates(rows, most, beside)
         tokens = best(rates)
         if tokens == 0:
             return best(rates, least=1) if self._looks.due(rates[0]) else 0

@@ -69,16 +69,16 @@ class Curve:
         self._estimates: dict[int, float] = {}  # answers since the last time was taken
 
     def observe(self, size: int, seconds: float) -> None:
-        if size not in self._times:
-            self._times[size] = deque(maxlen=REMEMBERED)
-            insort(self._sizes, size)
-        elif self._count - self._last[size] >= STALE:
-            self._times[size].clear()
-        self._times[size].append(max(seconds, SHORTEST))
-        self._medians[size] = median(self._times[size])
+        self._estimates.clear()
+        times = self._times.setdefault(size, deque(maxlen=REMEMBERED))
+        if self._count - self._last.get(size, self._count) >= STALE:
+            times.clear()
+        times.append(max(seconds, SHORTEST))
         self._count += 1
         self._last[size] = self._count
-        self._estimates.clear()
+        self._medians[size] = median(times)
+        if size not in self._sizes:  # last: whatever interrupts this, a size here has a median
+            insort(self._sizes, size)
         if self._prior:
             self._prior.observe(size, seconds)
 
@@ -168,25 +168,22 @@ class CostModel:
         self.drafting: Curve = Curve(None, prior.drafting if prior else None)
         # of the rounds in which it was asked, those in which it had something to say
         self._found = Share()
-        self._kept: list[
-            Share
-            # by place in the draft, of what was asked for; a draft that ended before is not kept
-        ] = []
-        self._rates: dict[
-            tuple[int, int], list[float]
-        ] = {}  # answers since the last round that was observed
+        # by place in the draft, of what was asked for; a draft that ended before is not kept
+        self._kept: list[Share] = []
+        # answers since the last round that was observed
+        self._rates: dict[tuple[int, int, int], list[float]] = {}
 
     def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
         """One round; `asked` says how much each row was to draft, nothing if this drafter was not
         asked at all."""
-        made = [len(tokens) for tokens in outcome.draft.tokens]
+        made = [len(row.draft.tree) - 1 for row in outcome.rows]
         self._rates.clear()
-        self.passes.observe(sum(made) + len(made), time.verify + time.host)
+        self.passes.observe(sum(made) + len(made) + time.beside, time.verify + time.host)
         if any(asked):
             self.drafting.observe(max(1, *made), time.draft)
-            self._count(any(made), asked, outcome.accepted)
+            self._count(any(made), asked, [row.path for row in outcome.rows])
 
-    def _count(self, found: bool, asked: Sequence[int], accepted: Sequence[Sequence[int]]) -> None:
+    def _count(self, found: bool, asked: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self._found.fade()
         self._found.add(found)
         if found:
@@ -194,12 +191,12 @@ class CostModel:
             # also of places that are not drafted any more: what they were once like is forgotten
             for share in self._kept:
                 share.fade()
-            for count, kept in zip(asked, accepted, strict=True):
+            for count, path in zip(asked, paths, strict=True):
                 for place in range(count):
-                    self._kept[place].add(place in kept)
+                    self._kept[place].add(place + 1 in path)
         if self._prior:
             self._prior._rates.clear()
-            self._prior._count(found, asked, accepted)
+            self._prior._count(found, asked, paths)
 
     @property
     def coverage(self) -> float:
@@ -218,20 +215,22 @@ class CostModel:
             )
         return found
 
-    def rates(self, rows: int, most: int) -> list[float]:
-        """Expected tokens per second of all rows, by the number of drafts a row, from 0 on; only
-        once a pass was measured."""
-        if (rows, most) not in self._rates:
-            self._rates[rows, most] = self._expect(rows, most)
-        return self._rates[rows, most]
+    def rates(self, rows: int, most: int, beside: int = 0) -> list[float]:
+        """Expected tokens per second of these rows, by the number of drafts a row, from 0 on; only
+        once a pass was measured. `beside`: tokens of other rows in the same pass."""
+        key = rows, most, beside
+        if key not in self._rates:
+            self._rates[key] = self._expect(*key)
+        return self._rates[key]
 
-    def _expect(self, rows: int, most: int) -> list[float]:
-        plain, coverage = self.passes(rows), self.coverage
+    def _expect(self, rows: int, most: int, beside: int) -> list[float]:
+        plain, coverage = self.passes(rows + beside), self.coverage
         nothing = (1 - coverage) * (plain + self.drafting(1))
         rates, gained = [rows / plain], 0.0
         for count, chance in enumerate(self.chances(most), start=1):
             gained += chance
-            seconds = coverage * (self.passes(rows * (count + 1)) + self.drafting(count)) + nothing
+            verifying = self.passes(rows * (count + 1) + beside)
+            seconds = coverage * (verifying + self.drafting(count)) + nothing
             rates.append(rows * (1 + coverage * gained) / seconds)
         return rates
 
@@ -255,9 +254,9 @@ class Looks:
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         """Told after every round; if that was a look and it paid, the next is soon."""
-        if self._bar is not None and sum(map(len, outcome.kept)) > self._bar * (
-            time.draft + time.verify + time.host
-        ):
+        seconds = time.draft + time.verify + time.host
+        kept = sum(len(row.kept) for row in outcome.rows)
+        if self._bar is not None and kept > self._bar * seconds:
             self._wait = max(FIRST_LOOK, self._wait // SOONER)
         self._bar = None
 
@@ -272,16 +271,13 @@ class Checks:
     def due(self, rates: Sequence[float], tokens: int) -> bool:
         """`rates`: expected by the number of drafts, of which `tokens` are to be made."""
         gain = rates[tokens] / rates[0]
-        if (
-            gain > 1 + tokens
-            # more than if all were kept and drafting were free: what is known of plain rounds is
-            # wrong
-        ):
+        # More than if all were kept and drafting were free: what is known of plain rounds is wrong.
+        if gain > 1 + tokens:
             return self._drafted >= AT_ONCE
         return self._drafted >= (SOON if gain < CLOSE else SELDOM)
 
     def learn(self, outcome: Outcome) -> None:
-        self._drafted = self._drafted + 1 if outcome.draft.total else 0
+        self._drafted = self._drafted + 1 if outcome.drafted else 0
 
 
 def best(rates: Sequence[float], least: int = 0) -> int:

@@ -18,7 +18,8 @@ class FixedLength(Controller, ControlSession):
     name: ClassVar[str] = "fixed"
 
     tokens: int = 4
-    """Drafts a round (K)."""
+    """How many tokens to draft for a row in one round (K), all guesses of a tree counted; 0 is
+    plain decoding."""
 
     def __post_init__(self) -> None:
         if self.tokens < 0:
@@ -27,5 +28,5 @@ class FixedLength(Controller, ControlSession):
     def start(self) -> ControlSession:
         return self
 
-    def budget(self, rooms: Sequence[int]) -> Budget:
+    def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         return Budget([min(self.tokens, room) for room in rooms])

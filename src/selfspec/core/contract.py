@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from .sampling import Sampler, TokenLogprob
+from .sampling import TokenLogprob
+from .tree import Tree
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,58 +22,81 @@ FinishReason = Literal["eos", "stop", "length", "context"]
 
 
 @dataclass(frozen=True)
-class ExitState:
-    """Hidden states that left layer `layer - 1` while drafting, so that verification may go on from
-    there.
+class ExitStates:
+    """Hidden states that a draft's first nodes had when they left a layer, so that verification may
+    go on from there: layers 0 to `layers[node]` - 1 are done for that node, and what they wrote is
+    in the cache. Nodes beyond the list begin at layer 0."""
 
-    One tensor a row, (m, width): those of the row's last kept token and of its first m - 1 drafts.
-    """
-
-    layer: int
-    states: Sequence[Tensor]
+    layers: Sequence[int]
+    states: Tensor  # (len(layers), width)
 
 
 @dataclass(frozen=True)
 class Draft:
-    """What a drafter proposes for the unfinished rows of one round, in the order in which it was
-    shown them."""
+    """What a drafter proposes for one row in one round.
 
-    tokens: Sequence[Sequence[int]]
-    probs: Sequence[Tensor] | None = (
-        None  # (n, vocab) a row: what each token was REALLY drawn from; None: chosen outright
-    )
-    parents: Sequence[Sequence[int]] | None = (
-        None  # a tree: each token's parent among the row's drafts, -1 the kept text; None: chains
-    )
-    resume: ExitState | None = None
+    `probs[node]` is the distribution that a drawn guess REALLY came from, (vocab,); nothing stands
+    at the root. Without it the guesses were chosen outright.
+    """
+
+    tree: Tree
+    probs: Sequence[Tensor | None] | None = None
+    exits: ExitStates | None = None
+
+    @classmethod
+    def chain(cls, text: Sequence[int], guesses: Sequence[int] = ()) -> Draft:
+        """Guesses that follow one another after a text."""
+        return cls(Tree.chain(text[-1], guesses))
 
     @property
-    def total(self) -> int:
-        return sum(map(len, self.tokens))
+    def guesses(self) -> Sequence[int]:
+        return self.tree.guesses
+
+
+@dataclass(frozen=True)
+class RowOutcome:
+    """What became of one row's draft."""
+
+    row: int
+    text: Sequence[int]
+    """What it is now, the kept tokens included."""
+    draft: Draft
+    path: Sequence[int]
+    """The root and the guesses that were kept."""
+    kept: Sequence[int]
+    """The tokens that the round added to the text, the model's own last."""
+    choices: Sequence[int]
+    """What the model chose after each node."""
+
+    @property
+    def accepted(self) -> int:
+        """How many guesses were kept."""
+        return len(self.path) - 1
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a draft. Of each row: its accepted drafts (indices into the draft, a path from
-    the root), the tokens that were kept (the model's own last), and what the model chose after the
-    kept text and after every draft. `logits` are those choices' raw logits, all rows one after the
-    other; `hidden` the last layer's states. `rows` says which rows these are, `texts` what they are
-    now, the kept tokens included."""
+    """What became of the drafts of some rows. `logits` are the model's raw logits at every node of
+    every row, one row after the other; `hidden` the last layer's states there."""
 
-    draft: Draft
-    accepted: Sequence[Sequence[int]]
-    kept: Sequence[Sequence[int]]
-    choices: Sequence[Sequence[int]]
+    rows: Sequence[RowOutcome]
     logits: Tensor
     hidden: Tensor
-    rows: Sequence[int] = ()
-    texts: Sequence[Sequence[int]] = ()
+
+    @property
+    def drafted(self) -> int:
+        """Guesses of all rows."""
+        return sum(len(row.draft.tree) - 1 for row in self.rows)
+
+    @property
+    def accepted(self) -> int:
+        return sum(row.accepted for row in self.rows)
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens each unfinished row may draft this round (0 is plain decoding), and a
-    confidence below which to stop.
+    """How many tokens each row may draft this round (0 is plain decoding), and a confidence below
+    which to stop.
 
     The token at which a drafter's confidence falls below `threshold` is kept: dropping it because
     of its own probability would bias the output under sampling.
@@ -84,11 +108,13 @@ class Budget:
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Seconds of one round: drafting, the verifying pass, and everything else."""
+    """Seconds of one round: drafting, the verifying pass, and everything else. `beside`: tokens of
+    other rows, drafted for by others, that the same pass carried."""
 
     draft: float
     verify: float
     host: float
+    beside: int = 0
 
 
 class StopCheck(Protocol):
@@ -99,31 +125,17 @@ class StopCheck(Protocol):
 
 
 @dataclass(frozen=True)
-class Request:
-    """One row as the engine takes it."""
-
-    prompt: Sequence[int]
-    sampler: Sampler
-    max_new_tokens: int
-    eos: frozenset[int] = frozenset()
-    stop_checks: Sequence[StopCheck] = ()
-    logprobs: int | None = (
-        None  # how many alternatives to report beside each token's own log-probability
-    )
-
-
-@dataclass(frozen=True)
 class RowStep:
     """What one round added to one row."""
 
     row: int
     tokens: Sequence[int]
     accepted: int = 0  # how many of them were drafts
-    rejected: Sequence[
-        int
-    ] = ()  # drafts that were not kept; of a tree, all nodes beside the kept path
+    rejected: Sequence[int] = ()  # drafts that were not kept; of a tree, all nodes beside the path
     logprobs: Sequence[TokenLogprob] = ()
     finish_reason: FinishReason | None = None
+    error: Exception | None = None
+    """What the request's own code raised: a stopping criterion, a logits processor."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +147,14 @@ class Step:
 
 @dataclass
 class Stats:
-    """What a generation cost. Seconds are wall clock; tokens are those kept, over all rows."""
+    """What a row cost, or a generation. Seconds are wall clock. Tokens are those kept.
+
+    A row's seconds and passes are those in which it took part, so rows that ran together share
+    them. A generation has its own seconds and passes, and its rows' tokens added up.
+    """
 
     prompt_tokens: int = 0
-    cached_prompt_tokens: int = (
-        0  # of the prompt tokens, those found in the cache of an earlier turn
-    )
+    cached_prompt_tokens: int = 0  # of the prompt tokens, those found in the cache of another turn
     new_tokens: int = 0
     decoded: int = 0  # new tokens that came out of rounds, that is not out of the prefill
     prefill_seconds: float = 0.0
@@ -151,12 +165,44 @@ class Stats:
     verifications: int = 0  # rows times rounds
     drafted: int = 0
     accepted: int = 0
-    # by depth: drafts that stood on accepted ones, so had a chance
     drafted_at: list[int] = field(default_factory=list)
+    """By depth: drafts whose parents were all accepted."""
     accepted_at: list[int] = field(default_factory=list)
     forward_passes: int = 0
     layer_tokens: int = 0  # tokens times layers computed, drafts included
     peak_memory_bytes: int = 0
+
+    def count(self, draft: Draft, path: Sequence[int], kept: Sequence[int]) -> None:
+        """Book what became of one row's draft: the root and the guesses that were kept, and the
+        tokens that came of it."""
+        tree, accepted = draft.tree, len(path) - 1
+        self.verifications += 1
+        self.decoded += len(kept)
+        self.drafted += len(tree) - 1
+        self.accepted += accepted
+        for depth, node in enumerate(path):
+            if node not in tree.parents:
+                break
+            if depth == len(self.drafted_at):
+                self.drafted_at.append(0)
+                self.accepted_at.append(0)
+            self.drafted_at[depth] += 1
+            self.accepted_at[depth] += depth < accepted
+
+    def add_tokens(self, row: Stats) -> None:
+        """Add a row's tokens: all that rows do not share."""
+        for name in (
+            "prompt_tokens", "cached_prompt_tokens", "new_tokens", "decoded", "verifications",
+            "drafted", "accepted", "layer_tokens",
+        ):  # fmt: skip
+            setattr(self, name, getattr(self, name) + getattr(row, name))
+        for ours, theirs in (
+            (self.drafted_at, row.drafted_at),
+            (self.accepted_at, row.accepted_at),
+        ):
+            ours += [0] * (len(theirs) - len(ours))
+            for depth, count in enumerate(theirs):
+                ours[depth] += count
 
     @property
     def decode_tokens_per_second(self) -> float:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,16 +38,17 @@ class SamplingParams:
     """How one row's tokens are chosen. The defaults are greedy decoding with nothing changed."""
 
     temperature: float = 0.0
-    """Divides the logits before sampling; 0 is greedy decoding (always the likeliest token)."""
+    """How varied the text is: logits are divided by it before sampling. 0 is greedy decoding, which
+    always takes the likeliest token."""
     top_k: int = 0
-    """Sample only from the k likeliest tokens; 0 is off."""
+    """Sample only from this many of the likeliest tokens; 0 is off."""
     top_p: float = 1.0
     """Sample only from the likeliest tokens that together have this probability; 1 is off."""
     min_p: float = 0.0
-    """Drop tokens less likely than this fraction of the likeliest one; 0 is off."""
+    """Drop tokens whose probability is below this share of the likeliest one's; 0 is off."""
     repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens already in the prompt or the
-    output; 1 is off."""
+    """Divides positive and multiplies negative logits of tokens that are already in the prompt or
+    the output: above 1 they become rarer, 1 is off."""
     presence_penalty: float = 0.0
     """Subtracted once from the logit of each token that is already in the output (the prompt does
     not count); 0 is off."""
@@ -54,9 +56,10 @@ class SamplingParams:
     """Subtracted from a token's logit for each time it is already in the output (the prompt does
     not count); 0 is off."""
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    """Added to the logits of the given token ids before anything else."""
+    """Added to the logits of these token ids before anything else."""
     seed: int | None = None
-    """Makes sampling repeatable; without one, each generation draws its own and reports it."""
+    """Makes sampling repeatable: the same seed draws the same tokens again. Without one each
+    generation draws its own and reports it."""
 
     def __post_init__(self) -> None:
         _check_numbers(self)
@@ -287,7 +290,7 @@ class Sampler:
         if self.plain:
             return logits.float()
         rows = []
-        for row, context in zip(logits, contexts, strict=True):
+        for row, context in zip(logits, self._needed(contexts), strict=False):
             indices, values = self._kept(row, context)
             if indices is not None:
                 values = torch.full_like(row, -math.inf, dtype=torch.float32).scatter_(
@@ -300,7 +303,7 @@ class Sampler:
         """The distribution each token is drawn from, (n, vocab) float32: a point mass when
         greedy."""
         result = torch.zeros_like(logits, dtype=torch.float32)
-        for out, row, context in zip(result, logits, contexts, strict=True):
+        for out, row, context in zip(result, logits, self._needed(contexts), strict=False):
             indices, probabilities = self._distribution(row, context)
             out.copy_(probabilities) if indices is None else out.scatter_(0, indices, probabilities)
         return result
@@ -313,11 +316,15 @@ class Sampler:
         if self.plain:
             return logits.argmax(-1)
         tokens = []
-        for row, context, position in zip(logits, contexts, positions, strict=True):
+        for row, context, position in zip(logits, self._needed(contexts), positions, strict=False):
             indices, probabilities = self._distribution(row, context)
             index = invert(probabilities, uniform(self.seed, position))
             tokens.append(index if indices is None else int(indices[index]))
         return torch.tensor(tokens, dtype=torch.long, device=logits.device)
+
+    def _needed(self, contexts: Sequence[Sequence[int]]) -> Iterable[Sequence[int]]:
+        """The contexts, which may have to be put together, only where penalties read them."""
+        return contexts if self._edits else repeat(())
 
     def _distribution(self, row: Tensor, context: Sequence[int]) -> tuple[Tensor | None, Tensor]:
         """One row's token ids, ascending (None: all of them), and their probabilities: the one

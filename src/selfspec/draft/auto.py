@@ -10,17 +10,16 @@ Knows no drafter by its file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
 from weakref import WeakKeyDictionary
 
-from ..control.base import Controller, ControlSession
+from ..control.base import ControlSession
 from ..control.costs import FIRST_LENGTH, FIRST_LOOK, Checks, CostModel, Looks, best
-from ..control.registry import make_controller
 from ..core.contract import Budget, Draft, Outcome, RoundTime
-from ..core.options import with_options
+from ..core.sampling import Sampler
 from ..errors import OptionError
 from ..model.layered import LayeredModel
 from ..model.passes import HalfObserver
@@ -42,12 +41,13 @@ class Auto(Drafter):
 
     name: ClassVar[str] = "auto"
     trees: ClassVar[bool] = True
+    decides_how_much: ClassVar[bool] = True
 
     candidates: Sequence[str | Drafter] = ("hybrid", "early-exit")
     """Drafters to choose from, by name or as objects. One that does not fit the model is left
     out."""
     most: int = 7
-    """The most drafts a row in one round."""
+    """Most tokens to draft for a row in one round, all guesses of a tree counted."""
 
     def __post_init__(self) -> None:
         if self.most < 1:
@@ -106,7 +106,7 @@ class _Arm:
     """One candidate at work."""
 
     name: str
-    drafting: DraftSession
+    session: DraftSession
     costs: CostModel
     looks: Looks
     rounds: int = 0  # in which it was asked
@@ -121,52 +121,68 @@ class AutoSession(DraftSession, ControlSession):
         self._asked: Sequence[int] = ()
         self._checks = Checks()
         self.control = self
-        self.observer = _all_watch([arm.drafting.observer for arm in arms if arm.drafting.observer])
-        self.collectors = [collector for arm in arms for collector in arm.drafting.collectors]
+        self.observer = _all([arm.session.observer for arm in arms if arm.session.observer])
+        self.collectors = [collector for arm in arms for collector in arm.session.collectors]
 
     @property
     def rounds(self) -> dict[str, int]:
         return {arm.name: arm.rounds for arm in self._arms}
 
-    def budget(self, rooms: Sequence[int]) -> Budget:
-        self._chosen, tokens = self._choose(len(rooms), min(self._most, max(rooms)))
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        for arm in self._arms:
+            arm.session.admit(row, prompt, sampler, ends)
+
+    def drop(self, row: int) -> None:
+        for arm in self._arms:
+            arm.session.drop(row)
+
+    def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
+        most = min(self._most, max(rooms))
+        self._chosen, tokens = self._choose(len(rooms), most, beside)
         if self._chosen:
             self._chosen.rounds += 1
         self._asked = [min(tokens, room) for room in rooms]
         return Budget(self._asked)
 
-    def _choose(self, rows: int, most: int) -> tuple[_Arm | None, int]:
+    def _choose(self, rows: int, most: int, beside: int) -> tuple[_Arm | None, int]:
         """Who drafts this round, and how much: the best offer, or a look at one that was not the
         best for long."""
         if most == 0 or not all(arm.costs.passes.known for arm in self._arms):
             return None, 0
         chosen, tokens, highest = None, 0, 0.0
-        offers = [(arm, arm.costs.rates(rows, most)) for arm in self._arms]
+        offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
         for arm, rates in offers:
             length = best(rates) if arm.costs.drafting.known else 0
             if rates[length] > highest:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         for arm, rates in offers:
             if arm is not chosen and arm.looks.due(highest):
-                return arm, best(rates, least=1) if arm.costs.drafting.known else min(
-                    FIRST_LENGTH, most
-                )
-        if chosen and self._checks.due(chosen.costs.rates(rows, most), tokens):
+                tried = arm.costs.drafting.known
+                return arm, best(rates, least=1) if tried else min(FIRST_LENGTH, most)
+        if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
         return chosen, tokens
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
         assert self._chosen is not None, "a budget above 0 has somebody to use it"
-        return self._chosen.drafting.propose(rows, texts, budget)
+        return self._chosen.session.propose(rows, texts, budget)
 
     def observe(self, outcome: Outcome) -> None:
         """All learn from every round, whoever drafted."""
         for arm in self._arms:
-            arm.drafting.observe(outcome)
+            arm.session.observe(outcome)
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         # a plain round is everybody's
-        alone = [self._chosen] if self._chosen and outcome.draft.total else self._arms
+        alone = [self._chosen] if self._chosen and outcome.drafted else self._arms
         for arm in alone:
             arm.costs.observe(outcome, time, self._asked if arm is self._chosen else ())
         self._checks.learn(outcome)
@@ -174,44 +190,9 @@ class AutoSession(DraftSession, ControlSession):
             self._chosen.looks.learn(outcome, time)
 
 
-def _all_watch(stop_checks: Sequence[HalfObserver]) -> HalfObserver | None:
-    def observer(layer: int, attention: bool, before: Any, after: Any) -> None:
-        for each in stop_checks:
+def _all(observers: Sequence[HalfObserver]) -> HalfObserver | None:
+    def observe_half(layer: int, attention: bool, before: Any, after: Any) -> None:
+        for each in observers:
             each(layer, attention, before, after)
 
-    return observer if stop_checks else None
-
-
-DEFAULT = Auto()
-
-
-def resolve(
-    draft: str | Drafter | None,
-    draft_options: Mapping[str, Any] | None,
-    control: str | Controller | None,
-    control_options: Mapping[str, Any] | None,
-) -> tuple[Drafter | None, Controller | None]:
-    """Drafter and controller as the user named them; "auto" brings its own controller."""
-    if draft == "auto":
-        drafter: Drafter | None = (
-            with_options(Auto, draft_options, "drafter 'auto'") if draft_options else DEFAULT
-        )
-    else:
-        drafter = make_drafter(draft, draft_options or {})
-    if drafter is None or isinstance(drafter, Auto):
-        if control is not None or control_options:
-            asked = (
-                f"control={control!r}"
-                if control is not None
-                else f"control_options={dict(control_options or {})}"
-            )
-            reason = (
-                "plain decoding drafts nothing"
-                if drafter is None
-                else "draft='auto' decides itself how much to draft"
-            )
-            raise OptionError(
-                f"{reason}, so {asked} would be ignored; leave it out, or name a drafter"
-            )
-        return drafter, None
-    return drafter, make_controller(control, control_options or {})
+    return observe_half if observers else None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from ..core.tree import Tree
 from ..model.compute.cache import RowSpan, TokenLayout
 
 
@@ -24,17 +25,22 @@ class Beam:
     cache behind the text's `held` entries."""
 
     row: int
+    root: int
+    """The text's last token."""
     held: int
     most: int
     width: int
     threshold: float | None = None
-    front: list[int] = field(default_factory=list)
-    """The guesses to read next."""
-    _tokens: list[int] = field(default_factory=list)
-    _parents: list[int] = field(default_factory=list)
-    _chances: list[float] = field(default_factory=list)
-    _paths: dict[int, tuple[int, ...]] = field(default_factory=lambda: {-1: ()})
+    front: list[int] = field(default_factory=lambda: [0])
+    """The nodes whose children are asked for next; after the first time, those to read next."""
+    _tokens: list[int] = field(init=False)
+    _parents: list[int] = field(init=False)
+    _chances: list[float] = field(init=False)
+    _paths: dict[int, tuple[int, ...]] = field(default_factory=lambda: {0: ()})
     """The slots of the guesses that were read: each one's ancestors' and its own."""
+
+    def __post_init__(self) -> None:
+        self._tokens, self._parents, self._chances = [self.root], [-1], [1.0]
 
     @property
     def front_tokens(self) -> list[int]:
@@ -48,13 +54,12 @@ class Beam:
 
         Returns for each guess of the new front which one of the old front is its parent.
         """
-        before = self.front or [-1]
+        before = self.front
         first = len(self._tokens)
         for parent, names, found in zip(before, tokens, chances, strict=True):
-            base = 1.0 if parent < 0 else self._chances[parent]
             self._tokens += names
             self._parents += [parent] * len(names)
-            self._chances += [base * chance for chance in found]
+            self._chances += [self._chances[parent] * chance for chance in found]
         new = [
             node
             for node in self._best()
@@ -71,7 +76,7 @@ class Beam:
         """The likeliest `most` guesses; of equal ones the earlier, so that parents come before
         their children."""
         return heapq.nsmallest(
-            self.most, range(len(self._tokens)), key=lambda node: (-self._chances[node], node)
+            self.most, range(1, len(self._tokens)), key=lambda node: (-self._chances[node], node)
         )
 
     def read(self) -> RowSpan:
@@ -85,14 +90,16 @@ class Beam:
     def front_paths(self) -> list[tuple[int, ...]]:
         return [self._paths[node] for node in self.front]
 
-    def tree(self) -> tuple[list[int], list[int]]:
-        """Tokens and parents of the likeliest guesses."""
-        best = sorted(self._best())
-        layout = {-1: -1, **{node: index for index, node in enumerate(best)}}
-        return [self._tokens[node] for node in best], [layout[self._parents[node]] for node in best]
+    def tree(self) -> Tree:
+        """The root and the likeliest guesses."""
+        best = [0, *sorted(self._best())]
+        place = {node: index for index, node in enumerate(best)} | {-1: -1}
+        return Tree(
+            [self._tokens[node] for node in best], [place[self._parents[node]] for node in best]
+        )
 
 
-def place_of(beams: Sequence[Beam]) -> TokenLayout:
+def layout_of(beams: Sequence[Beam]) -> TokenLayout:
     """Where the fronts of some beams go, and what they see: the text's entries and their own
     ancestors."""
     spans = [beam.read() for beam in beams]

@@ -12,28 +12,43 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
 from torch import Tensor
 
-from ..core.contract import Budget, Draft, ExitState
+from ..core.contract import Budget, Draft, ExitStates
 from ..core.randomness import DRAFT, invert, uniform
+from ..core.sampling import Sampler
+from ..core.tree import Tree
 from ..errors import OptionError
 from ..model.compute.cache import RowSpan, TokenLayout
 from ..model.compute.plan import LayerPlan
-from ..model.partial_head import PartialHead
+from ..model.partial_head import PartialHead, partial_head
 from .base import DraftSession, Target
+
+
+@dataclass
+class _ChainRow:
+    """What a chain session knows of one row, and the draft that it is making for it."""
+
+    sampler: Sampler
+    ends: frozenset[int]
+    prompt: frozenset[int]
+    drawn: bool  # whether its drafts are drawn at random and verified by rejection
+    guesses: list[int] = field(default_factory=list)
+    drawn_from: list[Tensor | None] = field(default_factory=list)
 
 
 class ChainSession(DraftSession):
     """Drafts chains with part of the model, on the generation's own cache.
 
-    `vocabulary`, `tokens`: score only that many of the most frequent tokens, and these, and those
-    of the prompts, from which much is copied; without both all tokens are scored. `vocabulary` may
-    also be a part's own choice. `sample`: under sampling, draw drafts independently of the target's
-    own draws and report what they were drawn from.
+    `vocabulary`, `tokens`: score only the token ids below that number (most tokenizers give low ids
+    to frequent tokens), these tokens, and those of the prompts, from which much is copied. Without
+    both all tokens are scored. `vocabulary` may also be a part's own choice. `sample`: under
+    sampling, draw drafts independently of the target's own draws and report what they were drawn
+    from.
     """
 
     def __init__(
@@ -43,36 +58,32 @@ class ChainSession(DraftSession):
         sample: bool = False,
         tokens: Sequence[int] = (),
     ) -> None:
-        size = target.model.shape.vocabulary
-        outside = [token for token in tokens if not 0 <= token < size]
-        if outside:
-            raise OptionError(
-                f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it "
-                f"could never be drafted; "
-                "make the list with this model's tokenizer"
-            )
         self.target, self.cache = target, target.cache
-        self._ends = target.ends or [frozenset[int]()] * len(target.prompts)
-        self._sample = sample and not all(sampler.params.greedy for sampler in target.samplers)
-        if isinstance(vocabulary, PartialHead):
-            self._partial: PartialHead | None = vocabulary
-        elif not 0 <= vocabulary <= size:
-            raise OptionError(
-                f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 "
-                f"scores all of it"
-            )
-        elif vocabulary < size and (vocabulary or tokens):
-            part = target.model.partial_head(vocabulary, tokens)
-            # What is drawn at random decides the text, and may not depend on what neighbours ask:
-            # then prompts stay out.
-            self._partial = part if self._sample else part.joined_by(chain(*target.prompts))
-        else:
-            self._partial = None
-        self._drawn_from: dict[
-            int, list[Tensor]
-        ] = {}  # of each row: the distribution of each of its drafts
+        self._sample = sample
+        self._scored = _scored(target, vocabulary, tokens)
+        # What is drawn at random decides the text, and may not depend on what neighbours ask: then
+        # prompts stay out of the vocabulary.
+        self._with_prompts = (
+            self._scored is not None and vocabulary is not self._scored and not sample
+        )
+        self._partial = self._scored
+        self.rows: dict[int, _ChainRow] = {}
         # whether reading a token means waiting for the device
         self.reads_wait = target.model.device.type != "cpu"
+
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        drawn = self._sample and not sampler.params.greedy
+        self.rows[row] = _ChainRow(sampler, ends, frozenset(prompt), drawn)
+        self._partial = None if self._with_prompts else self._scored
+
+    def drop(self, row: int) -> None:
+        del self.rows[row]
 
     @abstractmethod
     def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
@@ -82,53 +93,67 @@ class ChainSession(DraftSession):
         """Where in the cache the last token of a text of that length belongs."""
         return length - 1
 
-    def finish(self, tokens: list[list[int]], rows: Sequence[int]) -> Draft:
-        """The draft, once every row is done."""
-        return Draft(tokens)
+    def exits(self, row: int) -> ExitStates | None:
+        """The states from which a row's verification may go on, once its draft is made."""
+        return None
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        plain = not self._sample and all(self.target.samplers[row].plain for row in rows)
-        if self.reads_wait and plain and budget.threshold is None:
-            return self.finish(self._unread(rows, texts, budget.tokens), rows)
-        drafted: list[list[int]] = [[] for _ in rows]
-        self._drawn_from = {row: [] for row in rows}
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        if self._with_prompts and self._partial is None and self._scored is not None:
+            prompts = chain.from_iterable(row.prompt for row in self.rows.values())
+            self._partial = self._scored.joined_by(prompts)
+        for row in rows:
+            self.rows[row].guesses, self.rows[row].drawn_from = [], [None]
+        if self.reads_wait and self._all_plain(rows) and budget.threshold is None:
+            self._draft_unread(rows, texts, budget.tokens)
+        else:
+            self._draft(rows, texts, budget)
+        return [self._finished(row, text) for row, text in zip(rows, texts, strict=True)]
+
+    def _all_plain(self, rows: Sequence[int]) -> bool:
+        return all(self.rows[row].sampler.plain and not self.rows[row].drawn for row in rows)
+
+    def _finished(self, row: int, text: Sequence[int]) -> Draft:
+        state = self.rows[row]
+        probs = state.drawn_from if state.drawn else None
+        exits = self.exits(row) if state.guesses else None
+        return Draft(Tree.chain(text[-1], state.guesses), probs, exits)
+
+    def _draft(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> None:
+        """One token after another, each row as far as its budget and its confidence go."""
         active = [index for index, most in enumerate(budget.tokens) if most > 0]
         while active:
-            last = [(texts[i], *drafted[i])[-1] if drafted[i] else texts[i][-1] for i in active]
-            slots = [self.slot(rows[i], len(texts[i]) + len(drafted[i])) for i in active]
-            layout = self.cache.layout_at(
-                [RowSpan(rows[i], slot, 1) for i, slot in zip(active, slots, strict=True)]
-            )
-            x = self.hidden(
-                torch.tensor(last, device=self.target.model.device),
-                layout,
-                [rows[i] for i in active],
-            )
-            tokens, confident = self._choose(
-                x,
-                [rows[i] for i in active],
-                [[*texts[i], *drafted[i]] for i in active],
-                budget.threshold,
-            )
-            for i, token in zip(active, tokens, strict=True):
-                drafted[i].append(token)
+            names, whole = [rows[index] for index in active], [texts[index] for index in active]
+            states = [self.rows[row] for row in names]
+            last = [(s.guesses or text)[-1] for s, text in zip(states, whole, strict=True)]
+            x = self._next_hidden(names, last, whole)
+            tokens, confident = self._choose(x, states, whole, budget.threshold)
+            for state, token in zip(states, tokens, strict=True):
+                state.guesses.append(token)
             active = [
-                i
-                for i, sure in zip(active, confident, strict=True)
+                index
+                for index, state, sure in zip(active, states, confident, strict=True)
                 if sure
-                and len(drafted[i]) < budget.tokens[i]
-                and drafted[i][-1] not in self._ends[rows[i]]
+                and len(state.guesses) < budget.tokens[index]
+                and state.guesses[-1] not in state.ends
             ]
-        draft = self.finish(drafted, rows)
-        return (
-            replace(draft, probs=[self._distributions(row) for row in rows])
-            if self._sample
-            else draft
-        )
 
-    def _unread(
+    def _next_hidden(
+        self, rows: Sequence[int], last: Sequence[int], texts: Sequence[Sequence[int]]
+    ) -> Tensor:
+        """The states of each row's last guess, or of its text's last token."""
+        lengths = [
+            len(text) + len(self.rows[row].guesses) for row, text in zip(rows, texts, strict=True)
+        ]
+        slots = map(self.slot, rows, lengths)
+        spans = [RowSpan(row, slot, 1) for row, slot in zip(rows, slots, strict=True)]
+        layout = self.cache.layout_at(spans)
+        return self.hidden(torch.tensor(last, device=self.target.model.device), layout, rows)
+
+    def _draft_unread(
         self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]
-    ) -> list[list[int]]:
+    ) -> None:
         """Greedy drafts of lengths that are known: nothing has to be decided on the way, so a GPU's
         tokens are read once, at the end. A few may stand behind an end of sequence, which is
         cheaper than to look after each."""
@@ -136,21 +161,24 @@ class ChainSession(DraftSession):
         for depth in range(max(most, default=0)):
             active = [index for index, tokens in enumerate(most) if tokens > depth]
             if depth == 0:
-                last = torch.tensor([texts[i][-1] for i in active], device=self.target.model.device)
+                first = [texts[index][-1] for index in active]
+                last = torch.tensor(first, device=self.target.model.device)
             elif len(active) < len(last):
-                last = last[[steps[-1][0].index(i) for i in active]]
-            slots = [self.slot(rows[i], len(texts[i]) + depth) for i in active]
+                last = last[[steps[-1][0].index(index) for index in active]]
             layout = self.cache.layout_at(
-                [RowSpan(rows[i], slot, 1) for i, slot in zip(active, slots, strict=True)]
+                [
+                    RowSpan(rows[index], self.slot(rows[index], len(texts[index]) + depth), 1)
+                    for index in active
+                ]
             )
-            last = self._best(self._logits(self.hidden(last, layout, [rows[i] for i in active])))
+            last = self._best(
+                self._logits(self.hidden(last, layout, [rows[index] for index in active]))
+            )
             steps.append((active, last))
-        drafted: list[list[int]] = [[] for _ in rows]
         read = iter(torch.cat([tokens for _, tokens in steps]).tolist() if steps else ())
         for active, _ in steps:
-            for i in active:
-                drafted[i].append(next(read))
-        return drafted
+            for index in active:
+                self.rows[rows[index]].guesses.append(next(read))
 
     def _logits(self, x: Tensor) -> Tensor:
         return self._partial(x) if self._partial else self.target.model.head(x)
@@ -162,49 +190,63 @@ class ChainSession(DraftSession):
     def _choose(
         self,
         x: Tensor,
-        rows: Sequence[int],
-        contexts: Sequence[Sequence[int]],
+        states: Sequence[_ChainRow],
+        texts: Sequence[Sequence[int]],
         threshold: float | None,
     ) -> tuple[list[int], list[bool]]:
         logits = self._logits(x)
-        sure = (
-            [True] * len(rows)
-            if threshold is None
-            else (logits.float().softmax(-1).amax(-1) >= threshold).tolist()
-        )
-        samplers = [self.target.samplers[row] for row in rows]
-        if not self._sample and all(sampler.plain for sampler in samplers):
+        sure = [True] * len(states)
+        if threshold is not None:
+            sure = (logits.float().softmax(-1).amax(-1) >= threshold).tolist()
+        if all(state.sampler.plain and not state.drawn for state in states):
             return self._best(logits).tolist(), sure
         if self._partial:  # penalties and biases speak of the whole vocabulary
-            whole = logits.new_full((len(rows), self.target.model.shape.vocabulary), -torch.inf)
+            whole = logits.new_full((len(states), self.target.model.shape.vocabulary), -torch.inf)
             whole[:, self._partial.tokens] = logits
             logits = whole
-        if self._sample:
-            return [self._draw(*each) for each in zip(rows, logits, contexts, strict=True)], sure
-        chosen = [
-            int(sampler.choose(row[None], [context], [len(context)]))
-            for sampler, row, context in zip(samplers, logits, contexts, strict=True)
-        ]
+        chosen = []
+        for state, scores, text in zip(states, logits, texts, strict=True):
+            context = [*text, *state.guesses]
+            if state.drawn:
+                chosen.append(self._draw(state, scores, context))
+            else:
+                chosen.append(int(state.sampler.choose(scores[None], [context], [len(context)])))
         return chosen, sure
 
-    def _draw(self, row: int, logits: Tensor, context: Sequence[int]) -> int:
-        sampler = self.target.samplers[row]
-        q = sampler.probabilities(logits[None], [context])[0]
-        self._drawn_from[row].append(q)
-        return invert(q, uniform(sampler.seed, len(context), DRAFT))
+    @staticmethod
+    def _draw(state: _ChainRow, logits: Tensor, context: Sequence[int]) -> int:
+        q = state.sampler.probabilities(logits[None], [context])[0]
+        state.drawn_from.append(q)
+        return invert(q, uniform(state.sampler.seed, len(context), DRAFT))
 
-    def _distributions(self, row: int) -> Tensor:
-        """(drafts, vocab), a row's."""
-        if drawn_from := self._drawn_from[row]:
-            return torch.stack(drawn_from)
-        return torch.empty(0, self.target.model.shape.vocabulary, device=self.target.model.device)
+
+def _scored(
+    target: Target, vocabulary: int | PartialHead, tokens: Sequence[int]
+) -> PartialHead | None:
+    """The tokens that drafts choose from; None is all of them."""
+    size = target.model.shape.vocabulary
+    outside = [token for token in tokens if not 0 <= token < size]
+    if outside:
+        raise OptionError(
+            f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it "
+            "could never be drafted; make the list with this model's tokenizer"
+        )
+    if isinstance(vocabulary, PartialHead):
+        return vocabulary
+    if not 0 <= vocabulary <= size:
+        raise OptionError(
+            f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores "
+            "all of it"
+        )
+    if vocabulary == size or not (vocabulary or tokens):
+        return None
+    return partial_head(target.model, vocabulary, tokens)
 
 
 class LayerSession(ChainSession):
     """Drafts with the halves of a plan. What the plan computes before its first skip is what the
     whole model computes, so these layers need not run again: their states are left for verification
-    (`reuse`), which runs the other layers only.
-    """
+    (`reuse`), which runs the other layers only."""
 
     def __init__(
         self,
@@ -228,13 +270,12 @@ class LayerSession(ChainSession):
             [_piece(plan, 0, self._exact), _piece(plan, self._exact, plan.stop)] if plan else []
         )
         self._pieces = [piece for piece in pieces if piece]
-        assert self._exact < self.target.model.layers, (
-            "a plan that skips nothing is the whole model, which need not be drafted with"
-        )
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
         if self.plan is None:
-            return Draft([[] for _ in rows])
+            return [Draft.chain(text) for text in texts]
         self._states = {row: [] for row in rows}
         return super().propose(rows, texts, budget)
 
@@ -248,13 +289,11 @@ class LayerSession(ChainSession):
                     self._states[row].append(x[index : index + 1])
         return x
 
-    def finish(self, tokens: list[list[int]], rows: Sequence[int]) -> Draft:
-        if not (self._reuse and self._exact and any(tokens)):
-            return Draft(tokens)
-        model = self.target.model
-        empty = torch.empty(0, model.shape.width, dtype=model.dtype, device=model.device)
-        states = [torch.cat(self._states[row]) if self._states[row] else empty for row in rows]
-        return Draft(tokens, resume=ExitState(self._exact, states))
+    def exits(self, row: int) -> ExitStates | None:
+        states = self._states[row]
+        if not (self._reuse and self._exact and states):
+            return None
+        return ExitStates([self._exact] * len(states), torch.cat(states))
 
 
 def _exact_layers(plan: LayerPlan) -> int:

@@ -52,7 +52,14 @@ class Entries:
 
     def __init__(self, layers: Sequence[int], cache: KVCache) -> None:
         self.collectors, self.cache = StateCollector(layers), cache
-        self._known = [Known() for _ in range(cache.rows)]
+        self._known: dict[int, Known] = {}
+
+    def admit(self, row: int) -> None:
+        self.cache.reserve_rows(row + 1)
+        self._known[row] = Known()
+
+    def drop(self, row: int) -> None:
+        del self._known[row]
 
     def __getitem__(self, row: int) -> Known:
         return self._known[row]
@@ -60,22 +67,20 @@ class Entries:
     def observe(self, outcome: Outcome) -> None:
         """Take over the states of what a round kept."""
         paths = {}
-        for row, text, kept, accepted in zip(
-            outcome.rows, outcome.texts, outcome.kept, outcome.accepted, strict=True
-        ):
-            begin = len(text) - len(kept) - 1  # the slot of what was the last token
-            paths[row, begin] = [0, *(index + 1 for index in accepted)][: len(kept)]
+        for each in outcome.rows:
+            begin = len(each.text) - len(each.kept) - 1  # the slot of what was the last token
+            paths[each.row, begin] = each.path[: len(each.kept)]
         self.gather(paths)
 
     def gather(self, paths: Mapping[tuple[int, int], Sequence[int]] | None = None) -> None:
         """Sort new states by rows. Of a verification, a span that begins where a path does, the
-        path counts; of others all."""
-        for place, states in self.collectors.take():
-            for span, piece in zip(
-                place.spans, states.split([span.count for span in place.spans]), strict=True
-            ):
-                path = (paths or {}).get((span.row, span.first))
-                self._add(span.row, span.first, piece if path is None else piece[list(path)])
+        path counts; of others all. Rows of other drafters pass by."""
+        for layout, states in self.collectors.take():
+            pieces = states.split([span.count for span in layout.spans])
+            for span, piece in zip(layout.spans, pieces, strict=True):
+                if span.row in self._known:
+                    path = (paths or {}).get((span.row, span.first))
+                    self._add(span.row, span.first, piece if path is None else piece[list(path)])
 
     def _add(self, row: int, first: int, states: Tensor) -> None:
         known = self._known[row]

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
-from ..core.contract import Budget, Draft, ExitState, Outcome
+from ..core.contract import Budget, Draft, Outcome
+from ..core.sampling import Sampler
+from ..core.tree import TreeBuilder
 from ..errors import OptionError
 from ..model.passes import HalfObserver
 from .base import Drafter, DraftSession, Target
-from .guess_tree import GuessTree, draft_of, families
 from .registry import make_drafter
 
 # What a named first drafter is told if the user says nothing. A lookup that shares its budget stops
@@ -42,12 +42,12 @@ class Hybrid(Drafter):
     then: str | Drafter = "recycle"
     """The drafter for where the first finds nothing, by name or as an object."""
     first_options: Mapping[str, Any] | None = None
-    """Options of the first, if it is named; None makes a lookup fit in: least=0.15 if merging, else
+    """Options of the first, if it is named. None makes a lookup fit in: least=0.15 if merging, else
     shortest=2."""
     then_options: Mapping[str, Any] | None = None
     """Options of the second, if it is named."""
     merge: bool | None = None
-    """Give the second the room that the first leaves, as one tree; None does so if the second
+    """Give the second the room that the first leaves, as one tree. None does so if the second
     drafts trees."""
 
     def __post_init__(self) -> None:
@@ -99,23 +99,41 @@ def _led(drafting: DraftSession, role: str) -> DraftSession:
 class _Both(DraftSession):
     def __init__(self, first: DraftSession, then: DraftSession, merge: bool) -> None:
         self._first, self._then, self._merge = first, then, merge
-        self.observer = _both_watches(first.observer, then.observer)
+        self.observer = _both_observers(first.observer, then.observer)
         self.collectors = [*first.collectors, *then.collectors]
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        first = self._first.propose(rows, texts, budget)
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        self._first.admit(row, prompt, sampler, ends)
+        self._then.admit(row, prompt, sampler, ends)
+
+    def drop(self, row: int) -> None:
+        self._first.drop(row)
+        self._then.drop(row)
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        drafts = list(self._first.propose(rows, texts, budget))
         asked = [
             index
-            for index, (found, most) in enumerate(zip(first.tokens, budget.tokens, strict=True))
-            if (len(found) < most if self._merge else not found and most)
+            for index, (draft, most) in enumerate(zip(drafts, budget.tokens, strict=True))
+            if (len(draft.guesses) < most if self._merge else not draft.guesses and most)
         ]
         if not asked:
-            return first
+            return drafts
         share = Budget([budget.tokens[index] for index in asked], budget.threshold)
         then = self._then.propose(
             [rows[index] for index in asked], [texts[index] for index in asked], share
         )
-        return _joined(first, then, asked, budget)
+        for index, draft in zip(asked, then, strict=True):
+            drafts[index] = _joined(drafts[index], draft, budget.tokens[index])
+        return drafts
 
     def observe(self, outcome: Outcome) -> None:
         """Both learn from every round, also from what the other drafted."""
@@ -123,37 +141,22 @@ class _Both(DraftSession):
         self._then.observe(outcome)
 
 
-def _joined(first: Draft, then: Draft, asked: Sequence[int], budget: Budget) -> Draft:
+def _joined(first: Draft, then: Draft, most: int) -> Draft:
+    """Both drafts as one tree. Layers that a merged drafter ran are run again."""
     if first.probs is not None or then.probs is not None:
         raise OptionError(
             "a hybrid cannot use a drafter that samples its drafts, since the other's are chosen "
-            "outright; "
-            "let it choose them (sample=False)"
+            "outright; let it choose them (sample=False)"
         )
-    trees = [GuessTree(most) for most in budget.tokens]
-    for tree, tokens, parents in zip(trees, first.tokens, families(first), strict=True):
-        tree.merge(tokens, parents)
-    alone = all(not first.tokens[index] for index in asked)
-    for index, tokens, parents in zip(asked, then.tokens, families(then), strict=True):
-        trees[index].merge(tokens, parents)
-    # layers that a merged drafter ran are run again: its states are a chain's
-    if then.resume is None or not alone:
-        return draft_of(trees)
-    resume = _spread(then.resume, asked, len(trees))
-    # trees would be verified from the first layer on
-    return Draft([tree.trunk() for tree in trees], resume=resume)
+    if not first.guesses or not then.guesses:
+        return first if first.guesses else then
+    tree = TreeBuilder(first.tree.tokens[0], most)
+    tree.merge(first.tree)
+    tree.merge(then.tree)
+    return Draft(tree.tree())
 
 
-def _spread(resume: ExitState, asked: Sequence[int], rows: int) -> ExitState:
-    """The states of the rows that were asked; the others have none, so all their layers will be
-    run."""
-    states: list[Tensor] = [torch.empty_like(resume.states[0][:0])] * rows
-    for index, state in zip(asked, resume.states, strict=True):
-        states[index] = state
-    return ExitState(resume.layer, states)
-
-
-def _both_watches(first: HalfObserver | None, then: HalfObserver | None) -> HalfObserver | None:
+def _both_observers(first: HalfObserver | None, then: HalfObserver | None) -> HalfObserver | None:
     if first is None or then is None:
         return first or then
 

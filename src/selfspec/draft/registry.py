@@ -3,16 +3,20 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
 
+from ..control.base import Controller
+from ..control.registry import make_controller
 from ..core.options import with_options
 from ..errors import OptionError, nearest
 from .base import Drafter
 
 BUILT_IN = {
+    "auto": "auto:Auto",
     "cosine": "from_layers.cosine:Cosine",
     "draft-head": "from_models.draft_head:DraftHead",
     "draft-model": "from_models.draft_model:DraftModel",
@@ -26,6 +30,7 @@ BUILT_IN = {
     "scripted": "scripted:ScriptedDrafter",
 }
 GROUP = "selfspec.drafters"
+DEFAULT = "auto"
 
 
 def drafter_names() -> list[str]:
@@ -42,7 +47,7 @@ def drafter_class(name: str) -> type[Drafter]:
         points = list(entry_points(group=GROUP, name=name))
         if not points:
             raise OptionError(
-                f"there is no drafter {name!r}; {nearest(name, [*drafter_names(), 'auto', 'none'])}"
+                f"there is no drafter {name!r}; {nearest(name, [*drafter_names(), 'none'])}"
             )
         found = points[0].load()
     if not (isinstance(found, type) and issubclass(found, Drafter)):
@@ -62,4 +67,33 @@ def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Dra
                 f"{draft!r}; set them on the object"
             )
         return draft if isinstance(draft, Drafter) else None
+    if draft == DEFAULT and not options:
+        return _default()
     return with_options(drafter_class(draft), options, f"drafter {draft!r}")
+
+
+@functools.cache
+def _default() -> Drafter:
+    """One for all: what it learns of costs serves the next request."""
+    return drafter_class(DEFAULT)()
+
+
+def resolve(
+    draft: str | Drafter | None,
+    draft_options: Mapping[str, Any] | None,
+    control: str | Controller | None,
+    control_options: Mapping[str, Any] | None,
+) -> tuple[Drafter | None, Controller | None]:
+    """Drafter and controller as the user named them."""
+    drafter = make_drafter(draft, draft_options or {})
+    if drafter is not None and not drafter.decides_how_much:
+        return drafter, make_controller(control, control_options or {})
+    if control is not None or control_options:
+        asked = f"control_options={dict(control_options or {})}"
+        if control is not None:
+            asked = f"control={control!r}"
+        reason = "plain decoding drafts nothing"
+        if drafter is not None:
+            reason = f"draft={drafter.name!r} decides itself how much to draft"
+        raise OptionError(f"{reason}, so {asked} would be ignored; leave it out, or name a drafter")
+    return drafter, None

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.contract import Budget, Draft
+from ..core.sampling import Sampler
 from .base import Drafter, DraftSession, Target
 
 
@@ -37,18 +38,29 @@ class ScriptedDrafter(Drafter):
             ]
             for line in self.script
         ]
-        return _Scripted(script, [len(prompt) for prompt in target.prompts])
+        return _Scripted(script)
 
 
 class _Scripted(DraftSession):
-    def __init__(self, script: Sequence[Sequence[int]], begins: Sequence[int]) -> None:
-        self._script, self._begins = script, begins
+    def __init__(self, script: Sequence[Sequence[int]]) -> None:
+        self._script = script
+        self._begins: dict[int, int] = {}
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        guesses: list[Sequence[int]] = []
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        self._begins[row] = len(prompt)
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        drafts = []
         for row, text, most in zip(rows, texts, budget.tokens, strict=True):
             written = len(text) - self._begins[row]
-            guesses.append(
-                self._script[row][written : written + most] if row < len(self._script) else []
-            )
-        return Draft(guesses)
+            line = self._script[row] if row < len(self._script) else []
+            drafts.append(Draft.chain(text, line[written : written + most]))
+        return drafts

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.contract import Budget, Draft
+from ..core.sampling import Sampler
 from ..model.compute.cache import RowSpan, TokenLayout
 from ..model.compute.plan import LayerPlan
 from ..model.layered import PREFILL_CHUNK
@@ -22,7 +23,7 @@ from .chain import ChainSession
 
 
 class SecondModelSession(ChainSession):
-    """A second model at work, or a second view of the same one. `scene` is its own: its model, its
+    """A second model at work, or a second view of the same one. `target` is its own: its model, its
     cache; `plan` says which halves of it run."""
 
     def __init__(
@@ -30,13 +31,29 @@ class SecondModelSession(ChainSession):
     ) -> None:
         super().__init__(target, vocabulary)
         self._plan = plan or target.model.full_plan
-        # what its cache holds of each row
-        self._read: list[list[int]] = [[] for _ in target.prompts]
-        self._behind: dict[
-            int, Sequence[int]
-        ] = {}  # what it has to read before its first new token
+        self._read: dict[int, list[int]] = {}  # what its cache holds of each row
+        # what it has to read before its first new token
+        self._behind: dict[int, Sequence[int]] = {}
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        super().admit(row, prompt, sampler, ends)
+        self.cache.reserve_rows(row + 1)
+        self.cache.reserve(len(prompt) + 64)
+        self._read[row] = []
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        del self._read[row]
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
         context = self.target.model.shape.context  # may be shorter than the other model's
         most = [
             max(0, min(tokens, context - len(text)))

@@ -11,7 +11,7 @@ from ..model.compute.cache import KVCache
 
 
 @dataclass
-class Turns:
+class ChatCaches:
     """The last few conversations: their tokens and the cache that holds them."""
 
     most: int = 2
@@ -40,7 +40,6 @@ class Turns:
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    for index, (x, y) in enumerate(zip(a, b, strict=False)):
-        if x != y:
-            return index
-    return min(len(a), len(b))
+    """How many tokens two texts have in common at their beginning."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((index for index, (x, y) in pairs if x != y), min(len(a), len(b)))

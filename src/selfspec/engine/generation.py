@@ -1,381 +1,327 @@
-"""The loop: draft -> verify -> commit -> observe, as a generator of steps. Everything else consumes
-it.
+"""The loop: draft -> verify -> keep -> learn, as a generator of steps. Everything else consumes it.
 
 A row's tokens are all in the cache but the last; a round runs that one and the drafts after it
 through the full model, which chooses a token at each of them. Drafts are kept while they equal the
 model's choices, then comes the model's own. With no drafts this is plain decoding, one token a
-round. Does not know tokenizers or text; stops are asked of `Watch`es.
+round. Rows come and go between rounds: `admit` gives a request a row, `retire` takes it back, and
+prompts are read in chunks beside the rows that are decoding.
+
+A round counts whole or not at all: whatever is raised inside it, rows and cache are those before it
+or those after it, and sessions begin anew. Does not know tokenizers or text.
 """
 
 from __future__ import annotations
 
 import time
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ..control.base import ControlSession
-from ..core.contract import Draft, FinishReason, Outcome, Request, RoundTime, RowStep, Stats, Step
-from ..core.randomness import uniform
-from ..core.sampling import TokenLogprob, logprobs_of
-from ..draft.base import Drafter, Target
-from ..errors import OptionError, PromptError
+from ..core.contract import Draft, Outcome, RowStep, Stats, Step
+from ..draft.base import Target
 from ..model.compute.cache import KVCache, RowSpan
+from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
-from ..model.compute.plan import LayerPlan
-from ..model.layered import LayeredModel
-from ..verify.outright import accepted_path
-from ..verify.rejection import verified
-
-
-class Row:
-    """One sequence under way. `tokens` is the prompt and everything kept so far."""
-
-    def __init__(self, index: int, request: Request, context: int) -> None:
-        self.index, self.request = index, request
-        self.tokens = list(request.prompt)
-        # new tokens that may still come
-        self.room = min(request.max_new_tokens, context - len(self.tokens))
-        self._limit: FinishReason = "length" if self.room == request.max_new_tokens else "context"
-        self.finish: FinishReason | None = None
-        # so many tokens the cache holds for good: what a round in the middle does to it lies behind
-        # them
-        self.settled = 0
-
-    def commit(self, tokens: Sequence[int]) -> int:
-        """Keep tokens in order up to the first stop; says how many were kept."""
-        for kept, token in enumerate(tokens, start=1):
-            self.tokens.append(token)
-            self.room -= 1
-            # every watch sees every token
-            stopped = [observer.push(token) for observer in self.request.stop_checks]
-            if token in self.request.eos:
-                self.finish = "eos"
-            elif any(stopped):
-                self.finish = "stop"
-            elif self.room <= 0:
-                self.finish = self._limit
-            if self.finish:
-                return kept
-        return len(tokens)
-
-
-@dataclass(frozen=True)
-class Block:
-    """What the full model reads of one row in a round: its last token, then the drafts, as a
-    tree."""
-
-    row: Row
-    tokens: Sequence[int]
-    parents: Sequence[int]  # of each draft: another draft, or -1 for the row's last token
-    first: int  # the slot of the row's last token: all before it are in the cache
-
-    def contexts(self) -> list[list[int]]:
-        """The text up to the row's last token and up to each draft."""
-        found = [self.row.tokens]
-        for token, parent in zip(self.tokens, self.parents, strict=True):
-            found.append([*found[parent + 1], token])
-        return found
+from ..model.layered import PREFILL_CHUNK, LayeredModel
+from ..model.passes import HalfObserver
+from .group import Group
+from .keeping import Block, Decision, decide
+from .row import Request, Row
+from .verifying import verified_states
 
 
 class Generation:
-    """Some rows decoded together. Iterate over it to run it; `stats` grows as it goes."""
+    """Rows decoded together. Iterate over it to run it to the end, or take `step` after `step` and
+    admit and retire rows in between.
+
+    `rows`: for how many there is room at first. `lock` is held for one step at a time. `chunk`: the
+    most prompt tokens that one step reads.
+    """
 
     def __init__(
         self,
         model: LayeredModel,
-        requests: Sequence[Request],
-        drafter: Drafter | None = None,
-        control: ControlSession | None = None,
+        requests: Sequence[Request] = (),
         *,
         cache: KVCache | None = None,
+        rows: int = 1,
         lock: AbstractContextManager[object] | None = None,
+        chunk: int = PREFILL_CHUNK,
     ) -> None:
+        self._model, self._lock, self._chunk = model, lock or nullcontext(), chunk
         for request in requests:
             model.check_length(len(request.prompt))
-            if request.max_new_tokens < 1:
-                raise PromptError(
-                    f"max_new_tokens is {request.max_new_tokens}, so nothing would be generated; "
-                    f"ask for at least 1"
-                )
-        self._model = model
-        self.rows = [
-            Row(index, request, model.shape.context) for index, request in enumerate(requests)
-        ]
-        self.cache = cache or model.new_cache(
-            len(requests), max(len(r.tokens) + min(r.room, 512) for r in self.rows)
-        )
-        self.stats = Stats(prompt_tokens=sum(len(request.prompt) for request in requests))
-        self._lock = lock or nullcontext()
-        self._computed_before = int(self.cache.computed.sum())
-        prompts, samplers = (
-            [request.prompt for request in requests],
-            [request.sampler for request in requests],
-        )
-        target = Target(model, self.cache, prompts, samplers, [request.eos for request in requests])
-        self._drafting = drafter.start(target) if drafter else None
-        self._taps = self._drafting.collectors if self._drafting else ()
-        self._control = control or (self._drafting.control if self._drafting else None)
-        if (drafter is None) != (self._control is None):
-            raise OptionError(
-                "a drafter needs a controller, and a controller a drafter; give both or neither"
-            )
+        wanted = max((self._slots_wanted(request) for request in requests), default=1)
+        self.cache = cache or model.new_cache(max(rows, len(requests)), wanted)
+        self._free_slots = list(range(self.cache.rows))
+        self._admitted = 0
+        self._groups: list[Group] = []
+        self._decided: Sequence[Decision] = ()  # a round that counts and is being written down
+        self._parts: dict[tuple[int, int], RowStep] = {}  # what no step has reported yet
+        self._interrupted = False
+        self._stats = Stats()  # of all rows together; and the tokens of those that left
+        self.rows: list[Row] = []
+        for request in requests:
+            self.admit(request, self.cache.length(self._free_slots[0]))
+
+    # ------------------------------------------------------------------------------ who takes part
+
+    def admit(self, request: Request, known: int = 0) -> Row:
+        """Give a request a row, from the next step on. `known`: so many of its tokens are in the
+        cache of the slot that is free next."""
+        prompt = len(request.prompt)
+        self._model.check_length(prompt)
+        with self._lock, torch.inference_mode():
+            if not self._free_slots:
+                self._free_slots = list(range(self.cache.rows, 2 * self.cache.rows))
+                self.cache.reserve_rows(2 * self.cache.rows)
+            slot, known = self._free_slots[0], min(known, prompt - 1)
+            self.cache.rollback(slot, known)  # the last token is always read, for its logits
+            self.cache.reserve(self._slots_wanted(request))
+            row = Row(self._admitted, slot, request, self._model.shape.context, known)
+            row.computed_before = int(self.cache.computed[slot].sum())
+            if request.drafter is not None:
+                self._group_for(request).admit(row)
+            self._free_slots.pop(0)
+            self._admitted += 1
+            self.rows.append(row)
+        return row
+
+    def retire(self, row: Row) -> None:
+        """Let a row go, finished or not. Its slot may be another's at once."""
+        with self._lock:
+            self._retire(row)
+
+    def _retire(self, row: Row) -> None:
+        self.rows.remove(row)
+        for group in [group for group in self._groups if row in group.rows]:
+            group.drop(row)
+            if not group.rows:
+                self._groups.remove(group)
+        self._count_layers(row)
+        self._stats.add_tokens(row.stats)
+        insort(self._free_slots, row.slot)
+
+    def _slots_wanted(self, request: Request) -> int:
+        prompt = len(request.prompt)
+        room = min(request.max_new_tokens, self._model.shape.context - prompt)
+        return prompt + min(room, 512)
+
+    def _group_for(self, request: Request) -> Group:
+        for group in self._groups:
+            if group.drafts_for(request):
+                return group
+        assert request.drafter is not None
+        group = Group(request.drafter, request.controller, Target(self._model, self.cache))
+        self._groups.append(group)
+        return group
+
+    @property
+    def stats(self) -> Stats:
+        """Seconds and passes of all rows together, tokens of all rows added up."""
+        own = self._stats
+        total = replace(own, drafted_at=[*own.drafted_at], accepted_at=[*own.accepted_at])
+        for row in self.rows:
+            self._count_layers(row)
+            total.add_tokens(row.stats)
+        return total
+
+    def _count_layers(self, row: Row) -> None:
+        computed = int(self.cache.computed[row.slot].sum())
+        row.stats.layer_tokens = computed - row.computed_before
+
+    # -------------------------------------------------------------------------------------- running
 
     def __iter__(self) -> Iterator[Step]:
-        with self._timed("prefill_seconds"):
-            step = self._prefill()
-        yield step
-        while live := [row for row in self.rows if row.finish is None]:
-            with self._timed("decode_seconds"):
-                step = self._round(live)
-            yield step
+        """Run until no row is left. What a request's own code raised is raised here, once its
+        neighbours' step counts."""
+        while self.rows:
+            step = self.step()
+            if step.rows:
+                yield step
+            for part in step.rows:
+                if part.error:
+                    raise part.error
+
+    def step(self) -> Step:
+        """Read a chunk of the prompts that are not read yet, and run one round of the other rows.
+        Rows that end leave."""
+        with self._lock, torch.inference_mode():
+            if self._interrupted:
+                self._recover()
+            running = [row for row in self.rows if not row.ended]
+            reading = [row for row in running if row.reading]
+            decoding = [row for row in running if not row.reading]
+            self._interrupted = True
+            try:
+                if reading:
+                    self._read(reading)
+                if decoding:
+                    self._round(decoding)
+            except BaseException:
+                self._recover()
+                raise
+            self._interrupted = False
+            parts, self._parts = list(self._parts.values()), {}
+            for row in [row for row in self.rows if row.ended]:
+                self._retire(row)
+            return Step(sorted(parts, key=lambda part: part.row))
+
+    def _recover(self) -> None:
+        """Rows and cache as they were before the step that was interrupted, or after it where it
+        was decided already; then the next step reports it."""
+        self._write_down()
+        for row in self.rows:
+            row.forget_unfinished()
+            self.cache.rollback(row.slot, row.settled)
+        for group in self._groups:
+            group.close()
+        self._interrupted = False
 
     @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        """Holds the model for one step and books its time; what the consumer does between steps is
-        not counted."""
-        with self._lock, torch.inference_mode():
-            start = time.perf_counter()
-            try:
-                yield
-            except torch.OutOfMemoryError as error:
-                self._model.free_idle()  # for whoever asks for less next
-                raise work_too_large(
-                    self.cache.rows, self.cache.bytes, self._model.device
-                ) from error
-            setattr(self.stats, phase, getattr(self.stats, phase) + time.perf_counter() - start)
-            self.stats.layer_tokens = int(self.cache.computed.sum()) - self._computed_before
+    def _timed(self, phase: str, rows: Sequence[Row]) -> Iterator[None]:
+        """Books time and passes, for each row that takes part and for all."""
+        start = time.perf_counter()
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            self._model.free_idle()  # for whoever asks for less next
+            raise work_too_large(self.cache.rows, self.cache.bytes, self._model.device) from error
+        seconds = time.perf_counter() - start
+        for stats in (self._stats, *(row.stats for row in rows)):
+            setattr(stats, phase, getattr(stats, phase) + seconds)
+            stats.forward_passes += 1
 
-    def _prefill(self) -> Step:
-        for row in self.rows:  # the last token is always read, for its logits
-            self.cache.rollback(row.index, len(row.tokens) - 1)
-            row.settled = self.cache.length(row.index)
-        self.stats.cached_prompt_tokens = sum(self.cache.length(row.index) for row in self.rows)
-        observer = self._drafting.observer if self._drafting else None
-        logits = self._model.prefill(
-            [row.tokens for row in self.rows], self.cache, observer, self._taps
-        )
-        self.stats.forward_passes += 1
-        blocks = [Block(row, [], [], len(row.tokens) - 1) for row in self.rows]
-        step, _, _ = self._commit(blocks, logits)
-        self._settle(self.rows)
-        return step
+    def _read(self, rows: Sequence[Row]) -> None:
+        """One chunk of the prompts, and the first token of those that are read. Rows whose drafter
+        looks on are read apart from the others."""
+        observer = self._observer_of(rows[0])
+        alike = [row for row in rows if self._observer_of(row) == observer]
+        spans = self._chunk_of(alike)
+        with self._timed("prefill_seconds", list(spans)):
+            x = self._embed([row.tokens[s.first : s.first + s.count] for row, s in spans.items()])
+            layout, collectors = self.cache.layout_at(list(spans.values())), self._collectors
+            plan = self._model.full_plan
+            x = self._model.run(x, plan, self.cache, layout, observer, collectors)
+            read: list[Block] = []
+            ends, end = [], 0
+            for row, span in spans.items():
+                end += span.count
+                if span.first + span.count == len(row.tokens):
+                    read.append(Block(row, Draft.chain(row.tokens)))
+                    ends.append(end - 1)
+                else:
+                    row.state = replace(row.state, settled=span.first + span.count)
+            if read:
+                self._keep(read, self._model.head(x[ends]))
 
-    @staticmethod
-    def _settle(rows: Sequence[Row]) -> None:
-        """The last act of a round: whatever is raised before it, a row's cache counts as it was
-        before the round."""
-        for row in rows:
-            row.settled = len(row.tokens) - 1
+    def _chunk_of(self, rows: Sequence[Row]) -> dict[Row, RowSpan]:
+        """What is read next of these rows, the shortest first, in the order of the rows."""
+        spans, left = dict[Row, RowSpan](), self._chunk
+        for row in sorted(rows, key=lambda row: len(row.tokens) - row.settled):
+            if count := min(left, len(row.tokens) - row.settled):
+                spans[row] = RowSpan(row.slot, row.settled, count)
+                left -= count
+        return {row: spans[row] for row in rows if row in spans}
 
-    def _round(self, live: Sequence[Row]) -> Step:
-        """Draft, verify, commit, observe."""
-        clock = [time.perf_counter()]
-        draft = self._draft(live)
-        clock.append(time.perf_counter())
-        parents = draft.parents or [range(-1, len(tokens) - 1) for tokens in draft.tokens]
-        blocks = [
-            Block(row, tokens, family, len(row.tokens) - 1)
-            for row, tokens, family in zip(live, draft.tokens, parents, strict=True)
-        ]
-        hidden = self._verify(blocks, draft)
-        logits = self._model.head(hidden)
-        if self._control:
-            self._model.wait()  # a controller compares what passes and drafts cost
-        clock.append(time.perf_counter())
-        step, paths, choices = self._commit(blocks, logits, draft.probs)
-        for block, path in zip(blocks, paths, strict=True):
-            self.cache.keep(block.row.index, block.first, [0, *(index + 1 for index in path)])
-            self.cache.rollback(block.row.index, len(block.row.tokens) - 1)
-        self._settle(live)
-        self._count(draft, parents, paths, step)
-        if self._drafting and self._control:
-            kept = [part.tokens for part in step.rows]
-            indices, texts = [row.index for row in live], [row.tokens for row in live]
-            outcome = Outcome(draft, paths, kept, choices, logits, hidden, indices, texts)
-            self._drafting.observe(outcome)
-            clock.append(time.perf_counter())
-            spent = RoundTime(clock[1] - clock[0], clock[2] - clock[1], clock[3] - clock[2])
-            self.stats.draft_seconds += spent.draft
-            self._control.learn(outcome, spent)
-        self.stats.verify_seconds += clock[2] - clock[1]
-        return step
+    def _embed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        flat = [token for some in tokens for token in some]
+        return self._model.embed(torch.tensor(flat, device=self._model.device))
 
-    def _draft(self, live: Sequence[Row]) -> Draft:
-        if self._drafting is None or self._control is None:
-            return Draft([[] for _ in live])
-        budget = self._control.budget([row.room - 1 for row in live])
-        if not any(budget.tokens):
-            return Draft([[] for _ in live])
-        draft = self._drafting.propose(
-            [row.index for row in live], [row.tokens for row in live], budget
-        )
-        assert len(draft.tokens) == len(live), "a draft has one entry for each row it was asked for"
-        assert all(len(t) <= most for t, most in zip(draft.tokens, budget.tokens, strict=True)), (
-            "a draft is within its budget"
-        )
-        return draft
+    def _round(self, rows: Sequence[Row]) -> None:
+        """Draft, verify, keep, learn."""
+        with self._timed("decode_seconds", rows):
+            drafts = self._draft(rows)
+            begin = time.perf_counter()
+            blocks = [Block(row, drafts[row]) for row in rows]
+            hidden = self._verify(blocks)
+            logits = self._model.head(hidden)
+            if self._groups:
+                self._model.wait()  # a controller compares what passes and drafts cost
+            end = time.perf_counter()
+            decisions = self._keep(blocks, logits)
+            for decision in decisions:
+                decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
+            self._learn(blocks, decisions, logits, hidden, (begin, end))
+        drafting = sum(group.draft_seconds for group in self._groups)
+        for stats in (self._stats, *(row.stats for row in rows)):
+            stats.rounds += 1
+            stats.draft_seconds += drafting
+            stats.verify_seconds += end - begin
 
-    def _verify(self, blocks: Sequence[Block], draft: Draft) -> Tensor:
-        """The last layer's states of each row's last token and drafts; layers that a draft ran for
-        good are not run again."""
-        model, cache = self._model, self.cache
-        texts = [[block.row.tokens[-1], *block.tokens] for block in blocks]
-        spans = [
-            RowSpan(block.row.index, block.first, len(text))
-            for block, text in zip(blocks, texts, strict=True)
-        ]
-        trees = (
-            None
-            if draft.parents is None
-            else [[-1, *(p + 1 for p in block.parents)] for block in blocks]
-        )
-        place = cache.layout_at(spans, trees)
-        self.stats.forward_passes += 1
-        if draft.resume is None:
-            x = self._embed([token for text in texts for token in text])
-            return model.run(x, model.full_plan, cache, place, collectors=self._taps)
-        assert trees is None, "a tree is verified from the first layer"
-        layer, states = draft.resume.layer, draft.resume.states
-        # a chain's last draft was never read
-        missing = [text[len(state) :] for text, state in zip(texts, states, strict=True)]
-        rest = cache.layout_at(
-            [
-                RowSpan(s.row, s.first + s.count - len(left), len(left))
-                for s, left in zip(spans, missing, strict=True)
-            ]
-        )
-        x = model.run(
-            self._embed([token for left in missing for token in left]),
-            LayerPlan(0, layer),
-            cache,
-            rest,
-        )
-        pieces = zip(states, x.split([len(left) for left in missing]), strict=True)
-        joined = torch.cat([part for pair in pieces for part in pair])
-        for collector in self._taps:
-            if layer - 1 in collector.layers:
-                collector.put(layer - 1, place, joined)
-        return model.run(
-            joined, LayerPlan(layer, model.layers), cache, place, collectors=self._taps
-        )
+    def _draft(self, rows: Sequence[Row]) -> dict[Row, Draft]:
+        """A draft for every row. One without a drafter has nothing to verify but its last token."""
+        drafts = {row: Draft.chain(row.tokens) for row in rows if row.request.drafter is None}
+        for group in self._groups:
+            group.draft_seconds = 0.0
+            if mine := [row for row in group.rows if row in rows]:
+                drafts.update(zip(mine, group.draft(mine, len(rows) - len(mine)), strict=True))
+        return drafts
 
-    def _embed(self, tokens: Sequence[int]) -> Tensor:
-        return self._model.embed(torch.tensor(tokens, device=self._model.device))
-
-    def _commit(
-        self, blocks: Sequence[Block], logits: Tensor, probs: Sequence[Tensor] | None = None
-    ) -> tuple[Step, list[list[int]], list[list[int]]]:
-        """Keep what the model itself would have written; says for each row which drafts that were,
-        and what was chosen where."""
-        decided = (
-            self._accept(blocks, logits)
-            if probs is None
-            else self._accept_drawn(blocks, logits, probs)
-        )
-        parts, paths, first = [], [], 0
-        for block, (path, chosen) in zip(blocks, decided, strict=True):
-            ends = [0, *(index + 1 for index in path)]  # after these the model's choices are kept
-            kept = block.row.commit([chosen[end] for end in ends])
-            path = path[:kept]
-            tokens = block.row.tokens[-kept:]
-            logprobs = self._logprobs(
-                block.row, logits[[first + end for end in ends[:kept]]], tokens
-            )
-            rejected = [token for index, token in enumerate(block.tokens) if index not in path]
-            parts.append(
-                RowStep(block.row.index, tokens, len(path), rejected, logprobs, block.row.finish)
-            )
-            paths.append(path)
-            first += len(block.tokens) + 1
-        self.stats.new_tokens += sum(len(part.tokens) for part in parts)
-        return Step(parts), paths, [chosen for _, chosen in decided]
-
-    def _accept(self, blocks: Sequence[Block], logits: Tensor) -> list[tuple[list[int], list[int]]]:
-        """Of each row: which drafts, chosen outright, are kept, and what the model chose where."""
-        choices = self._choose(blocks, logits)
-        return [
-            (accepted_path(block.tokens, block.parents, chosen), chosen)
-            for block, chosen in zip(blocks, choices, strict=True)
-        ]
-
-    @staticmethod
-    def _accept_drawn(
-        blocks: Sequence[Block], logits: Tensor, probs: Sequence[Tensor]
-    ) -> list[tuple[list[int], list[int]]]:
-        """The same of drafts that were drawn from `probs`."""
-        pieces = logits.split([len(block.tokens) + 1 for block in blocks])
-        return [_accept_drawn_row(*each) for each in zip(blocks, pieces, probs, strict=True)]
-
-    @staticmethod
-    def _choose(blocks: Sequence[Block], logits: Tensor) -> list[list[int]]:
-        """The model's token after each row's last one and after each of its drafts. One read from
-        the device."""
-        sizes = [len(block.tokens) + 1 for block in blocks]
-        if all(block.row.request.sampler.plain for block in blocks):
-            chosen = logits.argmax(-1)
-        else:
-            chosen = torch.cat(
-                [
-                    _choose_row(block, piece)
-                    for block, piece in zip(blocks, logits.split(sizes), strict=True)
-                ]
-            )
-        flat = iter(chosen.tolist())
-        return [[next(flat) for _ in range(size)] for size in sizes]
-
-    @staticmethod
-    def _logprobs(row: Row, logits: Tensor, tokens: Sequence[int]) -> Sequence[TokenLogprob]:
-        return (
-            ()
-            if row.request.logprobs is None
-            else logprobs_of(logits, tokens, row.request.logprobs)
-        )
-
-    def _count(
+    def _learn(
         self,
-        draft: Draft,
-        parents: Sequence[Sequence[int]],
-        paths: Sequence[Sequence[int]],
-        step: Step,
+        blocks: Sequence[Block],
+        decisions: Sequence[Decision],
+        logits: Tensor,
+        hidden: Tensor,
+        clock: tuple[float, float],
     ) -> None:
-        stats = self.stats
-        stats.rounds += 1
-        stats.verifications += len(step.rows)
-        stats.decoded += sum(len(part.tokens) for part in step.rows)
-        stats.drafted += draft.total
-        stats.accepted += sum(map(len, paths))
-        for family, path in zip(parents, paths, strict=True):
-            for depth, parent in enumerate([-1, *path]):
-                if parent not in family:
-                    break
-                if depth == len(stats.drafted_at):
-                    stats.drafted_at.append(0)
-                    stats.accepted_at.append(0)
-                stats.drafted_at[depth] += 1
-                stats.accepted_at[depth] += depth < len(path)
+        """Each group is told of its own rows."""
+        sizes = [len(block.draft.tree) for block in blocks]
+        for group in self._groups:
+            mine = [each for each in decisions if each.block.row in group.rows]
+            if not mine:
+                continue
+            seen, shown = logits, hidden
+            if len(mine) < len(blocks):
+                of = {block.row: index for index, block in enumerate(blocks)}
+                order = [of[decision.block.row] for decision in mine]
+                pieces = logits.split(sizes), hidden.split(sizes)
+                seen, shown = (torch.cat([some[index] for index in order]) for some in pieces)
+            outcome = Outcome([decision.outcome for decision in mine], seen, shown)
+            group.learn(outcome, clock[1], clock[1] - clock[0], len(logits) - len(seen))
 
+    def _verify(self, blocks: Sequence[Block]) -> Tensor:
+        """The last layer's states at every node of every row."""
+        drafts = [block.draft for block in blocks]
+        chains = all(draft.tree.is_chain for draft in drafts)
+        parents = None if chains else [draft.tree.parents for draft in drafts]
+        layout = self.cache.layout_at([block.span for block in blocks], parents)
+        return verified_states(self._model, self.cache, layout, drafts, self._collectors)
 
-def _choose_row(block: Block, logits: Tensor) -> Tensor:
-    contexts = block.contexts()
-    return block.row.request.sampler.choose(
-        logits, contexts, [len(context) for context in contexts]
-    )
+    @property
+    def _collectors(self) -> list[StateCollector]:
+        return [each for group in self._groups for each in group.session.collectors]
 
+    def _observer_of(self, row: Row) -> HalfObserver | None:
+        return next((g.session.observer for g in self._groups if row in g.rows), None)
 
-def _accept_drawn_row(block: Block, logits: Tensor, q: Tensor) -> tuple[list[int], list[int]]:
-    # as in a round in which no row drafts: what its neighbours do must not change a row's tokens
-    if not block.tokens:
-        return [], _choose_row(block, logits).tolist()
-    sampler, position = block.row.request.sampler, len(block.row.tokens)
-    p = sampler.probabilities(logits, block.contexts())
-    return verified(
-        block.tokens,
-        block.parents,
-        p,
-        q,
-        lambda depth, stream: uniform(sampler.seed, position + depth, stream),
-    )
+    # -------------------------------------------------------------------------------------- keeping
+
+    def _keep(self, blocks: Sequence[Block], logits: Tensor) -> list[Decision]:
+        """Keep what the model itself would have written."""
+        decisions, failed = decide(blocks, logits)
+        for decision in decisions:
+            if len(decision.block.draft.tree) > 1:
+                span = decision.block.span
+                self.cache.keep(span.row, span.first, decision.path)
+        self._decided = decisions  # from here on the round counts
+        self._write_down()
+        for decision in decisions:
+            decision.block.row.stats.new_tokens += len(decision.kept)
+        for row in failed:
+            self._parts[row.index, 0] = RowStep(row.index, [], error=row.error)
+        return decisions
+
+    def _write_down(self) -> None:
+        """Rows take over what was decided. If this is interrupted it is done again."""
+        for decision in self._decided:
+            row = decision.block.row
+            row.apply(decision.state, decision.kept)
+            self.cache.rollback(row.slot, row.settled)
+            self._parts[row.index, decision.state.length] = decision.step
+        self._decided = ()

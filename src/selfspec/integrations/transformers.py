@@ -38,14 +38,16 @@ from transformers.generation.stopping_criteria import (
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from ..control.base import Controller
-from ..core.contract import Request, Stats
+from ..core.contract import Stats
 from ..core.sampling import Sampler, SamplingParams
 from ..core.text_stream import CriteriaCheck
-from ..draft.auto import resolve
 from ..draft.base import Drafter
+from ..draft.registry import resolve
 from ..engine.generation import Generation
+from ..engine.row import Request, Row
 from ..errors import OptionError, UnsupportedModel
 from ..model.compute.linear import plain_tensors
+from ..model.from_transformers import from_transformers
 from ..model.layered import LayeredModel
 
 if TYPE_CHECKING:
@@ -128,18 +130,19 @@ class Decoding:
                 logits_processor,
                 stopping_criteria,
                 generation_config,
+                (self.drafter, self.control),
             )
             for index, (row, pad) in enumerate(zip(input_ids.tolist(), pads, strict=True))
         ]
         filler = _filler(requests, generation_config)
         live = _live(model)
-        control = None if self.control is None else self.control.start()
-        generation = Generation(live.model, requests, self.drafter, control, lock=live.lock)
-        self.stats = generation.stats
+        generation = Generation(live.model, requests, lock=live.lock)
+        rows = list(generation.rows)
         if streamer is not None and given is None:
             streamer.put(input_ids.cpu())  # `generate` shows the prompt to the one it was given
         _run(generation, streamer)
-        return _returned(input_ids, generation, filler, generation_config)
+        self.stats = generation.stats
+        return _returned(input_ids, rows, filler, generation_config)
 
 
 def _run(generation: Generation, streamer: BaseStreamer | None) -> None:
@@ -266,6 +269,7 @@ def _request(
     processors: Sequence[LogitsProcessor],
     criteria: Sequence[StoppingCriteria],
     config: GenerationConfig,
+    drafting: tuple[Drafter | None, Controller | None],
 ) -> Request:
     """One row. Processors and criteria see what `generate` would show them, padding included."""
     eos = [
@@ -283,6 +287,8 @@ def _request(
         max_new_tokens=min(limits, default=config.max_length) - len(row),
         eos=frozenset(eos),
         stop_checks=[CriteriaCheck(others, row)] if others else [],
+        drafter=drafting[0],
+        controller=drafting[1],
     )
 
 
@@ -377,14 +383,14 @@ def _filler(requests: Sequence[Request], config: GenerationConfig) -> int:
 
 
 def _returned(
-    input_ids: Tensor, generation: Generation, filler: int, config: GenerationConfig
+    input_ids: Tensor, rows: Sequence[Row], filler: int, config: GenerationConfig
 ) -> Tensor | GenerateDecoderOnlyOutput:
     """Prompts and new tokens as one tensor, filled up on the right."""
-    new = [row.tokens[len(row.request.prompt) :] for row in generation.rows]
+    new = [row.tokens[len(row.request.prompt) :] for row in rows]
     longest = max(map(len, new))
     filled = [tokens + [filler] * (longest - len(tokens)) for tokens in new]
-    if any(row.finish == "context" for row in generation.rows):
-        limit = max(len(row.tokens) for row in generation.rows)
+    if any(row.finish == "context" for row in rows):
+        limit = max(len(row.tokens) for row in rows)
         warnings.warn(
             f"generation ended at {limit} tokens, the model's context, before max_length was "
             f"reached",
@@ -422,7 +428,7 @@ def _live(model: PreTrainedModel) -> _Live:
         found = _known.get(model)
         if found is None or found.weights != weights:
             _refuse_model(model)
-            found = _known[model] = _Live(LayeredModel(model), weights)
+            found = _known[model] = _Live(from_transformers(model), weights)
         return found
 
 

@@ -24,7 +24,7 @@ from .compute.ops import ACTIVATIONS, Heads, Ops
 from .compute.rope import RopeTable
 from .experts import Experts
 from .families import Family, Shape
-from .weights import attention_scale, expert_parts, head_norm, norm, part, product, qkv
+from .weights import attention_scale, expert_weights, head_norm, linear_weights, norm, product, qkv
 
 Change = Callable[[Tensor], Tensor]
 ChangeLinear = Callable[[Linear], Linear]
@@ -168,7 +168,7 @@ def own_block(
     def change(name: str | None) -> Change | None:
         return None if name is None else NormBy(ops, norm(layer, name, family.norms))
 
-    experts = expert_parts(layer, family)
+    experts = expert_weights(layer, family)
     return Block(
         Attention(layer, index, family, shape, ops, rope),
         Mlp(layer, family, shape, ops)
@@ -200,7 +200,7 @@ class Attention:
         self._ops = ops
         self._qkv, self._out = (
             qkv(layer, family, shape, ops),
-            product([part(layer, family.out)], ops),
+            product([linear_weights(layer, family.out)], ops),
         )
         self.heads = Heads(
             layer=index,
@@ -242,8 +242,8 @@ class Mlp:
             raise UnsupportedModel(
                 f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}"
             )
-        self._up = product([part(layer, name) for name in family.gate_up], ops)
-        self._down = product([part(layer, family.down)], ops)
+        self._up = product([linear_weights(layer, name) for name in family.gate_up], ops)
+        self._down = product([linear_weights(layer, family.down)], ops)
         self.activation, self.gated = shape.activation, family.gated
         self._activate = partial(
             ops.gated if family.gated else ops.activated, activation=shape.activation

@@ -15,13 +15,13 @@ from torch import Tensor
 
 from .compute.linear import Linear
 from .compute.ops import Ops
-from .weights import ExpertParts
+from .weights import ExpertWeights
 
 
 class Experts:
     """Called like a dense MLP."""
 
-    def __init__(self, parts: ExpertParts, activation: str, ops: Ops) -> None:
+    def __init__(self, parts: ExpertWeights, activation: str, ops: Ops) -> None:
         self._ops, self._activation = ops, activation
         self._chosen, self._normalised = parts.chosen, parts.normalised
         self._router = ops.linear([parts.router], [None])

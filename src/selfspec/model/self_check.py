@@ -24,7 +24,6 @@ from .weights import calls_modules
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LENGTH = 24
 # of the largest logit of the probe
 TOLERANCE = {
     torch.float32: 2e-3,
@@ -34,13 +33,6 @@ TOLERANCE = {
 MODULES = 6e-2  # where modules multiply, which may do so in bfloat16
 MOVES = 3  # how many times what last bits move
 AT_MOST = 0.5  # of the largest logit: what forgets a norm or a scale is further off
-
-
-def probe(vocabulary: int, context: int) -> Tensor:
-    """A prompt of tokens drawn at random, the same ones at every load."""
-    return torch.randint(
-        0, vocabulary, (min(LENGTH, context),), generator=torch.Generator().manual_seed(0)
-    )
 
 
 class SelfCheck:

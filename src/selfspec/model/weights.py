@@ -30,7 +30,7 @@ _PLAIN = (nn.Linear, nn.Embedding, Conv1D)
 
 
 @dataclass(frozen=True)
-class Part:
+class LinearWeights:
     """A linear's weight, (outputs, inputs), and bias; or, instead of them, the module that
     multiplies with weights of its own."""
 
@@ -44,7 +44,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class ExpertParts:
+class ExpertWeights:
     """A mixture of experts: a router's weight, and of each expert the two products."""
 
     router: Tensor  # (experts, width)
@@ -60,18 +60,18 @@ def module(root: nn.Module, path: str) -> nn.Module:
     return found
 
 
-def part(root: nn.Module, path: str) -> Part:
+def linear_weights(root: nn.Module, path: str) -> LinearWeights:
     """The linear at a dotted path."""
-    return part_of(module(root, path), path)
+    return linear_weights_of(module(root, path), path)
 
 
-def part_of(given: nn.Module, path: str) -> Part:
+def linear_weights_of(given: nn.Module, path: str) -> LinearWeights:
     """A linear, which a message calls `path`."""
     found: Any
     found, added = taken_apart(given)
     if is_plain(found):
         weight: Tensor = found.weight.T if isinstance(found, Conv1D) else found.weight
-        return Part(weight, found.bias, len(weight), weight.shape[1], added=added)
+        return LinearWeights(weight, found.bias, len(weight), weight.shape[1], added=added)
     outputs, inputs = getattr(found, "out_features", None), getattr(found, "in_features", None)
     if not (isinstance(outputs, int) and isinstance(inputs, int)):
         raise UnsupportedModel(
@@ -80,7 +80,7 @@ def part_of(given: nn.Module, path: str) -> Part:
             "model without quantisation (or call its dequantize()), merge adapters "
             "(merge_and_unload()), and pass that."
         )
-    return Part(None, None, outputs, inputs, found, added)
+    return LinearWeights(None, None, outputs, inputs, found, added)
 
 
 def table(root: nn.Module, path: str) -> Tensor:
@@ -117,7 +117,7 @@ def _is_numbers(weight: Tensor) -> bool:
     return weight.is_floating_point() and type(weight.data) is Tensor
 
 
-def product(parts: Sequence[Part], ops: Ops, order: Tensor | None = None) -> Linear:
+def product(parts: Sequence[LinearWeights], ops: Ops, order: Tensor | None = None) -> Linear:
     """Linears that read the same input as one product; `order`: which of their outputs stands at
     each place."""
     weights, biases = (
@@ -138,14 +138,16 @@ def product(parts: Sequence[Part], ops: Ops, order: Tensor | None = None) -> Lin
     return _with_added(base, parts, ops, order)
 
 
-def _single(each: Part, ops: Ops) -> Linear:
+def _single(each: LinearWeights, ops: Ops) -> Linear:
     if each.module is not None:
         return ModuleLinear(each.module, each.outputs, each.inputs)
     assert each.weight is not None
     return ops.linear([each.weight], [each.bias])
 
 
-def _with_added(base: Linear, parts: Sequence[Part], ops: Ops, order: Tensor | None) -> Linear:
+def _with_added(
+    base: Linear, parts: Sequence[LinearWeights], ops: Ops, order: Tensor | None
+) -> Linear:
     """The product with what adapters add to any of the parts, as one product of low rank: each
     part's rows of `up` are zero where other parts' numbers come in."""
     firsts = itertools.accumulate((each.outputs for each in parts), initial=0)
@@ -190,7 +192,9 @@ def head_norm(layer: nn.Module, path: str | None, family: Family, shape: Shape) 
 def qkv(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Linear:
     """The projections: all queries, all keys, all values; in each head of the first two, rotary
     pairs half a head apart."""
-    return product([part(layer, name) for name in family.qkv], ops, _qkv_order(family, shape))
+    return product(
+        [linear_weights(layer, name) for name in family.qkv], ops, _qkv_order(family, shape)
+    )
 
 
 def _qkv_order(family: Family, shape: Shape) -> Tensor | None:
@@ -211,7 +215,7 @@ def _qkv_order(family: Family, shape: Shape) -> Tensor | None:
     return None
 
 
-def expert_parts(layer: nn.Module, family: Family) -> ExpertParts | None:
+def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
     """The layer's mixture of experts, if it has one."""
     found: Any = module(layer, family.experts) if family.experts else None
     if found is None or not hasattr(found, "experts"):
@@ -227,7 +231,7 @@ def expert_parts(layer: nn.Module, family: Family) -> ExpertParts | None:
             "adapter (merge_and_unload())."
         )
     normalised = getattr(gate, "norm_topk_prob", True)
-    return ExpertParts(
+    return ExpertWeights(
         gate.weight, tuple(experts.gate_up_proj), tuple(experts.down_proj), gate.top_k, normalised
     )
 

@@ -34,21 +34,34 @@ class DataOptions:
     """How files become blocks."""
 
     length: int = 512
-    """Tokens in a block: what the model sees at once."""
+    """Tokens in a block of text, which is what the model sees at once."""
     packing: bool = True
-    """Fill blocks with several examples, one after the other; else one example a block, cut at its
-    end."""
+    """Fill each block with several examples, one after the other. Without it a block has one
+    example, cut at the block's end."""
     held_out: float = 0.02
-    """Share of the examples kept apart for evaluation, at least one."""
+    """Share of the text to keep apart and measure on, between 0 and 1. At least one example is
+    kept."""
     text_column: str = "text"
     """Name of the column that holds plain text."""
     train_on_prompts: bool = False
-    """Train the prompts too, not only the answers."""
+    """Train on the prompts too, not only on the answers."""
     chat_template: bool = True
-    """Write prompts and answers with the model's chat template, if it has one; else the prompt and
-    the answer after it."""
+    """Write prompts and answers with the model's chat template, if it has one. Without it the
+    answer follows the prompt directly."""
     seed: int = 0
-    """Which examples are held out, and the order of the others."""
+    """Seed that says which examples are held out, and the order of the others."""
+
+    def __post_init__(self) -> None:
+        if not 0 < self.held_out < 1:
+            raise TrainingError(
+                f"held_out={self.held_out} is outside 0 to 1; some text has to be kept apart to "
+                f"measure on, e.g. 0.02"
+            )
+        if self.length < 8:
+            raise TrainingError(
+                f"length={self.length} tokens is too short for a block to predict anything in; use "
+                f"at least 8"
+            )
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
@@ -84,16 +97,6 @@ def load_data(
     files: Sequence[str | Path], tokenizer: PreTrainedTokenizerBase, options: DataOptions
 ) -> Data:
     """Read, tokenize, hold some out, pack."""
-    if not 0 < options.held_out < 1:
-        raise TrainingError(
-            f"held_out={options.held_out} is outside 0 to 1; some text has to be kept apart to "
-            f"measure on, e.g. 0.02"
-        )
-    if options.length < 8:
-        raise TrainingError(
-            f"length={options.length} tokens is too short for a block to predict anything in; use "
-            f"at least 8"
-        )
     writer = _Writer(tokenizer, options)
     examples = [
         piece

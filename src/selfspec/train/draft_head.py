@@ -30,12 +30,12 @@ class HeadRecipe:
     """What kind of head."""
 
     layers: tuple[int, ...] = ()
-    """Layers whose states the head reads; by default one a quarter down, one in the middle, and the
-    last."""
+    """Layers whose states the head reads, counted from 0. By default one a quarter down, one in the
+    middle and the last."""
     vocabulary: int = 16_384
-    """How many tokens the head can say: the likeliest ones of the text."""
+    """How many tokens the part can say: those that are likeliest in the text it is trained on."""
     start: str = "last-layer"
-    """Where the block's weights come from: last-layer, the model's own last layer, or random."""
+    """First weights of what is trained: last-layer (a copy from the end of the model) or random."""
 
     kind = "draft-head"
 

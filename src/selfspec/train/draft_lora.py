@@ -42,14 +42,15 @@ class LoraRecipe:
     skip_attention: tuple[int, ...] = ()
     """Layers whose attention is skipped while drafting, counted from 0."""
     skip_mlp: tuple[int, ...] = ()
-    """Layers whose MLP is skipped while drafting; without either list, `skip_share` of both,
-    evenly."""
+    """Layers whose MLP is skipped while drafting, counted from 0. Without either list a share of
+    both is skipped, evenly spread."""
     skip_share: float = 0.5
-    """Share of the layers that are skipped if none are named; the first and the last always run."""
+    """Share of the layers to skip if none are named, between 0 and 1. The first and the last always
+    run."""
     rank: int = 16
-    """Rank of the matrices."""
+    """Rank of the matrices beside the linears that run."""
     vocabulary: int = 16_384
-    """How many tokens it can say: the likeliest ones of the text."""
+    """How many tokens the part can say: those that are likeliest in the text it is trained on."""
     kind = "draft-lora"
 
     def __post_init__(self) -> None:

@@ -30,13 +30,14 @@ class AdapterRecipe:
     """What kind of adapter."""
 
     exit: int | None = None
-    """How many layers of the model run before it (E); None is a quarter."""
+    """How many of the model's first layers run before the adapter (E). By default a quarter of
+    them."""
     blocks: int = 1
-    """How many blocks it has."""
+    """How many blocks the adapter has, each like one of the model's layers."""
     vocabulary: int = 16_384
-    """How many tokens it can say: the likeliest ones of the text."""
+    """How many tokens the part can say: those that are likeliest in the text it is trained on."""
     start: str = "last-layer"
-    """Where the blocks' weights come from: last-layer, the model's own last layers, or random."""
+    """First weights of what is trained: last-layer (a copy from the end of the model) or random."""
     kind = "exit-adapter"
 
     def collectors(self, shape: Shape) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import TrainingError
 from ..model.families import Shape
-from ..model.weights import module, part, table
+from ..model.weights import linear_weights, module, table
 from ..trained.blocks import BlockSize, Rotary, SmallBlock, unit
 from .candidates import Candidates, candidates
 
@@ -32,7 +32,7 @@ class Ends:
     def __init__(self, network: Any, family: Any, shape: Shape, vocabulary: Tensor) -> None:
         self._embedding = table(network, family.embedding).detach()
         self._norm = module(network, family.final_norm)
-        head = part(network, family.head)
+        head = linear_weights(network, family.head)
         if head.weight is None:
             raise TrainingError(
                 "the model's head is quantised, so its rows cannot be read; train on the model as "

@@ -26,14 +26,14 @@ class Lora:
     """Settings of LoRA."""
 
     rank: int = 16
-    """Rank of the added matrices (r)."""
+    """Rank of the matrices that are added beside a linear (r)."""
     alpha: int = 32
-    """Their scale is alpha / rank."""
+    """Strength of the added matrices: their product is scaled by alpha / rank."""
     dropout: float = 0.0
-    """Dropout before them."""
+    """Chance of dropping an input of the added matrices while training, 0 to 1."""
     modules: Sequence[str] = ()
-    """Names of linears inside a layer, such as q_proj; by default all of them. The shared head
-    cannot be one of them."""
+    """Names of the linears that get matrices, such as q_proj; by default all inside the layers. The
+    shared head cannot be one of them."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:

@@ -45,17 +45,17 @@ class OwnText:
     """How the model answers."""
 
     max_new_tokens: int = 256
-    """Longest answer."""
+    """Write at most this many new tokens for an answer."""
     temperature: float = 0.0
-    """0 is greedy; above it answers are drawn, each with a seed of its own."""
+    """How varied answers are: 0 is greedy, above it they are drawn, each with a seed of its own."""
     top_p: float = 1.0
-    """Of drawn answers: only from the likeliest tokens that together have this probability."""
+    """Draw answers only from the likeliest tokens that together have this probability; 1 is off."""
     samples: int = 1
-    """Answers to each prompt; more than one needs a temperature."""
+    """How many answers to write to each prompt; more than one needs a temperature."""
     batch: int = 32
-    """Prompts answered together."""
+    """How many prompts are answered together."""
     seed: int = 0
-    """Which answers are drawn, and which prompts are made up."""
+    """Seed of the drawn answers and of the made-up prompts."""
 
     def __post_init__(self) -> None:
         if self.samples > 1 and not self.temperature:

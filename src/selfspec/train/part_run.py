@@ -24,9 +24,9 @@ import transformers
 from ..core.text_rows import require
 from ..errors import DataError, OptionError
 from ..model.families import family_of
-from ..model.layered import LayeredModel
+from ..model.from_transformers import from_transformers
 from ..model.load.loading import load
-from ..trained.files import Part, load_part, signature
+from ..trained.files import TrainedPart, load_part, signature
 from ..trained.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size
@@ -96,8 +96,8 @@ def train_small_part(
     *,
     recipe: PartRecipe | None = None,
     options: PartOptions | None = None,
-    length: int = 768,
-    held_out: float = 0.03,
+    length: int = StateOptions.length,
+    held_out: float = StateOptions.held_out,
     states: str | os.PathLike[str] | None = None,
     start_from: str | os.PathLike[str] | None = None,
     plot: bool = True,
@@ -119,7 +119,7 @@ def train_small_part(
     folder = _prepare(Path(out), sources, plot)
     kept = Path(states) if states else folder / "states"
     loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
-    layered = LayeredModel(loaded.model, owned=False)
+    layered = from_transformers(loaded.model, owned=False)
     base, shape = signature(layered), layered.shape
     wanted = StateOptions(recipe.collectors(shape), length=length, held_out=held_out)
     complete = gather(
@@ -160,7 +160,7 @@ def train_small_part(
         "recipe": dict(vars(recipe)),
         "options": asdict(options),
     }
-    Part(recipe.kind, base, trained.settings(), trained.tensors(), facts).save(folder)
+    TrainedPart(recipe.kind, base, trained.settings(), trained.tensors(), facts).save(folder)
     _write_report(folder, report, facts, plot)
     return report
 
@@ -171,8 +171,8 @@ def train_successors(
     out: str | os.PathLike[str],
     *,
     options: CountOptions | None = None,
-    length: int = 768,
-    held_out: float = 0.03,
+    length: int = StateOptions.length,
+    held_out: float = StateOptions.held_out,
     states: str | os.PathLike[str] | None = None,
     max_minutes: float | None = None,
     observer: StopCheck | None = None,
@@ -184,7 +184,7 @@ def train_successors(
     folder = _prepare(Path(out), sources, plot=False)
     kept = Path(states) if states else folder / "states"
     loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
-    layered = LayeredModel(loaded.model, owned=True)
+    layered = from_transformers(loaded.model, owned=True)
     base, vocabulary = signature(layered), layered.shape.vocabulary
     wanted = kept_options(kept) or StateOptions((), length=length, held_out=held_out)
     if not gather(layered, base, sources, kept, wanted, _reading(observer, began, max_minutes)):
@@ -192,7 +192,7 @@ def train_successors(
     found = States(kept)
     settings = {"vocabulary": vocabulary}
     tensors = count(places(found, found.trained), vocabulary, options)
-    part = Part(SUCCESSORS, base, settings, tensors)
+    part = TrainedPart(SUCCESSORS, base, settings, tensors)
     acceptance = measure(Successors(part).after, found, found.held_out)
     report = PartReport(
         SUCCESSORS, folder, True, 1, found.tokens, time.monotonic() - began, acceptance

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..errors import OptionError, TrainingError
 from ..model.families import Family, Shape
-from ..trained.files import Part
+from ..trained.files import TrainedPart
 from . import checkpoints
 from .head_net import Drafted
 from .states import States
@@ -39,35 +39,37 @@ class PartOptions:
     """How a part is trained."""
 
     epochs: float = 6.0
-    """Passes over the text."""
+    """Passes over the training text."""
     learning_rate: float = 1e-3
-    """Highest learning rate; it rises over the first 3% of the steps and falls to a hundredth as a
-    cosine."""
+    """Peak learning rate. It is reached after a warm-up of 3% of the steps and then falls to a
+    hundredth as a cosine."""
     weight_decay: float = 0.05
-    """AdamW's, of matrices."""
+    """Weight decay of AdamW; biases and norms have none."""
     batch_tokens: int = 2048
-    """Tokens of a step."""
+    """Tokens in a training step, padding included."""
     ahead: int = 3
-    """Drafts in a row that are trained, each fed with the part's own outputs."""
+    """How many drafts in a row a draft head is trained on, each fed with its own outputs."""
     share: float = 1.0
-    """Train at this share of the tokens, others each time: cheaper steps."""
+    """Share of the answers' tokens that are trained at a step, above 0 to 1, drawn anew each time:
+    fewer make a step cheaper."""
     others: int = 2048
-    """Take the loss over the tokens that matter in a batch and so many others, drawn at random; 0
-    takes it over all: slower."""
+    """Take the loss over the tokens that matter in a batch and this many others, drawn at random. 0
+    takes it over all, which is slower."""
     noise: float = 0.05
-    """Random noise on the hidden states, uniform up to so much of their size; against learning them
-    by heart."""
+    """Random noise on the hidden states that a head or an adapter is trained on, uniform up to this
+    share of their size, so that they are not learnt by heart."""
     seed: int = 0
-    """Of the order, the noise, and new weights."""
+    """Seed of the order of the text, of random noise or dropped layers, and of new weights."""
     precision: str = "float32"
-    """float32, or bfloat16 for mixed precision (weights stay float32): twice as fast where the
-    processor knows it."""
+    """Number format of the computation: float32, or bfloat16 for mixed precision, about twice as
+    fast where the processor has it. Weights stay float32."""
     save_every: int = 200
-    """Steps between checkpoints; each also measures acceptance."""
+    """Steps between checkpoints; at each, acceptance is measured."""
     measured: int = 64
-    """Conversations, never trained, on which acceptance is measured."""
+    """Measure acceptance on at most this many held-out conversations."""
     max_minutes: float | None = None
-    """Stop at a checkpoint after so much time; the same command goes on there."""
+    """Stop at a checkpoint after this many minutes; the same command goes on from there. By default
+    there is no limit."""
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -81,11 +83,11 @@ class PartOptions:
                 raise OptionError(
                     f"{name}={getattr(self, name)} would train nothing; choose more than {least:g}"
                 )
-        if not 0 < self.share <= 1 or self.noise < 0 or self.measured < 1:
+        if not 0 < self.share <= 1 or self.noise < 0 or self.measured < 1 or self.others < 0:
             raise OptionError(
-                f"share={self.share}, noise={self.noise}, measured={self.measured}: use a share "
-                f"above 0 and up to 1, noise of 0 "
-                "or more, and measure on 1 conversation or more"
+                f"share={self.share}, noise={self.noise}, measured={self.measured}, "
+                f"others={self.others}: use a share above 0 and up to 1, noise of 0 or more, "
+                "measure on 1 conversation or more, and take 0 other tokens (all) or more"
             )
         if self.precision not in ("float32", "bfloat16"):
             raise OptionError(f"precision={self.precision!r} is not known; use float32 or bfloat16")
@@ -118,7 +120,7 @@ class SmallPart(ABC):
     def settings(self) -> dict[str, Any]:
         """How it is built."""
 
-    def begin_with(self, part: Part) -> None:
+    def begin_with(self, part: TrainedPart) -> None:
         """Start from an earlier part's weights. Its vocabulary need not be the same; how it is
         built has to be."""
         if part.kind != self.kind or dict(part.settings) != self.settings():

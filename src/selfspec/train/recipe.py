@@ -23,34 +23,35 @@ class Recipe:
     """How to train. The defaults suit fine-tuning of a model that is trained already."""
 
     dropout: float = 0.1
-    """Chance of dropping the last layer for a sample (p_max); earlier layers are dropped more
-    rarely. 0 is off."""
+    """Chance of dropping the last layer for a sample of a batch (p_max), 0 to below 1. Earlier
+    layers are dropped more rarely. 0 is off."""
     dropout_depth: str = "exponential"
-    """How the chance grows with depth: exponential, or constant (the same mean at every layer)."""
+    """How that chance grows with depth: exponential, or constant, the same mean at every layer."""
     dropout_time: str = "constant"
-    """How the chance grows over the run: constant, or exponential (for training from scratch)."""
+    """How that chance grows over the run: constant, or exponential from 0 on, for training from
+    scratch."""
     exit_scale: float = 1.0
     """Weight of the early exits' losses beside the last layer's (e_scale), 0 to 1. 0 is off."""
     curriculum: str = "rotational"
-    """Which early exits are trained at a step: rotational, gradual (from the last one down), or
-    all."""
+    """Which early exits are trained at a step: rotational (a few, in turn), gradual (from the last
+    one down, more and more), or all."""
     rotation: int | None = None
-    """Rotational: each early exit is on once in this many steps (R). By default half the number of
-    layers: two at a time."""
+    """In how many steps a rotational curriculum trains each early exit once (R). By default half
+    the number of exits, so two at a time."""
     weighting: str = "quadratic"
-    """How much early exits weigh: quadratic, the later the more (the paper's), or even, all the
+    """How early exits' losses weigh: quadratic, the later the more (the paper's), or even, all the
     same."""
     exits: tuple[int, ...] = ()
-    """Train these early exits only, by the number of layers before each; the curriculum goes
-    through them. () is all."""
+    """Train only the early exits after these numbers of layers, e.g. 8, 15 and 22; the curriculum
+    goes through them. By default all."""
     share: float = 1.0
-    """Share of the positions, drawn anew each step, at which early exits are trained; the last
-    layer is trained at all."""
+    """Share of the positions at which early exits are trained, above 0 to 1, drawn anew at each
+    step. The last layer is trained at all positions."""
 
     exit_others: int = 0
-    """Take early exits' losses over the tokens of the step's text and so many others, drawn anew
-    each step for all the rest: cheaper steps. 0 takes them over the whole vocabulary, as the last
-    layer's always is."""
+    """Take early exits' losses over the tokens of the step's text and this many others, drawn anew
+    at each step: cheaper steps. 0 takes them over the whole vocabulary, as the last layer's always
+    is."""
 
     def __post_init__(self) -> None:
         for name, value in (("dropout", self.dropout), ("exit_scale", self.exit_scale)):

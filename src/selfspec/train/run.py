@@ -32,7 +32,7 @@ from transformers import (
 from ..core.text_rows import require
 from ..errors import OptionError, TrainingError, Unavailable, UnsupportedModel, nearest
 from ..model.families import shape_of
-from ..model.layered import LayeredModel
+from ..model.from_transformers import from_transformers
 from ..model.load.checkpoint import quiet_transformers
 from ..model.load.loading import load
 from ..model.load.source import locate
@@ -53,41 +53,47 @@ class TrainOptions:
     """How long and how fast to train; the recipe and the data have settings of their own."""
 
     steps: int | None = None
-    """Optimizer steps; by default as many as `epochs` need."""
+    """Optimizer steps to take. By default as many as the epochs need."""
     epochs: float = 1.0
-    """Passes over the data."""
+    """Passes over the training text."""
     batch: int = 4
-    """Blocks on a device at a time."""
+    """Blocks of text on a device at a time."""
     accumulate: int = 1
-    """Batches that make up one step."""
+    """Batches whose gradients make up one step."""
     learning_rate: float = 1e-4
-    """Highest learning rate; it rises over the first 5% of the steps and falls to 0 as a cosine."""
+    """Peak learning rate. It is reached after a warm-up of 5% of the steps and then falls to 0 as a
+    cosine."""
     weight_decay: float = 0.0
-    """AdamW's."""
+    """Weight decay of AdamW; biases and norms have none."""
     seed: int = 0
-    """Of the order of the data, the dropped layers, and new weights."""
+    """Seed of the order of the text, of random noise or dropped layers, and of new weights."""
     precision: str = "float32"
-    """float32, or bfloat16 or float16 for mixed precision (weights stay float32)."""
+    """Number format of the computation: float32, or bfloat16 or float16 for mixed precision.
+    Weights stay float32."""
     save_every: int = 200
-    """Steps between checkpoints; two are kept."""
+    """Steps between checkpoints; the last two are kept."""
     log_every: int = 10
-    """Steps between log lines."""
+    """Steps between two reports of the loss."""
     gradient_checkpointing: bool = False
     """Compute layers again in the backward pass instead of keeping what is inside them: less
     memory, more time."""
     from_scratch: bool = False
-    """Take the model's configuration and tokenizer only, and start from new weights."""
+    """Take only the model's configuration and tokenizer, and start from new weights."""
     score_blocks: int = 16
-    """Held-out blocks on which exits are scored before and after; 0 scores none."""
+    """Score the exits on at most this many held-out blocks; 0 scores none."""
     plot: bool = True
-    """Draw training.png."""
+    """Draw training.png into the output folder (needs matplotlib)."""
     report_to: str = "none"
-    """Another place for the logs, by transformers' name for it: tensorboard, wandb, ..."""
+    """Send the logs to another place too, by transformers' name for it: tensorboard, wandb, ..."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "accumulate", "save_every", "log_every"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} has to be at least 1")
+        if self.score_blocks < 0:
+            raise OptionError(
+                f"score_blocks={self.score_blocks} is no number of blocks; use 0 to score none"
+            )
         if (self.steps is not None and self.steps < 1) or not self.epochs > 0:
             raise OptionError(
                 f"steps={self.steps}, epochs={self.epochs}: nothing would be trained; ask for "
@@ -324,7 +330,7 @@ def _score_before(
     ]
     if kept.exists() and (found := json.loads(kept.read_text(encoding="utf-8")))["key"] == key:
         return {"before": [ExitScore(**score) for score in found["scores"]]}
-    scores = evaluate_exits(LayeredModel(model.eval()), blocks, most=options.score_blocks)
+    scores = evaluate_exits(from_transformers(model.eval()), blocks, most=options.score_blocks)
     checkpoints.write_json(kept, {"key": key, "scores": [asdict(score) for score in scores]})
     return {"before": scores}
 
@@ -343,7 +349,7 @@ def _finish(
     tokenizer.save_pretrained(report.folder)
     if options.score_blocks:
         report.exits["after"] = evaluate_exits(
-            LayeredModel(model), held_out, most=options.score_blocks
+            from_transformers(model), held_out, most=options.score_blocks
         )
     facts = {
         **report.as_dict(),

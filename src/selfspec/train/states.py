@@ -41,13 +41,13 @@ class StateOptions:
     """What is kept of each token."""
 
     layers: tuple[int, ...]
-    """States after these layers."""
+    """Keep the states after these layers."""
     length: int = 768
-    """Conversations are cut after so many tokens."""
+    """Conversations are cut after this many tokens."""
     top: int = 24
-    """The likeliest tokens whose probabilities are kept."""
+    """How many of the likeliest tokens are kept with their probabilities."""
     held_out: float = 0.03
-    """Share of the prompts that are never trained."""
+    """Share of the text to keep apart and measure on, between 0 and 1."""
 
     def __post_init__(self) -> None:
         if self.length < 16 or self.top < 1 or not 0 < self.held_out < 1:

@@ -31,11 +31,11 @@ class CountOptions:
     """How much of a table is kept."""
 
     pairs: int = 100_000
-    """Pairs of tokens, those that were met most often."""
+    """How many pairs of tokens the table keeps: those that were met most often."""
     after_token: int = 7
-    """Successors of a single token."""
+    """How many successors the table keeps of a single token."""
     after_pair: int = 4
-    """Successors of a pair."""
+    """How many successors the table keeps of a pair of tokens."""
 
     def __post_init__(self) -> None:
         for name in ("pairs", "after_token", "after_pair"):

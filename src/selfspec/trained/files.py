@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from ..model.layered import LayeredModel
-from ..model.partial_head import PartialHead
+from ..model.partial_head import PartialHead, head_over
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
@@ -39,7 +39,7 @@ _NEAR = 0.05
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class TrainedPart:
     """A trained part as it lies on the disk."""
 
     kind: str
@@ -83,7 +83,7 @@ class Part:
         _replace(folder / DESCRIPTION, (json.dumps(described, indent=1) + "\n").encode())
 
 
-def load_part(folder: str | os.PathLike[str]) -> Part:
+def load_part(folder: str | os.PathLike[str]) -> TrainedPart:
     """The part in a folder."""
     layout = Path(folder).expanduser()
     if not (layout / DESCRIPTION).is_file():
@@ -110,7 +110,7 @@ def load_part(folder: str | os.PathLike[str]) -> Part:
             f"{found.get('kind')!r}; this version reads schema "
             f"{SCHEMA} and {', '.join(KINDS)}. Train it again, or use the version that wrote it"
         )
-    return Part(found["kind"], found["base"], found["settings"], tensors, found["facts"])
+    return TrainedPart(found["kind"], found["base"], found["settings"], tensors, found["facts"])
 
 
 _WHOLE, _SCALE = ".whole", ".scale"  # after the name of a matrix that is stored in eight bits
@@ -142,7 +142,9 @@ def shipped_parts() -> list[Path]:
     return sorted(path.parent for path in SHIPPED.glob(f"*/{DESCRIPTION}"))
 
 
-def find_part(source: str | os.PathLike[str] | Part | None, kind: str, model: LayeredModel) -> Part:
+def find_part(
+    source: str | os.PathLike[str] | TrainedPart | None, kind: str, model: LayeredModel
+) -> TrainedPart:
     """The part that was named, by folder or shipped name, or without a name the shipped one for
     this model."""
     if source is None:
@@ -154,7 +156,7 @@ def find_part(source: str | os.PathLike[str] | Part | None, kind: str, model: La
                 f"--recipe {kind}"
             )
         return part
-    if isinstance(source, Part):
+    if isinstance(source, TrainedPart):
         source.require(kind, model)
         return source
     shipped = (
@@ -165,10 +167,12 @@ def find_part(source: str | os.PathLike[str] | Part | None, kind: str, model: La
     return _loaded(shipped or Path(source), kind, model)
 
 
-_parts: WeakKeyDictionary[LayeredModel, dict[tuple[str, str, int], Part]] = WeakKeyDictionary()
+_parts: WeakKeyDictionary[LayeredModel, dict[tuple[str, str, int], TrainedPart]] = (
+    WeakKeyDictionary()
+)
 
 
-def _loaded(folder: Path, kind: str, model: LayeredModel) -> Part:
+def _loaded(folder: Path, kind: str, model: LayeredModel) -> TrainedPart:
     """The part in a folder, read and compared with the model once, and again when it was written
     anew."""
     about = folder.expanduser() / DESCRIPTION
@@ -181,10 +185,10 @@ def _loaded(folder: Path, kind: str, model: LayeredModel) -> Part:
     return kept[key]
 
 
-_shipped: WeakKeyDictionary[LayeredModel, dict[str, Part | None]] = WeakKeyDictionary()
+_shipped: WeakKeyDictionary[LayeredModel, dict[str, TrainedPart | None]] = WeakKeyDictionary()
 
 
-def shipped_part(kind: str, model: LayeredModel) -> Part | None:
+def shipped_part(kind: str, model: LayeredModel) -> TrainedPart | None:
     """The part of that kind that comes with selfspec for this model, looked for once: telling whose
     it is takes a pass."""
     kept = _shipped.setdefault(model, {})
@@ -193,7 +197,7 @@ def shipped_part(kind: str, model: LayeredModel) -> Part | None:
     return kept[kind]
 
 
-def _shipped_for(kind: str, model: LayeredModel) -> Part | None:
+def _shipped_for(kind: str, model: LayeredModel) -> TrainedPart | None:
     own: dict[str, Any] | None = None
     for folder in shipped_parts():
         about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
@@ -204,13 +208,15 @@ def _shipped_for(kind: str, model: LayeredModel) -> Part | None:
     return None
 
 
-_ready: WeakKeyDictionary[LayeredModel, dict[tuple[int, object], tuple[Part, Any]]] = (
+_ready: WeakKeyDictionary[LayeredModel, dict[tuple[int, object], tuple[TrainedPart, Any]]] = (
     WeakKeyDictionary()
 )
 _making = threading.Lock()
 
 
-def ready(part: Part, model: LayeredModel, kind: Callable[[Part, LayeredModel], T]) -> T:
+def ready(
+    part: TrainedPart, model: LayeredModel, kind: Callable[[TrainedPart, LayeredModel], T]
+) -> T:
     """`kind(part, model)`, made once for a model and kept as long as that."""
     with _making:
         kept = _ready.setdefault(model, {})
@@ -225,9 +231,9 @@ def ready(part: Part, model: LayeredModel, kind: Callable[[Part, LayeredModel], 
         return made
 
 
-def partial_head_of(part: Part, model: LayeredModel) -> PartialHead:
+def partial_head_of(part: TrainedPart, model: LayeredModel) -> PartialHead:
     """The rows of the model's head that the part can say."""
-    return PartialHead(model, part.tensors["vocabulary"].to(model.device).long())
+    return head_over(model, part.tensors["vocabulary"].to(model.device).long())
 
 
 # ------------------------------------------------------------------------------- recognising a base

@@ -17,10 +17,10 @@ from ..model.block import Block
 from ..model.compute.linear import Linear, LowRank
 from ..model.families import FAMILIES, Family
 from ..model.layered import LayeredModel
-from .files import Part
+from .files import TrainedPart
 
 
-def lora_view(part: Part, model: LayeredModel) -> LayeredModel:
+def lora_view(part: TrainedPart, model: LayeredModel) -> LayeredModel:
     """The model with the part's matrices beside its linears, for use at the same time as the model
     itself."""
     family = FAMILIES.get(model.shape.family)
@@ -29,8 +29,10 @@ def lora_view(part: Part, model: LayeredModel) -> LayeredModel:
             f"a draft-lora cannot be put on a {model.shape.family} model, whose linears are "
             f"stored otherwise"
         )
-    return model.with_blocks(
-        [_changed(block, index, family, part, model) for index, block in enumerate(model.blocks)]
+    return model.view(
+        blocks=[
+            _changed(block, index, family, part, model) for index, block in enumerate(model.blocks)
+        ]
     )
 
 
@@ -39,7 +41,9 @@ def stored_name(layer: int, name: str) -> str:
     return f"layers/{layer}/{name.replace('.', '/')}"
 
 
-def _changed(block: Block, layer: int, family: Family, part: Part, model: LayeredModel) -> Block:
+def _changed(
+    block: Block, layer: int, family: Family, part: TrainedPart, model: LayeredModel
+) -> Block:
     # the order of a block's
     fused: Iterator[Sequence[str]] = iter(
         (family.qkv, (family.out,), family.gate_up, (family.down,))
@@ -51,7 +55,7 @@ def _changed(block: Block, layer: int, family: Family, part: Part, model: Layere
     )
 
 
-def _added(base: Linear, names: Sequence[str], part: Part, model: LayeredModel) -> Linear:
+def _added(base: Linear, names: Sequence[str], part: TrainedPart, model: LayeredModel) -> Linear:
     """A fused linear with the matrices of its pieces, if they have some."""
     if f"{names[0]}.a" not in part.tensors:
         return base

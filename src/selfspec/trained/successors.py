@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from ..model.layered import LayeredModel
-from .files import Part, find_part, ready, shipped_part
+from .files import TrainedPart, find_part, ready, shipped_part
 
 SUCCESSORS = "successors"
 Chances = Sequence[tuple[int, float]]  # tokens, the likeliest first, each with its chance
@@ -25,7 +25,7 @@ Chances = Sequence[tuple[int, float]]  # tokens, the likeliest first, each with 
 class Successors:
     """Contexts of one and of two tokens, each with its successors."""
 
-    def __init__(self, part: Part) -> None:
+    def __init__(self, part: TrainedPart) -> None:
         self._vocabulary = int(part.settings["vocabulary"])
         self._sizes = {size: _Sorted(part, name) for size, name in ((1, "tokens"), (2, "pairs"))}
 
@@ -39,7 +39,7 @@ class _Sorted:
     """Contexts as sorted numbers, beside their successors; rows are turned into plain tuples when
     first asked for."""
 
-    def __init__(self, part: Part, name: str) -> None:
+    def __init__(self, part: TrainedPart, name: str) -> None:
         self._keys, self._tokens, self._chances = (
             _array(part.tensors[f"{name}.{column}"]) for column in ("keys", "successors", "chances")
         )
@@ -65,7 +65,7 @@ def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def trained_successors(
-    source: str | os.PathLike[str] | Part | None, model: LayeredModel
+    source: str | os.PathLike[str] | TrainedPart | None, model: LayeredModel
 ) -> Successors | None:
     """Those of a part by folder or name; without a name those that come with selfspec for this
     model, if any; "none": none."""
@@ -77,5 +77,5 @@ def trained_successors(
     return None if part is None else ready(part, model, _looked_up)
 
 
-def _looked_up(part: Part, model: LayeredModel) -> Successors:
+def _looked_up(part: TrainedPart, model: LayeredModel) -> Successors:
     return Successors(part)

@@ -11,22 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..core.tree import Tree
 
-def accepted_path(
-    tokens: Sequence[int], parents: Sequence[int], chosen: Sequence[int]
-) -> list[int]:
-    """Indices of the drafts that the target would have written itself, from the root on.
 
-    `parents[i]` is the draft that draft i follows, -1 for the kept text. `chosen[0]` is what the
-    target chooses after the kept text, `chosen[i + 1]` what it chooses after draft i. A chain has
-    parents -1, 0, 1, ...
-    """
-    assert len(chosen) == len(tokens) + 1 and len(parents) == len(tokens)
-    path: list[int] = []
-    here = -1
-    # parents come first, so one pass is enough
-    for index, (token, parent) in enumerate(zip(tokens, parents, strict=True)):
-        if parent == here and token == chosen[here + 1]:
-            path.append(index)
-            here = index
+def accepted_path(tree: Tree, choices: Sequence[int]) -> list[int]:
+    """The nodes that the target would have written itself, from the root on. `choices[node]` is
+    what it chooses after a node."""
+    assert len(choices) == len(tree)
+    path = [0]
+    for node in range(1, len(tree)):  # parents come first, so one walk is enough
+        here = path[-1]
+        if tree.parents[node] == here and tree.tokens[node] == choices[here]:
+            path.append(node)
     return path

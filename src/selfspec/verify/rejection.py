@@ -24,6 +24,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor
 
 from ..core.randomness import ACCEPT, REMAINDER, invert
+from ..core.tree import Tree
 
 # (depth below the kept text, stream) -> a number in [0, 1), the same whenever it is asked
 Dice = Callable[[int, int], float]
@@ -44,31 +45,31 @@ def accepted(p: Tensor, q: Tensor, token: int, number: float) -> bool:
 
 
 def verified(
-    tokens: Sequence[int], parents: Sequence[int], p: Tensor, q: Tensor, dice: Dice
+    tree: Tree, p: Tensor, q: Sequence[Tensor | None], dice: Dice
 ) -> tuple[list[int], list[int]]:
-    """Indices of the drafts to keep, from the root on, and what the target chooses after the kept
-    text and after every draft.
+    """The nodes to keep, from the root on, and what the target chooses after every node.
 
-    p (n + 1, vocab): the target's distribution after the kept text, then after each draft. q (n,
-    vocab): what each draft was drawn from. `parents[i]` is the draft that draft i follows, -1 for
-    the kept text.
+    p (nodes, vocab): the target's distribution after each node. q[node], (vocab,): what that guess
+    was drawn from.
     """
-    assert len(p) == len(tokens) + 1 and q.shape == p[1:].shape and len(parents) == len(tokens)
+    assert len(p) == len(q) == len(tree)
     choices: list[int] = p.argmax(-1).tolist()
-    path: list[int] = []
+    path = [0]
     while True:
-        node = path[-1] if path else -1
-        depth, left = len(path), _summing_to_one(p[node + 1])
-        children = [index for index, parent in enumerate(parents) if parent == node]
+        here, depth = path[-1], len(path) - 1
+        left = _summing_to_one(p[here])
+        children = [node for node, parent in enumerate(tree.parents) if parent == here]
         for rank, child in enumerate(children):
-            drawn_from = _summing_to_one(q[child])
-            if accepted(left, drawn_from, tokens[child], dice(depth, ACCEPT + rank)):
-                choices[node + 1] = tokens[child]
+            drawn_from = q[child]
+            assert drawn_from is not None, "a guess that was drawn says from what"
+            drawn_from = _summing_to_one(drawn_from)
+            if accepted(left, drawn_from, tree.tokens[child], dice(depth, ACCEPT + rank)):
+                choices[here] = tree.tokens[child]
                 path.append(child)
                 break
             left = residual(left, drawn_from)
         else:
-            choices[node + 1] = invert(left, dice(depth, REMAINDER))
+            choices[here] = invert(left, dice(depth, REMAINDER))
             return path, choices
 
 

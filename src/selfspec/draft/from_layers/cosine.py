@@ -34,18 +34,18 @@ class Cosine(Drafter):
     name: ClassVar[str] = "cosine"
 
     threshold: float = 0.985
-    """Skip attention halves whose input and output are at least this similar; above 1 skips none by
-    similarity."""
+    """Skip attention halves whose input and output are at least this similar: their cosine,
+    averaged over the prompt's tokens. Above 1 skips none by similarity."""
     every: int = 3
-    """Skip both halves of every n-th layer (n); 0 skips none by this rule."""
+    """Skip both halves of every n-th layer (n), 2 or more; 0 skips none by this rule."""
     keep_last: int = 2
     """Never skip anything of this many last layers (m)."""
     reuse: bool = True
-    """Let verification go on from the draft's states before the first skip; False runs all layers
+    """Let verification go on from the draft's states before the first skip. False runs all layers
     again, for comparison."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
-    of them."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all."""
 
     def __post_init__(self) -> None:
         if not self.threshold >= -1:
@@ -89,10 +89,10 @@ class CosineDrafting(LayerSession):
     def __init__(self, target: Target, options: Cosine) -> None:
         super().__init__(target, None, options.vocabulary, options.reuse)
         self._options = options
-        self._sums: dict[
-            int, Tensor
-        ] = {}  # of each layer, on the model's device: nothing is read back while the prompt runs
+        # of each layer, on the model's device: nothing is read back while prompts are read
+        self._sums: dict[int, Tensor] = {}
         self._positions = [0] * target.model.layers
+        self._chosen_at = 0  # positions that had been seen when the draft was chosen
         self.cosines: list[float] | None = None
 
     def observer(self, layer: int, attention: bool, before: Tensor, after: Tensor) -> None:
@@ -103,15 +103,17 @@ class CosineDrafting(LayerSession):
         self._sums[layer] = self._sums[layer] + similarity if layer in self._sums else similarity
         self._positions[layer] += len(before)
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        if self.cosines is None:
-            self._settle()
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        if self.cosines is None or sum(self._positions) > self._chosen_at:
+            self._choose_plan()
         return super().propose(rows, texts, budget)
 
-    def _settle(self) -> None:
-        """Choose the draft. A layer that was never watched counts as changing everything, so that
-        the rules alone decide about it.
-        """
+    def _choose_plan(self) -> None:
+        """Choose the draft, anew when more prompts were read. A layer that was never watched counts
+        as changing everything, so that the rules alone decide about it."""
+        self._chosen_at = sum(self._positions)
         self.cosines = [
             float(self._sums[layer]) / count if count else float("-inf")
             for layer, count in enumerate(self._positions)

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from ...core.contract import Budget, Draft, Outcome
+from ...core.sampling import Sampler
 from ...errors import OptionError
 from ...model.compute.cache import RowSpan, TokenLayout
 from ...model.compute.plan import LayerPlan
 from ...model.layered import LayeredModel
 from ...trained.blocks import BlockSize, Stack, blocks_of
-from ...trained.files import Part, find_part, partial_head_of, ready
+from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ..base import Drafter, DraftSession, Target
 from ..chain import LayerSession
 from ..entries import Entries
@@ -37,22 +38,22 @@ class EarlyExit(Drafter):
     name: ClassVar[str] = "early-exit"
 
     layer: int | None = None
-    """How many layers draft (E); by default a quarter of the model's, or as the part was
-    trained."""
+    """How many of the first layers draft (E). By default a quarter of the model's, or as the part
+    was trained."""
     reuse: bool = True
-    """Let verification go on from the draft's hidden states; False runs all layers again, for
+    """Let verification go on from the draft's hidden states. False runs all layers again, for
     comparison."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
-    of them, or the part's own."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all, or the part's own vocabulary."""
     tokens: tuple[int, ...] = ()
-    """Score these tokens, by id, the prompt's and those of `vocabulary`, and no others: a task's
-    own words. () is no list."""
+    """While drafting, score only these token ids, the prompt's tokens and those of `vocabulary`: a
+    task's own words. () is no list."""
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
-    other tokens for a seed."""
-    part: str | os.PathLike[str] | Part | None = None
-    """Folder of an exit adapter that was trained for this model; None exits as the model is."""
+    other tokens for a seed. The prompt's tokens are then not added to a shorter vocabulary."""
+    part: str | os.PathLike[str] | TrainedPart | None = None
+    """Folder of an exit adapter that was trained for this model. None exits as the model is."""
 
     def start(self, target: Target) -> DraftSession:
         layers = target.model.layers
@@ -68,7 +69,7 @@ class EarlyExit(Drafter):
             target, LayerPlan(0, layer), self.vocabulary, self.reuse, self.sample, self.tokens
         )
 
-    def _adapted(self, target: Target, part: Part) -> DraftSession:
+    def _adapted(self, target: Target, part: TrainedPart) -> DraftSession:
         layer = part.settings["exit"]
         if self.layer not in (None, layer) or self.vocabulary or self.tokens:
             raise OptionError(
@@ -82,7 +83,7 @@ class EarlyExit(Drafter):
 class _Adapter:
     """A part's weights, ready to run."""
 
-    def __init__(self, part: Part, model: LayeredModel) -> None:
+    def __init__(self, part: TrainedPart, model: LayeredModel) -> None:
         self.stack = Stack(
             blocks_of(BlockSize(**part.settings["block"]), part.tensors, part.settings["blocks"]),
             model,
@@ -104,14 +105,31 @@ class _Adapted(LayerSession):
     ) -> None:
         super().__init__(target, LayerPlan(0, layer), adapter.rows, reuse, sample)
         self._adapter = adapter
-        cache = adapter.stack.new_cache(len(target.prompts), max(map(len, target.prompts)) + 64)
+        cache = adapter.stack.new_cache(target.cache.rows, 1)
         self._entries = Entries([layer - 1], cache)
         self.collectors = [self._entries.collectors]
+
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        super().admit(row, prompt, sampler, ends)
+        self._entries.admit(row)
+        self._entries.cache.reserve(len(prompt) + 64)
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        self._entries.drop(row)
 
     def observe(self, outcome: Outcome) -> None:
         self._entries.observe(outcome)
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
         self._entries.gather()
         for unread in self._entries.unread(rows):
             self._adapt(unread.states[:, 0], unread.spans)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...core.contract import Budget, Draft
+from ...core.sampling import Sampler
 from ...errors import OptionError
 from ...model.compute.cache import KVCache, TokenLayout
 from ..base import Drafter, DraftSession, Target
@@ -35,16 +36,17 @@ class KVSubset(Drafter):
     name: ClassVar[str] = "kv-subset"
 
     sink: int = 4
-    """How many of the first tokens are always seen."""
+    """How many of the text's first tokens are always seen."""
     recent: int = 256
-    """At least how many of the last tokens are seen."""
+    """How many of the text's last tokens are always seen, at the least."""
     blocks: int = 4
-    """How many blocks between the two are seen, the most similar to what was read last."""
+    """How many blocks between these two are seen: those whose keys are most like those of the last
+    tokens."""
     block_size: int = 64
-    """Tokens in a block."""
+    """How many tokens a block has."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
-    of them."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all."""
 
     def __post_init__(self) -> None:
         for option, least in (("sink", 0), ("recent", 1), ("blocks", 0), ("block_size", 1)):
@@ -81,10 +83,26 @@ class _Subset(ChainSession):
         super().__init__(target, options.vocabulary)
         self._options = options
         # of each row's blocks, (layers, heads, size) each
-        self._means: list[list[Tensor]] = [[] for _ in target.prompts]
+        self._means: dict[int, list[Tensor]] = {}
         self._seen: dict[int, tuple[int, ...]] = {}
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        super().admit(row, prompt, sampler, ends)
+        self._means[row] = []
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        del self._means[row]
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
         known = [len(text) - 1 for text in texts]
         most = [
             tokens if length > self._options.size else 0
@@ -101,10 +119,7 @@ class _Subset(ChainSession):
         model = self.target.model
         for row, slot in zip(rows, layout.slots.tolist(), strict=True):
             # its own, and from now on that of every later draft
-            self._seen[row] = (
-                *self._seen[row],
-                slot,
-            )
+            self._seen[row] = (*self._seen[row], slot)
         stops = torch.full_like(layout.stops, self._options.sink)
         part = _Part(
             layout.spans,

@@ -18,14 +18,14 @@ import json
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ...errors import OptionError, nearest
 from ...model.compute.plan import LayerPlan
 from ...model.families import Shape
-from ...trained.files import Part, find_part, partial_head_of, ready
+from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ...trained.lora import lora_view
 from ..base import Drafter, DraftSession, Target
 from ..chain import LayerSession
@@ -45,25 +45,25 @@ class LayerSkip(Drafter):
     mlp: tuple[int, ...] = ()
     """Layers whose MLP is skipped while drafting, counted from 0."""
     profile: str | None = None
-    """A JSON file with both lists, made for this model."""
+    """A JSON file with both lists of layers, made for this model."""
     strategy: str = "uniform"
-    """Without lists or profile, which layers to skip: uniform (evenly spread), first, middle, last
+    """Which layers to skip without lists or profile: uniform (evenly spread), first, middle, last
     or random."""
     attention_share: float = 0.2
-    """Share of attention halves that the strategy skips."""
+    """Share of the attention halves that the strategy skips, 0 to 1."""
     mlp_share: float = 0.2
-    """Share of MLP halves that the strategy skips."""
+    """Share of the MLP halves that the strategy skips, 0 to 1."""
     seed: int = 0
-    """Of the random strategy."""
+    """Seed of the random strategy."""
     reuse: bool = True
-    """Let verification go on from the draft's states before the first skip; False runs all layers
+    """Let verification go on from the draft's states before the first skip. False runs all layers
     again, for comparison."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
-    of them, or the part's own."""
-    part: str | os.PathLike[str] | Part | None = None
-    """Folder of a draft-lora that was trained for this model: it says what to skip, and is on only
-    while drafting."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all, or the part's own vocabulary."""
+    part: str | os.PathLike[str] | TrainedPart | None = None
+    """Folder of a draft-lora that was trained for this model. It says what to skip, and its
+    matrices are on only while drafting."""
 
     def __post_init__(self) -> None:
         listed = bool(self.attention or self.mlp)
@@ -125,13 +125,13 @@ class LayerSkip(Drafter):
         )
 
 
-def _with_lora(target: Target, part: Part) -> DraftSession:
+def _with_lora(target: Target, part: TrainedPart) -> DraftSession:
     """Draft with a view of the model that has the part's matrices. It no longer computes what the
     model computes, so it has keys and values of its own and nothing is reused."""
     view, rows = ready(part, target.model, lora_view), ready(part, target.model, partial_head_of)
     plan = LayerPlan.skipping(view.layers, part.settings["attention"], part.settings["mlp"])
-    cache = view.new_cache(len(target.prompts), max(map(len, target.prompts)) + 64)
-    return SecondModelSession(replace(target, model=view, cache=cache), rows, plan)
+    cache = view.new_cache(target.cache.rows, 1)
+    return SecondModelSession(Target(view, cache), rows, plan)
 
 
 def _uniform(layers: int, count: int, _: random.Random) -> Iterable[int]:

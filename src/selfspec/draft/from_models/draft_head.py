@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from ...core.contract import Budget, Draft, Outcome
+from ...core.sampling import Sampler
 from ...errors import OptionError
 from ...model.compute.cache import TokenLayout
 from ...model.layered import LayeredModel
 from ...trained.blocks import BlockSize, Stack, blocks_of
-from ...trained.files import Part, find_part, partial_head_of, ready
+from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ..base import Drafter, DraftSession, Target
-from ..beam import Beam, place_of
+from ..beam import Beam, layout_of
 from ..chain import ChainSession
 from ..entries import Entries
 
@@ -38,10 +39,10 @@ class DraftHead(Drafter):
     name: ClassVar[str] = "draft-head"
     trees: ClassVar[bool] = True
 
-    part: str | os.PathLike[str] | Part | None = None
-    """Folder of the trained part; None is the one that comes with selfspec for this model."""
+    part: str | os.PathLike[str] | TrainedPart | None = None
+    """Folder of the trained part. None is the one that comes with selfspec for this model."""
     width: int = 1
-    """Guesses that are followed up at each depth: 1 drafts a chain, more a tree."""
+    """How many guesses are followed up at each depth, 1 to 16: 1 drafts a chain, more a tree."""
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
     other tokens for a seed."""
@@ -65,7 +66,7 @@ class DraftHead(Drafter):
 class _Head:
     """A part's weights, ready to run."""
 
-    def __init__(self, part: Part, model: LayeredModel) -> None:
+    def __init__(self, part: TrainedPart, model: LayeredModel) -> None:
         self.layers = tuple(part.settings["layers"])
         self.stack = Stack(blocks_of(BlockSize(**part.settings["block"]), part.tensors, 1), model)
         self.rows = partial_head_of(part, model)
@@ -101,15 +102,32 @@ class _Drafting(ChainSession):
     def __init__(self, target: Target, head: _Head, width: int, sample: bool) -> None:
         super().__init__(target, head.rows, sample)
         self._head, self._width = head, width
-        self.cache = head.stack.new_cache(len(target.prompts), max(map(len, target.prompts)) + 64)
+        self.cache = head.stack.new_cache(target.cache.rows, 1)
         self._entries = Entries(head.layers, self.cache)
         self.collectors = [self._entries.collectors]
         self._own: dict[int, Tensor] = {}  # of each row: the output for its last entry, (1, width)
 
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        super().admit(row, prompt, sampler, ends)
+        self._entries.admit(row)
+        self.cache.reserve(len(prompt) + 64)
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        self._entries.drop(row)
+
     def observe(self, outcome: Outcome) -> None:
         self._entries.observe(outcome)
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
         self._entries.gather()
         most = [
             tokens if self._entries[row].end == len(text) - 1 else 0
@@ -118,11 +136,9 @@ class _Drafting(ChainSession):
         asked = [index for index, tokens in enumerate(most) if tokens]
         self._read({rows[i]: texts[i] for i in asked})
         budget = Budget(most, budget.threshold)
-        return (
-            super().propose(rows, texts, budget)
-            if self._width == 1
-            else self._grow(rows, asked, budget)
-        )
+        if self._width == 1:
+            return super().propose(rows, texts, budget)
+        return self._grow(rows, texts, asked, budget)
 
     def slot(self, row: int, length: int) -> int:
         return length - 2 - self._entries[row].first
@@ -152,11 +168,18 @@ class _Drafting(ChainSession):
             ):
                 self._own[span.row] = piece[-1:]
 
-    def _grow(self, rows: Sequence[int], asked: Sequence[int], budget: Budget) -> Draft:
+    def _grow(
+        self,
+        rows: Sequence[int],
+        texts: Sequence[Sequence[int]],
+        asked: Sequence[int],
+        budget: Budget,
+    ) -> Sequence[Draft]:
         """Trees: at each depth the likeliest guesses of every row are read together."""
         beams = [
             Beam(
                 rows[i],
+                texts[i][-1],
                 self._entries[rows[i]].held,
                 budget.tokens[i],
                 self._width,
@@ -176,13 +199,12 @@ class _Drafting(ChainSession):
             live, states = [beam for beam in live if beam.front], torch.cat(following)
             if live:
                 own = list(self._follow(live, states).split([len(beam.front) for beam in live]))
-        trees = {beam.row: beam.tree() for beam in beams}
-        found = [trees.get(row, ([], [])) for row in rows]
-        return Draft([tokens for tokens, _ in found], parents=[parents for _, parents in found])
+        trees = {beam.row: Draft(beam.tree()) for beam in beams}
+        return [trees.get(row) or Draft.chain(text) for row, text in zip(rows, texts, strict=True)]
 
     def _follow(self, beams: Sequence[Beam], own: Tensor) -> Tensor:
         """Read the fronts, given the outputs before them."""
-        layout = place_of(beams)
+        layout = layout_of(beams)
         self.cache.reserve(int(layout.slots.max()) + 1)
         tokens = torch.tensor(
             [token for beam in beams for token in beam.front_tokens], device=own.device

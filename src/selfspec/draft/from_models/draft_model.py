@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 from transformers import PreTrainedModel
 
 from ...errors import OptionError
+from ...model.from_transformers import from_transformers
 from ...model.layered import LayeredModel
 from ...model.load.loading import load
 from ..base import Drafter, DraftSession, Target
@@ -40,14 +41,13 @@ class DraftModel(Drafter):
     name: ClassVar[str] = "draft-model"
 
     model: Source | None = None
-    """A name on the hub, a folder, a live model or an LLM; None is the model itself, which accepts
-    everything and saves nothing.
-    """
+    """The model that drafts: a name on the hub, a folder, a live model or an LLM. None is the model
+    itself, which accepts everything and saves nothing."""
     dtype: str = "auto"
-    """Of a model that is loaded by name: auto, float32, bfloat16 or float16."""
+    """Number format of a model that is loaded by name: auto, float32, bfloat16 or float16."""
     vocabulary: int = 0
-    """Score only that many of the most frequent tokens, and the prompt's, while drafting; 0 is all
-    of them."""
+    """While drafting, score only the token ids below this number and the prompt's tokens (most
+    tokenizers give low ids to frequent tokens). 0 scores all."""
 
     def start(self, target: Target) -> DraftSession:
         model = (
@@ -60,10 +60,8 @@ class DraftModel(Drafter):
                 f"for has {ours}, so its "
                 "tokens would mean something else; use a draft model with the same tokenizer"
             )
-        cache = model.new_cache(len(target.prompts), max(map(len, target.prompts)) + 64)
-        return SecondModelSession(
-            Target(model, cache, target.prompts, target.samplers, target.ends), self.vocabulary
-        )
+        cache = model.new_cache(target.cache.rows, 1)
+        return SecondModelSession(Target(model, cache), self.vocabulary)
 
 
 _loaded: WeakKeyDictionary[LayeredModel, dict[tuple[object, str], LayeredModel]] = (
@@ -93,5 +91,5 @@ def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:
                 dtype=dtype,
                 device="auto" if isinstance(source, PreTrainedModel) else target.device,
             )
-            kept[key] = LayeredModel(loaded.model, owned=loaded.owned)
+            kept[key] = from_transformers(loaded.model, owned=loaded.owned)
         return kept[key]

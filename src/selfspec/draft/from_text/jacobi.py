@@ -16,7 +16,6 @@ from ...core.contract import Budget, Draft, Outcome
 from ...core.randomness import uniform
 from ...errors import OptionError, nearest
 from ..base import Drafter, DraftSession, Target
-from ..guess_tree import families
 
 FILLS = ("text", "last")
 
@@ -28,51 +27,43 @@ class Jacobi(Drafter):
     name: ClassVar[str] = "jacobi"
 
     fill: str = "text"
-    """Guesses where there are none yet: "text" takes tokens from anywhere in the row's text, "last"
-    repeats its last token."""
+    """What to guess where there are no guesses yet: "text" takes tokens from anywhere in the row's
+    text, "last" repeats its last token."""
 
     def __post_init__(self) -> None:
         if self.fill not in FILLS:
             raise OptionError(f"fill={self.fill!r} is no way to begin; {nearest(self.fill, FILLS)}")
 
     def start(self, target: Target) -> DraftSession:
-        return _Iterating(self.fill, len(target.prompts))
+        return _Iterating(self.fill)
 
 
 class _Iterating(DraftSession):
-    def __init__(self, fill: str, rows: int) -> None:
+    def __init__(self, fill: str) -> None:
         self._fill = fill
-        self._guesses: list[list[int]] = [[] for _ in range(rows)]
+        self._guesses: dict[int, list[int]] = {}
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        drafted = []
+    def drop(self, row: int) -> None:
+        self._guesses.pop(row, None)
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        drafts = []
         for row, text, most in zip(rows, texts, budget.tokens, strict=True):
-            guesses = self._guesses[row][:most]
-            drafted.append(
-                guesses + [self._any(text, depth) for depth in range(len(guesses), most)]
-            )
-        return Draft(drafted)
+            guesses = self._guesses.get(row, [])[:most]
+            more = [self._any(text, depth) for depth in range(len(guesses), most)]
+            drafts.append(Draft.chain(text, guesses + more))
+        return drafts
 
     def _any(self, text: Sequence[int], depth: int) -> int:
         """A first guess; a function of the text alone, so that runs repeat."""
-        return (
-            text[-1] if self._fill == "last" else text[int(uniform(depth, len(text)) * len(text))]
-        )
+        if self._fill == "last":
+            return text[-1]
+        return text[int(uniform(depth, len(text)) * len(text))]
 
     def observe(self, outcome: Outcome) -> None:
-        shown = zip(
-            outcome.rows,
-            outcome.draft.tokens,
-            families(outcome.draft),
-            outcome.accepted,
-            outcome.choices,
-            strict=True,
-        )
-        for row, tokens, parents, path, choices in shown:
-            here, guesses = (path[-1] if path else -1), []
-            # down the first guesses after the kept text; parents come first
-            for index in range(len(tokens)):
-                if parents[index] == here:
-                    guesses.append(choices[index + 1])
-                    here = index
-            self._guesses[row] = guesses
+        for each in outcome.rows:
+            # down the first guesses after the kept text
+            wrong = each.draft.tree.first_branch(each.path[-1])
+            self._guesses[each.row] = [each.choices[node] for node in wrong]

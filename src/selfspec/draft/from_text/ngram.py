@@ -14,9 +14,10 @@ from itertools import count
 from typing import ClassVar, NamedTuple
 
 from ...core.contract import Budget, Draft
+from ...core.sampling import Sampler
+from ...core.tree import TreeBuilder
 from ...errors import OptionError
 from ..base import Drafter, DraftSession, Target
-from ..guess_tree import GuessTree, draft_of
 
 # How often the token after a match of 1, 2, ... tokens was right: 30 answers of
 # SmolLM2-135M-Instruct to Spec-Bench prompts. Only the order in which a budget is spent hangs on
@@ -33,14 +34,15 @@ class NGram(Drafter):
     trees: ClassVar[bool] = True
 
     longest: int = 4
-    """Look for the last so many tokens first, then for fewer."""
+    """Most tokens to compare at the text's end. Shorter matches are tried after longer ones."""
     shortest: int = 1
-    """The fewest tokens that count as a match."""
+    """Fewest tokens that count as a match."""
     branches: int = 3
     """How many different continuations to draft as a tree; 1 drafts a chain, the latest
     continuation of the longest match."""
     least: float = 0.0
-    """Stop where the estimated chance of a token falls below this; 0 uses the whole budget."""
+    """Leave out guesses whose estimated chance to be right, multiplied along their path, is below
+    this; 0 uses the whole budget."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
@@ -59,23 +61,39 @@ class NGram(Drafter):
             )
 
     def start(self, target: Target) -> DraftSession:
-        return _LookingUp(self, len(target.prompts))
+        return _LookingUp(self)
 
 
 class _LookingUp(DraftSession):
-    def __init__(self, options: NGram, rows: int) -> None:
+    def __init__(self, options: NGram) -> None:
         self._options = options
-        self._index = [_Index(options.shortest, options.longest) for _ in range(rows)]
+        self._index: dict[int, _Index] = {}
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        trees = [GuessTree(most) for most in budget.tokens]
-        for row, text, tree in zip(rows, texts, trees, strict=True):
-            if not tree.full:
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        self._index[row] = _Index(self._options.shortest, self._options.longest)
+
+    def drop(self, row: int) -> None:
+        del self._index[row]
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        drafts = []
+        for row, text, most in zip(rows, texts, budget.tokens, strict=True):
+            tree = TreeBuilder(text[-1], most)
+            if most:
                 self._index[row].grow(text)
                 self._guess(self._index[row], text, tree)
-        return draft_of(trees)
+            drafts.append(Draft(tree.tree()))
+        return drafts
 
-    def _guess(self, index: _Index, text: Sequence[int], tree: GuessTree) -> None:
+    def _guess(self, index: _Index, text: Sequence[int], tree: TreeBuilder) -> None:
         """Fill the tree, the likeliest token first. A continuation that reaches the text's end goes
         on with its own guesses."""
         order, left = count(), 1.0
@@ -83,8 +101,8 @@ class _LookingUp(DraftSession):
         for matched, place in index.continuations(text, self._options.branches):
             chance = left * _chance(matched)
             left -= chance
-            heapq.heappush(heap, _Next(-chance, next(order), -1, place, matched, ()))
-        while heap and not tree.full and -heap[0].minus_chance >= self._options.least:
+            heapq.heappush(heap, _Next(-chance, next(order), 0, place, matched, ()))
+        while heap and tree.room and -heap[0].minus_chance >= self._options.least:
             loss, _, parent, place, matched, guesses = heapq.heappop(heap)
             token = text[place] if place < len(text) else guesses[place - len(text)]
             node = tree.add(parent, token)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -25,12 +25,13 @@ import torch
 from torch import Tensor
 
 from ...core.contract import Budget, Draft, Outcome
+from ...core.sampling import Sampler
+from ...core.tree import TreeBuilder
 from ...errors import OptionError
 from ...model.layered import LayeredModel
-from ...trained.files import Part
+from ...trained.files import TrainedPart
 from ...trained.successors import Chances, Successors, trained_successors
 from ..base import Drafter, DraftSession, Target
-from ..guess_tree import GuessTree, draft_of, families
 
 # How often the successor of each rank was the right one, after a pair of tokens and after a single
 # one: 30 answers of SmolLM2-135M-Instruct to Spec-Bench prompts. Only the shape of the tree hangs
@@ -64,15 +65,15 @@ class TokenRecycling(Drafter):
     trees: ClassVar[bool] = True
 
     successors: int = 7
-    """How many successors of a token to keep (k)."""
+    """How many successors of a token to keep (k), 1 to 7."""
     pairs: bool = True
-    """Keep successors of pairs of tokens as well, and trust those first; False is the published
+    """Keep successors of pairs of tokens as well, and trust those first. False is the published
     method."""
-    part: str | os.PathLike[str] | Part | None = None
-    """Folder of trained successors; None takes those that come with selfspec for this model, if
+    part: str | os.PathLike[str] | TrainedPart | None = None
+    """Folder of trained successors. None takes those that come with selfspec for this model, if
     any; "none" takes none."""
     keep_table: bool = False
-    """Let later requests of the same drafter object begin with what earlier ones left; benchmarks
+    """Let later requests of the same drafter object begin with what earlier ones left. Benchmarks
     must say so."""
 
     def __post_init__(self) -> None:
@@ -96,47 +97,50 @@ class TokenRecycling(Drafter):
 
     def start(self, target: Target) -> DraftSession:
         trained = trained_successors(self.part, target.model)
-        if self.keep_table:
-            tables = [self._tables.setdefault(target.model, _Table(self, trained))] * len(
-                target.prompts
-            )
-        else:
-            tables = [_Table(self, trained) for _ in target.prompts]
-        return _Recycling(self, tables, target.prompts)
+        if not self.keep_table:
+            return _Recycling(lambda: _Table(self, trained), self.successors)
+        kept = self._tables.setdefault(target.model, _Table(self, trained))
+        return _Recycling(lambda: kept, self.successors)
 
 
 class _Recycling(DraftSession):
-    def __init__(
-        self, options: TokenRecycling, tables: Sequence[_Table], prompts: Sequence[Sequence[int]]
-    ) -> None:
-        self._tables, self._count = tables, options.successors
-        for table, prompt in zip(tables, prompts, strict=True):
-            table.read(prompt)
+    def __init__(self, make_table: Callable[[], _Table], count: int) -> None:
+        self._make_table, self._count = make_table, count
+        self._tables: dict[int, _Table] = {}
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        trees = [GuessTree(most) for most in budget.tokens]
-        for row, text, tree in zip(rows, texts, trees, strict=True):
+    def admit(
+        self,
+        row: int,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        ends: frozenset[int] = frozenset(),
+    ) -> None:
+        self._tables[row] = self._make_table()
+        self._tables[row].read(prompt)
+
+    def drop(self, row: int) -> None:
+        del self._tables[row]
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        drafts = []
+        for row, text, most in zip(rows, texts, budget.tokens, strict=True):
+            tree = TreeBuilder(text[-1], most)
             _grow(tree, self._tables[row], tuple(text[-2:]))
-        return draft_of(trees)
+            drafts.append(Draft(tree.tree()))
+        return drafts
 
     def observe(self, outcome: Outcome) -> None:
         """Every token that was verified gets its successors anew, those of rejected drafts too. One
         read from the device."""
         found = iter(_likeliest(outcome.logits, self._count).tolist())
-        shown = zip(
-            outcome.rows,
-            outcome.texts,
-            outcome.kept,
-            outcome.draft.tokens,
-            families(outcome.draft),
-            strict=True,
-        )
-        for row, text, kept, tokens, parents in shown:
-            before = text[: len(text) - len(kept)][-2:]
-            contexts: list[Context] = [tuple(before)]
-            for token, parent in zip(tokens, parents, strict=True):
-                contexts.append((contexts[parent + 1][-1], token))
-            self._tables[row].learn({context: tuple(next(found)) for context in contexts})
+        for each in outcome.rows:
+            tree, begin = each.draft.tree, len(each.text) - len(each.kept)
+            contexts: list[Context] = [tuple(each.text[max(0, begin - 2) : begin])]
+            for node in range(1, len(tree)):
+                contexts.append((tree.tokens[tree.parents[node]], tree.tokens[node]))
+            self._tables[each.row].learn({context: tuple(next(found)) for context in contexts})
 
 
 class _Table:
@@ -223,7 +227,7 @@ class _Table:
                 del self._order[oldest], self._known[oldest]
 
 
-def _grow(tree: GuessTree, table: _Table, context: Context) -> None:
+def _grow(tree: TreeBuilder, table: _Table, context: Context) -> None:
     """Fill the tree with the likeliest paths through the table; a path's chance is the product of
     its tokens'."""
     order = count()
@@ -235,9 +239,9 @@ def _grow(tree: GuessTree, table: _Table, context: Context) -> None:
         for token, share in table.after(context):
             heapq.heappush(heap, (-chance * share, next(order), parent, (context[-1], token)))
 
-    if not tree.full:
-        push(-1, context, 1.0)
-    while heap and not tree.full:
+    if tree.room:
+        push(0, context, 1.0)
+    while heap and tree.room:
         chance, _, parent, guess = heapq.heappop(heap)
         node = tree.add(parent, guess[-1])
         assert node is not None, "the loop ends when the tree is full"

@@ -98,6 +98,27 @@ class TokenLayout(Memo):
     def __len__(self) -> int:
         return len(self.rows)
 
+    def select(self, tokens: Sequence[int]) -> TokenLayout:
+        """The layout of some of the tokens, in their order."""
+        index = torch.tensor(tokens)
+        rows, slots = self.rows[index], self.slots[index]
+        spans: list[RowSpan] = []
+        for row, slot in zip(rows.tolist(), slots.tolist(), strict=True):
+            last = spans[-1] if spans else None
+            if last is not None and last.row == row and last.first + last.count == slot:
+                spans[-1] = replace(last, count=last.count + 1)
+            else:
+                spans.append(RowSpan(row, slot, 1))
+        ancestors = self.ancestors
+        return TokenLayout(
+            tuple(spans),
+            rows,
+            slots,
+            self.positions[index],
+            self.stops[index],
+            None if ancestors is None else tuple(ancestors[token] for token in tokens),
+        )
+
     def on(self, device: torch.device) -> Self:
         """The same with its tensors on a device, where what is seen is worked out too."""
         if self.rows.device == device:
@@ -151,13 +172,22 @@ class KVCache:
     ) -> None:
         self.lengths = np.zeros((rows, layers), dtype=np.int64)
         # tokens that each layer's attention ever ran on, kept or not
-        self.computed = np.zeros(layers, dtype=np.int64)
+        self.computed = np.zeros((rows, layers), dtype=np.int64)
         self._shape = (layers, rows, heads, size)
         self._dtype, self._device = dtype, device
-        self.keys, self.values = self._room(_rounded(capacity))
+        self._tensors = self._room(_rounded(capacity))
 
     def _room(self, capacity: int) -> tuple[Tensor, Tensor]:
         return zeros(self._shape, capacity, self._dtype, self._device)
+
+    @property
+    def keys(self) -> Tensor:
+        """(layers, rows, heads, slots, size), like the values."""
+        return self._tensors[0]
+
+    @property
+    def values(self) -> Tensor:
+        return self._tensors[1]
 
     @property
     def rows(self) -> int:
@@ -180,10 +210,27 @@ class KVCache:
         generation."""
         if slots <= self.capacity:
             return
-        room = self._room(_rounded(max(slots, min(2 * self.capacity, self.capacity + 4096))))
-        for new, old in zip(room, (self.keys, self.values), strict=True):
-            new[:, :, :, : old.shape[3]] = old
-        self.keys, self.values = room
+        self._grow(max(slots, min(2 * self.capacity, self.capacity + 4096)))
+
+    def reserve_rows(self, rows: int) -> None:
+        """Make room for that many rows."""
+        more = rows - self.rows
+        if more > 0:
+            layers, _, heads, size = self._shape
+            self._shape = (layers, rows, heads, size)
+            self._grow(self.capacity)
+            self.lengths, self.computed = (
+                np.concatenate([known, np.zeros((more, layers), dtype=np.int64)])
+                for known in (self.lengths, self.computed)
+            )
+
+    def _grow(self, capacity: int) -> None:
+        """Move to a larger room. Keys and values are replaced at once, so that an interruption
+        leaves both as they were."""
+        room = self._room(_rounded(capacity))
+        for new, old in zip(room, self._tensors, strict=True):
+            new[:, : old.shape[1], :, : old.shape[3]] = old
+        self._tensors = room
 
     def layout(
         self, counts: Sequence[int], parents: Sequence[Sequence[int]] | None = None
@@ -209,7 +256,6 @@ class KVCache:
         """Note that these layers now hold the place's tokens. They must have known everything
         before them."""
         index = list(layers)
-        self.computed[index] += len(layout)
         row, first, count = np.array(
             [(s.row, s.first, s.count) for s in layout.spans], dtype=np.int64
         ).T[:, :, None]
@@ -217,6 +263,10 @@ class KVCache:
         assert (known >= first).all(), (
             f"rows {row.ravel()}: layers are at {known}, tokens start at slots {first.ravel()}"
         )
+        if len(layout.spans) == len({span.row for span in layout.spans}):
+            self.computed[row, index] += count
+        else:  # which would count a row's spans once
+            np.add.at(self.computed, (row, index), count)
         self.lengths[row, index] = first + count
 
     def rollback(self, row: int, length: int) -> None:

@@ -52,7 +52,7 @@ class Peer:
         results = self.llm.generate(
             rows, sampling=params, max_new_tokens=max_new_tokens, eos=eos, **own_options(method)
         )
-        self.counts = counts(results[0].stats, [])
+        self.counts = counts(results[0].call, [])
         return [list(result.tokens) for result in results]
 
     @torch.inference_mode()

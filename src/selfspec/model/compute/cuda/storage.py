@@ -140,6 +140,9 @@ class StaticCache(KVCache):
 
     def reserve(self, slots: int) -> None:
         super().reserve(slots if slots <= self.capacity else slots + 1)
+
+    def _grow(self, capacity: int) -> None:
+        super()._grow(capacity)
         while len(self._held) > 1:  # it grew: what it had is copied
             self._pool.give(self._held.pop(0))
 

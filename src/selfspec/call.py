@@ -1,0 +1,113 @@
+"""One call of `generate`, `stream` or `chat` at work: the engine's steps turned into text and
+results. Knows no models, drafters or chat templates."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from .core.contract import Stats
+from .core.sampling import TokenLogprob
+from .core.text_stream import RowText
+from .engine.chat_cache import ChatCaches
+from .engine.generation import Generation
+from .engine.row import Request, Row
+from .errors import OptionError
+from .results import Piece, Result
+
+
+class Call:
+    """All requests of one call, admitted at once and run to their ends."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        requests: Sequence[Request],
+        texts: Sequence[RowText],
+        chats: ChatCaches | None,
+    ) -> None:
+        self._generation, self._texts, self._chats = generation, texts, chats
+        known = generation.cache.length(0) if chats else 0
+        self._rows = [generation.admit(request, known) for request in requests]
+        self._logprobs: list[list[TokenLogprob]] = [[] for _ in requests]
+        self.results: list[Result] | None = None
+
+    def pieces(self) -> Generator[Piece, None, None]:
+        """Every row's text as it comes; results at the end."""
+        try:
+            for step in self._generation:
+                for part in step.rows:
+                    text = self._texts[part.row].push(part)
+                    self._logprobs[part.row] += part.logprobs
+                    rejected = list(part.rejected)
+                    yield Piece(text, list(part.tokens), part.accepted, rejected, part.row)
+            stats = replace(self._generation.stats, peak_memory_bytes=self._peak_memory())
+            self.results = [self._result(row, stats) for row in self._rows]
+        finally:
+            if self._chats:
+                row = self._rows[0]
+                self._chats.give(row.tokens[: row.settled], self._generation.cache)
+
+    def finish(self) -> list[Result]:
+        for _ in self.pieces():
+            pass
+        assert self.results is not None
+        return self.results
+
+    def _result(self, row: Row, stats: Stats) -> Result:
+        request = row.request
+        assert row.finish is not None
+        row.stats.peak_memory_bytes = stats.peak_memory_bytes
+        return Result(
+            text=self._texts[row.index].text,
+            tokens=row.tokens[len(request.prompt) :],
+            finish_reason=row.finish,
+            stats=row.stats,
+            call=stats,
+            logprobs=self._logprobs[row.index] if request.logprobs is not None else None,
+            seed=None if request.sampler.params.greedy else request.sampler.seed,
+        )
+
+    def _peak_memory(self) -> int:
+        """The most memory that was in use so far: the device's on a GPU, the process's on a
+        CPU."""
+        if self._generation.cache.keys.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._generation.cache.keys.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+class Stream:
+    """Pieces of text as they are made. Iterate over it. `close()`, or leaving a `with`, stops the
+    work. `result` is there once the stream has ended, and not after it was closed early."""
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._pieces = call.pieces()
+
+    def __iter__(self) -> Iterator[Piece]:
+        return self
+
+    def __next__(self) -> Piece:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """Stop generating. Nothing is computed after this."""
+        self._pieces.close()
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def result(self) -> Result:
+        """The whole result, once the stream is exhausted."""
+        if self._call.results is None:
+            raise OptionError(
+                "the stream has not ended, so it has no result yet; iterate to its end first"
+            )
+        return self._call.results[0]

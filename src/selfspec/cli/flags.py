@@ -1,0 +1,212 @@
+"""Flags from a dataclass: each field is an option, with the field's name, type and default, and
+the docstring below the field as its help.
+
+A class is found by name and read from its source. It is not imported, since most need torch, for
+which `--help` must not wait. Knows no class and no command.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from rich.markup import escape
+
+from ..core.options import numbers
+
+T = TypeVar("T")
+
+PACKAGE = Path(__file__).resolve().parents[1]
+SHORT = {"max_new_tokens": "-n", "temperature": "-t", "draft": "-d"}
+NUMBERS, TEXTS = "tuple[int, ...]", "Sequence[str]"
+KINDS: Mapping[str, Any] = {
+    "bool": bool,
+    "int": int,
+    "float": float,
+    "str": str,
+    "Path": Path,
+    TEXTS: list[str],
+    NUMBERS: str,  # 8,15 or 1-4
+}
+
+
+@dataclass(frozen=True)
+class Field:
+    """A field of a dataclass as its source says it."""
+
+    name: str
+    kind: str
+    default: Any
+    help: str
+
+
+@dataclass(frozen=True)
+class Typed:
+    """What was typed of some flags, by the names of their parameters. What was not typed is not
+    here, so that the library's defaults hold."""
+
+    values: Mapping[str, Any]
+
+    def of(self, kind: Any, prefix: str = "") -> dict[str, Any]:
+        """What was typed of a dataclass's fields."""
+        names = {field.name: _joined(prefix, field.name) for field in dataclasses.fields(kind)}
+        return {field: self.values[name] for field, name in names.items() if name in self.values}
+
+    def make(self, kind: type[T], prefix: str = "", **otherwise: Any) -> T:
+        """The dataclass with what was typed; `otherwise` replaces its defaults."""
+        return kind(**{**otherwise, **self.of(kind, prefix)})
+
+    def pick(self, *names: str) -> dict[str, Any]:
+        """What was typed of these."""
+        return {name: self.values[name] for name in names if name in self.values}
+
+
+@dataclass(frozen=True)
+class Flags:
+    """The fields of a class that become flags, shown in one panel of the help.
+
+    `where`: its module inside the package and its name, "train.recipe:Recipe". `label`: what to
+    call the class where another one has the same flag with other words or another default.
+    """
+
+    where: str
+    panel: str
+    only: Sequence[str] = ()
+    without: Sequence[str] = ()
+    prefix: str = ""
+    label: str = ""
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields by the names of their parameters."""
+        return {
+            _joined(self.prefix, field.name): field
+            for field in fields_of(self.where)
+            if field.name not in self.without and (not self.only or field.name in self.only)
+        }
+
+
+def flag_of(parameter: str) -> str:
+    """What is typed for a parameter."""
+    return "--" + parameter.replace("_", "-")
+
+
+def parameters_of(groups: Sequence[Flags]) -> list[inspect.Parameter]:
+    """A parameter for each flag. A field that several classes have is one flag, in the words of the
+    first; what the others say or have as default is added where it differs."""
+    found: dict[str, list[tuple[Flags, Field]]] = {}
+    for group in groups:
+        for name, field in group.fields.items():
+            found.setdefault(name, []).append((group, field))
+    return [_parameter(name, owners) for name, owners in found.items()]
+
+
+def typed(values: Mapping[str, Any], groups: Iterable[Flags]) -> Typed:
+    """The values that were typed for some flags, as their fields take them."""
+    fields = {name: field for group in groups for name, field in group.fields.items()}
+    read: Mapping[str, Callable[[Any, str], Any]] = {
+        NUMBERS: numbers,
+        TEXTS: lambda texts, _: tuple(texts),
+    }
+    return Typed(
+        {
+            name: read[kind](value, flag_of(name)) if (kind := fields[name].kind) in read else value
+            for name, value in values.items()
+        }
+    )
+
+
+def _parameter(name: str, owners: Sequence[tuple[Flags, Field]]) -> inspect.Parameter:
+    group, field = owners[0]
+    kinds = {each.kind for _, each in owners}
+    if len(kinds) > 1 or field.kind not in KINDS:
+        raise TypeError(
+            f"{group.where}: no flag can be made of {field.name}: {', '.join(sorted(kinds))}"
+        )
+    names = [flag_of(name), *([SHORT[name]] if name in SHORT else [])]
+    if field.default is True:
+        names[0] += f"/--no-{names[0][2:]}"
+    words, defaults = [field.help], [str(field.default)]
+    for flags, each in owners[1:]:
+        if flags.label and each.help not in words[0]:
+            words.append(f"{flags.label.capitalize()}: {each.help[:1].lower()}{each.help[1:]}")
+        if each.default != field.default:
+            defaults.append(f"{flags.label} {each.default}")
+    if field.kind == TEXTS:
+        words.append("Repeatable.")
+    option = typer.Option(
+        *names,
+        help=escape(" ".join(dict.fromkeys(words))),
+        metavar="<1,3-5>" if field.kind == NUMBERS else None,
+        rich_help_panel=group.panel,
+        show_default=len(defaults) == 1 or "; ".join(dict.fromkeys(defaults)),
+    )
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=field.default if len(defaults) == 1 and field.default != () else None,
+        annotation=Annotated[KINDS[field.kind] | None, option],
+    )
+
+
+def _joined(prefix: str, name: str) -> str:
+    return f"{prefix}_{name}" if prefix else name
+
+
+# ------------------------------------------------------------------------------------- from source
+
+
+@functools.cache
+def fields_of(where: str) -> tuple[Field, ...]:
+    """The fields of a class of this package."""
+    module, _, name = where.partition(":")
+    path = PACKAGE.joinpath(*module.split(".")).with_suffix(".py")
+    body = _class_in(path.read_text(encoding="utf-8").splitlines(), name)
+    helps = docstrings(body)
+    return tuple(
+        Field(
+            each.target.id,
+            ast.unparse(each.annotation).removesuffix(" | None"),
+            None if each.value is None else _value(each.value),
+            helps.get(each.target.id, ""),
+        )
+        for each in body.body
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+    )
+
+
+def docstrings(body: ast.ClassDef) -> dict[str, str]:
+    """What stands as a string below each field."""
+    return {
+        field.target.id: " ".join(str(text.value.value).split())
+        for field, text in zip(body.body, body.body[1:], strict=False)
+        if isinstance(field, ast.AnnAssign)
+        and isinstance(field.target, ast.Name)
+        and isinstance(text, ast.Expr)
+        and isinstance(text.value, ast.Constant)
+    }
+
+
+def _class_in(lines: Sequence[str], name: str) -> ast.ClassDef:
+    """One class of a module. The rest is not parsed: that would take longer than all else that
+    --help does."""
+    first = lines.index(f"class {name}:")
+    after = (index for index in range(first + 1, len(lines)) if lines[index][:1].strip())
+    body = ast.parse("\n".join(lines[first : next(after, len(lines))])).body[0]
+    assert isinstance(body, ast.ClassDef)
+    return body
+
+
+def _value(node: ast.expr) -> Any:
+    """A default as a value, or as its text where it is none, such as a call."""
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        return ast.unparse(node)

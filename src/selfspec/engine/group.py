@@ -1,0 +1,92 @@
+"""Rows that draft together: one drafter's session and one controller's, for as long as there are
+rows. Knows neither the cache's slots nor what is kept.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from ..control.base import Controller, ControlSession
+from ..core.contract import Draft, Outcome, RoundTime
+from ..draft.base import Drafter, DraftSession, Target
+from ..errors import OptionError
+from .row import Request, Row
+
+
+class Group:
+    """Rows of equal drafters and controllers."""
+
+    def __init__(self, drafter: Drafter, controller: Controller | None, target: Target) -> None:
+        self._drafter, self._controller, self._target = drafter, controller, target
+        self.rows: list[Row] = []
+        self.draft_seconds = 0.0  # of this round
+        self._open()
+
+    def _open(self) -> None:
+        self.session: DraftSession = self._drafter.start(self._target)
+        control = self._controller.start() if self._controller else self.session.control
+        if control is None:
+            raise OptionError(
+                f"the drafter {self._drafter.name!r} does not say how much to draft; give the "
+                "request a controller, or name one (control=)"
+            )
+        self._control: ControlSession = control
+        self._two_sessions = self.session.control is not control
+        self._is_open = True
+
+    def drafts_for(self, request: Request) -> bool:
+        """Whether a request belongs here."""
+        return request.drafter == self._drafter and request.controller == self._controller
+
+    def admit(self, row: Row) -> None:
+        self._reopen()
+        self._enter(row)
+        self.rows.append(row)
+
+    def _enter(self, row: Row) -> None:
+        request = row.request
+        self.session.admit(row.slot, row.tokens, request.sampler, request.eos)
+        if self._two_sessions:
+            self._control.admit(row.slot, row.tokens, request.sampler)
+
+    def drop(self, row: Row) -> None:
+        self.rows.remove(row)
+        if self._is_open:
+            self.session.drop(row.slot)
+            if self._two_sessions:
+                self._control.drop(row.slot)
+
+    def close(self) -> None:
+        """After a round that was interrupted nobody knows what the sessions hold. They begin anew,
+        with the rows as they are, when they are needed next."""
+        self._is_open = False
+
+    def _reopen(self) -> None:
+        if not self._is_open:
+            self._open()
+            for row in self.rows:
+                self._enter(row)
+
+    def draft(self, rows: Sequence[Row], beside: int) -> list[Draft]:
+        """What is guessed to follow these rows. `beside`: tokens of other rows in the same pass."""
+        self._reopen()
+        begin = time.perf_counter()
+        budget = self._control.budget([row.room - 1 for row in rows], beside)
+        if any(budget.tokens):
+            texts = [row.tokens for row in rows]
+            drafts = list(self.session.propose([row.slot for row in rows], texts, budget))
+            assert len(drafts) == len(rows), "there is one draft for each row that was asked for"
+            for draft, row, most in zip(drafts, rows, budget.tokens, strict=True):
+                assert draft.tree.tokens[0] == row.tokens[-1], "a draft's root is the last token"
+                assert len(draft.tree) - 1 <= most, "a draft is within its budget"
+        else:
+            drafts = [Draft.chain(row.tokens) for row in rows]
+        self.draft_seconds = time.perf_counter() - begin
+        return drafts
+
+    def learn(self, outcome: Outcome, begin: float, verify: float, beside: int) -> None:
+        """Tell the sessions what became of the drafts. `begin`: when the pass had ended."""
+        self.session.observe(outcome)
+        host = time.perf_counter() - begin
+        self._control.learn(outcome, RoundTime(self.draft_seconds, verify, host, beside))

@@ -1,0 +1,143 @@
+"""What is kept of a round: the model's choices at every node, the drafts that equal them, and the
+state of each row afterwards. Nothing is changed here but the objects that a user gave (stop checks,
+logits processors), which are never rewound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..core.contract import Draft, RowOutcome, RowStep
+from ..core.randomness import uniform
+from ..core.sampling import TokenLogprob, logprobs_of
+from ..model.compute.cache import RowSpan
+from ..verify.outright import accepted_path
+from ..verify.rejection import verified
+from .row import Row, RowState
+
+
+@dataclass(frozen=True)
+class Block:
+    """What the full model reads of one row in a round: a tree whose root is its last token."""
+
+    row: Row
+    draft: Draft
+
+    @property
+    def span(self) -> RowSpan:
+        """Where it goes: all before it is in the cache."""
+        return RowSpan(self.row.slot, len(self.row.tokens) - 1, len(self.draft.tree))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a round adds to one row. It counts once the row has taken it over."""
+
+    block: Block
+    path: Sequence[int]
+    """The root and the guesses that are kept."""
+    choices: Sequence[int]
+    """What the model chose after each node."""
+    state: RowState
+    kept: Sequence[int]
+    logprobs: Sequence[TokenLogprob]
+
+    @property
+    def outcome(self) -> RowOutcome:
+        row = self.block.row
+        return RowOutcome(
+            row.slot, row.tokens, self.block.draft, self.path, self.kept, self.choices
+        )
+
+    @property
+    def step(self) -> RowStep:
+        tree, index = self.block.draft.tree, self.block.row.index
+        rejected = [tree.tokens[node] for node in range(1, len(tree)) if node not in self.path]
+        accepted, finish = len(self.path) - 1, self.state.finish
+        return RowStep(index, self.kept, accepted, rejected, self.logprobs, finish)
+
+
+def decide(blocks: Sequence[Block], logits: Tensor) -> tuple[list[Decision], list[Row]]:
+    """What each row keeps, and the rows whose own code raised: they have an `error` now."""
+    pieces = logits.split([len(block.draft.tree) for block in blocks])
+    decisions: list[Decision] = []
+    failed: list[Row] = []
+    verdicts = _verdicts(blocks, logits, pieces)
+    for block, piece, verdict in zip(blocks, pieces, verdicts, strict=True):
+        try:
+            if isinstance(verdict, Exception):
+                raise verdict
+            decisions.append(_decision(block, piece, *verdict))
+        except Exception as error:  # noqa: BLE001  (a user's criterion or processor: its row ends)
+            block.row.error = error
+            failed.append(block.row)
+    return decisions, failed
+
+
+def _decision(
+    block: Block, logits: Tensor, path: Sequence[int], choices: Sequence[int]
+) -> Decision:
+    row = block.row
+    state, kept = row.after([choices[node] for node in path])
+    logprobs: Sequence[TokenLogprob] = ()
+    if row.request.logprobs is not None:
+        logprobs = logprobs_of(logits[path[: len(kept)]], kept, row.request.logprobs)
+    return Decision(block, path[: len(kept) + 1], choices, state, kept, logprobs)
+
+
+Verdict = tuple[Sequence[int], Sequence[int]]  # the nodes to keep, and what was chosen at each node
+
+
+def _verdicts(
+    blocks: Sequence[Block], logits: Tensor, pieces: Sequence[Tensor]
+) -> list[Verdict | Exception]:
+    """Drafts that were chosen outright are compared with the model's tokens, of which all rows' are
+    read from the device at once. Drawn ones are tested against their distributions."""
+    verdicts: list[Verdict | Exception | None] = []
+    chosen: list[Tensor] = []
+    if all(_is_plain(block) for block in blocks):  # one argmax is faster than one a row
+        verdicts, chosen = [None] * len(blocks), [logits.argmax(-1)]
+    else:
+        for block, piece in zip(blocks, pieces, strict=True):
+            found = _choose(block, piece)
+            verdicts.append(None if isinstance(found, Tensor) else found)
+            if isinstance(found, Tensor):
+                chosen.append(found)
+    read: list[int] = torch.cat(chosen).tolist() if chosen else []
+    found_all: list[Verdict | Exception] = []
+    begin = 0
+    for block, verdict in zip(blocks, verdicts, strict=True):
+        if verdict is None:
+            tree = block.draft.tree
+            choices = read[begin : begin + len(tree)]
+            begin += len(tree)
+            verdict = accepted_path(tree, choices), choices
+        found_all.append(verdict)
+    return found_all
+
+
+def _is_plain(block: Block) -> bool:
+    return block.draft.probs is None and block.row.request.sampler.plain
+
+
+def _choose(block: Block, logits: Tensor) -> Tensor | Verdict | Exception:
+    """The model's tokens at a row's nodes. A draft without guesses was not drawn, so that what a
+    row's neighbours draft cannot change its tokens."""
+    row, draft = block.row, block.draft
+    sampler, contexts = row.request.sampler, draft.tree.contexts(row.tokens)
+    try:
+        if draft.probs is None or len(draft.tree) == 1:
+            return sampler.choose(logits, contexts, contexts.lengths)
+        p, position = sampler.probabilities(logits, contexts), len(row.tokens)
+        return verified(
+            draft.tree,
+            p,
+            draft.probs,
+            lambda depth, stream: uniform(sampler.seed, position + depth, stream),
+        )
+    except Exception as error:  # noqa: BLE001  (a user's logits processor: its row ends)
+        return error

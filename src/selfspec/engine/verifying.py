@@ -1,0 +1,64 @@
+"""The verifying pass: every node of every tree through the layers that its draft did not run.
+
+Drafts that ran the first layers as the whole model does leave their states behind. Each token goes
+on from its own layer, so a pass is a few stretches of layers, each run by the tokens that have come
+so far. Does not know what drafts are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..core.contract import Draft
+from ..model.compute.cache import KVCache, TokenLayout
+from ..model.compute.hidden_states import StateCollector
+from ..model.compute.plan import LayerPlan
+from ..model.layered import LayeredModel
+
+
+def verified_states(
+    model: LayeredModel,
+    cache: KVCache,
+    layout: TokenLayout,
+    drafts: Sequence[Draft],
+    collectors: Sequence[StateCollector],
+) -> Tensor:
+    """The last layer's states of all nodes, (tokens, width), one row after the other."""
+    tokens = [token for draft in drafts for token in draft.tree.tokens]
+    done = _layers_done(drafts)
+    if not any(done):
+        x = model.embed(torch.tensor(tokens, device=model.device))
+        return model.run(x, model.full_plan, cache, layout, collectors=collectors)
+    new = [index for index, layer in enumerate(done) if layer == 0]
+    x = torch.empty(len(tokens), model.shape.width, dtype=model.dtype, device=model.device)
+    x[[index for index, layer in enumerate(done) if layer]] = torch.cat(
+        [draft.exits.states for draft in drafts if draft.exits is not None]
+    )
+    if new:
+        x[new] = model.embed(torch.tensor([tokens[index] for index in new], device=model.device))
+    start = 0
+    for stop in sorted({*done, model.layers} - {0}):
+        here = [index for index, layer in enumerate(done) if layer <= start]
+        if len(here) == len(tokens):
+            x = model.run(x, LayerPlan(start, stop), cache, layout, collectors=collectors)
+        elif here:
+            part, plan = layout.select(here), LayerPlan(start, stop)
+            x[here] = model.run(x[here], plan, cache, part, collectors=collectors)
+        if max(done) == stop:  # from here on all tokens run together
+            for collector in collectors:
+                if stop - 1 in collector.layers:
+                    collector.put(stop - 1, layout, x.clone())
+        start = stop
+    return x
+
+
+def _layers_done(drafts: Sequence[Draft]) -> list[int]:
+    """Of each token: how many layers its draft ran for good."""
+    done: list[int] = []
+    for draft in drafts:
+        known = list(draft.exits.layers) if draft.exits is not None else []
+        done += known + [0] * (len(draft.tree) - len(known))
+    return done

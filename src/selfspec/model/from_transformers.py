@@ -1,0 +1,204 @@
+"""From a Hugging Face model to a `LayeredModel`, and the checks before anybody uses it.
+
+HF loads, we run: weights, norms and rotary tables are the model's own, the forward is ours. So our
+logits of a probe prompt are compared with the model's own, and a model that disagrees is refused.
+Knows no tokenizers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .block import Block, Change, own_block
+from .compute.linear import Linear
+from .compute.ops import Ops
+from .compute.rope import RopeTable
+from .families import Family, Shape, checked_switch, family_of, shape_of
+from .layered import Embedding, LayeredModel
+from .measuring import product_modules
+from .operations import operations_for, why_not_recorded
+from .probing import check_recordings, is_row_stable, probe, probe_logits
+from .recording import EagerSteps, RecordedSteps
+from .self_check import SelfCheck
+from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
+from .weights import linear_weights_of, module, norm, product, release, release_matrices, table
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_BY_MODULES = (
+    "products are left to modules of kind {0}, which keep their own weights; their speed with "
+    "several tokens is up to them, and a token's last bits may depend on what is computed beside it"
+)
+_SHORTENED = (
+    "this model rotates positions by other frequencies once a text is longer than {0} tokens "
+    "(longrope), and all of the text would have to be read again at that point, which selfspec "
+    "does not do: texts end at {0} tokens here, not at {1}. For longer ones load it with "
+    "long_context=True"
+)
+
+
+def from_transformers(
+    model: PreTrainedModel,
+    *,
+    owned: bool = False,
+    kernel: str = "auto",
+    weights: str = "auto",
+    check: bool = True,
+    long_context: bool = False,
+) -> LayeredModel:
+    """The model as layers that run one by one.
+
+    `owned`: the Hugging Face model may be taken apart, each weight released once it is packed, so
+    that there is one copy. Otherwise it is left untouched and lives on beside ours.
+    """
+    config, listed = model.config, family_of(model.config)
+    switch = checked_switch(config, long_context)
+    family = listed or recognised(model)
+    with _refusals(listed, config):
+        shape = shape_of(config, family, long_context)
+    ops = (
+        operations_for(kernel, model.dtype, model.device, family.experts is not None, weights)
+        if listed
+        else module_ops(kernel, config, weights)
+    )
+    _warn_of_what_is_special(shape, config, ops)
+    prompt = probe(shape, model.device)
+    own = SelfCheck(model, prompt, switch or 0) if check else None
+    layered = _taken_over(model, family, shape, ops, switch, owned)
+    _warn_of_modules(layered)
+    if own is not None:
+        with _refusals(listed, config):
+            own.compare(probe_logits(layered))
+            if not listed:  # their modules may read our cache otherwise than we think
+                own.compare(probe_logits(layered, at_a_time=5))
+    layered = replace(layered, row_stable=is_row_stable(layered))
+    check_recordings(layered)
+    return layered
+
+
+def _refusals(listed: Family | None, config: Any) -> AbstractContextManager[None]:
+    """A family outside the table may fail in any way. Then the model is refused, with the
+    reason."""
+    return refusing(config) if listed is None else nullcontext()
+
+
+def _warn_of_what_is_special(shape: Shape, config: Any, ops: Ops) -> None:
+    whole = config.max_position_embeddings
+    if shape.context < whole:
+        warnings.warn(_SHORTENED.format(shape.context, whole), stacklevel=3)
+    if ops.kernel == "modules":
+        warnings.warn(WARNING.format(shape.family), stacklevel=3)
+
+
+def _warn_of_modules(layered: LayeredModel) -> None:
+    kinds = ", ".join(product_modules(layered))
+    if kinds:
+        warnings.warn(_BY_MODULES.format(kinds), stacklevel=3)
+        layered.steps.give_up(f"products are left to modules of kind {kinds}")
+
+
+def _taken_over(
+    model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, switch: int | None, owned: bool
+) -> LayeredModel:
+    """The model's pieces, ready to run; none of them is checked yet."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    final_norm: Change
+    if ops.kernel == "modules":
+        ropes: dict[str | None, RopeTable] = {}
+        blocks = module_blocks(model, family, shape)
+        final_norm = module(model, family.final_norm)
+    else:
+        ropes = _ropes(model, family, shape, switch)
+        blocks = _own_blocks(model, family, shape, ops, ropes, owned)
+        final_norm = partial(ops.norm, norm=norm(model, family.final_norm, family.norms))
+    embedding, head = _ends(model, family, shape, ops, owned)
+    positions = table(model, family.positions).detach() if family.positions else None
+    return LayeredModel(
+        shape=shape,
+        dtype=model.dtype,
+        device=model.device,
+        ops=ops,
+        embedding=embedding,
+        positions=positions,
+        ropes=tuple(ropes.values()),
+        blocks=tuple(blocks),
+        final_norm=final_norm,
+        head_product=head,
+        steps=_steps(model, family, shape, ops, tuple(ropes.values())),
+        parameters=parameters,
+        longer=(
+            ", or load the model with long_context=True"
+            if shape.context < model.config.max_position_embeddings
+            else ""
+        ),
+    )
+
+
+def _steps(
+    model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, ropes: Sequence[RopeTable]
+) -> EagerSteps:
+    where = (shape, model.dtype, model.device)
+    if ops.kernel == "static":
+        return RecordedSteps(*where, ropes)
+    reason = why_not_recorded(ops.kernel, model.device, family.experts is not None)
+    return EagerSteps(*where, reason)
+
+
+def _ropes(
+    model: PreTrainedModel, family: Family, shape: Shape, switch: int | None
+) -> dict[str | None, RopeTable]:
+    """The rotary tables, one of each kind."""
+    if family.rotary is None:
+        return {}
+    where = (module(model, family.rotary), shape.context, model.device)
+    kinds = {kind for kind in shape.ropes if kind is not None}
+    return {kind: RopeTable(*where, kind, family.interleaved, switch) for kind in kinds}
+
+
+def _own_blocks(
+    model: PreTrainedModel,
+    family: Family,
+    shape: Shape,
+    ops: Ops,
+    ropes: dict[str | None, RopeTable],
+    owned: bool,
+) -> list[Block]:
+    blocks = []
+    for index, layer in enumerate(module(model, family.layers).children()):
+        block = own_block(layer, index, family, shape, ops, ropes.get(shape.ropes[index]))
+        blocks.append(block)
+        if owned:
+            release_matrices(layer, [each for linear in block.linears for each in linear.modules])
+    return blocks
+
+
+def _ends(
+    model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, owned: bool
+) -> tuple[Embedding, Linear]:
+    """What comes before the first layer and after the last norm. Where both have the same weights
+    they are kept once."""
+    output: Any = model.get_output_embeddings()  # not by name: GPT-NeoX's was another once
+    table_weight = table(model, family.embedding)
+    weights = linear_weights_of(output, "language-model head")
+    head = product([weights], ops)
+    scale = torch.tensor(shape.scales.embedding)  # rounded as transformers does
+    tied = (
+        weights.weight is not None
+        and not weights.added
+        and table_weight.data_ptr() == weights.weight.data_ptr()
+    )
+    source: Tensor | Linear = head if tied and head.readable else table_weight.detach()
+    if owned:
+        release(table_weight)
+        if weights.weight is not None:
+            release(weights.weight)
+    return Embedding(source, scale.to(table_weight.dtype).item()), head

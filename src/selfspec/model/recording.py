@@ -1,0 +1,152 @@
+"""How a model's calls run: as they are written, or as steps that are recorded once and replayed.
+
+A device that gains by recordings has `RecordedSteps`, all others have `EagerSteps`. Both give the
+caches that their calls need. What a step is and how it is recorded is the business of
+compute/cuda/. Does not know what the calls compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+from .compute.cache import KVCache, TokenLayout
+from .compute.cuda.steps import Layers, StepRunner
+from .compute.cuda.storage import StaticCache, StoragePool
+from .compute.linear import Linear
+from .compute.plan import LayerPlan
+from .compute.rope import RopeTable
+from .families import Shape
+
+Heads = tuple[Linear, ...]
+Score = Callable[[Tensor, Heads], Tensor]
+
+
+class EagerSteps:
+    """Every call runs as it is written."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device, reason: str) -> None:
+        self._shape, self._dtype, self._device = shape, dtype, device
+        self._reason = reason
+
+    @property
+    def reason(self) -> str:
+        """Why nothing is recorded; empty where steps are."""
+        return self._reason
+
+    def anew(self, shape: Shape) -> EagerSteps:
+        """The same for a model of this shape, with nothing recorded yet."""
+        return EagerSteps(shape, self._dtype, self._device, self.reason)
+
+    @property
+    def status(self) -> str:
+        """Whether steps are replayed as CUDA graphs, or why not."""
+        return f"no: {self.reason}"
+
+    def new_cache(self, rows: int, capacity: int) -> KVCache:
+        """A cache on which these calls run."""
+        return KVCache(*self._sizes(rows), capacity, self._dtype, self._device)
+
+    def run(
+        self,
+        layers: Layers,
+        x: Tensor,
+        plan: LayerPlan,
+        cache: KVCache,
+        layout: TokenLayout,
+        collected: Sequence[int],
+    ) -> tuple[Tensor, ...]:
+        """What `layers` makes of a call: the hidden states that leave the plan, then those that
+        left each collected layer."""
+        return layers(x, plan, cache, layout.on(self._device), collected)
+
+    def head(self, score: Score, heads: Heads, x: Tensor) -> Tensor:
+        """score(x, heads)."""
+        return score(x, heads)
+
+    def eagerly(self) -> AbstractContextManager[None]:
+        """For measuring: meanwhile calls run as they are written."""
+        return nullcontext()
+
+    def give_up(self, reason: str) -> None:
+        """Record and replay nothing any more."""
+
+    def free_idle(self) -> None:
+        """Give back the memory that only waits for the next generation."""
+
+    def _sizes(self, rows: int) -> tuple[int, int, int, int]:
+        return self._shape.layers, rows, self._shape.kv_heads, self._shape.head_size
+
+
+class RecordedSteps(EagerSteps):
+    """Calls of a fixed shape are replayed, all others run as they are written.
+
+    `ropes`: the rotary tables that the layers read. A table that grows moves, and a recorded step
+    goes on reading the one of then, so each is made long enough for the cache beforehand.
+    """
+
+    def __init__(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device, ropes: Sequence[RopeTable]
+    ) -> None:
+        super().__init__(shape, dtype, device, "")
+        self._ropes = ropes
+        self.runner = StepRunner(device, shape.width, dtype)
+        self.pool = StoragePool(dtype, device, self.runner.forget)
+
+    @property
+    def reason(self) -> str:
+        return self.runner.reason
+
+    def anew(self, shape: Shape) -> RecordedSteps:
+        fresh = RecordedSteps(shape, self._dtype, self._device, self._ropes)
+        fresh.runner.reason = self.reason
+        return fresh
+
+    @property
+    def status(self) -> str:
+        if self.reason:
+            return super().status
+        return f"yes, as CUDA graphs ({self.runner.recorded} so far)"
+
+    def new_cache(self, rows: int, capacity: int) -> KVCache:
+        self.runner.follow()
+        return StaticCache(self.pool, *self._sizes(rows), capacity)
+
+    def run(
+        self,
+        layers: Layers,
+        x: Tensor,
+        plan: LayerPlan,
+        cache: KVCache,
+        layout: TokenLayout,
+        collected: Sequence[int],
+    ) -> tuple[Tensor, ...]:
+        if isinstance(cache, StaticCache):
+            for rope in self._ropes:
+                rope.reserve(cache.capacity)
+            states = self.runner.run(layers, x, plan, cache, layout, collected, self._tables)
+            if states is not None:
+                return states
+        return super().run(layers, x, plan, cache, layout, collected)
+
+    def head(self, score: Score, heads: Heads, x: Tensor) -> Tensor:
+        # several heads were put together for one request: not worth a step, nor kept for one
+        if len(heads) > 1:
+            return score(x, heads)
+        return self.runner.head(lambda states: score(states, heads), heads, x)
+
+    def eagerly(self) -> AbstractContextManager[None]:
+        return self.runner.pausing()
+
+    def give_up(self, reason: str) -> None:
+        if not self.reason:
+            self.runner.give_up(reason)
+
+    def free_idle(self) -> None:
+        self.pool.clear()
+
+    def _tables(self) -> object:
+        return [(rope.cosines, rope.sines) for rope in self._ropes]
