@@ -73,6 +73,11 @@ class LayeredModel:
         """Every product of one pass, in order."""
         return (*(linear for block in self.blocks for linear in block.linears), self.head_product)
 
+    @property
+    def alone(self) -> list[str]:
+        """Which halves our kernels cannot take into the one call of a pass, and why, in words."""
+        return self._passes.alone
+
     # ------------------------------------------------------------------------------------- views
 
     def view(
