@@ -298,9 +298,8 @@ class GpuBenchmark:
 
         def turn(name: str) -> Contestant:
             def run() -> float:
-                stats[name] = llm.generate(prompts, max_new_tokens=count, eos=[], **ways[name])[
-                    0
-                ].stats
+                made = llm.generate(prompts, max_new_tokens=count, eos=[], **ways[name])
+                stats[name] = made[0].call
                 return stats[name].decode_seconds
 
             return run

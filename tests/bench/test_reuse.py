@@ -146,7 +146,7 @@ def test_a_cell_does_the_same_work_in_both_variants() -> None:
         rounds = Rounds(llm.model, [[5, 6, 7, 8]], 2, 3, reuse)
         before = rounds.generation.cache.computed.copy()
         rounds.round()
-        computed[reuse] = (rounds.generation.cache.computed - before).tolist()
+        [computed[reuse]] = (rounds.generation.cache.computed - before).tolist()  # of one row
     assert computed[True] == [4] * 8, (
         "every layer once for each of 3 drafts and the token before them"
     )
