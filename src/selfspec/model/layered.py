@@ -180,11 +180,6 @@ class LayeredModel:
             x = x + self.positions[layout.positions]
         return self._passes.run(x, plan, cache, layout, collected, observer)
 
-    @property
-    def alone(self) -> list[str]:
-        """Which halves our kernels cannot take into the one call of a pass, and why, in words."""
-        return self._passes.alone
-
     @cached_property
     def _passes(self) -> Passes:
         return Passes(self.blocks)
