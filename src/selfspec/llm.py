@@ -171,13 +171,11 @@ class LLM:
         )
 
     def without_adapters(self) -> LLM:
-        """The same model without its live adapters, on the same weights; both can be used at the
-        same time."""
+        """The same model without its live adapters. Both can be used at the same time."""
         return self.view(self.model.without_adapters)
 
     def view(self, model: LayeredModel) -> LLM:
-        """The same over another view of the model. Both take turns on the weights that they
-        share."""
+        """The same over another view of the model. Both take turns on their weights."""
         other = copy(self)
         other.model, other._chats = model, ChatCaches()
         return other

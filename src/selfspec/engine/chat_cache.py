@@ -31,8 +31,7 @@ class ChatCaches:
         return cache
 
     def give(self, known: list[int], cache: KVCache) -> None:
-        """`known`: what the cache holds for good. What lies behind may be rejected drafts of a
-        round that was interrupted."""
+        """`known`: what the cache holds for good. Rejected drafts may lie behind it."""
         if known:
             cache.rollback(0, len(known))
             with self._lock:

@@ -102,8 +102,7 @@ class Block:
         return (*self._attention.linears, *self._mlp.linears)
 
     def with_linears(self, change: ChangeLinear) -> Block:
-        """The same with other products in it; experts and modules of transformers stay as they
-        are."""
+        """The same with other products. Experts and modules of transformers stay as they are."""
         other = copy(self)
         if isinstance(self._attention, Attention):
             other._attention = self._attention.with_linears(change)

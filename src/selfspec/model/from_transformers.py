@@ -87,8 +87,7 @@ def from_transformers(
 
 
 def _refusals(listed: Family | None, config: Any) -> AbstractContextManager[None]:
-    """A family outside the table may fail in any way. Then the model is refused, with the
-    reason."""
+    """An unlisted family may fail in any way. Then the model is refused, with the reason."""
     return refusing(config) if listed is None else nullcontext()
 
 
@@ -185,8 +184,7 @@ def _own_blocks(
 def _ends(
     model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, owned: bool
 ) -> tuple[Embedding, Linear]:
-    """What comes before the first layer and after the last norm. Where both have the same weights
-    they are kept once."""
+    """Embedding and head. Weights that both share are kept once."""
     output: Any = model.get_output_embeddings()  # not by name: GPT-NeoX's was another once
     table_weight = table(model, family.embedding)
     weights = linear_weights_of(output, "language-model head")

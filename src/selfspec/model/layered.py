@@ -107,16 +107,14 @@ class LayeredModel:
 
     @cached_property
     def without_adapters(self) -> LayeredModel:
-        """The view without what LoRA adapters add beside the weights. The model itself if there is
-        nothing to leave out."""
+        """The view without LoRA adapters beside the weights, or the model itself if there are none."""
         if all(without_low_rank(linear) is linear for linear in self.linears):
             return self
         blocks = [block.with_linears(without_low_rank) for block in self.blocks]
         return self.view(blocks=blocks, head=without_low_rank(self.head_product))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives: made the first time that this key is asked for, then kept as long as
-        the model."""
+        """What `make` gives, made once for this key and kept as long as the model."""
         with self._making:
             if key not in self._made:
                 self._made[key] = make()
@@ -174,8 +172,7 @@ class LayeredModel:
         collected: Sequence[int] = (),
         observer: HalfObserver | None = None,
     ) -> tuple[Tensor, ...]:
-        """The plan's halves, one after the other: what comes out, then what left each collected
-        layer."""
+        """What comes out of the plan's halves, then what left each collected layer."""
         if plan.start == 0 and self.positions is not None:
             x = x + self.positions[layout.positions]
         return self._passes.run(x, plan, cache, layout, collected, observer)
@@ -186,8 +183,7 @@ class LayeredModel:
 
     @torch.inference_mode()
     def head(self, x: Tensor) -> Tensor:
-        """Hidden states after any layer -> logits over the vocabulary, through the model's own last
-        norm and head."""
+        """Hidden states after any layer -> logits, through the model's own last norm and head."""
         return self.logits(x, (self.head_product,))
 
     def logits(self, x: Tensor, heads: tuple[Linear, ...]) -> Tensor:

@@ -38,8 +38,7 @@ def operations_for(
     experts: bool = False,
     weights: str = "auto",
 ) -> Ops:
-    """The best operations for a dtype and device, or those asked for by name. `experts`: the model
-    is a mixture of them."""
+    """The best operations for a dtype and device, or those asked for by name."""
     cpu_float = dtype == torch.float32 and device.type == "cpu"
     check_weights(weights)
     if kernel not in KERNELS:

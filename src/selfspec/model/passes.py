@@ -75,8 +75,7 @@ class Passes:
         collected: Collection[int] = (),
         observer: HalfObserver | None = None,
     ) -> tuple[Tensor, ...]:
-        """The plan's halves: what comes out, then what left each collected layer. `x` itself is not
-        changed."""
+        """What comes out, then what left each collected layer. `x` itself is not changed."""
         states, begin, current, entered = [], 0, plan.start, x
         halves = plan.halves
         for end, half in enumerate(halves, start=1):
@@ -108,8 +107,7 @@ class Passes:
         layout: TokenLayout,
         entered: Tensor,
     ) -> Tensor:
-        """The stream after the plan's halves [begin, end), all of which go together or which are
-        one."""
+        """The stream after the plan's halves [begin, end), which go together or are one."""
         layer, attention = half = plan.halves[begin]
         if half not in self._alone:
             return self._fused.run(x, plan, begin, end, cache, layout, entered)

@@ -35,8 +35,7 @@ class Linear(ABC):
     """Why our kernels cannot take it into the one call of a pass; "" if they can."""
 
     def native(self) -> object | None:
-        """What our kernels have to know to take it into the one call of a pass; None if they
-        cannot."""
+        """What our kernels need to take it into the one call of a pass. None if they cannot."""
         return None
 
     @abstractmethod
@@ -147,14 +146,12 @@ class ModuleLinear(Linear):
 
 
 def kind_of(module: nn.Module) -> str:
-    """What a module that multiplies by itself is, in a word: its class, or that of its weight if it
-    is called Linear."""
+    """A module's kind in a word: its class, or that of its weight if it is a plain Linear."""
     return type(module.weight.data).__name__ if type(module) is nn.Linear else type(module).__name__
 
 
 def plain_tensors(weight: Tensor) -> list[Tensor]:
-    """The tensors that hold a weight's numbers: itself, or those that it is made of, as
-    quantisation libraries do."""
+    """The tensors that a weight is made of: itself, or those of a quantisation library."""
     if type(weight.data) is Tensor or not hasattr(weight, "__tensor_flatten__"):
         return [weight]
     names, _ = weight.__tensor_flatten__()
@@ -162,8 +159,7 @@ def plain_tensors(weight: Tensor) -> list[Tensor]:
 
 
 class JoinedLinear(Linear):
-    """Products of one input side by side, where they cannot be one; `order`: which of the outputs
-    stands at each place."""
+    """Products of one input side by side. `order`: which output stands at each place."""
 
     readable = False
 
@@ -225,8 +221,7 @@ def without_low_rank(linear: Linear) -> Linear:
 
 @functools.cache
 def mkl_is_row_stable() -> bool:
-    """Whether, on this machine, MKL's pack gives the plain product, and a row the same bits for
-    every number of rows."""
+    """Whether MKL's pack is right here and gives a row the same bits for any number of rows."""
     if not (torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")):
         return False
     generator = torch.Generator().manual_seed(0)
