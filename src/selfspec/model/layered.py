@@ -107,7 +107,7 @@ class LayeredModel:
 
     @cached_property
     def without_adapters(self) -> LayeredModel:
-        """The view without LoRA adapters beside the weights, or the model itself if there are none."""
+        """The view without LoRA adapters, or the model itself if there are none."""
         if all(without_low_rank(linear) is linear for linear in self.linears):
             return self
         blocks = [block.with_linears(without_low_rank) for block in self.blocks]
