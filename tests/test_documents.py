@@ -143,8 +143,9 @@ def test_the_curve_of_verifying_is_what_was_measured() -> None:
     """A table that outlived its measurement, in the page that says why the cost of verifying
     decides."""
     from benchmarks.plain import report, results
+    from selfspec.bench.schema import read
 
-    run = results.load(ROOT / "benchmarks/results/plain-amd-epyc.json")
+    run = read(results.PlainRun, ROOT / "benchmarks/results/plain-amd-epyc.json")
     found = re.findall(r"^\| context (\d+) \| (.*) \|$", text_of("how-it-works.md"), flags=re.M)
     assert {int(context) for context, _ in found} == {point.context for point in run.verify}
     for context, cells in found:
@@ -157,11 +158,11 @@ def test_the_curve_of_verifying_is_what_was_measured() -> None:
 def test_the_tables_of_drafters_are_what_was_measured() -> None:
     """The same for the page that says which drafter to choose: every cell of a contestant's row is
     one that the results print."""
-    from selfspec.bench import suite_report, suite_schema
+    from selfspec.bench import schema, suite_report
 
     printed: dict[str, set[str]] = {}
     for name in ("spec", "suite"):
-        run = suite_schema.load_suite(ROOT / f"benchmarks/results/{name}-amd-epyc.json")
+        run = schema.read(schema.SuiteRun, ROOT / f"benchmarks/results/{name}-amd-epyc.json")
         for contestant, *cells in _table_rows(suite_report.markdown(run)):
             printed.setdefault(contestant, set()).update(cells)
     quoted = [row for row in _table_rows(text_of("choosing.md")) if "failed" not in row[-1]]
@@ -191,19 +192,21 @@ def test_the_tables_of_the_task_model_are_what_was_measured() -> None:
 
 
 def _task_lines() -> list[str]:
-    from benchmarks.task import report
+    from benchmarks.task import report, result
+    from selfspec.bench.schema import read
 
     return report.markdown(
-        report.load_task(ROOT / "benchmarks/results/task-amd-epyc.json")
+        read(result.TaskRun, ROOT / "benchmarks/results/task-amd-epyc.json")
     ).splitlines()
 
 
 def test_the_times_of_a_training_step_are_what_was_measured() -> None:
     """The same for the page on training."""
     from benchmarks import steps
+    from selfspec.bench.schema import read
 
     printed = steps.markdown(
-        json.loads((ROOT / "benchmarks/results/steps-amd-epyc.json").read_text(encoding="utf-8"))
+        read(steps.StepsRun, ROOT / "benchmarks/results/steps-amd-epyc.json")
     )
     found = re.findall(
         r"^\| (?:plain|EE|LD\+EE|products) +\|[^%\n]*$", text_of("training.md"), re.MULTILINE

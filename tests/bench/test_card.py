@@ -8,6 +8,7 @@ import torch
 from benchmarks.plain import card as plain_card
 from selfspec.bench import meters
 from selfspec.bench.costs import Passes
+from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_model
 
@@ -16,7 +17,7 @@ IDS = [(7 * index + 3) % 200 for index in range(128)]
 
 @pytest.fixture(scope="module")
 def model() -> LayeredModel:
-    return LayeredModel(tiny_model("llama"))
+    return from_transformers(tiny_model("llama"))
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ import pytest
 
 from selfspec.bench.costs import CostModel, StepTimer, fitting
 from selfspec.bench.schema import Counts, StepPoint, Turn
+from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_llm
 
 POINTS = [
@@ -56,9 +57,9 @@ def test_timing_steps_changes_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches isolated drafts and passes that pile up in their cache, each reading a longer text
     than the one before."""
     llm, made = tiny_llm(), []
-    real = llm.model.new_cache
+    real = LayeredModel.new_cache
     monkeypatch.setattr(
-        llm.model, "new_cache", lambda *a, **k: made.append(real(*a, **k)) or made[-1]
+        LayeredModel, "new_cache", lambda *a, **k: made.append(real(*a, **k)) or made[-1]
     )
     timer = StepTimer(
         llm.model,

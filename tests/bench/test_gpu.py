@@ -18,7 +18,7 @@ from benchmarks.plain.gpu import GpuOptions, GpuRun, Standing
 from benchmarks.plain.gpu_report import floor_seconds, markdown, measure, summary
 from selfspec.bench.schema import read, write
 from selfspec.errors import OptionError, ResourceError
-from selfspec.model.layered import LayeredModel
+from selfspec.model.from_transformers import from_transformers
 from selfspec.testing import tiny_model
 
 OPTIONS = GpuOptions(
@@ -122,7 +122,7 @@ def test_recordings_that_change_tokens_are_found(
     monkeypatch.setattr(
         Standing,
         "written",
-        lambda self, tokens: [*standing(self, tokens), [int(self.model._steps.paused)]],
+        lambda self, tokens: [*standing(self, tokens), [int(self.model.steps.runner.paused)]],
     )
     options = replace(OPTIONS, batches=(1,), contexts=(8,), verify_tokens=(1,))
     assert not read(GpuRun, measure(options, tmp_path / "gpu.json", quiet)).steps[0]["same_tokens"]
@@ -209,11 +209,11 @@ def test_copying_counts_both_ways(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_eagerly_means_without_recordings() -> None:
     """The comparison of a thing with itself."""
-    model = LayeredModel(tiny_model(), kernel="static", check=False)
-    assert not model._steps.paused
-    with model.eagerly():
-        assert model._steps.paused
-    assert not model._steps.paused
+    model = from_transformers(tiny_model(), kernel="static", check=False)
+    assert not model.steps.runner.paused
+    with model.steps.eagerly():
+        assert model.steps.runner.paused
+    assert not model.steps.runner.paused
 
 
 @pytest.mark.gpu

@@ -14,7 +14,7 @@ from benchmarks.ties import NEAR, Parting, Ties, find_ties, sentence
 from selfspec.draft.scripted import ScriptedDrafter
 from selfspec.engine import keeping as engine_module
 from selfspec.llm import LLM
-from selfspec.model.layered import LayeredModel
+from selfspec.model.from_transformers import from_transformers
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 PROMPTS = [[10, 11, 12], [40, 41], [7]]
@@ -24,7 +24,7 @@ FIXED = {"control": "fixed", "control_options": {"tokens": 4}}
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     model = tiny_model(seed=4, tie_word_embeddings=False).to(torch.bfloat16)
-    return LLM(LayeredModel(model, kernel="static", check=False), None, "tiny")
+    return LLM(from_transformers(model, kernel="static", check=False), None, "tiny")
 
 
 def script(llm: LLM) -> list[list[int]]:
