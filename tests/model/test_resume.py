@@ -30,6 +30,7 @@ from selfspec.engine.verifying import verified_states
 from selfspec.model.compute.cache import KVCache, RowSpan, TokenLayout
 from selfspec.model.compute.hidden_states import StateCollector
 from selfspec.model.compute.plan import LayerPlan
+from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_model
 
@@ -49,7 +50,7 @@ KNOWN = [11, 3, 6]  # tokens of each that the cache holds
 @functools.cache
 def model_of(family: str) -> LayeredModel:
     changes = {"num_hidden_layers": LAYERS, **FAMILIES[family]}
-    return LayeredModel(tiny_model(family, seed=4, **changes), check=False)
+    return from_transformers(tiny_model(family, seed=4, **changes), check=False)
 
 
 def text_of(row: int, length: int) -> list[int]:
