@@ -3,7 +3,6 @@ state are the code's."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
@@ -206,9 +205,7 @@ def test_the_times_of_a_training_step_are_what_was_measured() -> None:
     from benchmarks import steps
     from selfspec.bench.schema import read
 
-    printed = steps.markdown(
-        read(steps.StepsRun, ROOT / "benchmarks/results/steps-amd-epyc.json")
-    )
+    printed = steps.markdown(read(steps.StepsRun, ROOT / "benchmarks/results/steps-amd-epyc.json"))
     found = re.findall(
         r"^\| (?:plain|EE|LD\+EE|products) +\|[^%\n]*$", text_of("training.md"), re.MULTILINE
     )

@@ -19,6 +19,7 @@ from benchmarks.plain.gpu_report import floor_seconds, markdown, measure, summar
 from selfspec.bench.schema import read, write
 from selfspec.errors import OptionError, ResourceError
 from selfspec.model.from_transformers import from_transformers
+from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_model
 
 OPTIONS = GpuOptions(

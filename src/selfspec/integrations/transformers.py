@@ -142,8 +142,7 @@ class Decoding:
 
 
 def _passed_to_generate() -> Mapping[str, Any]:
-    """What the user gave to `generate` but a callable does not get: streamer, assistant_model, the
-    bare kwargs.
+    """What the user gave to `generate` but a callable does not get, such as the streamer.
 
     Read from the calling function, by the names of its public parameters. An ignored streamer would
     let its reader wait forever, an ignored cache would stay empty.
@@ -199,18 +198,14 @@ def _refuse_call(
             f"model input {unknown[0]!r} would be ignored: only input_ids and attention_mask are "
             "read; leave it out"
         )
-    cache = model_kwargs.get("past_key_values")
-    if passed.get("kwargs", {}).get("past_key_values") is not None or (
-        cache is not None and cache.get_seq_length() > 0
-    ):
+    given, cache = passed.get("kwargs", {}), model_kwargs.get("past_key_values")
+    filled = cache is not None and cache.get_seq_length() > 0
+    if filled or given.get("past_key_values") is not None:
         raise OptionError(
-            "past_key_values was passed and would stay empty, as selfspec keeps a cache of its "
-            "own; leave it out and pass all of input_ids"
+            "past_key_values was passed and would stay empty; leave it out and pass all input_ids"
         )
     if streamer is not None and rows > 1:
-        raise OptionError(
-            f"a streamer takes one row, and there are {rows}; generate them one by one"
-        )
+        raise OptionError(f"a streamer takes one row, not {rows}; generate them one by one")
 
 
 def _padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -> list[int]:
@@ -218,8 +213,7 @@ def _padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -
     rows, length = input_ids.shape
     if mask is not None and mask.shape != input_ids.shape:
         raise OptionError(
-            f"attention_mask has shape {tuple(mask.shape)} and input_ids {tuple(input_ids.shape)}; "
-            "make them equal"
+            f"attention_mask {tuple(mask.shape)} has to be as large as input_ids {(rows, length)}"
         )
     masks = [[1] * length] * rows if mask is None else mask.long().tolist()
     pads = [row.index(1) if 1 in row else length for row in masks]
@@ -232,13 +226,9 @@ def _padding(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) -
         counted = list(range(length - pad))
         if positions is not None and positions.expand(rows, -1)[index, pad:].tolist() != counted:
             raise OptionError(
-                f"position_ids of row {index} do not count from 0 at its first token; leave them "
-                "out"
+                f"position_ids of row {index} do not count from 0 at its first token; drop them"
             )
     return pads
-
-
-# ---------------------------------------------------------------------- transformers' words in ours
 
 
 def _request(

@@ -92,13 +92,13 @@ def require_same(folder: Path, identity: Mapping[str, Any]) -> None:
     require_equal(json.loads((folder / MARK).read_text(encoding="utf-8")), identity, folder)
 
 
-def require_equal(found: Mapping[str, Any], identity: Mapping[str, Any], folder: Path) -> None:
+def require_equal(stored: Mapping[str, Any], identity: Mapping[str, Any], folder: Path) -> None:
     """Raise unless what a checkpoint says of its run is what this run says."""
     wanted: dict[str, Any] = json.loads(json.dumps(dict(identity)))
     differences = [
-        f"{name} was {found.get(name)!r}, is {wanted.get(name)!r}"
-        for name in sorted({*found, *wanted})
-        if found.get(name) != wanted.get(name)
+        f"{name} was {stored.get(name)!r}, is {wanted.get(name)!r}"
+        for name in sorted({*stored, *wanted})
+        if stored.get(name) != wanted.get(name)
     ]
     if differences:
         raise TrainingError(

@@ -125,14 +125,14 @@ class BlockNet(nn.Module):
         x: Tensor,
         roots: Roots,
         depth: int,
-        known: list[tuple[Tensor, Tensor]],
+        entries: list[tuple[Tensor, Tensor]],
         tokens: Tensor,
     ) -> Tensor:
         """One entry of every root, (roots, width), through the block."""
         shape = (len(x), self.size.heads, self.size.head_size)
         q = block.self_attn.q_proj(block.input_layernorm(x)).view(shape)
         q = roots.spread(self._turned(q, roots.tokens + depth - 1), tokens)
-        x = x + block.self_attn.o_proj(roots.take(attend(q, known)).flatten(1))
+        x = x + block.self_attn.o_proj(roots.take(attend(q, entries)).flatten(1))
         y = block.post_attention_layernorm(x)
         out: Tensor = x + block.mlp.down_proj(F.silu(block.mlp.gate_proj(y)) * block.mlp.up_proj(y))
         return out
@@ -164,7 +164,7 @@ class HeadNet(BlockNet):
         tokens, states, block = batch["tokens"].long(), batch["states"], self.block(0)
         following = ends.embed(torch.cat([tokens[:, 1:], tokens[:, -1:]], dim=1))
         entered = self.enter(torch.cat([following, states.flatten(2)], dim=2))
-        known = [self.keys(block, entered, positions_of(tokens))]
+        entries = [self.keys(block, entered, positions_of(tokens))]
         x, results, alive = roots.take(entered), [], None
         for depth in range(1, ahead + 1):
             if depth > 1:
@@ -172,8 +172,8 @@ class HeadNet(BlockNet):
                 embedded = F.linear(embedded, reading[:, : self.size.width])
                 x = embedded + self.again(unit(x))
                 k, v = self.keys(block, x, roots.tokens + depth - 1)
-                known.append((roots.spread(k, tokens), roots.spread(v, tokens)))
-            x = self.through(block, x, roots, depth, known, tokens)
+                entries.append((roots.spread(k, tokens), roots.spread(v, tokens)))
+            x = self.through(block, x, roots, depth, entries, tokens)
             losses, counted, wide = losses_of(x, ends, batch, roots, depth, candidates)
             alive = counted if alive is None else alive & counted
             tried, hits = alive.sum(), torch.zeros_like(alive)
@@ -210,10 +210,10 @@ def losses_of(
     return chances.sum(-1) * normaliser.logsumexp(-1) - expected, counted, wide
 
 
-def attend(q: Tensor, known: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """q (n, tokens, heads, size) of one depth on known keys and values: those of depth 1, seen
-    causally, then those of each later depth, of which a root sees its own."""
-    (keys, values), own = known[0], known[1:]
+def attend(q: Tensor, entries: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """q (n, tokens, heads, size) of one depth on the entries: keys and values of depth 1, seen
+    causally, then of each later depth, of which a root sees its own."""
+    (keys, values), own = entries[0], entries[1:]
     rows, tokens, heads, size = q.shape
     if not own:
         q, keys, values = (x.transpose(1, 2) for x in (q, keys, values))

@@ -47,12 +47,12 @@ def linear_names(model: PreTrainedModel) -> list[str]:
 
 def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
     """A PEFT model around this one, in which only the added matrices are trained."""
-    known = linear_names(model)
-    unknown = [name for name in lora.modules if name not in known]
+    names = linear_names(model)
+    unknown = [name for name in lora.modules if name not in names]
     if unknown:
         raise OptionError(
             f"LoRA on {', '.join(map(repr, unknown))}: the layers of this "
-            f"{model.config.model_type} model have no such linear; known: {', '.join(known)}"
+            f"{model.config.model_type} model have no such linear; known: {', '.join(names)}"
         )
     try:
         import peft
@@ -62,7 +62,7 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=list(lora.modules) or known,
+        target_modules=list(lora.modules) or names,
         task_type="CAUSAL_LM",
         # GPT-2's weights are stored transposed
         fan_in_fan_out=any(isinstance(inner, Conv1D) for inner in model.modules()),

@@ -24,6 +24,7 @@ from ..core.text_rows import require
 from ..errors import DataError, OptionError
 from ..model.families import family_of
 from ..model.from_transformers import from_transformers
+from ..model.layered import LayeredModel
 from ..model.load.loading import load
 from ..trained.files import TrainedPart, load_part, signature
 from ..trained.kinds import KINDS
@@ -97,20 +98,14 @@ def train_small_part(
     kept = Path(states) if states else folder / "states"
     loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
     layered = from_transformers(loaded.model, owned=False)
-    base, shape = signature(layered), layered.shape
-    wanted = StateOptions(recipe.state_layers(shape), length=length, held_out=held_out)
+    base, layers = signature(layered), recipe.state_layers(layered.shape)
+    wanted = StateOptions(layers, length=length, held_out=held_out)
     go_on = _reading(observer, began, options.max_minutes)
     if not gather(layered, base, sources, kept, wanted, go_on):
         return PartReport(recipe.kind, folder, False, 0, 0, 0.0, ())
     text = States(kept)
-    scale = stream_size(layered, text.batch(text.trained[:1])["tokens"][0].tolist())
+    frozen = _frozen(loaded.model, layered, text, recipe.vocabulary)
     del layered
-    vocabulary = likeliest(text.frequencies(shape.vocabulary), recipe.vocabulary)
-    family = family_of(loaded.model.config)
-    assert family is not None  # states were taken from its layers
-    loaded.model.requires_grad_(False)
-    vocabulary = vocabulary.to(loaded.model.device)
-    frozen = FrozenModel(loaded.model, family, shape, vocabulary, scale)
     trained = recipe.training(frozen, options)
     if start_from is not None:
         trained.begin_with(load_part(start_from))
@@ -211,6 +206,16 @@ def _facts(report: PartReport, model: str, text: States) -> dict[str, Any]:
     }
 
 
+def _frozen(network: Any, layered: LayeredModel, text: States, vocabulary: int) -> FrozenModel:
+    """The model to train for, with the tokens that are likeliest in its text."""
+    family, shape = family_of(network.config), layered.shape
+    assert family is not None  # states were taken from its layers
+    network.requires_grad_(False)
+    tokens = likeliest(text.frequencies(shape.vocabulary), vocabulary).to(network.device)
+    scale = stream_size(layered, text.batch(text.trained[:1])["tokens"][0].tolist())
+    return FrozenModel(network, family, shape, tokens, scale)
+
+
 def _text_name(states: States) -> str:
     return hashlib.blake2b(" ".join(sorted(states.names)).encode(), digest_size=8).hexdigest()
 
@@ -236,8 +241,8 @@ def _card(report: PartReport, facts: dict[str, Any]) -> str:
 Drafts for this model and for no other. What is generated stays the model's own text.
 Use it with selfspec:
 
-    selfspec generate MODEL "Your prompt" \\
-      --draft {report.drafter} --draft-option part={report.folder.name} --stats
+    selfspec generate MODEL "Your prompt" --stats \\
+      --draft {report.drafter} --draft-option part={report.folder.name}
 
 {made} on {text["conversations"]:,} answers
 of the model itself ({text["tokens"]:,} tokens with their prompts).{unfinished}

@@ -85,12 +85,12 @@ def count(seen: Seen, vocabulary: int, options: CountOptions) -> dict[str, Tenso
 
 
 def _table(
-    contexts: Array, seen: Seen, vocabulary: int, kept: int, most: int
+    contexts: Array, seen: Seen, vocabulary: int, kept: int, limit: int
 ) -> tuple[Array, Array, Array]:
-    """The `most` frequent contexts in order, (n,), and the successors of each with their chances,
+    """The `limit` most frequent contexts in order, (n,), and successors of each with their chances,
     (n, kept), filled up with chances of 0."""
     keys, index, times = np.unique(contexts, return_inverse=True, return_counts=True)
-    often = np.sort(np.argsort(-times, kind="stable")[:most])
+    often = np.sort(np.argsort(-times, kind="stable")[:limit])
     new = np.full(len(keys), -1)
     new[often] = np.arange(len(often))
     tokens, likely = seen.tokens.reshape(-1), seen.chances.reshape(-1)

@@ -11,22 +11,9 @@ from typing import Any
 from ..model.families import Family, family_of, unsupported
 
 PROVEN = (
-    "cohere",
-    "cohere2",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gpt2",
-    "gpt_neox",
-    "granite",
-    "llama",
-    "mistral",
-    "olmo2",
-    "phi3",
-    "qwen2",
-    "qwen3",
-    "smollm3",
-)
+    "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama",
+    "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3",
+)  # fmt: skip
 
 
 def trainable_family(config: Any) -> Family:
