@@ -27,7 +27,7 @@ from ..errors import OptionError, ResourceError, nearest
 from ..llm import LLM
 from ..model.from_transformers import from_transformers
 from ..model.layered import LayeredModel
-from ..model.load.loading import DTYPES
+from ..model.load.placement import DTYPES
 from ..model.measuring import weight_bytes
 from .schema import SCHEMA_VERSION, Provenance
 from .ties import find_ties
