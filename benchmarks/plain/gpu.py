@@ -30,7 +30,7 @@ from selfspec.errors import OptionError, ResourceError, nearest
 from selfspec.llm import LLM
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
-from selfspec.model.load.loading import DTYPES
+from selfspec.model.load.placement import DTYPES
 from selfspec.model.measuring import weight_bytes
 
 _7B: dict[str, Any] = {

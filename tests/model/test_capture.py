@@ -224,7 +224,7 @@ def test_storages_beyond_the_few_are_let_go_with_their_steps(monkeypatch):
 def test_too_many_steps_replace_the_oldest(monkeypatch, expected):
     """Recordings that pile up until the device is full; or one that is replayed after it was let
     go."""
-    monkeypatch.setattr(capture, "MOST_STEPS", 2)
+    monkeypatch.setattr(capture, "MAX_STEPS", 2)
     llm, recorder = recorded()
     options = {"draft": "hybrid", "control": "fixed", "control_options": {"tokens": 4}}
     assert written(llm, **options) == expected["llama"]

@@ -1,9 +1,8 @@
-"""Families outside the table: halves run by transformers' own sub-modules, on our cache.
+"""Families outside the table: halves run by transformers' own modules, on our cache.
 
-A layer is recognised by the names of its children. They tell the attention, the MLP and where the
-norms stand. The names may lie, so whoever uses this compares logits with the model's own first. It
-is slower than our own block (one call for each row), and a token's bits may depend on its
-neighbours. Knows nothing of what attention and MLP do inside.
+A layer's attention, MLP and norms are recognised by the names of its children. Names can mislead,
+so logits are compared with the model's own at load. It is slower than our own block (one call for
+each row), and a token's bits may depend on its neighbours. Does not know what attention and MLP do.
 """
 
 from __future__ import annotations
@@ -29,75 +28,36 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 WARNING = (
-    "models of type {0!r} are not in selfspec's table of families, so their layers are run by "
-    "transformers' own modules: slower, and a token's last bits may depend on what is computed "
-    "beside it (kernel 'modules')"
+    "models of type {0!r} are not in selfspec's table of families, so transformers' own modules "
+    "run their layers (kernel 'modules'): slower, and a token's last bits may depend on what is "
+    "computed beside it"
 )
 _THEIRS = "transformers' own module computes it"
 _ATTENTION = ("self_attn", "attention", "attn")
 _MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
-# The norms of a layer, by name -> where they stand: before and after attention, before and after
-# the MLP, and whether both halves read what enters the layer.
-_NORMS = {
-    ("input_layernorm", "post_attention_layernorm"): (
-        "input_layernorm",
-        None,
-        "post_attention_layernorm",
-        None,
-        False,
-    ),
-    ("attention_layernorm", "feedforward_layernorm"): (
-        "attention_layernorm",
-        None,
-        "feedforward_layernorm",
-        None,
-        False,
-    ),
-    (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "post_mlp_layernorm",
-        "post_self_attn_layernorm",
-    ): (
-        "input_layernorm",
-        "post_self_attn_layernorm",
-        "post_attention_layernorm",
-        "post_mlp_layernorm",
-        False,
-    ),
-    ("ln_1", "ln_2"): ("ln_1", None, "ln_2", None, False),
-    ("attention_norm", "ffn_norm"): ("attention_norm", None, "ffn_norm", None, False),
-    (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "post_feedforward_layernorm",
-        "pre_feedforward_layernorm",
-    ): (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-        False,
-    ),
-    ("post_attention_layernorm", "post_feedforward_layernorm"): (
-        None,
-        "post_attention_layernorm",
-        None,
-        "post_feedforward_layernorm",
-        False,
-    ),
-    ("input_layernorm",): ("input_layernorm", None, "input_layernorm", None, True),
-}
+# Where the norms of a layer can stand: before and after attention, before and after the MLP, and
+# whether both halves read the layer's input.
+_Places = tuple[str | None, str | None, str | None, str | None, bool]
+_IN, _AFTER_ATTENTION = "input_layernorm", "post_attention_layernorm"
+_BEFORE_MLP, _AFTER_MLP = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+_PLACES: tuple[_Places, ...] = (
+    (_IN, None, _AFTER_ATTENTION, None, False),
+    (_IN, None, _IN, None, True),
+    (_IN, _AFTER_ATTENTION, _BEFORE_MLP, _AFTER_MLP, False),
+    (_IN, "post_self_attn_layernorm", _AFTER_ATTENTION, "post_mlp_layernorm", False),
+    (None, _AFTER_ATTENTION, None, _AFTER_MLP, False),
+    ("attention_layernorm", None, "feedforward_layernorm", None, False),
+    ("attention_norm", None, "ffn_norm", None, False),
+    ("ln_1", None, "ln_2", None, False),
+)
+_NORMS = {tuple(sorted({name for name in places[:4] if name})): places for places in _PLACES}
 
 
 def recognised(model: PreTrainedModel) -> Family:
-    """Where everything is in a model that the table does not know, by names. An error says what is
-    missing."""
+    """Where the parts of a model outside the table are. Raises, naming what is not recognised."""
     config, base = model.config, model.base_model
-    strange = set(getattr(config, "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
+    known = {"full_attention", "sliding_attention"}
+    strange = set(getattr(config, "layer_types", None) or ()) - known
     lists = [name for name, child in base.named_children() if isinstance(child, nn.ModuleList)]
     children = [name for name, _ in base.named_children()]
     if strange:
@@ -105,21 +65,20 @@ def recognised(model: PreTrainedModel) -> Family:
     if len(lists) != 1:
         raise unsupported(config, "they do not have one list of layers")
     behind = children[children.index(lists[0]) + 1 :]
-    last_norms = [name for name in behind if "norm" in name or name == "ln_f"]
-    if len(last_norms) != 1:
+    final_norms = [name for name in behind if "norm" in name or name == "ln_f"]
+    if len(final_norms) != 1:
         raise unsupported(config, "they do not have one norm after the last layer")
     if type(model.get_input_embeddings()) is not nn.Embedding:
-        raise unsupported(config, "their embedding does more than look up")
+        raise unsupported(config, "their embedding does more than look up tokens")
     rotary = [name for name in children if "rotary" in name]
     prefix = model.base_model_prefix
-    before, after, mlp_before, mlp_after, parallel = _recognised_layers(
-        model, getattr(base, lists[0])
-    )
+    norms = _recognised_norms(config, getattr(base, lists[0]))
+    before, after, mlp_before, mlp_after, parallel = norms
     return Family(
         layers=f"{prefix}.{lists[0]}",
         embedding=_path(model, model.get_input_embeddings()),
         rotary=f"{prefix}.{rotary[0]}" if rotary else None,
-        final_norm=f"{prefix}.{last_norms[0]}",
+        final_norm=f"{prefix}.{final_norms[0]}",
         head=_path(model, model.get_output_embeddings()),
         attention_norm=before,
         attention_after=after,
@@ -129,19 +88,20 @@ def recognised(model: PreTrainedModel) -> Family:
     )
 
 
-def _recognised_layers(
-    model: PreTrainedModel, layers: nn.ModuleList
-) -> tuple[str | None, str | None, str | None, str | None, bool]:
-    """Where the norms of all layers stand."""
-    made_of = {_children_of(layer) for layer in layers}
-    names = made_of.pop()
+def _recognised_norms(config: Any, layers: nn.ModuleList) -> _Places:
+    """Where the norms of all layers stand, judged by what has weights in a layer."""
+
+    def children(layer: nn.Module) -> tuple[str, ...]:
+        pairs = layer.named_children()
+        return tuple(sorted(name for name, part in pairs if "norm" in name or [*part.parameters()]))
+
+    kinds = {children(layer) for layer in layers}
+    names = kinds.pop()
     norms = tuple(name for name in names if name not in (*_ATTENTION, *_MLP))
-    if made_of or norms not in _NORMS or len(names) != len(norms) + 2:
-        raise unsupported(
-            model.config,
-            f"a layer of theirs is made of {', '.join(names)}, in which no attention half and MLP "
-            f"half are recognised",
-        )
+    if kinds or norms not in _NORMS or len(names) != len(norms) + 2:
+        parts = ", ".join(names)
+        reason = f"a layer is made of {parts}, in which attention and MLP are not recognised"
+        raise unsupported(config, reason)
     return _NORMS[norms]
 
 
@@ -164,28 +124,24 @@ def module_ops(kernel: str, config: Any, weights: str = "auto") -> Ops:
             f"kernel {kernel!r} runs the families in the table, and models of type "
             f"{config.model_type!r} are not in it; use kernel='auto'"
         )
-    if config._attn_implementation not in ("sdpa", "eager"):
-        raise unsupported(
-            config,
-            f"their attention is {config._attn_implementation!r}; load them with "
-            f"attn_implementation='sdpa' or 'eager'",
-        )
+    attention = config._attn_implementation
+    if attention not in ("sdpa", "eager"):
+        remedy = "load them with attn_implementation='sdpa' or 'eager'"
+        raise unsupported(config, f"their attention is {attention!r}; {remedy}")
     return TorchOps("modules")
 
 
 @contextmanager
 def refusing(config: Any) -> Iterator[None]:
-    """Modules that were recognised by name but want to be called otherwise: the model is refused,
-    with the reason."""
+    """Refuse a model whose modules were recognised by name but cannot be called as expected."""
     try:
         yield
     except SelfspecError:
         raise
     except (TypeError, AttributeError, ValueError, RuntimeError, KeyError, IndexError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise unsupported(
-            config, f"their modules cannot be called half by half ({reason})"
-        ) from error
+        message = f"their modules cannot be called half by half ({reason})"
+        raise unsupported(config, message) from error
 
 
 def _path(model: nn.Module, wanted: nn.Module | None) -> str:
@@ -200,8 +156,8 @@ def module_blocks(model: PreTrainedModel, family: Family, shape: Shape) -> list[
     blocks = []
     for index, layer in enumerate(module(model, family.layers).children()):
         attention, mlp = (
-            next(getattr(layer, name) for name in names_of_half if hasattr(layer, name))
-            for names_of_half in (_ATTENTION, _MLP)
+            next(getattr(layer, name) for name in half if hasattr(layer, name))
+            for half in (_ATTENTION, _MLP)
         )
         norms = Norms(*(None if name is None else module(layer, name) for name in names))
         core = ModuleAttention(attention, index, rotary, shape.windows[index])
@@ -227,14 +183,13 @@ class ModuleMlp:
 
 
 class ModuleAttention:
-    """transformers' own attention. It is shown our cache as if it were one of theirs, and a mask
-    that says what is seen."""
+    """transformers' own attention, given our cache as if it were one of theirs, and a mask."""
 
     def __init__(
         self, attention: nn.Module, index: int, rotary: nn.Module | None, window: int | None
     ) -> None:
-        self._attention, self._index, self._rotary = attention, index, rotary
-        self._window = window
+        self._attention, self._index = attention, index
+        self._rotary, self._window = rotary, window
         self.linears = _linears(attention)
 
     def parts(self) -> str:
@@ -245,7 +200,7 @@ class ModuleAttention:
     ) -> Tensor:
         if self._attention.training:
             raise OptionError(
-                "the model is in training mode, and its own modules would drop at random; call "
+                "the model is in training mode, and its own modules would apply dropout; call "
                 "model.eval() first"
             )
         pieces, first = [], 0
@@ -258,17 +213,16 @@ class ModuleAttention:
     def _row(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, span: RowSpan, piece: slice
     ) -> Tensor:
-        seen = visible_mask(layout, piece, self._window, cache.capacity)[
-            :, : int(layout.slots[piece].max()) + 1
-        ]
+        slots = layout.slots[piece]
+        length = int(slots.max()) + 1
+        seen = visible_mask(layout, piece, self._window, cache.capacity)[:, :length]
+        mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device)
+        mask = mask.masked_fill(~seen, torch.finfo(x.dtype).min)
         hidden, positions = x[piece][None], layout.positions[piece][None]
-        shelf = _Shelf(cache, self._index, span.row, layout.slots[piece], seen.shape[1])
-        options: dict[str, Any] = (
-            {} if self._rotary is None else {"position_embeddings": self._rotary(hidden, positions)}
-        )
-        mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill(
-            ~seen, torch.finfo(x.dtype).min
-        )
+        shelf = _Shelf(cache, self._index, span.row, slots, length)
+        options: dict[str, Any] = {}
+        if self._rotary is not None:
+            options["position_embeddings"] = self._rotary(hidden, positions)
         out = self._attention(
             hidden_states=hidden,
             attention_mask=mask[None, None],
@@ -284,8 +238,7 @@ class ModuleAttention:
 
 @dataclass
 class _Shelf:
-    """One row of one layer of our cache, as attention modules know a cache: they hand in new keys
-    and values and are given all of them."""
+    """One row and layer of our cache, with the one method that attention modules call."""
 
     cache: KVCache
     layer: int
@@ -295,7 +248,7 @@ class _Shelf:
     used: bool = False
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """(1, heads, tokens, size) each -> the same of everything up to the last of them."""
+        """Take new keys and values, (1, heads, tokens, size) each. Returns those of all tokens."""
         self.used = True
         return self._file(self.cache.keys, keys), self._file(self.cache.values, values)
 
@@ -305,7 +258,7 @@ class _Shelf:
 
 
 def _linears(root: nn.Module) -> Sequence[Linear]:
-    """The products inside, for counting what a pass reads."""
+    """The linears of a module, to count the weights that a pass reads."""
     linears = [child for child in root.modules() if isinstance(child, nn.Linear)]
     return [
         PlainLinear([linear.weight], [linear.bias])
