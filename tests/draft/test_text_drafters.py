@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from selfspec.draft.guess_tree import GuessTree, draft_of
 
 from selfspec import OptionError, SamplingParams
 from selfspec.control.fixed import FixedLength
