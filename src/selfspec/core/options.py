@@ -14,6 +14,8 @@ from ..errors import OptionError, nearest
 
 T = TypeVar("T")
 
+MAX_NEW_TOKENS = 256  # of a generation, for `LLM` and the command line
+
 
 def with_options(kind: type[T], options: Mapping[str, Any], what: str) -> T:
     """`kind(**options)`, with an error about `what` if an option does not exist or cannot have that
