@@ -1,7 +1,6 @@
-"""LLM: a model with its tokenizer. generate, stream, chat: text in, text out, over the engine's
-steps.
+"""LLM: a model with its tokenizer. generate, stream, chat: text in, text out.
 
-Knows tokenizers, stop strings, chat templates and caches kept between turns; does not know how
+Knows tokenizers, stop strings, chat templates and caches kept between turns. Does not know how
 tokens are drafted or verified.
 """
 
@@ -17,6 +16,7 @@ import torch
 
 from .call import Call, Stream
 from .control.base import Controller
+from .core.options import MAX_NEW_TOKENS
 from .core.sampling import SamplingParams, row_samplers
 from .core.text_stream import CriteriaCheck, RowText
 from .draft.base import Drafter
@@ -46,8 +46,7 @@ Message = Mapping[str, Any]
 
 
 class Options(TypedDict, total=False):
-    """What `generate`, `stream`, `chat` and `stream_chat` can be told; `LLM.generate` explains
-    each."""
+    """Options of `generate`, `stream`, `chat` and `stream_chat`. `LLM.generate` explains them."""
 
     sampling: SamplingParams | Sequence[SamplingParams] | None
     max_new_tokens: int
@@ -65,8 +64,7 @@ class Options(TypedDict, total=False):
 class LLM:
     """A Hugging Face model, run by layers. Made by `from_pretrained`.
 
-    Calls from several threads are safe: steps of different calls take turns on the model, each on a
-    cache of its own.
+    Calls from several threads are safe: their steps take turns on the model, each with its cache.
     """
 
     def __init__(
@@ -193,7 +191,7 @@ class LLM:
         prompts: Any,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        max_new_tokens: int = 256,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         stop: str | Sequence[str] | None = None,
         eos: Sequence[int] | None = None,
         draft: str | Drafter | None = "auto",
@@ -205,23 +203,21 @@ class LLM:
         stopping_criteria: Sequence[StoppingCriteria] = (),
         **unknown: Any,
     ) -> Any:
-        """Continue a prompt (a string or a list of token ids), or each of a list of prompts; a list
-        in, a list out.
+        """Continue a prompt (a string or a list of token ids), or each of a list of them.
 
         Options, the same for `stream`, `chat` and `stream_chat`:
 
-        - `sampling`: a `SamplingParams`, or one for each prompt; None is greedy, with the
+        - `sampling`: a `SamplingParams`, or one for each prompt. None is greedy, with the
           repetition penalty that the model's own generation config asks for. With a seed, prompt i
           of a list uses seed + i.
-        - `max_new_tokens` (256); `stop`: strings to stop before; `eos`: ids to stop at instead of
-          the model's own, [] for none.
-        - `draft`: a drafter or its name; "auto" (the default) learns which one pays; None is plain
-          decoding. `draft_options`: the options of a named one.
-        - `control`: how many tokens to draft a round: a controller or its name; `control_options`:
-          its options if it was named.
+        - `stop`: strings to stop before. `eos`: ids to stop at instead of the model's own, [] for
+          none.
+        - `draft`: a drafter or its name. "auto" learns which one pays, None is plain decoding.
+          `draft_options`: the options of a named one.
+        - `control`: a controller, which decides how much to draft, or its name.
+          `control_options`: the options of a named one.
         - `logprobs`: report each token's log-probability and those of this many alternatives.
-        - `logits_processors`, `stopping_criteria`: Hugging Face's, called with each row's full ids
-          for every token.
+        - `logits_processors`, `stopping_criteria`: Hugging Face's, called with a row's full ids.
         """
         options = _options(locals())
         single = _is_one(prompts)
@@ -233,7 +229,7 @@ class LLM:
         prompt: Prompt,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        max_new_tokens: int = 256,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         stop: str | Sequence[str] | None = None,
         eos: Sequence[int] | None = None,
         draft: str | Drafter | None = "auto",
@@ -245,13 +241,11 @@ class LLM:
         stopping_criteria: Sequence[StoppingCriteria] = (),
         **unknown: Any,
     ) -> Stream:
-        """Continue one prompt, piece by piece; options as for `generate`. Text that could become a
-        stop string is held back."""
+        """Continue one prompt, piece by piece, with the options of `generate`. Text that could
+        become a stop string is held back."""
         options = _options(locals())
         if not _is_one(prompt):
-            raise OptionError(
-                "a stream has one prompt; call stream once for each, they may be interleaved"
-            )
+            raise OptionError("a stream has one prompt; call stream for each, they may interleave")
         return Stream(self._start([prompt], options))
 
     def chat(
@@ -259,7 +253,7 @@ class LLM:
         messages: Sequence[Message],
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        max_new_tokens: int = 256,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         stop: str | Sequence[str] | None = None,
         eos: Sequence[int] | None = None,
         draft: str | Drafter | None = "auto",
@@ -271,8 +265,7 @@ class LLM:
         stopping_criteria: Sequence[StoppingCriteria] = (),
         **unknown: Any,
     ) -> Result:
-        """Answer a conversation ({"role": ..., "content": ...} messages) through the model's chat
-        template.
+        """Answer a conversation of {"role": ..., "content": ...} messages by the chat template.
 
         What a following turn shares with an earlier one is not computed again.
         """
@@ -283,7 +276,7 @@ class LLM:
         messages: Sequence[Message],
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        max_new_tokens: int = 256,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         stop: str | Sequence[str] | None = None,
         eos: Sequence[int] | None = None,
         draft: str | Drafter | None = "auto",
@@ -327,12 +320,8 @@ class LLM:
         sampling = options["sampling"] or self._default_sampling
         samplers = row_samplers(sampling, ids, options["logits_processors"])
         eos = self._eos if options["eos"] is None else frozenset(options["eos"])
-        drafter, controller = resolve(
-            options["draft"],
-            options["draft_options"],
-            options["control"],
-            options["control_options"],
-        )
+        drafting, controlling = options["draft_options"], options["control_options"]
+        drafter, controller = resolve(options["draft"], drafting, options["control"], controlling)
         requests = [
             Request(
                 prompt=prompt,

@@ -16,6 +16,8 @@ from ..errors import OptionError, nearest
 
 T = TypeVar("T")
 
+MAX_NEW_TOKENS = 256  # of a generation, for `LLM` and the command line
+
 
 def with_options(kind: type[T], options: Mapping[str, Any], what: str) -> T:
     """`kind(**options)`. An option that does not exist, or a value it cannot have, is an error."""
