@@ -55,6 +55,7 @@ def test_results_are_flagged(llm):
     result = early_exit_generate(llm, PROMPTS[0], 2, max_new_tokens=4, eos=[], logprobs=1)
     assert isinstance(result, LossyResult) and result.lossy is True and result.layer == 2
     assert result.stats.layer_tokens == 2 * (len(PROMPTS[0]) + 3), "layers beyond the exit were run"
+    assert result.call.layer_tokens == result.stats.layer_tokens
     assert len(result.logprobs) == 4
 
 

@@ -30,6 +30,7 @@ from .model.from_transformers import from_transformers
 from .model.layered import LayeredModel
 from .model.load.loading import load
 from .model.measuring import product_modules, weight_bytes
+from .model.operations import check_weights
 from .results import ModelInfo, Result
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class LLM:
         device: str | torch.device | Mapping[str, Any] = "auto",
         threads: int | None = None,
         kernel: str = "auto",
+        weights: str = "auto",
         tokenizer: PreTrainedTokenizerBase | None = None,
         adapter: str = "auto",
         long_context: bool = False,
@@ -108,10 +110,15 @@ class LLM:
         `without_adapters`), or "auto": merged, but live where weights are quantised. `dtype` "auto"
         is float32 on a CPU, where output is bit-identical however it is computed, and the
         checkpoint's own on a GPU. `device` may be a device map that names one device for all.
-        `threads` sets torch's thread count, which is one for the whole process. `kernel`: "auto",
-        or "native", "mkl", "plain", "static" to insist on one kind of operations (see `selfspec
-        info`). `long_context`: for longrope models, all texts by the frequencies of long ones.
+        `threads` sets torch's thread count, which is one for the whole process.
+        `long_context`: for longrope models, all texts by the frequencies of long ones.
+
+        `kernel` says who computes: "auto", or one to insist on. "native": our own kernels, float32
+        on a CPU. "mkl", "plain": torch. "static": torch by steps of a fixed shape, which a GPU
+        records. `weights` says how our own kernels store weights: "auto", or "float32" to insist
+        on it. Where torch computes, weights are stored in `dtype`. `selfspec info` shows both.
         """
+        check_weights(weights)
         if threads is not None:
             if threads < 1:
                 raise OptionError(f"threads={threads} cannot compute anything; use 1 or more")
@@ -129,7 +136,11 @@ class LLM:
         target, parameters = loaded.model.device, loaded.model.num_parameters()
         try:
             layered = from_transformers(
-                loaded.model, owned=loaded.owned, kernel=kernel, long_context=long_context
+                loaded.model,
+                owned=loaded.owned,
+                kernel=kernel,
+                weights=weights,
+                long_context=long_context,
             )
         except torch.OutOfMemoryError as error:
             raise weights_too_large(loaded.name, parameters, loaded.model.dtype, target) from error
@@ -139,6 +150,7 @@ class LLM:
     def info(self) -> ModelInfo:
         """What was loaded and how it runs here."""
         model, shape = self.model, self.model.shape
+        dtype = str(model.dtype).removeprefix("torch.")
         return ModelInfo(
             name=self._name,
             family=shape.family,
@@ -148,22 +160,22 @@ class LLM:
             vocabulary=shape.vocabulary,
             weight_bytes=weight_bytes(model),
             kernel=model.ops.kernel,
+            weights=model.ops.weights or dtype,
+            alone=model.alone,
             modules=list(product_modules(model)),
             row_stable=model.row_stable,
-            dtype=str(model.dtype).removeprefix("torch."),
+            dtype=dtype,
             device=str(model.device),
             threads=torch.get_num_threads(),
             recorded=model.steps.status,
         )
 
     def without_adapters(self) -> LLM:
-        """The same model without its live adapters, on the same weights; both can be used at the
-        same time."""
+        """The same model without its live adapters. Both can be used at the same time."""
         return self.view(self.model.without_adapters)
 
     def view(self, model: LayeredModel) -> LLM:
-        """The same over another view of the model. Both take turns on the weights that they
-        share."""
+        """The same over another view of the model. Both take turns on their weights."""
         other = copy(self)
         other.model, other._chats = model, ChatCaches()
         return other
@@ -291,8 +303,8 @@ class LLM:
         tokenizer = self._need_tokenizer("a conversation")
         if not tokenizer.chat_template:
             raise OptionError(
-                f"{self._name} has no chat template, so it cannot chat; use generate with a "
-                f"prompt of your own"
+                f"{self._name} has no chat template, so it cannot chat; use generate with a prompt "
+                "of your own"
             )
         text = tokenizer.apply_chat_template(
             [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
@@ -348,8 +360,7 @@ class LLM:
         if outside:
             raise PromptError(
                 f"token {outside[0]} is outside the model's vocabulary of "
-                f"{self.model.shape.vocabulary}; "
-                "was it made with another tokenizer?"
+                f"{self.model.shape.vocabulary}; was it made with another tokenizer?"
             )
         return list(prompt)
 
@@ -357,7 +368,7 @@ class LLM:
         if self.tokenizer is None:
             raise Unavailable(
                 f"{self._name} was loaded without a tokenizer, so {purpose} cannot be read; pass "
-                f"tokenizer=..., or token ids"
+                "tokenizer=..., or token ids"
             )
         return self.tokenizer
 

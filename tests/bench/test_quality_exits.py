@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.paper.choices import Choice, choice_scores, choose_by_exit, read_choices
 from selfspec import LLM
-from selfspec.bench.quality_exits import Choice, choice_scores, choose_by_exit, read_choices
 from selfspec.errors import OptionError
 from selfspec.lossy import first_layers
 from selfspec.testing import tiny_model, tiny_tokenizer

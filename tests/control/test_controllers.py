@@ -103,9 +103,9 @@ def test_the_token_that_stops_a_draft_is_kept(
 
     def watched(self: Any, *arguments: Any) -> Any:
         tops.clear()
-        draft = propose(self, *arguments)
-        drafts.append((len(draft.tokens[0]), arguments[2].tokens[0], list(tops)))
-        return draft
+        [draft] = propose(self, *arguments)
+        drafts.append((len(draft.guesses), arguments[2].tokens[0], list(tops)))
+        return [draft]
 
     monkeypatch.setattr(chain.ChainSession, "_choose", choose)
     monkeypatch.setattr(chain.ChainSession, "propose", watched)

@@ -16,8 +16,9 @@ import torch
 from selfspec import LLM
 from selfspec.control.fixed import FixedLength
 from selfspec.core.contract import Budget, Draft, Outcome
+from selfspec.core.tree import Tree
 from selfspec.draft.base import Drafter, DraftSession, Target
-from selfspec.draft.beam import Beam, place_of
+from selfspec.draft.beam import Beam, layout_of
 from selfspec.draft.entries import Entries
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_models.draft_head import DraftHead
@@ -59,7 +60,7 @@ class Spy(Drafter, DraftSession):
 
     name = "spy"
     inner: Any
-    seen: dict[tuple[int, ...], tuple[Sequence[int], Sequence[int] | None]]
+    seen: dict[tuple[int, ...], Tree]
 
     def start(self, target: Target) -> DraftSession:
         inner = self.inner.start(target)
@@ -67,12 +68,19 @@ class Spy(Drafter, DraftSession):
         object.__setattr__(spy, "collectors", inner.collectors)
         return spy
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        draft = self.inner.propose(rows, texts, budget)
-        parents = draft.parents or [None] * len(rows)
-        for text, tokens, family in zip(texts, draft.tokens, parents, strict=True):
-            self.seen[tuple(text)] = tokens, family
-        return draft
+    def admit(self, *row: Any) -> None:
+        self.inner.admit(*row)
+
+    def drop(self, row: int) -> None:
+        self.inner.drop(row)
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        drafts: Sequence[Draft] = self.inner.propose(rows, texts, budget)
+        for text, draft in zip(texts, drafts, strict=True):
+            self.seen[tuple(text)] = draft.tree
+        return drafts
 
     def observe(self, outcome: Outcome) -> None:
         self.inner.observe(outcome)
@@ -86,7 +94,11 @@ def drafts(
     found = llm.generate(
         prompts, max_new_tokens=new, eos=[], draft=Spy(drafter, seen), control=FixedLength(tokens)
     )
-    return seen, found[0].stats
+    return seen, found[0].call
+
+
+def listed(tree: Tree) -> tuple[list[int], list[int]]:
+    return list(tree.tokens), list(tree.parents)
 
 
 MAKERS = {
@@ -107,11 +119,11 @@ def test_a_draft_depends_on_the_kept_text_alone(
     drafter = MAKERS[name](part, adapter)
     seen, stats = drafts(llm, drafter, PROMPTS)
     assert 0 < stats.accepted < stats.drafted
-    whole = [text for text in seen if len(seen[text][0]) == 5]
+    whole = [text for text in seen if len(seen[text].guesses) == 5]
     assert len(whole) > 20
     for text in whole[::3]:
         anew, _ = drafts(llm, drafter, [list(text[:-1])], new=7)
-        assert anew[text] == seen[text], f"after {len(text)} tokens"
+        assert listed(anew[text]) == listed(seen[text]), f"after {len(text)} tokens"
 
 
 def test_it_drafts_what_was_trained(llm: LLM, part: TrainedPart) -> None:
@@ -121,12 +133,12 @@ def test_it_drafts_what_was_trained(llm: LLM, part: TrainedPart) -> None:
     text = max(seen, key=len)
     net = HeadNet(BlockSize(**part.settings["block"]), 2, llm.model.shape.context)
     net.load_state_dict({name: part.tensors[name] for name in net.state_dict()})
-    for ours, (expected, _) in [item for item in seen.items() if len(item[1][0]) == 5][::4]:
+    for ours, tree in [item for item in seen.items() if len(item[1].guesses) == 5][::4]:
         tokens, states = [*ours], states_of(llm, text, part.settings["layers"])
         # the trainer knows the text that is drafted; here it is written draft by draft
         for _ in range(5):
             tokens.append(last_guess(llm, net, part, tokens, len(ours) - 2, states))
-        assert tokens[len(ours) :] == list(expected)
+        assert tree.is_chain and tokens[len(ours) :] == list(tree.guesses)
 
 
 def states_of(llm: LLM, text: Sequence[int], layers: Sequence[int]) -> torch.Tensor:
@@ -184,30 +196,33 @@ def test_a_tree_follows_the_chain(llm: LLM, part: TrainedPart) -> None:
     """A tree's entries at other positions than a chain's, or guesses that see each other: its first
     path is the chain's."""
     chains, trees = (drafts(llm, DraftHead(part, width=width), PROMPTS)[0] for width in (1, 2))
-    both = [text for text in chains if text in trees and trees[text][1]]
+    both = [text for text in chains if text in trees and not trees[text].is_chain]
     assert len(both) > 5
     for text in both:
-        tokens, parents = trees[text]
-        here, path = -1, []
+        tree, path = trees[text], []
+        parents, here = list(tree.parents), 0
         while here in parents:
-            here = list(parents).index(here)
-            path.append(tokens[here])
-        assert path == list(chains[text][0])[: len(path)]
+            here = parents.index(here)
+            path.append(tree.tokens[here])
+        assert path == list(chains[text].guesses)[: len(path)]
 
 
 def test_the_likeliest_guesses_are_kept() -> None:
     """Guesses in the order in which they were found, or by their own chance instead of their
     path's."""
-    beam = Beam(0, 10, most=4, width=2)
+    beam = Beam(0, 9, 10, most=4, width=2)
     assert beam.extend([[1, 2]], [[0.6, 0.3]]) == [0, 0]
-    assert place_of([beam]).positions.tolist() == [10, 10]
+    layout = layout_of([beam])
+    assert layout.positions.tolist() == [10, 10] and layout.slots.tolist() == [10, 11]
+    assert layout.stops.tolist() == [10, 10] and layout.ancestors == ((10,), (11,))
+    assert layout.spans == (RowSpan(0, 10, 2),)
     # 0.27 after token 2, 0.24 after token 1
     assert beam.extend([[3, 4], [5, 6]], [[0.4, 0.1], [0.9, 0.05]]) == [
         1,
         0,
     ]
-    assert beam.tree() == ([1, 2, 3, 5], [-1, -1, 0, 1])
-    layout = place_of([beam])
+    assert listed(beam.tree()) == ([9, 1, 2, 3, 5], [-1, 0, 0, 1, 2])
+    layout = layout_of([beam])
     assert layout.positions.tolist() == [11, 11] and layout.slots.tolist() == [12, 13]
     assert layout.ancestors == ((11, 12), (10, 13))
 
@@ -242,6 +257,7 @@ def test_rounds_it_does_not_see_cost_it_nothing_but_time(llm: LLM, part: Trained
     """States of rounds in which another drafter's states stood in for early layers are missing: it
     must begin anew, not line up what it has with other tokens."""
     entries = Entries([0, 1], llm.model.new_cache(1))
+    entries.admit(0)
     states = torch.randn(4, 2, llm.model.shape.width)
     for first in (0, 6):
         layout = TokenLayout.chains([RowSpan(0, first, 4)])

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from selfspec import LLM, OptionError, SamplingParams
 from selfspec.control.fixed import FixedLength
-from selfspec.core.contract import Budget, Draft, Request
+from selfspec.core.contract import Budget, Draft
 from selfspec.core.sampling import row_samplers
 from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.from_layers.cosine import Cosine
@@ -26,6 +26,7 @@ from selfspec.draft.from_layers.layer_skip import LayerSkip
 from selfspec.draft.from_models.draft_model import DraftModel
 from selfspec.draft.registry import make_drafter
 from selfspec.engine.generation import Generation
+from selfspec.engine.row import Request
 from selfspec.model.compute.plan import LayerPlan
 from selfspec.testing import exit_agreement, tiny_llm, tiny_model, tiny_tokenizer
 
@@ -60,12 +61,18 @@ def generation(
     tokens: int = 4,
     new: int = 30,
 ) -> Any:
+    how = {"drafter": drafter, "controller": FixedLength(tokens) if drafter else None}
     requests = [
-        Request(*each, new) for each in zip(prompts, row_samplers(None, prompts, ()), strict=True)
+        Request(*each, new, **how)
+        for each in zip(prompts, row_samplers(None, prompts, ()), strict=True)
     ]
-    return Generation(
-        llm.model, requests, drafter, FixedLength(tokens).start() if drafter else None
-    )
+    return Generation(llm.model, requests)
+
+
+def session_of(at_work: Any) -> Any:
+    """The session of a generation all of whose rows have the same drafter."""
+    (group,) = at_work._groups
+    return group.session
 
 
 def begun(
@@ -73,16 +80,24 @@ def begun(
 ) -> tuple[Any, list[list[int]]]:
     """A drafter at work after the prefill, and the texts it is to continue."""
     started = generation(llm, drafter, prompts)
-    next(iter(started))
-    return started._drafting, [row.tokens for row in started.rows]
+    started.step()
+    return session_of(started), [row.tokens for row in started.rows]
+
+
+def asked(session: Any, texts: Sequence[list[int]], most: Sequence[int]) -> list[Draft]:
+    """A draft for each row."""
+    with torch.inference_mode():
+        drafts = list(session.propose(range(len(texts)), texts, Budget(most)))
+    assert [draft.tree.tokens[0] for draft in drafts] == [text[-1] for text in texts]
+    assert all(draft.tree.is_chain for draft in drafts)
+    return drafts
 
 
 def propose(
     llm: LLM, drafter: Drafter, prompts: Sequence[list[int]] = PROMPTS, tokens: int = 4
-) -> tuple[Draft, list[list[int]]]:
-    drafting, texts = begun(llm, drafter, prompts)
-    with torch.inference_mode():
-        return drafting.propose(range(len(texts)), texts, Budget([tokens] * len(texts))), texts
+) -> tuple[list[Draft], list[list[int]]]:
+    session, texts = begun(llm, drafter, prompts)
+    return asked(session, texts, [tokens] * len(texts)), texts
 
 
 # --------------------------------------------------------------------------------------- early-exit
@@ -97,33 +112,42 @@ def test_every_layer_runs_once_for_every_kept_token(
     """Layers that a draft ran run again in verification: all that reuse saves, lost in silence.
     Counted per layer: the prompt, and of each round the row's last token and every draft, once."""
     at_work = generation(llm, EarlyExit(layer), PROMPTS[:rows], tokens)
+    each = list(at_work.rows)
     list(at_work)
-    stats, read = at_work.stats, sum(map(len, PROMPTS[:rows]))
-    rejected = stats.drafted - stats.accepted
-    # each but the last of a row is read once; the prefill's own token takes that one's place
-    kept = stats.decoded
-    assert at_work.cache.computed.tolist() == [read + kept + rejected] * LAYERS
+    stats, computed = at_work.stats, at_work.cache.computed
+    rejected = 0
+    for row in each:
+        own = row.stats
+        # each but the last of a row is read once; the prefill's own token takes that one's place
+        once = len(row.request.prompt) + own.decoded + own.drafted - own.accepted
+        assert computed[row.slot].tolist() == [once] * LAYERS
+        assert own.layer_tokens == once * LAYERS
+        rejected += own.drafted - own.accepted
+    read = sum(map(len, PROMPTS[:rows]))
+    assert rejected == stats.drafted - stats.accepted
+    assert computed.sum(axis=0).tolist() == [read + stats.decoded + rejected] * LAYERS
     assert stats.accepted > 0 and (tokens == 1 or rejected > 0)
     again = generation(llm, EarlyExit(layer, reuse=False), PROMPTS[:rows], tokens)
     list(again)
-    twice = again.stats.drafted
-    assert again.cache.computed.tolist() == [read + kept + rejected + twice] * layer + [
-        read + kept + rejected
-    ] * (LAYERS - layer)
+    once, twice = read + stats.decoded + rejected, again.stats.drafted
+    assert again.cache.computed.sum(axis=0).tolist() == [once + twice] * layer + [once] * (
+        LAYERS - layer
+    )
 
 
 def test_the_states_are_those_of_the_whole_model(llm: LLM) -> None:
     """States off by one token, or of another row: verification would go on from somebody else's
     thoughts."""
-    draft, texts = propose(llm, EarlyExit(2))
-    assert draft.resume is not None and draft.resume.layer == 2
-    for text, tokens, states in zip(texts, draft.tokens, draft.resume.states, strict=True):
-        read = [*text, *tokens[:-1]]
+    drafts, texts = propose(llm, EarlyExit(2))
+    for text, draft in zip(texts, drafts, strict=True):
+        assert draft.exits is not None
+        assert list(draft.exits.layers) == [2] * len(draft.guesses) == [2] * 4
+        read = [*text, *draft.guesses[:-1]]
         cache = llm.model.new_cache(1)
         fresh = llm.model.run(
             llm.model.embed(torch.tensor(read)), LayerPlan(0, 2), cache, cache.layout([len(read)])
         )
-        assert torch.equal(states, fresh[len(text) - 1 :])
+        assert torch.equal(draft.exits.states, fresh[len(text) - 1 :])
 
 
 def test_drafts_are_the_exits_own_choice(hf: Any, llm: LLM) -> None:
@@ -132,8 +156,8 @@ def test_drafts_are_the_exits_own_choice(hf: Any, llm: LLM) -> None:
     cut = copy.deepcopy(hf)
     cut.model.layers = cut.model.layers[:2]
     cut.config.num_hidden_layers = 2
-    draft, texts = propose(llm, EarlyExit(2), tokens=6)
-    for text, tokens in zip(texts, draft.tokens, strict=True):
+    drafts, texts = propose(llm, EarlyExit(2), tokens=6)
+    for text, draft in zip(texts, drafts, strict=True):
         found = cut.generate(
             torch.tensor([text]),
             max_new_tokens=6,
@@ -141,7 +165,7 @@ def test_drafts_are_the_exits_own_choice(hf: Any, llm: LLM) -> None:
             eos_token_id=None,
             pad_token_id=0,
         )
-        assert tokens == found[0, len(text) :].tolist()
+        assert draft.guesses == found[0, len(text) :].tolist()
 
 
 def test_a_quarter_of_the_layers_by_default() -> None:
@@ -197,12 +221,12 @@ def test_lists_say_what_is_skipped(
     whole."""
     drafter = LayerSkip(attention=attention, mlp=mlp)
     plan = LayerPlan.skipping(LAYERS, attention, mlp)
-    draft, texts = propose(llm, drafter, PROMPTS[:1], tokens=1)
+    (draft,), texts = propose(llm, drafter, PROMPTS[:1], tokens=1)
     cache = llm.model.new_cache(1)
     llm.model.prefill([texts[0][:-1]], cache)
     expected = llm.model.forward(torch.tensor(texts[0][-1:]), cache, cache.layout([1]), plan)
-    assert draft.tokens == [[int(expected.argmax())]]
-    assert (draft.resume.layer if draft.resume else 0) == exact
+    assert draft.guesses == [int(expected.argmax())]
+    assert (list(draft.exits.layers) if draft.exits else []) == ([exact] if exact else [])
 
 
 @pytest.mark.parametrize(
@@ -346,8 +370,7 @@ def test_the_choice_is_that_of_the_paper(
     expected = naive_cosines(hf, PROMPTS[:rows])
     threshold = sorted(expected)[LAYERS // 2] - 1e-3
     drafting, texts = begun(llm, Cosine(threshold, every, keep_last), PROMPTS[:rows])
-    with torch.inference_mode():
-        drafting.propose(range(rows), texts, Budget([1] * rows))
+    asked(drafting, texts, [1] * rows)
     assert drafting.cosines == pytest.approx(expected, abs=1e-4)
     attention, mlp = set(), set()
     for layer, cosine in enumerate(expected[: LAYERS - keep_last]):
@@ -365,8 +388,7 @@ def test_prompts_choose_their_own_drafts(llm: LLM) -> None:
     found = []
     for prompt in PROMPTS:
         drafting, texts = begun(llm, Cosine(), [prompt])
-        with torch.inference_mode():
-            drafting.propose([0], texts, Budget([1]))
+        asked(drafting, texts, [1])
         found.append(drafting.cosines)
     assert len({tuple(cosines) for cosines in found}) == 3
 
@@ -376,10 +398,9 @@ def test_it_costs_no_extra_pass(llm: LLM) -> None:
     at_work = generation(llm, Cosine(threshold=0.5), PROMPTS[:1])
     steps = iter(at_work)
     next(steps)
-    assert (
-        at_work.stats.forward_passes == 1
-        and at_work.cache.computed.tolist() == [len(PROMPTS[0])] * LAYERS
-    )
+    assert at_work.stats.forward_passes == 1 and at_work.cache.computed.tolist() == [
+        [len(PROMPTS[0])] * LAYERS
+    ]
     list(steps)
     assert at_work.stats.forward_passes == 1 + at_work.stats.rounds
 
@@ -401,18 +422,17 @@ def test_drafts_see_the_subset_and_nothing_else(hf: Any, llm: LLM) -> None:
     drafter = KVSubset(sink=2, recent=5, blocks=2, block_size=3)
     prompt = PROMPTS[2]
     drafting, texts = begun(llm, drafter, [prompt])
-    with torch.inference_mode():
-        draft = drafting.propose([0], texts, Budget([5]))
+    (draft,) = asked(drafting, texts, [5])
     text, known = texts[0], len(texts[0]) - 1
     slots = [0, 1, *(slot for slot in drafting._seen[0] if slot < known)]
     assert len(slots) == len(set(slots)) < known and set(range(known - 5, known)) <= set(slots)
-    whole = [*text, *draft.tokens[0]]
+    whole = [*text, *draft.guesses]
     mask = torch.full((len(whole), len(whole)), -torch.inf).triu(1)
     for query in range(known, len(whole)):
         mask[query, :known] = -torch.inf
         mask[query, slots] = 0
     logits = hf(torch.tensor([whole]), attention_mask=mask[None, None]).logits[0]
-    assert logits[known:-1].argmax(-1).tolist() == draft.tokens[0]
+    assert logits[known:-1].argmax(-1).tolist() == draft.guesses
 
 
 def test_blocks_are_those_most_like_what_was_read_last(llm: LLM) -> None:
@@ -450,7 +470,7 @@ def test_the_model_itself_is_always_right(llm: LLM) -> None:
     for model in (None, llm, llm.model):
         stats = llm.generate(
             PROMPTS, max_new_tokens=40, eos=[], draft=DraftModel(model), control=FixedLength(3)
-        )[0].stats
+        )[0].call
         assert stats.accepted == stats.drafted > 0
 
 
@@ -468,16 +488,23 @@ class Meddling(Drafter):
         class At(DraftSession):
             turn = 0
 
+            def admit(self, *row: Any) -> None:
+                inner.admit(*row)
+
+            def drop(self, row: int) -> None:
+                inner.drop(row)
+
             def propose(
                 self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-            ) -> Draft:
-                draft = inner.propose(rows, texts, budget)
+            ) -> Sequence[Draft]:
+                drafts = inner.propose(rows, texts, budget)
                 self.turn += 1
-                wrong = [
-                    [(token + (self.turn % 3 == 0)) % 256 for token in tokens]
-                    for tokens in draft.tokens
+                return [
+                    Draft.chain(
+                        text, [(token + (self.turn % 3 == 0)) % 256 for token in draft.guesses]
+                    )
+                    for text, draft in zip(texts, drafts, strict=True)
                 ]
-                return Draft(wrong)
 
         return At()
 
@@ -488,7 +515,7 @@ def test_it_forgets_what_was_rejected(llm: LLM) -> None:
     results = llm.generate(
         PROMPTS, max_new_tokens=40, eos=[], draft=Meddling(DraftModel(llm)), control=FixedLength(3)
     )
-    stats = results[0].stats
+    stats = results[0].call
     wrong = stats.drafted_at[0] - stats.accepted_at[0]
     assert stats.accepted_at[1:] == stats.drafted_at[1:], "drafts were right or wrong as a whole"
     assert 0.2 < wrong / stats.drafted_at[0] < 0.45, "every third round, and no others"
@@ -563,13 +590,15 @@ class Spy(Drafter):
         drafting = self.inner.start(target)
         original = drafting.propose
 
-        def propose(rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-            draft = original(rows, texts, budget)
-            for text, tokens in zip(texts, draft.tokens, strict=True):
-                self.drafts.extend(tokens)
-                if tokens:
-                    self.lengths.append(len(text) + len(tokens))
-            return draft
+        def propose(
+            rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+        ) -> Sequence[Draft]:
+            drafts: Sequence[Draft] = original(rows, texts, budget)
+            for text, draft in zip(texts, drafts, strict=True):
+                self.drafts.extend(draft.guesses)
+                if draft.guesses:
+                    self.lengths.append(len(text) + len(draft.guesses))
+            return drafts
 
         drafting.propose = propose
         return drafting
@@ -600,7 +629,7 @@ def test_a_part_of_the_vocabulary(llm: LLM, name: str, sampling: SamplingParams 
         assert [result.tokens for result in results] == expected
     part = {*range(120), *(token for prompt in PROMPTS for token in prompt)}
     assert drafts[120] and set(drafts[120]) <= part and not set(drafts[0]) <= part
-    assert results[0].stats.accepted > 0, "a draft from the part can be right"
+    assert results[0].call.accepted > 0, "a draft from the part can be right"
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -615,7 +644,8 @@ def test_a_vocabulary_outside_the_models_is_refused(llm: LLM, name: str, size: i
 
 def test_the_whole_vocabulary_is_no_part(llm: LLM) -> None:
     """The full size is allowed, and needs no second head."""
-    drafting, _ = begun(llm, EarlyExit(2, vocabulary=259))
+    drafting, texts = begun(llm, EarlyExit(2, vocabulary=259))
+    asked(drafting, texts, [1] * 3)
     assert drafting._partial is None
 
 
@@ -637,23 +667,30 @@ def test_a_list_of_tokens_is_the_drafts_vocabulary(llm: LLM) -> None:
         assert seen and set(seen) <= allowed and max(seen) >= 40, (
             "the drafts are of the list, and not of its first rows alone"
         )
-        assert results[0].stats.accepted > 0
+        assert results[0].call.accepted > 0
 
 
 def test_what_the_prompt_says_can_be_drafted(llm: LLM) -> None:
     """Names and numbers of a prompt that the most frequent tokens do not hold: what is copied could
     never be drafted. Also logits that are given to the wrong ones of the added tokens."""
-    drafting, _ = begun(llm, EarlyExit(2, vocabulary=8))
+    drafting, texts = begun(llm, EarlyExit(2, vocabulary=8))
+    asked(drafting, texts, [1] * 3)
     head = drafting._partial
     x = torch.randn(5, llm.model.shape.width, generator=torch.Generator().manual_seed(0))
     assert sorted(head.tokens.tolist()) == sorted(
         {*range(8), *(token for prompt in PROMPTS for token in prompt)}
     )
     assert torch.allclose(head(x), llm.model.head(x)[:, head.tokens], atol=1e-5)
-    alone, _ = begun(llm, EarlyExit(2, vocabulary=8), PROMPTS[1:2])
+    alone, texts = begun(llm, EarlyExit(2, vocabulary=8), PROMPTS[1:2])
+    asked(alone, texts, [1])
     assert len(alone._partial.tokens) == 8 + len(set(PROMPTS[1])), (
         "another request's prompt stays out"
     )
+    alone.cache.reserve_rows(2)  # a row that comes later
+    llm.model.prefill([texts[0][:-1], PROMPTS[2][:-1]], alone.cache)
+    alone.admit(1, PROMPTS[2], row_samplers(None, [[1]], ())[0])
+    asked(alone, [*texts, PROMPTS[2]], [1, 1])
+    assert sorted(alone._partial.tokens.tolist()) == sorted({*range(8), *PROMPTS[1], *PROMPTS[2]})
 
 
 @pytest.mark.parametrize("token", [-1, 259])
@@ -669,25 +706,21 @@ def test_nothing_is_drafted_behind_an_end(llm: LLM) -> None:
     """Drafts behind a token that ends the row, which cost time and can never be kept; or an end of
     one row that stops another."""
     free, _ = propose(llm, EarlyExit(4), tokens=6)
-    first, last = list(free.tokens[0]), list(free.tokens[2])
+    first, last = list(free[0].guesses), list(free[2].guesses)
     ends = [frozenset[int](), frozenset(first[2:3]), frozenset(last[2:3])]
     requests = [
-        Request(*each, 24, eos=end)
+        Request(*each, 24, eos=end, drafter=EarlyExit(4), controller=FixedLength(6))
         for *each, end in zip(PROMPTS, row_samplers(None, PROMPTS, ()), ends, strict=True)
     ]
-    at_work = Generation(llm.model, requests, EarlyExit(4), FixedLength(6).start())
-    steps = iter(at_work)
-    next(steps)
-    assert at_work._drafting is not None
-    with torch.inference_mode():
-        draft = at_work._drafting.propose(
-            range(3), [row.tokens for row in at_work.rows], Budget([6] * 3)
-        )
-    assert list(draft.tokens[0]) == first, "the end of the second row is none of the first"
-    assert list(draft.tokens[2]) == last[: last.index(last[2]) + 1]
-    for _ in steps:
+    at_work = Generation(llm.model, requests)
+    rows = list(at_work.rows)
+    at_work.step()
+    drafts = asked(session_of(at_work), [row.tokens for row in rows], [6] * 3)
+    assert drafts[0].guesses == first, "the end of the second row is none of the first"
+    assert drafts[2].guesses == last[: last.index(last[2]) + 1]
+    for _ in at_work:
         pass
-    for row, prompt, end in zip(at_work.rows, PROMPTS, ends, strict=True):
+    for row, prompt, end in zip(rows, PROMPTS, ends, strict=True):
         assert (
             row.tokens[len(prompt) :]
             == llm.generate(prompt, draft=None, max_new_tokens=24, eos=sorted(end)).tokens
@@ -800,16 +833,16 @@ def test_drafts_of_known_length_are_the_same_without_reading(
     for waits in (True, False):
         drafting, texts = begun(llm, drafter)
         drafting.reads_wait = waits
-        with torch.inference_mode():
-            found.append(drafting.propose(range(3), texts, Budget(most)))
-    unread, read = found
-    assert unread.tokens == read.tokens
-    for tokens, prompt, asked in zip(unread.tokens, PROMPTS, most, strict=True):
+        found.append(asked(drafting, texts, most))
+    for unread, read, prompt, wanted in zip(*found, PROMPTS, most, strict=True):
+        assert unread.guesses == read.guesses
         # it has nothing to leave out there
         short = isinstance(drafter, KVSubset) and len(prompt) <= drafter.size
-        assert len(tokens) == (0 if short else asked)
-    if unread.resume is not None and read.resume is not None:
-        assert all(map(torch.equal, unread.resume.states, read.resume.states))
+        assert len(unread.guesses) == (0 if short else wanted)
+        assert (unread.exits is None) == (read.exits is None)
+        if unread.exits is not None and read.exits is not None:
+            assert unread.exits.layers == read.exits.layers
+            assert torch.equal(unread.exits.states, read.exits.states)
 
 
 def test_a_draft_of_known_length_is_read_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -822,6 +855,5 @@ def test_a_draft_of_known_length_is_read_once(llm: LLM, monkeypatch: pytest.Monk
     monkeypatch.setattr(
         torch.Tensor, "tolist", lambda tensor: reads.append(len(tensor)) or original(tensor)
     )
-    with torch.inference_mode():
-        drafting.propose(range(3), texts, Budget([5, 2, 4]))
+    asked(drafting, texts, [5, 2, 4])
     assert reads == [11]

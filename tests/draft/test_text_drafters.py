@@ -3,15 +3,16 @@ two."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
-from selfspec.draft.guess_tree import GuessTree, draft_of
 
 from selfspec import OptionError, SamplingParams
 from selfspec.control.fixed import FixedLength
-from selfspec.core.contract import Budget, Draft, ExitState, Outcome, Request
+from selfspec.core.contract import Budget, Draft, ExitStates, Outcome, RowOutcome
 from selfspec.core.sampling import row_samplers
-from selfspec.draft.base import Drafter, DraftSession, Target
+from selfspec.draft.base import Drafter, DraftSession
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_text import recycle
 from selfspec.draft.from_text.jacobi import Jacobi
@@ -19,7 +20,9 @@ from selfspec.draft.from_text.ngram import NGram
 from selfspec.draft.from_text.recycle import TokenRecycling
 from selfspec.draft.hybrid import Hybrid
 from selfspec.engine.generation import Generation
+from selfspec.engine.row import Request
 from selfspec.testing import tiny_llm
+from sessions import NOTHING, begin, grown, guesses, parents, told
 
 PROMPTS = [
     list(b"once upon a time, once upon a hill"),
@@ -49,37 +52,19 @@ def llm():
 
 
 @pytest.fixture
-def target(llm):
-    """Two rows; nothing of the model is used by what guesses from text."""
-    return make_scene(llm, [[5, 6, 7], [8]])
+def model(llm):
+    """Nothing of it is used by what guesses from text."""
+    return llm.model
 
 
-def make_scene(llm, prompts):
-    return Target(
-        llm.model, llm.model.new_cache(len(prompts), 64), prompts, row_samplers(None, prompts, ())
-    )
+def guess(drafter, model, text, most=4):
+    (draft,) = begin(drafter, model, [[5, 6, 7]]).propose([0], [text], Budget([most]))
+    return draft
 
 
-def guess(drafter, target, text, most=4):
-    return drafter.start(target).propose([0], [text], Budget([most]))
-
-
-def outcome(target, draft, texts, kept, best, accepted=None, choices=None):
-    """`best[i]`: the likeliest tokens after token i of what was verified, in order; all other
-    logits are lower."""
-    logits = torch.zeros(len(best), target.model.shape.vocabulary)
-    for row, tokens in zip(logits, best, strict=True):
-        row[torch.tensor(tokens)] = torch.arange(len(tokens), 0, -1.0)
-    return Outcome(
-        draft,
-        accepted or [[] for _ in kept],
-        kept,
-        choices or [],
-        logits,
-        logits,
-        list(range(len(kept))),
-        texts,
-    )
+def listed(session, rows, texts, most):
+    """What a session guesses: the tokens of each row's draft."""
+    return guesses(session.propose(rows, texts, Budget(most)))
 
 
 # -------------------------------------------------------------------------------------- all of them
@@ -101,7 +86,7 @@ def test_drafts_do_not_change_what_is_written(llm, name, sampling):
             PROMPTS, **options, draft=DRAFTERS[name], control_options={"tokens": tokens}
         )
         assert [result.tokens for result in results] == expected
-        assert results[0].stats.drafted > 0, "nothing was drafted, so nothing was tested"
+        assert results[0].call.drafted > 0, "nothing was drafted, so nothing was tested"
     ended = llm.generate(
         PROMPTS, **{**options, "eos": eos}, draft=DRAFTERS[name], control_options={"tokens": 5}
     )
@@ -131,9 +116,9 @@ def test_budgets_and_vocabulary_are_kept(llm, name):
                     ],
                     0.99,
                 )
-                draft = propose(rows, texts, budget)
-                seen.append((draft, budget))
-                return draft
+                drafts = propose(rows, texts, budget)
+                seen.append((drafts, budget, [text[-1] for text in texts]))
+                return drafts
 
             drafting.propose = watched
             return drafting
@@ -141,18 +126,14 @@ def test_budgets_and_vocabulary_are_kept(llm, name):
     for turn in range(3):  # noqa: B007  (the spy reads it)
         llm.generate(PROMPTS, max_new_tokens=25, eos=[], draft=Spy(), control_options={"tokens": 6})
     assert seen
-    for draft, budget in seen:
-        assert all(
-            len(tokens) <= most for tokens, most in zip(draft.tokens, budget.tokens, strict=True)
-        )
-        assert all(
-            0 <= token < llm.model.shape.vocabulary for tokens in draft.tokens for token in tokens
-        )
-        for tokens, parents in zip(
-            draft.tokens, draft.parents or [], strict=draft.parents is not None
-        ):
-            assert all(-1 <= parent < index for index, parent in enumerate(parents))
-            assert len(set(zip(parents, tokens, strict=True))) == len(tokens), (
+    for drafts, budget, last in seen:
+        for draft, most, root in zip(drafts, budget.tokens, last, strict=True):
+            tree = draft.tree
+            assert len(draft.guesses) == len(tree) - 1 <= most
+            assert all(0 <= token < llm.model.shape.vocabulary for token in draft.guesses)
+            assert tree.tokens[0] == root and tree.parents[0] == -1
+            assert all(0 <= tree.parents[node] < node for node in range(1, len(tree)))
+            assert len(set(zip(tree.parents, tree.tokens, strict=True))) == len(tree), (
                 "two equal guesses after the same text"
             )
 
@@ -163,16 +144,17 @@ def test_cache_is_that_of_a_fresh_prefill(llm, name):
     states."""
     samplers = row_samplers(None, PROMPTS, ())
     requests = [
-        Request(prompt, sampler, limit)
+        Request(prompt, sampler, limit, drafter=DRAFTERS[name], controller=FixedLength(5))
         for prompt, sampler, limit in zip(PROMPTS, samplers, (30, 45, 38), strict=True)
     ]
-    generation = Generation(llm.model, requests, DRAFTERS[name], FixedLength(5))
+    generation = Generation(llm.model, requests)
+    rows = list(generation.rows)  # those that end leave
     for _ in generation:
-        for row in generation.rows:
+        for row in rows:
             known = row.tokens[:-1]
-            assert generation.cache.length(row.index) == len(known)
+            assert generation.cache.length(row.slot) == len(known)
     assert generation.stats.accepted > 0, "every draft was wrong, so no path was kept"
-    for row in generation.rows:
+    for row in rows:
         fresh = llm.model.new_cache(1, len(row.tokens))
         llm.model.prefill([row.tokens[:-1]], fresh)
         held = slice(0, len(row.tokens) - 1)
@@ -180,7 +162,7 @@ def test_cache_is_that_of_a_fresh_prefill(llm, name):
             (generation.cache.keys, fresh.keys),
             (generation.cache.values, fresh.values),
         ):
-            assert torch.equal(ours[:, row.index, :, held], theirs[:, 0, :, held])
+            assert torch.equal(ours[:, row.slot, :, held], theirs[:, 0, :, held])
 
 
 def test_trees_stay_inside_the_context():
@@ -197,7 +179,7 @@ def test_trees_stay_inside_the_context():
 def test_outcomes_name_their_rows_and_texts(llm):
     """Drafters that learn by row would learn the wrong row's successors once another row has
     ended."""
-    asked, told = [], []
+    asked, noted = [], []
 
     class Spy(Drafter, DraftSession):
         name = "spy"
@@ -207,88 +189,92 @@ def test_outcomes_name_their_rows_and_texts(llm):
 
         def propose(self, rows, texts, budget):
             asked.append({row: list(text) for row, text in zip(rows, texts, strict=True)})
-            return Draft([[1] * most for most in budget.tokens])
+            pairs = zip(texts, budget.tokens, strict=True)
+            return [Draft.chain(text, [1] * most) for text, most in pairs]
 
         def observe(self, outcome):
-            pairs = zip(outcome.rows, outcome.texts, outcome.kept, strict=True)
-            told.append({row: list(text[: len(text) - len(kept)]) for row, text, kept in pairs})
+            noted.append({of.row: list(of.text[: -len(of.kept)]) for of in outcome.rows})
+            for of in outcome.rows:
+                assert list(of.text[-len(of.kept) :]) == list(of.kept)
 
     expected = [result.tokens for result in llm.generate(PROMPTS, max_new_tokens=40, eos=[])]
     llm.generate(
         PROMPTS, max_new_tokens=40, eos=[expected[0][8]], draft=Spy(), control_options={"tokens": 2}
     )
-    assert asked and asked == told[: len(asked)]
-    assert len({frozenset(rows) for rows in told}) > 1, "all rows ended together"
+    assert asked and asked == noted[: len(asked)]
+    assert len({frozenset(rows) for rows in noted}) > 1, "all rows ended together"
 
 
 # -------------------------------------------------------------------------------------------- ngram
 
 
-def test_ngram_prefers_the_longest_match_and_then_the_latest(target):
+def test_ngram_prefers_the_longest_match_and_then_the_latest(model):
     """A later but shorter match that wins, the first instead of the latest place, an off-by-one in
     what followed."""
-    chain = NGram(branches=1)
-    assert guess(chain, target, [1, 2, 3, 4, 9, 3, 5, 6, 1, 2, 3], 2).tokens == [[4, 9]]
-    assert guess(chain, target, [3, 4, 9, 3, 5, 6, 7, 3], 2).tokens == [[5, 6]]
-    assert guess(NGram(branches=1, shortest=2), target, [3, 4, 9, 3, 5, 6, 7, 3], 2).tokens == [[]]
-    assert guess(
-        NGram(branches=1, longest=1), target, [1, 2, 3, 4, 9, 3, 5, 6, 1, 2, 3], 2
-    ).tokens == [[5, 6]]
+    text, other = [1, 2, 3, 4, 9, 3, 5, 6, 1, 2, 3], [3, 4, 9, 3, 5, 6, 7, 3]
+    assert guess(NGram(branches=1), model, text, 2).guesses == [4, 9]
+    assert guess(NGram(branches=1), model, other, 2).guesses == [5, 6]
+    assert guess(NGram(branches=1, shortest=2), model, other, 2).guesses == []
+    assert guess(NGram(branches=1, longest=1), model, text, 2).guesses == [5, 6]
 
 
-def test_ngram_finds_nothing_where_there_is_nothing(target):
+def test_ngram_finds_nothing_where_there_is_nothing(model):
     """A text's end that matches itself, which would draft rubbish or fail."""
     for text in ([7], [7, 8], [1, 2, 3, 4]):
-        draft = guess(NGram(), target, text, 5)
-        assert draft.tokens == [[]] and draft.parents is None
+        draft = guess(NGram(), model, text, 5)
+        assert draft.guesses == [] and draft.tree.is_chain and draft.tree.tokens == text[-1:]
 
 
-def test_ngram_goes_on_where_a_repetition_reaches_the_end(target):
+def test_ngram_goes_on_where_a_repetition_reaches_the_end(model):
     """A draft cut short in loops, which is where lookups pay most."""
-    assert guess(NGram(branches=1), target, [9, 1, 2, 3, 1, 2, 3], 8).tokens == [
-        [1, 2, 3, 1, 2, 3, 1, 2]
-    ]
-    assert guess(NGram(branches=1), target, [9, 4, 4], 5).tokens == [[4, 4, 4, 4, 4]]
+    chain = NGram(branches=1)
+    assert guess(chain, model, [9, 1, 2, 3, 1, 2, 3], 8).guesses == [1, 2, 3, 1, 2, 3, 1, 2]
+    assert guess(chain, model, [9, 4, 4], 5).guesses == [4, 4, 4, 4, 4]
 
 
-def test_ngram_drafts_different_continuations_as_a_tree(target):
+def test_ngram_drafts_different_continuations_as_a_tree(model):
     """Branches with equal first tokens, branches beyond the number that was asked for, the
     likeliest not first."""
     text = [3, 4, 9, 3, 5, 9, 3, 6, 9, 3, 5, 9, 2, 3]
-    draft = guess(NGram(branches=3), target, text, 7)
-    roots = [
-        token
-        for token, parent in zip(draft.tokens[0], draft.parents[0], strict=True)
-        if parent == -1
-    ]
-    assert roots == [5, 6, 4] and len(draft.tokens[0]) == 7
-    two = guess(NGram(branches=2), target, text, 7)
-    assert [
-        token for token, parent in zip(two.tokens[0], two.parents[0], strict=True) if parent == -1
-    ] == [5, 6]
+
+    def firsts(tree):
+        return [tree.tokens[node] for node in range(1, len(tree)) if tree.parents[node] == 0]
+
+    three, two = (guess(NGram(branches=branches), model, text, 7) for branches in (3, 2))
+    assert firsts(three.tree) == [5, 6, 4] and len(three.guesses) == 7
+    assert firsts(two.tree) == [5, 6]
 
 
-def test_ngram_stops_where_it_becomes_unlikely(target):
+def test_ngram_stops_where_it_becomes_unlikely(model):
     """`least` ignored, or applied to the token's own chance instead of that of the whole way to
     it."""
     text = [3, 4, 9, 8, 2, 3]
     # 0.27, then 0.27 * 0.52 = 0.14, then 0.09
-    assert guess(NGram(least=0.13), target, text, 8).tokens == [[4, 9]]
-    assert guess(NGram(least=0.28), target, text, 8).tokens == [[]]
+    assert guess(NGram(least=0.13), model, text, 8).guesses == [4, 9]
+    assert guess(NGram(least=0.28), model, text, 8).guesses == []
 
 
-def test_ngram_index_grows_with_the_text(target):
+def test_ngram_index_grows_with_the_text(model):
     """Tokens entered twice or not at all between rounds, or a row that sees another row's text."""
     generator = torch.Generator().manual_seed(1)
     text = torch.randint(0, 4, (120,), generator=generator).tolist()
     other = [token + 10 for token in text]
-    grown = NGram().start(target)
+    grown = begin(NGram(), model, [[5, 6, 7], [8]])
     end = 3
     while end < len(text):
-        ours = grown.propose([1, 0], [other[:end], text[:end]], Budget([4, 6]))
-        theirs = guess(NGram(), target, text[:end], 6)
-        assert ours.tokens[1] == theirs.tokens[0] and min(ours.tokens[0], default=10) >= 10
+        theirs, ours = grown.propose([1, 0], [other[:end], text[:end]], Budget([4, 6]))
+        assert ours == guess(NGram(), model, text[:end], 6)
+        assert min(theirs.guesses, default=10) >= 10
         end += 1 + end % 4
+
+
+def test_ngram_forgets_a_row_that_was_dropped(model):
+    """A row's number goes to another text: guesses from the text that had it before."""
+    session = begin(NGram(), model, [[5, 6, 7]])
+    assert listed(session, [0], [[1, 2, 3, 1, 2]], [2]) == [[3, 1]]
+    session.drop(0)
+    session.admit(0, [1, 2], row_samplers(None, [[1]], ())[0])
+    assert listed(session, [0], [[8, 9, 4, 1, 2]], [2]) == [[]]
 
 
 # ------------------------------------------------------------------------------------------ recycle
@@ -302,22 +288,19 @@ def test_likeliest_tokens_are_those_of_topk(size):
     assert torch.equal(recycle._likeliest(logits, 7), logits.topk(min(7, size)).indices)
 
 
-def test_recycle_begins_with_the_prompts_bigrams(target):
+def test_recycle_begins_with_the_prompts_bigrams(model):
     """An empty table in the first round, a bigram read backwards, the older successor before the
     latest one."""
-    drafting = TokenRecycling(pairs=False).start(
-        make_scene(scene_llm := tiny_llm(), [[5, 6, 5, 7, 8], [5, 9]])
-    )
-    assert scene_llm.model.shape.vocabulary > 9
-    draft = drafting.propose([0, 1], [[5, 6, 5, 7, 8, 5], [5, 9, 5]], Budget([3, 3]))
-    assert draft.tokens == [[7, 8, 6], [9]] and draft.parents == [[-1, 0, -1], [-1]]
+    session = begin(TokenRecycling(pairs=False), model, [[5, 6, 5, 7, 8], [5, 9]])
+    drafts = session.propose([0, 1], [[5, 6, 5, 7, 8, 5], [5, 9, 5]], Budget([3, 3]))
+    assert guesses(drafts) == [[7, 8, 6], [9]] and parents(drafts) == [[0, 1, 0], [0]]
 
 
-def test_recycle_learns_from_every_verified_token(target):
+def test_recycle_learns_from_every_verified_token(model):
     """Logits taken from the wrong row or node; rejected drafts not learnt from; a tree's node
     learnt after the node before it in the list instead of its parent."""
-    drafting = TokenRecycling(successors=2).start(target)
-    draft = Draft([[10, 11, 12], [20]], parents=[[-1, -1, 1], [-1]])
+    session = begin(TokenRecycling(successors=2), model, [[5, 6, 7], [8]])
+    drafts = [grown(7, [10, 11, 12], [0, 0, 2]), grown(9, [20], [0])]
     texts = [[5, 6, 7, 50], [8, 9, 60]]  # 50 and 60 were kept
     # after 7, 10, 11, 12 (after 11); 9, 20
     best = [
@@ -328,10 +311,14 @@ def test_recycle_learns_from_every_verified_token(target):
         [60, 61],
         [36, 37],
     ]
-    drafting.observe(outcome(target, draft, texts, [[50], [60]], best))
+    rows = [
+        RowOutcome(row, text, draft, [0], text[-1:], [])
+        for row, (text, draft) in enumerate(zip(texts, drafts, strict=True))
+    ]
+    session.observe(told(rows, best, model.shape.vocabulary))
 
     def after(row, *context):
-        return drafting.propose([row], [list(context)], Budget([2])).tokens[0]
+        return listed(session, [row], [list(context)], [2])[0]
 
     assert after(0, 6, 7) == [50, 51] and after(0, 1, 7) == [50, 51], (
         "the kept text's last token, after its own and any other"
@@ -343,20 +330,24 @@ def test_recycle_learns_from_every_verified_token(target):
     assert after(1, 7, 10) == [] and after(0, 8, 9) == [], "rows have tables of their own"
 
 
-def test_recycle_trusts_pairs_first_and_follows_the_likeliest_path(target):
+def plain_round(session, model, context, best):
+    """A session is told that nothing was drafted after `context`, and what was likeliest there."""
+    row = RowOutcome(0, [*context, 9], Draft.chain(context), [0], [9], [])
+    session.observe(told([row], [best], model.shape.vocabulary))
+
+
+def test_recycle_trusts_pairs_first_and_follows_the_likeliest_path(model):
     """A pair's successors overwritten by another pair with the same last token; a tree not in the
     order of its chances."""
-    drafting = TokenRecycling(successors=2).start(make_scene(tiny_llm(), [[1]]))
-    rounds = [([2, 3], [40, 41]), ([9, 3], [42, 43]), ([3, 40], [44, 45])]
-    for context, best in rounds:
-        drafting.observe(outcome(target, Draft([[]]), [[*context, 99]], [[99]], [best]))
-    draft = drafting.propose([0], [[2, 3]], Budget([4]))
+    pairs = begin(TokenRecycling(successors=2), model, [[1]])
+    published = begin(TokenRecycling(successors=2, pairs=False), model, [[1]])
+    for context, best in [([2, 3], [40, 41]), ([9, 3], [42, 43]), ([3, 40], [44, 45])]:
+        plain_round(pairs, model, context, best)
+        plain_round(published, model, context, best)
+    drafts = pairs.propose([0], [[2, 3]], Budget([4]))
     # 0.66, 0.66 * 0.66, 0.10, 0.66 * 0.10
-    assert draft.tokens == [[40, 44, 41, 45]] and draft.parents == [[-1, 0, -1, 0]]
-    published = TokenRecycling(successors=2, pairs=False).start(make_scene(tiny_llm(), [[1]]))
-    for context, best in rounds:
-        published.observe(outcome(target, Draft([[]]), [[*context, 99]], [[99]], [best]))
-    assert published.propose([0], [[2, 3]], Budget([2])).tokens == [[42, 43]]
+    assert guesses(drafts) == [[40, 44, 41, 45]] and parents(drafts) == [[0, 1, 0, 1]]
+    assert listed(published, [0], [[2, 3]], [2]) == [[42, 43]]
 
 
 def test_recycle_keeps_its_table_only_if_told_to(llm):
@@ -382,48 +373,61 @@ def test_recycle_keeps_its_table_only_if_told_to(llm):
     assert len(kept._tables) == 2
 
 
-def test_recycle_table_does_not_grow_for_ever(target, monkeypatch):
+def test_recycle_table_does_not_grow_for_ever(model, monkeypatch):
     """A kept table that eats the memory of a server; or one that forgets the newest."""
     monkeypatch.setattr(recycle, "PAIRS_KEPT", 10)
-    drafting = TokenRecycling().start(make_scene(tiny_llm(), [[1]]))
+    session = begin(TokenRecycling(), model, [[1]])
     for token in range(100):
-        drafting.observe(
-            outcome(
-                target,
-                Draft([[]]),
-                [[token, token + 1, 9]],
-                [[9]],
-                [[token + 2, 0, 1, 2, 3, 4, 5][:7]],
-            )
-        )
-    pairs = [context for context in drafting._tables[0]._known if len(context) == 2]
+        plain_round(session, model, [token, token + 1], [token + 2, 0, 1, 2, 3, 4, 5][:7])
+    pairs = [context for context in session._tables[0]._known if len(context) == 2]
     assert sorted(pairs) == [(token, token + 1) for token in range(90, 100)]
+
+
+def test_recycle_begins_a_row_anew_unless_its_table_is_kept(model):
+    """A row's number goes to another text: the table of the text that had it before, or none."""
+    for kept, expected in ((False, [[]]), (True, [[60, 61]])):
+        session = begin(TokenRecycling(successors=2, keep_table=kept), model, [[1]])
+        plain_round(session, model, [2, 3], [60, 61])
+        session.drop(0)
+        session.admit(0, [4, 5, 6], row_samplers(None, [[1]], ())[0])
+        assert listed(session, [0], [[4, 5]], [1]) == [[6]], "its prompt was read"
+        assert listed(session, [0], [[2, 3]], [2]) == expected
 
 
 # ------------------------------------------------------------------------------------------- jacobi
 
 
-def test_jacobi_guesses_what_the_model_said_after_the_wrong_guesses(target):
-    """Guesses shifted by one place, or taken from positions that were accepted."""
-    drafting = Jacobi(fill="last").start(target)
-    assert drafting.propose([0, 1], [[5], [8]], Budget([4, 2])).tokens == [[5, 5, 5, 5], [8, 8]]
-    draft = Draft([[5, 5, 5, 5], [8, 8]])
+def test_jacobi_guesses_what_the_model_said_after_the_wrong_guesses(model):
+    """Guesses shifted by one place, or taken from positions that were accepted. Or kept for another
+    text that has the row's number next."""
+    session = begin(Jacobi(fill="last"), model, [[5], [8]])
+    drafts = session.propose([0, 1], [[5], [8]], Budget([4, 2]))
+    assert guesses(drafts) == [[5, 5, 5, 5], [8, 8]]
     # row 0: the model says 5, 6 (not 5), 70, 71, 72 after each; its first guess is kept, and 6 is
     # its own token
-    told = outcome(
-        target,
-        draft,
-        [[5, 5, 6], [8, 1]],
-        [[5, 6], [1]],
-        [[0]] * 8,
-        [[0], []],
-        [[5, 6, 70, 71, 72], [1, 80, 81]],
-    )
-    drafting.observe(told)
-    assert drafting.propose([0, 1], [[5, 5, 6], [8, 1]], Budget([4, 4])).tokens == [
+    rows = [
+        RowOutcome(0, [5, 5, 6], drafts[0], [0, 1], [5, 6], [5, 6, 70, 71, 72]),
+        RowOutcome(1, [8, 1], drafts[1], [0], [1], [1, 80, 81]),
+    ]
+    session.observe(told(rows, [[0]] * 8, model.shape.vocabulary))
+    assert listed(session, [0, 1], [[5, 5, 6], [8, 1]], [4, 4]) == [
         [70, 71, 72, 6],
         [80, 81, 1, 1],
     ]
+    session.drop(1)
+    session.admit(1, [3], row_samplers(None, [[1]], ())[0])
+    assert listed(session, [1], [[3]], [2]) == [[3, 3]]
+
+
+def test_jacobi_follows_the_first_branch_of_a_tree(model):
+    """In a hybrid the round's draft may be a tree: choices of another branch, or of a node that is
+    not below the kept text."""
+    session = begin(Jacobi(), model, [[5]])
+    # 1 and 2 follow the text; 3 and 4 follow 2, which is kept; 5 follows 3
+    draft = grown(5, [10, 20, 30, 40, 50], [0, 0, 2, 2, 3])
+    row = RowOutcome(0, [5, 20, 7], draft, [0, 2], [20, 7], [20, 61, 7, 63, 64, 65])
+    session.observe(told([row], [[0]] * 6, model.shape.vocabulary))
+    assert listed(session, [0], [[5, 20, 7]], [2]) == [[63, 65]]
 
 
 def test_jacobi_converges_where_a_text_does_not_depend_on_guesses(llm):
@@ -431,7 +435,7 @@ def test_jacobi_converges_where_a_text_does_not_depend_on_guesses(llm):
     first guesses."""
     drafting_wins = llm.generate(
         PROMPTS, max_new_tokens=60, eos=[], draft=Jacobi(), control_options={"tokens": 8}
-    )[0].stats
+    )[0].call
 
     class Forgetful(Jacobi):
         def start(self, target):
@@ -441,7 +445,7 @@ def test_jacobi_converges_where_a_text_does_not_depend_on_guesses(llm):
 
     forgets = llm.generate(
         PROMPTS, max_new_tokens=60, eos=[], draft=Forgetful(), control_options={"tokens": 8}
-    )[0].stats
+    )[0].call
     assert drafting_wins.accepted > forgets.accepted
 
 
@@ -449,70 +453,96 @@ def test_jacobi_converges_where_a_text_does_not_depend_on_guesses(llm):
 
 
 class Fixed(Drafter, DraftSession):
-    """Drafts a fixed thing for each row; remembers what it was asked and told."""
+    """Drafts a fixed thing for each row; remembers what it was asked and told. `families`: of each
+    row the parents of its guesses, if it is no chain."""
 
     name = "fixed-guess"
 
-    def __init__(self, guesses, **parts):
-        self.guesses, self.parts, self.asked, self.told = guesses, parts, [], []
+    def __init__(self, guesses, families=None, **parts):
+        self.guesses, self.families, self.parts = guesses, families or {}, parts
+        self.asked, self.told, self.rows = [], [], {}
 
     def start(self, target):
         return self
 
+    def admit(self, row, prompt, sampler, ends=frozenset()):
+        self.rows[row] = list(prompt)
+
+    def drop(self, row):
+        del self.rows[row]
+
     def propose(self, rows, texts, budget):
         self.asked.append((list(rows), list(budget.tokens)))
-        picked = [self.guesses[row][:most] for row, most in zip(rows, budget.tokens, strict=True)]
-        families = self.parts.get("parents")
-        families = families and [
-            families[row][:most] for row, most in zip(rows, budget.tokens, strict=True)
+        return [
+            grown(
+                text[-1],
+                self.guesses[row][:most],
+                self.families.get(row, range(len(self.guesses[row])))[:most],
+            )
+            if not self.parts or not self.guesses[row]
+            else replace(Draft.chain(text, self.guesses[row][:most]), **self.parts)
+            for row, text, most in zip(rows, texts, budget.tokens, strict=True)
         ]
-        return Draft(picked, **{**self.parts, "parents": families})
 
     def observe(self, outcome):
         self.told.append(outcome)
 
 
-def test_hybrid_asks_the_second_only_for_rows_without_a_guess(target):
+def exits(layer, states):
+    return ExitStates([layer] * len(states), states)
+
+
+def test_hybrid_asks_the_second_only_for_rows_without_a_guess(model):
     """Rows mixed up between the two, a second drafter that runs for nothing, or one that learns
-    from half of the rounds."""
+    from half of the rounds. Or one that is not told of a row."""
     first, then = Fixed([[], [3, 4], []]), Fixed([[5, 6], [7], [8]])
-    drafting = Hybrid(first, then).start(target)
-    draft = drafting.propose([0, 1, 2], [[1], [1], [1]], Budget([2, 3, 0]))
-    assert draft.tokens == [[5, 6], [3, 4], []] and draft.parents is None and draft.probs is None
+    session = begin(Hybrid(first, then), model, [[1], [1, 1], [1]])
+    assert first.rows == then.rows == {0: [1], 1: [1, 1], 2: [1]}
+    drafts = session.propose([0, 1, 2], [[1], [1], [1]], Budget([2, 3, 0]))
+    assert guesses(drafts) == [[5, 6], [3, 4], []]
+    assert all(draft.tree.is_chain and draft.probs is None for draft in drafts)
     assert then.asked == [([0], [2])]
-    assert drafting.propose([1], [[1]], Budget([3])).tokens == [[3, 4]] and len(then.asked) == 1
-    told = outcome(target, draft, [], [], [])
-    drafting.observe(told)
-    assert first.told == then.told == [told]
+    assert listed(session, [1], [[1]], [3]) == [[3, 4]] and len(then.asked) == 1
+    outcome = Outcome([], NOTHING, NOTHING)
+    session.observe(outcome)
+    assert len(first.told) == len(then.told) == 1
+    assert first.told[0] is then.told[0] is outcome
+    session.drop(1)
+    assert first.rows == then.rows == {0: [1], 2: [1]}
 
 
-def test_hybrid_merges_both_into_one_tree(target):
+def test_hybrid_merges_both_into_one_tree(model):
     """Equal guesses verified twice, a second tree hung on the wrong node, the budget overrun, the
     second's guesses before the first's.
     """
     first = Fixed([[3, 4], [9]])
-    then = Fixed([[3, 5, 6], [7]], parents=[[-1, 0, -1], [-1]])
-    drafting = Hybrid(first, then, merge=True).start(target)
-    draft = drafting.propose([0, 1], [[1], [1]], Budget([4, 1]))
-    assert draft.tokens == [[3, 4, 5, 6], [9]] and draft.parents == [[-1, 0, 0, -1], [-1]]
+    then = Fixed([[3, 5, 6], [7]], {0: [0, 1, 0]})
+    session = begin(Hybrid(first, then, merge=True), model, [[1], [1]])
+    drafts = session.propose([0, 1], [[1], [1]], Budget([4, 1]))
+    assert guesses(drafts) == [[3, 4, 5, 6], [9]]
+    assert parents(drafts) == [[0, 1, 1, 0], [0]]
     assert then.asked == [([0], [4])]
 
 
-def test_hybrid_hands_on_exit_states_for_chains_only(target):
-    """States given to the wrong row, or to a tree, which is verified from the first layer."""
+def test_hybrid_hands_on_exit_states_with_their_own_rows(model):
+    """States given to the wrong row, to another drafter's tree, or to a merged tree, whose nodes
+    they would not fit."""
     states = torch.ones(2, 64)
-    first = Fixed([[3, 4], []], parents=[[-1, -1], []])
-    then = Fixed([[], [5, 6]], resume=ExitState(2, [states]))
-    draft = (
-        Hybrid(first, then, merge=False).start(target).propose([0, 1], [[1], [1]], Budget([2, 2]))
+    first = Fixed([[3, 4], []], {0: [0, 0]})
+    then = Fixed([[], [5, 6]], exits=exits(2, states))
+    session = begin(Hybrid(first, then, merge=False), model, [[1], [1]])
+    drafts = session.propose([0, 1], [[1], [1]], Budget([2, 2]))
+    assert guesses(drafts) == [[3, 4], [5, 6]] and parents(drafts) == [[0, 0], [0, 1]]
+    assert drafts[0].exits is None
+    assert drafts[1].exits.layers == [2, 2] and drafts[1].exits.states is states
+    merged = begin(
+        Hybrid(Fixed([[3], [4]]), Fixed([[5], [6]], exits=exits(2, states)), merge=True),
+        model,
+        [[1], [1]],
     )
-    assert draft.tokens == [[3], [5, 6]] and draft.parents is None
-    assert draft.resume.layer == 2 and [len(state) for state in draft.resume.states] == [0, 2]
-    merged = Hybrid(
-        Fixed([[3], [4]]), Fixed([[5], [6]], resume=ExitState(2, [states, states])), merge=True
-    ).start(target)
-    draft = merged.propose([0, 1], [[1], [1]], Budget([2, 2]))
-    assert draft.resume is None and draft.parents == [[-1, -1], [-1, -1]]
+    drafts = merged.propose([0, 1], [[1], [1]], Budget([2, 2]))
+    assert guesses(drafts) == [[3, 5], [4, 6]] and parents(drafts) == [[0, 0], [0, 0]]
+    assert [draft.exits for draft in drafts] == [None, None]
 
 
 def test_hybrid_with_early_exit_runs_each_layer_once(llm):
@@ -525,22 +555,22 @@ def test_hybrid_with_early_exit_runs_each_layer_once(llm):
     }
     alone = {"draft": EarlyExit(2), "control_options": {"tokens": 3}}
     for options in (run, alone):
-        calls.append(
-            llm.generate(PROMPTS, max_new_tokens=30, eos=[], **options)[0].stats.layer_tokens
-        )
+        results = llm.generate(PROMPTS, max_new_tokens=30, eos=[], **options)
+        calls.append([result.stats.layer_tokens for result in results])
+        assert results[0].call.layer_tokens == sum(calls[-1])
     assert calls[0] == calls[1]
 
 
-def test_hybrid_shows_the_prefill_to_both(target):
+def test_hybrid_shows_the_prefill_to_both(model):
     """A drafter that measures during the prefill and is never shown it."""
     seen = []
     parts = [Fixed([[]]), Fixed([[]])]
     for name, part in zip("ab", parts, strict=True):
         part.observer = lambda *half, name=name: seen.append((name, *half))
-    Hybrid(*parts).start(target).observer(1, True, "before", "after")
+    begin(Hybrid(*parts), model, [[1]]).observer(1, True, "before", "after")
     assert seen == [("a", 1, True, "before", "after"), ("b", 1, True, "before", "after")]
-    assert Hybrid(Fixed([[]]), parts[1]).start(target).observer is parts[1].observer
-    assert Hybrid(Fixed([[]]), Fixed([[]])).start(target).observer is None
+    assert begin(Hybrid(Fixed([[]]), parts[1]), model, [[1]]).observer is parts[1].observer
+    assert begin(Hybrid(Fixed([[]]), Fixed([[]])), model, [[1]]).observer is None
 
 
 def test_hybrid_makes_its_parts_fit():
@@ -551,24 +581,7 @@ def test_hybrid_makes_its_parts_fit():
     assert Hybrid(first_options={"longest": 3})._parts[0] == NGram(longest=3)
 
 
-# -------------------------------------------------------------------------------------------- trees
-
-
-def test_trees_merge_prefixes_and_know_their_trunk():
-    """Equal guesses counted twice, a full tree that grows, children added under a node that found
-    no room."""
-    tree = GuessTree(3)
-    assert [tree.add(-1, 5), tree.add(0, 6), tree.add(-1, 5), tree.add(-1, 6)] == [0, 1, 0, 2]
-    assert tree.full and tree.add(2, 5) is None and tree.add(0, 6) == 1
-    assert not tree.is_chain and tree.trunk() == [5, 6]
-    tree.merge([5, 8, 9, 6], [-1, 0, 1, 0])
-    assert tree.tokens == [5, 6, 6] and tree.parents == [-1, 0, -1]
-    chain = GuessTree(2, [1, 2], [-1, 0])
-    assert (
-        chain.is_chain
-        and draft_of([chain]).parents is None
-        and draft_of([chain, tree]).parents == [[-1, 0], [-1, 0, -1]]
-    )
+# ------------------------------------------------------------------------------------------ refused
 
 
 @pytest.mark.parametrize(
@@ -591,11 +604,14 @@ def test_bad_options_are_explained(make, words):
         make()
 
 
-def test_hybrid_refuses_sampled_drafts(target):
+def test_hybrid_refuses_sampled_drafts(model):
     """Tokens chosen outright verified as if they had been drawn: the output's distribution would be
-    wrong."""
-    drafting = Hybrid(
-        Fixed([[]]), Fixed([[5]], probs=[torch.ones(1, 259) / 259]), merge=False
-    ).start(target)
+    wrong. So would the other way round."""
+    drawn = Fixed([[5]], probs=[None, torch.ones(259) / 259])
+    for parts in ((Fixed([[]]), drawn), (drawn, Fixed([[]]))):
+        session = begin(Hybrid(*parts, merge=True), model, [[1]])
+        with pytest.raises(OptionError, match="sample=False"):
+            session.propose([0], [[1]], Budget([2]))
+    session = begin(Hybrid(Fixed([[]]), drawn, merge=False), model, [[1]])
     with pytest.raises(OptionError, match="sample=False"):
-        drafting.propose([0], [[1]], Budget([1]))
+        session.propose([0], [[1]], Budget([1]))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from tape import TapeRecorder, TapeRecording, recording
 
-from selfspec.core.contract import Request
 from selfspec.core.sampling import Sampler, SamplingParams
 from selfspec.engine.generation import Generation
+from selfspec.engine.row import Request
 from selfspec.errors import OptionError
 from selfspec.llm import LLM
 from selfspec.model.compute import rope

@@ -4,6 +4,7 @@ parts."""
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 from selfspec import LLM
@@ -31,3 +32,10 @@ def with_text(folder: Path) -> Path:
     ]
     (folder / "own.jsonl").write_text("\n".join(lines))
     return folder
+
+
+def shown_command(folder: Path) -> str:
+    """The command on a part's card, as a shell reads it."""
+    card = (folder / "README.md").read_text()
+    command = card[card.index("selfspec generate") :].split("\n\n")[0]
+    return " ".join(shlex.split(command.replace("\\\n", " ")))

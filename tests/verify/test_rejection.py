@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import product
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise, product
 
 import pytest
 import torch
@@ -16,11 +16,12 @@ from selfspec import LLM, SamplingParams
 from selfspec.core.contract import Budget
 from selfspec.core.randomness import invert
 from selfspec.core.sampling import Sampler, row_samplers
+from selfspec.core.tree import Tree
 from selfspec.draft import chain
-from selfspec.draft.base import Target
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.testing import tiny_model
 from selfspec.verify import rejection
+from sessions import begin
 
 # The next token depends on the last one only. Chosen so that every acceptance and every cumulated
 # probability is a multiple of a sixth: then the middles of six equal parts stand for all random
@@ -54,15 +55,15 @@ def every_outcome(
             yield 6.0 ** -len(known), result
 
 
-def written(
-    tokens: list[int], parents: list[int], first: int, q: Tensor
-) -> Iterator[tuple[float, list[int]]]:
-    """(probability, tokens written) of one round after the token `first`."""
-    p = P[[first, *tokens]]
+def written(tree: Tree, q: Sequence[Tensor]) -> Iterator[tuple[float, list[int]]]:
+    """(probability, tokens written) of one round after the tree's root. `q`: of each guess."""
+    p = P[list(tree.tokens)]
 
     def verify(dice: rejection.Dice) -> list[int]:
-        path, choices = rejection.verified(tokens, parents, p, q, dice)
-        return [tokens[index] for index in path] + [choices[path[-1] + 1 if path else 0]]
+        path, choices = rejection.verified(tree, p, [None, *q], dice)
+        assert path[0] == 0 and all(tree.parents[b] == a for a, b in pairwise(path))
+        assert all(choices[a] == tree.tokens[b] for a, b in pairwise(path))
+        return [*(tree.tokens[node] for node in path[1:]), choices[path[-1]]]
 
     return every_outcome(verify)
 
@@ -82,9 +83,10 @@ def law_of(parents: list[int], first: int, length: int) -> Law:
     after its parent."""
     law: Law = Counter()
     for tokens in product(TOKENS, repeat=len(parents)):
-        before = [first if parent < 0 else tokens[parent] for parent in parents]
+        tree = Tree([first, *tokens], [-1, *parents])
+        before = [tree.tokens[parent] for parent in parents]
         drawn = math.prod(float(Q[a, b]) for a, b in zip(before, tokens, strict=True))
-        for chance, text in written(list(tokens), parents, first, Q[before]):
+        for chance, text in written(tree, list(Q[before])):
             for more, whole in continued(text, max(length, len(text))):
                 law[whole[:length]] += drawn * chance * more
     return law
@@ -97,13 +99,14 @@ def difference(law: Law, first: int, length: int) -> float:
     return max(abs(law.get(text, 0.0) - plain.get(text, 0.0)) for text in {*law, *plain})
 
 
+# of each guess: its parent, a node, where 0 is the text's last token
 SHAPES = {
     "none": [],
-    "one": [-1],
-    "chain": [-1, 0],
-    "siblings": [-1, -1],
-    "three": [-1, -1, -1],
-    "tree": [-1, -1, 0, 1],
+    "one": [0],
+    "chain": [0, 1],
+    "siblings": [0, 0],
+    "three": [0, 0, 0],
+    "tree": [0, 0, 1, 2],
 }
 
 
@@ -127,9 +130,8 @@ def test_siblings_without_replacement() -> None:
         rest /= rest.sum()
         drawn = float(Q[0, first_child] * rest[second_child])
         if drawn:
-            for chance, text in written(
-                [first_child, second_child], [-1, -1], 0, torch.stack([Q[0], rest])
-            ):
+            siblings = Tree([0, first_child, second_child], [-1, 0, 0])
+            for chance, text in written(siblings, [Q[0], rest]):
                 law[tuple(text[:1])] += drawn * chance
     assert difference(law, 0, 1) < 1e-12
 
@@ -158,7 +160,19 @@ def test_draft_that_cannot_have_been_drawn() -> None:
     """A drafter that pairs its tokens with another distribution would be accepted always."""
     with pytest.raises(AssertionError, match="drawn from"):
         rejection.verified(
-            [1], [-1], P[:2], torch.tensor([[1.0, 0.0, 0.0]]), lambda depth, stream: 0.5
+            Tree.chain(0, [1]),
+            P[:2],
+            [None, torch.tensor([1.0, 0.0, 0.0])],
+            lambda depth, stream: 0.5,
+        )
+
+
+def test_draft_that_does_not_say_what_it_was_drawn_from() -> None:
+    """A tree of which only some guesses were drawn: the others would be accepted by a rule that is
+    not theirs."""
+    with pytest.raises(AssertionError, match="says from what"):
+        rejection.verified(
+            Tree([0, 0, 2], [-1, 0, 0]), P, [None, Q[0], None], lambda depth, stream: 0.99
         )
 
 
@@ -166,10 +180,10 @@ def test_rounding_leaves_no_room_for_a_wrong_token() -> None:
     """float32 sums that are off by 1e-7 make a residual of rounding errors; q of nearly p must be
     accepted nearly always."""
     p = torch.full((2, 50_000), 1 / 50_000)
-    q = p[:1] * (1 + 1e-5)
-    path, _ = rejection.verified([7], [-1], p, q, lambda depth, stream: 1 - 2**-53)
-    assert path == [0]
-    assert torch.equal(rejection.residual(p[0], q[0]), p[0]), (
+    q = p[0] * (1 + 1e-5)
+    path, _ = rejection.verified(Tree.chain(0, [7]), p, [None, q], lambda depth, stream: 1 - 2**-53)
+    assert path == [0, 1]
+    assert torch.equal(rejection.residual(p[0], q), p[0]), (
         "nothing is left, so p itself is the remainder"
     )
 
@@ -237,7 +251,7 @@ def test_drafts_that_are_drawn_leave_the_distribution_alone(llm, reference) -> N
     )
     stats = llm.generate([PROMPT] * 20, sampling=SAMPLING, max_new_tokens=LENGTH, eos=[], **DRAWN)[
         0
-    ].stats
+    ].call
     assert 0.2 < stats.acceptance < 0.95, (
         "nothing was rejected, or nothing accepted, so nothing was tested"
     )
@@ -261,8 +275,8 @@ def test_wrong_sampling_is_caught(
 
 
 def test_greedy_rows_are_untouched(llm) -> None:
-    """A greedy row beside a sampled one is verified by rejection too, with point masses; alone it
-    is not."""
+    """A greedy row beside one whose drafts are drawn: they are verified in one pass, this one by
+    comparing and that one by rejection."""
     prompts, greedy = [list(b"once upon"), list(b"the")], SamplingParams()
     expected = llm.generate(prompts[0], max_new_tokens=30, eos=[])
     drafter = EarlyExit(layer=2, sample=True)
@@ -292,20 +306,19 @@ def test_drawn_texts_depend_on_seeds_alone(llm) -> None:
 
 @pytest.mark.parametrize("vocabulary", [0, 100])
 def test_what_a_draft_was_drawn_from_is_reported(llm, vocabulary: int) -> None:
-    """q of the full head beside drafts of a partial one; a row without drafts whose q has another
-    shape."""
+    """q of the full head beside drafts of a partial one; a row without drafts, or a greedy one,
+    that claims to have been drawn from something."""
     prompts = [list(b"once upon"), list(b"the")]
-    samplers = row_samplers(SAMPLING, prompts)
-    cache = llm.model.new_cache(2, 64)
-    llm.model.prefill([prompt[:-1] for prompt in prompts], cache)
-    drafting = EarlyExit(layer=2, vocabulary=vocabulary, sample=True).start(
-        Target(llm.model, cache, prompts, samplers)
-    )
-    draft = drafting.propose([0, 1], prompts, Budget([4, 0]))
-    assert draft.probs is not None
-    q, none = draft.probs
-    size = llm.model.shape.vocabulary
-    assert q.shape == (4, size) and none.shape == (0, size)
+    prompts.append(list(b"greedy"))
+    samplers = row_samplers([SAMPLING, SAMPLING, SamplingParams()], prompts)
+    drafter = EarlyExit(layer=2, vocabulary=vocabulary, sample=True)
+    session = begin(drafter, llm.model, prompts, samplers, read=True)
+    draft, none, greedy = session.propose([0, 1, 2], prompts, Budget([4, 0, 4]))
+    assert draft.probs is not None and draft.probs[0] is None
+    assert not none.guesses and none.probs == [None]
+    assert len(greedy.guesses) == 4 and greedy.probs is None
+    q = torch.stack(list(draft.probs[1:]))
+    assert q.shape == (4, llm.model.shape.vocabulary)
     assert torch.allclose(q.sum(-1), torch.ones(4)) and (q > 0).sum(-1).tolist() == [3] * 4
-    assert all(q[index, token] > 0 for index, token in enumerate(draft.tokens[0]))
+    assert all(q[index, token] > 0 for index, token in enumerate(draft.guesses))
     assert vocabulary == 0 or q[:, vocabulary:].sum() == 0

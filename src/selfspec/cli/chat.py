@@ -43,7 +43,7 @@ def chat(
     if not common.has_chat_template(llm):
         raise UnsupportedModel(
             f"{name} has no chat template, so it cannot tell turns apart. Use selfspec generate, "
-            f"or its -Instruct version."
+            "or its -Instruct version."
         )
     Conversation(llm, settings, system, stats, show.writer(llm, drafting.show_drafts)).run()
 

@@ -46,6 +46,8 @@ def open_model(name: str, how: ModelOptions) -> LLM:
         dtype=how.dtype,
         device=how.device,
         threads=how.threads,
+        kernel=how.kernel,
+        weights=how.weights,
         adapter=how.adapter,
         long_context=how.long_context,
     )

@@ -48,7 +48,7 @@ class PromptOptions:
         if self.made_up < 0 or (self.limit is not None and self.limit < 1):
             raise OptionError(
                 f"made_up={self.made_up}, limit={self.limit} leave nothing to answer; make up 0 or "
-                f"more, and read 1 or more"
+                "more, and read 1 or more"
             )
 
 

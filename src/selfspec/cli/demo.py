@@ -89,9 +89,8 @@ def demo(
         row, each = broken[0]
         raise SelfCheckFailed(
             f"{row.name} wrote another token than {rows[0].name} at position {each.index}, where "
-            f"the model's two best logits "
-            f"are {each.gap:.2g} apart: more than rounding explains, a near-tie is {NEAR_TIE:g}. "
-            "Do not trust the output; please report it."
+            f"the model's two best logits are {each.gap:.2g} apart: more than rounding explains, a "
+            f"near-tie is {NEAR_TIE:g}. Do not trust the output; please report it."
         )
 
 
@@ -221,7 +220,7 @@ def show(
     console.print(table(rows, differences))
     console.print(
         f"Medians of {rounds} interleaved rounds of {len(rows[0].tokens)} tokens, the prompt's "
-        f"share included.",
+        "share included.",
         style="dim",
     )
 

@@ -59,7 +59,7 @@ def exits(
     if llm.tokenizer is None:
         raise OptionError(
             f"{name} has no tokenizer, so text cannot be turned into tokens; add its files to the "
-            f"folder"
+            "folder"
         )
     scores = {
         "": evaluate_exits(

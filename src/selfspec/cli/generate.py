@@ -39,8 +39,7 @@ def generate(
         typer.Argument(
             metavar="[MODEL] PROMPT",
             help=f"One word is a prompt for the demo model. Of several the first is the model: "
-            f"{options.MODEL_HELP} "
-            "'-' as a prompt reads standard input.",
+            f"{options.MODEL_HELP} '-' as a prompt reads standard input.",
         ),
     ],
     sampling: options.Sampling,
@@ -77,8 +76,7 @@ def generate(
     if drafting.show_drafts and (as_json or not stream or len(prompts) > 1):
         raise OptionError(
             "--show-drafts colours one answer as it comes, so it would do nothing with --json, "
-            "--no-stream or several prompts; "
-            "leave one of them out"
+            "--no-stream or several prompts; leave one of them out"
         )
     texts = [read_prompt(prompt) for prompt in prompts]
     settings = common.settings_from(sampling, max_new_tokens, stop, drafting)
@@ -100,8 +98,8 @@ def split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:
         if " " in words[0] and not os.path.isdir(words[0]):
             raise OptionError(
                 f"{words[0]!r} is not a model: with several words the first names the model and "
-                f"the others are prompts. "
-                "Put 'demo' before the prompts to run them on the demo model."
+                "the others are prompts. Put 'demo' before the prompts to run them on the demo "
+                "model."
             )
         return words[0], words[1:]
     if words[0] == "demo" or os.path.isdir(words[0]):
@@ -117,8 +115,8 @@ def read_prompt(prompt: str) -> str:
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     if not text:
         raise PromptError(
-            f"the prompt {'on standard input ' if prompt == '-' else ''}is empty: there is "
-            f"nothing to go on from"
+            f"the prompt {'on standard input ' if prompt == '-' else ''}is empty: there is nothing "
+            "to go on from"
         )
     return text
 

@@ -77,6 +77,8 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
         ("vocabulary", f"{info.vocabulary:,} tokens"),
         ("runs in", f"{info.dtype} on {info.device}, {info.threads} threads"),
         ("kernel", products(info)),
+        ("weights", stored(info)),
+        ("passes", passes(info)),
         *([] if info.device == "cpu" else [("recorded", info.recorded)]),
         ("bit-exact", exactness(info)),
         ("read per token", f"{common.megabytes(info.weight_bytes)} of weights"),
@@ -87,7 +89,7 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
             (
                 "floor",
                 f"{bound.floor_seconds * 1e3:.1f} ms a token, {1 / bound.floor_seconds:.1f} "
-                f"tokens/s",
+                "tokens/s",
             ),
             ("matrix products", f"{bound.products_seconds * 1e3:.1f} ms a token, measured"),
         ]
@@ -104,6 +106,19 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
 def products(info: ModelInfo) -> str:
     """The kernel, and who multiplies where it does not."""
     return info.kernel + (f" (products by {', '.join(info.modules)})" if info.modules else "")
+
+
+def stored(info: ModelInfo) -> str:
+    """How the weights are stored, and for whom."""
+    ours = info.kernel == "native"
+    return f"{info.weights}, {'packed for our kernels' if ours else 'as torch stores them'}"
+
+
+def passes(info: ModelInfo) -> str:
+    """Whether a pass is one call to our kernels, and what stays outside."""
+    if not info.alone:
+        return "one call to our kernels"
+    return f"not in one call: {'; '.join(info.alone)}"
 
 
 def exactness(info: ModelInfo) -> str:
@@ -123,8 +138,7 @@ def explanation(bound: Bound) -> str:
         "Reading the weights is what takes the time"
         if memory_bound
         else f"The products take {bound.products_seconds / bound.floor_seconds:.1f}x the time "
-        f"that reading their weights takes, "
-        "so arithmetic bounds the speed too"
+        "that reading their weights takes, so arithmetic bounds the speed too"
     )
     remedy = (
         "verifying several drafted tokens in one pass shares that one read"

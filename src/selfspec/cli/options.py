@@ -47,8 +47,7 @@ MaxNewTokens = Annotated[
     int, _limit("--max-new-tokens", "-n", min=1, help="Write at most this many new tokens.")
 ]
 Stop = Annotated[
-    list[str] | None,
-    _limit("--stop", help="Stop before the model writes this text. Repeatable."),
+    list[str] | None, _limit("--stop", help="Stop before the model writes this text. Repeatable.")
 ]
 ShowStats = Annotated[
     bool, _output("--stats", help="Print tokens, seconds and memory, on standard error.")
@@ -64,12 +63,25 @@ class ModelOptions:
 
     dtype: Annotated[
         str,
-        _model("--dtype", help="Number format of the weights: auto, float32, bfloat16, float16."),
+        _model(
+            "--dtype", help="Number format torch computes in: auto, float32, bfloat16, float16."
+        ),
     ] = "auto"
     device: Annotated[
         str, _model("--device", help="Where the model runs: auto, cpu, cuda or cuda:N.")
     ] = "auto"
     threads: Threads = None
+    kernel: Annotated[
+        str,
+        _model(
+            "--kernel",
+            help="Who computes: auto, native (our own kernels: float32 on a CPU), mkl, plain or "
+            "static (torch).",
+        ),
+    ] = "auto"
+    weights: Annotated[
+        str, _model("--weights", help="How our own kernels store weights: auto or float32.")
+    ] = "auto"
     revision: Annotated[
         str | None, _model("--revision", help="Branch, tag or commit of a model on the hub.")
     ] = None
@@ -135,7 +147,7 @@ def _pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
         if not equals or not name:
             raise OptionError(
                 f"{flag} {text!r} is not NAME=VALUE, so it names no option; write e.g. {flag} "
-                f"tokens=6"
+                "tokens=6"
             )
         try:
             found[name.replace("-", "_")] = json.loads(value)

@@ -23,7 +23,7 @@ from . import common
 from .flags import Flags, Typed
 
 if TYPE_CHECKING:
-    from ..train.part_run import PartReport, StopCheck
+    from ..train.part_run import Observer, PartReport
     from ..train.parts import Progress as Step
 
 PANEL = "Small parts"
@@ -90,7 +90,7 @@ def train_part(
 
 
 def _train(
-    kind: str, model: str, data: Sequence[str], out: Path, asked: Typed, observer: StopCheck
+    kind: str, model: str, data: Sequence[str], out: Path, asked: Typed, observer: Observer
 ) -> PartReport:
     from ..train.draft_head import HeadRecipe
     from ..train.draft_lora import LoraRecipe
@@ -115,7 +115,7 @@ def _train(
 
 
 def _count(
-    model: str, data: Sequence[str], out: Path, asked: Typed, observer: StopCheck
+    model: str, data: Sequence[str], out: Path, asked: Typed, observer: Observer
 ) -> PartReport:
     from ..train.part_run import train_successors
     from ..train.successors import CountOptions
@@ -174,10 +174,10 @@ class _Shown:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def observer(self) -> StopCheck:
-        from ..train.part_run import StopCheck
+    def observer(self) -> Observer:
+        from ..train.part_run import Observer
 
-        return StopCheck(self._reading, self._training)
+        return Observer(self._reading, self._training)
 
     def _reading(self, tokens: int, rate: int) -> None:
         self._console.print(

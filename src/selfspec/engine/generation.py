@@ -137,8 +137,7 @@ class Generation:
     # -------------------------------------------------------------------------------------- running
 
     def __iter__(self) -> Iterator[Step]:
-        """Run until no row is left. What a request's own code raised is raised here, once its
-        neighbours' step counts."""
+        """Run until no row is left. What a request's code raised is raised after its step."""
         while self.rows:
             step = self.step()
             if step.rows:
@@ -148,8 +147,7 @@ class Generation:
                     raise part.error
 
     def step(self) -> Step:
-        """Read a chunk of the prompts that are not read yet, and run one round of the other rows.
-        Rows that end leave."""
+        """Read a chunk of new prompts and run one round of the other rows. Rows that end leave."""
         with self._lock, torch.inference_mode():
             if self._interrupted:
                 self._recover()

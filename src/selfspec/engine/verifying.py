@@ -45,8 +45,7 @@ def verified_states(
         if len(here) == len(tokens):
             x = model.run(x, LayerPlan(start, stop), cache, layout, collectors=collectors)
         elif here:
-            part, plan = layout.select(here), LayerPlan(start, stop)
-            x[here] = model.run(x[here], plan, cache, part, collectors=collectors)
+            x[here] = model.run(x[here], LayerPlan(start, stop), cache, layout.select(here))
         if max(done) == stop:  # from here on all tokens run together
             for collector in collectors:
                 if stop - 1 in collector.layers:

@@ -85,8 +85,7 @@ def _changed_in_last_bits(model: PreTrainedModel, probe: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _logits(model: PreTrainedModel, **inputs: Any) -> Tensor:
-    """The model's own logits, without dropout. A live model that is being trained stays as it
-    was."""
+    """The model's own logits, without dropout. A model in training stays as it was."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

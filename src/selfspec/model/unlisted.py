@@ -21,6 +21,7 @@ from .compute.cache import KVCache, RowSpan, TokenLayout
 from .compute.linear import Linear, ModuleLinear, PlainLinear
 from .compute.ops import Ops, TorchOps, visible_mask
 from .families import Family, Shape, unsupported
+from .operations import BY_TORCH, check_weights
 from .weights import is_plain, module
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ WARNING = (
     "run their layers (kernel 'modules'): slower, and a token's last bits may depend on what is "
     "computed beside it"
 )
+_THEIRS = "transformers' own module computes it"
 _ATTENTION = ("self_attn", "attention", "attn")
 _MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
 # Where the norms of a layer can stand: before and after attention, before and after the MLP, and
@@ -103,8 +105,20 @@ def _recognised_norms(config: Any, layers: nn.ModuleList) -> _Places:
     return _NORMS[norms]
 
 
-def module_ops(kernel: str, config: Any) -> Ops:
-    """torch's operations, for what is computed between the modules."""
+def _children_of(layer: nn.Module) -> tuple[str, ...]:
+    """The names of a layer's norms and of all else in it that has weights."""
+    children = layer.named_children()
+    return tuple(
+        sorted(name for name, child in children if "norm" in name or [*child.parameters()])
+    )
+
+
+def module_ops(kernel: str, config: Any, weights: str = "auto") -> Ops:
+    """torch's operations for what lies around the modules."""
+    check_weights(weights)
+    if weights != "auto":
+        who = f"models of type {config.model_type!r} are run by transformers' own modules"
+        raise OptionError(BY_TORCH.format(weights, who, ""))
     if kernel not in ("auto", "modules"):
         raise OptionError(
             f"kernel {kernel!r} runs the families in the table, and models of type "
@@ -158,6 +172,9 @@ class ModuleMlp:
         self._mlp = mlp
         self.linears = _linears(mlp)
 
+    def parts(self) -> str:
+        return _THEIRS
+
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         out = self._mlp(x[None])
         # some also return what their router chose
@@ -174,6 +191,9 @@ class ModuleAttention:
         self._attention, self._index = attention, index
         self._rotary, self._window = rotary, window
         self.linears = _linears(attention)
+
+    def parts(self) -> str:
+        return _THEIRS
 
     def __call__(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None

@@ -160,8 +160,7 @@ def shipped_parts() -> list[Path]:
 def find_part(
     source: str | os.PathLike[str] | TrainedPart | None, kind: str, model: LayeredModel
 ) -> TrainedPart:
-    """The part that was named, by folder or shipped name, or without a name the shipped one for
-    this model."""
+    """The part of that folder or shipped name. None: the shipped one for this model."""
     if source is None:
         part = shipped_part(kind, model)
         if part is None:
@@ -182,8 +181,7 @@ def find_part(
 
 
 def _loaded(folder: Path, kind: str, model: LayeredModel) -> TrainedPart:
-    """The part in a folder, read and compared with the model once, and again when it was written
-    anew."""
+    """The part in a folder, read and compared with the model once for each time it was written."""
     description = folder.expanduser() / DESCRIPTION
     written = description.stat().st_mtime_ns if description.is_file() else 0
 
@@ -196,8 +194,7 @@ def _loaded(folder: Path, kind: str, model: LayeredModel) -> TrainedPart:
 
 
 def shipped_part(kind: str, model: LayeredModel) -> TrainedPart | None:
-    """The part of that kind that comes with selfspec for this model, looked for once: telling whose
-    it is takes a pass."""
+    """The part of that kind that comes with selfspec for this model. Looked for once."""
     return model.once((shipped_part, kind), lambda: _shipped_for(kind, model))
 
 
@@ -229,8 +226,7 @@ def partial_head_of(part: TrainedPart, model: LayeredModel) -> PartialHead:
 
 @torch.inference_mode()
 def signature(model: LayeredModel) -> dict[str, Any]:
-    """What tells a model from others: its numbers, and some of what it computes for a fixed
-    text."""
+    """What tells a model from others: its sizes, and some of what it computes."""
     shape = model.shape
     tokens = torch.arange(1, 9, device=model.device) * 7 % shape.vocabulary
     cache = model.new_cache(1, len(tokens))

@@ -21,8 +21,7 @@ from .files import TrainedPart
 
 
 def lora_view(part: TrainedPart, model: LayeredModel) -> LayeredModel:
-    """The model with the part's matrices beside its linears, for use at the same time as the model
-    itself."""
+    """A view of the model with the part's matrices beside its linears."""
     family = FAMILIES.get(model.shape.family)
     if family is None or family.by_head or family.interleaved or family.experts:
         raise OptionError(

@@ -34,8 +34,7 @@ class RowSpan:
 
 @dataclass(frozen=True)
 class Visibility:
-    """What queries may look at in layers of one window: slots [start, stop) of their row, then the
-    listed extras."""
+    """What queries see in layers of one window: slots [start, stop), then the listed extras."""
 
     starts: Tensor
     stops: Tensor
@@ -77,8 +76,7 @@ class TokenLayout(Memo):
 
     @classmethod
     def trees(cls, spans: Sequence[RowSpan], parents: Sequence[Sequence[int]]) -> TokenLayout:
-        """`parents[i]` gives for each token of span i the index of its parent within the span, -1
-        for the first."""
+        """`parents[i]`: for each token of span i its parent's index, -1 for the first."""
         rows, slots, positions, stops, ancestors = [], [], [], [], []
         for span, family in zip(spans, parents, strict=True):
             paths: list[tuple[int, ...]] = []
@@ -134,8 +132,7 @@ class TokenLayout(Memo):
         return replace(self, **moved)
 
     def visible(self, window: int | None) -> Visibility:
-        """What is seen in layers with this sliding window. Windows go by position, so a tree's
-        branches count once."""
+        """What is seen with this sliding window. It goes by position, not by slot."""
         return self.once(("visible", window), lambda: self._visible(window))
 
     def _visible(self, window: int | None) -> Visibility:
@@ -152,8 +149,7 @@ class TokenLayout(Memo):
         return Visibility(starts, self.stops, first_extra, extras)
 
     def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
-        """The slots that each token sees beside [start, stop), its own last. In a tree: its
-        ancestors, one a position."""
+        """The slots that each token sees beside [start, stop): its ancestors, itself last."""
         return (
             self.ancestors
             if self.ancestors is None or window is None
@@ -162,8 +158,7 @@ class TokenLayout(Memo):
 
 
 class KVCache:
-    """Keys and values of some rows in all layers. `lengths[row, layer]` entries are valid; what
-    lies beyond is rubbish."""
+    """Keys and values of some rows in all layers. `lengths[row, layer]` entries are valid."""
 
     def __init__(
         self,
@@ -211,8 +206,7 @@ class KVCache:
         return int(self.lengths[row].min())
 
     def reserve(self, slots: int) -> None:
-        """Make room for that many slots a row; doubles, so that growing costs little over a long
-        generation."""
+        """Make room for that many slots a row. Doubles, so that growing stays cheap."""
         if slots <= self.capacity:
             return
         self._grow(max(slots, min(2 * self.capacity, self.capacity + 4096)))
@@ -230,8 +224,7 @@ class KVCache:
             )
 
     def _grow(self, capacity: int) -> None:
-        """Move to a larger room. Keys and values are replaced at once, so that an interruption
-        leaves both as they were."""
+        """Move to a larger room. Both tensors are replaced at once, in case of an interruption."""
         room = self._room(_rounded(capacity))
         for new, old in zip(room, self._tensors, strict=True):
             new[:, : old.shape[1], :, : old.shape[3]] = old
@@ -258,8 +251,7 @@ class KVCache:
         return TokenLayout.chains(spans) if parents is None else TokenLayout.trees(spans, parents)
 
     def advance(self, layout: TokenLayout, layers: tuple[int, ...]) -> None:
-        """Note that these layers now hold the layout's tokens. They must have known everything
-        before them."""
+        """Note that these layers hold the layout's tokens. They must have known all before them."""
         if not layers:
             return
         index = _index_of(layers)
