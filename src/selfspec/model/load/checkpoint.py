@@ -141,6 +141,10 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -21,7 +21,7 @@ from filelock import FileLock
 from ...core.user_cache import CACHE_VARIABLE, cache_root
 from ...errors import BrokenCheckpoint, ModelError, ResourceError, UnsupportedModel
 from ..compute.memory import gigabytes
-from .checkpoint import AGAIN, quiet_transformers, require_memory
+from .checkpoint import AGAIN, first_line, quiet_transformers, require_memory
 from .demo import convert_gguf, make_cache
 
 _COPIES = 2.5  # of the expanded weights, in memory at the peak of a conversion
@@ -67,10 +67,9 @@ def _make(path: Path, folder: Path, expanded: int) -> None:
             convert_gguf(path, work)
         os.replace(work, folder)
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise ModelError(
-            f"transformers cannot convert {path}: {reason}. Use a safetensors copy of the model, "
-            "or a newer transformers."
+            f"transformers cannot convert {path}: {first_line(error)}. Use a safetensors copy of "
+            "the model, or a newer transformers."
         ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -45,6 +45,7 @@ from ..compute.memory import weights_too_large
 from . import peft_folder, quantised
 from .checkpoint import (
     AGAIN,
+    first_line,
     quiet_transformers,
     read_header,
     read_json,
@@ -52,12 +53,16 @@ from .checkpoint import (
     weight_files,
 )
 from .placement import DTYPES, parse_device, parse_dtype
-from .source import Source, cached_folder, first_line, locate, refuse_revision
+from .source import Source, cached_folder, locate, refuse_revision
 
 _ONLY = "selfspec runs decoder-only causal language models."
 _TOKENIZER_FILES = (
-    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model"),
-    *("vocab.json", "vocab.txt", "spiece.model"),
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
 )
 
 
@@ -95,7 +100,7 @@ def load(
         model = inner
     if isinstance(model, PreTrainedModel):
         refuse_revision(revision, "a live model")
-        reason = "a live model is left as it is; merge it yourself (merge_and_unload())"
+        reason = "a live model is left as it is, so merge it yourself (merge_and_unload())"
         peft_folder.refuse_mode(adapter, "merge", reason)
         asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
         return _live(model, kind, None if device == "auto" else target, asked)
@@ -329,7 +334,7 @@ def _live(
     target: torch.device | None,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Loaded:
-    """A user's own model: looked at, never changed."""
+    """A user's own model, which is checked but not changed."""
     name = model.name_or_path or type(model).__name__
     _refuse_kind(model.config, [], name)  # no classes: the model itself is asked for its head
     if model.get_output_embeddings() is None:

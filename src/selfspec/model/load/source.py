@@ -15,7 +15,7 @@ from huggingface_hub import errors as hub_errors
 
 from selfspec.errors import OptionError, Unavailable, nearest
 
-from .checkpoint import INDEX, WEIGHTS, read_json
+from .checkpoint import INDEX, WEIGHTS, first_line, read_json
 from .demo import demo_folder
 from .gguf_file import converted
 
@@ -106,12 +106,9 @@ def locate(
 
 def _snapshot(name: str, patterns: list[str], hub: dict[str, Any]) -> Path:
     """The cached folder of a hub model with these files. Works from the cache without a network."""
+    options = {"allow_patterns": patterns, "ignore_patterns": ["*/*"], **hub}
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                name, allow_patterns=patterns, ignore_patterns=["*/*"], **hub
-            )
-        )
+        return Path(huggingface_hub.snapshot_download(name, **options))
     except hub_errors.HFValidationError as error:
         raise OptionError(
             f"{name!r} is no folder and cannot be a hub name ({error}); {nearest(name, [DEMO])}"
@@ -137,14 +134,8 @@ def _snapshot(name: str, patterns: list[str], hub: dict[str, Any]) -> Path:
 
 def cached_folder(name: str) -> Path | None:
     """Where a hub model's small files are, if they are cached already."""
-    patterns = list(_SMALL_FILES)
+    options: dict[str, Any] = {"allow_patterns": list(_SMALL_FILES), "local_files_only": True}
     try:
-        return Path(
-            huggingface_hub.snapshot_download(name, allow_patterns=patterns, local_files_only=True)
-        )
+        return Path(huggingface_hub.snapshot_download(name, **options))
     except (hub_errors.LocalEntryNotFoundError, hub_errors.HFValidationError):
         return None
-
-
-def first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
