@@ -134,11 +134,7 @@ class _Tree(DraftSession):
         self._begins: dict[int, int] = {}
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         self._begins[row] = len(prompt)
 
@@ -272,12 +268,7 @@ DRAFTERS: dict[str, list[Make]] = {
 MOST_OPTIONS = max(map(len, DRAFTERS.values()))
 CONTROLLERS: dict[str, dict[str, Any]] = {
     # the threshold moves much, and often
-    "adaptive": {
-        "tokens": 6,
-        "threshold": 0.2,
-        "step": 0.2,
-        "threshold_memory": 0.5,
-    },
+    "adaptive": {"tokens": 6, "threshold": 0.2, "step": 0.2, "threshold_memory": 0.5},
     "confidence": {"tokens": 6, "threshold": 0.15},
     "cost-aware": {"most": 6},
     "fixed": {"tokens": 5},
@@ -873,10 +864,7 @@ def test_a_broken_engine_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
     name, make, damage = BREAKS[fault]
     case = Case(make, world("llama"), make_controller("fixed", {"tokens": 5}), range(4))
     # what is right, before it is broken
-    (
-        case.world.reference(0),
-        case.world.plain(case.rows, **PENALISED),
-    )
+    (case.world.reference(0), case.world.plain(case.rows, **PENALISED))
     CHECKS[name](case)
     damage(monkeypatch)
     with pytest.raises(AssertionError):

@@ -14,21 +14,7 @@ from selfspec.core.contract import Draft, Outcome, RoundTime, RowOutcome
 
 NOTHING = torch.empty(0)
 # of 1 to 13 tokens: a small model's
-MEMORY_BOUND = (
-    1.0,
-    1.02,
-    1.05,
-    1.08,
-    1.12,
-    1.16,
-    1.2,
-    1.24,
-    1.3,
-    1.45,
-    1.6,
-    1.75,
-    1.9,
-)
+MEMORY_BOUND = (1.0, 1.02, 1.05, 1.08, 1.12, 1.16, 1.2, 1.24, 1.3, 1.45, 1.6, 1.75, 1.9)
 # a machine on which a token more costs nearly as much as a pass
 LINEAR = tuple(1 + 0.5 * more for more in range(13))
 

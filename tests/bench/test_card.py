@@ -10,6 +10,7 @@ from selfspec.bench import meters
 from selfspec.bench.costs import Passes
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
+from selfspec.model.measuring import weight_bytes
 from selfspec.testing import tiny_model
 
 IDS = [(7 * index + 3) % 200 for index in range(128)]
@@ -40,12 +41,13 @@ def test_a_pass_runs_all_its_tokens(model: LayeredModel, monkeypatch: pytest.Mon
     """Catches a verify(8) that computes one token, or those that the cache holds already: any ratio
     would look splendid."""
     seen: list[list[int]] = []
-    forward = model.forward
-    monkeypatch.setattr(
-        model,
-        "forward",
-        lambda tokens, cache, place: seen.append(tokens.tolist()) or forward(tokens, cache, place),
-    )
+    forward = LayeredModel.forward
+
+    def watched(model: LayeredModel, tokens: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.append(tokens.tolist())
+        return forward(model, tokens, *rest)
+
+    monkeypatch.setattr(LayeredModel, "forward", watched)
     passes = Passes(model, IDS, context=40, longest=8)
     passes.run(8)
     passes.run(1)
@@ -69,7 +71,7 @@ def test_the_card_has_what_the_floor_needs(model: LayeredModel) -> None:
     """Catches weight bytes that are not those which a pass reads, and products that are not as many
     as steps."""
     found = plain_card.cost_card(model, IDS, rounds=3)
-    assert found.weight_bytes == model.weight_bytes > 0
+    assert found.weight_bytes == weight_bytes(model) > 0
     assert len(found.products) == len(found.step) == 3 and found.context == 64
 
 

@@ -13,14 +13,7 @@ from gguf import GGUFReader
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from benchmarks.convert import (
-    LlamaShape,
-    converted,
-    fingerprint,
-    gguf_name,
-    interleave,
-    write_gguf,
-)
+from benchmarks.convert import LlamaShape, converted, fingerprint, gguf_name, interleave, write_gguf
 from selfspec.errors import Unavailable, UnsupportedModel
 
 TINY = {

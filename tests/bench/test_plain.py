@@ -17,14 +17,7 @@ from benchmarks.command import run_command
 from benchmarks.plain.__main__ import check_context, plain
 from benchmarks.plain.report import markdown
 from benchmarks.plain.results import PeerRow, PlainRun
-from benchmarks.plain.run import (
-    PlainBenchmark,
-    PlainOptions,
-    Tokens,
-    new_run,
-    quick,
-    turns,
-)
+from benchmarks.plain.run import PlainBenchmark, PlainOptions, Tokens, new_run, quick, turns
 from selfspec.bench.peers import SHIPPED, PeerSpec
 from selfspec.bench.prompts import prompt_ids
 from selfspec.bench.schema import read
@@ -98,11 +91,7 @@ def test_tokens_are_compared_with_the_reference(finished: tuple[PlainRun, list[s
     assert [
         (rows[name].identical, rows[name].first_difference)
         for name in ("transformers", "twin", "other")
-    ] == [
-        (True, None),
-        (True, None),
-        (False, 2),
-    ]
+    ] == [(True, None), (True, None), (False, 2)]
     assert rows["fickle"].identical is False and rows["fickle"].first_difference == 1
     assert rows["absent"].identical is None
 

@@ -73,10 +73,7 @@ def test_another_schema_version_is_refused(tmp_path: Path, version: object) -> N
         ("[]", "holds None"),
         (json.dumps({"schema_version": 1, "kind": "tasks"}), "holds \\('tasks', 1\\)"),
         (json.dumps({"schema_version": 1, "kind": "plain"}), "damaged"),
-        (
-            json.dumps({"schema_version": 1, "kind": "plain", "provenance": {"cpu": "x"}}),
-            "damaged",
-        ),
+        (json.dumps({"schema_version": 1, "kind": "plain", "provenance": {"cpu": "x"}}), "damaged"),
     ],
 )
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, text: str, message: str) -> None:

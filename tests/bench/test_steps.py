@@ -43,11 +43,7 @@ def test_variants_differ_in_what_they_are_named_for() -> None:
     assert {
         name: (recipe.dropout > 0, len(recipe.exit_weights(30, 0, 1)))
         for name, recipe in found.items()
-    } == {
-        "plain": (False, 1),
-        "EE": (False, 3),
-        "LD+EE": (True, 3),
-    }
+    } == {"plain": (False, 1), "EE": (False, 3), "LD+EE": (True, 3)}
     assert found["EE"].exits == (10, 20)
     for exits in (1, 3, 5):
         variants(6, exits)["EE"].check(6)

@@ -29,10 +29,7 @@ from selfspec.bench.sweep_result import (
 from selfspec.errors import OptionError
 from selfspec.testing import tiny_llm, tiny_model, tiny_tokenizer
 
-PROMPTS = [
-    Prompt("first", "first", (5, 6, 7, 8)),
-    Prompt("second", "second", tuple(range(10, 30))),
-]
+PROMPTS = [Prompt("first", "first", (5, 6, 7, 8)), Prompt("second", "second", tuple(range(10, 30)))]
 OPTIONS = SweepOptions(exits=(1, 3), drafts=(1, 2), skips=(1, 2), new_tokens=6)
 
 
@@ -49,10 +46,7 @@ def a_sweep(options: SweepOptions = OPTIONS, **changes: Any) -> Sweep:
         "dtype": "float32",
         "layers": 4,
     }
-    values |= {
-        "options": options,
-        "prompts": {prompt.id: len(prompt.ids) for prompt in PROMPTS},
-    }
+    values |= {"options": options, "prompts": {prompt.id: len(prompt.ids) for prompt in PROMPTS}}
     return Sweep(**{**values, **changes})
 
 

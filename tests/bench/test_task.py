@@ -28,14 +28,7 @@ from benchmarks.task.data import (
 )
 from benchmarks.task.report import markdown, summary
 from benchmarks.task.result import TaskOptions, TaskRun
-from benchmarks.task.run import (
-    blocks_of,
-    contestants,
-    exact_matches,
-    judge,
-    race,
-    task_tokens,
-)
+from benchmarks.task.run import blocks_of, contestants, exact_matches, judge, race, task_tokens
 from selfspec import LLM, OptionError
 from selfspec.bench.schema import made, read
 from selfspec.testing import tiny_model, tiny_tokenizer

@@ -9,14 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.bench.timing import (
-    ContestantFailed,
-    Timings,
-    interleave,
-    median,
-    ratio,
-    timed,
-)
+from selfspec.bench.timing import ContestantFailed, Timings, interleave, median, ratio, timed
 from selfspec.errors import OptionError
 
 

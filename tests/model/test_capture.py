@@ -31,11 +31,7 @@ DRAFTS = {
     "layer-skip": {},
     "hybrid": {},  # trees
     # sees a list of slots, so it is no step
-    "kv-subset": {
-        "recent": 2,
-        "blocks": 1,
-        "block_size": 2,
-    },
+    "kv-subset": {"recent": 2, "blocks": 1, "block_size": 2},
     "draft-model": {},
     "cosine": {},
 }

@@ -48,8 +48,7 @@ class Settings:
     """What is swept."""
 
     part: Annotated[
-        list[str] | None,
-        typer.Option(help="grid, skips or gamma; repeatable. All by default."),
+        list[str] | None, typer.Option(help="grid, skips or gamma; repeatable. All by default.")
     ] = None
     exits: Annotated[
         str, typer.Option(help="Exit layers, e.g. 4,8,12.", show_default="by depth")

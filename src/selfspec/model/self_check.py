@@ -25,11 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 # How far apart logits may be, as shares of the largest logit of the probe.
-TOLERANCE = {
-    torch.float32: 2e-3,
-    torch.bfloat16: 6e-2,
-    torch.float16: 2e-2,
-}
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 MODULES = 6e-2  # where modules multiply, which may do so in bfloat16
 AT_MOST = 0.5  # in any case: a forward that forgets a norm or a scale is further off
 MOVES = 3  # times as far as changed last bits move the logits

@@ -186,12 +186,7 @@ class HeadNet(BlockNet):
 
 
 def losses_of(
-    x: Tensor,
-    ends: Ends,
-    batch: Batch,
-    roots: Roots,
-    depth: int,
-    candidates: Candidates | None,
+    x: Tensor, ends: Ends, batch: Batch, roots: Roots, depth: int, candidates: Candidates | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Of each root: the loss against p(t + depth), whether it counts, and the logits."""
     beyond = roots.tokens + depth >= batch["tokens"].shape[1]

@@ -30,9 +30,7 @@ KINDS: Mapping[str, PartKind] = {
         settings=("exit", "blocks", "block"),
     ),
     "draft-lora": PartKind(
-        drafter="layer-skip",
-        tensors=("vocabulary",),
-        settings=("attention", "mlp", "rank"),
+        drafter="layer-skip", tensors=("vocabulary",), settings=("attention", "mlp", "rank")
     ),
     "successors": PartKind(
         drafter="recycle",

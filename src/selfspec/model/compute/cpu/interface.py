@@ -215,8 +215,7 @@ def rope_struct(tables: Angles | None) -> RopeStruct:
     if tables is None:
         return RopeStruct(None, None, 0)
     return tables.once(
-        "struct",
-        lambda: RopeStruct(address(tables.cosines), address(tables.sines), tables.rotary),
+        "struct", lambda: RopeStruct(address(tables.cosines), address(tables.sines), tables.rotary)
     )
 
 
