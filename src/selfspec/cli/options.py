@@ -28,7 +28,9 @@ run = functools.partial(typer.Option, rich_help_panel="Run")
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
-Threads = Annotated[int | None, _model("--threads", min=1, help="CPU threads, else torch's own.")]
+Threads = Annotated[
+    int | None, _model("--threads", min=1, help="CPU threads. Without it torch decides.")
+]
 DataFiles = Annotated[
     list[str],
     typer.Option(
@@ -97,7 +99,8 @@ class DraftOptions:
     """How to draft: it changes the speed, never the text."""
 
     draft: str = "auto"
-    """The drafter (selfspec drafters lists them). 'auto' learns which one pays, 'none' is plain."""
+    """The drafter, by name (selfspec drafters lists them). 'auto' learns which one pays here,
+    'none' is plain decoding."""
     draft_option: Sequence[str] = ()
     """An option of the drafter as NAME=VALUE, e.g. layer=10."""
     control: str | None = None
