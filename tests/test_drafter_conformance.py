@@ -430,9 +430,9 @@ def check_limits(case: Case) -> None:
     for limit in (1, 2, 4, 7):
         found = case.run(expected, max_new_tokens=limit)
         assert [result.tokens for result in found] == [result.tokens[:limit] for result in expected]
-    short = copy.copy(case.world.llm)
-    short.model = copy.copy(short.model)
-    short.model.shape = replace(short.model.shape, context=max(map(len, case.prompts)) + 6)
+    model = case.world.llm.model
+    shape = replace(model.shape, context=max(map(len, case.prompts)) + 6)
+    short = case.world.llm.view(replace(model, shape=shape))
     found = case.run(expected, llm=short)
     for prompt, ours, theirs in zip(case.prompts, found, expected, strict=True):
         room = min(NEW, short.model.shape.context - len(prompt))
