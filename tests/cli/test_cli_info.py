@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from selfspec import LLM
-from selfspec.bench import card
+from selfspec.bench import meters
 from selfspec.cli.info import Bound, exactness, explanation, passes, stored
 
 
@@ -18,7 +18,7 @@ from selfspec.cli.info import Bound, exactness, explanation, passes, stored
 def bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that reads 2 GB a second by its best way."""
     monkeypatch.setattr(
-        card, "read_bandwidth", lambda size: {"slow way": [1e9, 1.2e9], "best way": [1.9e9, 2e9]}
+        meters, "read_bandwidth", lambda size: {"slow way": [1e9, 1.2e9], "best way": [1.9e9, 2e9]}
     )
 
 

@@ -52,7 +52,7 @@ def info(
 
 def measure(llm: LLM) -> Bound:
     """Memory bandwidth by the fastest way to read, and one token's products, by these threads."""
-    from ..bench.card import read_bandwidth
+    from ..bench.meters import read_bandwidth
     from ..model.measuring import product_seconds
 
     size = llm.info.weight_bytes
