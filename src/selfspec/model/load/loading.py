@@ -134,9 +134,8 @@ def load(
         require_memory(estimate_bytes(config, kind, trust_remote_code), target, source.name)
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
-    loaded = _load_weights(source, config, kind, target)
     own = _read_tokenizer(source) if asked is None else asked
-    return Loaded(loaded, own, source.name, owned=True)
+    return Loaded(_load_weights(source, config, kind, target), own, source.name, owned=True)
 
 
 def estimate_bytes(
