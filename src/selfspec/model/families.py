@@ -7,7 +7,7 @@ family that differs in names only is one line. `docs/adding-a-family.md` adds on
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import OptionError, UnsupportedModel
@@ -209,6 +209,10 @@ class Shape:
     ropes: Ropes
     scales: Scales
     parallel: bool
+
+    def first_layers(self, count: int) -> Shape:
+        """The shape of the first `count` layers alone."""
+        return replace(self, layers=count, windows=self.windows[:count], ropes=self.ropes[:count])
 
 
 def family_of(config: Any) -> Family | None:

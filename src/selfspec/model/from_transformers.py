@@ -146,11 +146,10 @@ def _taken_over(
 def _steps(
     model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, ropes: Sequence[RopeTable]
 ) -> EagerSteps:
-    where = (shape, model.dtype, model.device)
     if ops.kernel == "static":
-        return RecordedSteps(*where, ropes)
+        return RecordedSteps(shape.width, model.dtype, model.device, ropes)
     reason = why_not_recorded(ops.kernel, model.device, family.experts is not None)
-    return EagerSteps(*where, reason)
+    return EagerSteps(model.dtype, model.device, reason)
 
 
 def _ropes(

@@ -94,15 +94,12 @@ class LayeredModel:
         made `once`, belongs to one of them.
         """
         chosen = tuple(self.blocks if blocks is None else blocks)[:layers]
-        count = len(chosen)
-        windows, ropes = self.shape.windows[:count], self.shape.ropes[:count]
-        shape = replace(self.shape, layers=count, windows=windows, ropes=ropes)
         return replace(
             self,
-            shape=shape,
+            shape=self.shape.first_layers(len(chosen)),
             blocks=chosen,
             head_product=self.head_product if head is None else head,
-            steps=self.steps.anew(shape),
+            steps=self.steps.anew(),
         )
 
     @cached_property
@@ -124,7 +121,7 @@ class LayeredModel:
     # ----------------------------------------------------------------------------------- running
 
     def new_cache(self, rows: int = 1, capacity: int = 512) -> KVCache:
-        return self.steps.new_cache(rows, capacity)
+        return self.steps.new_cache(self.shape, rows, capacity)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(tokens,) -> (tokens, width)."""
