@@ -15,17 +15,19 @@ from selfspec import LLM, OptionError, SamplingParams, ScriptedDrafter
 from selfspec.control.cost_aware import CostAware
 from selfspec.control.fixed import FixedLength
 from selfspec.core.contract import Budget, Draft, Outcome, RoundTime
-from selfspec.core.sampling import row_samplers
-from selfspec.draft.auto import DEFAULT, Auto, AutoSession, resolve
+from selfspec.core.sampling import Sampler
+from selfspec.draft.auto import Auto, AutoSession
 from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_text.ngram import NGram
 from selfspec.draft.hybrid import Hybrid
+from selfspec.draft.registry import make_drafter, resolve
 from selfspec.testing import tiny_llm
 from worlds import World, outcome_of
 
 PROMPTS = [list(b"once upon a time, once upon a"), list(b"the"), list(b"aXb aXb aXb")]
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
+DEFAULT = make_drafter("auto", {})
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +42,16 @@ def plain(llm: LLM) -> list[list[int]]:
     ]
 
 
-def scene_of(llm: LLM, rows: int = 1) -> Target:
-    prompts = PROMPTS[:rows]
-    return Target(
-        llm.model, llm.model.new_cache(rows, 64), prompts, row_samplers(None, prompts, ())
-    )
+def target_of(llm: LLM, rows: int = 1) -> Target:
+    return Target(llm.model, llm.model.new_cache(rows, 64))
+
+
+def begin(auto: Auto, llm: LLM, rows: int = 1) -> AutoSession:
+    """A generation that has these rows."""
+    at_work = auto.start(target_of(llm, rows))
+    for row, prompt in enumerate(PROMPTS[:rows]):
+        at_work.admit(row, prompt, Sampler(SamplingParams(), prompt_length=len(prompt)))
+    return at_work
 
 
 class One(Drafter, DraftSession):
@@ -55,8 +62,11 @@ class One(Drafter, DraftSession):
     def start(self, target: Target) -> DraftSession:
         return type(self)()
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        return Draft([[7] * most for most in budget.tokens])
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        guesses = ([7] * most for most in budget.tokens)
+        return [Draft.chain(*each) for each in zip(texts, guesses, strict=True)]
 
 
 class Two(One):
@@ -100,7 +110,7 @@ def test_the_better_of_two_is_found(llm: LLM, better: str) -> None:
         better: World(draft=0.05, chance=0.8),
     }
     for seed in range(3):
-        at_work = Auto([One(), Two()]).start(scene_of(llm))
+        at_work = begin(Auto([One(), Two()]), llm)
         lengths = play(at_work, worlds, 1500, seed)
         assert rate(lengths, worlds) >= 0.96 * max(
             worlds[better].rate(length) for length in range(8)
@@ -112,7 +122,7 @@ def test_plain_where_nothing_pays(llm: LLM) -> None:
     """Two bad candidates cost less than 2%, looks included; and are still looked at."""
     worlds = {"one": BAD, "two": World(chance=0.1, draft=0.5)}
     for seed in range(3):
-        at_work = Auto([One(), Two()]).start(scene_of(llm))
+        at_work = begin(Auto([One(), Two()]), llm)
         lengths = play(at_work, worlds, 1500, seed)
         assert rate(lengths, worlds) >= 0.98 and any(length for _, length in lengths[1000:])
 
@@ -120,7 +130,7 @@ def test_plain_where_nothing_pays(llm: LLM) -> None:
 def test_a_text_that_changes_changes_the_choice(llm: LLM) -> None:
     """A choice made once for the whole request."""
     first, then = {"one": GOOD, "two": BAD}, {"one": BAD, "two": GOOD}
-    at_work = Auto([One(), Two()]).start(scene_of(llm))
+    at_work = begin(Auto([One(), Two()]), llm)
     play(at_work, first, 400)
     late = play(at_work, then, 900, 1)[500:]
     assert sum(name == "two" and length > 0 for name, length in late) > 0.8 * 400
@@ -131,8 +141,8 @@ def test_a_bad_past_does_not_ban_a_drafter(llm: LLM) -> None:
     texts is never tried."""
     auto = Auto([One()])
     for seed in range(20):
-        play(auto.start(scene_of(llm)), {"one": World(chance=0.02)}, 200, seed)
-    lengths = play(auto.start(scene_of(llm)), {"one": World(draft=0.02, chance=0.9)}, 600, 99)
+        play(begin(auto, llm), {"one": World(chance=0.02)}, 200, seed)
+    lengths = play(begin(auto, llm), {"one": World(draft=0.02, chance=0.9)}, 600, 99)
     assert sum(length > 0 for _, length in lengths[400:]) > 150
 
 
@@ -140,20 +150,18 @@ def test_earlier_requests_save_the_trying(llm: LLM) -> None:
     """Every request paying again for what the last one found out; another model's costs taken for
     this one's."""
     auto, worlds = Auto([One(), Two()]), {"one": BAD, "two": GOOD}
-    first = play(auto.start(scene_of(llm)), worlds, 300)
-    second = play(auto.start(scene_of(llm)), worlds, 40, 1)
+    first = play(begin(auto, llm), worlds, 300)
+    second = play(begin(auto, llm), worlds, 40, 1)
     assert first[0][1] == 0 and second[0][0] == "two" and second[0][1] > 1
     assert rate(second, worlds) > rate(first[:40], worlds)
     other = tiny_llm(seed=5)
-    assert auto.start(scene_of(other)).budget([9]).tokens == [0], (
-        "nothing is known of another model"
-    )
+    assert begin(auto, other).budget([9]).tokens == [0], "nothing is known of another model"
 
 
 def test_a_plain_round_teaches_all_and_a_draft_its_own_drafter(llm: LLM) -> None:
     """A candidate blamed for what another drafted, or plain costs known to one of them only, so
     that they are not comparable."""
-    at_work = Auto([One(), Two()]).start(scene_of(llm))
+    at_work = begin(Auto([One(), Two()]), llm)
     one, two = at_work._arms
     at_work.budget([9])
     at_work.learn(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0))
@@ -179,7 +187,7 @@ def test_a_look_must_beat_the_best_not_plain_decoding(llm: LLM) -> None:
     """A candidate that is better than nothing and worse than the best would be looked at every few
     rounds, at a loss."""
     worlds = {"one": World(draft=0.01, chance=0.9), "two": World(draft=0.3, chance=0.8)}
-    lengths = play(Auto([One(), Two()]).start(scene_of(llm)), worlds, 1500)
+    lengths = play(begin(Auto([One(), Two()]), llm), worlds, 1500)
     assert sum(name == "two" for name, _ in lengths[300:]) < 0.03 * 1200
 
 
@@ -187,9 +195,9 @@ def test_a_look_must_beat_the_best_not_plain_decoding(llm: LLM) -> None:
 def test_rooms_are_respected(llm: LLM, rooms: list[int]) -> None:
     """A look of two drafts where there is room for one; the row with no room at all."""
     auto = Auto([One(), Two()])
-    play(auto.start(scene_of(llm)), {"one": GOOD, "two": GOOD}, 60)
+    play(begin(auto, llm), {"one": GOOD, "two": GOOD}, 60)
     for fresh in (auto, Auto([One(), Two()])):
-        at_work = fresh.start(scene_of(llm, len(rooms)))
+        at_work = begin(fresh, llm, len(rooms))
         for _ in range(80):
             budget = at_work.budget(rooms)
             assert all(
@@ -221,7 +229,7 @@ def test_the_right_candidate_is_used_and_counted(llm: LLM, plain: list[list[int]
     for _ in range(3):
         results = llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=auto)
         assert [result.tokens for result in results] == plain
-    stats = results[0].stats
+    stats = results[0].call
     assert 0 < stats.accepted <= stats.drafted <= 3 * stats.verifications
     assert stats.decoded == stats.verifications + stats.accepted == 3 * 39
     assert len(stats.drafted_at) <= 3 and 0 < stats.draft_seconds < stats.decode_seconds
@@ -275,21 +283,21 @@ def test_streams_and_chats(llm: LLM) -> None:
 def test_candidates_that_do_not_fit_are_left_out() -> None:
     """An exit inside a model of one layer: the default must work on every model."""
     llm = tiny_llm(seed=4, num_hidden_layers=1)
-    assert list(Auto().start(scene_of(llm)).rounds) == ["hybrid"]
+    assert list(begin(Auto(), llm).rounds) == ["hybrid"]
     assert (
         llm.generate(PROMPTS[0], max_new_tokens=20).tokens
         == llm.generate(PROMPTS[0], max_new_tokens=20, draft=None).tokens
     )
     nobody = Auto([EarlyExit(3)])
-    assert nobody.start(scene_of(llm)).rounds == {}
+    assert begin(nobody, llm).rounds == {}
     result = llm.generate(PROMPTS, max_new_tokens=9, eos=[], draft=nobody)[0]
-    assert result.stats.drafted == 0 and len(result.tokens) == 9
+    assert result.call.drafted == 0 and len(result.tokens) == 9
 
 
 def test_every_candidate_sees_every_round(llm: LLM) -> None:
     """A table of successors that stops learning while another candidate drafts; watches of the
     prefill that are not passed on."""
-    seen: dict[str, int] = {"observe": 0, "watch": 0}
+    seen: dict[str, int] = {"observe": 0, "observer": 0}
 
     @dataclass(frozen=True)
     class Curious(Drafter):
@@ -300,7 +308,7 @@ def test_every_candidate_sees_every_round(llm: LLM) -> None:
                 def observer(
                     self, layer: int, attention: bool, before: torch.Tensor, after: torch.Tensor
                 ) -> None:
-                    seen["watch"] += 1
+                    seen["observer"] += 1
 
                 def observe(self, outcome: Outcome) -> None:
                     seen["observe"] += 1
@@ -319,7 +327,7 @@ def test_a_candidate_that_fails_leaves_the_others_usable(llm: LLM, plain: list[l
     class Failing(One):
         name = "failing"
 
-        def propose(self, *_: Any) -> Draft:
+        def propose(self, *_: Any) -> Sequence[Draft]:
             raise RuntimeError("the drafter failed")
 
     auto = Auto([Failing(), "ngram"])
@@ -335,6 +343,7 @@ def test_a_candidate_that_fails_leaves_the_others_usable(llm: LLM, plain: list[l
 
 def test_resolve() -> None:
     """The user's words: every path that generate, stream, chat and the command line go through."""
+    assert resolve("auto", None, None, None)[0] is DEFAULT, "one for all"
     assert resolve("auto", None, None, None) == (DEFAULT, None)
     drafter, control = resolve("auto", {"most": 3, "candidates": ["ngram"]}, None, None)
     assert isinstance(drafter, Auto) and drafter.most == 3 and control is None

@@ -21,17 +21,19 @@ import torch
 from selfspec import LLM, SamplingParams, ScriptedDrafter
 from selfspec.control.base import Controller, ControlSession
 from selfspec.control.registry import controller_names, make_controller
-from selfspec.core.contract import Budget, Draft, Outcome, Request
-from selfspec.core.sampling import row_samplers
-from selfspec.draft.auto import Auto, AutoSession, resolve
+from selfspec.core.contract import Budget, Draft, Outcome
+from selfspec.core.sampling import Sampler, row_samplers
+from selfspec.core.tree import Contexts, Tree
+from selfspec.draft.auto import Auto, AutoSession
 from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.from_layers.cosine import Cosine
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_layers.layer_skip import LayerSkip
 from selfspec.draft.from_models.draft_head import DraftHead
-from selfspec.draft.registry import BUILT_IN, drafter_names, make_drafter
-from selfspec.engine import generation as engine_module
-from selfspec.engine.generation import Block, Generation, Row
+from selfspec.draft.registry import BUILT_IN, drafter_names, make_drafter, resolve
+from selfspec.engine import keeping
+from selfspec.engine.generation import Generation
+from selfspec.engine.row import Request, Row, RowState
 from selfspec.model.compute.cache import KVCache, TokenLayout
 from selfspec.model.layered import LayeredModel
 from selfspec.testing import (
@@ -123,29 +125,31 @@ class ScriptedTree(Drafter):
     script: Sequence[Sequence[int]] = ()
 
     def start(self, target: Target) -> DraftSession:
-        return _Tree(
-            self.script, [len(prompt) for prompt in target.prompts], target.model.shape.vocabulary
-        )
+        return _Tree(self.script, target.model.shape.vocabulary)
 
 
 class _Tree(DraftSession):
-    def __init__(
-        self, script: Sequence[Sequence[int]], begins: Sequence[int], vocabulary: int
-    ) -> None:
-        self._script, self._begins, self._vocabulary = script, begins, vocabulary
+    def __init__(self, script: Sequence[Sequence[int]], vocabulary: int) -> None:
+        self._script, self._vocabulary = script, vocabulary
+        self._begins: dict[int, int] = {}
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        trees = []
+    def admit(
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
+    ) -> None:
+        self._begins[row] = len(prompt)
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        drafts = []
         for row, text, most in zip(rows, texts, budget.tokens, strict=True):
-            tokens: list[int] = []
-            parents: list[int] = []
-            parent = -1
+            tokens, parents, parent = [text[-1]], [-1], 0
             for guess in self._script[row][len(text) - self._begins[row] :]:
                 tokens += [(guess + 1) % self._vocabulary, guess]
                 parents += [parent, parent]
                 parent = len(tokens) - 1
-            trees.append((tokens[:most], parents[:most]))
-        return Draft([tokens for tokens, _ in trees], parents=[parents for _, parents in trees])
+            drafts.append(Draft(Tree(tokens[: most + 1], parents[: most + 1])))
+        return drafts
 
 
 @dataclass(frozen=True)
@@ -156,7 +160,7 @@ class Restless(Auto):
     def start(self, target: Target) -> AutoSession:
         at_work, turns = super().start(target), itertools.count()
 
-        def choose(rows: int, most: int) -> tuple[Any, int]:
+        def choose(rows: int, most: int, beside: int) -> tuple[Any, int]:
             turn = next(turns)
             arm = [*at_work._arms, None][turn % (len(at_work._arms) + 1)]
             return (arm, min(1 + turn % 6, most)) if arm and most else (None, 0)
@@ -264,12 +268,7 @@ DRAFTERS: dict[str, list[Make]] = {
 MOST_OPTIONS = max(map(len, DRAFTERS.values()))
 CONTROLLERS: dict[str, dict[str, Any]] = {
     # the threshold moves much, and often
-    "adaptive": {
-        "tokens": 6,
-        "threshold": 0.2,
-        "step": 0.2,
-        "threshold_memory": 0.5,
-    },
+    "adaptive": {"tokens": 6, "threshold": 0.2, "step": 0.2, "threshold_memory": 0.5},
     "confidence": {"tokens": 6, "threshold": 0.15},
     "cost-aware": {"most": 6},
     "fixed": {"tokens": 5},
@@ -282,7 +281,7 @@ def makers(name: str) -> list[Make]:
 
 def test_every_built_in_drafter_is_here() -> None:
     """A drafter that was added without joining this suite, or removed and left in its table."""
-    assert {*BUILT_IN, "auto"} == set(DRAFTERS)
+    assert set(BUILT_IN) == set(DRAFTERS)
 
 
 def test_every_controller_is_here() -> None:
@@ -385,23 +384,26 @@ def check_cache(case: Case) -> None:
     )
     limits = [NEW - 3 * index for index in range(len(case.rows))]
     samplers = row_samplers(None, case.prompts, ())
-    requests = [Request(*each) for each in zip(case.prompts, samplers, limits, strict=True)]
-    generation = Generation(
-        model, requests, case.drafter(expected), case.control.start() if case.control else None
-    )
+    drafting: dict[str, Any] = {"drafter": case.drafter(expected), "controller": case.control}
+    requests = [
+        Request(*each, **drafting) for each in zip(case.prompts, samplers, limits, strict=True)
+    ]
+    generation = Generation(model, requests)
+    rows = list(generation.rows)  # those that ended are looked at too: no slot is used again
     for _ in generation:
-        for row in generation.rows:
+        for row in rows:
             known = len(row.tokens) - 1
-            assert generation.cache.lengths[row.index].tolist() == [known] * model.layers, (
+            assert generation.cache.lengths[row.slot].tolist() == [known] * model.layers, (
                 "layers know more or less than was kept"
             )
             for ours, theirs in (
                 (generation.cache.keys, fresh.keys),
                 (generation.cache.values, fresh.values),
             ):
-                assert torch.equal(
-                    ours[:, row.index, :, :known], theirs[:, row.index, :, :known]
-                ), "the cache holds something else"
+                assert torch.equal(ours[:, row.slot, :, :known], theirs[:, row.index, :, :known]), (
+                    "the cache holds something else"
+                )
+    assert [len(row.tokens) - len(row.request.prompt) for row in rows] == limits
 
 
 def check_eos(case: Case) -> None:
@@ -430,9 +432,9 @@ def check_limits(case: Case) -> None:
     for limit in (1, 2, 4, 7):
         found = case.run(expected, max_new_tokens=limit)
         assert [result.tokens for result in found] == [result.tokens[:limit] for result in expected]
-    short = copy.copy(case.world.llm)
-    short.model = copy.copy(short.model)
-    short.model.shape = replace(short.model.shape, context=max(map(len, case.prompts)) + 6)
+    model = case.world.llm.model
+    shape = replace(model.shape, context=max(map(len, case.prompts)) + 6)
+    short = case.world.llm.view(replace(model, shape=shape))
     found = case.run(expected, llm=short)
     for prompt, ours, theirs in zip(case.prompts, found, expected, strict=True):
         room = min(NEW, short.model.shape.context - len(prompt))
@@ -454,7 +456,7 @@ class Uneven(Controller, ControlSession):
         object.__setattr__(uneven, "_rounds", rounds)
         return uneven
 
-    def budget(self, rooms: Sequence[int]) -> Budget:
+    def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         turn = next(self._rounds)  # type: ignore[attr-defined]
         return Budget(
             [min(room, (turn + 2 * index) % 6) for index, room in enumerate(rooms)], self.threshold
@@ -469,7 +471,7 @@ def check_budgets(case: Case) -> None:
         found = case.run(expected, control)
         same(found, expected)
         if control is controls[0] and case.control:
-            assert found[0].stats.drafted == 0 and found[0].stats.rounds == NEW - 1, (
+            assert found[0].call.drafted == 0 and found[0].call.rounds == NEW - 1, (
                 "0 drafts are plain decoding"
             )
 
@@ -526,10 +528,18 @@ class Failing(Drafter, DraftSession):
         object.__setattr__(failing, "_left", itertools.count(self.rounds, -1))
         return failing
 
-    def propose(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Draft:
-        draft = self.inner.propose(rows, texts, budget)
+    def admit(self, *arguments: Any) -> None:
+        self.inner.admit(*arguments)
+
+    def drop(self, row: int) -> None:
+        self.inner.drop(row)
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        drafts: Sequence[Draft] = self.inner.propose(rows, texts, budget)
         self._fail("propose")
-        return draft
+        return drafts
 
     def observe(self, outcome: Outcome) -> None:
         self._fail("observe")
@@ -627,7 +637,7 @@ def pairwise(axes: Sequence[Sequence[Any]]) -> list[tuple[Any, ...]]:
     return found
 
 
-NAMES = ["auto", *drafter_names()]
+NAMES = drafter_names()
 AXES: tuple[Sequence[Any], ...] = (
     NAMES,
     list(CHECKS),
@@ -684,7 +694,7 @@ def test_the_suite_sees_accepted_and_rejected_drafts(name: str) -> None:
             None if name == "auto" else make_controller("fixed", {"tokens": 5}),
             range(4),
         )
-        stats = case.run(case.world.plain(case.rows))[0].stats
+        stats = case.run(case.world.plain(case.rows))[0].call
         drafted, accepted = drafted + stats.drafted, accepted + stats.accepted
     assert 0 < accepted < drafted, f"{accepted} of {drafted} drafts were accepted"
 
@@ -769,20 +779,18 @@ def test_rounding_that_depends_on_shape_makes_near_ties(monkeypatch: pytest.Monk
 def test_what_is_no_near_tie_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """The negative control of the bound: a verifier that keeps every draft."""
     script = half_world("llama")[1]
-    monkeypatch.setattr(engine_module, "accepted_path", keep_everything)
+    monkeypatch.setattr(keeping, "accepted_path", keep_everything)
     assert max(gaps_of("llama", ScriptedDrafter(script, wrong_every=3))) > NEAR
 
 
 # ------------------------------------------------------------------------------- the suite can fail
 
 
-def keep_everything(
-    tokens: Sequence[int], parents: Sequence[int], chosen: Sequence[int]
-) -> list[int]:
-    path: list[int] = []
-    for index, parent in enumerate(parents):
-        if parent == (path[-1] if path else -1):
-            path.append(index)
+def keep_everything(tree: Tree, choices: Sequence[int]) -> list[int]:
+    path = [0]
+    for node in range(1, len(tree)):
+        if tree.parents[node] == path[-1]:
+            path.append(node)
     return path
 
 
@@ -798,24 +806,22 @@ def see_everything(layout: TokenLayout) -> TokenLayout:
     )
 
 
-def commit_without_looking(row: Row, tokens: Sequence[int]) -> int:
+def keep_without_looking(row: Row, tokens: Sequence[int]) -> tuple[RowState, list[int]]:
     """Looks for the end of a sequence at the last token of a block only."""
     watched = row.request
     row.request = replace(watched, eos=frozenset())
-    kept = original_commit(row, tokens)
+    state, kept = original_after(row, tokens)
     row.request = watched
-    if row.tokens[-1] in watched.eos:
-        row.finish = "eos"
-    return kept
+    return (replace(state, finish="eos") if kept[-1] in watched.eos else state), kept
 
 
-original_commit, original_trees = Row.commit, TokenLayout.trees
+original_after, original_trees = Row.after, TokenLayout.trees
 THIRD, TREE = DRAFTERS["scripted"][2:]
 BREAKS: dict[str, tuple[str, Make, Callable[[pytest.MonkeyPatch], None]]] = {
     "a verifier that keeps every draft": (
         "greedy",
         THIRD,
-        lambda patch: patch.setattr(engine_module, "accepted_path", keep_everything),
+        lambda patch: patch.setattr(keeping, "accepted_path", keep_everything),
     ),
     "no rollback": (
         "cache",
@@ -841,14 +847,12 @@ BREAKS: dict[str, tuple[str, Make, Callable[[pytest.MonkeyPatch], None]]] = {
     "an end of sequence that is overrun": (
         "eos",
         DRAFTERS["scripted"][0],
-        lambda patch: patch.setattr(Row, "commit", commit_without_looking),
+        lambda patch: patch.setattr(Row, "after", keep_without_looking),
     ),
     "penalties that do not see drafts": (
         "penalties",
         DRAFTERS["scripted"][0],
-        lambda patch: patch.setattr(
-            Block, "contexts", lambda block: [block.row.tokens] * (len(block.tokens) + 1)
-        ),
+        lambda patch: patch.setattr(Contexts, "__getitem__", lambda contexts, node: contexts._text),
     ),
 }
 
@@ -860,10 +864,7 @@ def test_a_broken_engine_is_caught(fault: str, monkeypatch: pytest.MonkeyPatch) 
     name, make, damage = BREAKS[fault]
     case = Case(make, world("llama"), make_controller("fixed", {"tokens": 5}), range(4))
     # what is right, before it is broken
-    (
-        case.world.reference(0),
-        case.world.plain(case.rows, **PENALISED),
-    )
+    (case.world.reference(0), case.world.plain(case.rows, **PENALISED))
     CHECKS[name](case)
     damage(monkeypatch)
     with pytest.raises(AssertionError):
@@ -882,16 +883,19 @@ def test_stale_exit_states_are_caught() -> None:
         def start(self, target: Target) -> DraftSession:
             return Stale(self.inner.start(target))
 
+        def admit(self, *arguments: Any) -> None:
+            self.inner.admit(*arguments)
+
         def propose(
             self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-        ) -> Draft:
-            draft = self.inner.propose(rows, texts, budget)
-            return replace(
-                draft,
-                resume=replace(
-                    draft.resume, states=[state.flip(0) for state in draft.resume.states]
-                ),
-            )
+        ) -> Sequence[Draft]:
+            drafts = self.inner.propose(rows, texts, budget)
+            return [
+                replace(draft, exits=replace(draft.exits, states=draft.exits.states.flip(0)))
+                if draft.exits
+                else draft
+                for draft in drafts
+            ]
 
     case = Case(
         lambda *_: Stale(make_drafter("early-exit", {"layer": 2})),

@@ -7,6 +7,7 @@ import torch
 
 from selfspec import OptionError, PromptError, SamplingParams, ScriptedDrafter
 from selfspec.core.contract import Budget, Draft
+from selfspec.core.tree import Tree
 from selfspec.draft.base import Drafter, DraftSession
 from selfspec.engine import generation as engine_module
 from selfspec.model.layered import LayeredModel
@@ -39,13 +40,13 @@ def plain(llm, prompts=PROMPTS, **options):
 def test_accepted_path_follows_the_choices():
     """An off-by-one at the first disagreement or at full agreement, or a tree walked into a branch
     that was not chosen."""
-    assert accepted_path([], [], [7]) == []
-    assert accepted_path([7, 8], [-1, 0], [7, 9, 8]) == [0]
-    assert accepted_path([7, 8], [-1, 0], [7, 8, 9]) == [0, 1]
-    assert accepted_path([1, 8], [-1, 0], [7, 8, 9]) == []
-    tree = ([5, 6, 7, 8, 9, 5], [-1, -1, 0, 1, 1, 4])
-    assert accepted_path(*tree, [6, 7, 9, 0, 0, 5, 0]) == [1, 4, 5]
-    assert accepted_path(*tree, [5, 8, 9, 0, 0, 5, 0]) == [0]
+    assert accepted_path(Tree.chain(3), [7]) == [0]
+    assert accepted_path(Tree.chain(3, [7, 8]), [7, 9, 8]) == [0, 1]
+    assert accepted_path(Tree.chain(3, [7, 8]), [7, 8, 9]) == [0, 1, 2]
+    assert accepted_path(Tree.chain(3, [1, 8]), [7, 8, 9]) == [0]
+    tree = Tree([3, 5, 6, 7, 8, 9, 5], [-1, 0, 0, 1, 2, 2, 5])
+    assert accepted_path(tree, [6, 7, 9, 0, 0, 5, 0]) == [0, 2, 5, 6]
+    assert accepted_path(tree, [5, 8, 9, 0, 0, 5, 0]) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_drafts_do_not_change_what_is_written(llm, sampling, wrong_every, draft_
         control_options={"tokens": draft_tokens},
     )
     assert [result.tokens for result in results] == expected
-    stats = results[0].stats
+    stats = results[0].call
     if draft_tokens == 0:
         assert stats.drafted == 0 and stats.rounds == 39
     elif wrong_every == 0:
@@ -154,27 +155,30 @@ def test_cache_holds_what_was_kept_and_nothing_else(llm):
     """A rollback forgotten on some path; the cache is compared bit by bit with a fresh prefill
     after every round."""
     from selfspec.control.fixed import FixedLength
-    from selfspec.core.contract import Request
     from selfspec.core.sampling import row_samplers
     from selfspec.engine.generation import Generation
+    from selfspec.engine.row import Request
 
     expected = plain(llm)
     samplers = row_samplers(None, PROMPTS, ())
+    drafting = {"drafter": ScriptedDrafter(expected, 3), "controller": FixedLength(4)}
     requests = [
-        Request(prompt, sampler, limit)
+        Request(prompt, sampler, limit, **drafting)
         for prompt, sampler, limit in zip(PROMPTS, samplers, (20, 33, 27), strict=True)
     ]
-    generation = Generation(llm.model, requests, ScriptedDrafter(expected, 3), FixedLength(4))
+    generation = Generation(llm.model, requests)
+    rows = list(generation.rows)  # rows that ended are looked at too: their slots are not reused
     for _ in generation:
-        for row in generation.rows:
+        for row in rows:
             known = row.tokens[:-1]
-            assert generation.cache.length(row.index) == len(known)
+            assert generation.cache.length(row.slot) == len(known)
             fresh = llm.model.new_cache(1, len(known))
             llm.model.prefill([known], fresh)
             assert torch.equal(
-                generation.cache.keys[:, row.index, :, : len(known)],
+                generation.cache.keys[:, row.slot, :, : len(known)],
                 fresh.keys[:, 0, :, : len(known)],
             )
+    assert [len(row.tokens) - len(row.request.prompt) for row in rows] == [20, 33, 27]
 
 
 def test_a_draft_over_budget_is_our_error_and_leaves_the_model_usable(llm):
@@ -186,10 +190,11 @@ def test_a_draft_over_budget_is_our_error_and_leaves_the_model_usable(llm):
         def start(self, target):
             return self
 
-        def propose(self, rows, texts, budget: Budget) -> Draft:
+        def propose(self, rows, texts, budget: Budget) -> list[Draft]:
             if len(texts[0]) > 20:
                 raise RuntimeError("drafter failed")
-            return Draft([[3] * most for most in budget.tokens])
+            guesses = ([3] * most for most in budget.tokens)
+            return [Draft.chain(*each) for each in zip(texts, guesses, strict=True)]
 
     expected = plain(llm)
     with pytest.raises(RuntimeError, match="drafter failed"):
@@ -224,14 +229,14 @@ def test_times_are_taken_when_the_device_is_done(llm, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(engine_module.time, "perf_counter", lambda: now[0])
     monkeypatch.setattr(LayeredModel, "wait", lambda model: now.__setitem__(0, now[0] + 5.0))
-    stats = llm.generate(PROMPTS, max_new_tokens=6, eos=[], draft="ngram")[0].stats
+    stats = llm.generate(PROMPTS, max_new_tokens=6, eos=[], draft="ngram")[0].call
     assert stats.verify_seconds == 5 * stats.rounds > 0 and stats.host_seconds == 0
 
 
 def test_stats_add_up(llm):
     """Counters that include thrown-away tokens or forget the prefill."""
     results = llm.generate(PROMPTS, max_new_tokens=12, eos=[], draft=None)
-    stats = results[0].stats
+    stats = results[0].call
     assert (
         stats.prompt_tokens == sum(map(len, PROMPTS))
         and stats.new_tokens == 36

@@ -32,18 +32,7 @@ DOCUMENTS = [
 ]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # not ours
-ORDINARY = {
-    "cd",
-    "echo",
-    "export",
-    "git",
-    "pip",
-    "python",
-    "python3",
-    "ruff",
-    "source",
-    ".",
-}
+ORDINARY = {"cd", "echo", "export", "git", "pip", "python", "python3", "ruff", "source", "."}
 PIPED = re.compile(r"\s(?:\||&&|\|\||;)\s")
 
 
@@ -358,14 +347,15 @@ def test_ci_runs_the_scripts_and_nothing_else() -> None:
 
 def test_the_headline_is_what_was_measured() -> None:
     """Catches a figure that outlived its measurement, or one measured on something else."""
-    from selfspec.bench import report, schema, suite_schema, suite_stats
+    from benchmarks.plain import report, results
+    from selfspec.bench import schema, suite_stats
 
     text = README.read_text(encoding="utf-8")
     found = re.search(
         r"\*\*([\d.]+)x our own plain decoding, which is ([\d.]+)x transformers", text
     )
     assert found, "README's first screen has no headline of this form"
-    suite = suite_schema.load_suite(ROOT / "benchmarks/results/spec-amd-epyc.json")
+    suite = schema.read(schema.SuiteRun, ROOT / "benchmarks/results/spec-amd-epyc.json")
     auto = next(row for row in suite_stats.rows(suite, 1) if row.contestant == "selfspec/auto")
     by_task = [suite_stats.rows(suite, 1, task) for task in suite_stats.tasks_of(suite)]
     slower = [
@@ -374,7 +364,9 @@ def test_the_headline_is_what_was_measured() -> None:
         for row in rows
         if row.contestant == auto.contestant and row.verdict == "slower"
     ]
-    plain = report.summary(schema.load(ROOT / "benchmarks/results/plain-amd-epyc.json"))
+    plain = report.summary(
+        schema.read(results.PlainRun, ROOT / "benchmarks/results/plain-amd-epyc.json")
+    )
     assert auto.over_plain is not None and found[1] == f"{auto.over_plain.value:.2f}"
     assert not auto.differences and auto.compared == 30 and not slower
     assert found[2] == f"{plain['speed_over']['transformers@64']:.2f}" and all(

@@ -6,6 +6,7 @@ and the turn that follows is compared with that of a model that knows nothing of
 
 from __future__ import annotations
 
+import inspect
 import sys
 from types import FrameType
 from typing import Any
@@ -18,6 +19,11 @@ from selfspec.testing import tiny_model, tiny_tokenizer
 
 FIRST = [{"role": "user", "content": "once upon a time, once upon"}]
 OPTIONS: dict[str, Any] = {"max_new_tokens": 16, "eos": [], "logprobs": 2}
+DEFAULTS: dict[str, Any] = {
+    name: parameter.default
+    for name, parameter in inspect.signature(LLM.generate).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+}
 DRAFTS: dict[str, dict[str, Any]] = {
     "wrong": {"control": "fixed"},
     "hybrid": {"draft": "hybrid", "control": "fixed", "control_options": {"tokens": 7}},
@@ -83,9 +89,10 @@ def check_next_turn(llm: LLM, fresh: LLM, shown: list[int]) -> None:
     """The next turn begins with all that the first one wrote, wrong drafts that came after it
     included."""
     prompt = fresh.encode_chat(FIRST) + shown
-    fresh._turns._kept.clear()
-    expected = fresh._start([prompt], {**OPTIONS, "draft": None}).finish()[0]
-    found = llm._start([prompt], {**OPTIONS, "draft": None}, llm._turns).finish()[0]
+    fresh._chats._kept.clear()
+    options: Any = DEFAULTS | OPTIONS | {"draft": None}
+    expected = fresh._start([prompt], options).finish()[0]
+    found = llm._start([prompt], options, llm._chats).finish()[0]
     assert found.tokens == expected.tokens
     assert [each.logprob for each in found.logprobs or ()] == [
         each.logprob for each in expected.logprobs or ()
@@ -104,7 +111,7 @@ def test_a_turn_after_an_interrupted_one_is_right(llms: tuple[LLM, LLM], name: s
     answer = fresh.chat(FIRST, **options).tokens
     sys.setprofile(None)
     for at in range(0, whole.seen, 1 + whole.seen // 60):
-        llm._turns._kept.clear()
+        llm._chats._kept.clear()
         sys.setprofile(Interruption(at))
         try:
             llm.chat(FIRST, **options)

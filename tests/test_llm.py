@@ -11,6 +11,7 @@ from transformers import MaxLengthCriteria, NoRepeatNGramLogitsProcessor, Stoppi
 from transformers.generation.stopping_criteria import StoppingCriteria
 
 from selfspec import LLM, OptionError, SamplingParams, ScriptedDrafter, Unavailable
+from selfspec.model.layered import LayeredModel
 from selfspec.testing import exit_agreement, near_identity_model, tiny_llm, tiny_model
 
 PROMPT = "once upon a time"
@@ -93,19 +94,16 @@ def test_stream_never_shows_part_of_a_stop_string(llm):
     assert "".join(piece.text for piece in stream) == whole.text[: whole.text.index(stop)]
 
 
-def test_closing_a_stream_stops_the_work(llm):
+def test_closing_a_stream_stops_the_work(llm, monkeypatch):
     """A generation that runs on unseen."""
     calls = []
-    original = llm.model.head
-    llm.model.head = lambda x: (calls.append(1), original(x))[1]
-    try:
-        with llm.stream(PROMPT, **LONG) as stream:
-            next(stream)
-            next(stream)
-        seen = len(calls)
-        assert list(stream) == [] and len(calls) == seen == 2
-    finally:
-        del llm.model.head
+    original = LayeredModel.head
+    monkeypatch.setattr(LayeredModel, "head", lambda self, x: calls.append(1) or original(self, x))
+    with llm.stream(PROMPT, **LONG) as stream:
+        next(stream)
+        next(stream)
+    seen = len(calls)
+    assert list(stream) == [] and len(calls) == seen == 2
     with pytest.raises(OptionError, match="has not ended"):
         _ = stream.result
 

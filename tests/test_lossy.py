@@ -4,12 +4,14 @@ whole model is touched."""
 from __future__ import annotations
 
 import copy
+import gc
 
 import pytest
 import torch
 
 from selfspec import LLM, OptionError, SamplingParams
 from selfspec.lossy import LossyResult, early_exit_generate, first_layers
+from selfspec.model.from_transformers import from_transformers
 from selfspec.testing import tiny_llm, tiny_model, tiny_tokenizer
 
 PROMPTS = [
@@ -92,6 +94,24 @@ def test_sampling_stops_and_drafts_are_those_of_generate(llm):
         stopped.finish_reason == "eos"
         and stopped.tokens == first[0].tokens[: first[0].tokens.index(eos) + 1]
     )
+
+
+def test_an_exit_has_caches_of_its_own():
+    """On a GPU caches lie in storages that are used again. One of the exit's few layers handed to
+    the whole model, which writes beyond it."""
+    llm = LLM(from_transformers(tiny_model(seed=4), kernel="static", check=False), None, "tiny")
+    call = {"max_new_tokens": 12, "eos": [], "draft": None}
+    before = [result.tokens for result in llm.generate(PROMPTS, **call)]
+    llm.model.free_idle()
+    early_exit_generate(llm, PROMPTS, 2, **call)
+    gc.collect()  # the exit's cache is given back
+    assert [result.tokens for result in llm.generate(PROMPTS, **call)] == before
+
+
+def test_an_exit_is_made_once(llm):
+    """What is recorded or made ready for an exit thrown away after every call."""
+    assert first_layers(llm.model, 2) is first_layers(llm.model, 2)
+    assert first_layers(llm.model, 2) is not first_layers(llm.model, 3)
 
 
 @pytest.mark.parametrize("layer", [0, -1, 4, 9])

@@ -67,6 +67,7 @@ def verdict(found: dict[str, Any]) -> record.Verdict:
 
 
 def test_equal_digests_pass() -> None:
+    """A comparison that fails on what is equal."""
     assert not verdict(found_here()).failed
     assert not verdict(found_here(maker="AuthenticAMD")).failed
 

@@ -339,9 +339,9 @@ def test_changed_weights_are_noticed(write):
 def test_a_model_is_taken_apart_once_and_let_go(monkeypatch):
     """Packing at every call, or a cache that keeps every model alive."""
     made = []
-    original = integration.LayeredModel
+    original = integration.from_transformers
     monkeypatch.setattr(
-        integration, "LayeredModel", lambda *a, **k: made.append(1) or original(*a, **k)
+        integration, "from_transformers", lambda *a, **k: made.append(1) or original(*a, **k)
     )
     model = tiny_model(seed=6)
     for _ in range(3):

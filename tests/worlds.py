@@ -10,25 +10,11 @@ from dataclasses import dataclass
 import torch
 
 from selfspec.control.base import ControlSession
-from selfspec.core.contract import Draft, Outcome, RoundTime
+from selfspec.core.contract import Draft, Outcome, RoundTime, RowOutcome
 
 NOTHING = torch.empty(0)
 # of 1 to 13 tokens: a small model's
-MEMORY_BOUND = (
-    1.0,
-    1.02,
-    1.05,
-    1.08,
-    1.12,
-    1.16,
-    1.2,
-    1.24,
-    1.3,
-    1.45,
-    1.6,
-    1.75,
-    1.9,
-)
+MEMORY_BOUND = (1.0, 1.02, 1.05, 1.08, 1.12, 1.16, 1.2, 1.24, 1.3, 1.45, 1.6, 1.75, 1.9)
 # a machine on which a token more costs nearly as much as a pass
 LINEAR = tuple(1 + 0.5 * more for more in range(13))
 
@@ -77,9 +63,12 @@ class World:
 
 def outcome_of(made: Sequence[int], kept: Sequence[int]) -> Outcome:
     """A round in which row i drafted made[i] tokens, a chain, of which kept[i] were kept."""
-    draft = Draft([[7] * count for count in made])
-    accepted = [list(range(count)) for count in kept]
-    return Outcome(draft, accepted, [[7] * (count + 1) for count in kept], [], NOTHING, NOTHING)
+    rows = []
+    for row, (count, right) in enumerate(zip(made, kept, strict=True)):
+        added = [7] * (right + 1)
+        draft = Draft.chain([7], [7] * count)
+        rows.append(RowOutcome(row, [7, *added], draft, range(right + 1), added, []))
+    return Outcome(rows, NOTHING, NOTHING)
 
 
 def play(controlling: ControlSession, world: World, rounds: int, seed: int = 0) -> list[int]:

@@ -1,5 +1,4 @@
-"""selfspec: a language model drafts for itself, and the output stays what the model would have
-written anyway."""
+"""selfspec: a language model drafts for itself and writes what it would have written anyway."""
 
 from __future__ import annotations
 
@@ -85,8 +84,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Names are imported when first used, so that `import selfspec` and `selfspec --help` do not
-    wait for torch."""
+    """Names are imported when first used: `import selfspec` does not wait for torch."""
     if name not in _HOMES:
         raise AttributeError(f"module 'selfspec' has no attribute {name!r}")
     return getattr(import_module(f".{_HOMES[name]}", __name__), name)

@@ -1,5 +1,7 @@
-"""One call of `generate`, `stream` or `chat` at work: the engine's steps turned into text and
-results. Knows no models, drafters or chat templates."""
+"""A call of `generate`, `stream` or `chat` at work: the engine's steps become text and results.
+
+Knows no models, drafters or chat templates.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ class Call:
         chats: ChatCaches | None,
     ) -> None:
         self._generation, self._texts, self._chats = generation, texts, chats
-        known = generation.cache.length(0) if chats else 0
-        self._rows = [generation.admit(request, known) for request in requests]
+        cached = generation.cache.length(0) if chats else 0
+        self._rows = [generation.admit(request, cached) for request in requests]
         self._logprobs: list[list[TokenLogprob]] = [[] for _ in requests]
         self.results: list[Result] | None = None
 
@@ -39,11 +41,10 @@ class Call:
         """Every row's text as it comes; results at the end."""
         try:
             for step in self._generation:
-                for part in step.rows:
-                    text = self._texts[part.row].push(part)
-                    self._logprobs[part.row] += part.logprobs
-                    rejected = list(part.rejected)
-                    yield Piece(text, list(part.tokens), part.accepted, rejected, part.row)
+                for new in step.rows:
+                    text = self._texts[new.row].push(new)
+                    self._logprobs[new.row] += new.logprobs
+                    yield Piece(text, list(new.tokens), new.accepted, list(new.rejected), new.row)
             stats = replace(self._generation.stats, peak_memory_bytes=self._peak_memory())
             self.results = [self._result(row, stats) for row in self._rows]
         finally:
@@ -72,16 +73,15 @@ class Call:
         )
 
     def _peak_memory(self) -> int:
-        """The most memory that was in use so far: the device's on a GPU, the process's on a
-        CPU."""
+        """The most memory in use so far: a GPU's, or on a CPU the process's."""
         if self._generation.cache.keys.device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._generation.cache.keys.device)
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Stream:
-    """Pieces of text as they are made. Iterate over it. `close()`, or leaving a `with`, stops the
-    work. `result` is there once the stream has ended, and not after it was closed early."""
+    """Pieces of text as they are made. `close()`, or leaving a `with`, stops the work. `result` is
+    there once the stream has ended by itself."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
@@ -107,7 +107,5 @@ class Stream:
     def result(self) -> Result:
         """The whole result, once the stream is exhausted."""
         if self._call.results is None:
-            raise OptionError(
-                "the stream has not ended, so it has no result yet; iterate to its end first"
-            )
+            raise OptionError("the stream has not ended, so it has no result; iterate to its end")
         return self._call.results[0]

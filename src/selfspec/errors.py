@@ -1,5 +1,4 @@
-"""Every error a user can meet, as one tree. A message names the value, the limit, the consequence
-and the remedy.
+"""Every error a user can meet. A message names the value, the limit, the consequence, the remedy.
 
 SelfspecError
 ├── OptionError             a value or an option's name is wrong (also a ValueError)
@@ -10,8 +9,7 @@ SelfspecError
 │   └── SelfCheckFailed     our forward disagrees with the model's own
 ├── ResourceError           too little memory or disk; says how much is needed
 ├── DataError               rows of text that cannot be read, or lack what is needed
-├── TrainingError           training cannot start or go on: data, a loss that is not a number,
-another run's checkpoint
+├── TrainingError           training cannot start or go on: data, loss, another run's checkpoint
 ├── Unavailable             no network and nothing cached, or an optional package is missing
 └── Busy                    an object is already in use by another call
 """
@@ -59,8 +57,7 @@ class DataError(SelfspecError):
 
 
 class TrainingError(SelfspecError):
-    """Training cannot start or go on: its data, a loss that is not a number, a checkpoint of
-    another run."""
+    """Training cannot start or go on: its data, its loss, or another run's checkpoint."""
 
 
 class Unavailable(SelfspecError):

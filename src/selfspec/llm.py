@@ -1,7 +1,6 @@
-"""LLM: a model with its tokenizer. generate, stream, chat: text in, text out, over the engine's
-steps.
+"""LLM: a model with its tokenizer. generate, stream, chat: text in, text out.
 
-Knows tokenizers, stop strings, chat templates and caches kept between turns; does not know how
+Knows tokenizers, stop strings, chat templates and caches kept between turns. Does not know how
 tokens are drafted or verified.
 """
 
@@ -17,6 +16,7 @@ import torch
 
 from .call import Call, Stream
 from .control.base import Controller
+from .core.options import MAX_NEW_TOKENS
 from .core.sampling import SamplingParams, row_samplers
 from .core.text_stream import CriteriaCheck, RowText
 from .draft.base import Drafter
@@ -30,6 +30,7 @@ from .model.from_transformers import from_transformers
 from .model.layered import LayeredModel
 from .model.load.loading import load
 from .model.measuring import product_modules, weight_bytes
+from .model.operations import check_weights
 from .results import ModelInfo, Result
 
 if TYPE_CHECKING:
@@ -45,8 +46,7 @@ Message = Mapping[str, Any]
 
 
 class Options(TypedDict, total=False):
-    """What `generate`, `stream`, `chat` and `stream_chat` can be told; `LLM.generate` explains
-    each."""
+    """Options of `generate`, `stream`, `chat` and `stream_chat`. `LLM.generate` explains them."""
 
     sampling: SamplingParams | Sequence[SamplingParams] | None
     max_new_tokens: int
@@ -64,8 +64,7 @@ class Options(TypedDict, total=False):
 class LLM:
     """A Hugging Face model, run by layers. Made by `from_pretrained`.
 
-    Calls from several threads are safe: steps of different calls take turns on the model, each on a
-    cache of its own.
+    Calls from several threads are safe: their steps take turns on the model, each with its cache.
     """
 
     def __init__(
@@ -96,6 +95,7 @@ class LLM:
         device: str | torch.device | Mapping[str, Any] = "auto",
         threads: int | None = None,
         kernel: str = "auto",
+        weights: str = "auto",
         tokenizer: PreTrainedTokenizerBase | None = None,
         adapter: str = "auto",
         long_context: bool = False,
@@ -108,10 +108,15 @@ class LLM:
         `without_adapters`), or "auto": merged, but live where weights are quantised. `dtype` "auto"
         is float32 on a CPU, where output is bit-identical however it is computed, and the
         checkpoint's own on a GPU. `device` may be a device map that names one device for all.
-        `threads` sets torch's thread count, which is one for the whole process. `kernel`: "auto",
-        or "native", "mkl", "plain", "static" to insist on one kind of operations (see `selfspec
-        info`). `long_context`: for longrope models, all texts by the frequencies of long ones.
+        `threads` sets torch's thread count, which is one for the whole process.
+        `long_context`: for longrope models, all texts by the frequencies of long ones.
+
+        `kernel` says who computes: "auto", or one to insist on. "native": our own kernels, float32
+        on a CPU. "mkl", "plain": torch. "static": torch by steps of a fixed shape, which a GPU
+        records. `weights` says how our own kernels store weights: "auto", or "float32" to insist
+        on it. Where torch computes, weights are stored in `dtype`. `selfspec info` shows both.
         """
+        check_weights(weights)
         if threads is not None:
             if threads < 1:
                 raise OptionError(f"threads={threads} cannot compute anything; use 1 or more")
@@ -129,7 +134,11 @@ class LLM:
         target, parameters = loaded.model.device, loaded.model.num_parameters()
         try:
             layered = from_transformers(
-                loaded.model, owned=loaded.owned, kernel=kernel, long_context=long_context
+                loaded.model,
+                owned=loaded.owned,
+                kernel=kernel,
+                weights=weights,
+                long_context=long_context,
             )
         except torch.OutOfMemoryError as error:
             raise weights_too_large(loaded.name, parameters, loaded.model.dtype, target) from error
@@ -139,6 +148,7 @@ class LLM:
     def info(self) -> ModelInfo:
         """What was loaded and how it runs here."""
         model, shape = self.model, self.model.shape
+        dtype = str(model.dtype).removeprefix("torch.")
         return ModelInfo(
             name=self._name,
             family=shape.family,
@@ -148,22 +158,22 @@ class LLM:
             vocabulary=shape.vocabulary,
             weight_bytes=weight_bytes(model),
             kernel=model.ops.kernel,
+            weights=model.ops.weights or dtype,
+            alone=model.alone,
             modules=list(product_modules(model)),
             row_stable=model.row_stable,
-            dtype=str(model.dtype).removeprefix("torch."),
+            dtype=dtype,
             device=str(model.device),
             threads=torch.get_num_threads(),
             recorded=model.steps.status,
         )
 
     def without_adapters(self) -> LLM:
-        """The same model without its live adapters, on the same weights; both can be used at the
-        same time."""
+        """The same model without its live adapters. Both can be used at the same time."""
         return self.view(self.model.without_adapters)
 
     def view(self, model: LayeredModel) -> LLM:
-        """The same over another view of the model. Both take turns on the weights that they
-        share."""
+        """The same over another view of the model. Both take turns on their weights."""
         other = copy(self)
         other.model, other._chats = model, ChatCaches()
         return other
@@ -181,7 +191,7 @@ class LLM:
         prompts: Any,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        max_new_tokens: int = 256,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         stop: str | Sequence[str] | None = None,
         eos: Sequence[int] | None = None,
         draft: str | Drafter | None = "auto",
@@ -193,23 +203,21 @@ class LLM:
         stopping_criteria: Sequence[StoppingCriteria] = (),
         **unknown: Any,
     ) -> Any:
-        """Continue a prompt (a string or a list of token ids), or each of a list of prompts; a list
-        in, a list out.
+        """Continue a prompt (a string or a list of token ids), or each of a list of them.
 
         Options, the same for `stream`, `chat` and `stream_chat`:
 
-        - `sampling`: a `SamplingParams`, or one for each prompt; None is greedy, with the
+        - `sampling`: a `SamplingParams`, or one for each prompt. None is greedy, with the
           repetition penalty that the model's own generation config asks for. With a seed, prompt i
           of a list uses seed + i.
-        - `max_new_tokens` (256); `stop`: strings to stop before; `eos`: ids to stop at instead of
-          the model's own, [] for none.
-        - `draft`: a drafter or its name; "auto" (the default) learns which one pays; None is plain
-          decoding. `draft_options`: the options of a named one.
-        - `control`: how many tokens to draft a round: a controller or its name; `control_options`:
-          its options if it was named.
+        - `stop`: strings to stop before. `eos`: ids to stop at instead of the model's own, [] for
+          none.
+        - `draft`: a drafter or its name. "auto" learns which one pays, None is plain decoding.
+          `draft_options`: the options of a named one.
+        - `control`: a controller, which decides how much to draft, or its name.
+          `control_options`: the options of a named one.
         - `logprobs`: report each token's log-probability and those of this many alternatives.
-        - `logits_processors`, `stopping_criteria`: Hugging Face's, called with each row's full ids
-          for every token.
+        - `logits_processors`, `stopping_criteria`: Hugging Face's, called with a row's full ids.
         """
         options = _options(locals())
         single = _is_one(prompts)
@@ -221,7 +229,7 @@ class LLM:
         prompt: Prompt,
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        max_new_tokens: int = 256,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         stop: str | Sequence[str] | None = None,
         eos: Sequence[int] | None = None,
         draft: str | Drafter | None = "auto",
@@ -233,13 +241,11 @@ class LLM:
         stopping_criteria: Sequence[StoppingCriteria] = (),
         **unknown: Any,
     ) -> Stream:
-        """Continue one prompt, piece by piece; options as for `generate`. Text that could become a
-        stop string is held back."""
+        """Continue one prompt, piece by piece, with the options of `generate`. Text that could
+        become a stop string is held back."""
         options = _options(locals())
         if not _is_one(prompt):
-            raise OptionError(
-                "a stream has one prompt; call stream once for each, they may be interleaved"
-            )
+            raise OptionError("a stream has one prompt; call stream for each, they may interleave")
         return Stream(self._start([prompt], options))
 
     def chat(
@@ -247,7 +253,7 @@ class LLM:
         messages: Sequence[Message],
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        max_new_tokens: int = 256,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         stop: str | Sequence[str] | None = None,
         eos: Sequence[int] | None = None,
         draft: str | Drafter | None = "auto",
@@ -259,8 +265,7 @@ class LLM:
         stopping_criteria: Sequence[StoppingCriteria] = (),
         **unknown: Any,
     ) -> Result:
-        """Answer a conversation ({"role": ..., "content": ...} messages) through the model's chat
-        template.
+        """Answer a conversation of {"role": ..., "content": ...} messages by the chat template.
 
         What a following turn shares with an earlier one is not computed again.
         """
@@ -271,7 +276,7 @@ class LLM:
         messages: Sequence[Message],
         *,
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
-        max_new_tokens: int = 256,
+        max_new_tokens: int = MAX_NEW_TOKENS,
         stop: str | Sequence[str] | None = None,
         eos: Sequence[int] | None = None,
         draft: str | Drafter | None = "auto",
@@ -291,8 +296,8 @@ class LLM:
         tokenizer = self._need_tokenizer("a conversation")
         if not tokenizer.chat_template:
             raise OptionError(
-                f"{self._name} has no chat template, so it cannot chat; use generate with a "
-                f"prompt of your own"
+                f"{self._name} has no chat template, so it cannot chat; use generate with a prompt "
+                "of your own"
             )
         text = tokenizer.apply_chat_template(
             [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
@@ -315,12 +320,8 @@ class LLM:
         sampling = options["sampling"] or self._default_sampling
         samplers = row_samplers(sampling, ids, options["logits_processors"])
         eos = self._eos if options["eos"] is None else frozenset(options["eos"])
-        drafter, controller = resolve(
-            options["draft"],
-            options["draft_options"],
-            options["control"],
-            options["control_options"],
-        )
+        drafting, controlling = options["draft_options"], options["control_options"]
+        drafter, controller = resolve(options["draft"], drafting, options["control"], controlling)
         requests = [
             Request(
                 prompt=prompt,
@@ -348,8 +349,7 @@ class LLM:
         if outside:
             raise PromptError(
                 f"token {outside[0]} is outside the model's vocabulary of "
-                f"{self.model.shape.vocabulary}; "
-                "was it made with another tokenizer?"
+                f"{self.model.shape.vocabulary}; was it made with another tokenizer?"
             )
         return list(prompt)
 
@@ -357,7 +357,7 @@ class LLM:
         if self.tokenizer is None:
             raise Unavailable(
                 f"{self._name} was loaded without a tokenizer, so {purpose} cannot be read; pass "
-                f"tokenizer=..., or token ids"
+                "tokenizer=..., or token ids"
             )
         return self.tokenizer
 

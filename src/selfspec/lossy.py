@@ -1,10 +1,9 @@
-"""Decoding that may change what is written, and therefore says so in its name: early exit without
-verification.
+"""Decoding that may change what is written, and says so in its name: early exit, unverified.
 
-LayerSkip's second stage ("early exit inference", Tables 2-5 and 10): tokens come from layers 0 to E
-- 1 and the model's own norm and head, and nobody checks them. Made of a shallower view of the same
-model, so that sampling, stops, batches and log-probabilities are those of `generate`. Knows neither
-the engine nor tokenizers; it only calls `generate` of what it is given.
+LayerSkip's second stage ("early exit inference", Tables 2-5 and 10): tokens come from layers 0 to
+E - 1 and the model's own norm and head, and nothing checks them. A shallower view of the model does
+it, so sampling, stops, batches and log-probabilities are those of `generate`. Knows neither the
+engine nor tokenizers.
 """
 
 from __future__ import annotations
@@ -33,8 +32,7 @@ class Generates(Protocol):
 
 @dataclass(frozen=True)
 class LossyResult:
-    """A continuation that the whole model never checked. It is no `Result`, so that it cannot be
-    taken for one."""
+    """A continuation that the whole model never checked. No `Result`: it must not pass for one."""
 
     text: str
     tokens: list[int]
@@ -48,8 +46,7 @@ class LossyResult:
 
 
 def first_layers(model: LayeredModel, layer: int) -> LayeredModel:
-    """The model made of the first `layer` layers, the last norm and the head. It shares all weights
-    with the whole one."""
+    """The model's first `layer` layers, its last norm and its head. All weights are shared."""
     if not 0 < layer < model.layers:
         raise OptionError(
             f"exit layer {layer} is not inside this model of {model.layers} layers; choose 1 to "
@@ -60,12 +57,11 @@ def first_layers(model: LayeredModel, layer: int) -> LayeredModel:
 
 
 def early_exit_generate(llm: Generates, prompts: Any, layer: int, **options: Any) -> Any:
-    """What the first `layer` layers of a model write, without verification: fast, and NOT what the
-    model would write.
+    """What the first `layer` layers write, unverified: fast, and NOT what the model would write.
 
-    `prompts` and `options` are those of `LLM.generate` (a list in, a list out); a drafter drafts
-    for the shallow model, whose tokens it does not change. For a draft by the same layers with the
-    model's own output, use `llm.generate(..., draft="early-exit", draft_options={"layer": layer})`.
+    `prompts` and `options` are those of `LLM.generate`. A drafter drafts for the shallow model and
+    does not change its tokens. To let these layers draft for the whole model, whose text it stays,
+    use `llm.generate(..., draft="early-exit", draft_options={"layer": layer})`.
     """
     results = llm.view(first_layers(llm.model, layer)).generate(prompts, **options)
     if isinstance(results, Sequence):

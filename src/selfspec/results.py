@@ -1,5 +1,4 @@
-"""What `LLM` hands out: a result, a piece of a stream, what was loaded. Plain values; knows nothing
-of how they came about."""
+"""What `LLM` hands out: a result, a piece of a stream, what was loaded. Plain values."""
 
 from __future__ import annotations
 
@@ -11,22 +10,20 @@ from .core.sampling import TokenLogprob
 
 @dataclass(frozen=True)
 class Result:
-    """What was generated for one prompt. `stats` says what its row cost, and `call` what all
-    prompts of the call cost together."""
+    """What was generated for one prompt."""
 
     text: str
     tokens: list[int]  # new tokens only, an end-of-sequence token included
     finish_reason: FinishReason
-    stats: Stats
-    call: Stats
+    stats: Stats  # of this prompt's row
+    call: Stats  # of all prompts of the call together
     logprobs: list[TokenLogprob] | None = None
     seed: int | None = None  # None for greedy
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step of a stream added: whole characters, and the tokens they came with (text may
-    lag behind tokens)."""
+    """What one step of a stream added. Text may lag behind tokens, as characters are whole."""
 
     text: str
     tokens: list[int]
@@ -46,7 +43,9 @@ class ModelInfo:
     context: int
     vocabulary: int
     weight_bytes: int
-    kernel: str
+    kernel: str  # who computes
+    weights: str  # how products are stored: a kind of our kernels', or torch's dtype
+    alone: list[str]  # which halves are not in the one call of a pass, and why
     modules: list[str]  # kinds of modules that products are left to, quantised ones for example
     row_stable: bool
     dtype: str

@@ -1,5 +1,4 @@
-"""Public builders for tests and experiments: tiny random models of any family, a tokenizer, a model
-with known acceptance.
+"""Public builders for tests and experiments: tiny random models, a tokenizer, known acceptance.
 
 Nothing here is downloaded, and no figure about speed comes from here.
 """
@@ -46,9 +45,8 @@ _SMALL = {
     "initializer_range": 0.15,  # large enough that a random model has opinions
 }
 _LOUD = {"num_key_value_heads": None}  # every head has keys of its own
-_PECULIAR: dict[
-    str, dict[str, Any]
-] = {  # so that what a family does differently matters at this size
+# so that what a family does differently matters at this size
+_PECULIAR: dict[str, dict[str, Any]] = {
     "gemma2": {
         "sliding_window": 24,
         "query_pre_attn_scalar": 40,
@@ -91,11 +89,8 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrain
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             config, dtype=torch.float32, **attention_option(config)
         )
-        for (
-            name,
-            parameter,
+        for name, parameter in model.named_parameters():
             # norms and biases start as constants, which would hide mistakes
-        ) in model.named_parameters():
             if "norm" in name or parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)
     model.eval().requires_grad_(False)
@@ -130,72 +125,47 @@ def tiny_head(
     vocabulary: Sequence[int] = (),
     layers: Sequence[int] = (0, 1),
 ) -> TrainedPart:
-    """A random draft head for a tiny model; it can say these tokens, or every third."""
+    """A random draft head for a tiny model. It can say these tokens, or every third."""
     size = _small_block(model)
     tensors = _random_weights(lambda: HeadNet(size, len(layers), model.shape.context), seed)
+    tensors["vocabulary"] = _sayable(model, vocabulary)
     settings = {"layers": list(layers), "block": size.as_dict()}
-    return TrainedPart(
-        "draft-head",
-        signature(model),
-        settings,
-        {**tensors, "vocabulary": _known(model, vocabulary)},
-    )
+    return TrainedPart("draft-head", signature(model), settings, tensors)
 
 
 def tiny_adapter(
     model: LayeredModel, exit_layer: int = 2, seed: int = 0, vocabulary: Sequence[int] = ()
 ) -> TrainedPart:
-    """A random exit adapter of two blocks for a tiny model; it can say these tokens, or every
-    third."""
+    """A random exit adapter of two blocks for a tiny model. It can say these, or every third."""
     size = _small_block(model)
     tensors = _random_weights(lambda: AdapterNet(size, 2, model.shape.context), seed)
+    tensors["vocabulary"] = _sayable(model, vocabulary)
     settings = {"exit": exit_layer, "blocks": 2, "block": size.as_dict()}
-    return TrainedPart(
-        "exit-adapter",
-        signature(model),
-        settings,
-        {**tensors, "vocabulary": _known(model, vocabulary)},
-    )
+    return TrainedPart("exit-adapter", signature(model), settings, tensors)
 
 
 def tiny_lora(
     model: LayeredModel, seed: int = 0, attention: Sequence[int] = (1,), mlp: Sequence[int] = (1, 2)
 ) -> TrainedPart:
-    """A random draft-LoRA of rank 2 for a tiny model of Llama's kind, that can say everything."""
+    """A random draft-LoRA of rank 2 for a tiny model of Llama's kind. It can say everything."""
     family, shape = FAMILIES[model.shape.family], model.shape
-    generator, tensors = torch.Generator().manual_seed(seed), {}
+    generator, tensors = torch.Generator().manual_seed(seed), dict[str, torch.Tensor]()
+    every = [family.qkv, (family.out,), family.gate_up, (family.down,)]
     for index, block in enumerate(model.blocks):
-        pieces = (
-            [(block.linears[0], family.qkv), (block.linears[1], (family.out,))]
-            if index not in attention
-            else []
-        )
-        pieces += (
-            [(block.linears[2], family.gate_up), (block.linears[3], (family.down,))]
-            if index not in mlp
-            else []
-        )
-        for linear, names in pieces:
-            heads = (
-                [shape.heads, shape.kv_heads, shape.kv_heads]
-                if len(names) == 3
-                else [1] * len(names)
-            )
-            for name, share in zip(names, heads, strict=True):
-                outputs = linear.outputs * share // sum(heads)
-                tensors[f"{stored_name(index, name)}.a"] = (
-                    torch.randn(2, linear.inputs, generator=generator) * linear.inputs**-0.5
-                )
-                tensors[f"{stored_name(index, name)}.b"] = 0.1 * torch.randn(
-                    outputs, 2, generator=generator
-                )
+        skipped = [index in attention] * 2 + [index in mlp] * 2
+        for linear, names, skip in zip(block.linears, every, skipped, strict=True):
+            if skip:
+                continue
+            qkv = [shape.heads, shape.kv_heads, shape.kv_heads]
+            shares = qkv if len(names) == 3 else [1] * len(names)
+            for name, share in zip(names, shares, strict=True):
+                stored, outputs = stored_name(index, name), linear.outputs * share // sum(shares)
+                a = torch.randn(2, linear.inputs, generator=generator) * linear.inputs**-0.5
+                b = torch.randn(outputs, 2, generator=generator)
+                tensors |= {f"{stored}.a": a, f"{stored}.b": 0.1 * b}
     tensors["vocabulary"] = torch.arange(shape.vocabulary, dtype=torch.int32)
-    return TrainedPart(
-        "draft-lora",
-        signature(model),
-        {"attention": list(attention), "mlp": list(mlp), "rank": 2},
-        tensors,
-    )
+    settings = {"attention": list(attention), "mlp": list(mlp), "rank": 2}
+    return TrainedPart("draft-lora", signature(model), settings, tensors)
 
 
 def _small_block(model: LayeredModel) -> BlockSize:
@@ -206,40 +176,37 @@ def _small_block(model: LayeredModel) -> BlockSize:
 def _random_weights(make: Callable[[], torch.nn.Module], seed: int) -> dict[str, torch.Tensor]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return {
-            name: each + 0.2 * torch.randn_like(each) for name, each in make().state_dict().items()
-        }
+        state = make().state_dict()
+        return {name: value + 0.2 * torch.randn_like(value) for name, value in state.items()}
 
 
-def _known(model: LayeredModel, vocabulary: Sequence[int]) -> torch.Tensor:
-    return torch.tensor(
-        sorted(set(vocabulary)) or range(0, model.shape.vocabulary, 3), dtype=torch.int32
-    )
+def _sayable(model: LayeredModel, vocabulary: Sequence[int]) -> torch.Tensor:
+    tokens = sorted(set(vocabulary)) or range(0, model.shape.vocabulary, 3)
+    return torch.tensor(tokens, dtype=torch.int32)
 
 
 def near_identity_model(
     acceptance: float, exit_layer: int = 2, seed: int = 0, **changes: Any
 ) -> PreTrainedModel:
-    """A random Llama whose layers from `exit_layer` on change little, so that the exit there agrees
-    with the whole model on about this share of its own greedy tokens. The size of the change is
-    found by bisection."""
-    model = tiny_model(
-        "llama", seed, **{"tie_word_embeddings": False, "num_hidden_layers": 8, **changes}
-    )
+    """A random Llama whose exit at `exit_layer` agrees with the whole model on about this share of
+    its own greedy tokens. How little the later layers change is found by bisection."""
+    options = {"tie_word_embeddings": False, "num_hidden_layers": 8, **changes}
+    model = tiny_model("llama", seed, **options)
     late = [
-        p
+        weight
         for layer in model.model.layers[exit_layer:]
-        for p in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight)
+        for weight in (layer.self_attn.o_proj.weight, layer.mlp.down_proj.weight)
     ]
-    originals = [p.clone() for p in late]
+    originals = [weight.clone() for weight in late]
     low, high = 0.0, 1.0
     for _ in range(9):
         middle = (low + high) / 2
         for parameter, original in zip(late, originals, strict=True):
             parameter.data = original * middle
-        low, high = (
-            (middle, high) if exit_agreement(model, exit_layer) > acceptance else (low, middle)
-        )
+        if exit_agreement(model, exit_layer) > acceptance:
+            low = middle
+        else:
+            high = middle
     return model
 
 
@@ -249,8 +216,7 @@ def exit_agreement(
     tokens: int = 160,
     prompts: Sequence[int] = (5, 50, 120, 200),
 ) -> float:
-    """The share of the model's own greedy tokens that the exit after `exit_layer` layers names
-    first too."""
+    """The share of the model's greedy tokens that the exit after these layers names first too."""
     layered = from_transformers(model, check=False)
     agreed = 0
     for prompt in prompts:
@@ -258,9 +224,7 @@ def exit_agreement(
         new = llm.generate([prompt], max_new_tokens=tokens, eos=[]).tokens
         text = torch.tensor([prompt, *new[:-1]])
         cache = layered.new_cache(1, len(text))
-        place = cache.layout([len(text)])
-        early = layered.head(
-            layered.run(layered.embed(text), LayerPlan(0, exit_layer), cache, place)
-        )
+        plan, layout = LayerPlan(0, exit_layer), cache.layout([len(text)])
+        early = layered.head(layered.run(layered.embed(text), plan, cache, layout))
         agreed += int((early.argmax(-1) == torch.tensor(new)).sum())
     return agreed / (tokens * len(prompts))

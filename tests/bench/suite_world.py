@@ -7,34 +7,48 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from selfspec.bench.schema import Provenance
-from selfspec.bench.suite_schema import (
+from selfspec.bench.schema import (
     Answer,
     ContestantRow,
     Counts,
     Difference,
     EngineRow,
     Plan,
+    Provenance,
     Question,
     Sample,
     StepPoint,
     SuiteRun,
     Turn,
-    save_suite,
+    write,
 )
 
 SAMPLE = Path(__file__).with_name("suite-sample.json")
 PROVENANCE = Provenance(
-    command="selfspec bench demo --task spec-bench=question.jsonl --methods 'auto "
-            "ngram@fixed:tokens=4'",
-    date="2026-01-01T00:00:00+00:00", commit="0123456789ab", uncommitted_changes=False, cpu="a processor", cores=2, threads=2,
-    memory_bytes=8_000_000_000, system="Linux x86_64", python="3.11.0", versions={"selfspec": "0", "torch": "1"}, environment={},
-)  # fmt: skip
+    command="selfspec bench demo --task spec-bench=question.jsonl "
+    "--methods 'auto ngram@fixed:tokens=4'",
+    date="2026-01-01T00:00:00+00:00",
+    commit="0123456789ab",
+    uncommitted_changes=False,
+    cpu="a processor",
+    cores=2,
+    threads=2,
+    memory_bytes=8_000_000_000,
+    system="Linux x86_64",
+    python="3.11.0",
+    versions={"selfspec": "0", "torch": "1"},
+    environment={},
+)
 PLAIN_SECONDS = 0.03  # a token of our plain decoding
 SPEED = {
-    "selfspec/plain": 1.0, "selfspec/auto": 1.6, "selfspec/ngram@fixed:tokens=4": 1.4, "selfspec/early-exit@fixed:tokens=4": 0.7,
-    "transformers/plain": 0.5, "transformers/lookup:tokens=4": 0.6, "ctranslate2/plain": 0.8,
-}  # fmt: skip
+    "selfspec/plain": 1.0,
+    "selfspec/auto": 1.6,
+    "selfspec/ngram@fixed:tokens=4": 1.4,
+    "selfspec/early-exit@fixed:tokens=4": 0.7,
+    "transformers/plain": 0.5,
+    "transformers/lookup:tokens=4": 0.6,
+    "ctranslate2/plain": 0.8,
+}
 
 
 def a_turn(contestant: str, task: str, question: str, speed: float, **changes: Any) -> Turn:
@@ -61,9 +75,18 @@ def a_turn(contestant: str, task: str, question: str, speed: float, **changes: A
     elif drafts:
         counts = Counts(40, 20)
     turn = Turn(
-        contestant, task, [question], batch=1, round=0, seconds=0.2 + decoding, first_seconds=0.2, first_tokens=1, made=[41],
-        peak_memory_bytes=900_000_000, counts=counts,
-    )  # fmt: skip
+        contestant,
+        task,
+        [question],
+        batch=1,
+        round=0,
+        seconds=0.2 + decoding,
+        first_seconds=0.2,
+        first_tokens=1,
+        made=[41],
+        peak_memory_bytes=900_000_000,
+        counts=counts,
+    )
     for name, value in changes.items():
         setattr(turn, name, value)
     return turn
@@ -79,8 +102,17 @@ def a_suite(
         for task in tasks
     ]
     plan = Plan(
-        "SmolLM2-135M-Instruct", "float32", "cpu", 2, 41, 1, [1], list(speeds), next(iter(speeds)), samples
-    )  # fmt: skip
+        "SmolLM2-135M-Instruct",
+        "float32",
+        "cpu",
+        2,
+        41,
+        1,
+        [1],
+        list(speeds),
+        next(iter(speeds)),
+        samples,
+    )
     run = SuiteRun(
         PROVENANCE,
         plan,
@@ -124,4 +156,4 @@ def the_sample() -> SuiteRun:
 
 
 if __name__ == "__main__":
-    save_suite(the_sample(), SAMPLE)
+    write(the_sample(), SAMPLE)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from selfspec.bench import card
+from benchmarks.plain import card as plain_card
+from selfspec.bench import meters
+from selfspec.bench.costs import Passes
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
 from selfspec.model.measuring import weight_bytes
@@ -21,13 +23,13 @@ def model() -> LayeredModel:
 
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(card, "SMALLEST_BUFFER", 2**20)
+    monkeypatch.setattr(meters, "SMALLEST_BUFFER", 2**20)
 
 
 def test_a_pass_leaves_the_cache_as_it_was(model: LayeredModel) -> None:
     """Catches a context that grows from turn to turn: later rounds would be slower, and the ratios
     of nothing much."""
-    passes = card.Passes(model, IDS, context=40, longest=8)
+    passes = Passes(model, IDS, context=40, longest=8)
     before = torch.as_tensor(passes.cache.lengths).clone()
     for tokens in (8, 1, 3):
         passes.run(tokens)
@@ -39,13 +41,14 @@ def test_a_pass_runs_all_its_tokens(model: LayeredModel, monkeypatch: pytest.Mon
     """Catches a verify(8) that computes one token, or those that the cache holds already: any ratio
     would look splendid."""
     seen: list[list[int]] = []
-    forward = model.forward
-    monkeypatch.setattr(
-        model,
-        "forward",
-        lambda tokens, cache, place: seen.append(tokens.tolist()) or forward(tokens, cache, place),
-    )
-    passes = card.Passes(model, IDS, context=40, longest=8)
+    forward = LayeredModel.forward
+
+    def watched(model: LayeredModel, tokens: torch.Tensor, *rest: object) -> torch.Tensor:
+        seen.append(tokens.tolist())
+        return forward(model, tokens, *rest)
+
+    monkeypatch.setattr(LayeredModel, "forward", watched)
+    passes = Passes(model, IDS, context=40, longest=8)
     passes.run(8)
     passes.run(1)
     assert seen == [IDS[40:48], IDS[40:41]]
@@ -55,7 +58,7 @@ def test_the_curve_has_every_point(model: LayeredModel) -> None:
     """Catches contexts or counts that are mixed up or left out."""
     points = [
         point
-        for some in card.verify_curve(model, IDS, (16, 64), (1, 2, 5), rounds=2)
+        for some in plain_card.verify_curve(model, IDS, (16, 64), (1, 2, 5), rounds=2)
         for point in some
     ]
     assert [(point.context, point.tokens) for point in points] == [
@@ -67,7 +70,7 @@ def test_the_curve_has_every_point(model: LayeredModel) -> None:
 def test_the_card_has_what_the_floor_needs(model: LayeredModel) -> None:
     """Catches weight bytes that are not those which a pass reads, and products that are not as many
     as steps."""
-    found = card.cost_card(model, IDS, rounds=3)
+    found = plain_card.cost_card(model, IDS, rounds=3)
     assert found.weight_bytes == weight_bytes(model) > 0
     assert len(found.products) == len(found.step) == 3 and found.context == 64
 
@@ -76,9 +79,9 @@ def test_bandwidth_counts_the_bytes_of_its_buffer(monkeypatch: pytest.MonkeyPatc
     """Catches bytes counted as values or as bits, with a clock by which every reading takes a
     second."""
     now = iter(range(10_000))
-    monkeypatch.setattr(card, "timed", lambda action: lambda: (action(), next(now), 1.0)[-1])
-    found = card.read_bandwidth(4 * 2**20, repetitions=3)
+    monkeypatch.setattr(meters, "timed", lambda action: lambda: (action(), next(now), 1.0)[-1])
+    found = meters.read_bandwidth(4 * 2**20, repetitions=3)
     assert found == {way: [4 * 2**20] * 3 for way in ("sum", "dot", "matrix-vector")}
-    assert card.read_bandwidth(10, repetitions=1)["sum"] == [2**20], (
+    assert meters.read_bandwidth(10, repetitions=1)["sum"] == [2**20], (
         "never smaller than a cache, whatever the model"
     )

@@ -43,9 +43,13 @@ def test_names_say_at_which_k_and_layer(known: dict[str, PeerSpec]) -> None:
         layers=30,
     )
     assert [each.name for each in found] == [
-        "selfspec/plain", "selfspec/auto", "fast/plain", "fast/exit:tokens=4,layer=7", "fast/exit:tokens=6,layer=2",
+        "selfspec/plain",
+        "selfspec/auto",
+        "fast/plain",
+        "fast/exit:tokens=4,layer=7",
+        "fast/exit:tokens=6,layer=2",
         "simple/plain",
-    ]  # fmt: skip
+    ]
     assert (
         found[3].options == {"method": "exit", "tokens": 4, "layer": 7} and found[2].options == {}
     )

@@ -13,21 +13,20 @@ from gguf import GGUFReader
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from selfspec.bench.convert import (
-    LlamaShape,
-    converted,
-    fingerprint,
-    gguf_name,
-    interleave,
-    write_gguf,
-)
+from benchmarks.convert import LlamaShape, converted, fingerprint, gguf_name, interleave, write_gguf
 from selfspec.errors import Unavailable, UnsupportedModel
 
 TINY = {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "vocab_size": 64, "max_position_embeddings": 128, "head_dim": 8,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 128,
+    "head_dim": 8,
     "rope_parameters": {"rope_type": "default", "rope_theta": 12345.0},
-}  # fmt: skip
+}
 
 
 def tiny_folder(folder: Path, **changes: object) -> Path:

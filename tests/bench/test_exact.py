@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from selfspec.bench.exact import compare, fingerprint, read, read_together
+from benchmarks.exact import compare, fingerprint, read, read_together
 from selfspec.testing import tiny_llm
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,11 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from selfspec.bench import gpu as gpu_module
-from selfspec.bench.gpu import GpuOptions, Standing
-from selfspec.bench.gpu_report import floor_seconds, markdown, measure, summary
-from selfspec.bench.plain import plain, run_command
-from selfspec.bench.schema import read_json
+from benchmarks.command import run_command
+from benchmarks.plain import gpu as gpu_module
+from benchmarks.plain.__main__ import plain, tables_of
+from benchmarks.plain.gpu import GpuOptions, GpuRun, Standing
+from benchmarks.plain.gpu_report import floor_seconds, markdown, measure, summary
+from selfspec.bench.schema import read, write
 from selfspec.errors import OptionError, ResourceError
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
@@ -50,34 +50,33 @@ def little_memory() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def result(tmp_path_factory: pytest.TempPathFactory) -> GpuRun:
     target = tmp_path_factory.mktemp("gpu") / "gpu.json"
     assert measure(OPTIONS, target, quiet) == target and not list(
         target.parent.glob("*.partial.json")
     )
-    return read_json(target)
+    return read(GpuRun, target)
 
 
-def test_every_cell_is_measured(result: dict[str, Any]) -> None:
+def test_every_cell_is_measured(result: GpuRun) -> None:
     """A cell that is left out, or labelled as another."""
     cells = [(batch, context) for batch in (1, 2) for context in (8, 12)]
-    assert [(each["batch"], each["context"]) for each in result["steps"]] == cells
-    assert [(each["batch"], each["context"], each["tokens"]) for each in result["verify"]] == [
+    assert [(each["batch"], each["context"]) for each in result.steps] == cells
+    assert [(each["batch"], each["context"], each["tokens"]) for each in result.verify] == [
         (*cell, tokens) for cell in cells for tokens in (1, 3)
     ]
-    assert [(each["batch"], each["way"]) for each in result["rounds"]] == [
+    assert [(each["batch"], each["way"]) for each in result.rounds] == [
         (batch, way) for batch in (1, 2) for way in ("plain", "scripted", "early-exit")
     ]
     assert all(
-        each["same_tokens"] and min(each["recorded"] + each["eager"]) > 0
-        for each in result["steps"]
+        each["same_tokens"] and min(each["recorded"] + each["eager"]) > 0 for each in result.steps
     )
-    assert result["complete"] and not result["notes"] and result["card"] and result["kind"] == "gpu"
+    assert result.complete and not result.notes and result.card and result.kind == "gpu"
 
 
-def test_drafts_that_are_right_save_rounds(result: dict[str, Any]) -> None:
+def test_drafts_that_are_right_save_rounds(result: GpuRun) -> None:
     """A scripted drafter whose script belongs to other prompts: its rounds would say nothing."""
-    ways = {(each["batch"], each["way"]): each for each in result["rounds"]}
+    ways = {(each["batch"], each["way"]): each for each in result.rounds}
     for batch in (1, 2):
         assert ways[batch, "plain"]["tokens_per_verification"] == 1
         assert ways[batch, "scripted"]["tokens_per_verification"] > 1
@@ -85,38 +84,30 @@ def test_drafts_that_are_right_save_rounds(result: dict[str, Any]) -> None:
         assert all(not ties["wrong"] for ties in ways[batch, "early-exit"]["ties"].values())
 
 
-def test_the_floor_is_what_must_be_read(result: dict[str, Any]) -> None:
+def test_the_floor_is_what_must_be_read(result: GpuRun) -> None:
     """Bytes counted for one row, for keys alone, or over the slowest copy: shares above 100%, or
     flattering ones."""
     config = gpu_module.SHAPES["tiny"]
     weights = 2 * (
         259 * 64 + 4 * (64 * 64 * 2 + 2 * 64 * 32 + 3 * 64 * config["intermediate_size"])
     )
-    assert result["weight_bytes"] == weights and result["kv_bytes"] == 2 * 4 * 32 * 2
+    assert result.weight_bytes == weights and result.kv_bytes == 2 * 4 * 32 * 2
     assert floor_seconds(result, 2, 12) == pytest.approx((weights + 2 * 13 * 512) / 2e9)
-    fast = {
-        **result,
-        "steps": [{**result["steps"][0], "recorded": [2 * floor_seconds(result, 1, 8)]}],
-    }
+    slow = [2 * floor_seconds(result, 1, 8)]
+    fast = replace(result, steps=[{**result.steps[0], "recorded": slow}])
     assert summary(fast)["share_of_floor"] == {"1x8": 0.5}
 
 
-def test_tables_come_from_the_file(
-    result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_come_from_the_file(result: GpuRun, tmp_path: Path) -> None:
     """A result that cannot be shown again, or a difference in tokens that the table hides."""
-    (tmp_path / "gpu.json").write_text(json.dumps(result))
-    plain(show=tmp_path / "gpu.json")
-    shown = capsys.readouterr().out
+    write(result, tmp_path / "gpu.json")
+    shown = tables_of(tmp_path / "gpu.json")
     assert (
         shown.strip() == markdown(result).strip() and "verify(3)" in shown and "early-exit" in shown
     )
     assert "NO" not in shown
-    changed = {
-        **result,
-        "steps": [{**result["steps"][0], "same_tokens": False}],
-        "notes": ["left out"],
-    }
+    steps = [{**result.steps[0], "same_tokens": False}]
+    changed = replace(result, steps=steps, notes=["left out"])
     assert (
         "NO" in markdown(changed)
         and markdown(changed).endswith("left out")
@@ -135,7 +126,7 @@ def test_recordings_that_change_tokens_are_found(
         lambda self, tokens: [*standing(self, tokens), [int(self.model.steps.runner.paused)]],
     )
     options = replace(OPTIONS, batches=(1,), contexts=(8,), verify_tokens=(1,))
-    assert not read_json(measure(options, tmp_path / "gpu.json", quiet))["steps"][0]["same_tokens"]
+    assert not read(GpuRun, measure(options, tmp_path / "gpu.json", quiet)).steps[0]["same_tokens"]
 
 
 def test_what_does_not_fit_is_noted_and_the_rest_goes_on(
@@ -151,16 +142,16 @@ def test_what_does_not_fit_is_noted_and_the_rest_goes_on(
         whole(self, model, batch, context)
 
     monkeypatch.setattr(gpu_module.GpuBenchmark, "_cell", cell)
-    result = read_json(measure(replace(OPTIONS, batches=(1,)), tmp_path / "gpu.json", quiet))
+    result = read(GpuRun, measure(replace(OPTIONS, batches=(1,)), tmp_path / "gpu.json", quiet))
     assert (
-        result["notes"] == ["steps, batch 1, context 12: keys and values take 99 GB"]
-        and len(result["steps"]) == 1
+        result.notes == ["steps, batch 1, context 12: keys and values take 99 GB"]
+        and len(result.steps) == 1
     )
-    late = read_json(measure(replace(OPTIONS, minutes=-1), tmp_path / "late.json", quiet))
+    late = read(GpuRun, measure(replace(OPTIONS, minutes=-1), tmp_path / "late.json", quiet))
     assert (
-        not late["steps"]
-        and not late["complete"]
-        and "the time was up: rounds, batch 2" in late["notes"][-1]
+        not late.steps
+        and not late.complete
+        and "the time was up: rounds, batch 2" in late.notes[-1]
     )
     assert markdown(late)
 
@@ -178,7 +169,7 @@ def test_peers_run_or_say_why_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(LlamaForCausalLM, "generate", generate)
     options = replace(OPTIONS, peers=True, minutes=1, batches=(1,), contexts=(8,))
-    first, second = read_json(measure(options, tmp_path / "gpu.json", quiet))["peers"]
+    first, second = read(GpuRun, measure(options, tmp_path / "gpu.json", quiet)).peers
     assert len(first["seconds"]) == 2 and "failure" not in first
     assert second["failure"] == "no compiler"
 
@@ -230,9 +221,5 @@ def test_eagerly_means_without_recordings() -> None:
 def test_on_a_card_steps_are_recorded_and_change_nothing(tmp_path: Path) -> None:
     """The whole benchmark with real graphs, at a size that takes seconds."""
     options = replace(OPTIONS, device="cuda", contexts=(8, 300), steps=4, new_tokens=16, peers=True)
-    result = read_json(measure(options, tmp_path / "gpu.json", quiet))
-    assert (
-        summary(result)["same_tokens"]
-        and result["recorded"].startswith("yes")
-        and result["complete"]
-    )
+    result = read(GpuRun, measure(options, tmp_path / "gpu.json", quiet))
+    assert summary(result)["same_tokens"] and result.recorded.startswith("yes") and result.complete

@@ -8,16 +8,16 @@ import pytest
 
 from selfspec.bench.html import (
     Bar,
+    Bars,
     Cell,
+    Curves,
+    Facts,
+    Heading,
+    Heat,
     Line,
-    bars,
-    facts,
-    heading,
-    heat,
-    lines,
+    Paragraph,
+    Table,
     page,
-    paragraph,
-    table,
     ticks,
 )
 
@@ -27,9 +27,14 @@ EVIL = '<script>alert("x")</script>'
 def test_everything_given_is_escaped() -> None:
     """A model's name or a token with a tag in it would become part of the page."""
     pieces = [
-        heading(EVIL), paragraph(EVIL), facts({EVIL: EVIL}), table([EVIL], [[EVIL]]), bars([Bar(EVIL, 1.0, note=EVIL)]),
-        heat(EVIL, [EVIL], [(EVIL, [Cell(EVIL, title=EVIL)])]), lines([Line(EVIL, [(0, 1)]), Line("b", [(1, 2)])], EVIL, EVIL),
-    ]  # fmt: skip
+        Heading(EVIL),
+        Paragraph(EVIL),
+        Facts({EVIL: EVIL}),
+        Table([EVIL], [[EVIL]]),
+        Bars([Bar(EVIL, 1.0, note=EVIL)]),
+        Heat(EVIL, [EVIL], [(EVIL, [Cell(EVIL, title=EVIL)])]),
+        Curves([Line(EVIL, [(0, 1)]), Line("b", [(1, 2)])], EVIL, EVIL),
+    ]
     whole = page(EVIL, EVIL, pieces)
     assert (
         "<script" not in whole and 'alert("x")' not in whole and whole.count("&lt;script&gt;") >= 15
@@ -50,7 +55,7 @@ def test_a_page_is_one_file_for_both_schemes_and_narrow_screens() -> None:
 
 def test_bars_share_a_scale_and_show_their_interval() -> None:
     """Each bar on its own scale would make a loser look like a winner."""
-    drawn = bars([Bar("a", 2.0, 1.8, 2.4), Bar("b", 0.6)])
+    drawn = Bars([Bar("a", 2.0, 1.8, 2.4), Bar("b", 0.6)]).html()
     widths = [float(each) for each in re.findall(r'class="fill" style="width:([\d.]+)%', drawn)]
     assert widths[0] / widths[1] == pytest.approx(2.0 / 0.6, rel=1e-3) and max(widths) < 100
     left, wide = re.search(r'whisker" style="left:([\d.]+)%;width:([\d.]+)%', drawn).groups()
@@ -64,7 +69,8 @@ def test_bars_share_a_scale_and_show_their_interval() -> None:
 def test_strength_stays_within_bounds() -> None:
     """A strength above 1 is an invalid colour, and the cell would have none."""
     found = re.findall(
-        r"calc\(([\d.]+) \*", heat("", ["a", "b"], [("x", [Cell("1", 7.0), Cell("2", -3.0)])])
+        r"calc\(([\d.]+) \*",
+        Heat("", ["a", "b"], [("x", [Cell("1", 7.0), Cell("2", -3.0)])]).html(),
     )
     assert found == ["1.000", "0.000"]
 
@@ -81,5 +87,5 @@ def test_ticks_are_round_and_inside(low: float, high: float) -> None:
 
 def test_a_curve_of_one_point_and_of_none() -> None:
     """Division by an empty span."""
-    assert "circle" in lines([Line("a", [(3, 3)])], "x", "y")
-    assert "Nothing was measured" in lines([Line("a", [])], "x", "y")
+    assert "circle" in Curves([Line("a", [(3, 3)])], "x", "y").html()
+    assert "Nothing was measured" in Curves([Line("a", [])], "x", "y").html()

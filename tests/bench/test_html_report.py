@@ -6,13 +6,14 @@ import copy
 import re
 
 import pytest
-from suite_world import SPEED, a_suite, the_sample
+from suite_world import PROVENANCE, SPEED, a_suite, the_sample
 
-from selfspec.bench.html_report import report_page
-from selfspec.bench.html_sweep import sweep_page, sweep_verdict
-from selfspec.bench.html_verdict import reason, settings, verdict
-from selfspec.bench.suite_schema import Score, SuiteRun
+from selfspec.bench.schema import Score, SuiteRun
+from selfspec.bench.suite_report import report_page
 from selfspec.bench.suite_stats import rows
+from selfspec.bench.suite_verdict import reason, settings, verdict
+from selfspec.bench.sweep_report import sweep_page, sweep_verdict
+from selfspec.bench.sweep_result import Sweep, SweepOptions, SweepTurn, Threshold
 
 EXIT = "selfspec/early-exit@fixed:tokens=4"
 
@@ -173,39 +174,21 @@ def test_scores_batches_and_precisions_get_their_sections(run: SuiteRun) -> None
 
 def test_the_page_of_a_sweep() -> None:
     """A best cell below 1 must not be recommended; an empty sweep is no crash."""
-    run = {
-        "model": "m", "dtype": "float32", "layers": 4, "gamma": [], "turns": [], "prompts": {"p": 5},
-        "options": {"new_tokens": 8, "by": "cosine"},
-        "provenance": {
-            "cpu": "c", "threads": 1, "date": "2026-01-01T", "command": "sweep", "commit": None, "versions": {"torch": "2"}
-        },
-    }  # fmt: skip
+    run = Sweep(PROVENANCE, "m", "native", "float32", 4, SweepOptions(new_tokens=8), {"p": 5})
     assert sweep_verdict(run) == "Nothing was measured yet." and "</html>" in sweep_page(run)
-    cell = {
-        "group": "a",
-        "part": "grid",
-        "decoded": 10,
-        "verifications": 5,
-        "drafted": 10,
-        "accepted": 3,
-        "identical": True,
-    }
-    run["turns"] = [
-        {**cell, "kind": kind, "first": first, "drafts": first, "seconds": seconds}
-        for kind, first, seconds in (
-            ("plain", 0, 1.0),
-            ("grid", 1, 2.0),
-            ("grid", 2, 1.6),
-            ("plain", 0, 1.0),
-        )
-    ]
+
+    def a_turn(kind: str, first: int, seconds: float) -> SweepTurn:
+        return SweepTurn("a", "grid", "p", kind, first, first, 10, seconds, 5, 10, 3, True)
+
+    turns = [("plain", 0, 1.0), ("grid", 1, 2.0), ("grid", 2, 1.6), ("plain", 0, 1.0)]
+    run.turns = [a_turn(*each) for each in turns]
     assert (
         "comes nearest, 0.62x plain decoding with 30% of its drafts accepted: do not use it here"
         in sweep_verdict(run)
     )
-    run["turns"][2]["seconds"] = 0.5
+    run.turns[2] = a_turn("grid", 2, 0.5)
     assert "Early exit at layer 2 with 2 drafts a round: 2.00x" in sweep_verdict(run)
-    run["gamma"] = [{"threshold": 0.6 + step / 1000} for step in range(900)]
+    run.gamma = [Threshold("p", 0.6 + step / 1000, 1, 1) for step in range(900)]
     page = sweep_page(run)
     assert ">2.00</td>" in page and "30% accepted" in page and "The adaptive threshold" in page
-    assert page.count("polyline") == 4 and len(page) < 60_000
+    assert page.count("polyline") == 4 and page.count("polygon") == 2 and len(page) < 60_000

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from selfspec import LLM
-from selfspec.bench.html_layers import layers_page, summary
 from selfspec.bench.layers import LayerView, look, visible_mask
+from selfspec.bench.layers_report import layers_page, pictures, summary
 from selfspec.errors import OptionError, PromptError
 from selfspec.lossy import early_exit_generate
 from selfspec.testing import tiny_llm, tiny_model, tiny_tokenizer
@@ -38,7 +38,8 @@ def silent() -> LLM:
 
 def test_guesses_are_those_of_a_model_cut_off_there(llm: LLM) -> None:
     """An exit that misses the last norm, is off by one layer, or reads the wrong position, names
-    other tokens than the shallow model writes, and the last one others than the whole model writes.
+    other tokens than the shallow model writes, and the last one others than the whole model
+    writes.
     """
     view = look(llm, TEXT)
     ids = list(llm.tokenizer(TEXT)["input_ids"])
@@ -129,10 +130,10 @@ def test_the_page_shows_every_guess_and_escapes_it(llm: LLM) -> None:
 
 def test_the_picture_and_json_are_written(llm: LLM, tmp_path: Path) -> None:
     """Cells with a dollar would be read as a formula by matplotlib and fail."""
-    from selfspec.bench.layers_plot import plot_layers
+    from selfspec.bench.pictures import draw
 
     view = look(llm, "$x_{$ $", last=4)
-    plot_layers(view, tmp_path / "view.png")
+    draw("$x_{", pictures(view), tmp_path / "view.png")
     assert (tmp_path / "view.png").read_bytes().startswith(b"\x89PNG")
     again = json.loads(json.dumps(view.as_dict()))
     assert (again["kind"], again["layers"], len(again["positions"])) == ("inspect", 4, 4)

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 from suite_world import a_suite
 
-from selfspec import LLM
-from selfspec.bench import paper_run
-from selfspec.bench.contestants import contestants
-from selfspec.bench.html_paper import paper_page
-from selfspec.bench.layers import Similarities
-from selfspec.bench.paper import (
+from benchmarks.paper import run as paper_run
+from benchmarks.paper.inside import STEPS
+from benchmarks.paper.quality import MEASURES as QUALITY
+from benchmarks.paper.report import cells, markdown, paper_page
+from benchmarks.paper.result import PaperResult, key_of
+from benchmarks.paper.run import Measuring, sources_of
+from benchmarks.paper.table import (
     EXITS,
     LOSSY,
     OWN,
@@ -29,11 +30,11 @@ from selfspec.bench.paper import (
     find_table,
     tables,
 )
-from selfspec.bench.paper_report import cells, load_paper, markdown
-from selfspec.bench.paper_run import STEPS, Measuring, key_of, sources_of
-from selfspec.bench.quality import MEASURES as QUALITY
+from selfspec import LLM
+from selfspec.bench.contestants import contestants
+from selfspec.bench.layers import Similarities
+from selfspec.bench.schema import Answer, Difference, Score, read, write
 from selfspec.bench.suite_run import Wishes
-from selfspec.bench.suite_schema import Answer, Difference, Score
 from selfspec.bench.tasks import known_tasks
 from selfspec.errors import OptionError
 from selfspec.testing import tiny_model, tiny_tokenizer
@@ -140,9 +141,15 @@ ROWS = (
     PaperRow("qa", "another", None, {"7B speedup": "1.5x"}, why="nobody built it"),
 )
 TABLE = PaperTable(
-    "made-up", "A paper", "A title", ROWS, ("exact match", "accepted", "speedup", "tokens/s"), draft="ngram",
-    missing="half of it", apart=("everything else",),
-)  # fmt: skip
+    "made-up",
+    "A paper",
+    "A title",
+    ROWS,
+    ("exact match", "accepted", "speedup", "tokens/s"),
+    draft="ngram",
+    missing="half of it",
+    apart=("everything else",),
+)
 
 
 @pytest.fixture
@@ -183,13 +190,15 @@ def test_a_table_is_measured_and_shown(
     """Figures of a row under another's name; the lossy row left out; scores counted twice when the
     same command goes on."""
     monkeypatch.setattr(
-        "selfspec.bench.paper.tables", lambda: {"made-up": replace(TABLE, rows=rows)}
+        "benchmarks.paper.table.tables", lambda: {"made-up": replace(TABLE, rows=rows)}
     )
     rows = tuple(replace(row, task=OWN) for row in ROWS)
     wishes = Wishes(str(folder), [f"{OWN}={questions}"], sample=4, new_tokens=6, threads=1)
     out = tmp_path / "made-up.json"
     for _ in range(2):
-        work = Measuring(find_table("made-up"), wishes, None, "selfspec bench", out, lambda _: None)
+        work = Measuring(
+            find_table("made-up"), wishes, None, "scripts/bench paper", out, lambda _: None
+        )
         result = work.measure(pretended)
     ours = result.values[f"{OWN}: self-speculative"]
     assert result.values[f"{OWN}: autoregressive"]["exact match"] == 0.75
@@ -203,16 +212,14 @@ def test_a_table_is_measured_and_shown(
     assert result.runs == ["made-up-jsonl.json"]
     scores = json.loads((tmp_path / result.runs[0]).read_text(encoding="utf-8"))["scores"]
     assert len({(each["contestant"], each["metric"]) for each in scores}) == len(scores) == 4
-    from selfspec.bench.schema import write_json
-
-    write_json(vars(result), out)
-    text = markdown(load_paper(out))
+    write(result, out)
+    text = markdown(read(PaperResult, out))
     line = next(line for line in text.splitlines() if "self-speculative" in line)
     assert re.findall(r"[\d.]+[x%]", line)[:5] == ["1.86x", "69%", "50.0%", "50.0%", "1.50x"]
     assert (
         "early exit (ours: E=2 of 4)" in text and "nobody built it" in text and "half of it" in text
     )
-    assert "everything else" in paper_page(load_paper(out))
+    assert "everything else" in paper_page(read(PaperResult, out))
 
 
 def test_sampled_answers_count_for_both(
@@ -284,7 +291,8 @@ def test_exits_and_halves_of_a_model(tmp_path: Path, folder: Path) -> None:
         "middle": pytest.approx(half),
     } and whole != pytest.approx(half)
     assert result.values["choices: BoolQ"]["last"] in (0, 100)
-    header, lines = cells(table, vars(result))
+    shown = cells(table, result)
+    header, lines = shown.header, shown.rows
     assert lines[-1][0] == "perplexity of wiki.txt" and header[-2:] == ["ours last", "ours middle"]
     assert next(line for line in lines if "BoolQ" in line[0])[-2] in ("0", "100")
 
@@ -320,5 +328,5 @@ def test_other_files_are_refused(tmp_path: Path, text: str | None, said: str) ->
     if text is not None:
         path.write_text(text, encoding="utf-8")
     with pytest.raises(OptionError, match=said):
-        load_paper(path)
+        read(PaperResult, path)
     assert Score("a", "b", "c", 1.0, 2).value == 1.0

@@ -13,20 +13,16 @@ from pathlib import Path
 import pytest
 from test_peers import GOOD, generating, write_peer
 
+from benchmarks.command import run_command
+from benchmarks.plain.__main__ import check_context, plain
+from benchmarks.plain.report import markdown
+from benchmarks.plain.results import PeerRow, PlainRun
+from benchmarks.plain.run import PlainBenchmark, PlainOptions, Tokens, new_run, quick, turns
 from selfspec.bench.peers import SHIPPED, PeerSpec
-from selfspec.bench.plain import check_context, model_folder, plain, run_command
-from selfspec.bench.plain_run import (
-    PlainBenchmark,
-    PlainOptions,
-    Tokens,
-    first_difference,
-    new_run,
-    quick,
-    turns,
-)
 from selfspec.bench.prompts import prompt_ids
-from selfspec.bench.report import markdown
-from selfspec.bench.schema import PeerRow, PlainRun, load
+from selfspec.bench.schema import read
+from selfspec.bench.suite import first_difference
+from selfspec.bench.suite_run import folder_of
 from selfspec.core.options import numbers
 from selfspec.errors import OptionError
 
@@ -43,7 +39,7 @@ def letters(text: str) -> list[int]:
 
 def benchmark(folder: Path, options: PlainOptions = OPTIONS) -> tuple[PlainBenchmark, list[str]]:
     ticks: list[str] = []
-    run = new_run("tiny", "scripts/bench plain", options)
+    run = new_run("tiny", options)
     return PlainBenchmark(
         run, options, folder, folder / "out.json", ticks.append, lambda text: None
     ), ticks
@@ -63,16 +59,17 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlainRun, list[s
     specs = [
         write_peer(folder, "transformers", GOOD),
         write_peer(folder, "twin", GOOD),
-        write_peer(folder, "other", generating("return [ids[-1] + 1, ids[-1] + 2, 0, "
-                                               "0][:max_new_tokens]")),
+        write_peer(
+            folder, "other", generating("return [ids[-1] + 1, ids[-1] + 2, 0, 0][:max_new_tokens]")
+        ),
         write_peer(folder, "fickle", FICKLE),
         write_peer(folder, "short", generating("return [1]")),
         write_peer(folder, "absent", "import package_that_is_not_there"),
-    ]  # fmt: skip
+    ]
     bench, ticks = benchmark(folder)
     bench.peers(specs, letters)
     bench.finish()
-    return load(bench.out), ticks, folder
+    return read(PlainRun, bench.out), ticks, folder
 
 
 def test_every_peer_has_a_row_at_every_length(finished: tuple[PlainRun, list[str], Path]) -> None:
@@ -91,9 +88,10 @@ def test_tokens_are_compared_with_the_reference(finished: tuple[PlainRun, list[s
     compared with itself."""
     run, _, _ = finished
     rows = {name: rows[0] for name, rows in rows_of(run).items()}
-    assert [(rows[name].identical, rows[name].first_difference) for name in ("transformers", "twin", "other")] == [
-        (True, None), (True, None), (False, 2),
-    ]  # fmt: skip
+    assert [
+        (rows[name].identical, rows[name].first_difference)
+        for name in ("transformers", "twin", "other")
+    ] == [(True, None), (True, None), (False, 2)]
     assert rows["fickle"].identical is False and rows["fickle"].first_difference == 1
     assert rows["absent"].identical is None
 
@@ -143,7 +141,7 @@ def test_a_kill_keeps_what_was_measured_and_the_earlier_result(tmp_path: Path) -
     bench.tick = tick
     with pytest.raises(KeyboardInterrupt):
         bench.peers([write_peer(tmp_path, "transformers", GOOD)], letters)
-    kept = load(bench.partial)
+    kept = read(PlainRun, bench.partial)
     assert len(kept.peers[0].full) == 2 and kept.peers[0].identical and not kept.complete
     assert bench.out.read_text() == "the earlier result"
 
@@ -242,9 +240,9 @@ def test_numbers_as_they_are_typed() -> None:
 
 def test_an_unknown_model_is_refused(tmp_path: Path) -> None:
     """Catches a hub name that reaches the peers, which would each fail in their own words."""
-    assert model_folder(str(write_config(tmp_path))) == tmp_path
-    with pytest.raises(OptionError, match="neither 'demo' nor a model folder"):
-        model_folder(str(tmp_path / "none"))
+    assert folder_of(str(write_config(tmp_path))) == tmp_path
+    with pytest.raises(OptionError, match=r"neither 'demo', nor a folder with a config\.json"):
+        folder_of(str(tmp_path / "none"))
 
 
 def write_config(folder: Path) -> Path:
@@ -292,7 +290,8 @@ def test_the_command_runs_from_end_to_end(
     model = tmp_path / "model"
     tiny_model("llama", max_position_embeddings=256).save_pretrained(model)
     tiny_tokenizer().save_pretrained(model)
-    options = "--rounds 1 --new-tokens 8 --prompts 16,40 --contexts 32,64 --verify 1,8 --threads 1 --peers transformers,selfspec"
+    options = "--rounds 1 --new-tokens 8 --prompts 16,40 --contexts 32,64 --verify 1,8"
+    options += " --threads 1 --peers transformers,selfspec"
     monkeypatch.setattr(
         sys,
         "argv",
@@ -310,7 +309,7 @@ def test_the_command_runs_from_end_to_end(
         and summary["file"] == "out.json"
         and summary["complete"]
     )
-    run = load(tmp_path / "out.json")
+    run = read(PlainRun, tmp_path / "out.json")
     assert run.cost is not None and run.cost.weight_bytes > 0 and run.model == "model"
     assert not list(tmp_path.glob("*.partial.json"))
 
@@ -328,7 +327,7 @@ def test_our_peer_is_measured_through_the_same_door() -> None:
     knows its name."""
     spec = PeerSpec("selfspec", SHIPPED / "selfspec")
     assert (spec.folder / "peer.py").exists() and not spec.own_environment
-    for name in ("peers", "peer_host", "timing", "plain_run"):
-        assert '"selfspec"' not in (ROOT / f"src/selfspec/bench/{name}.py").read_text().replace(
-            '{"selfspec": __version__', ""
-        )
+    bench = ROOT / "src" / "selfspec" / "bench"
+    files = [bench / f"{name}.py" for name in ("peers", "peer_host", "timing")]
+    for file in (*files, ROOT / "benchmarks" / "plain" / "run.py"):
+        assert '"selfspec"' not in file.read_text().replace('{"selfspec": __version__', "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 
@@ -10,8 +9,8 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.paper.choices import Choice, choice_scores, choose_by_exit, read_choices
 from selfspec import LLM
-from selfspec.bench.quality_exits import Choice, choice_scores, choose_by_exit, read_choices
 from selfspec.errors import OptionError
 from selfspec.lossy import first_layers
 from selfspec.testing import tiny_model, tiny_tokenizer
@@ -52,9 +51,7 @@ def test_scores_are_those_of_transformers_and_of_models_cut_off_there(
             by_transformers(model, question), rel=1e-4
         )
         for layer in (1, 3):
-            cut = copy.copy(llm)
-            cut.model = first_layers(llm.model, layer)
-            alone = choice_scores(cut, question, [layer])
+            alone = choice_scores(llm.view(first_layers(llm.model, layer)), question, [layer])
             assert [each[layer] for each in found] == pytest.approx(
                 [each[layer] for each in alone], rel=1e-5
             )

@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 from test_schema import PROVENANCE
 
-from selfspec.bench.report import markdown, peer_table, report, summary, table, verify_table
-from selfspec.bench.schema import CostCard, PeerRow, PlainRun, VerifyPoint, save
+from benchmarks.plain.__main__ import tables_of
+from benchmarks.plain.report import decode_seconds, markdown, peer_table, summary, verify_table
+from benchmarks.plain.results import CostCard, PeerRow, PlainRun, VerifyPoint
+from selfspec.bench.html import Table
+from selfspec.bench.schema import write
+from selfspec.bench.tables import table
+from selfspec.errors import OptionError
 
 
 def a_run() -> PlainRun:
@@ -49,7 +54,7 @@ def line(text: str, first: str) -> list[str]:
 
 def test_times_and_ratios_of_a_peer() -> None:
     """Catches a ratio upside down (a slow peer called fast) and seconds called milliseconds."""
-    text = peer_table(a_run(), 64)
+    text = table(peer_table(a_run(), 64))
     assert line(text, "selfspec")[1:] == [
         "10.0",
         "100.0",
@@ -71,7 +76,7 @@ def test_times_and_ratios_of_a_peer() -> None:
 def test_rows_that_fail_or_lose_stay_in() -> None:
     """Catches a table that keeps only what looks good; a bar in a message must not break the table
     either."""
-    text = peer_table(a_run(), 64)
+    text = table(peer_table(a_run(), 64))
     assert line(text, "broken")[1:] == ["-", "-", "-", "-", "-", "failed: no answer / within 3 s"]
     order = [row.split("|")[1].strip() for row in text.splitlines()[2:]]
     assert (
@@ -83,7 +88,7 @@ def test_rows_that_fail_or_lose_stay_in() -> None:
 
 def test_a_difference_lost_in_noise_has_no_ratio() -> None:
     """Catches 'minus 1.5 times as fast': T(n) was below T(1)."""
-    cells = line(peer_table(a_run(), 64), "noisy")
+    cells = line(table(peer_table(a_run(), 64)), "noisy")
     assert cells[2] == "-" or float(cells[2]) > 0
     assert cells[3] == "lost in noise"
     assert cells[6] == "not compared"
@@ -93,7 +98,7 @@ def test_without_the_reference_there_are_times_but_no_ratios() -> None:
     """Catches a crash, or a ratio to somebody else, when the reference was left out."""
     run = a_run()
     run.peers = [row for row in run.peers if row.peer != "transformers"]
-    assert line(peer_table(run, 64), "selfspec")[1:5] == ["10.0", "100.0", "-", "50.0"]
+    assert line(table(peer_table(run, 64)), "selfspec")[1:5] == ["10.0", "100.0", "-", "50.0"]
 
 
 def test_the_cost_card_compares_with_the_floor() -> None:
@@ -110,7 +115,7 @@ def test_the_cost_card_compares_with_the_floor() -> None:
 
 def test_verifying_is_compared_at_its_own_context() -> None:
     """Catches verify(8) at 512 divided by decode(1) at 64, which would be 8 times as much here."""
-    text = verify_table(a_run())
+    text = table(verify_table(a_run()))
     assert line(text, "decode(1), ms")[1:] == ["10.0", "80.0"]
     assert line(text, "verify(8)/decode(1)")[1:] == ["1.23 (1.23-1.23)"] * 2
 
@@ -135,8 +140,8 @@ def test_the_summary_has_what_we_steer_by() -> None:
 
 def test_the_report_is_made_from_the_file(tmp_path: Path) -> None:
     """Catches numbers in a table that the file does not have."""
-    save(a_run(), tmp_path / "run.json")
-    assert report(tmp_path / "run.json") == markdown(a_run())
+    write(a_run(), tmp_path / "run.json")
+    assert tables_of(tmp_path / "run.json") == markdown(a_run())
 
 
 def test_an_interrupted_run_says_so() -> None:
@@ -150,5 +155,13 @@ def test_an_interrupted_run_says_so() -> None:
 def test_a_table_is_one_in_markdown() -> None:
     """Catches lines of different widths and a missing rule, which Markdown shows as running
     text."""
-    lines = table(["a", "b"], [["x", "1"], ["yy", "22"]]).splitlines()
+    lines = table(Table(["a", "b"], [["x", "1"], ["yy", "22"]])).splitlines()
     assert lines == ["| a  |  b |", "|----|---:|", "| x  |  1 |", "| yy | 22 |"]
+
+
+def test_decode_time_is_what_the_tokens_after_the_first_take() -> None:
+    """Catches prefill counted as decoding, and division by n instead of n - 1; rounds keep their
+    places."""
+    assert decode_seconds([7.0, None, 9.0], [1.0, 1.0, None], 4) == [2.0, None, None]
+    with pytest.raises(OptionError, match="at least 2"):
+        decode_seconds([1.0], [1.0], 1)

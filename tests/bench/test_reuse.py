@@ -3,21 +3,21 @@ known by heart."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from suite_world import PROVENANCE
 
-from selfspec import LLM
-from selfspec.bench.damped import damped_folder
-from selfspec.bench.reuse import Passes, Rounds, measure_cell
-from selfspec.bench.reuse_report import (
+from benchmarks.near_identity import near_identity_folder
+from benchmarks.reuse import Passes, Rounds, measure_cell
+from benchmarks.reuse_report import (
+    Cell,
+    ReuseRun,
     allowed,
     exact,
-    load_reuse,
     markdown,
     rows,
     saved,
@@ -25,6 +25,8 @@ from selfspec.bench.reuse_report import (
     summary,
     verdict,
 )
+from selfspec import LLM
+from selfspec.bench.schema import read, write
 from selfspec.bench.timing import Ratio
 from selfspec.errors import OptionError
 from selfspec.model.compute.plan import LayerPlan
@@ -45,46 +47,31 @@ CELL = {
 }
 
 
-def a_run(**changes: Any) -> dict[str, Any]:
-    provenance = {"threads": 2, "cpu": "a processor"}
-    run = {
-        "kind": "reuse",
-        "schema_version": 1,
-        "model": "m",
-        "factor": 0.5,
-        "kernel": "native",
-        "dtype": "float32",
-    }
-    return {
-        **run,
-        "layers": 8,
-        "exit_layer": 2,
-        "cells": [{**CELL, **changes}],
-        "complete": True,
-        "provenance": provenance,
-    }
+def a_run(**changes: Any) -> ReuseRun:
+    cells = [Cell(**{**CELL, **changes})]
+    return ReuseRun(PROVENANCE, "m", 0.5, "native", "float32", 8, 2, cells, complete=True)
 
 
 def test_the_arithmetic_of_a_round() -> None:
     """Catches a saving with the wrong sign, and an allowance that forgets E/L or the minus 1 of (v
     - 1)."""
-    cell = a_run()["cells"][0]
+    cell = a_run().cells[0]
     assert saved(cell) == pytest.approx([0.010] * 4)
     assert allowed(cell, 2 / 8) == pytest.approx([0.010] * 4), (
         "2/8 of 40 ms: (E/L) (v - 1) steps of 10 ms with v = 5"
     )
     assert exact(cell) == pytest.approx([0.010] * 4)
     (row,) = rows(a_run())
-    assert (row["formula_share"].value, row["exact_share"].value) == pytest.approx((1.0, 1.0))
-    assert row["v"] == pytest.approx(5.0) and row["acceptance"] == 0.75
+    assert (row.formula_share.value, row.exact_share.value) == pytest.approx((1.0, 1.0))
+    assert row.v == pytest.approx(5.0) and row.acceptance == 0.75
 
 
 def test_reuse_that_saves_nothing_is_called_missed() -> None:
     """Catches a report that cannot say no: variants of the same speed where a tenth of a round
     could be saved."""
     (row,) = rows(a_run(with_reuse=CELL["without_reuse"]))
-    assert row["exact_share"].value == 0
-    assert verdict(row["exact_share"], row["exact"] / row["round"]) == "missed"
+    assert row.exact_share.value == 0
+    assert verdict(row.exact_share, row.exact / row.round) == "missed"
     assert "missed" in markdown(
         a_run(with_reuse=CELL["without_reuse"])
     ) and "reached" not in markdown(a_run(with_reuse=CELL["without_reuse"]))
@@ -127,11 +114,11 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
     ):
         file.write_text(text)
         with pytest.raises(OptionError, match="reuse"):
-            load_reuse(file)
+            read(ReuseRun, file)
     with pytest.raises(OptionError, match="no result file"):
-        load_reuse(tmp_path / "none.json")
-    file.write_text(json.dumps(a_run()))
-    assert load_reuse(file)["model"] == "m"
+        read(ReuseRun, tmp_path / "none.json")
+    write(a_run(), file)
+    assert read(ReuseRun, file).model == "m"
 
 
 def test_a_cell_does_the_same_work_in_both_variants() -> None:
@@ -159,7 +146,7 @@ def test_a_cell_does_the_same_work_in_both_variants() -> None:
         rounds = Rounds(llm.model, [[5, 6, 7, 8]], 2, 3, reuse)
         before = rounds.generation.cache.computed.copy()
         rounds.round()
-        computed[reuse] = (rounds.generation.cache.computed - before).tolist()
+        [computed[reuse]] = (rounds.generation.cache.computed - before).tolist()  # of one row
     assert computed[True] == [4] * 8, (
         "every layer once for each of 3 drafts and the token before them"
     )
@@ -192,7 +179,7 @@ def test_a_damped_model_is_the_model_with_late_halves_scaled(
     monkeypatch.setenv("SELFSPEC_CACHE", str(tmp_path / "cache"))
     folder = tmp_path / "model"
     tiny_model().save_pretrained(folder)
-    damped = damped_folder(folder, 2, 0.25)
+    damped = near_identity_folder(folder, 2, 0.25)
     old, new = load_file(folder / "model.safetensors"), load_file(damped / "model.safetensors")
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed == {
@@ -201,10 +188,19 @@ def test_a_damped_model_is_the_model_with_late_halves_scaled(
         for half in ("self_attn.o_proj", "mlp.down_proj")
     }
     assert all(torch.equal(new[name], old[name] * 0.25) for name in changed)
-    assert damped_folder(folder, 2, 0.25) == damped != damped_folder(folder, 2, 0.5)
-    stats = LLM.from_pretrained(damped_folder(folder, 2, 0.0)).generate(
-        [5, 6, 7], draft="early-exit", draft_options={"layer": 2}, control="fixed", max_new_tokens=12, eos=[]
-    ).stats  # fmt: skip
+    assert near_identity_folder(folder, 2, 0.25) == damped != near_identity_folder(folder, 2, 0.5)
+    stats = (
+        LLM.from_pretrained(near_identity_folder(folder, 2, 0.0))
+        .generate(
+            [5, 6, 7],
+            draft="early-exit",
+            draft_options={"layer": 2},
+            control="fixed",
+            max_new_tokens=12,
+            eos=[],
+        )
+        .stats
+    )
     assert stats.acceptance == 1.0, (
         "with nothing left of the late layers the exit is the whole model"
     )
@@ -216,4 +212,4 @@ def test_a_damping_outside_the_model_is_refused(tmp_path: Path, layer: int, fact
     amplified."""
     tiny_model().save_pretrained(tmp_path)
     with pytest.raises(OptionError, match=str(layer) if factor == 0.5 else "factor"):
-        damped_folder(tmp_path, layer, factor)
+        near_identity_folder(tmp_path, layer, factor)

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from selfspec.bench import sandbox
-from selfspec.bench.sandbox import run_python
+from benchmarks.paper import sandbox
+from benchmarks.paper.sandbox import run_python
 
 
 def test_a_program_that_reaches_its_end_passes() -> None:

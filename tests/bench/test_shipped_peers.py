@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.libraries import told
 from selfspec.bench.peer_host import open_peer
-from selfspec.bench.peers import SHIPPED
-from selfspec.bench.suite_schema import Counts
+from selfspec.bench.peers import SHIPPED, PeerFailed
+from selfspec.bench.schema import Counts
 from selfspec.testing import tiny_model
 
 PROMPT = [5, 6, 7, 8, 5, 6, 7]
@@ -129,12 +130,13 @@ def test_ours_writes_the_same_and_counts(
 def test_ours_has_what_other_libraries_have(
     peers: dict[str, Any], greedy: list[int], method: str
 ) -> None:
-    """Catches `versus` comparing another number of drafts than it says."""
+    """Catches `libraries` comparing another number of drafts than it says."""
     peer = peers["selfspec"]
-    assert written(peer, method=method, tokens=3, layer=2) == greedy
+    assert written(peer, **told("selfspec", method, tokens=3, layer=2)) == greedy
     assert len(peer.counts["verified"]) <= 4
-    with pytest.raises(ValueError, match="no method 'other'"):
-        written(peer, method="other", tokens=3)
+    with pytest.raises(PeerFailed, match="no method 'other'"):
+        told("selfspec", "other", tokens=3, layer=2)
+    assert told("economize", method, 3, 2) == {"method": method, "tokens": 3, "layer": 2}
 
 
 def test_sampling_is_what_was_asked(peers: dict[str, Any]) -> None:

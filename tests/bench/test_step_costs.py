@@ -5,23 +5,20 @@ from __future__ import annotations
 
 import pytest
 
-from selfspec.bench.step_costs import CostModel, StepTimer, fitting
+from selfspec.bench.costs import CostModel, StepTimer, fitting
+from selfspec.bench.schema import Counts, StepPoint, Turn
+from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_llm
 
 POINTS = [
-    {
-        "kind": "verify",
-        "context": 100,
-        "tokens": 1,
-        "seconds": [0.010, 0.020],
-    },  # the machine went half as fast the second time
-    {"kind": "verify", "context": 100, "tokens": 2, "seconds": [0.010, 0.020]},
-    {"kind": "verify", "context": 100, "tokens": 3, "seconds": [0.014, 0.028]},
-    {"kind": "verify", "context": 300, "tokens": 1, "seconds": [0.010, 0.010]},
-    {"kind": "verify", "context": 300, "tokens": 2, "seconds": [0.012, 0.012]},
-    {"kind": "verify", "context": 300, "tokens": 3, "seconds": [0.018, 0.018]},
-    {"kind": "exit", "context": 100, "tokens": 1, "seconds": [0.003, 0.006]},
-    {"kind": "exit", "context": 300, "tokens": 1, "seconds": [0.005, 0.005]},
+    StepPoint("verify", 100, 1, [0.010, 0.020]),  # the machine went half as fast the second time
+    StepPoint("verify", 100, 2, [0.010, 0.020]),
+    StepPoint("verify", 100, 3, [0.014, 0.028]),
+    StepPoint("verify", 300, 1, [0.010, 0.010]),
+    StepPoint("verify", 300, 2, [0.012, 0.012]),
+    StepPoint("verify", 300, 3, [0.018, 0.018]),
+    StepPoint("exit", 100, 1, [0.003, 0.006]),
+    StepPoint("exit", 300, 1, [0.005, 0.005]),
 ]
 
 
@@ -39,16 +36,11 @@ def test_steps_are_interpolated_in_units_of_plain_passes() -> None:
     assert costs.draft("lookup", 200) is None
 
 
-def a_turn(method: str, draft_seconds: float) -> dict[str, object]:
-    """10 rounds, 6 without drafts and 4 with two, around context 100."""
-    turn: dict[str, object] = {
-        "method": method,
-        "prompt_tokens": 95,
-        "decoded": 10,
-        "verified": [6, 0, 4],
-        "drafted": 8,
-    }
-    return {**turn, "draft_seconds": draft_seconds}
+def a_turn(method: str, draft_seconds: float) -> Turn:
+    """10 tokens in 10 rounds, 6 without drafts and 4 with two; behind 95 tokens it is around
+    100."""
+    counts = Counts(drafted=8, draft_seconds=draft_seconds, verified=[6, 0, 4])
+    return Turn(f"selfspec/{method}", "qa", ["qa/1"], 1, 0, 1.0, 0.5, 1, [11], counts=counts)
 
 
 def test_the_prediction_of_an_answer() -> None:
@@ -56,18 +48,18 @@ def test_the_prediction_of_an_answer() -> None:
     counts some twice."""
     costs = CostModel(POINTS)
     turn = a_turn("exit", 9.0)
-    assert costs.seconds(turn, 0.02) == pytest.approx(0.02 * (6 * 1.0 + 4 * 1.4 + 8 * 0.3))
+    assert costs.seconds(turn, 95, 0.02) == pytest.approx(0.02 * (6 * 1.0 + 4 * 1.4 + 8 * 0.3))
     lookup = a_turn("lookup", 0.001)
-    assert costs.seconds(lookup, 0.02) == pytest.approx(0.02 * (6 * 1.0 + 4 * 1.4) + 0.001)
+    assert costs.seconds(lookup, 95, 0.02) == pytest.approx(0.02 * (6 * 1.0 + 4 * 1.4) + 0.001)
 
 
 def test_timing_steps_changes_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Catches isolated drafts and passes that pile up in their cache, each reading a longer text
     than the one before."""
     llm, made = tiny_llm(), []
-    real = llm.model.new_cache
+    real = LayeredModel.new_cache
     monkeypatch.setattr(
-        llm.model, "new_cache", lambda *a, **k: made.append(real(*a, **k)) or made[-1]
+        LayeredModel, "new_cache", lambda *a, **k: made.append(real(*a, **k)) or made[-1]
     )
     timer = StepTimer(
         llm.model,

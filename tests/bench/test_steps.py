@@ -6,17 +6,18 @@ from typing import Any
 
 import pytest
 import torch
+from suite_world import PROVENANCE
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from selfspec.bench.steps import (
+from benchmarks.steps import (
     StepOptions,
+    StepsRun,
     against_arithmetic,
     contestants,
     head_products,
     markdown,
     variants,
 )
-from selfspec.bench.timing import Timings
 from selfspec.testing import tiny_model
 
 
@@ -29,14 +30,10 @@ def test_the_ratio_is_to_a_plain_step_and_the_products() -> None:
         "LD+EE": [1.1] * 4,
         "products": [0.3] * 4,
     }
-    found = against_arithmetic(Timings(seconds), "EE")
+    run = StepsRun(PROVENANCE, "m", StepOptions(length=8, rounds=4), seconds)
+    found = against_arithmetic(run, "EE")
     assert found is not None and found.value == pytest.approx(1.4 / 1.3)
-    run = {
-        "seconds": seconds,
-        "model": "m",
-        "options": {"rows": 2, "length": 8, "exits": 2, "rounds": 4},
-    }
-    text = markdown({**run, "provenance": {"threads": 1, "cpu": "a processor"}})
+    text = markdown(run)
     assert "1.08 (1.08-1.08)" in text and "0.85 (0.85-0.85)" in text
 
 
@@ -46,11 +43,7 @@ def test_variants_differ_in_what_they_are_named_for() -> None:
     assert {
         name: (recipe.dropout > 0, len(recipe.exit_weights(30, 0, 1)))
         for name, recipe in found.items()
-    } == {
-        "plain": (False, 1),
-        "EE": (False, 3),
-        "LD+EE": (True, 3),
-    }
+    } == {"plain": (False, 1), "EE": (False, 3), "LD+EE": (True, 3)}
     assert found["EE"].exits == (10, 20)
     for exits in (1, 3, 5):
         variants(6, exits)["EE"].check(6)

@@ -17,9 +17,11 @@ from selfspec.bench.contestants import Contestant
 from selfspec.bench.engines import Engines
 from selfspec.bench.meters import EnergyMeter
 from selfspec.bench.peers import PeerFailed, PeerSpec, Reply
-from selfspec.bench.suite import Prompt, Suite, open_run, units_of
+from selfspec.bench.prompts import Prompt
+from selfspec.bench.schema import Plan, Sample, SuiteRun, read
+from selfspec.bench.suite import Suite, units_of
 from selfspec.bench.suite_report import markdown
-from selfspec.bench.suite_schema import Plan, Sample, SuiteRun, load_suite
+from selfspec.bench.suite_run import open_run
 from selfspec.bench.suite_stats import Row, rows
 from selfspec.errors import OptionError, ResourceError, Unavailable
 
@@ -133,7 +135,7 @@ def a_suite(world: World, run: SuiteRun, out: Path) -> Suite:
 
 
 def measured(world: World, out: Path, names: Sequence[str], **changes: Any) -> SuiteRun:
-    run = open_run(a_plan(names, **changes), PROVENANCE, out)
+    run = open_run(SuiteRun(PROVENANCE, a_plan(names, **changes)), out)
     a_suite(world, run, out).measure()
     return run
 
@@ -298,7 +300,7 @@ def test_without_our_plain_decoding_there_is_no_run(tmp_path: Path) -> None:
     world.event = failing("selfspec/plain", 2, PeerFailed("out of memory"))
     with pytest.raises(Unavailable, match=r"plain decoding failed.*out of memory"):
         measured(world, tmp_path / "r.json", ["selfspec/plain", "selfspec/fast"])
-    kept = load_suite(tmp_path / "r.json")
+    kept = read(SuiteRun, tmp_path / "r.json")
     assert not kept.complete and len(kept.turns) == 4, "the two questions before it are kept"
 
 
@@ -312,13 +314,13 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path: Path) -> None:
     world.event = failing("selfspec/fast", 4, KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         measured(world, out, NAMES)
-    kept = load_suite(out)
+    kept = read(SuiteRun, out)
     assert not kept.complete and len(kept.turns) == 2 * 4 and "Interrupted" in markdown(kept)
     world.event, world.asked = lambda name, ids: None, []
     run = measured(world, out, NAMES)
     asked = [ids[0] - 10 for _, ids, count in world.asked if count == NEW_TOKENS]
     assert asked == [4, 4, 5, 5] and run.complete and run.sittings == 2
-    whole = load_suite(out)
+    whole = read(SuiteRun, out)
     assert whole == run and len(whole.turns) == 2 * QUESTIONS and len(whole.answers) == QUESTIONS
 
 
@@ -329,7 +331,7 @@ def test_a_kill_loses_no_finished_round(tmp_path: Path) -> None:
 
     def event(who: str, ids: Sequence[int]) -> None:
         if out.exists():
-            left.append(len(load_suite(out).turns))
+            left.append(len(read(SuiteRun, out).turns))
 
     world.event = event
     measured(world, out, NAMES)
@@ -383,7 +385,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(ResourceError, match="No disk space"):
         measured(world, out, NAMES)
-    assert len(load_suite(out).turns) == 2 * 3
+    assert len(read(SuiteRun, out).turns) == 2 * 3
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]
 
 
@@ -392,17 +394,17 @@ def test_another_run_is_not_written_over(tmp_path: Path) -> None:
     machines in one table."""
     out, world = tmp_path / "r.json", World(plain=0.03, fast=0.02)
     measured(world, out, NAMES)
-    assert open_run(a_plan(NAMES), PROVENANCE, out).complete
+    assert open_run(SuiteRun(PROVENANCE, a_plan(NAMES)), out).complete
     with pytest.raises(OptionError, match=r"differs in new_tokens, rounds.*--fresh"):
-        open_run(a_plan(NAMES, rounds=2, new_tokens=9), PROVENANCE, out)
-    assert open_run(a_plan(NAMES, rounds=2), PROVENANCE, out, fresh=True).turns == []
+        open_run(SuiteRun(PROVENANCE, a_plan(NAMES, rounds=2, new_tokens=9)), out)
+    assert open_run(SuiteRun(PROVENANCE, a_plan(NAMES, rounds=2)), out, fresh=True).turns == []
     kept = json.loads(out.read_text())
     out.write_text(json.dumps({**kept, "complete": False}))
     for changes in ({"cpu": "another"}, {"commit": "another"}, {"versions": {"selfspec": "9"}}):
         with pytest.raises(
             OptionError, match="another machine, at another commit or with other versions"
         ):
-            open_run(a_plan(NAMES), replace(PROVENANCE, **changes), out)  # type: ignore[arg-type]
+            open_run(SuiteRun(replace(PROVENANCE, **changes), a_plan(NAMES)), out)  # type: ignore[arg-type]
 
 
 def test_sampled_texts_of_other_engines_are_not_compared(tmp_path: Path) -> None:

@@ -4,28 +4,27 @@ refused."""
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from suite_world import SAMPLE, a_suite, the_sample
 
-from selfspec.bench.suite_schema import load_suite, save_suite
+from selfspec.bench.schema import SuiteRun, read, write
 from selfspec.errors import OptionError
 
 
 def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     """Catches a nested row that comes back as a dict, and a field that is lost."""
     run = the_sample()
-    save_suite(run, tmp_path / "r.json")
-    assert load_suite(tmp_path / "r.json") == run
+    write(run, tmp_path / "r.json")
+    assert read(SuiteRun, tmp_path / "r.json") == run
     assert run.turns[0].decoded == 40 and run.turns[0].decode_seconds == pytest.approx(1.2)
 
 
 def test_the_sample_is_this_schema() -> None:
     """Catches a field that was added without a new version: the committed sample, read by others,
     would be refused."""
-    assert load_suite(SAMPLE) == the_sample(), (
+    assert read(SuiteRun, SAMPLE) == the_sample(), (
         "write it anew: PYTHONPATH=src python tests/bench/suite_world.py"
     )
 
@@ -33,7 +32,7 @@ def test_the_sample_is_this_schema() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "not a benchmark result"),
+        ("{", "not a result"),
         ("[]", "reads"),
         ('{"kind": "spec", "schema_version": 2}', "reads"),
         ('{"kind": "suite", "schema_version": 2}', "the selfspec that wrote it"),
@@ -45,18 +44,18 @@ def test_another_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
     file."""
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(OptionError, match=words):
-        load_suite(tmp_path / "r.json")
+        read(SuiteRun, tmp_path / "r.json")
     with pytest.raises(OptionError, match="no result file"):
-        load_suite(tmp_path / "none.json")
+        read(SuiteRun, tmp_path / "none.json")
 
 
 def test_a_damaged_row_is_refused(tmp_path: Path) -> None:
     """Catches a row with a field too few that fails somewhere in a table later."""
-    data = asdict(a_suite())
+    data = a_suite().as_dict()
     del data["turns"][3]["made"]
     (tmp_path / "r.json").write_text(json.dumps(data))
     with pytest.raises(OptionError, match="damaged"):
-        load_suite(tmp_path / "r.json")
+        read(SuiteRun, tmp_path / "r.json")
 
 
 def test_a_failure_is_the_engines_or_the_contestants_own() -> None:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from suite_world import PLAIN_SECONDS, SPEED, a_suite, a_turn, the_sample
 
-from selfspec.bench.suite_plot import draw
-from selfspec.bench.suite_report import markdown
-from selfspec.bench.suite_schema import Counts, Difference, StepPoint, SuiteRun
+from selfspec.bench.pictures import draw
+from selfspec.bench.schema import Counts, Difference, StepPoint, SuiteRun
+from selfspec.bench.suite_report import markdown, picture_title, pictures
 from selfspec.bench.suite_stats import (
     Row,
     best_baseline,
@@ -247,5 +247,5 @@ def test_the_picture_is_drawn(tmp_path: Path) -> None:
     that did not start."""
     pytest.importorskip("matplotlib", reason="plots need selfspec[bench]")
     for suffix, start in ((".png", b"\x89PNG"), (".svg", b"<?xml")):
-        draw(the_sample(), tmp_path / f"p{suffix}")
+        draw(picture_title(the_sample()), pictures(the_sample()), tmp_path / f"p{suffix}")
         assert (tmp_path / f"p{suffix}").read_bytes().startswith(start)

@@ -3,28 +3,20 @@ numbers known by heart."""
 
 from __future__ import annotations
 
-import json
+import copy
 import random
 import re
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from suite_world import PROVENANCE
 
-from selfspec import LLM, OptionError
-from selfspec.bench import task as bench_task
-from selfspec.bench import task_data
-from selfspec.bench.task import (
-    TaskOptions,
-    blocks_of,
-    chosen_stages,
-    contestants,
-    exact_matches,
-    judge,
-    race,
-    task_tokens,
-)
-from selfspec.bench.task_data import (
+from benchmarks.task import data as task_data
+from benchmarks.task import run as bench_task
+from benchmarks.task.__main__ import chosen_stages
+from benchmarks.task.data import (
     PARTS,
     Example,
     Grammar,
@@ -34,7 +26,11 @@ from selfspec.bench.task_data import (
     templates,
     write_examples,
 )
-from selfspec.bench.task_report import load_task, markdown, summary
+from benchmarks.task.report import markdown, summary
+from benchmarks.task.result import TaskOptions, TaskRun
+from benchmarks.task.run import blocks_of, contestants, exact_matches, judge, race, task_tokens
+from selfspec import LLM, OptionError
+from selfspec.bench.schema import made, read
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 ALONE = {
@@ -56,7 +52,7 @@ CLOSED = {
 }  # classes that are small in English: am, pm; minutes, hours, seconds; my, her, our
 
 
-# ---------------------------------------------------------------------------------------- generator
+# --------------------------------------------------------------------------------------- generator
 
 
 def test_one_example_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +71,8 @@ def test_one_example_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
     made = grammar.example(random.Random(0))
     assert made.utterance == "tell my mom please that it rains today"
     assert (
-        made.structure
-        == "[IN:SEND [SL:TO [IN:GET_CONTACT [SL:OF my ] [SL:KIND mom ] ] ] [SL:WHAT it rains "
-        "today ] ]"
+        made.structure == "[IN:SEND [SL:TO [IN:GET_CONTACT [SL:OF my ] [SL:KIND mom ] ] ] "
+        "[SL:WHAT it rains today ] ]"
     )
     assert made.intent == "SEND"
 
@@ -159,7 +154,7 @@ def test_more_than_the_grammar_holds_is_refused(monkeypatch: pytest.MonkeyPatch)
         examples("train", 3)
 
 
-# ------------------------------------------------------------------------------------------- stages
+# ------------------------------------------------------------------------------------------ stages
 
 
 @pytest.fixture(scope="module")
@@ -265,16 +260,14 @@ def test_stages_have_names() -> None:
         chosen_stages("train,sped")
 
 
-# -------------------------------------------------------------------------------------------- table
+# ------------------------------------------------------------------------------------------- table
 
-RUN: dict[str, Any] = {
-    "kind": "task",
-    "schema_version": 1,
+DATA: dict[str, Any] = {
+    "provenance": asdict(PROVENANCE),
     "model": "m",
     "generator": "abc",
     "vocabulary": 700,
     "options": {"exits": [2], "drafts": 7, "other_drafts": [3], "seed": 0},
-    "provenance": {"threads": 2, "cpu": "a processor"},
     "training": {
         "recipe": {
             "steps": 3,
@@ -326,6 +319,9 @@ RUN: dict[str, Any] = {
 }
 
 
+RUN: TaskRun = made(TaskRun, DATA)
+
+
 def test_the_tables() -> None:
     """A speed turned upside down, an answer that ended with its first token as an infinite speed,
     lossy rows called equal."""
@@ -354,10 +350,10 @@ def test_the_tables() -> None:
         and facts["identical"] is True
     )
     assert facts["speed"]["E=2"] == 2.0
-    short = {**RUN, "training": {"recipe": {"steps": 3, "tokens": 1200, "log": []}}}
+    short = replace(RUN, training={"recipe": {"steps": 3, "tokens": 1200, "log": []}})
     assert "1,200" in markdown(short), "a run that was too short for a log line"
-    lost = json.loads(json.dumps(RUN))
-    lost["race"]["E=2"]["identical"] = False
+    lost = copy.deepcopy(RUN)
+    lost.race["E=2"].identical = False
     assert "NO" in markdown(lost) and summary(lost)["identical"] is False
 
 
@@ -366,6 +362,6 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     other.write_text('{"kind": "spec", "schema_version": 1}', encoding="utf-8")
     with pytest.raises(OptionError, match=r"other\.json holds"):
-        load_task(other)
+        read(TaskRun, other)
     with pytest.raises(OptionError, match="no result file"):
-        load_task(tmp_path / "none.json")
+        read(TaskRun, tmp_path / "none.json")

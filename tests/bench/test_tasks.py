@@ -140,9 +140,8 @@ def test_a_bad_line_is_named_or_left_out_aloud(tmp_path: Path, bad: str) -> None
 
 def test_line_separators_inside_a_string_are_no_lines(tmp_path: Path) -> None:
     """Catches U+2028 in an ordinary news text taken for the end of a line of JSON."""
-    (asked,) = read_task(
-        f"xsum={write(tmp_path / 'q.jsonl', [{'document': 'a' + chr(0x2028) + 'b', 'summary': 's'}])}"
-    )
+    file = write(tmp_path / "q.jsonl", [{"document": f"a{chr(0x2028)}b", "summary": "s"}])
+    (asked,) = read_task(f"xsum={file}")
     assert asked.items[0].text == "Article: a\u2028b\nSummary:"
 
 

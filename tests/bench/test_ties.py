@@ -9,10 +9,10 @@ import pytest
 import torch
 import typer
 
-from selfspec.bench.exact import exact
-from selfspec.bench.ties import NEAR, Parting, Ties, find_ties, sentence
+from benchmarks.exact import exact
+from benchmarks.ties import NEAR, Parting, Ties, find_ties, sentence
 from selfspec.draft.scripted import ScriptedDrafter
-from selfspec.engine import generation as engine_module
+from selfspec.engine import keeping as engine_module
 from selfspec.llm import LLM
 from selfspec.model.from_transformers import from_transformers
 from selfspec.testing import tiny_model, tiny_tokenizer
@@ -54,7 +54,7 @@ def test_a_verifier_that_keeps_what_it_should_not_is_found(
     """The negative control: a bug hidden behind "it is only rounding"."""
     drafter = ScriptedDrafter(script(llm), wrong_every=3)  # alone, every text is row 0
     monkeypatch.setattr(
-        engine_module, "accepted_path", lambda tokens, parents, chosen: list(range(len(tokens)))
+        engine_module, "accepted_path", lambda tree, choices: list(range(len(tree)))
     )
     alone, together = find_ties(
         llm, PROMPTS, 12, {"scripted": {"draft": drafter, **FIXED}}, rows=3
@@ -111,7 +111,7 @@ def test_the_command_writes_and_says_it(
     assert json.loads((tmp_path / "exact.json").read_text())["kind"] == "exact"
     monkeypatch.setitem(NEAR, torch.bfloat16, -1.0)
     monkeypatch.setattr(
-        engine_module, "accepted_path", lambda tokens, parents, chosen: list(range(len(tokens)))
+        engine_module, "accepted_path", lambda tree, choices: list(range(len(tree)))
     )
     with pytest.raises(typer.Exit):
         exact(**{**arguments, "draft": "early-exit"}, dtype="bfloat16", out=tmp_path / "ties.json")

@@ -9,16 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.bench.timing import (
-    ContestantFailed,
-    Ratio,
-    Timings,
-    decode_seconds,
-    interleave,
-    median,
-    ratio,
-    timed,
-)
+from selfspec.bench.timing import ContestantFailed, Timings, interleave, median, ratio, timed
 from selfspec.errors import OptionError
 
 
@@ -78,9 +69,9 @@ def test_a_handicapped_contestant_is_flagged_slower_and_its_rival_faster() -> No
     timings = race(Machine(), {"ours": 1.0, "handicapped": 1.10})
     slower = ratio(timings.seconds["handicapped"], timings.seconds["ours"])
     faster = ratio(timings.seconds["ours"], timings.seconds["handicapped"])
-    assert slower is not None and slower.verdict() == "slower"
+    assert slower is not None and slower.low > 1.01
     assert slower.value == pytest.approx(1.10, abs=0.05)
-    assert faster is not None and faster.verdict() == "faster"
+    assert faster is not None and faster.high < 1 / 1.01
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -89,8 +80,8 @@ def test_an_identical_pair_is_equal(seed: int) -> None:
     seed, so five."""
     timings = race(Machine(seed), {"one": 1.0, "other": 1.0})
     result = ratio(timings.seconds["one"], timings.seconds["other"])
-    assert result is not None and result.verdict() == "equal", (
-        f"an identical pair was called {result.verdict()}: {result}"
+    assert result is not None and result.low <= 1.01 and result.high >= 1 / 1.01, (
+        f"an identical pair was not called equal: {result}"
     )
 
 
@@ -107,9 +98,9 @@ def test_the_interval_holds_its_value_and_repeats(pairs: list[tuple[float, float
     """Catches an interval beside its own median, ends in the wrong order, and tables that change
     when they are made again."""
     first, second = [a for a, _ in pairs], [b for _, b in pairs]
-    result = ratio(first, second, resamples=200)
+    result = ratio(first, second, draws=200)
     assert result is not None and result.low <= result.value <= result.high
-    assert result == ratio(first, second, resamples=200)
+    assert result == ratio(first, second, draws=200)
     assert min(a / b for a, b in pairs) <= result.low and result.high <= max(
         a / b for a, b in pairs
     )
@@ -119,24 +110,7 @@ def test_a_noisy_comparison_has_a_wide_interval() -> None:
     """Catches an interval that does not look at the spread: 0.5 and 2 in turn say nothing, so the
     verdict must not either."""
     result = ratio([0.5, 2.0, 0.5, 2.0, 0.5, 2.0, 1.0], [1.0] * 7)
-    assert (
-        result is not None
-        and result.low == 0.5
-        and result.high == 2.0
-        and result.verdict() == "equal"
-    )
-
-
-@pytest.mark.parametrize(
-    ("low", "value", "high", "verdict"),
-    [(0.7, 0.8, 0.9, "faster"), (0.9, 0.97, 1.05, "equal"), (0.95, 1.03, 1.1, "equal"),
-     (0.98, 0.985, 0.995, "equal"), (1.02, 1.1, 1.2, "slower")],
-)  # fmt: skip
-def test_the_verdict_needs_the_whole_interval_on_one_side(
-    low: float, value: float, high: float, verdict: str
-) -> None:
-    """Catches a winner by the median alone, and one by less than a per cent."""
-    assert Ratio(value, low, high).verdict() == verdict
+    assert result is not None and result.low == 0.5 and result.high == 2.0
 
 
 def test_one_that_fails_retires_and_the_others_go_on() -> None:
@@ -182,14 +156,6 @@ def test_nothing_measured_has_no_ratio_and_no_median() -> None:
     assert ratio([], [1.0, 2.0]) is None
     assert ratio([None], [1.0]) is None
     assert median([None, None]) is None
-
-
-def test_decode_time_is_what_the_tokens_after_the_first_take() -> None:
-    """Catches prefill counted as decoding, and division by n instead of n - 1; rounds keep their
-    places."""
-    assert decode_seconds([7.0, None, 9.0], [1.0, 1.0, None], 4) == [2.0, None, None]
-    with pytest.raises(OptionError, match="at least 2"):
-        decode_seconds([1.0], [1.0], 1)
 
 
 def test_no_rounds_are_refused() -> None:

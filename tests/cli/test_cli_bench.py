@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from selfspec.bench import suite_run
 from selfspec.bench.peers import find_peers
-from selfspec.bench.suite_schema import load_suite
+from selfspec.bench.schema import SuiteRun, read
 from selfspec.cli.app import app
 from selfspec.cli.bench import command_line
 from selfspec.errors import OptionError
@@ -86,7 +86,7 @@ def test_a_run_of_everything(bench: Bench, tmp_path: Path, model: Path) -> None:
     words += ["--batch", "1,2", "--threads", "1", "--costs", "--sample", "2"]
     code, text = bench(*words)
     assert code == 0, text
-    run = load_suite(out)
+    run = read(SuiteRun, out)
     assert run.complete and json.loads(text.splitlines()[-1]) == {
         "file": "r.json",
         "turns": len(run.turns),
@@ -117,7 +117,7 @@ def test_a_run_of_everything(bench: Bench, tmp_path: Path, model: Path) -> None:
     assert (
         code == 0
         and "is complete: nothing to measure" in again
-        and len(load_suite(out).turns) == len(run.turns)
+        and len(read(SuiteRun, out).turns) == len(run.turns)
     )
     assert "| contestant" in CliRunner().invoke(app, ["bench", "--show", str(out)]).output
 

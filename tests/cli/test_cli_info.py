@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 
 from selfspec import LLM
-from selfspec.bench import card
-from selfspec.cli.info import Bound, exactness, explanation
+from selfspec.bench import meters
+from selfspec.cli.info import Bound, exactness, explanation, passes, stored
 
 
 @pytest.fixture(autouse=True)
 def bandwidth(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that reads 2 GB a second by its best way."""
     monkeypatch.setattr(
-        card, "read_bandwidth", lambda size: {"slow way": [1e9, 1.2e9], "best way": [1.9e9, 2e9]}
+        meters, "read_bandwidth", lambda size: {"slow way": [1e9, 1.2e9], "best way": [1.9e9, 2e9]}
     )
 
 
@@ -31,6 +31,8 @@ def test_the_table_tells_what_the_model_is(run: Any, llm: LLM) -> None:
     assert lines["parameters"] == f"{llm.info.parameters / 1e6:.1f} million"
     assert lines["context"] == "512 tokens"
     assert lines["kernel"] == llm.info.kernel
+    assert lines["weights"].startswith(llm.info.weights)
+    assert lines["passes"].startswith("not in one call" if llm.info.alone else "one call")
     assert lines["bit-exact"].startswith("yes" if llm.info.row_stable else "no")
     assert lines["memory bandwidth"].startswith("2.0 GB/s")
 
@@ -63,3 +65,19 @@ def test_exactness_is_not_promised_where_it_does_not_hold(llm: LLM) -> None:
     assert exactness(dataclasses.replace(stable, row_stable=False, dtype="bfloat16")).startswith(
         "no: bfloat16"
     )
+
+
+def test_what_is_not_in_one_call_is_said_with_the_reason(llm: LLM) -> None:
+    """A slow model whose owner is not told why."""
+    alone = ["MLP of layer 3 (an adapter beside its weights)", "layers 1 to 2 (experts)"]
+    mixed = dataclasses.replace(llm.info, kernel="native", alone=alone)
+    assert passes(mixed) == f"not in one call: {alone[0]}; {alone[1]}"
+    assert passes(dataclasses.replace(mixed, alone=[])) == "one call to our kernels"
+
+
+def test_how_weights_are_stored_is_told_apart_by_who_computes(llm: LLM) -> None:
+    """torch's bfloat16 taken for a kind of weights that our kernels have."""
+    theirs = dataclasses.replace(llm.info, kernel="plain", weights="bfloat16")
+    assert stored(theirs) == "bfloat16, as torch stores them"
+    ours = dataclasses.replace(llm.info, kernel="native", weights="float32")
+    assert stored(ours) == "float32, packed for our kernels"

@@ -42,3 +42,11 @@ def test_what_is_no_result(run: Any, tmp_path: Path, text: str | None, said: str
         path.write_text(text, encoding="utf-8")
     done = run("report", str(path))
     assert done.exit_code == 1 and said in done.output and not (tmp_path / "run.html").exists()
+
+
+def test_a_shown_result_becomes_a_page(run: Any, tmp_path: Path) -> None:
+    """`--show FILE --report PAGE` measures nothing."""
+    done = run("bench", "--show", str(SAMPLE), "--report", str(tmp_path / "page.html"))
+    assert done.exit_code == 0 and "Use auto" in (tmp_path / "page.html").read_text(
+        encoding="utf-8"
+    )

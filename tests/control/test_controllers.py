@@ -103,9 +103,9 @@ def test_the_token_that_stops_a_draft_is_kept(
 
     def watched(self: Any, *arguments: Any) -> Any:
         tops.clear()
-        draft = propose(self, *arguments)
-        drafts.append((len(draft.tokens[0]), arguments[2].tokens[0], list(tops)))
-        return draft
+        [draft] = propose(self, *arguments)
+        drafts.append((len(draft.guesses), arguments[2].tokens[0], list(tops)))
+        return [draft]
 
     monkeypatch.setattr(chain.ChainSession, "_choose", choose)
     monkeypatch.setattr(chain.ChainSession, "propose", watched)
@@ -149,11 +149,7 @@ def test_the_threshold_follows_the_papers_equations() -> None:
     # drafted, accepted -> running acceptance, threshold
     trace = [
         #             0.9 * 0.6 + 0.1 * 0.61: too little was accepted, so be surer
-        (
-            (4, 2),
-            0.5,
-            0.601,
-        ),
+        ((4, 2), 0.5, 0.601),
         ((5, 5), 0.75, 0.602),  #            0.5 * 0.5 + 0.5 * 1
         ((1, 1), 0.875, 0.603),
         ((12, 12), 0.9375, 0.602),  #        above 0.9: 0.9 * 0.603 + 0.1 * 0.593
@@ -211,13 +207,7 @@ def test_generations_do_not_share_what_they_learned() -> None:
 # --------------------------------------------------------------------------------------- cost-aware
 
 # a kernel's tile is full at 4 tokens
-STEP = (
-    1.0,
-    1.05,
-    1.1,
-    1.15,
-    *(2.0 + 0.1 * more for more in range(9)),
-)
+STEP = (1.0, 1.05, 1.1, 1.15, *(2.0 + 0.1 * more for more in range(9)))
 WORTH_IT = {
     "free drafts": World(draft=0.01, chance=0.8),
     "long drafts": World(chance=0.9),

@@ -125,6 +125,7 @@ def test_the_first_branch_goes_down_from_a_node() -> None:
 def test_the_first_branch_is_the_first_child_again_and_again(
     tree: Tree, data: st.DataObject
 ) -> None:
+    """A branch that takes a later child, or goes on from the wrong node."""
     node = data.draw(st.integers(0, len(tree) - 1))
     expected, here = [], node
     while here in tree.parents:

@@ -217,10 +217,7 @@ def test_the_likeliest_guesses_are_kept() -> None:
     assert layout.stops.tolist() == [10, 10] and layout.ancestors == ((10,), (11,))
     assert layout.spans == (RowSpan(0, 10, 2),)
     # 0.27 after token 2, 0.24 after token 1
-    assert beam.extend([[3, 4], [5, 6]], [[0.4, 0.1], [0.9, 0.05]]) == [
-        1,
-        0,
-    ]
+    assert beam.extend([[3, 4], [5, 6]], [[0.4, 0.1], [0.9, 0.05]]) == [1, 0]
     assert listed(beam.tree()) == ([9, 1, 2, 3, 5], [-1, 0, 0, 1, 2])
     layout = layout_of([beam])
     assert layout.positions.tolist() == [11, 11] and layout.slots.tolist() == [12, 13]

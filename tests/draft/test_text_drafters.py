@@ -303,14 +303,7 @@ def test_recycle_learns_from_every_verified_token(model):
     drafts = [grown(7, [10, 11, 12], [0, 0, 2]), grown(9, [20], [0])]
     texts = [[5, 6, 7, 50], [8, 9, 60]]  # 50 and 60 were kept
     # after 7, 10, 11, 12 (after 11); 9, 20
-    best = [
-        [50, 51],
-        [30, 31],
-        [32, 33],
-        [34, 35],
-        [60, 61],
-        [36, 37],
-    ]
+    best = [[50, 51], [30, 31], [32, 33], [34, 35], [60, 61], [36, 37]]
     rows = [
         RowOutcome(row, text, draft, [0], text[-1:], [])
         for row, (text, draft) in enumerate(zip(texts, drafts, strict=True))
@@ -412,10 +405,7 @@ def test_jacobi_guesses_what_the_model_said_after_the_wrong_guesses(model):
         RowOutcome(1, [8, 1], drafts[1], [0], [1], [1, 80, 81]),
     ]
     session.observe(told(rows, [[0]] * 8, model.shape.vocabulary))
-    assert listed(session, [0, 1], [[5, 5, 6], [8, 1]], [4, 4]) == [
-        [70, 71, 72, 6],
-        [80, 81, 1, 1],
-    ]
+    assert listed(session, [0, 1], [[5, 5, 6], [8, 1]], [4, 4]) == [[70, 71, 72, 6], [80, 81, 1, 1]]
     session.drop(1)
     session.admit(1, [3], row_samplers(None, [[1]], ())[0])
     assert listed(session, [1], [[3]], [2]) == [[3, 3]]

@@ -31,11 +31,7 @@ DRAFTS = {
     "layer-skip": {},
     "hybrid": {},  # trees
     # sees a list of slots, so it is no step
-    "kv-subset": {
-        "recent": 2,
-        "blocks": 1,
-        "block_size": 2,
-    },
+    "kv-subset": {"recent": 2, "blocks": 1, "block_size": 2},
     "draft-model": {},
     "cosine": {},
 }
@@ -224,7 +220,7 @@ def test_storages_beyond_the_few_are_let_go_with_their_steps(monkeypatch):
 def test_too_many_steps_replace_the_oldest(monkeypatch, expected):
     """Recordings that pile up until the device is full; or one that is replayed after it was let
     go."""
-    monkeypatch.setattr(capture, "MOST_STEPS", 2)
+    monkeypatch.setattr(capture, "MAX_STEPS", 2)
     llm, recorder = recorded()
     options = {"draft": "hybrid", "control": "fixed", "control_options": {"tokens": 4}}
     assert written(llm, **options) == expected["llama"]

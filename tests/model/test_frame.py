@@ -1,4 +1,4 @@
-"""Grids: what a token sees there is what its `Place` says, worked out another way."""
+"""Grids: what a token sees there is what its `TokenLayout` says, worked out another way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from selfspec.model.compute.cache import RowSpan, TokenLayout
 from selfspec.model.compute.cuda.frame import (
-    MOST_TOKENS,
+    MAX_TOKENS,
     WIDTHS,
     Frame,
     Grid,
@@ -98,7 +98,7 @@ def test_what_is_no_grid():
     """A call squeezed into a grid that it does not fit: too wide, too many, a row twice, or slots
     listed by hand."""
     assert grid_for(TokenLayout.chains([RowSpan(0, 0, WIDTHS[-1] + 1)]), 1, SLOTS) is None
-    assert grid_for(TokenLayout.chains([RowSpan(0, 0, 40)]), MOST_TOKENS // 48 + 1, SLOTS) is None
+    assert grid_for(TokenLayout.chains([RowSpan(0, 0, 40)]), MAX_TOKENS // 48 + 1, SLOTS) is None
     assert grid_for(TokenLayout.chains([RowSpan(0, 0, 2), RowSpan(0, 2, 2)]), 1, SLOTS) is None
     listed = TokenLayout.trees([RowSpan(0, 9, 1)], [[-1]])
     for ancestors, stop in (((2, 9), 9), ((9,), 4)):

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from selfspec.model.compute.cpu.linear import NativeLinear
+from selfspec.model.compute.cpu.linear import Float32
 from selfspec.model.compute.linear import MklLinear, PlainLinear, mkl_is_row_stable
 
 SHAPES = [(960, 576), (576, 1536), (259, 52), (33, 7), (1, 16)]
@@ -18,7 +18,7 @@ def example(shape, seed=0):
     return torch.randn(shape, generator=generator), torch.randn((64, shape[1]), generator=generator)
 
 
-@pytest.mark.parametrize("kind", [NativeLinear, MklLinear, PlainLinear])
+@pytest.mark.parametrize("kind", [Float32, MklLinear, PlainLinear])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_product_is_right_for_every_number_of_rows(kind, shape):
     """A tile, a last partial panel or MKL's silent fallback (a third argument of rubbish) that
@@ -35,7 +35,7 @@ def test_product_is_right_for_every_number_of_rows(kind, shape):
 def test_native_rows_have_the_same_bits_for_every_number_of_rows(shape):
     """Tiles that add in another order. The same inputs in other company, at every offset."""
     weight, x = example(shape)
-    linear = NativeLinear([weight], [None])
+    linear = Float32([weight], [None])
     alone = torch.cat([linear(x[i : i + 1]) for i in range(64)])
     for rows in range(1, 65):
         assert torch.equal(linear(x[:rows]), alone[:rows]), f"{rows} rows"
@@ -47,7 +47,7 @@ def test_native_rows_have_the_same_bits_for_every_number_of_rows(shape):
 def test_threads_do_not_change_bits():
     """A sum split over threads."""
     weight, x = example((960, 576))
-    linear, threads = NativeLinear([weight], [None]), torch.get_num_threads()
+    linear, threads = Float32([weight], [None]), torch.get_num_threads()
     try:
         torch.set_num_threads(1)
         one = linear(x)
@@ -57,7 +57,7 @@ def test_threads_do_not_change_bits():
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("kind", [NativeLinear, MklLinear, PlainLinear])
+@pytest.mark.parametrize("kind", [Float32, MklLinear, PlainLinear])
 def test_fused_weights_biases_and_residual(kind):
     """Parts joined in the wrong order, a missing bias taken from a neighbour, a residual added
     twice."""
@@ -69,7 +69,7 @@ def test_fused_weights_biases_and_residual(kind):
     )
 
 
-@pytest.mark.parametrize("kind", [NativeLinear, PlainLinear])
+@pytest.mark.parametrize("kind", [Float32, PlainLinear])
 def test_rows_of_the_weight_can_be_read_back(kind):
     """A tied embedding that looks up the wrong row of the panels."""
     weight, _ = example((259, 52))

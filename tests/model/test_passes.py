@@ -8,7 +8,11 @@ import pytest
 import torch
 from variants import VARIANTS, build
 
+from selfspec.model.block import Block, Mlp
 from selfspec.model.compute.cache import RowSpan
+from selfspec.model.compute.cpu.fused import FusedHalves
+from selfspec.model.compute.hidden_states import StateCollector
+from selfspec.model.compute.linear import LowRank
 from selfspec.model.compute.plan import LayerPlan
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
@@ -37,7 +41,7 @@ def threads():
 def one_by_one(model: LayeredModel) -> LayeredModel:
     """The same model, each half run by its own operations."""
     other = model.view(blocks=model.blocks)
-    other._passes._native = None
+    other._passes._alone = dict.fromkeys(model.full_plan.halves, "a test")
     return other
 
 
@@ -55,10 +59,129 @@ def states_of(model: LayeredModel, plan: LayerPlan, sizes=(37, 1, 5)):
     return torch.cat(out), cache.keys[layers, :, :, :at], cache.values[layers, :, :, :at]
 
 
+def with_foreign(model: LayeredModel, *which: tuple[int, bool]) -> LayeredModel:
+    """The same with some halves (layer, is_attention) that our kernels do not know: an adapter that
+    adds nothing stands beside their last product."""
+
+    def changed(layer: int, block: Block) -> Block:
+        last = [block.linears[1 if attention else 3] for at, attention in which if at == layer]
+        zeros = [model.ops.linear([torch.zeros(1, each.inputs)], [None]) for each in last]
+        ups = [model.ops.linear([torch.zeros(each.outputs, 1)], [None]) for each in last]
+        beside = {
+            id(each): LowRank(each, d, u) for each, d, u in zip(last, zeros, ups, strict=True)
+        }
+        return block.with_linears(lambda linear: beside.get(id(linear), linear))
+
+    return model.view(blocks=[changed(*each) for each in enumerate(model.blocks)])
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """How many halves each call to the kernels runs."""
+    sizes: list[int] = []
+    run = FusedHalves.run
+
+    def counting(self, x, plan, begin, end, *rest):
+        sizes.append(end - begin)
+        return run(self, x, plan, begin, end, *rest)
+
+    monkeypatch.setattr(FusedHalves, "run", counting)
+    return sizes
+
+
 @pytest.mark.parametrize("variant", sorted(WITH_EXPERTS))
-def test_experts_run_one_by_one(variant):
-    """Experts choose their products by the token; taken for an MLP they would compute nonsense."""
-    assert not from_transformers(build(variant), kernel="native")._passes.in_one_call
+def test_experts_run_alone_and_attention_by_the_kernels(variant, calls):
+    """Experts choose their products by the token; taken for an MLP they would compute nonsense. And
+    one foreign half must not make all others slow."""
+    model = from_transformers(build(variant), kernel="native", check=False)
+    assert not model._passes.in_one_call
+    dense = [layer for layer, block in enumerate(model.blocks) if isinstance(block._mlp, Mlp)]
+    (told,) = model.alone
+    assert "MLP of layer" in told and "experts" in told and "attention" not in told
+    del calls[:]  # those of the load
+    ours = states_of(model, LayerPlan(0, 4), sizes=(5,))
+    assert sum(calls) == 4 + len(dense)
+    alone = states_of(one_by_one(model), LayerPlan(0, 4), sizes=(5,))
+    assert all(torch.equal(one, other) for one, other in zip(ours, alone, strict=True))
+
+
+FOREIGN = [[(1, False)], [(1, True)], [(0, True), (3, False)], [(2, True), (2, False)]]
+
+
+@pytest.mark.parametrize("variant", ["llama", "gemma2", "gpt2", "cohere", "gpt-neox", "granite"])
+def test_foreign_halves_in_between_change_no_bit(variant):
+    """A call that goes on past a foreign half, or begins again with the wrong stream; an MLP beside
+    its attention (cohere) that reads what attention has added to; a scaled residual (granite)."""
+    model = from_transformers(build(variant), kernel="native", check=False)
+    for foreign in FOREIGN:
+        mixed = with_foreign(model, *foreign)
+        for plan in PLANS[:3]:
+            ours, alone = states_of(mixed, plan), states_of(one_by_one(mixed), plan)
+            assert all(torch.equal(one, other) for one, other in zip(ours, alone, strict=True)), (
+                f"foreign {foreign}, {plan}"
+            )
+
+
+def test_one_foreign_half_leaves_all_others_together(calls):
+    """One adapter that makes every pass slow; a call for each half; and in a parallel layer a call
+    that runs over the begin of the layer, after which nobody has what the MLP reads."""
+    plan = LayerPlan(0, 4)
+    for variant, foreign, expected in [
+        ("llama", [], [8]),
+        ("llama", [(1, False)], [3, 4]),
+        ("llama", [(1, True)], [2, 5]),
+        ("llama", [(0, True), (3, False)], [6]),
+        ("cohere", [(1, False)], [2, 1, 4]),
+        ("cohere", [(1, True)], [2, 5]),
+    ]:
+        model = with_foreign(
+            from_transformers(build(variant), kernel="native", check=False), *foreign
+        )
+        del calls[:]
+        states_of(model, plan, sizes=(5,))
+        assert calls == expected, f"{variant}, foreign {foreign}"
+
+
+def test_looking_at_a_mixed_model_changes_no_bit():
+    """States after layers, and whoever watches halves, with a foreign half in between."""
+    model = with_foreign(from_transformers(build("llama"), kernel="native"), (1, False), (2, True))
+    x, results = model.embed(torch.arange(3, 12)), []
+    for observer in (None, lambda *half: None):
+        cache, collector = model.new_cache(1, 16), StateCollector([0, 1, 2])
+        layout = cache.layout([9])
+        out = model.run(x, model.full_plan, cache, layout, observer, [collector])
+        ((_, states),) = collector.take()
+        results.append((out, states, cache.keys))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    shorter = LayerPlan(0, 2)
+    cache = model.new_cache(1, 16)
+    cut = model.run(x, shorter, cache, cache.layout([9]))
+    assert torch.equal(cut, results[0][1][:, 1]), "the state after layer 1"
+
+
+def test_what_runs_alone_is_named_with_its_reason():
+    """Layers counted wrongly, a reason lost, every half listed one by one."""
+    model = from_transformers(build("llama"), kernel="native", check=False)
+    adapter = "(an adapter beside its weights)"
+    assert model.alone == []
+    for foreign, said in [
+        ([(3, False)], f"MLP of layer 3 {adapter}"),
+        (
+            [(0, True), (1, True), (3, False)],
+            f"attention of layers 0 to 1 and MLP of layer 3 {adapter}",
+        ),
+        ([(2, True), (2, False)], f"layer 2 {adapter}"),
+        ([(0, False), (2, False), (3, False)], f"MLP of layers 0, 2 to 3 {adapter}"),
+        (model.full_plan.halves, f"every half {adapter}"),
+    ]:
+        assert with_foreign(model, *foreign).alone == [said]
+    plain = from_transformers(build("llama"), kernel="plain", check=False)
+    assert plain.alone == ["every half (torch multiplies)"]
+    scaled = with_foreign(
+        from_transformers(build("granite"), kernel="native", check=False), (3, False)
+    )
+    assert scaled.alone[0] == f"MLP of layer 3 {adapter}"
+    assert "layers 0 to 3 and MLP of layers 0 to 2 (its result is scaled" in scaled.alone[1]
 
 
 @dense
@@ -118,10 +241,13 @@ def test_what_is_given_is_not_changed():
     assert torch.equal(x, kept)
 
 
-def test_a_model_with_an_adapter_runs_one_by_one_and_without_it_in_one_call():
+def test_a_view_with_an_adapter_has_halves_alone_and_the_model_none():
     """Products with something added are none that the kernels know; a view must not keep the
     other's halves."""
     model = from_transformers(build("llama"), kernel="native")
     view = lora_view(tiny_lora(model), model)
     assert not view._passes.in_one_call and model._passes.in_one_call
     assert Passes(model.blocks).in_one_call
+    assert view.alone == [
+        "attention of layers 0, 2 to 3 and MLP of layers 0, 3 (an adapter beside its weights)"
+    ]

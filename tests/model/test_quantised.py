@@ -176,10 +176,7 @@ def test_the_self_check_knows_what_last_bits_do_here(monkeypatch):
     options = {"round_inputs": True, "num_hidden_layers": 24, "initializer_range": 0.5}
     from_transformers(with_codes(**options))
     # else the probe is too tame to say anything
-    with (
-        monkeypatch.context() as patched,
-        pytest.raises(SelfCheckFailed),
-    ):
+    with monkeypatch.context() as patched, pytest.raises(SelfCheckFailed):
         patched.setattr(self_check, "calls_modules", lambda model: False)
         from_transformers(with_codes(**options))
     wrong = with_codes(**options)

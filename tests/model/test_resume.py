@@ -203,6 +203,7 @@ def test_any_tokens_may_resume_anywhere(case: Case) -> None:
 @settings(max_examples=15)
 @given(cases())
 def test_any_tokens_may_resume_anywhere_within_windows(case: Case) -> None:
+    """A window that goes by slot where tokens of one row resume at different layers."""
     check(model_of("mistral"), case)
 
 
@@ -312,11 +313,7 @@ def test_rows_that_resume_differently_write_what_they_write_alone(family: str) -
     drafters = [Uneven(plain), EarlyExit(2), None, EarlyExit(3, reuse=False)]
     requests = [
         Request(
-            prompt,
-            sampler,
-            24,
-            drafter=drafter,
-            controller=FixedLength(7) if drafter else None,
+            prompt, sampler, 24, drafter=drafter, controller=FixedLength(7) if drafter else None
         )
         for prompt, sampler, drafter in zip(
             prompts, row_samplers(None, prompts), drafters, strict=True

@@ -74,11 +74,7 @@ def run_plainly(folder: Path, steps: int, batch: int, tile: int = 1) -> dict[str
     model = tiny_model(seed=7).requires_grad_(True)
     recipe = Recipe(dropout=0.6, dropout_depth="constant", curriculum="all")
     # clipping would hide a wrong divisor
-    settings = {
-        "optim": "sgd",
-        "save_strategy": "no",
-        "max_grad_norm": 0.0,
-    }
+    settings = {"optim": "sgd", "save_strategy": "no", "max_grad_norm": 0.0}
     run = trainer(folder, steps, recipe, model, per_device_train_batch_size=batch, **settings)
     if tile > 1:
         own = run.recipe_forward.draw

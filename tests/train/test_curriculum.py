@@ -132,12 +132,7 @@ def test_chosen_exits() -> None:
     assert [
         on(Recipe(exits=(2, 4, 6), curriculum="gradual").exits_on(8, step, 8))
         for step in (0, 1, 2, 3)
-    ] == [
-        [7],
-        [5, 7],
-        [3, 5, 7],
-        [1, 3, 5, 7],
-    ]
+    ] == [[7], [5, 7], [3, 5, 7], [1, 3, 5, 7]]
     whole = Recipe(exits=(2, 4), curriculum="all").exit_weights(8, 0, 1)
     assert whole == pytest.approx({1: 1 / 35, 3: 6 / 35, 7: 28 / 35}), (
         "the paper's scales 1, 6 and 7 + 21"

@@ -212,7 +212,7 @@ def test_other_bad_input(tmp_path: Path) -> None:
         load_data([tmp_path / "noise.txt"], tokenizer, DataOptions())
     fine = write(tmp_path, *[{"body": "abc"}] * 4)
     assert load_data(fine, tokenizer, DataOptions(length=8, text_column="body")).examples == 4
-    with pytest.raises(TrainingError, match="held_out=0.0"):
+    with pytest.raises(TrainingError, match=r"held_out=0\.0"):
         DataOptions(held_out=0.0)
     with pytest.raises(TrainingError, match="length=2"):
         DataOptions(length=2)

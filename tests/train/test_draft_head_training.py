@@ -23,8 +23,8 @@ from selfspec.testing import tiny_model
 from selfspec.train import parts, states
 from selfspec.train.draft_head import HeadRecipe, HeadTraining, likeliest
 from selfspec.train.head_net import Candidates, attend, roots_of
-from selfspec.train.part_run import PartReport, StopCheck, train_small_part
-from selfspec.train.parts import PartOptions
+from selfspec.train.part_run import Observer, PartReport, train_small_part
+from selfspec.train.parts import FrozenModel, PartOptions
 from selfspec.train.states import StateOptions, States, read_conversations
 from selfspec.trained.files import load_part
 
@@ -79,15 +79,8 @@ def training(model: Path, whole: Path, **options: Any) -> tuple[HeadTraining, St
     shape = shape_of(network.config, family_of(network.config))  # type: ignore[arg-type]
     kept = States(whole / "states")
     vocabulary = likeliest(kept.frequencies(shape.vocabulary), RECIPE.vocabulary)
-    return HeadTraining(
-        network,
-        family_of(network.config),
-        shape,
-        RECIPE,
-        vocabulary,
-        1.0,
-        replace(QUICK, **options),
-    ), kept  # type: ignore[arg-type]
+    frozen = FrozenModel(network, family_of(network.config), shape, vocabulary, 1.0)  # type: ignore[arg-type]
+    return HeadTraining(frozen, RECIPE, replace(QUICK, **options)), kept
 
 
 def test_loss_is_cross_entropy_to_the_models_own_distribution(model: Path, whole: Path) -> None:
@@ -249,7 +242,7 @@ def test_interrupted_runs_end_with_the_same_bits(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        trained(model, text, tmp_path, observer=StopCheck(training=stop))
+        trained(model, text, tmp_path, observer=Observer(training=stop))
     assert trained(model, text, tmp_path).done
     ours, theirs = load_part(tmp_path), load_part(whole)
     for name, tensor in theirs.tensors.items():
@@ -365,7 +358,7 @@ def test_more_text_adds_states_and_keeps_the_rest(
         written(part, more),
         tmp_path / "b",
         states=tmp_path / "states",
-        observer=StopCheck(reading=lambda tokens, _: read.append(tokens)),
+        observer=Observer(reading=lambda tokens, _: read.append(tokens)),
     )
     after = States(tmp_path / "states")
     assert len(after.where) == len(lines) and after.where[: len(before.where)] == before.where
@@ -466,8 +459,8 @@ def test_a_model_folder_is_not_written_over(model: Path, text: Path) -> None:
         (lambda: PartOptions(precision="half"), "precision='half'"),
         (lambda: PartOptions(max_minutes=0), "max_minutes=0"),
         (lambda: StateOptions((1,), held_out=0), "held_out=0"),
-        (lambda: HeadRecipe(layers=(9,)).collectors(shape()), "layers 0 to 3"),
-        (lambda: HeadRecipe(start="first").collectors(shape()), "last-layer or random"),
+        (lambda: HeadRecipe(layers=(9,)).state_layers(shape()), "layers 0 to 3"),
+        (lambda: HeadRecipe(start="first").state_layers(shape()), "last-layer or random"),
     ],
 )
 def test_settings_outside_their_limits(make: Any, words: str) -> None:

@@ -84,12 +84,12 @@ def test_states_of_the_exit_are_asked_for() -> None:
     """An exit after E layers reads what layer E - 1 left, not layer E."""
     config = tiny_model().config
     shape = shape_of(config, family_of(config))  # type: ignore[arg-type]
-    assert AdapterRecipe(exit=3).collectors(shape) == (2,) and AdapterRecipe().collectors(
+    assert AdapterRecipe(exit=3).state_layers(shape) == (2,) and AdapterRecipe().state_layers(
         shape
     ) == (0,)
     for wrong in ({"exit": 4}, {"exit": 0}, {"blocks": 0}, {"start": "middle"}):
         with pytest.raises(OptionError, match="this model has 4 layers"):
-            AdapterRecipe(**wrong).collectors(shape)  # type: ignore[arg-type]
+            AdapterRecipe(**wrong).state_layers(shape)  # type: ignore[arg-type]
 
 
 def test_a_part_has_its_kind(model: Path, tmp_path: Path) -> None:

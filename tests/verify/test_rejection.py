@@ -181,7 +181,7 @@ def test_draft_that_cannot_have_been_drawn() -> None:
 def test_draft_that_does_not_say_what_it_was_drawn_from() -> None:
     """A tree of which only some guesses were drawn: the others would be accepted by a rule that is
     not theirs."""
-    with pytest.raises(AssertionError, match="says from what"):
+    with pytest.raises(AssertionError, match="a drawn draft comes with its distribution"):
         rejection.verified(
             Tree([0, 0, 2], [-1, 0, 0]), P, [None, Q[0], None], lambda depth, stream: 0.99
         )

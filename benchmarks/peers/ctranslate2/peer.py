@@ -7,7 +7,7 @@ from typing import Any
 
 import ctranslate2
 
-from selfspec.bench.convert import converted, write_ctranslate2
+from benchmarks.convert import converted, write_ctranslate2
 
 
 class Peer:

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnxruntime_genai
 
-from selfspec.bench.convert import converted
+from benchmarks.convert import converted
 
 
 class Peer:

@@ -15,7 +15,7 @@ import numpy as np
 import openvino
 import openvino_genai
 
-from selfspec.bench.convert import converted
+from benchmarks.convert import converted
 
 LONGEST_NGRAM = 3
 EXPORT = """

@@ -12,7 +12,7 @@ from typing import Any
 
 import xllamacpp
 
-from selfspec.bench.convert import converted, write_gguf
+from benchmarks.convert import converted, write_gguf
 
 WORD = re.compile(r"<(\d+)>")
 CONTEXT = 8192

@@ -19,8 +19,8 @@ from typing import Any
 
 from ..draft.registry import resolve
 from ..errors import OptionError, nearest
-from .peers import PeerSpec
-from .suite_schema import OURS, PLAIN
+from .peers import PeerSpec, choose
+from .schema import OURS, PLAIN, engine_of, method_of
 
 DRAFTS = 4  # K where nothing is said: what our own `fixed` drafts by default
 
@@ -36,8 +36,8 @@ class Contestant:
 
 
 def own_options(text: str) -> dict[str, Any]:
-    """What `LLM.generate` is told for a method of ours:
-    `name:option=value,...@controller:option=value,...`."""
+    """What `LLM.generate` is told for a method of ours,
+    `name:option=value@controller:option=value`."""
     if text == PLAIN:
         return {"draft": None}
     draft, _, control = text.partition("@")
@@ -73,24 +73,19 @@ def contestants(
     """Our plain decoding, our methods, then the peers' as they were named; each once."""
     found = [_own(text) for text in (PLAIN, *methods)]
     for text in peers:
-        engine, _, method = text.partition("/")
-        if engine not in known:
-            raise OptionError(f"Unknown peer {engine!r}: {nearest(engine, known)}")
+        engine, method = engine_of(text), method_of(text)
+        (spec,) = choose([engine], known)
         if engine == OURS:
             found.append(_own(method or PLAIN))
         else:
-            found += _of_peer(engine, method, methods_of(known[engine].folder / "peer.py"), layers)
+            found += _of_peer(engine, method, methods_of(spec.folder / "peer.py"), layers)
     return list({contestant.name: contestant for contestant in found}.values())
 
 
 def _own(text: str) -> Contestant:
     options = own_options(text)
-    resolve(
-        options["draft"],
-        options.get("draft_options"),
-        options.get("control"),
-        options.get("control_options"),
-    )
+    names = ("draft", "draft_options", "control", "control_options")
+    resolve(*(options.get(name) for name in names))
     return Contestant(f"{OURS}/{text}", OURS, text, {"method": text})
 
 
@@ -98,12 +93,9 @@ def methods_of(file: Path) -> dict[str, tuple[str, ...]]:
     """What a peer's class says under `methods`: names with their options; only plain decoding where
     it says nothing."""
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if (
-            isinstance(node, ast.Assign)
-            and isinstance(node.targets[0], ast.Name)
-            and node.targets[0].id == "methods"
-        ):
-            return {name: tuple(options) for name, options in ast.literal_eval(node.value).items()}
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "methods":
+            said = ast.literal_eval(node.value)
+            return {name: tuple(options) for name, options in said.items()}
     return {PLAIN: ()}
 
 
@@ -111,27 +103,22 @@ def _of_peer(
     engine: str, text: str, known: Mapping[str, tuple[str, ...]], layers: int
 ) -> list[Contestant]:
     if text == "all":
-        return [
-            contestant for name in known for contestant in _of_peer(engine, name, known, layers)
-        ]
+        return [each for name in known for each in _of_peer(engine, name, known, layers)]
     method, options = _named(text or next(iter(known)))
     if method not in known:
         raise OptionError(f"the peer {engine!r} has no method {method!r}; {nearest(method, known)}")
+    takes = known[method]
     for name in options:
-        if name not in known[method]:
-            raise OptionError(
-                f"{engine}/{method} has no option {name!r}; "
-                f"{nearest(name, known[method]) if known[method] else 'it has none'}"
-            )
-    if "tokens" in known[method]:
+        if name not in takes:
+            near = nearest(name, takes) if takes else "it has none"
+            raise OptionError(f"{engine}/{method} has no option {name!r}; {near}")
+    if "tokens" in takes:
         options.setdefault("tokens", DRAFTS)
-    if "layer" in known[method] and "model" not in options:
+    if "layer" in takes and "model" not in options:
         options.setdefault("layer", max(1, layers // 4))
-    said = ",".join(
-        f"{name}={Path(value).name if name == 'model' else value}"
-        for name, value in options.items()
-    )
+    shown = {key: Path(value).name if key == "model" else value for key, value in options.items()}
+    said = ",".join(f"{name}={value}" for name, value in shown.items())
     name = f"{engine}/{method}{':' + said if said else ''}"
     return [
-        Contestant(name, engine, method, {"method": method, **options} if method != PLAIN else {})
+        Contestant(name, engine, method, {} if method == PLAIN else {"method": method, **options})
     ]

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Protocol
+from typing import Any
 
 from .meters import EnergyMeter, PeakMemory
 from .peers import Peer, PeerFailed, PeerSpec, Reply
-from .suite_schema import EngineRow
+from .schema import EngineRow
 
 SETTLE_SECONDS = (
     0.02  # before each turn: threads of the peer that worked last may spin for a moment
@@ -24,40 +24,12 @@ SETTLE_SECONDS = (
 ECHOES = 21
 
 
-class Engine(Protocol):
-    """What a run needs of a peer; tests put others in its place."""
-
-    precision: str
-    versions: dict[str, str]
-
-    @property
-    def pid(self) -> int: ...
-    @property
-    def dead(self) -> bool: ...
-    def load(self, folder: Path, dtype: str, device: str = "cpu") -> float: ...
-    def echo(self, something: Sequence[int]) -> float: ...
-    def call(self, name: str, **arguments: Any) -> Any: ...
-    def answer(
-        self,
-        rows: Sequence[Sequence[int]],
-        max_new_tokens: int,
-        eos: Sequence[int],
-        options: Mapping[str, Any],
-    ) -> Reply: ...
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
-class Measured:
-    """One turn."""
+class Measured(Reply):
+    """One turn, with the first tokens timed even where the peer does not stream."""
 
-    rows: list[list[int]]
-    seconds: float
-    first_seconds: float | None
-    first_tokens: int
     peak_memory_bytes: int | None
     joules: float | None
-    counts: dict[str, Any]
 
 
 @dataclass
@@ -71,9 +43,9 @@ class Engines:
     threads: int
     limit: float
     energy: EnergyMeter
-    start: Callable[[PeerSpec, int, float], Engine] = Peer
+    start: Callable[[PeerSpec, int, float], Peer] = Peer
     settle: float = SETTLE_SECONDS
-    _running: dict[str, Engine] = field(default_factory=dict)
+    _running: dict[str, Peer] = field(default_factory=dict)
 
     def open(self, row: EngineRow, ids: Sequence[int]) -> None:
         """Start one and write down what that took; raises PeerFailed. `ids` are as long as what it
@@ -86,7 +58,7 @@ class Engines:
         row.precision, row.versions = engine.precision, dict(engine.versions)
         row.pipe_seconds = median(engine.echo(ids) for _ in range(ECHOES))
 
-    def _begin(self, name: str) -> Engine:
+    def _begin(self, name: str) -> Peer:
         engine = self.start(self.specs[name], self.threads, self.limit)
         try:
             engine.load(self.folder, self.dtype, self.device)
@@ -96,9 +68,8 @@ class Engines:
         self._running[name] = engine
         return engine
 
-    def get(self, name: str) -> Engine:
-        """A living one: one that had to be ended is started again, for what other methods it
-        has."""
+    def get(self, name: str) -> Peer:
+        """A living one: one that had to be ended is started again, for its other methods."""
         engine = self._running.get(name)
         if engine is None:
             raise PeerFailed("not started")
@@ -125,13 +96,11 @@ class Engines:
         reply = engine.answer(rows, new_tokens, eos, options)
         joules, peak = self.energy.read(), memory.read()
         first, count = reply.first_seconds, reply.first_tokens
-        if (
-            first is None
-        ):  # it does not stream: another call for one token says when decoding begins
+        if first is None:  # another call for one token says when decoding begins
             first, count = engine.answer(rows, 1, eos, options).seconds, len(rows)
         counts = dict(reply.counts or {})
         peak = counts.pop("peak_memory_bytes", peak)
-        return Measured(reply.rows, reply.seconds, first, count, peak, joules, counts)
+        return Measured(reply.rows, reply.seconds, first, count, counts, peak, joules)
 
     def close(self) -> None:
         """End all processes."""

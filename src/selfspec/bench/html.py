@@ -1,10 +1,10 @@
-"""Pages of one file: the frame with its style for light, dark and narrow screens, tables, bars with
-intervals, heat maps, lines.
+"""The pieces of a report, and the page of one file that is made of them.
 
 Nothing is loaded from elsewhere and no script runs, so a page can be mailed, committed and opened
-in ten years. Text stays text (bars and heat maps are boxes with numbers in them); only curves are
-drawn, as SVG, once for wide and once for narrow screens. Whatever is given is escaped here. Knows
-no benchmark.
+in ten years, in light and dark, on wide and narrow screens. Text stays text: bars and heat maps are
+boxes with numbers in them. Only curves are drawn, as SVG, once for wide and once for narrow
+screens. Whatever is given is escaped here. `pictures.py` draws the same pieces, `tables.py` writes
+tables as text. Knows no benchmark.
 """
 
 from __future__ import annotations
@@ -15,23 +15,29 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import Protocol
 
 STYLE = Path(__file__).with_name("page.css").read_text(encoding="utf-8")
 COLOURS = 10
 WIDE, NARROW = 760, 350  # drawing widths, in the pixels at which they are shown
 LONG_WORDS = 40  # characters, from which on a cell of words is broken into lines
-Number = float | None
 
 
-def page(title: str, subtitle: str, body: Sequence[str]) -> str:
+class Piece(Protocol):
+    """Anything that a page is made of."""
+
+    def html(self) -> str: ...
+
+
+def page(title: str, subtitle: str, body: Sequence[Piece]) -> str:
     """The whole file."""
+    inner = "\n".join(piece.html() for piece in body)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}</style></head>\n<body><main>\n"
         f'<h1>{escape(title)}</h1>\n<p class="soft">{escape(subtitle)}</p>\n'
-        + "\n".join(body)
-        + "\n</main></body></html>\n"
+        f"{inner}\n</main></body></html>\n"
     )
 
 
@@ -40,55 +46,62 @@ def breakable(text: str) -> str:
     return re.sub(r"([/@:,])(?=\S)", r"\1<wbr>", escape(text))
 
 
-def heading(text: str) -> str:
-    return f"<h2>{escape(text)}</h2>"
+@dataclass(frozen=True)
+class Heading:
+    text: str
+
+    def html(self) -> str:
+        return f"<h2>{escape(self.text)}</h2>"
 
 
-def paragraph(text: str, kind: str = "") -> str:
-    return f'<p class="{escape(kind)}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
+@dataclass(frozen=True)
+class Paragraph:
+    """`kind`: soft for remarks, verdict for what a reader wants to know first."""
+
+    text: str
+    kind: str = ""
+
+    def html(self) -> str:
+        kind = f' class="{escape(self.kind)}"' if self.kind else ""
+        return f"<p{kind}>{escape(self.text)}</p>"
 
 
-def facts(pairs: Mapping[str, object]) -> str:
+@dataclass(frozen=True)
+class Facts:
     """Names and values."""
-    return (
-        "<dl>"
-        + "".join(
-            f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in pairs.items()
+
+    pairs: Mapping[str, object]
+
+    def html(self) -> str:
+        pairs = ((escape(name), escape(str(value))) for name, value in self.pairs.items())
+        return (
+            "<dl>" + "".join(f"<dt>{name}</dt><dd>{value}</dd>" for name, value in pairs) + "</dl>"
         )
-        + "</dl>"
-    )
 
 
-def table(
-    header: Sequence[str], lines: Sequence[Sequence[str]], words: Sequence[int] = (0,)
-) -> str:
-    """Columns of numbers, but those in `words`, of which the first stays in view while the others
-    scroll."""
+@dataclass(frozen=True)
+class Table:
+    """Columns of numbers, but for those in `words`. The first one stays in view when scrolled."""
 
-    def cell(tag: str, column: int, text: str) -> str:
-        kind = (
-            ("" if len(text) < LONG_WORDS or not column else " class=wrap")
-            if column in words
-            else " class=num"
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    words: Sequence[int] = (0,)
+
+    def html(self) -> str:
+        head = self._line("th", self.header)
+        body = "".join(f"<tr>{self._line('td', row)}</tr>\n" for row in self.rows)
+        return (
+            f'<div class="wide"><table class="page"><thead><tr>{head}</tr></thead><tbody>\n'
+            f"{body}</tbody></table></div>"
         )
-        return f"<{tag}{kind}>{escape(text) if column else breakable(text)}</{tag}>"
 
-    head = "".join(cell("th", column, text) for column, text in enumerate(header))
-    rows = "".join(
-        "<tr>" + "".join(cell("td", column, text) for column, text in enumerate(line)) + "</tr>\n"
-        for line in lines
-    )
-    return f'<div class="wide"><table class="page"><thead><tr>{head}</tr></thead><tbody>\n{rows}</tbody></table></div>'
-
-
-def legend(names: Sequence[str]) -> str:
-    """Which colour is what."""
-    items = "".join(
-        f'<span><span class="swatch" '
-        f'style="background:var(--c{index % COLOURS})"></span>{escape(name)}</span>'
-        for index, name in enumerate(names)
-    )
-    return f'<div class="legend">{items}</div>'
+    def _line(self, tag: str, cells: Sequence[str]) -> str:
+        parts = []
+        for column, text in enumerate(cells):
+            long = column and len(text) >= LONG_WORDS
+            kind = " class=num" if column not in self.words else " class=wrap" if long else ""
+            parts.append(f"<{tag}{kind}>{escape(text) if column else breakable(text)}</{tag}>")
+        return "".join(parts)
 
 
 @dataclass(frozen=True)
@@ -102,166 +115,194 @@ class Bar:
     note: str = ""
 
 
-def bars(items: Sequence[Bar], mark: float | None = 1.0) -> str:
-    """Bars from 0 on one scale, with a dashed line at `mark`; below it they are red, above green,
-    else blue."""
-    most = 1.05 * max([item.high or item.value for item in items] + [mark or 0.0, 1e-9])
+@dataclass(frozen=True)
+class Bars:
+    """Bars from 0 on one scale, with a dashed line at `mark`, which decides their colours."""
 
-    def share(value: float) -> str:
-        return f"{max(0.0, 100 * value / most):.2f}%"
+    bars: Sequence[Bar]
+    mark: float | None = 1.0
 
-    found = []
-    for item in items:
-        tone = (
-            "tint"
-            if mark is None or item.value == mark
-            else ("good" if item.value > mark else "bad")
-        )
-        inner = f'<div class="fill" style="width:{share(item.value)};background:rgba(var(--{tone}),0.65)"></div>'
-        if item.low is not None and item.high is not None:
-            inner += f'<div class="whisker" style="left:{share(item.low)};width:{share(item.high - item.low)}"></div>'
-        if mark is not None:
-            inner += f'<div class="mark" style="left:{share(mark)}"></div>'
-        note = escape(item.note or f"{item.value:.2f}")
-        name = f'<div class="name">{breakable(item.name)}</div>'
-        found.append(
-            f'<div class="bar">{name}<div class="track">{inner}</div><div>{note}</div></div>'
-        )
-    return "<figure>" + "\n".join(found) + "</figure>"
+    def tone(self, bar: Bar) -> str:
+        """Green above the mark, red below it, else blue."""
+        if self.mark is None or bar.value == self.mark:
+            return "tint"
+        return "good" if bar.value > self.mark else "bad"
+
+    def html(self) -> str:
+        most = 1.05 * max([bar.high or bar.value for bar in self.bars] + [self.mark or 0.0, 1e-9])
+        return "<figure>" + "\n".join(self._bar(bar, most) for bar in self.bars) + "</figure>"
+
+    def _bar(self, bar: Bar, most: float) -> str:
+        def share(value: float) -> str:
+            return f"{max(0.0, 100 * value / most):.2f}%"
+
+        style = f"width:{share(bar.value)};background:rgba(var(--{self.tone(bar)}),0.65)"
+        inner = f'<div class="fill" style="{style}"></div>'
+        if bar.low is not None and bar.high is not None:
+            style = f"left:{share(bar.low)};width:{share(bar.high - bar.low)}"
+            inner += f'<div class="whisker" style="{style}"></div>'
+        if self.mark is not None:
+            inner += f'<div class="mark" style="left:{share(self.mark)}"></div>'
+        note = escape(bar.note or f"{bar.value:.2f}")
+        name = f'<div class="name">{breakable(bar.name)}</div>'
+        return f'<div class="bar">{name}<div class="track">{inner}</div><div>{note}</div></div>'
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a heat map: what stands in it, how strong its colour is (0 to 1) and which, and
-    what hovering tells."""
+    """A cell of a heat map: its text, its colour and how strong that is (0 to 1), a remark."""
 
     text: str
     strength: float = 0.0
     tone: str = "tint"  # tint, good or bad
-    title: str = ""
+    title: str = ""  # shown when one points at it
+
+    @classmethod
+    def of_speed(cls, speed: float, title: str) -> Cell:
+        """A speed over something: green above 1, red below, the stronger the further away."""
+        away = speed - 1 if speed >= 1 else 1 / max(speed, 1e-9) - 1
+        tone = "good" if speed >= 1 else "bad"
+        return cls(f"{speed:.2f}", 0.1 + 0.9 * min(1.0, 1.5 * away), tone, title)
+
+    @property
+    def bounded(self) -> float:
+        return max(0.0, min(1.0, self.strength))
+
+    def html(self) -> str:
+        colour = f"rgba(var(--{self.tone}),calc({self.bounded:.3f} * var(--strong)))"
+        title = f' title="{escape(self.title)}"' if self.title else ""
+        return f'<td style="background:{colour}"{title}>{escape(self.text)}</td>'
 
 
-def heat(
-    corner: str, columns: Sequence[str], lines: Sequence[tuple[str, Sequence[Cell]]], kind: str = ""
-) -> str:
+@dataclass(frozen=True)
+class Heat:
     """A table whose cells are coloured; its first column stays in view."""
-    head = f"<th>{escape(corner)}</th>" + "".join(
-        f"<th>{escape(column)}</th>" for column in columns
-    )
-    rows = []
-    for name, cells in lines:
-        inner = "".join(
-            f'<td style="background:rgba(var(--{cell.tone}),calc({max(0.0, min(1.0, cell.strength)):.3f} * var(--strong)))"'
-            f"{f' title={chr(34)}{escape(cell.title)}{chr(34)}' if cell.title else ''}>{escape(cell.text)}</td>"
-            for cell in cells
+
+    corner: str
+    columns: Sequence[str]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+    kind: str = ""  # few: wide columns; mono: letters of one width
+
+    def html(self) -> str:
+        head = "".join(f"<th>{escape(each)}</th>" for each in (self.corner, *self.columns))
+        body = "\n".join(
+            f"<tr><th>{breakable(name)}</th>{''.join(cell.html() for cell in cells)}</tr>"
+            for name, cells in self.rows
         )
-        rows.append(f"<tr><th>{breakable(name)}</th>{inner}</tr>")
-    body = "\n".join(rows)
-    return f'<div class="wide"><table class="grid {kind}"><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
+        return (
+            f'<div class="wide"><table class="grid {self.kind}"><thead><tr>{head}</tr></thead>'
+            f"<tbody>\n{body}\n</tbody></table></div>"
+        )
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve: (x, y), in order; `index` is its colour."""
+    """A curve: (x, y), in order; `index` is its colour, `band` what is shaded around it."""
 
     name: str
     points: Sequence[tuple[float, float]]
     index: int = 0
     dots: bool = True
+    band: Sequence[tuple[float, float]] = ()  # (low, high) of each point
+
+    @property
+    def colour(self) -> str:
+        return f"var(--c{self.index % COLOURS})"
 
 
-def lines(
-    found: Sequence[Line],
-    x_name: str,
-    y_name: str,
-    mark: Number = None,
-    span: tuple[float, float] | None = None,
-) -> str:
-    """Curves in one picture, with a legend of their own if there are several; `mark` is a dashed
-    horizontal line."""
-    drawn = [line for line in found if line.points]
-    if not drawn:
-        return paragraph("Nothing was measured for this picture.", "soft")
-    names = legend_of(drawn) if len(drawn) > 1 else ""
+@dataclass(frozen=True)
+class Curves:
+    """Curves in one picture, with a legend if there are several; `mark` is a dashed line."""
 
-    def sized(width: int, kind: str) -> str:
-        return f'<div class="{kind}">{_picture(drawn, x_name, y_name, mark, span, width)}</div>'
+    lines: Sequence[Line]
+    x_name: str
+    y_name: str
+    mark: float | None = None
+    span: tuple[float, float] | None = None
 
-    return f"<figure>{names}{sized(WIDE, 'desk')}{sized(NARROW, 'phone')}</figure>"
+    @property
+    def drawn(self) -> list[Line]:
+        return [line for line in self.lines if line.points]
 
-
-def legend_of(found: Sequence[Line]) -> str:
-    """The colours of curves."""
-    return (
-        '<div class="legend">'
-        + "".join(
-            f'<span><span class="swatch" '
-            f'style="background:var(--c{line.index % COLOURS})"></span>{escape(line.name)}</span>'
-            for line in found
+    def html(self) -> str:
+        if not self.drawn:
+            return Paragraph("Nothing was measured for this picture.", "soft").html()
+        names = "".join(
+            f'<span><span class="swatch" style="background:{line.colour}"></span>'
+            f"{escape(line.name)}</span>"
+            for line in self.drawn
         )
-        + "</div>"
-    )
-
-
-def _picture(
-    found: Sequence[Line],
-    x_name: str,
-    y_name: str,
-    mark: Number,
-    span: tuple[float, float] | None,
-    width: int,
-) -> str:
-    height, left, right, top, bottom = round(190 + width * 0.12), 44, 12, 22, 40
-    xs = [x for line in found for x, _ in line.points]
-    ys = [y for line in found for _, y in line.points] + ([mark] if mark is not None else [])
-    low, high = span or _rounded(min(ys), max(ys))
-    first, last = min(xs), max(xs)
-    place_x = _scale(first, last if last > first else first + 1, left, width - right)
-    place_y = _scale(low, high, height - bottom, top)
-    parts = [
-        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{escape(y_name)} by '
-        f'{escape(x_name)}">'
-    ]
-    for y in ticks(low, high, 5):
-        at = place_y(y)
-        parts.append(
-            f'<line class="grid-line" x1="{left}" x2="{width - right}" y1="{at:.1f}" '
-            f'y2="{at:.1f}"/>'
+        legend = f'<div class="legend">{names}</div>' if len(self.drawn) > 1 else ""
+        wide, narrow = _Picture(self, WIDE).svg(), _Picture(self, NARROW).svg()
+        return (
+            f'<figure>{legend}<div class="desk">{wide}</div>'
+            f'<div class="phone">{narrow}</div></figure>'
         )
-        parts.append(f'<text x="{left - 6}" y="{at + 4:.1f}" text-anchor="end">{y:g}</text>')
-    for x in ticks(
-        first, last, max(3, width // 90), 1.0 if all(x == round(x) for x in xs) else 0.0
-    ):
-        parts.append(
-            f'<text x="{place_x(x):.1f}" y="{height - bottom + 16}" '
-            f'text-anchor="middle">{x:g}</text>'
-        )
-    if mark is not None:
-        at = place_y(mark)
-        parts.append(
-            f'<line x1="{left}" x2="{width - right}" y1="{at:.1f}" y2="{at:.1f}" '
-            f'stroke="var(--ink)" stroke-dasharray="5 4"/>'
-        )
-    parts += [_curve(line, place_x, place_y) for line in found]
-    parts.append(f'<text x="{left}" y="12">{escape(y_name)}</text>')
-    parts.append(
-        f'<text x="{(left + width - right) / 2}" y="{height - 6}" '
-        f'text-anchor="middle">{escape(x_name)}</text></svg>'
-    )
-    return "".join(parts)
 
 
-def _curve(line: Line, place_x: Callable[[float], float], place_y: Callable[[float], float]) -> str:
-    colour = f"var(--c{line.index % COLOURS})"
-    at = [(place_x(x), place_y(y)) for x, y in line.points]
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in at)
-    dots = "".join(
-        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}">'
-        f"<title>{escape(line.name)}: {given[0]:g}, {given[1]:.3g}</title></circle>"
-        for (x, y), given in zip(at, line.points, strict=True)
-        if line.dots
-    )
-    return f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>{dots}'
+class _Picture:
+    """Curves at one width."""
+
+    def __init__(self, curves: Curves, width: int) -> None:
+        self.curves, self.width, self.height = curves, width, round(190 + width * 0.12)
+        self.left, self.right, self.bottom = 44, width - 12, self.height - 40
+        self.xs = [x for line in curves.drawn for x, _ in line.points]
+        ys = [y for line in curves.drawn for _, y in line.points]
+        ys += [] if curves.mark is None else [curves.mark]
+        self.low, self.high = curves.span or _rounded(min(ys), max(ys))
+        first, last = min(self.xs), max(self.xs)
+        self.x = _scale(first, last if last > first else first + 1, self.left, self.right)
+        self.y = _scale(self.low, self.high, self.bottom, 22)
+
+    def svg(self) -> str:
+        x_name, y_name = escape(self.curves.x_name), escape(self.curves.y_name)
+        middle = (self.left + self.right) / 2
+        return (
+            f'<svg viewBox="0 0 {self.width} {self.height}" role="img" '
+            f'aria-label="{y_name} by {x_name}">{self._axes()}'
+            + "".join(self._curve(line) for line in self.curves.drawn)
+            + f'<text x="{self.left}" y="12">{y_name}</text>'
+            f'<text x="{middle}" y="{self.height - 6}" text-anchor="middle">{x_name}</text></svg>'
+        )
+
+    def _axes(self) -> str:
+        parts = []
+        for y in ticks(self.low, self.high, 5):
+            parts.append(self._level(y, 'class="grid-line"'))
+            at = self.y(y) + 4
+            parts.append(f'<text x="{self.left - 6}" y="{at:.1f}" text-anchor="end">{y:g}</text>')
+        least = 1.0 if all(x == round(x) for x in self.xs) else 0.0
+        for x in ticks(min(self.xs), max(self.xs), max(3, self.width // 90), least):
+            place = f'x="{self.x(x):.1f}" y="{self.bottom + 16}"'
+            parts.append(f'<text {place} text-anchor="middle">{x:g}</text>')
+        if self.curves.mark is not None:
+            parts.append(
+                self._level(self.curves.mark, 'stroke="var(--ink)" stroke-dasharray="5 4"')
+            )
+        return "".join(parts)
+
+    def _level(self, y: float, style: str) -> str:
+        at = f"{self.y(y):.1f}"
+        return f'<line x1="{self.left}" x2="{self.right}" y1="{at}" y2="{at}" {style}/>'
+
+    def _curve(self, line: Line) -> str:
+        path = self._path(line.points)
+        dots = "".join(
+            f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3" fill="{line.colour}">'
+            f"<title>{escape(line.name)}: {x:g}, {y:.3g}</title></circle>"
+            for x, y in (line.points if line.dots else ())
+        )
+        band = ""
+        if line.band:
+            pairs = list(zip(line.points, line.band, strict=True))
+            around = [(x, low) for (x, _), (low, _) in pairs]
+            around += [(x, high) for (x, _), (_, high) in reversed(pairs)]
+            band = f'<polygon points="{self._path(around)}" fill="{line.colour}" opacity="0.2"/>'
+        stroke = f'fill="none" stroke="{line.colour}" stroke-width="2"'
+        return f'{band}<polyline points="{path}" {stroke}/>{dots}'
+
+    def _path(self, points: Sequence[tuple[float, float]]) -> str:
+        return " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
 
 
 def _scale(low: float, high: float, start: float, stop: float) -> Callable[[float], float]:
@@ -276,8 +317,8 @@ def ticks(low: float, high: float, most: int, least: float = 0.0) -> list[float]
     rough = max(width / most, least)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(power * times for times in (1, 2, 5, 10) if power * times >= rough)
-    start = math.ceil(low / step - 1e-9)
-    return [round(index * step, 10) for index in range(start, math.floor(high / step + 1e-9) + 1)]
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(index * step, 10) for index in range(first, last + 1)]
 
 
 def _rounded(low: float, high: float) -> tuple[float, float]:

@@ -106,33 +106,22 @@ def look(llm: LLM, prompt: str | Sequence[int], last: int = 40, new_tokens: int 
     """
     if last < 1 or new_tokens < 0:
         raise OptionError(
-            f"last={last}, new_tokens={new_tokens}: there is nothing to look at; use last >= 1 "
-            f"and new_tokens >= 0"
+            f"last={last}, new_tokens={new_tokens}: there is nothing to look at; use last >= 1 and "
+            "new_tokens >= 0"
         )
-    ids = _encoded(llm, prompt)
+    text = ids = _encoded(llm, prompt)
     llm.model.check_length(len(ids))
-    text = [
-        *ids,
-        *(llm.generate(ids, max_new_tokens=new_tokens, draft=None).tokens if new_tokens else []),
-    ]
+    if new_tokens:
+        text = [*ids, *llm.generate(ids, max_new_tokens=new_tokens, draft=None).tokens]
     similar = Similarities(llm.model.layers)
     choices, chances = _read(llm.model, text, min(last, len(text)), similar)
     start = len(text) - choices.shape[1]
-    shown = [
-        _position(
-            llm,
-            text,
-            start + index,
-            len(ids),
-            choices[:, index].tolist(),
-            chances[:, index].tolist(),
-        )
-        for index in range(choices.shape[1])
-    ]
-    cosines = similar.means(True), similar.means(False)
-    return LayerView(
-        Path(llm.info.name).name, llm.model.layers, len(text), len(ids), tuple(shown), *cosines
+    shown = tuple(
+        _position(llm, text, start + index, len(ids), named.tolist(), sure.tolist())
+        for index, (named, sure) in enumerate(zip(choices.T, chances.T, strict=True))
     )
+    name, cosines = Path(llm.info.name).name, (similar.means(True), similar.means(False))
+    return LayerView(name, llm.model.layers, len(text), len(ids), shown, *cosines)
 
 
 class Similarities:
@@ -140,22 +129,18 @@ class Similarities:
     half."""
 
     def __init__(self, layers: int) -> None:
-        self._sums: dict[tuple[int, bool], float] = {
-            (layer, half): 0.0 for layer in range(layers) for half in (True, False)
-        }
-        self._counts = dict.fromkeys(self._sums, 0)
+        halves = [(layer, half) for layer in range(layers) for half in (True, False)]
+        self._sums, self._counts = dict.fromkeys(halves, 0.0), dict.fromkeys(halves, 0)
 
     def __call__(self, layer: int, attention: bool, before: Tensor, after: Tensor) -> None:
-        self._sums[layer, attention] += float(
-            F.cosine_similarity(before.float(), after.float(), dim=-1).sum()
-        )
+        cosines = F.cosine_similarity(before.float(), after.float(), dim=-1)
+        self._sums[layer, attention] += float(cosines.sum())
         self._counts[layer, attention] += len(before)
 
     def means(self, attention: bool) -> tuple[float, ...]:
         """One a layer, of its attention or of its MLP half."""
-        return tuple(
-            total / self._counts[key] for key, total in self._sums.items() if key[1] == attention
-        )
+        found = ((key, total) for key, total in self._sums.items() if key[1] == attention)
+        return tuple(total / self._counts[key] for key, total in found)
 
 
 def _encoded(llm: LLM, prompt: str | Sequence[int]) -> list[int]:
@@ -163,8 +148,8 @@ def _encoded(llm: LLM, prompt: str | Sequence[int]) -> list[int]:
         return list(prompt)
     if llm.tokenizer is None:
         raise PromptError(
-            f"{llm.info.name} was loaded without a tokenizer, so a text cannot be read; give "
-            f"token ids"
+            f"{llm.info.name} was loaded without a tokenizer, so a text cannot be read; give token "
+            "ids"
         )
     return list(llm.tokenizer(prompt)["input_ids"])
 
@@ -197,11 +182,7 @@ def _position(
     chances: Sequence[float],
 ) -> Position:
     same = [choice == choices[-1] for choice in choices]
-    settles = (
-        len(same)
-        - next((back for back, agrees in enumerate(reversed(same)) if not agrees), len(same))
-        + 1
-    )
+    settles = max((exit for exit, agrees in enumerate(same, start=1) if not agrees), default=0) + 1
     return Position(
         index=index,
         token=visible_mask(llm, text[index]),
@@ -218,9 +199,6 @@ def _position(
 def visible_mask(llm: LLM, token: int) -> str:
     """A token as text of its own, with blanks, line ends and control characters to be seen; its
     number where it has no text."""
-    text = str(llm.tokenizer.decode([token])) if llm.tokenizer is not None else ""
-    shown = (
-        each if each.isprintable() else each.encode("unicode_escape").decode()
-        for each in text.translate(VISIBLE)
-    )
+    text = "" if llm.tokenizer is None else str(llm.tokenizer.decode([token])).translate(VISIBLE)
+    shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return "".join(shown) or f"<{token}>"

@@ -1,5 +1,5 @@
-"""What the system says of a turn beside its seconds: the most memory a process used, and energy
-where the machine counts it.
+"""What the system says of a turn beside its seconds, the most memory a process used and the energy
+where the machine counts it; and how fast memory can be read.
 
 Memory: Linux keeps a process's largest resident size (VmHWM in /proc/PID/status), and writing 5 to
 /proc/PID/clear_refs starts it anew. Energy: Intel's and AMD's RAPL counters under
@@ -12,10 +12,15 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+from .timing import interleave, timed
 
 PROC = Path("/proc")
 POWERCAP = Path("/sys/class/powercap")
+SMALLEST_BUFFER = 256 * 2**20  # beyond a last-level cache, else it is the cache that is measured
+LARGEST_BUFFER = 2**30
 
 
 class PeakMemory:
@@ -71,12 +76,8 @@ class EnergyMeter:
             counters += _nvml()
         if not counters:
             return cls([], "not measured: " + "; ".join(reasons))
-        return cls(
-            counters,
-            "counted by "
-            + ", ".join(counter.name for counter in counters)
-            + "; other processes are in it",
-        )
+        names = ", ".join(counter.name for counter in counters)
+        return cls(counters, f"counted by {names}; other processes are in it")
 
     def start(self) -> None:
         """Take the readings before a turn."""
@@ -91,20 +92,23 @@ class EnergyMeter:
 
 
 def _rapl(powercap: Path) -> tuple[list[Counter], list[str]]:
-    counters = []
-    reasons = []
+    counters, reasons = [], []
     for folder in sorted(powercap.glob("intel-rapl:*")):
         if folder.name.count(":") != 1:  # a part of a package, which is in the package's own count
             continue
         file = folder / "energy_uj"
         try:
-            int(file.read_text())
+            _microjoules(file)
             wraps = float((folder / "max_energy_range_uj").read_text()) + 1
         except (OSError, ValueError) as error:
             reasons.append(f"{folder.name}: {getattr(error, 'strerror', None) or error}")
             continue
-        counters.append(Counter(folder.name, lambda file=file: int(file.read_text()), wraps))  # type: ignore[misc]
+        counters.append(Counter(folder.name, partial(_microjoules, file), wraps))
     return counters, reasons or ["the system has no RAPL counter (no intel-rapl under powercap)"]
+
+
+def _microjoules(file: Path) -> int:
+    return int(file.read_text())
 
 
 def _nvml() -> list[Counter]:
@@ -118,15 +122,38 @@ def _nvml() -> list[Counter]:
         return []
     counters = []
     for index in range(count.value):
-        device, value = ctypes.c_void_p(), ctypes.c_ulonglong()
-        if library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)):
-            continue
-
-        def read(device: ctypes.c_void_p = device) -> float:
-            total = ctypes.c_ulonglong()
-            library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(total))
-            return total.value * 1e3
-
-        if not library.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(value)):
-            counters.append(Counter(f"gpu{index}", read, float("inf")))
+        device, total = ctypes.c_void_p(), ctypes.c_ulonglong()
+        read = partial(library.nvmlDeviceGetTotalEnergyConsumption, device, ctypes.byref(total))
+        if not library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) and not read():
+            counters.append(Counter(f"gpu{index}", partial(_after, read, total), float("inf")))
     return counters
+
+
+def _after(read: Callable[[], object], total: ctypes.c_ulonglong) -> float:
+    """What a call writes into `total`, millijoules, as microjoules."""
+    read()
+    return total.value * 1e3
+
+
+def read_bandwidth(size: int, repetitions: int = 7) -> dict[str, list[float]]:
+    """Bytes a second at which memory can be read with torch's present number of threads, measured
+    in three ways.
+
+    One token must read every weight once, so weight bytes over bandwidth is a floor that no plain
+    decoding can go under. No single way reaches the limit on every machine: a sum may be bound by
+    its additions, a matrix-vector product by its kernel. What is wanted is the most the memory can
+    do, so a reader takes the best of all. The buffer is about as large as the weights are.
+    """
+    import torch
+
+    values = min(max(size, SMALLEST_BUFFER), LARGEST_BUFFER) // 4
+    buffer = torch.ones(values // 1024, 1024)
+    vector = torch.ones(1024)
+    flat = buffer.view(-1)
+    ways: dict[str, Callable[[], object]] = {
+        "sum": lambda: flat.sum(),
+        "dot": lambda: torch.dot(flat, flat),
+        "matrix-vector": lambda: torch.mv(buffer, vector),
+    }
+    seconds = interleave({name: timed(way) for name, way in ways.items()}, repetitions)
+    return {name: [buffer.numel() * 4 / value for value in seconds.of(name)] for name in ways}

@@ -9,6 +9,7 @@ that says so. Does not know any particular engine; our own goes through the same
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -27,9 +28,7 @@ from .provenance import CHECKOUT, scrub
 from .timing import Clock, ContestantFailed
 
 HOST = Path(__file__).with_name("peer_host.py")
-SHIPPED = Path(__file__).with_name(
-    "shipped"
-)  # peers that need nothing but what selfspec needs: they are in the wheel
+SHIPPED = Path(__file__).with_name("shipped")  # peers that need nothing but what selfspec needs
 PEERS_FOLDER = CHECKOUT / "benchmarks" / "peers"
 FIRST = '{"first":'
 
@@ -51,33 +50,23 @@ class PeerSpec:
 
     @property
     def python(self) -> str:
-        return (
-            str(self.folder / ".venv" / "bin" / "python")
-            if self.own_environment
-            else sys.executable
-        )
+        own = self.folder / ".venv" / "bin" / "python"
+        return str(own) if self.own_environment else sys.executable
 
     def install(self, limit: float = 1800) -> None:
-        """Make the peer's own environment if it has one and it is missing; needs the network
-        once."""
+        """Make the peer's own environment if it has one and it is missing; needs the network."""
         if not self.own_environment or Path(self.python).exists():
             return
-        environment = {**os.environ, "SELFSPEC_PYTHON": sys.executable}
         try:
             done = subprocess.run(
-                [str(self.folder / "install")],
-                capture_output=True,
-                text=True,
-                env=environment,
-                timeout=limit,
-                check=False,
-            )
+                [str(self.folder / "install")], capture_output=True, text=True, timeout=limit,
+                env={**os.environ, "SELFSPEC_PYTHON": sys.executable}, check=False,
+            )  # fmt: skip
         except (OSError, subprocess.TimeoutExpired) as error:
             raise PeerFailed(scrub(f"install: {error}")) from error
         if done.returncode:
-            raise PeerFailed(
-                f"install ended with {done.returncode}: {last_line(done.stderr or done.stdout)}"
-            )
+            said = last_line(done.stderr or done.stdout)
+            raise PeerFailed(f"install ended with {done.returncode}: {said}")
 
 
 def find_peers(folder: Path = PEERS_FOLDER, shipped: Path = SHIPPED) -> dict[str, PeerSpec]:
@@ -90,11 +79,8 @@ def choose(names: Sequence[str], known: Mapping[str, PeerSpec]) -> list[PeerSpec
     """The peers of these names, in this order."""
     for name in names:
         if name not in known:
-            far = (
-                ""
-                if PEERS_FOLDER.is_dir()
-                else " Other engines' peers are in the source checkout, not in the wheel."
-            )
+            far = " Other engines' peers are in the source checkout, not in the wheel."
+            far = "" if PEERS_FOLDER.is_dir() else far
             raise OptionError(f"Unknown peer {name!r}: {nearest(name, known)}{far}")
     return [known[name] for name in dict.fromkeys(names)]
 
@@ -108,7 +94,8 @@ class Reply:
     seconds: float
     first_seconds: float | None
     first_tokens: int
-    counts: dict[str, Any] | None
+    counts: dict[str, Any]
+    """What it says of its own work, such as drafts; shown, never used."""
 
 
 class Peer:
@@ -120,15 +107,10 @@ class Peer:
         self.name = spec.name
         self.versions: dict[str, str] = {}
         self.precision = ""
-        self.counts: dict[str, Any] | None = (
-            None  # what it says of its last generation: drafted, accepted; shown, never used
-        )
         self._limit, self._clock, self._threads = limit, clock, threads
-        self._first: tuple[float, int] | None = (
-            None  # of the last request: when its first tokens came, and how many
-        )
+        self._first: tuple[float, int] | None = None  # when the first tokens came, and how many
         self._dead: str | None = None  # why it can answer no more
-        self._errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115  (until close)
+        self._errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         self._replies: queue.Queue[str | None] = queue.Queue()
         try:
             self._process = subprocess.Popen(
@@ -156,9 +138,8 @@ class Peer:
         request = {"load": str(folder), "dtype": dtype, "threads": self._threads}
         reply, seconds = self._ask(request if device == "cpu" else {**request, "device": device})
         self.precision = str(reply.get("precision", dtype))
-        self.versions = {
-            str(name): str(version) for name, version in dict(reply.get("versions", {})).items()
-        }
+        said = dict(reply.get("versions", {}))
+        self.versions = {str(name): str(version) for name, version in said.items()}
         return seconds
 
     def echo(self, something: Sequence[int]) -> float:
@@ -173,54 +154,24 @@ class Peer:
         self,
         rows: Sequence[Sequence[int]],
         max_new_tokens: int,
-        eos: Sequence[int],
-        options: Mapping[str, Any],
-    ) -> Reply:
-        """New tokens of each row, timed from outside."""
-        asked = (
-            {"generate": list(rows[0])}
-            if len(rows) == 1
-            else {"batch": [list(row) for row in rows]}
-        )
-        reply, seconds = self._ask(
-            {**asked, "max_new_tokens": max_new_tokens, "eos": list(eos), "options": dict(options)}
-        )
-        made = [reply.get("tokens")] if len(rows) == 1 else reply.get("rows")
-        if (
-            not isinstance(made, list)
-            or len(made) != len(rows)
-            or not all(isinstance(row, list) and row for row in made)
-        ):
-            raise PeerFailed(f"answered {len(rows)} rows with {str(reply)[:200]}")
-        if any(
-            len(row) > max_new_tokens or (len(row) < max_new_tokens and row[-1] not in eos)
-            for row in made
-        ):
-            raise PeerFailed(
-                f"made {[len(row) for row in made]} tokens where {max_new_tokens} or an end token "
-                f"were asked for"
-            )
-        when, count = self._first or (None, 0)
-        return Reply(made, seconds, when, count, reply.get("counts"))
-
-    def generate(
-        self,
-        ids: Sequence[int],
-        max_new_tokens: int,
         eos: Sequence[int] = (),
         options: Mapping[str, Any] | None = None,
-    ) -> tuple[list[int], float]:
-        """Greedy new tokens and the wall seconds they took. Without `eos`, any other number of
-        tokens is a failure."""
-        request = {"generate": list(ids), "max_new_tokens": max_new_tokens, "eos": list(eos)}
-        reply, seconds = self._ask({**request, "options": dict(options)} if options else request)
-        self.counts = reply.get("counts")
-        tokens = reply.get("tokens")
-        if not isinstance(tokens, list):
-            raise PeerFailed(f"answered without tokens: {str(reply)[:200]}")
-        if not eos and len(tokens) != max_new_tokens:
-            raise PeerFailed(f"made {len(tokens)} tokens where {max_new_tokens} were asked for")
-        return tokens, seconds
+    ) -> Reply:
+        """New tokens of each row, timed from outside. Too many or too few of them are a failure."""
+        request = {"max_new_tokens": max_new_tokens, "eos": list(eos), "options": options or {}}
+        alone = len(rows) == 1
+        asked = {"generate": list(rows[0])} if alone else {"batch": [list(row) for row in rows]}
+        reply, seconds = self._ask({**asked, **request})
+        made = [reply.get("tokens")] if alone else reply.get("rows")
+        if not isinstance(made, list) or [type(row) for row in made] != [list] * len(rows):
+            raise PeerFailed(f"answered {len(rows)} rows with {str(reply)[:200]}")
+        for row in made:
+            ended = len(row) < max_new_tokens and row and row[-1] in eos
+            if len(row) != max_new_tokens and not ended:
+                wanted = f"{max_new_tokens}{' or an end token' if eos else ''} were asked for"
+                raise PeerFailed(f"made {len(row)} tokens where {wanted}")
+        when, count = self._first or (None, 0)
+        return Reply(made, seconds, when, count, dict(reply.get("counts") or {}))
 
     def close(self) -> None:
         """End the process; harmless when it is gone already."""
@@ -230,7 +181,10 @@ class Peer:
         self._reader.join(timeout=5)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                _close_quietly(stream)
+                with contextlib.suppress(
+                    BrokenPipeError
+                ):  # unsent bytes for a process that is gone
+                    stream.close()
         if not self._errors.closed:
             self._errors.close()
 
@@ -252,24 +206,18 @@ class Peer:
                 answer = self._replies.get(timeout=self._limit)
         except queue.Empty:
             self._process.kill()
-            self._dead = f"no answer within {self._limit:g} s, so it was ended; allow it more with --time-limit"
+            said = f"no answer within {self._limit:g} s, so it was ended"
+            self._dead = f"{said}; allow it more with --time-limit"
             raise PeerFailed(self._dead) from None
         except BrokenPipeError:
             answer = None
         seconds = self._clock() - start
         if answer is None:
-            self._dead = f"ended with {self._process.wait()}: {self._last_words()}"
+            code = self._process.wait()
+            self._errors.seek(0)
+            self._dead = f"ended with {code}: {last_line(self._errors.read())}"
             raise PeerFailed(self._dead)
-        return self._parsed(answer), seconds
-
-    def _parsed(self, answer: str) -> dict[str, Any]:
-        try:
-            reply = json.loads(answer)
-        except ValueError as error:
-            raise PeerFailed(f"answered something other than JSON: {answer[:200]!r}") from error
-        if not isinstance(reply, dict) or "error" in reply:
-            raise PeerFailed(last_line(str(reply["error"] if isinstance(reply, dict) else reply)))
-        return reply
+        return _parsed(answer), seconds
 
     def _listen(self) -> None:
         assert self._process.stdout is not None
@@ -277,9 +225,15 @@ class Peer:
             self._replies.put(line)
         self._replies.put(None)  # the end, so that nobody waits out the time limit for a dead peer
 
-    def _last_words(self) -> str:
-        self._errors.seek(0)
-        return last_line(self._errors.read())
+
+def _parsed(answer: str) -> dict[str, Any]:
+    try:
+        reply = json.loads(answer)
+    except ValueError as error:
+        raise PeerFailed(f"answered something other than JSON: {answer[:200]!r}") from error
+    if not isinstance(reply, dict) or "error" in reply:
+        raise PeerFailed(last_line(str(reply["error"] if isinstance(reply, dict) else reply)))
+    return reply
 
 
 def last_line(text: str) -> str:
@@ -288,23 +242,11 @@ def last_line(text: str) -> str:
     return scrub(lines[-1])[:300] if lines else "no message"
 
 
-def _close_quietly(stream: Any) -> None:
-    try:
-        stream.close()
-    except BrokenPipeError:  # unsent bytes for a process that is gone
-        return
-
-
 def _environment(threads: int) -> dict[str, str]:
     """The same number of threads for every peer; how they wait is each engine's own affair, as it
     is for its users."""
-    package_root = str(HOST.parents[2])
-    path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH")]))
-    settings = {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
-    return {
-        **os.environ,
-        **settings,
-        "PYTHONPATH": path,
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
-    }
+    roots = [str(HOST.parents[2]), *([str(CHECKOUT)] if PEERS_FOLDER.is_dir() else [])]
+    path = os.pathsep.join(filter(None, [*roots, os.environ.get("PYTHONPATH")]))
+    count = str(threads)
+    settings = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "PYTHONPATH": path}
+    return {**os.environ, **settings, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}

@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
-import torch
 
 from .schema import Provenance
 
@@ -26,13 +25,22 @@ def scrub(text: str) -> str:
     return re.sub(r"(?<![\w.<:/])/(?:[\w.@+~-]+/)+[\w.@+~-]*", "<path>/", text)
 
 
+def results_folder() -> Path:
+    """Where results go when nothing is said: among the committed ones in a checkout, else here."""
+    folder = CHECKOUT / "benchmarks" / "results"
+    return folder if folder.is_dir() else Path.cwd()
+
+
 def gather(command: str, threads: int, versions: dict[str, str]) -> Provenance:
     """Everything a reader needs to judge or repeat the numbers."""
+    # results do not count, a run writes them itself
+    changed = _git("status", "--porcelain", "--", ".", ":!benchmarks/results")
+    recorded = sorted(key for key in os.environ if RECORDED.fullmatch(key))
     return Provenance(
         command=scrub(command),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         commit=_git("rev-parse", "HEAD"),
-        uncommitted_changes=_uncommitted(),
+        uncommitted_changes=None if changed is None else bool(changed),
         cpu=cpu_name(),
         cores=os.cpu_count() or 1,
         threads=threads,
@@ -40,11 +48,7 @@ def gather(command: str, threads: int, versions: dict[str, str]) -> Provenance:
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
         versions=dict(sorted(versions.items())),
-        environment={
-            key: scrub(value)
-            for key, value in sorted(os.environ.items())
-            if RECORDED.fullmatch(key)
-        },
+        environment={key: scrub(os.environ[key]) for key in recorded},
     )
 
 
@@ -65,42 +69,22 @@ def cpu_name() -> str:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         lines = []
-    named = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), ""
-    )
-    return named or platform.processor() or platform.machine() or "unknown CPU"
-
-
-def device_name(device: torch.device) -> str:
-    """The card as its driver names it, or the processor."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return next(iter(named), "") or platform.processor() or platform.machine() or "unknown CPU"
 
 
 def slug(name: str) -> str:
     """A name for a file: 'AMD EPYC 7B13' becomes 'amd-epyc-7b13'."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower().replace("(r)", "").replace("(tm)", "")).strip(
-        "-"
-    )
-
-
-def _uncommitted() -> bool | None:
-    """Whether tracked sources differ from the commit; results do not count, a run writes them
-    itself."""
-    status = _git("status", "--porcelain", "--", ".", ":!benchmarks/results")
-    return None if status is None else bool(status)
+    plain = name.lower().replace("(r)", "").replace("(tm)", "")
+    return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
 
 
 def _git(*arguments: str) -> str | None:
     """What git says of this checkout, or None when there is no git or no checkout (an installed
     wheel)."""
     try:
-        done = subprocess.run(
-            ["git", "-C", str(CHECKOUT), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=30,
-            check=False,
-        )
+        words = ["git", "-C", str(CHECKOUT), *arguments]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None

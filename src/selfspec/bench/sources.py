@@ -62,9 +62,7 @@ def read_rows(path: Path, skip_bad: bool, skipped: list[str]) -> list[Row]:
 def read_hub(source: str, task: str) -> list[Row]:
     """The rows of a data set of the hub, `hf:NAME#CONFIG@SPLIT`."""
     try:
-        return [
-            Row(row, source, number)
-            for number, (_, row) in enumerate(rows.read_rows(source), start=1)
-        ]
+        found = enumerate(rows.read_rows(source), start=1)
+        return [Row(row, source, number) for number, (_, row) in found]
     except (DataError, Unavailable) as error:
         raise Unavailable(f"{error} Or give a file: {task}=PATH") from error

@@ -20,34 +20,23 @@ from ..errors import OptionError, Unavailable
 from .contestants import Contestant, drafts_at_most
 from .engines import Engines, Measured
 from .peers import PeerFailed
-from .plain_run import first_difference
-from .schema import Provenance
-from .suite_schema import (
+from .prompts import Prompt
+from .schema import (
     OURS,
     Answer,
     ContestantRow,
     Counts,
     Difference,
     EngineRow,
-    Plan,
     StepPoint,
     SuiteRun,
     Turn,
-    load_suite,
-    save_suite,
+    engine_of,
+    write,
 )
 
 WARM_UP_TOKENS = 8
 LONGEST_BLOCK = 8  # tokens; isolated passes go up to this, further where a method drafts more
-
-
-@dataclass(frozen=True)
-class Prompt:
-    """A question as ids."""
-
-    task: str
-    id: str
-    ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -74,66 +63,33 @@ def units_of(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[Unit]:
                     f"--batch {batch} needs {batch} questions a task and {task} has {len(mine)}; "
                     f"ask more with --sample {batch}"
                 )
-            found += [
-                Unit(task, mine[start : start + batch])
-                for start in range(0, len(mine) - batch + 1, batch)
-            ]
+            starts = range(0, len(mine) - batch + 1, batch)
+            found += [Unit(task, mine[start : start + batch]) for start in starts]
     return found
 
 
-def open_run(plan: Plan, provenance: Provenance, path: Path, fresh: bool = False) -> SuiteRun:
-    """A new run, or the one in `path` if that is the same and was interrupted. Nothing is ever
-    written over but with `fresh`."""
-    if fresh or not path.exists():
-        return SuiteRun(provenance, plan)
-    run = load_suite(path)
-    other = [
-        each.name
-        for each in fields(Plan)
-        if getattr(plan, each.name) != getattr(run.plan, each.name)
-    ]
-    if other:
-        raise OptionError(
-            f"{path.name} holds another run (it differs in {', '.join(other)}), which would be "
-            f"lost; write elsewhere with --out, "
-            "or measure over it with --fresh"
-        )
-    then = run.provenance
-    before = (
-        then.cpu,
-        then.commit,
-        {name: then.versions.get(name) for name in provenance.versions},
-    )
-    if not run.complete and before != (provenance.cpu, provenance.commit, provenance.versions):
-        raise OptionError(
-            f"{path.name} was begun on another machine, at another commit or with other versions "
-            f"{before}, so going on would mix "
-            "two things in one table; measure it anew with --fresh"
-        )
-    return run
-
-
 class Suite:
-    """One sitting at a run."""
+    """One sitting at a run. `tick` hears of every turn, `say` of what is going on. `costs`: ids of
+    a text behind which isolated steps are timed after each question; none, and they are not."""
 
     def __init__(
-        self, run: SuiteRun, contestants: Sequence[Contestant], prompts: Sequence[Prompt], engines: Engines, out: Path,
-        decode: Callable[[Sequence[int]], str], eos: Sequence[int],
-        tick: Callable[[str], None] = lambda _: None, say: Callable[[str], None] = lambda _: None,
+        self,
+        run: SuiteRun,
+        contestants: Sequence[Contestant],
+        prompts: Sequence[Prompt],
+        engines: Engines,
+        out: Path,
+        decode: Callable[[Sequence[int]], str],
+        eos: Sequence[int],
+        tick: Callable[[str], None] = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
         costs: Sequence[int] = (),
-    ) -> None:  # fmt: skip
-        """`costs`: ids of a text behind which isolated steps are timed after each question; none,
-        and they are not."""
+    ) -> None:
         self.run, self._contestants, self._engines, self._out = run, contestants, engines, out
-        self._decode, self._eos, self._tick, self._say, self._costs = (
-            decode,
-            list(eos),
-            tick,
-            say,
-            list(costs),
-        )
+        self._decode, self._eos, self._costs = decode, list(eos), list(costs)
+        self._tick, self._say = tick, say
         self.units = units_of(prompts, run.plan.batches)
-        self._prompts = {prompt.id: prompt for prompt in prompts}
+        self._longest = max((prompt.ids for prompt in prompts), key=len)
         self._rows = {row.name: row for row in run.contestants}
         self._answers = {answer.question: answer.tokens for answer in run.answers}
         self._saved = time.perf_counter()
@@ -159,10 +115,9 @@ class Suite:
         now = time.perf_counter()
         self.run.wall_seconds += now - self._saved
         self._saved = now
-        save_suite(self.run, self._out)
+        write(self.run, self._out)
 
     def _open(self) -> None:
-        longest = max(self._prompts.values(), key=lambda prompt: len(prompt.ids)).ids
         known = {row.name: row for row in self.run.engines}
         for name in dict.fromkeys(contestant.engine for contestant in self._contestants):
             row = known.get(name) or EngineRow(name)
@@ -170,7 +125,7 @@ class Suite:
                 self.run.engines.append(row)
             self._say(f"starting {name}")
             try:
-                self._engines.open(row, longest)
+                self._engines.open(row, self._longest)
                 row.failure = None
             except PeerFailed as failure:
                 row.failure = str(failure)
@@ -208,29 +163,17 @@ class Suite:
     def _ask(self, contestant: Contestant, unit: Unit, new_tokens: int) -> Measured:
         plan, options = self.run.plan, dict(contestant.options)
         if plan.temperature > 0:
-            options["sampling"] = {
-                "temperature": plan.temperature,
-                "top_p": plan.top_p,
-                "seed": plan.seed,
-            }
+            names = ("temperature", "top_p", "seed")
+            options["sampling"] = {name: getattr(plan, name) for name in names}
         rows = [prompt.ids for prompt in unit.prompts]
         return self._engines.measure(contestant.engine, rows, new_tokens, self._eos, options)
 
     def _round(self, unit: Unit, number: int, shift: int) -> None:
-        """All contestants in turns, each beginning a place further on; then the comparison, and the
-        file."""
-        done = {
-            turn.contestant
-            for turn in self.run.turns
-            if (turn.questions, turn.round) == (unit.names, number)
-        }
-        if done:  # rounds are saved whole
-            self._tick_all()
-            return
-        at = shift % len(self._contestants)
-        taken: list[tuple[Turn, list[list[int]]]] = []
+        """All contestants in turns, each beginning a place further on; the comparison, the file."""
+        at, taken = shift % len(self._contestants), []
+        done = any((turn.questions, turn.round) == (unit.names, number) for turn in self.run.turns)
         for contestant in [*self._contestants[at:], *self._contestants[:at]]:
-            if self.run.failure(contestant.name) is None:
+            if not done and self.run.failure(contestant.name) is None:
                 self._say(f"{unit.names[0]}: {contestant.name}")
                 try:
                     made = self._ask(contestant, unit, self.run.plan.new_tokens)
@@ -238,16 +181,14 @@ class Suite:
                 except PeerFailed as failure:
                     self._rows[contestant.name].failure = str(failure)
             self._tick("")
+        if done:  # rounds are saved whole
+            return
         self._check_ours()
         self._compare(unit, taken)
         self.run.turns += [turn for turn, _ in taken]
         if self._costs and number == 0 and len(unit.prompts) == 1:
             self._measure_steps()
         self._save()
-
-    def _tick_all(self) -> None:
-        for _ in self._contestants:
-            self._tick("")
 
     def _compare(self, unit: Unit, taken: Sequence[tuple[Turn, list[list[int]]]]) -> None:
         """What differs from our plain decoding: where, and by how much the model preferred its own
@@ -256,11 +197,10 @@ class Suite:
         for prompt, tokens in zip(unit.prompts, reference, strict=True):
             if prompt.id not in self._answers:
                 self._answers[prompt.id] = tokens
-                self.run.answers.append(
-                    Answer(prompt.task, prompt.id, tokens, self._decode(tokens))
-                )
+                answer = Answer(prompt.task, prompt.id, tokens, self._decode(tokens))
+                self.run.answers.append(answer)
         for turn, rows in taken:
-            if self.run.plan.temperature > 0 and not turn.contestant.startswith(f"{OURS}/"):
+            if self.run.plan.temperature > 0 and engine_of(turn.contestant) != OURS:
                 continue  # another engine draws other tokens: there is nothing to compare
             for prompt, tokens in zip(unit.prompts, rows, strict=True):
                 at = first_difference(tokens, self._answers[prompt.id])
@@ -269,26 +209,22 @@ class Suite:
 
     def _difference(self, prompt: Prompt, tokens: Sequence[int], at: int) -> Difference:
         expected = self._answers[prompt.id]
-        gap = largest = None
+        found = Difference(prompt.id, at, text=self._decode(tokens), tokens=list(tokens))
         if at < min(len(tokens), len(expected)):
             self._say(f"{prompt.id}: comparing")
+            asked = {"ids": [*prompt.ids, *expected[:at]]}
             try:
-                text = [*prompt.ids, *expected[:at]]
-                gap, largest = self._engines.get(OURS).call(
-                    "gap", ids=text, wanted=expected[at], written=tokens[at]
+                found.gap, found.largest = self._engines.get(OURS).call(
+                    "gap", **asked, wanted=expected[at], written=tokens[at]
                 )
-            except (
-                PeerFailed
-            ):  # then it stays unsaid; a dead engine is started again for its next turn
-                gap = largest = None
-        return Difference(prompt.id, at, gap, largest, self._decode(tokens), list(tokens))
+            except PeerFailed:
+                return found  # it stays unsaid; a dead engine is started again for its next turn
+        return found
 
     def _measure_steps(self) -> None:
         """Isolated steps of our engine, beside the question, so that drift hits both."""
         self._say("steps alone")
-        methods = [
-            contestant.method for contestant in self._contestants if contestant.engine == OURS
-        ]
+        methods = [each.method for each in self._contestants if each.engine == OURS]
         most = max(LONGEST_BLOCK, *(drafts_at_most(method) + 1 for method in methods))
         points = self._engines.get(OURS).call("steps", ids=self._costs, methods=methods, most=most)
         found = {(point.kind, point.context, point.tokens): point for point in self.run.steps}
@@ -302,25 +238,22 @@ class Suite:
 
 
 def _turn(contestant: str, unit: Unit, number: int, made: Measured) -> Turn:
+    sizes = [len(row) for row in made.rows]
     return Turn(
-        contestant,
-        unit.task,
-        unit.names,
-        len(unit.prompts),
-        number,
-        made.seconds,
-        made.first_seconds,
-        made.first_tokens,
-        [len(row) for row in made.rows],
-        made.peak_memory_bytes,
-        made.joules,
-        [],
-        _counts(made.counts),
-    )
+        contestant, unit.task, unit.names, len(sizes), number, made.seconds, made.first_seconds,
+        made.first_tokens, sizes, made.peak_memory_bytes, made.joules, [], _counts(made.counts),
+    )  # fmt: skip
 
 
 def _counts(said: Mapping[str, Any]) -> Counts | None:
-    known = {each.name for each in fields(Counts)}
-    return (
-        Counts(**{name: value for name, value in said.items() if name in known}) if said else None
-    )
+    known = {each.name: said[each.name] for each in fields(Counts) if each.name in said}
+    return Counts(**known) if said else None
+
+
+def first_difference(mine: Sequence[int], expected: Sequence[int]) -> int | None:
+    """Index of the first token in which two sequences differ (one that ends early differs there);
+    None when they are equal."""
+    if list(mine) == list(expected):
+        return None
+    pairs = enumerate(zip(mine, expected, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(mine), len(expected)))

@@ -9,24 +9,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
 from ..errors import OptionError, Unavailable
 from .contestants import Contestant, contestants
+from .costs import CONTEXTS as STEP_CONTEXTS
 from .engines import Engines
 from .meters import EnergyMeter
 from .peers import find_peers
-from .prompts import prompt_ids
-from .provenance import CHECKOUT, cpu_name, gather, package_versions, slug
-from .step_costs import CONTEXTS as STEP_CONTEXTS
-from .suite import LONGEST_BLOCK, Prompt, Suite, open_run, units_of
-from .suite_schema import OURS, PLAIN, Plan, Question, Sample, SuiteRun
-from .tasks import CONTEXTS, Asked, Item, read_task
+from .prompts import Prompt, prompt_ids
+from .provenance import cpu_name, gather, package_versions, results_folder, slug
+from .schema import OURS, PLAIN, Plan, Question, Sample, SuiteRun, continued
+from .suite import LONGEST_BLOCK, Suite, units_of
+from .tasks import CONTEXTS, Item, read_task
 
 PACKAGES = ("torch", "transformers")
+FETCHED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 @dataclass(frozen=True)
@@ -57,15 +58,14 @@ class Wishes:
     def check(self) -> None:
         """Refuse what cannot be measured, before anything is loaded."""
         for name in ("threads", "rounds", "time_limit"):
-            if getattr(self, name) <= 0:
+            if (value := getattr(self, name)) <= 0:
                 raise OptionError(
-                    f"{name}={getattr(self, name)}: nothing would be measured; give a number "
-                    f"above 0"
+                    f"{name}={value}: nothing would be measured; give a number above 0"
                 )
         if self.new_tokens < 2:
             raise OptionError(
-                f"new_tokens={self.new_tokens}: there is no token after the first to time; give "
-                f"at least 2"
+                f"new_tokens={self.new_tokens}: there is no token after the first to time; give at "
+                "least 2"
             )
         if not self.batches or min(self.batches) < 1:
             raise OptionError(f"--batch {list(self.batches)}: a batch has at least 1 row")
@@ -86,14 +86,11 @@ class Words:
     eos: Sequence[int]
 
     def encode(self, item: Item) -> list[int]:
-        """A question as ids: through the chat template where it is a question and the model has
-        one."""
+        """A question as ids: through the chat template where it is one and the model has one."""
         if not self.chats(item):
             return list(self.tokenizer(item.text).input_ids)
-        messages = [{"role": "user", "content": item.text}]
-        text = self.tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, tokenize=False
-        )
+        asked = [{"role": "user", "content": item.text}]
+        text = self.tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def chats(self, item: Item) -> bool:
@@ -116,21 +113,17 @@ def folder_of(model: str) -> Path:
     if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
         raise OptionError(
             f"{model!r} is neither 'demo', nor a folder with a config.json, nor a hub name like "
-            f"OWNER/NAME"
+            "OWNER/NAME"
         )
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     try:
-        return Path(
-            snapshot_download(
-                model, allow_patterns=["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
-            )
-        )
+        return Path(snapshot_download(model, allow_patterns=FETCHED))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        kind = type(error).__name__
         raise Unavailable(
-            f"{model!r} could not be fetched ({type(error).__name__}); give a folder on this "
-            f"machine"
+            f"{model!r} could not be fetched ({kind}); give a folder on this machine"
         ) from error
 
 
@@ -141,10 +134,9 @@ def words_of(folder: Path) -> Words:
     config = AutoConfig.from_pretrained(folder).get_text_config()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     file = folder / "generation_config.json"
-    said = (
-        json.loads(file.read_text(encoding="utf-8")).get("eos_token_id") if file.is_file() else None
-    )
-    eos = tokenizer.eos_token_id if said is None else said
+    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    eos = said.get("eos_token_id")
+    eos = tokenizer.eos_token_id if eos is None else eos
     eos = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)
     return Words(tokenizer, config.max_position_embeddings, config.num_hidden_layers, eos)
 
@@ -158,19 +150,14 @@ def ask(wishes: Wishes, words: Words) -> tuple[list[Sample], list[Question], lis
             if asked.sample.task in {sample.task for sample in samples}:
                 raise OptionError(
                     f"two tasks are called {asked.sample.task!r}, and their questions would be "
-                    f"mixed; give one a category"
+                    "mixed; give one a category"
                 )
-            samples.append(_as_asked(asked, words))
+            samples.append(replace(asked.sample, chat=words.chats(asked.items[0])))
             for item in asked.items:
                 ids, cut = fitted(item, words.encode(item), words.context, wishes.new_tokens)
                 prompts.append(Prompt(item.task, item.id, ids))
                 questions.append(Question(item.task, item.id, len(ids), cut))
     return samples, questions, prompts
-
-
-def _as_asked(asked: Asked, words: Words) -> Sample:
-    values = {**vars(asked.sample), "chat": words.chats(asked.items[0])}
-    return Sample(**values)
 
 
 def fitted(item: Item, ids: list[int], context: int, new_tokens: int) -> tuple[list[int], int]:
@@ -180,37 +167,16 @@ def fitted(item: Item, ids: list[int], context: int, new_tokens: int) -> tuple[l
     if item.context > context or room < 1:
         raise OptionError(
             f"{item.id} needs {item.context or new_tokens + 1} positions and this model has "
-            f"{context}; "
-            "lower --contexts or --new-tokens"
+            f"{context}; lower --contexts or --new-tokens"
         )
-    if item.context:
-        if len(ids) < room:
-            raise OptionError(
-                f"{item.id}: the text has only {len(ids)} tokens from there on, and {room} are "
-                f"wanted; give a longer text"
-            )
-        return ids[:room], 0
-    return ids[-room:], max(0, len(ids) - room)
-
-
-def plan_of(
-    wishes: Wishes, name: str, taking_part: Sequence[Contestant], samples: list[Sample]
-) -> Plan:
-    """What two sittings must agree in."""
-    return Plan(
-        name, wishes.dtype, wishes.device, wishes.threads, wishes.new_tokens, wishes.rounds, list(wishes.batches),
-        [contestant.name for contestant in taking_part], f"{OURS}/{PLAIN}", samples,
-        wishes.temperature, wishes.top_p, wishes.seed,
-    )  # fmt: skip
-
-
-def result_path(model: str) -> Path:
-    """Where a result goes when nothing is said: among the committed ones in a checkout, else
-    here."""
-    results = CHECKOUT / "benchmarks" / "results"
-    return (
-        results if results.is_dir() else Path.cwd()
-    ) / f"suite-{slug(model)}-{slug(cpu_name())}.json"
+    if not item.context:
+        return ids[-room:], max(0, len(ids) - room)
+    if len(ids) < room:
+        raise OptionError(
+            f"{item.id}: the text has only {len(ids)} tokens from there on, and {room} are wanted; "
+            "give a longer text"
+        )
+    return ids[:room], 0
 
 
 @dataclass
@@ -227,26 +193,16 @@ class Prepared:
 
     @property
     def turns(self) -> int:
-        return (
-            len(units_of(self.prompts, self.run.plan.batches))
-            * self.run.plan.rounds
-            * len(self.contestants)
-        )
+        units = units_of(self.prompts, self.run.plan.batches)
+        return len(units) * self.run.plan.rounds * len(self.contestants)
 
     def sit(self, tick: Callable[[str], None], say: Callable[[str], None]) -> None:
         """Measure what is not measured yet."""
+        words = self.words
         Suite(
-            self.run,
-            self.contestants,
-            self.prompts,
-            self.engines,
-            self.out,
-            self.words.decode,
-            self.words.eos,
-            tick,
-            say,
-            self.costs,
-        ).measure()
+            self.run, self.contestants, self.prompts, self.engines, self.out, words.decode,
+            words.eos, tick, say, self.costs,
+        ).measure()  # fmt: skip
 
 
 def prepare(wishes: Wishes, command: str, out: Path | None) -> Prepared:
@@ -259,25 +215,27 @@ def prepare(wishes: Wishes, command: str, out: Path | None) -> Prepared:
     samples, questions, prompts = ask(wishes, words)
     units_of(prompts, wishes.batches)
     name = wishes.model if "/" in wishes.model and not Path(wishes.model).exists() else folder.name
-    target = out or result_path(name)
-    provenance = gather(
-        command, wishes.threads, {"selfspec": __version__, **package_versions(PACKAGES)}
-    )
-    run = open_run(plan_of(wishes, name, taking_part, samples), provenance, target, wishes.fresh)
+    plan = Plan(
+        name, wishes.dtype, wishes.device, wishes.threads, wishes.new_tokens, wishes.rounds,
+        list(wishes.batches), [contestant.name for contestant in taking_part], f"{OURS}/{PLAIN}",
+        samples, wishes.temperature, wishes.top_p, wishes.seed,
+    )  # fmt: skip
+    target = out or results_folder() / f"suite-{slug(name)}-{slug(cpu_name())}.json"
+    versions = {"selfspec": __version__, **package_versions(PACKAGES)}
+    provenance = gather(command, wishes.threads, versions)
+    run = open_run(SuiteRun(provenance, plan), target, wishes.fresh)
     run.questions = questions
+    energy = EnergyMeter.find(gpu=wishes.device != "cpu")
     engines = Engines(
-        known,
-        folder,
-        wishes.dtype,
-        wishes.device,
-        wishes.threads,
-        wishes.time_limit,
-        EnergyMeter.find(gpu=wishes.device != "cpu"),
+        known, folder, wishes.dtype, wishes.device, wishes.threads, wishes.time_limit, energy
     )
     costs: list[int] = []
     if wishes.costs:
-        costs = prompt_ids(
-            lambda text: list(words.tokenizer(text).input_ids),
-            max(STEP_CONTEXTS) + 4 * LONGEST_BLOCK,
-        )
+        longest = max(STEP_CONTEXTS) + 4 * LONGEST_BLOCK
+        costs = prompt_ids(lambda text: list(words.tokenizer(text).input_ids), longest)
     return Prepared(run, taking_part, prompts, words, engines, target, costs)
+
+
+def open_run(new: SuiteRun, path: Path, fresh: bool = False) -> SuiteRun:
+    """A new run, or the one in `path` if that is the same and was interrupted."""
+    return new if fresh else continued(new, path, lambda run: vars(run.plan))

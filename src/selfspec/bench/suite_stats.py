@@ -2,20 +2,22 @@
 From the JSON alone.
 
 A cost is the seconds a token takes after the first ones: of each unit the median over rounds. The
-speedup of a task is the mean cost of the baseline over the mean cost of the method; its interval a
-bootstrap over units, the two always drawn together, since they took turns on the same unit, widened
-for small samples. The mean of tasks draws within each task. All is seeded: a JSON has one table.
+speedup of a task is the mean cost of the baseline over the mean cost of the method. Its interval is
+a bootstrap over units, the two always drawn together, since they took turns on the same unit,
+widened for small samples. The mean of tasks draws within each task. All is seeded: a JSON has one
+table.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from statistics import median
 
 from .contestants import DRAFTS, own_options
-from .suite_schema import OURS, Counts, Difference, SuiteRun, Turn
+from .schema import OURS, Counts, Difference, SuiteRun, Turn, engine_of, method_of
 from .timing import Ratio, Verdict
 
 PLAIN_METHODS = ("plain", "compiled")  # what is a baseline: decoding that drafts nothing
@@ -68,39 +70,47 @@ class Row:
 
     @property
     def engine(self) -> str:
-        return self.contestant.partition("/")[0]
+        return engine_of(self.contestant)
 
     @property
     def method(self) -> str:
-        return self.contestant.partition("/")[2]
+        return method_of(self.contestant)
 
     @property
     def baseline(self) -> bool:
         return is_baseline(self.contestant)
 
+    @property
+    def speed(self) -> float:
+        """Over its own plain decoding; 0 where it has none."""
+        return self.over_plain.value if self.over_plain else 0.0
+
 
 def is_baseline(contestant: str) -> bool:
     """Whether it decodes plainly."""
-    return contestant.partition("/")[2].partition(":")[0] in PLAIN_METHODS
+    return method_of(contestant).partition(":")[0] in PLAIN_METHODS
 
 
 def precisions(run: SuiteRun) -> list[str]:
     """Of the engines that started, ours first: each has a table of its own."""
-    ours = [engine.precision for engine in run.engines if engine.name == OURS]
-    return list(
-        dict.fromkeys(
-            found for found in [*ours, *(engine.precision for engine in run.engines)] if found
-        )
-    )
+    engines = sorted(run.engines, key=lambda engine: engine.name != OURS)
+    found = [engine.precision for engine in engines if engine.precision]
+    return list(dict.fromkeys(found)) or [run.plan.dtype]
 
 
 def precision_of(run: SuiteRun, contestant: str) -> str:
     """An engine that never started would have been asked for the run's dtype."""
-    name = contestant.partition("/")[0]
-    return next(
-        (engine.precision for engine in run.engines if engine.name == name and engine.precision),
-        run.plan.dtype,
-    )
+    known = {engine.name: engine.precision for engine in run.engines}
+    return known.get(engine_of(contestant)) or run.plan.dtype
+
+
+def sections(run: SuiteRun) -> list[tuple[str, int, list[Row]]]:
+    """What may stand in one table: the rows of each precision and batch size, ours first."""
+    return [
+        (precision, batch, [row for row in rows(run, batch) if row.precision == precision])
+        for precision in precisions(run)
+        for batch in run.plan.batches
+    ]
 
 
 def tasks_of(run: SuiteRun) -> list[str]:
@@ -110,13 +120,13 @@ def tasks_of(run: SuiteRun) -> list[str]:
 
 def turns_of(run: SuiteRun, contestant: str, batch: int, task: str | None = None) -> list[Turn]:
     """A contestant's turns."""
-    return [
-        turn
-        for turn in run.turns
-        if turn.contestant == contestant
-        and turn.batch == batch
-        and (task is None or turn.task == task)
-    ]
+    mine = (turn for turn in run.turns if (turn.contestant, turn.batch) == (contestant, batch))
+    return [turn for turn in mine if task in (None, turn.task)]
+
+
+def counts_of(turns: Sequence[Turn]) -> list[Counts]:
+    """What the engine said of those turns, where it said anything."""
+    return [turn.counts for turn in turns if turn.counts is not None]
 
 
 def costs_of(turns: Sequence[Turn]) -> dict[Unit, float]:
@@ -139,24 +149,19 @@ def speedup(costs: Sequence[Pair]) -> float:
 
 
 def interval(groups: Sequence[Sequence[Pair]], draws: int = DRAWS) -> Ratio | None:
-    """Mean over groups (tasks) of their speedups, with a 95% interval; None without a unit in
-    common."""
+    """Mean over groups (tasks) of their speedups, with a 95% interval; None without a common
+    unit."""
     groups = [group for group in groups if group]
     if not groups:
         return None
-    value = mean([speedup(group) for group in groups])
-    if all(len(group) == 1 for group in groups):  # one unit a task: the tasks are what can be drawn
-        each = [speedup(group) for group in groups]
-        return bootstrap(
-            value, lambda chance: mean(chance.choices(each, k=len(each))), [len(each)], draws
-        )
+    each = [speedup(group) for group in groups]
     sizes = [len(group) for group in groups]
-    return bootstrap(
-        value,
-        lambda chance: mean([speedup(chance.choices(g, k=len(g))) for g in groups]),
-        sizes,
-        draws,
-    )
+    if set(sizes) == {1}:  # one unit a task: the tasks are what can be drawn
+        sizes = [len(each)]
+        draw: Draw = lambda chance: mean(chance.choices(each, k=len(each)))  # noqa: E731
+    else:
+        draw = lambda chance: mean([speedup(chance.choices(g, k=len(g))) for g in groups])  # noqa: E731
+    return bootstrap(mean(each), draw, sizes, draws)
 
 
 def bootstrap(value: float, draw: Draw, sizes: Sequence[int], draws: int = DRAWS) -> Ratio:
@@ -175,15 +180,11 @@ def bootstrap(value: float, draw: Draw, sizes: Sequence[int], draws: int = DRAWS
 
 
 def student(free: int) -> float:
-    """The 97.5% point of Student's t: a table, then its expansion in 1/free (within 0.003 from
-    there on)."""
+    """The 97.5% point of Student's t: a table, then its expansion in 1/free (within 0.003)."""
     if free <= len(STUDENT):
         return STUDENT[free - 1]
-    return (
-        NORMAL
-        + (NORMAL**3 + NORMAL) / (4 * free)
-        + (5 * NORMAL**5 + 16 * NORMAL**3 + 3 * NORMAL) / (96 * free**2)
-    )
+    second = (5 * NORMAL**5 + 16 * NORMAL**3 + 3 * NORMAL) / (96 * free**2)
+    return NORMAL + (NORMAL**3 + NORMAL) / (4 * free) + second
 
 
 def mean(values: Sequence[float]) -> float:
@@ -191,8 +192,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def verdict(speed: Ratio | None, units: int) -> Verdict | None:
-    """Faster or slower than 1, or equal; one unit alone has an interval without width and cannot
-    say."""
+    """Faster or slower than 1, or equal; one unit alone has an interval without width."""
     if speed is None or units < 2:
         return None
     if speed.low > 1 + TOLERANCE:
@@ -214,30 +214,20 @@ def best_baseline(run: SuiteRun, batch: int, precision: str) -> str | None:
 def rows(run: SuiteRun, batch: int, task: str | None = None) -> list[Row]:
     """Every contestant, those that lose or failed too, as the run named them."""
     best = {precision: best_baseline(run, batch, precision) for precision in precisions(run)}
-    return [
-        _row(run, name, batch, task, best.get(precision_of(run, name)))
-        for name in run.plan.contestants
-    ]
+    names = run.plan.contestants
+    return [_row(run, name, batch, task, best.get(precision_of(run, name))) for name in names]
 
 
 def _row(run: SuiteRun, name: str, batch: int, task: str | None, best: str | None) -> Row:
-    turns = turns_of(run, name, batch, task)
-    engine = name.partition("/")[0]
-    plain = next(
-        (
-            each
-            for each in run.plan.contestants
-            if each.startswith(f"{engine}/") and is_baseline(each)
-        ),
-        None,
-    )
+    turns, engine = turns_of(run, name, batch, task), engine_of(name)
+    baselines = [each for each in run.plan.contestants if is_baseline(each)]
+    plain = next((each for each in baselines if engine_of(each) == engine), None)
     over_plain, units = _over(run, plain, name, batch, task)
-    decoded = sum(turn.decoded for turn in turns)
-    spent = sum(turn.decode_seconds or 0.0 for turn in turns)
-    seconds = sum(turn.seconds for turn in turns)
-    counts = [turn.counts for turn in turns if turn.counts is not None]
+    counts = counts_of(turns)
+    made = sum(sum(turn.made) for turn in turns)
     firsts = [turn.first_seconds for turn in turns if turn.first_seconds is not None]
     joules = [turn.joules for turn in turns if turn.joules is not None]
+    peaks = [each for turn in turns if (each := turn.peak_memory_bytes) is not None]
     return Row(
         contestant=name,
         task=task,
@@ -245,26 +235,25 @@ def _row(run: SuiteRun, name: str, batch: int, task: str | None, best: str | Non
         precision=precision_of(run, name),
         failure=run.failure(name),
         units=units,
-        tokens_per_second=decoded / spent if spent else None,
-        tokens_per_second_with_prefill=sum(sum(turn.made) for turn in turns) / seconds
-        if seconds
-        else None,
+        tokens_per_second=_over_sum((t.decoded, t.decode_seconds) for t in turns),
+        tokens_per_second_with_prefill=_over_sum((sum(t.made), t.seconds) for t in turns),
         over_plain=over_plain,
         over_best=_over(run, best, name, batch, task)[0],
         verdict=verdict(over_plain, units),
-        tokens_per_verification=_per_verification(turns),
-        acceptance=_share(counts, "accepted", "drafted"),
+        tokens_per_verification=_over_sum(
+            (t.decoded, t.counts.verifications)
+            for t in turns
+            if t.counts and t.counts.verifications
+        ),
+        acceptance=_over_sum((each.accepted, each.drafted) for each in counts),
         drafts=drafts_of(name),
         by_position=by_position(counts),
-        draft_share=_of_time(turns, "draft_seconds"),
-        verify_share=_of_time(turns, "verify_seconds"),
-        host_share=_of_time(turns, "host_seconds"),
+        draft_share=_of_time(counts, "draft_seconds"),
+        verify_share=_of_time(counts, "verify_seconds"),
+        host_share=_of_time(counts, "host_seconds"),
         first_seconds=median(firsts) if firsts else None,
-        peak_memory_bytes=max(
-            (turn.peak_memory_bytes for turn in turns if turn.peak_memory_bytes is not None),
-            default=None,
-        ),
-        joules_per_token=sum(joules) / sum(sum(turn.made) for turn in turns) if joules else None,
+        peak_memory_bytes=max(peaks, default=None),
+        joules_per_token=sum(joules) / made if joules else None,
         cold_start_seconds=_cold_start(run, name),
         compared=sum(turn.batch for turn in turns),
         differences=tuple(difference for turn in turns for difference in turn.differences),
@@ -284,77 +273,49 @@ def _over(
     return interval(groups), sum(map(len, groups))
 
 
-def _per_verification(turns: Sequence[Turn]) -> float | None:
-    """Tokens that a row gained from each pass of the whole model, where the peer says how many
-    there were."""
-    known = [
-        (turn.decoded, turn.counts.verifications)
-        for turn in turns
-        if turn.counts and turn.counts.verifications
-    ]
-    return sum(made for made, _ in known) / sum(passes for _, passes in known) if known else None
+def _over_sum(shares: Iterable[tuple[float | None, float | None]]) -> float | None:
+    """The sum of the first over the sum of the second; None where that is nothing."""
+    known = [(part or 0.0, whole or 0.0) for part, whole in shares]
+    total = sum(whole for _, whole in known)
+    return sum(part for part, _ in known) / total if total else None
 
 
-def _share(counts: Sequence[Counts], part: str, whole: str) -> float | None:
-    total = sum(getattr(each, whole) or 0 for each in counts)
-    return sum(getattr(each, part) or 0 for each in counts) / total if total else None
-
-
-def _of_time(turns: Sequence[Turn], phase: str) -> float | None:
+def _of_time(counts: Sequence[Counts], phase: str) -> float | None:
     """A phase's share of the decoding time, both as the engine says."""
-    known = [
-        turn.counts
-        for turn in turns
-        if turn.counts is not None and turn.counts.draft_seconds is not None
-    ]
-    whole = sum(
-        (c.draft_seconds or 0) + (c.verify_seconds or 0) + (c.host_seconds or 0) for c in known
+    known = [each for each in counts if each.draft_seconds is not None]
+    phases = ("draft_seconds", "verify_seconds", "host_seconds")
+    return _over_sum(
+        (getattr(each, phase), sum(getattr(each, name) or 0.0 for name in phases)) for each in known
     )
-    return sum(getattr(each, phase) or 0.0 for each in known) / whole if whole else None
 
 
 def by_position(counts: Sequence[Counts]) -> tuple[float, ...]:
     """For each depth the share of drafts kept among those whose predecessors were all kept."""
-    depth = max((len(each.drafted_at) for each in counts), default=0)
-    sums = [
-        [sum(each[at] for each in lists if at < len(each)) for lists in _positions(counts)]
-        for at in range(depth)
-    ]
-    return tuple(kept / tried for kept, tried in sums if tried)
-
-
-def _positions(counts: Sequence[Counts]) -> tuple[list[list[int]], list[list[int]]]:
-    return [each.accepted_at for each in counts], [each.drafted_at for each in counts]
+    tried = [sum(each) for each in zip_longest(*(c.drafted_at for c in counts), fillvalue=0)]
+    kept = [sum(each) for each in zip_longest(*(c.accepted_at for c in counts), fillvalue=0)]
+    return tuple(k / n for k, n in zip_longest(kept, tried, fillvalue=0) if n)
 
 
 def drafts_of(contestant: str) -> str:
     """The K at which its acceptance was measured."""
-    engine, _, method = contestant.partition("/")
+    method = method_of(contestant)
     if is_baseline(contestant):
         return "-"
-    if engine != OURS:
-        return next(
-            (
-                item.partition("=")[2]
-                for item in method.partition(":")[2].split(",")
-                if item.startswith("tokens=")
-            ),
-            "own",
-        )
+    if engine_of(contestant) != OURS:
+        pairs = (item.partition("=") for item in method.partition(":")[2].split(","))
+        return next((value for name, _, value in pairs if name == "tokens"), "own")
     options = own_options(method)
-    if "control" not in options:
+    control = options.get("control")
+    if control is None:
         return "auto" if options["draft"] == "auto" else str(DRAFTS)
-    return (
-        str(options["control_options"].get("tokens", DRAFTS))
-        if options["control"] == "fixed"
-        else str(options["control"])
-    )
+    fixed = options["control_options"].get("tokens", DRAFTS)
+    return str(fixed if control == "fixed" else control)
 
 
 def _cold_start(run: SuiteRun, name: str) -> float | None:
-    engine = name.partition("/")[0]
-    load = next((row.load_seconds for row in run.engines if row.name == engine), None)
-    first = next((row.first_answer_seconds for row in run.contestants if row.name == name), None)
+    loads = {row.name: row.load_seconds for row in run.engines}
+    firsts = {row.name: row.first_answer_seconds for row in run.contestants}
+    load, first = loads.get(engine_of(name)), firsts.get(name)
     return None if load is None or first is None else load + first
 
 
@@ -367,12 +328,8 @@ def near_tie(difference: Difference, precision: str) -> bool:
 
 
 def overhead(run: SuiteRun) -> float | None:
-    """The harness's share of the measured time: what a request that asks for nothing takes, over
-    what a turn takes."""
-    pipes = {row.name: row.pipe_seconds for row in run.engines if row.pipe_seconds is not None}
-    shares = [
-        pipes[engine] / turn.seconds
-        for turn in run.turns
-        if (engine := turn.contestant.partition("/")[0]) in pipes
-    ]
+    """The harness's share of a turn: what a request that asks for nothing takes over the turn's."""
+    pipes = {row.name: row.pipe_seconds for row in run.engines}
+    known = [(pipes.get(engine_of(turn.contestant)), turn.seconds) for turn in run.turns]
+    shares = [pipe / seconds for pipe, seconds in known if pipe is not None]
     return median(shares) if shares else None

@@ -1,182 +1,167 @@
-"""Tables of a sweep from its JSON: speedups of the grid and by skipped halves, the threshold's
-course; an estimate of time.
-
-A cell's speedup is plain decoding's seconds a token over the setting's, each the mean over prompts
-and rounds; plain decoding's are those of the two turns at the ends of the same group.
-"""
+"""What a sweep says: tables as text, the page, the picture. From its JSON alone."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import fmean, pstdev
-from typing import Any
 
-from .report import table
+from .html import Cell, Curves, Facts, Heading, Heat, Line, Paragraph, Piece, Table, page
+from .pictures import Picture
+from .sweep_result import WINDOW, CellSpeed, Sweep, best, smoothed, speeds, unrest
+from .tables import commit, number, percent, threads, versions
+from .tables import markdown as as_text
 
-WINDOW = 64  # rounds of the moving average, as in Draft & Verify's Figure 5
-HEAD_SHARE = 0.2  # of a pass, for the estimate
-
-
-@dataclass(frozen=True)
-class CellSpeed:
-    """One setting: grid (exit, drafts) or skips (halves left out, most drafts)."""
-
-    first: int
-    drafts: int
-    speedup: float
-    acceptance: float
-    tokens_per_verification: float
-    identical: bool
+MOST_POINTS = 400  # of a curve
 
 
-def grid_speeds(run: dict[str, Any]) -> list[CellSpeed]:
-    """The cells of the heat map that were measured."""
-    return _speeds(run, "grid")
-
-
-def skip_speeds(run: dict[str, Any]) -> list[CellSpeed]:
-    """One for each number of skipped halves."""
-    return _speeds(run, "skips")
-
-
-def _speeds(run: dict[str, Any], part: str) -> list[CellSpeed]:
-    turns = [turn for turn in run["turns"] if turn["part"] == part]
-    plain: dict[str, list[float]] = {}
-    for turn in turns:
-        if turn["kind"] == "plain":
-            plain.setdefault(turn["group"], []).append(turn["seconds"] / turn["decoded"])
-    found = []
-    for setting in dict.fromkeys(
-        (turn["first"], turn["drafts"]) for turn in turns if turn["kind"] == part
-    ):
-        mine = [
-            turn
-            for turn in turns
-            if turn["kind"] == part and (turn["first"], turn["drafts"]) == setting
-        ]
-        speedup = fmean(fmean(plain[turn["group"]]) for turn in mine) / fmean(
-            turn["seconds"] / turn["decoded"] for turn in mine
-        )
-        drafted = sum(turn["drafted"] for turn in mine)
-        found.append(
-            CellSpeed(
-                *setting,
-                speedup,
-                sum(turn["accepted"] for turn in mine) / max(1, drafted),
-                sum(turn["decoded"] for turn in mine) / sum(turn["verifications"] for turn in mine),
-                all(turn["identical"] for turn in mine),
-            )
-        )
-    return sorted(found, key=lambda cell: (cell.first, cell.drafts))
-
-
-def unrest(run: dict[str, Any]) -> float:
-    """How far apart the two plain turns of a group were on average, as a share: what a speedup may
-    be off by for no reason."""
-    ends: dict[str, list[float]] = {}
-    for turn in run["turns"]:
-        if turn["kind"] == "plain":
-            ends.setdefault(turn["group"], []).append(turn["seconds"] / turn["decoded"])
-    return fmean(abs(a - b) / ((a + b) / 2) for a, b in ends.values()) if ends else 0.0
-
-
-def smoothed(run: dict[str, Any], window: int = WINDOW) -> list[tuple[float, float]]:
-    """Moving average and standard deviation of the threshold over the last `window` rounds, round
-    by round."""
-    values = [each["threshold"] for each in run["gamma"]]
-    pieces = [values[max(0, end - window) : end] for end in range(1, len(values) + 1)]
-    return [(fmean(piece), pstdev(piece)) for piece in pieces]
-
-
-def markdown(run: dict[str, Any]) -> str:
+def markdown(run: Sweep) -> str:
     """All tables, with what they say in a sentence."""
-    parts = []
-    if cells := grid_speeds(run):
-        best = max(cells, key=lambda cell: cell.speedup)
-        drafts = sorted({cell.drafts for cell in cells})
-        by = {(cell.first, cell.drafts): cell for cell in cells}
-        rows = [
-            [
-                str(layer),
-                *(f"{by[layer, k].speedup:.2f}" if (layer, k) in by else "-" for k in drafts),
-                _accepted(by, layer, drafts),
-            ]
-            for layer in sorted({cell.first for cell in cells})
-        ]
-        parts.append(
+    parts: list[str | Table | None] = []
+    if cells := speeds(run, "grid"):
+        top = best(cells)
+        parts += [
             "Speed over plain decoding by exit layer (rows) and drafts a round (columns); "
-            "acceptance at the fewest drafts\n"
-        )
-        parts.append(table(["E \\ K", *map(str, drafts), "accepted"], rows))
-        parts.append(
-            f"\nBest: exit {best.first} with {best.drafts} drafts, {best.speedup:.2f} times plain "
-            f"({best.acceptance:.0%} accepted).\n"
-        )
-    if cells := skip_speeds(run):
-        best = max(cells, key=lambda cell: cell.speedup)
-        rows = [
-            [
-                str(c.first),
-                f"{c.speedup:.2f}",
-                f"{c.acceptance:.0%}",
-                f"{c.tokens_per_verification:.2f}",
-            ]
-            for c in cells
+            "acceptance at the fewest drafts",
+            _grid_table(cells),
+            f"Best: exit {top.first} with {top.drafts} drafts, {top.speedup:.2f} times plain "
+            f"({top.acceptance:.0%} accepted).",
         ]
-        parts.append(f"Halves left out, by {run['options']['by']}, adaptive control\n")
-        parts.append(table(["halves", "speedup", "accepted", "tokens/verification"], rows))
+    if cells := speeds(run, "skips"):
+        top, header = best(cells), ["halves", "speedup", "accepted", "tokens/verification"]
+        lines = [
+            [str(each.first), number(each.speedup, 2), percent(each.acceptance),
+             number(each.tokens_per_verification, 2)]
+            for each in cells
+        ]  # fmt: skip
+        parts += [
+            f"Halves left out, by {run.options.by}, adaptive control",
+            Table(header, lines),
+            f"Best: {top.first} of {2 * run.layers} halves left out, {top.speedup:.2f} times "
+            "plain.",
+        ]
+    if run.gamma:
+        first, last, (mean, deviation) = run.gamma[0], run.gamma[-1], smoothed(run)[-1]
         parts.append(
-            f"\nBest: {best.first} of {2 * run['layers']} halves left out, {best.speedup:.2f} "
-            f"times plain.\n"
+            f"Threshold: from {first.threshold:.3f} to {last.threshold:.3f} in {len(run.gamma)} "
+            f"rounds (last {WINDOW}: mean {mean:.3f}, deviation {deviation:.3f})."
         )
-    if run["gamma"]:
-        last = smoothed(run)[-1]
-        parts.append(
-            f"Threshold: from {run['gamma'][0]['threshold']:.3f} to "
-            f"{run['gamma'][-1]['threshold']:.3f} in {len(run['gamma'])} "
-            f"rounds (last {WINDOW}: mean {last[0]:.3f}, deviation {last[1]:.3f}).\n"
-        )
-    if run["turns"]:
+    if run.turns:
         same = (
-            "all texts are those of plain decoding"
-            if all(t["identical"] for t in run["turns"])
-            else "NOT all texts are equal"
+            "all texts are those of plain decoding" if run.identical else "NOT all texts are equal"
         )
         parts.append(f"Plain turns of one group differ by {unrest(run):.1%} on average; {same}.")
-    return "\n".join(parts) or "nothing was measured"
+    return as_text(parts) or "nothing was measured"
 
 
-def _accepted(by: dict[tuple[int, int], CellSpeed], layer: int, drafts: Sequence[int]) -> str:
-    cell = next((by[layer, k] for k in drafts if (layer, k) in by), None)
-    return f"{cell.acceptance:.0%}" if cell else "-"
+def _grid_table(cells: Sequence[CellSpeed]) -> Table:
+    by, drafts = {(each.first, each.drafts): each for each in cells}, _drafts(cells)
+    lines = []
+    for layer in _exits(cells):
+        row = [by.get((layer, count)) for count in drafts]
+        fewest = next((each for each in row if each is not None), None)
+        shown = [number(each.speedup, 2) if each else "-" for each in row]
+        lines.append([str(layer), *shown, percent(fewest.acceptance if fewest else None)])
+    return Table(["E \\ K", *map(str, drafts), "accepted"], lines)
 
 
-def seconds_of(cost: float, drafts: int, acceptance: float) -> float:
-    """Steps a token of a round with `drafts` drafts at `cost` steps each, if each is kept with this
-    chance."""
-    tokens = sum(acceptance**place for place in range(drafts + 1))
-    return (drafts * cost + 1 + 0.03 * drafts) / tokens
+def _exits(cells: Sequence[CellSpeed]) -> list[int]:
+    return sorted({cell.first for cell in cells})
 
 
-def estimate(
-    settings: Sequence[tuple[str, int, int]],
-    layers: int,
-    step: float,
-    new_tokens: int,
-    chances: Sequence[float],
-) -> float:
-    """Seconds that turns will take: (kind, first, drafts) each; `chances[E]` is the acceptance of
-    exit E, as far as known."""
-    total = 0.0
-    for kind, first, drafts in settings:
-        if kind == "plain":
-            steps = 1.0
-        elif kind == "grid":
-            steps = seconds_of(
-                HEAD_SHARE + (1 - HEAD_SHARE) * first / layers, drafts, chances[first]
-            )
-        else:  # the controller stops early where little is kept
-            steps = seconds_of(1 - (1 - HEAD_SHARE) * (first or layers // 2) / (2 * layers), 3, 0.6)
-        total += steps * step * new_tokens
-    return total
+def _drafts(cells: Sequence[CellSpeed]) -> list[int]:
+    return sorted({cell.drafts for cell in cells})
+
+
+def sweep_page(run: Sweep) -> str:
+    """The whole page."""
+    where = run.provenance
+    subtitle = (
+        f"{len(run.prompts)} prompts, {run.options.new_tokens} tokens a turn, {run.dtype}, "
+        f"{threads(where)}, {where.date[:10]}"
+    )
+    body: list[Piece] = [Paragraph(sweep_verdict(run), "verdict")]
+    told = {
+        "Early exit": "Rows: how many layers draft (E). Columns: drafts a round (K). Green is "
+        "faster than plain decoding, red slower.",
+        "Layer skipping": f"Halves were chosen by {run.options.by}; the adaptive controller says "
+        "when to stop drafting.",
+        "The adaptive threshold": "Round by round and from prompt to prompt (Draft & Verify, "
+        "Figure 5).",
+    }
+    for title, picture in pictures(run):
+        if title in told:
+            body += [Heading(title), Paragraph(told.pop(title), "soft")]
+        body.append(picture)
+    prompts = ", ".join(f"{name} ({size} tokens)" for name, size in run.prompts.items())
+    facts = {
+        "Command": where.command,
+        "Commit": commit(where),
+        "Prompts": prompts,
+        "Versions": versions(where),
+    }
+    body += [Heading("How it was measured"), Facts(facts)]
+    return page(f"What speeds {run.model} up", subtitle, body)
+
+
+def pictures(run: Sweep) -> list[tuple[str, Picture]]:
+    """The heat map of exits and drafts, the curves of skipped halves, the threshold's course."""
+    found: list[tuple[str, Picture]] = []
+    if cells := speeds(run, "grid"):
+        found.append(("Early exit", _heat(cells)))
+    if cells := speeds(run, "skips"):
+        name = f"halves left out, of {2 * run.layers}"
+        speed = Line("speed", [(cell.first, cell.speedup) for cell in cells])
+        accepted = Line("accepted", [(cell.first, cell.acceptance) for cell in cells], 1)
+        found += [
+            ("Layer skipping", Curves([speed], name, "speed, plain = 1", mark=1.0)),
+            ("", Curves([accepted], name, "accepted / drafted", span=(0.0, 1.0))),
+        ]
+    if run.gamma:
+        step = max(1, len(run.gamma) // MOST_POINTS)
+        course = list(enumerate(smoothed(run), 1))[::step]
+        raw = [(float(at), each.threshold) for at, each in enumerate(run.gamma, 1)][::step]
+        means = [(float(at), mean) for at, (mean, _) in course]
+        band = [(mean - deviation, mean + deviation) for _, (mean, deviation) in course]
+        lines = [
+            Line("threshold", raw, 7, dots=False),
+            Line(f"mean of {WINDOW} rounds", means, 0, dots=False, band=band),
+        ]
+        found.append(("The adaptive threshold", Curves(lines, "round", "threshold")))
+    return found
+
+
+def _heat(cells: Sequence[CellSpeed]) -> Heat:
+    by, drafts = {(each.first, each.drafts): each for each in cells}, _drafts(cells)
+    rows = [
+        (str(layer), [_cell(by.get((layer, count))) for count in drafts]) for layer in _exits(cells)
+    ]
+    return Heat("E \\ K", [str(count) for count in drafts], rows, "few")
+
+
+def _cell(cell: CellSpeed | None) -> Cell:
+    if cell is None:
+        return Cell("-")
+    made = f"{cell.tokens_per_verification:.2f} tokens a verification"
+    return Cell.of_speed(cell.speedup, f"{cell.acceptance:.0%} accepted, {made}")
+
+
+def sweep_verdict(run: Sweep) -> str:
+    """What to use, and how far to trust it."""
+    said = []
+    for part in ("grid", "skips"):
+        if cells := speeds(run, part):
+            top = best(cells)
+            words = f"Early exit at layer {top.first} with {top.drafts} drafts a round"
+            if part == "skips":
+                words = f"Layer skipping with {top.first} of {2 * run.layers} halves left out"
+            kept = f"{top.speedup:.2f}x plain decoding with {top.acceptance:.0%} of its drafts"
+            kept += " accepted"
+            slower = f" comes nearest, {kept}: do not use it here."
+            said.append(words + (f": {kept}." if top.speedup > 1 else slower))
+    if not said:
+        return "Nothing was measured yet."
+    said.append(
+        f"Plain turns of one group differ by {unrest(run):.0%} on average; take smaller "
+        "differences for none."
+    )
+    same = "All texts are those of plain decoding." if run.identical else "NOT all texts are equal."
+    return " ".join([*said, same])

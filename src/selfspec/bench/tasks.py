@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import OptionError, nearest
+from .schema import Sample
 from .sources import Row, read_hub, read_rows, read_text
-from .suite_schema import Sample
 
 CONVERSATION = (
     "writing",
@@ -63,16 +63,19 @@ class Task:
     example: Callable[[Row], str] | None = None
     """Put before every question: the first row, which is then not asked."""
 
+    def checked(self, row: Row) -> Item:
+        """What a row asks; raises TypeError where that is no text."""
+        item = self.item(row)
+        text: object = item.text  # out of a file: its type is only hoped for
+        if not isinstance(text, str) or not text.strip():
+            raise TypeError(f"the prompt is {text!r}")
+        return item
+
 
 def _spec_bench(row: Row) -> Item:
     name = "conversation" if row["category"] in CONVERSATION else row["category"]
-    return Item(
-        name,
-        f"{name}/{row['question_id']}",
-        row["turns"][0],
-        True,
-        {"reference": row.get("reference")},
-    )
+    gold = {"reference": row.get("reference")}
+    return Item(name, f"{name}/{row['question_id']}", row["turns"][0], True, gold)
 
 
 def _human_eval(row: Row) -> Item:
@@ -85,44 +88,30 @@ def _gsm8k(row: Row) -> Item:
 
 def _mbpp(row: Row) -> Item:
     tests = "\n".join(row["test_list"])
-    text = f"You are an expert Python programmer. Your task: {row['text']}\nYour code should pass these tests:\n\n{tests}\n\nCode:\n"
+    text = (
+        f"You are an expert Python programmer. Your task: {row['text']}\n"
+        f"Your code should pass these tests:\n\n{tests}\n\nCode:\n"
+    )
     return Item("mbpp", f"mbpp/{row['task_id']}", text, False, row)
 
 
-def _cnn_dm(row: Row) -> Item:
-    return Item(
-        "cnn-dm",
-        f"cnn-dm/{row.get('id', row.number)}",
-        f"Article: {row['article']}\nSummary:",
-        False,
-        row,
-    )
+def _summary(name: str, article: str) -> Callable[[Row], Item]:
+    def item(row: Row) -> Item:
+        text = f"Article: {row[article]}\nSummary:"
+        return Item(name, f"{name}/{row.get('id', row.number)}", text, False, row)
+
+    return item
 
 
 def _cnn_dm_example(row: Row) -> str:
-    return f"Article: {row['article']}\nSummary: {row['highlights'].replace(chr(10), ' ')}\n\n"
-
-
-def _xsum(row: Row) -> Item:
-    return Item(
-        "xsum",
-        f"xsum/{row.get('id', row.number)}",
-        f"Article: {row['document']}\nSummary:",
-        False,
-        row,
-    )
+    highlights = row["highlights"].replace("\n", " ")
+    return f"Article: {row['article']}\nSummary: {highlights}\n\n"
 
 
 def _own(row: Row) -> Item:
     """A row of the user's: a prompt under one of the usual names."""
-    named = next(
-        (
-            key
-            for key in ("prompt", "question", "text", "instruction", "turns", "messages")
-            if key in row
-        ),
-        None,
-    )
+    known = ("prompt", "question", "text", "instruction", "turns", "messages")
+    named = next((key for key in known if key in row), None)
     if named is None:
         raise KeyError("prompt")
     text = row[named]
@@ -131,59 +120,35 @@ def _own(row: Row) -> Item:
     elif named == "messages":
         text = next(message["content"] for message in text if message["role"] == "user")
     name = str(row.get("category", row.get("task", row.file.partition(".")[0])))
-    return Item(
-        name, f"{name}/{row.get('question_id', row.get('id', row.number))}", text, True, row
-    )
+    number = row.get("question_id", row.get("id", row.number))
+    return Item(name, f"{name}/{number}", text, True, row)
 
 
 SPEC_BENCH_FILE = "data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench"
+HUMAN_EVAL = ("HumanEval.jsonl.gz", "HumanEval.jsonl")
+CNN_DM, XSUM, TEST = "hf:abisee/cnn_dailymail#3.0.0@test", "hf:EdinburghNLP/xsum@test", "test.jsonl"
+OWN_HELP = "your own: lines with prompt, question, text, turns or messages"
 _TASKS = (
-    Task(
-        "spec-bench", "Spec-Bench's six tasks, first turns", _spec_bench, files=("question.jsonl",)
-    ),
-    Task(
-        "humaneval",
-        "HumanEval: code to continue",
-        _human_eval,
-        "hf:openai/openai_humaneval@test",
-        ("HumanEval.jsonl.gz", "HumanEval.jsonl"),
-    ),
-    Task(
-        "gsm8k",
-        "GSM8K: grade-school mathematics",
-        _gsm8k,
-        "hf:openai/gsm8k#main@test",
-        ("test.jsonl",),
-    ),
-    Task(
-        "mbpp",
-        "MBPP: small Python functions with their tests",
-        _mbpp,
-        "hf:google-research-datasets/mbpp#full@test",
-        ("mbpp.jsonl",),
-    ),
-    Task(
-        "cnn-dm",
-        "CNN/DailyMail summaries, 1-shot",
-        _cnn_dm,
-        "hf:abisee/cnn_dailymail#3.0.0@test",
-        ("test.jsonl",),
-        _cnn_dm_example,
-    ),
-    Task("xsum", "XSum summaries, 0-shot", _xsum, "hf:EdinburghNLP/xsum@test", ("test.jsonl",)),
-    Task("jsonl", "your own: lines with prompt, question, text, turns or messages", _own),
-)
+    Task("spec-bench", "Spec-Bench's six tasks, first turns", _spec_bench, "", ("question.jsonl",)),
+    Task("humaneval", "HumanEval: code to continue", _human_eval,
+         "hf:openai/openai_humaneval@test", HUMAN_EVAL),
+    Task("gsm8k", "GSM8K: grade-school mathematics", _gsm8k, "hf:openai/gsm8k#main@test", (TEST,)),
+    Task("mbpp", "MBPP: small Python functions with their tests", _mbpp,
+         "hf:google-research-datasets/mbpp#full@test", ("mbpp.jsonl",)),
+    Task("cnn-dm", "CNN/DailyMail summaries, 1-shot", _summary("cnn-dm", "article"),
+         CNN_DM, (TEST,), _cnn_dm_example),
+    Task("xsum", "XSum summaries, 0-shot", _summary("xsum", "document"), XSUM, (TEST,)),
+    Task("jsonl", OWN_HELP, _own),
+)  # fmt: skip
 TASKS = {task.name: task for task in _TASKS}
 LONG = "long"  # a text file continued from 2k to 8k: no rows, so not in the table
+LONG_HELP = "a text to continue, behind 2048, 4096 and 8192 tokens (--contexts)"
 LONG_FILES = ("test.txt", "input.txt", "valid.txt")
 
 
 def known_tasks() -> dict[str, str]:
     """Every task with a line about it."""
-    return {
-        **{name: task.help for name, task in TASKS.items()},
-        LONG: "a text to continue, behind 2048, 4096 and 8192 tokens (--contexts)",
-    }
+    return {**{name: task.help for name, task in TASKS.items()}, LONG: LONG_HELP}
 
 
 @dataclass(frozen=True)
@@ -218,13 +183,19 @@ def read_task(
     if name == LONG:
         return _long(path, count or 4, contexts)
     items, source, skipped = _items(TASKS[name], path, skip_bad)
-    if chat is not None:
-        items = [replace(item, chat=chat) for item in items]
-    parts = {
-        task: [item for item in items if item.task == task]
-        for task in dict.fromkeys(item.task for item in items)
-    }
-    return [_asked(task, part, count, source, skipped) for task, part in parts.items()]
+    parts: dict[str, list[Item]] = {}
+    for item in items:
+        item = item if chat is None else replace(item, chat=chat)
+        parts.setdefault(item.task, []).append(item)
+    return [
+        _asked(task, spread(part, count), len(part), source, skipped)
+        for task, part in parts.items()
+    ]
+
+
+def read_questions(path: Path, sample: int) -> list[Item]:
+    """Spec-Bench's questions, or those of a file like it: a fixed sample of each task."""
+    return [item for asked in read_task(f"spec-bench={path}", sample) for item in asked.items]
 
 
 def _items(task: Task, path: Path | None, skip_bad: bool) -> tuple[list[Item], str, list[str]]:
@@ -235,8 +206,7 @@ def _items(task: Task, path: Path | None, skip_bad: bool) -> tuple[list[Item], s
         found = _in_folder(path, task.files, task.name)
         rows, source = read_rows(found, skip_bad, skipped), found.name
         while task.example and rows and not before:
-            shown = _made(task.example, rows.pop(0), task.name, skip_bad, skipped)
-            before = "" if shown is None else shown
+            before = _made(task.example, rows.pop(0), task.name, skip_bad, skipped) or ""
     elif not task.hub:
         where = SPEC_BENCH_FILE if task.name == "spec-bench" else "a file of yours"
         raise OptionError(
@@ -245,16 +215,14 @@ def _items(task: Task, path: Path | None, skip_bad: bool) -> tuple[list[Item], s
     else:
         rows, source = read_hub(task.hub, task.name), task.hub
         if task.example:
-            before = task.example(read_hub(task.hub.partition("@")[0] + "@train[:1]", task.name)[0])
-    made = [
-        _made(lambda row: _checked(task.item(row)), row, task.name, skip_bad, skipped)
-        for row in rows
-    ]
+            first = task.hub.partition("@")[0] + "@train[:1]"
+            before = task.example(read_hub(first, task.name)[0])
+    made = [_made(task.checked, row, task.name, skip_bad, skipped) for row in rows]
     items = [replace(item, text=before + item.text) for item in made if item is not None]
     if not items:
         raise OptionError(
             f"{source} has no question of the task {task.name!r}, so there is nothing to ask; "
-            f"check the file"
+            "check the file"
         )
     return items, source, skipped
 
@@ -266,7 +234,7 @@ def _made(
     make: Callable[[Row], T], row: Row, task: str, skip_bad: bool, skipped: list[str]
 ) -> T | None:
     """What a row becomes; one that is no row of the task is an error that names its line, or left
-    out aloud."""
+    out with a remark."""
     try:
         return make(row)
     except (KeyError, TypeError, IndexError, AttributeError, StopIteration) as error:
@@ -279,24 +247,15 @@ def _made(
         return None
 
 
-def _checked(item: Item) -> Item:
-    text: object = item.text  # out of a file: its type is only hoped for
-    if not isinstance(text, str) or not text.strip():
-        raise TypeError(f"the prompt is {text!r}")
-    return item
-
-
 def _in_folder(path: Path, files: Sequence[str], task: str) -> Path:
     """The file, or the one of a folder that this task would be in."""
-    if not path.is_dir():
-        return path
-    found = next((path / name for name in files if (path / name).is_file()), None)
-    if found is None:
+    found = [path / name for name in files if (path / name).is_file()] if path.is_dir() else [path]
+    if not found:
         raise OptionError(
             f"the folder {path.name!r} has no {' or '.join(files) or 'file'} for the task "
             f"{task!r}; name the file itself"
         )
-    return found
+    return found[0]
 
 
 def spread(items: Sequence[Any], count: int) -> Sequence[Any]:
@@ -306,42 +265,34 @@ def spread(items: Sequence[Any], count: int) -> Sequence[Any]:
 
 
 def _asked(
-    task: str, items: Sequence[Item], count: int, source: str, skipped: Sequence[str]
+    task: str, chosen: Sequence[Item], of: int, source: str, skipped: Sequence[str]
 ) -> Asked:
-    chosen = spread(items, count)
     if len({item.id for item in chosen}) != len(chosen):
         chosen = [replace(item, id=f"{item.id}#{number}") for number, item in enumerate(chosen)]
-    seen = hashlib.sha256(
-        "\0".join(f"{item.id}\0{item.text}\0{item.context}" for item in chosen).encode()
-    )
-    name = f"{task}-{len(chosen)}-{seen.hexdigest()[:8]}"
-    return Asked(
-        Sample(task, name, source, len(chosen), len(items), chosen[0].chat, list(skipped)), chosen
-    )
+    texts = "\0".join(f"{item.id}\0{item.text}\0{item.context}" for item in chosen)
+    name = f"{task}-{len(chosen)}-{hashlib.sha256(texts.encode()).hexdigest()[:8]}"
+    sample = Sample(task, name, source, len(chosen), of, chosen[0].chat, list(skipped))
+    return Asked(sample, chosen)
 
 
 def _long(path: Path | None, count: int, contexts: Sequence[int]) -> list[Asked]:
     """Windows of a text, evenly spread, for each length."""
     if path is None:
         raise OptionError(
-            f"the task {LONG!r} continues a text of yours; write {LONG}=PATH with a text file of "
-            f"a few hundred kB"
+            f"the task {LONG!r} continues a text of yours; write {LONG}=PATH with a text file of a "
+            "few hundred kB"
         )
     found = _in_folder(path, LONG_FILES, LONG)
     text = read_text(found)
     asked = []
     for context in contexts:
-        width = context * CHARACTERS_A_TOKEN
+        name, width = f"{LONG}-{context}", context * CHARACTERS_A_TOKEN
         windows = max(1, len(text) // width)
-        starts = [
-            index * max(0, len(text) - width) // max(1, min(count, windows))
-            for index in range(min(count, windows))
-        ]
-        name = f"{LONG}-{context}"
+        taken, room = min(count, windows), max(0, len(text) - width)
+        starts = [index * room // max(1, taken) for index in range(taken)]
         items = [
             Item(name, f"{name}/{start}", text[start : start + width], False, {}, context)
             for start in starts
         ]
-        part = _asked(name, items, 0, found.name, [])
-        asked.append(replace(part, sample=replace(part.sample, of=windows)))
+        asked.append(_asked(name, items, windows, found.name, []))
     return asked

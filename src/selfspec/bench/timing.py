@@ -2,7 +2,7 @@
 with an interval are given.
 
 On a shared machine speed drifts by tens of percent within minutes. Contestants measured one after
-the other would be given different machines; taking turns (A B C, B C A, C A B ...) gives each the
+the other would be given different machines. Taking turns (A B C, B C A, C A B ...) gives each the
 same share of every mood, and comparing within a round cancels it. Does not know what is being
 timed: a contestant is any function that returns the seconds of one turn.
 """
@@ -15,24 +15,24 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Literal
+from typing import Literal, TypeVar
 
 from ..errors import OptionError
 
 Contestant = Callable[[], float]
 Clock = Callable[[], float]
 Verdict = Literal["faster", "equal", "slower"]
+T = TypeVar("T")
 
 
 class ContestantFailed(Exception):
-    """Raised by a contestant that cannot go on: it retires with this reason and the others
-    continue."""
+    """Raised by a contestant that cannot go on: it retires with this reason, the others go on."""
 
 
 @dataclass
 class Timings:
-    """Seconds of each contestant by round. A contestant that failed keeps the rounds it finished;
-    None marks those it did not."""
+    """Seconds of each contestant by round; None marks the rounds that a failed one did not
+    finish."""
 
     seconds: dict[str, list[float | None]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
@@ -44,20 +44,11 @@ class Timings:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long one contestant takes as another, with a 95% interval."""
+    """How many times as much one is as another, with a 95% interval."""
 
     value: float
     low: float
     high: float
-
-    def verdict(self, tolerance: float = 0.01) -> Verdict:
-        """Whether the first is faster or slower than the second; equal when the interval comes
-        within `tolerance` of 1."""
-        if self.low > 1 + tolerance:
-            return "slower"
-        if self.high < 1 / (1 + tolerance):
-            return "faster"
-        return "equal"
 
 
 def timed(action: Callable[[], object], clock: Clock = time.perf_counter) -> Contestant:
@@ -87,42 +78,27 @@ def interleave(
     if rounds < 1 or warmup < 0:
         raise OptionError(
             f"rounds={rounds}, warmup={warmup}: nothing would be measured. Give at least 1 round "
-            f"and 0 warm-up rounds."
+            "and 0 warm-up rounds."
         )
     names = list(contestants)
     timings = Timings({name: [] for name in names})
     for number in range(-warmup, rounds):
-        measured = _round(contestants, _rotated(names, number + warmup), timings.failures, on_turn)
-        if number < 0:
-            continue
-        for name in names:
-            timings.seconds[name].append(measured.get(name))
-        if on_round is not None:
-            on_round(timings)
+        start = (number + warmup) % len(names) if names else 0
+        measured: dict[str, float] = {}
+        for name in [*names[start:], *names[:start]]:
+            if name not in timings.failures:
+                try:
+                    measured[name] = contestants[name]()
+                except ContestantFailed as failure:
+                    timings.failures[name] = str(failure)
+            if on_turn is not None:
+                on_turn(name)
+        if number >= 0:
+            for name in names:
+                timings.seconds[name].append(measured.get(name))
+            if on_round is not None:
+                on_round(timings)
     return timings
-
-
-def _rotated(names: Sequence[str], by: int) -> list[str]:
-    start = by % len(names) if names else 0
-    return [*names[start:], *names[:start]]
-
-
-def _round(
-    contestants: Mapping[str, Contestant],
-    order: Sequence[str],
-    failures: dict[str, str],
-    on_turn: Callable[[str], None] | None,
-) -> dict[str, float]:
-    measured = {}
-    for name in order:
-        if name not in failures:
-            try:
-                measured[name] = contestants[name]()
-            except ContestantFailed as failure:
-                failures[name] = str(failure)
-        if on_turn is not None:
-            on_turn(name)
-    return measured
 
 
 def paired(
@@ -133,49 +109,26 @@ def paired(
 
 
 def ratio(
-    first: Sequence[float | None],
-    second: Sequence[float | None],
-    resamples: int = 2000,
-    confidence: float = 0.95,
+    first: Sequence[float | None], second: Sequence[float | None], draws: int = 2000
 ) -> Ratio | None:
-    """Median of first/second over the rounds that both finished, with a bootstrap interval; None
-    when there is no such round.
+    """Median of first/second over the rounds that both finished; None when there is no such round.
 
-    The rounds are resampled whole, so drift between rounds does not widen the interval. With fewer
-    than about six rounds the interval is narrower than its name says: it cannot show what was never
-    seen. The resampling is seeded: the same JSON makes the same table.
+    Drift between rounds does not widen the interval. With fewer than about six rounds it is
+    narrower than its name says: it cannot show what was never seen.
     """
     quotients = [a / b for a, b in paired(first, second)]
-    if not quotients:
-        return None
-    chance = random.Random(len(quotients))
-    medians = sorted(
-        statistics.median(chance.choices(quotients, k=len(quotients))) for _ in range(resamples)
-    )
-    tail = (1 - confidence) / 2
-    low, high = (
-        medians[int(tail * resamples)],
-        medians[min(resamples - 1, int((1 - tail) * resamples))],
-    )
-    return Ratio(statistics.median(quotients), low, high)
+    return resampled(quotients, statistics.median, draws) if quotients else None
+
+
+def resampled(sample: Sequence[T], of: Callable[[Sequence[T]], float], draws: int = 2000) -> Ratio:
+    """A figure of a sample, with the 95% interval of the same figure of samples drawn from it. The
+    draws are seeded: the same JSON makes the same table."""
+    chance = random.Random(len(sample))
+    values = sorted(of(chance.choices(sample, k=len(sample))) for _ in range(draws))
+    return Ratio(of(sample), values[int(0.025 * draws)], values[int(0.975 * draws)])
 
 
 def median(seconds: Sequence[float | None]) -> float | None:
     """Median of the finished rounds."""
     finished = [value for value in seconds if value is not None]
     return statistics.median(finished) if finished else None
-
-
-def decode_seconds(
-    full: Sequence[float | None], first: Sequence[float | None], new_tokens: int
-) -> list[float | None]:
-    """Seconds a token after the first, round by round: (T(n) - T(1)) / (n - 1). What both share,
-    prefill above all, cancels."""
-    if new_tokens < 2:
-        raise OptionError(
-            f"new_tokens={new_tokens}: there is no token after the first to time. Give at least 2."
-        )
-    return [
-        None if whole is None or one is None else (whole - one) / (new_tokens - 1)
-        for whole, one in zip(full, first, strict=True)
-    ]

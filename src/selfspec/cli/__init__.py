@@ -1,5 +1,4 @@
-"""The command `selfspec`: one module per command, registered in `app`. Thin: parses, calls the
-library, prints.
+"""The command `selfspec`: one module per command, registered in `app`. Thin: parse, call, print.
 
 Nothing heavy is imported before a command runs, so that `selfspec --help` answers at once.
 """

@@ -1,5 +1,4 @@
-"""The front of the command line: registers the commands and turns every error a user can meet into
-one message.
+"""The front of the command line: registers the commands and turns users' errors into messages.
 
 A new command is one module with one function, and one line here.
 """
@@ -47,7 +46,7 @@ class Front(TyperGroup):
 def paragraphs(command: Callable[..., None]) -> str:
     """A command's docstring, one line a paragraph: the terminal breaks the lines."""
     text = getdoc(command) or ""
-    return "\n\n".join(each.replace("\n", " ") for each in text.split("\n\n"))
+    return "\n\n".join(part.replace("\n", " ") for part in text.split("\n\n"))
 
 
 app = typer.Typer(

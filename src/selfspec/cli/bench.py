@@ -3,107 +3,116 @@ measure anything itself."""
 
 from __future__ import annotations
 
+import functools
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from ..core.options import numbers
 from . import common, options
-from .paper import run_paper, tables_known
 from .report import page_of
 
 if TYPE_CHECKING:
     from ..bench.suite_run import Prepared, Wishes
 
 
-def _asking(*names: str, help: str) -> object:
-    return typer.Option(*names, help=help, rich_help_panel="What is asked")
+_asking = functools.partial(typer.Option, rich_help_panel="What is asked")
+_taking_part = functools.partial(typer.Option, rich_help_panel="Who takes part")
+_measuring = functools.partial(typer.Option, rich_help_panel="How it is measured")
+_result = functools.partial(typer.Option, rich_help_panel="The result")
 
 
-def _taking_part(*names: str, help: str) -> object:
-    return typer.Option(*names, help=help, rich_help_panel="Who takes part")
+@dataclass(frozen=True)
+class Asking:
+    """What is asked."""
 
-
-def _measuring(*names: str, help: str) -> object:
-    return typer.Option(*names, help=help, rich_help_panel="How it is measured")
-
-
-def _result(*names: str, help: str) -> object:
-    return typer.Option(*names, help=help, rich_help_panel="The result")
-
-
-def bench(
-    ctx: typer.Context,
-    model: Annotated[str, typer.Argument(help=options.MODEL_HELP, metavar="[MODEL]")] = "demo",
     task: Annotated[
         list[str] | None,
         _asking(
-            "--task",
-            help="NAME, from the hub, or NAME=PATH; give it again for more. --list shows them.",
+            help="NAME, from the hub, or NAME=PATH; give it again for more. --list shows them."
         ),
-    ] = None,
-    sample: Annotated[
-        int, _asking("--sample", help="Questions a task, evenly spread over it; 0 is all.")
-    ] = 5,
+    ] = None
+    sample: Annotated[int, _asking(help="Questions a task, evenly spread over it; 0 is all.")] = 5
     chat: Annotated[
         bool | None,
         _asking(
             "--chat/--raw",
             help="Ask through the chat template or as plain text, whatever the task says.",
         ),
-    ] = None,
-    contexts: Annotated[
-        str, _asking("--contexts", help="Lengths of the task 'long', prompt and answer.")
-    ] = "2048,4096,8192",
+    ] = None
+    contexts: Annotated[str, _asking(help="Lengths of the task 'long', prompt and answer.")] = (
+        "2048,4096,8192"
+    )
     skip_bad: Annotated[
         bool, _asking("--skip-bad", help="Leave out lines that cannot be read, and say so.")
-    ] = False,
+    ] = False
+
+
+@dataclass(frozen=True)
+class Contest:
+    """Who takes part, and how they are measured."""
+
     methods: Annotated[
         str,
         _taking_part(
-            "--methods",
-            help="Ways to draft, separated by spaces: 'auto ngram:longest=3@fixed:tokens=6'.",
+            help="Ways to draft, separated by spaces: 'auto ngram:longest=3@fixed:tokens=6'."
         ),
-    ] = "auto",
+    ] = "auto"
     peers: Annotated[
         str,
         _taking_part(
-            "--peers",
-            help="Other engines, separated by spaces: 'transformers transformers/lookup:tokens=4'.",
+            help="Other engines, separated by spaces: 'transformers transformers/lookup:tokens=4'."
         ),
-    ] = "",
+    ] = ""
     new_tokens: Annotated[
         int, _measuring("--new-tokens", "-n", help="Tokens to write, less where the model ends.")
-    ] = 128,
-    rounds: Annotated[int, _measuring("--rounds", help="How often each question is asked.")] = 1,
-    batch: Annotated[str, _measuring("--batch", help="Batch sizes, separated by commas.")] = "1",
-    threads: Annotated[int, _measuring("--threads", help="CPU threads of every engine.")] = 2,
+    ] = 128
+    rounds: Annotated[int, _measuring(help="How often each question is asked.")] = 1
+    batch: Annotated[str, _measuring(help="Batch sizes, separated by commas.")] = "1"
+    threads: Annotated[int, _measuring(help="CPU threads of every engine.")] = 2
     dtype: Annotated[
-        str, _measuring("--dtype", help="Of weights and cache: float32, bfloat16 or float16.")
-    ] = "float32",
-    device: Annotated[str, _measuring("--device", help="cpu or cuda.")] = "cpu",
+        str, _measuring(help="Of weights and cache: float32, bfloat16 or float16.")
+    ] = "float32"
+    device: Annotated[str, _measuring(help="cpu or cuda.")] = "cpu"
     temperature: Annotated[
         float, _measuring("--temperature", "-t", help="Above 0: sample, with the same seed each.")
-    ] = 0.0,
-    top_p: Annotated[
-        float, _measuring("--top-p", help="Only the likeliest tokens that add up to P.")
-    ] = 1.0,
-    seed: Annotated[int, _measuring("--seed", help="Of the sampling.")] = 0,
+    ] = 0.0
+    top_p: Annotated[float, _measuring(help="Only the likeliest tokens that add up to P.")] = 1.0
+    seed: Annotated[int, _measuring(help="Of the sampling.")] = 0
     time_limit: Annotated[
-        float, _measuring("--time-limit", help="Seconds after which a silent engine is ended.")
-    ] = 300.0,
+        float, _measuring(help="Seconds after which a silent engine is ended.")
+    ] = 300.0
     costs: Annotated[
         bool,
         _measuring(
             "--costs",
             help="Time isolated steps too, and compare with what the cost model predicts.",
         ),
-    ] = False,
+    ] = False
+
+
+@options.grouped
+def bench(
+    model: Annotated[str, typer.Argument(help=options.MODEL_HELP, metavar="[MODEL]")] = "demo",
+    *,
+    asking: Asking,
+    contest: Contest,
     out: Annotated[
         Path | None, _result("--out", "-o", help="The JSON to write, or to go on with.")
     ] = None,
@@ -111,21 +120,15 @@ def bench(
         bool, _result("--fresh", help="Measure anew over a result that is there.")
     ] = False,
     show: Annotated[
-        Path | None, _result("--show", help="Measure nothing: print the tables of this JSON.")
+        Path | None, _result(help="Measure nothing: print the tables of this JSON.")
     ] = None,
     plot: Annotated[
-        Path | None, _result("--plot", help="Measure nothing: draw this JSON, beside it as PNG.")
+        Path | None, _result(help="Measure nothing: draw this JSON, beside it as PNG.")
     ] = None,
     page: Annotated[
         Path | None, _result("--report", help="Write a self-contained page too: out.html.")
     ] = None,
-    paper: Annotated[
-        str | None,
-        _asking("--paper", help="Measure a paper's table, e.g. layerskip-table2; see --list."),
-    ] = None,
-    listing: Annotated[
-        bool, _result("--list", help="Show tasks, engines with methods, paper tables.")
-    ] = False,
+    listing: Annotated[bool, _result("--list", help="Show tasks, engines with methods.")] = False,
 ) -> None:
     """Drafters and other engines next to plain decoding, in turns on the same questions, each
     compared token for token.
@@ -141,36 +144,14 @@ def bench(
 
     common.quiet_bars()
     wishes = Wishes(
-        model,
-        task or (),
-        methods.split(),
-        peers.split(),
-        sample,
-        skip_bad,
-        chat,
-        numbers(contexts, "--contexts"),
-        new_tokens,
-        rounds,
-        numbers(batch, "--batch"),
-        threads,
-        dtype,
-        device,
-        temperature,
-        top_p,
-        seed,
-        time_limit,
-        costs,
-        fresh,
-    )
-    command = command_line(
-        sys.argv[1:], [model, *(task or ()), *(str(path) for path in (out, page) if path)]
-    )
-    target = (
-        run_paper(paper, wishes, _typed(ctx), command, out, _sit)
-        if paper
-        else _measure(wishes, command, out)
-    )
-    _write_page(target, page)
+        model, asking.task or (), contest.methods.split(), contest.peers.split(), asking.sample,
+        asking.skip_bad, asking.chat, numbers(asking.contexts, "--contexts"), contest.new_tokens,
+        contest.rounds, numbers(contest.batch, "--batch"), contest.threads, contest.dtype,
+        contest.device, contest.temperature, contest.top_p, contest.seed, contest.time_limit,
+        contest.costs, fresh,
+    )  # fmt: skip
+    paths = [model, *wishes.tasks, *(str(path) for path in (out, page) if path)]
+    _write_page(_measure(wishes, command_line(sys.argv[1:], paths), out), page)
 
 
 def _measure(wishes: Wishes, command: str, out: Path | None) -> Path:
@@ -179,7 +160,7 @@ def _measure(wishes: Wishes, command: str, out: Path | None) -> Path:
     from ..bench.suite_run import prepare
 
     prepared = prepare(wishes, command, out)
-    _sit(prepared)
+    sit(prepared)
     typer.echo(markdown(prepared.run))
     typer.echo(
         json.dumps(
@@ -193,39 +174,40 @@ def _measure(wishes: Wishes, command: str, out: Path | None) -> Path:
     return prepared.out
 
 
-def _typed(ctx: typer.Context) -> frozenset[str]:
-    """The options that were given, not left at their defaults."""
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    return frozenset(
-        name
-        for name, source in sources.items()
-        if source is not None and source.name == "COMMANDLINE"
-    )
-
-
-def _sit(prepared: Prepared) -> None:
+def sit(prepared: Prepared) -> None:
     """Measure behind a progress bar; Ctrl-C keeps what there is."""
-    from ..bench.plain import progress_bar
-
     if prepared.run.complete:
-        typer.echo(
-            f"{prepared.out.name} is complete: nothing to measure. --fresh measures it anew.",
-            err=True,
-        )
+        said = "is complete: nothing to measure. --fresh measures it anew."
+        typer.echo(f"{prepared.out.name} {said}", err=True)
         return
     with progress_bar(prepared.turns) as (tick, say):
         try:
             prepared.sit(tick, say)
         except KeyboardInterrupt:
-            typer.echo(
-                f"Interrupted; {prepared.out.name} has what was measured, the same command goes "
-                f"on with it.",
-                err=True,
-            )
+            said = "has what was measured, the same command goes on with it."
+            typer.echo(f"Interrupted; {prepared.out.name} {said}", err=True)
             raise typer.Exit(130) from None
 
 
-def command_line(words: Sequence[str], with_paths: Sequence[str]) -> str:
+@contextmanager
+def progress_bar(total: int) -> Iterator[tuple[Callable[[str], None], Callable[[str], None]]]:
+    """Two functions, one for a turn taken and one for what is going on; the bar goes to stderr and
+    vanishes at the end."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    console = Console(stderr=True)
+    # two redraws a second: the bar's own thread must not take part in the race
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bar:
+        task = bar.add_task("starting", total=total)
+        yield lambda _: bar.advance(task), lambda text: bar.update(task, description=text)
+
+
+def command_line(words: Sequence[str], with_paths: Sequence[str], program: str = "selfspec") -> str:
     """The command as others can give it: paths as their last part, since a result is published."""
     names = {
         text: f"{text.partition('=')[0]}={Path(text.partition('=')[2]).name}"
@@ -233,14 +215,14 @@ def command_line(words: Sequence[str], with_paths: Sequence[str]) -> str:
         else Path(text).name
         for text in with_paths
     }
-    return shlex.join(["selfspec", *(names.get(word, word) for word in words)])
+    return shlex.join([program, *(names.get(word, word) for word in words)])
 
 
 def known() -> str:
     """Tasks, and engines with their methods."""
     from ..bench.contestants import methods_of
     from ..bench.peers import find_peers
-    from ..bench.suite_schema import OURS
+    from ..bench.schema import OURS
     from ..bench.tasks import known_tasks
 
     lines = [
@@ -258,16 +240,7 @@ def known() -> str:
                     for each, takes in methods.items()
                 )
             )
-    return "\n".join(
-        [
-            *lines,
-            "",
-            "Ours (--methods): selfspec drafters",
-            "",
-            "Paper tables (--paper):",
-            *tables_known(),
-        ]
-    )
+    return "\n".join([*lines, "", "Ours (--methods): selfspec drafters"])
 
 
 def _write_page(result: Path, page: Path | None) -> None:
@@ -279,16 +252,17 @@ def _write_page(result: Path, page: Path | None) -> None:
 
 def _reread(show: Path | None, plot: Path | None, page: Path | None) -> str:
     """Tables or a drawing of a result that was measured before."""
-    from ..bench.suite_plot import draw
-    from ..bench.suite_report import markdown
-    from ..bench.suite_schema import load_suite
+    from ..bench.pictures import draw
+    from ..bench.schema import SuiteRun, read
+    from ..bench.suite_report import markdown, picture_title, pictures
 
     said = []
     if plot is not None:
         picture = plot.with_suffix(".png")
-        draw(load_suite(plot), picture)
+        run = read(SuiteRun, plot)
+        draw(picture_title(run), pictures(run), picture)
         said.append(f"drew {picture.name}")
     if show is not None:
-        said.append(markdown(load_suite(show)))
+        said.append(markdown(read(SuiteRun, show)))
         _write_page(show, page)
     return "\n".join(said)

@@ -1,5 +1,4 @@
-"""`selfspec chat`: a conversation in the terminal. Keeps the messages; the library keeps what it
-has already read of them."""
+"""`selfspec chat`: a conversation in the terminal. The library keeps what it has read of it."""
 
 from __future__ import annotations
 
@@ -10,6 +9,7 @@ import typer
 
 from ..errors import OptionError, SelfspecError, UnsupportedModel, nearest
 from . import common, options, show
+from .show import Writer
 
 if TYPE_CHECKING:
     from ..llm import LLM
@@ -42,8 +42,8 @@ def chat(
     llm = common.open_model(name, model)
     if not common.has_chat_template(llm):
         raise UnsupportedModel(
-            f"{name} has no chat template, so it cannot tell turns apart. Use selfspec generate, "
-            f"or its -Instruct version."
+            f"{name} has no chat template, so it cannot tell turns apart; use selfspec generate, "
+            "or its -Instruct version"
         )
     Conversation(llm, settings, system, stats, show.writer(llm, drafting.show_drafts)).run()
 
@@ -52,12 +52,7 @@ class Conversation:
     """The messages so far, and the loop that adds to them."""
 
     def __init__(
-        self,
-        llm: LLM,
-        settings: dict[str, Any],
-        system: str | None,
-        stats: bool,
-        write: show.Writer,
+        self, llm: LLM, settings: dict[str, Any], system: str | None, stats: bool, write: Writer
     ) -> None:
         self._llm, self._settings, self._stats, self._write = llm, settings, stats, write
         self._start = [{"role": "system", "content": system}] if system else []
@@ -82,17 +77,12 @@ class Conversation:
         elif command == "/help":
             typer.echo(HELP)
         elif command != "/quit":
-            _complain(
-                OptionError(
-                    f"{command.split()[0]} is not a command here; "
-                    f"{nearest(command.split()[0], COMMANDS)}"
-                )
-            )
+            word = command.split()[0]
+            _complain(OptionError(f"{word} is not a command here; {nearest(word, COMMANDS)}"))
         return command != "/quit"
 
     def _turn(self, text: str) -> None:
-        """One question and its answer. What cannot be answered is not kept, so that the next turn
-        starts clean."""
+        """One question and its answer. What cannot be answered is not kept."""
         if not text:
             return
         self.messages.append(common.user(text))
@@ -107,7 +97,7 @@ class Conversation:
             self.messages.pop()
 
     def _answer(self) -> str:
-        """Stream one answer; Ctrl-C ends it early and keeps what was said."""
+        """Stream one answer. Ctrl-C ends it early and keeps what was said."""
         said: list[str] = []
         pieces = self._llm.stream_chat(self.messages, **self._settings)
         with closing(pieces):
@@ -125,8 +115,7 @@ class Conversation:
 
 
 def _ask() -> str | None:
-    """A line, or None at its end (Ctrl-D). Ctrl-C while nothing is being written only clears the
-    line."""
+    """A line, or None at the end (Ctrl-D). Ctrl-C clears the line."""
     while True:
         try:
             return input("> ").strip()
@@ -137,7 +126,7 @@ def _ask() -> str | None:
 
 
 def _line_editing() -> None:
-    """Arrow keys and history in `input`, where the platform has them; importing is all it takes."""
+    """Arrow keys and history in `input`, where the platform has them: importing is enough."""
     try:
         import readline  # noqa: F401
     except ImportError:  # Windows: its console edits lines by itself

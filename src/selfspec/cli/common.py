@@ -1,13 +1,14 @@
-"""What commands share: the one seam through which a model is opened, and how text, numbers and
-costs are written.
+"""What commands share: `open_model`, and how text, numbers and costs are written.
 
-`open_model` is the seam: tests replace it and run every command on a tiny random model. Knows no
-command.
+Tests replace `open_model` and run every command on a tiny random model. Knows no command.
 """
 
 from __future__ import annotations
 
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -19,6 +20,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,29 +32,17 @@ if TYPE_CHECKING:
 
 
 def open_model(name: str, how: ModelOptions) -> LLM:
-    """Load the model. The first line of every command that computes; importing torch happens here
-    and not earlier."""
+    """Load the model, the first step of commands that compute. Imports torch, not earlier."""
     if sys.stderr.isatty():
         stderr().print(f"loading {name} ...", style="dim", markup=False)
     from ..llm import LLM
 
     quiet_bars()
-
-    return LLM.from_pretrained(
-        name,
-        revision=how.revision,
-        token=how.token,
-        trust_remote_code=how.trust_remote_code,
-        dtype=how.dtype,
-        device=how.device,
-        threads=how.threads,
-        adapter=how.adapter,
-        long_context=how.long_context,
-    )
+    return LLM.from_pretrained(name, **vars(how))
 
 
 def quiet_bars() -> None:
-    """No progress bars of transformers' in a log file: a bar is for somebody who watches."""
+    """No progress bars of transformers' in a log file: nobody watches them there."""
     from transformers.utils import logging
 
     if not sys.stderr.isatty():
@@ -62,8 +52,7 @@ def quiet_bars() -> None:
 def settings_from(
     sampling: Typed, max_new_tokens: int, stop: Sequence[str] | None, drafting: DraftOptions
 ) -> dict[str, Any]:
-    """The library's keyword arguments for a generation; everything here is checked before a model
-    is loaded."""
+    """The library's keyword arguments for a generation, checked before a model is loaded."""
     from ..core.sampling import SamplingParams
     from ..draft.registry import resolve
 
@@ -71,7 +60,7 @@ def settings_from(
     resolve(**settings)
     return {
         **settings,
-        # without any, the library takes what the model asks for
+        # None is what the model asks for
         "sampling": sampling.make(SamplingParams) if sampling.values else None,
         "max_new_tokens": max_new_tokens,
         "stop": stop,
@@ -96,14 +85,12 @@ def write(text: str) -> None:
 
 
 def stderr() -> Console:
-    """A console on standard error; made anew so that a test or a shell that redirects it is
-    obeyed."""
+    """A console on standard error, made anew in case that was redirected."""
     return Console(stderr=True, highlight=False)
 
 
 def bar(head: str, words: str) -> Progress:
-    """How far long work is, for somebody who watches: `head`, done of all, time left, then the
-    task's field `words`."""
+    """How far long work is, for somebody who watches: `head`, count, time left, a field `words`."""
     return Progress(
         TextColumn(head),
         MofNCompleteColumn(),
@@ -117,22 +104,44 @@ def bar(head: str, words: str) -> Progress:
     )
 
 
+@contextmanager
+def stopping(shown: Progress) -> Iterator[Progress]:
+    """A bar that is started later, and stopped at the end whatever happens."""
+    try:
+        yield shown
+    finally:
+        shown.stop()
+
+
+def step_line(start: float, first: int, step: int, steps: int, words: str) -> None:
+    """How far training is, as a line for a file. It began at time `start` with step `first`."""
+    left = (time.perf_counter() - start) / max(1, step - first) * (steps - step)
+    stderr().print(f"step {step} of {steps}, {left:.0f} s left, {words}", soft_wrap=True)
+
+
+def facts(title: str) -> Table:
+    """An empty table of names on the left and facts on the right."""
+    grid = Table(
+        title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
+    )
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    return grid
+
+
 def stats_line(stats: Stats) -> str:
     """What a generation cost, in one line."""
+    cached = f" ({stats.cached_prompt_tokens} cached)" if stats.cached_prompt_tokens else ""
+    accepted = f"{stats.accepted} of {stats.drafted} drafts accepted ({stats.acceptance:.0%})"
     parts = [
-        f"prompt {stats.prompt_tokens} tokens"
-        + (f" ({stats.cached_prompt_tokens} cached)" if stats.cached_prompt_tokens else ""),
-        f"in {stats.prefill_seconds:.2f} s",
-        f"· {stats.new_tokens} new tokens at {stats.decode_tokens_per_second:.1f} tokens/s",
+        f"prompt {stats.prompt_tokens} tokens{cached} in {stats.prefill_seconds:.2f} s",
+        f"{stats.new_tokens} new tokens at {stats.decode_tokens_per_second:.1f} tokens/s "
         f"({stats.tokens_per_second:.1f} with the prompt)",
-        f"· {stats.forward_passes} passes",
+        f"{stats.forward_passes} passes",
+        *([accepted] if stats.drafted else []),
+        f"peak {megabytes(stats.peak_memory_bytes)}",
     ]
-    if stats.drafted:
-        parts.append(
-            f"· {stats.accepted} of {stats.drafted} drafts accepted ({stats.acceptance:.0%})"
-        )
-    parts.append(f"· peak {megabytes(stats.peak_memory_bytes)}")
-    return " ".join(parts)
+    return " · ".join(parts)
 
 
 def megabytes(count: float) -> str:

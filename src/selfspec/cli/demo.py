@@ -1,8 +1,6 @@
-"""`selfspec demo`: one real answer, written by transformers' `generate`, by selfspec plainly and
-drafting for itself, in turns.
+"""`selfspec demo`: one real answer, in turns by transformers, by selfspec plainly and drafting.
 
-A further way to generate is one more `Entry`. Does not know how anybody generates; `bench` knows
-how to time fairly.
+A further way to generate is one more `Entry`. `bench` knows how to time fairly.
 """
 
 from __future__ import annotations
@@ -37,8 +35,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Row:
-    """What came out of an entry. `speed` is how many times as fast as the first entry, as the
-    median over paired runs."""
+    """What came out of an entry. `speed`: times as fast as the first, the median of paired runs."""
 
     name: str
     tokens: list[int]
@@ -48,8 +45,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token that is not the reference's, and how close the model's two best tokens are
-    there."""
+    """The first token unlike the reference's, and how close the model's two best are there."""
 
     index: int
     gap: float
@@ -67,11 +63,9 @@ def demo(
     ] = 3,
     threads: options.Threads = None,
 ) -> None:
-    """Write one answer by transformers, by selfspec plainly and self-speculatively, in turns;
-    compare text and speed.
+    """Write an answer by transformers, by selfspec plainly and drafting: compare text and speed.
 
-    Both run in float32 on the CPU with the same threads, greedy. The first time the model is
-    fetched (about 100 MB).
+    All run greedily in float32 on the CPU. The first time the model is fetched (about 100 MB).
 
     Example:  selfspec demo --prompt "Write a haiku about the sea." --rounds 5
     """
@@ -80,19 +74,13 @@ def demo(
     rows = measure(entries(reference, llm, ids, max_new_tokens), rounds)
     differences = [difference(reference, ids, rows[0].tokens, row.tokens) for row in rows]
     show(llm, prompt, rows, differences, rounds)
-    broken = [
-        (row, each)
-        for row, each in zip(rows, differences, strict=True)
-        if each and not each.near_tie
-    ]
-    if broken:
-        row, each = broken[0]
-        raise SelfCheckFailed(
-            f"{row.name} wrote another token than {rows[0].name} at position {each.index}, where "
-            f"the model's two best logits "
-            f"are {each.gap:.2g} apart: more than rounding explains, a near-tie is {NEAR_TIE:g}. "
-            "Do not trust the output; please report it."
-        )
+    for row, apart in zip(rows, differences, strict=True):
+        if apart and not apart.near_tie:
+            raise SelfCheckFailed(
+                f"{row.name} wrote another token than {rows[0].name} at position {apart.index}, "
+                f"where the model's two best logits are {apart.gap:.2g} apart. That is more than "
+                f"rounding explains ({NEAR_TIE:g}). Do not trust the output; please report it."
+            )
 
 
 def open_pair(threads: int | None) -> tuple[Any, LLM]:
@@ -101,9 +89,8 @@ def open_pair(threads: int | None) -> tuple[Any, LLM]:
 
     common.quiet_bars()
     folder = demo_folder(progress=True)
-    llm = common.open_model(
-        "demo", options.ModelOptions(dtype="float32", device="cpu", threads=threads)
-    )
+    how = options.ModelOptions(dtype="float32", device="cpu", threads=threads)
+    llm = common.open_model("demo", how)
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -112,17 +99,15 @@ def open_pair(threads: int | None) -> tuple[Any, LLM]:
 
 
 def entries(reference: Any, llm: LLM, ids: list[int], max_new_tokens: int) -> list[Entry]:
-    """Who takes part; the first is what the others are compared with."""
+    """Who takes part. The first is what the others are compared with."""
+
+    def ours(**how: Any) -> Callable[[], list[int]]:
+        return lambda: llm.generate(ids, max_new_tokens=max_new_tokens, **how).tokens
+
     return [
         Entry("transformers generate", lambda: reference_tokens(reference, ids, max_new_tokens)),
-        Entry(
-            "selfspec, plain",
-            lambda: llm.generate(ids, max_new_tokens=max_new_tokens, draft=None).tokens,
-        ),
-        Entry(
-            "selfspec, self-speculative",
-            lambda: llm.generate(ids, max_new_tokens=max_new_tokens).tokens,
-        ),
+        Entry("selfspec, plain", ours(draft=None)),
+        Entry("selfspec, self-speculative", ours()),
     ]
 
 
@@ -131,13 +116,9 @@ def reference_tokens(model: Any, ids: Sequence[int], max_new_tokens: int) -> lis
     import torch
 
     prompt = torch.tensor([list(ids)])
+    how = {"attention_mask": torch.ones_like(prompt), "do_sample": False}
     with torch.inference_mode():
-        out = model.generate(
-            prompt,
-            attention_mask=torch.ones_like(prompt),
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-        )
+        out = model.generate(prompt, max_new_tokens=max_new_tokens, **how)
     new: list[int] = out[0, len(ids) :].tolist()
     return new
 
@@ -151,25 +132,19 @@ def measure(entered: Sequence[Entry], rounds: int) -> list[Row]:
     def turn(entry: Entry) -> Callable[[], None]:
         return lambda: written.update({entry.name: entry.run()})
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed} of {task.total} answers"),
-    )
+    done = TextColumn("{task.completed} of {task.total} answers")
+    columns = TextColumn("writing"), BarColumn(), done
     with Progress(*columns, console=common.stderr(), transient=True) as progress:
-        task = progress.add_task("writing", total=len(entered) * (rounds + 1))
-        timings = interleave(
-            {entry.name: timed(turn(entry)) for entry in entered},
-            rounds,
-            on_turn=lambda _: progress.advance(task),
-        )
+        task = progress.add_task("", total=len(entered) * (rounds + 1))
+        turns = {entry.name: timed(turn(entry)) for entry in entered}
+        timings = interleave(turns, rounds, on_turn=lambda _: progress.advance(task))
     return [summary(entry.name, entered[0].name, written, timings.seconds) for entry in entered]
 
 
 def summary(
     name: str, first: str, written: dict[str, list[int]], seconds: dict[str, list[float | None]]
 ) -> Row:
-    """Medians, a token; answers of different length are compared by the token."""
+    """Medians. Answers of different length are compared by the token."""
     from ..bench.timing import paired
 
     pairs = paired(seconds[first], seconds[name])
@@ -185,8 +160,7 @@ def summary(
 def difference(
     reference: Any, ids: list[int], expected: list[int], tokens: list[int]
 ) -> Difference | None:
-    """None when the tokens are equal; else where they part, judged by the reference model's own
-    logits."""
+    """Where the tokens part, and how far apart the reference's logits are there, or None."""
     import torch
 
     if expected == tokens:
@@ -200,30 +174,20 @@ def difference(
 
 
 def show(
-    llm: LLM,
-    prompt: str,
-    rows: Sequence[Row],
-    differences: Sequence[Difference | None],
-    rounds: int,
+    llm: LLM, prompt: str, rows: Sequence[Row], apart: Sequence[Difference | None], rounds: int
 ) -> None:
     """The answer (or each of them, should they differ) and the table."""
     tokenizer: Any = llm.tokenizer
-    console = Console(highlight=False)
-    console.print(
-        f"[bold]{llm.info.name}[/bold], {llm.info.dtype}, {llm.info.threads} threads, kernel "
-        f"{llm.info.kernel}\n"
-    )
+    console, info = Console(highlight=False), llm.info
+    facts = f"{info.dtype}, {info.threads} threads, kernel {info.kernel}"
+    console.print(f"[bold]{info.name}[/bold], {facts}\n")
     console.print(f"> {prompt}", style="cyan", markup=False)
-    for text in dict.fromkeys(
-        tokenizer.decode(row.tokens, skip_special_tokens=True) for row in rows
-    ):
+    texts = (tokenizer.decode(row.tokens, skip_special_tokens=True) for row in rows)
+    for text in dict.fromkeys(texts):
         console.print(f"{text}\n", markup=False)
-    console.print(table(rows, differences))
-    console.print(
-        f"Medians of {rounds} interleaved rounds of {len(rows[0].tokens)} tokens, the prompt's "
-        f"share included.",
-        style="dim",
-    )
+    console.print(table(rows, apart))
+    what = f"{rounds} interleaved rounds of {len(rows[0].tokens)} tokens"
+    console.print(f"Medians of {what}, the prompt's share included.", style="dim")
 
 
 def table(rows: Sequence[Row], differences: Sequence[Difference | None]) -> Table:
@@ -233,20 +197,17 @@ def table(rows: Sequence[Row], differences: Sequence[Difference | None]) -> Tabl
     for heading in ("ms/token", "tokens/s", "speed"):
         grid.add_column(heading, justify="right")
     grid.add_column("tokens")
-    for number, (row, each) in enumerate(zip(rows, differences, strict=True)):
-        grid.add_row(
-            row.name,
-            f"{row.seconds_per_token * 1e3:.1f}",
-            f"{1 / row.seconds_per_token:.1f}",
-            f"{row.speed:.2f}x",
-            "reference" if number == 0 else verdict(each, len(row.tokens)),
-        )
+    for row, apart in zip(rows, differences, strict=True):
+        seconds = row.seconds_per_token
+        words = "reference" if row is rows[0] else verdict(apart, len(row.tokens))
+        numbers = f"{seconds * 1e3:.1f}", f"{1 / seconds:.1f}", f"{row.speed:.2f}x"
+        grid.add_row(row.name, *numbers, words)
     return grid
 
 
-def verdict(each: Difference | None, count: int) -> str:
+def verdict(apart: Difference | None, count: int) -> str:
     """Whether the tokens are the reference's, in words."""
-    if each is None:
+    if apart is None:
         return f"all {count} equal"
-    kind = "a near-tie" if each.near_tie else "NOT a near-tie"
-    return f"differ from token {each.index} on (gap {each.gap:.2g}, {kind})"
+    kind = "a near-tie" if apart.near_tie else "NOT a near-tie"
+    return f"differ from token {apart.index} on (gap {apart.gap:.2g}, {kind})"

@@ -1,8 +1,6 @@
-"""`selfspec drafters`: what there is to draft with and to decide how much, and the options of each,
-read from the classes.
+"""`selfspec drafters`: the drafters and controllers, and the options of each, from the classes.
 
-A field's own docstring is its help, so this table cannot go stale. Knows no drafter; computes
-nothing.
+A field's own docstring is its help, so this table cannot go stale. Knows no drafter.
 """
 
 from __future__ import annotations
@@ -10,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, fields
 from typing import Annotated, Any
 
 import typer
@@ -19,27 +17,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..errors import OptionError, nearest
-from .flags import docstrings
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of a drafter or controller."""
-
-    name: str
-    kind: str
-    default: str
-    help: str
+from . import common
+from .flags import Field, docstrings
 
 
 def drafters(
     name: Annotated[
         str | None,
-        typer.Argument(
-            help="A drafter or a controller: show its options.",
-            metavar="[NAME]",
-            show_default=False,
-        ),
+        typer.Argument(metavar="[NAME]", help="A drafter or a controller.", show_default=False),
     ] = None,
 ) -> None:
     """List the drafters and the controllers, or the options of one.
@@ -51,25 +36,19 @@ def drafters(
     if name is None:
         console.print(listing("Drafters, for --draft", drafting))
         console.print(listing("Controllers, for --control", controlling))
-        console.print(
-            "'selfspec drafters NAME' shows the options of one; 'none' as a drafter is plain "
-            "decoding.",
-            style="dim",
-        )
+        hint = "'selfspec drafters NAME' shows the options of one. --draft none is plain decoding."
+        console.print(hint, style="dim")
         return
     both = {**drafting, **controlling}
     if name not in both:
         raise OptionError(f"there is no drafter and no controller {name!r}; {nearest(name, both)}")
     flag = "--draft-option" if name in drafting else "--control-option"
     console.print(f"[bold]{escape(name)}[/bold]: {escape(first_line(both[name]))}\n")
-    found = options_of(both[name])
-    console.print(table(found) if found else "It has no options.")
-    if found:
-        console.print(
-            f"\nOn the command line: {flag} {found[0].name}=VALUE, the value as in JSON.",
-            style="dim",
-            markup=False,
-        )
+    options = options_of(both[name])
+    console.print(table(options) if options else "It has no options.")
+    if options:
+        hint = f"\nOn the command line: {flag} {options[0].name}=VALUE, the value as in JSON."
+        console.print(hint, style="dim", markup=False)
 
 
 def known() -> tuple[dict[str, type], dict[str, type]]:
@@ -86,13 +65,13 @@ def first_line(kind: type) -> str:
     return (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ")
 
 
-def options_of(kind: Any) -> list[Option]:
+def options_of(kind: Any) -> list[Field]:
     """The fields of a drafter or controller, with the docstrings below them."""
     from ..core.options import annotation_of
 
     helps = field_docs(kind)
     return [
-        Option(field.name, annotation_of(field.type), default_of(field), helps.get(field.name, ""))
+        Field(field.name, annotation_of(field.type), default_of(field), helps.get(field.name, ""))
         for field in fields(kind)
     ]
 
@@ -105,8 +84,7 @@ def default_of(field: Any) -> str:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """What stands as a string below each field in the source; nothing where a class has no source
-    to read."""
+    """The string below each field in the source, if there is a source to read."""
     try:
         source = textwrap.dedent(inspect.getsource(kind))
     except (OSError, TypeError):  # typed in at a prompt, or shipped compiled
@@ -118,21 +96,17 @@ def field_docs(kind: type) -> dict[str, str]:
 
 def listing(title: str, classes: dict[str, type]) -> Table:
     """Names and what they stand for."""
-    grid = Table(
-        title=title, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
-    )
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column()
+    grid = common.facts(title)
     for name, kind in classes.items():
         grid.add_row(escape(name), escape(first_line(kind)))
     return grid
 
 
-def table(options: list[Option]) -> Table:
+def table(options: list[Field]) -> Table:
     """The options of one class."""
     grid = Table(box=None, padding=(0, 2, 0, 0))
     for heading in ("option", "kind", "default", ""):
         grid.add_column(heading, no_wrap=heading == "option")
-    for each in options:
-        grid.add_row(*map(escape, (each.name, each.kind, each.default, each.help)))
+    for option in options:
+        grid.add_row(*map(escape, (option.name, option.kind, option.default, option.help)))
     return grid

@@ -1,5 +1,4 @@
-"""`selfspec exits`: what each exit of a model is worth on a text. Only asks and shows; the room
-`train` measures."""
+"""`selfspec exits`: what each exit of a model is worth on a text. The room `train` measures."""
 
 from __future__ import annotations
 
@@ -33,17 +32,11 @@ def exits(
     texts: Texts,
     model: options.ModelOptions,
     png: Annotated[
-        Path | None,
-        typer.Option(
-            "--png",
-            help="Draw a picture into this file (needs matplotlib).",
-            rich_help_panel="Output",
-        ),
+        Path | None, options.output("--png", help="Draw into this file (needs matplotlib).")
     ] = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Measure what each exit of a model is worth on a text: perplexity, and agreement with the
-    whole model's next token.
+    """Measure each exit of a model on a text: perplexity, and agreement with the whole model.
 
     Example:  selfspec exits demo --data mine.jsonl --held-out 0.5
     """
@@ -58,25 +51,21 @@ def exits(
     llm = common.open_model(name, model)
     if llm.tokenizer is None:
         raise OptionError(
-            f"{name} has no tokenizer, so text cannot be turned into tokens; add its files to the "
-            f"folder"
+            f"{name} has no tokenizer, so it cannot read text; add its files to the folder"
         )
-    scores = {
-        "": evaluate_exits(
-            llm.model, load_data(data, llm.tokenizer, settings).held_out, most=blocks
-        )
-    }
-    facts = [score.as_dict() for score in scores[""]]
+    held_out = load_data(data, llm.tokenizer, settings).held_out
+    scores = evaluate_exits(llm.model, held_out, most=blocks)
+    facts = [score.as_dict() for score in scores]
     if png is not None:
         plot_exits({name: facts}, png, f"Exits of {name}")
     if as_json:
         typer.echo(json.dumps({"model": name, "exits": facts}))
     else:
-        Console(highlight=False).print(table(scores))
+        Console(highlight=False).print(table({"": scores}))
 
 
 def table(scores: Mapping[str, Sequence[ExitScore]]) -> Table:
-    """A row for each exit; for each time agreement and perplexity."""
+    """A row for each exit. For each time (before, after, ...) agreement and perplexity."""
     grid = Table(box=None, padding=(0, 2, 0, 0))
     grid.add_column("exit", justify="right")
     for when in scores:

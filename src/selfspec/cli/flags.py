@@ -1,5 +1,4 @@
-"""Flags from a dataclass: each field is an option, with the field's name, type and default, and
-the docstring below the field as its help.
+"""Flags from a dataclass: a field's name, type and default, and the docstring below it as help.
 
 A class is found by name and read from its source. It is not imported, since most need torch, for
 which `--help` must not wait. Knows no class and no command.
@@ -11,7 +10,7 @@ import ast
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -49,8 +48,7 @@ class Field:
 
 @dataclass(frozen=True)
 class Typed:
-    """What was typed of some flags, by the names of their parameters. What was not typed is not
-    here, so that the library's defaults hold."""
+    """What was typed, by parameter names. Where nothing was typed, the library's defaults hold."""
 
     values: Mapping[str, Any]
 
@@ -60,7 +58,7 @@ class Typed:
         return {field: self.values[name] for field, name in names.items() if name in self.values}
 
     def make(self, kind: type[T], prefix: str = "", **otherwise: Any) -> T:
-        """The dataclass with what was typed; `otherwise` replaces its defaults."""
+        """The dataclass with what was typed. `otherwise` replaces its defaults."""
         return kind(**{**otherwise, **self.of(kind, prefix)})
 
     def pick(self, *names: str) -> dict[str, Any]:
@@ -100,45 +98,41 @@ def flag_of(parameter: str) -> str:
 
 def parameters_of(groups: Sequence[Flags]) -> list[inspect.Parameter]:
     """A parameter for each flag. A field that several classes have is one flag, in the words of the
-    first; what the others say or have as default is added where it differs."""
-    found: dict[str, list[tuple[Flags, Field]]] = {}
+    first. What the others say or have as default is added where it differs."""
+    owners: dict[str, list[tuple[Flags, Field]]] = {}
     for group in groups:
         for name, field in group.fields.items():
-            found.setdefault(name, []).append((group, field))
-    return [_parameter(name, owners) for name, owners in found.items()]
+            owners.setdefault(name, []).append((group, field))
+    return [_parameter(name, fields) for name, fields in owners.items()]
 
 
 def typed(values: Mapping[str, Any], groups: Iterable[Flags]) -> Typed:
     """The values that were typed for some flags, as their fields take them."""
     fields = {name: field for group in groups for name, field in group.fields.items()}
-    read: Mapping[str, Callable[[Any, str], Any]] = {
-        NUMBERS: numbers,
-        TEXTS: lambda texts, _: tuple(texts),
-    }
-    return Typed(
-        {
-            name: read[kind](value, flag_of(name)) if (kind := fields[name].kind) in read else value
-            for name, value in values.items()
-        }
-    )
+
+    def read(name: str, value: Any) -> Any:
+        kind = fields[name].kind
+        if kind == NUMBERS:
+            return numbers(value, flag_of(name))
+        return tuple(value) if kind == TEXTS else value
+
+    return Typed({name: read(name, value) for name, value in values.items()})
 
 
 def _parameter(name: str, owners: Sequence[tuple[Flags, Field]]) -> inspect.Parameter:
     group, field = owners[0]
-    kinds = {each.kind for _, each in owners}
+    kinds = sorted({owned.kind for _, owned in owners})
     if len(kinds) > 1 or field.kind not in KINDS:
-        raise TypeError(
-            f"{group.where}: no flag can be made of {field.name}: {', '.join(sorted(kinds))}"
-        )
+        raise TypeError(f"{group.where}: no flag can be made of {field.name}: {', '.join(kinds)}")
     names = [flag_of(name), *([SHORT[name]] if name in SHORT else [])]
     if field.default is True:
         names[0] += f"/--no-{names[0][2:]}"
     words, defaults = [field.help], [str(field.default)]
-    for flags, each in owners[1:]:
-        if flags.label and each.help not in words[0]:
-            words.append(f"{flags.label.capitalize()}: {each.help[:1].lower()}{each.help[1:]}")
-        if each.default != field.default:
-            defaults.append(f"{flags.label} {each.default}")
+    for flags, other in owners[1:]:
+        if flags.label and other.help not in words[0]:
+            words.append(f"{flags.label.capitalize()}: {other.help[:1].lower()}{other.help[1:]}")
+        if other.default != field.default:
+            defaults.append(f"{flags.label} {other.default}")
     if field.kind == TEXTS:
         words.append("Repeatable.")
     option = typer.Option(
@@ -172,13 +166,13 @@ def fields_of(where: str) -> tuple[Field, ...]:
     helps = docstrings(body)
     return tuple(
         Field(
-            each.target.id,
-            ast.unparse(each.annotation).removesuffix(" | None"),
-            None if each.value is None else _value(each.value),
-            helps.get(each.target.id, ""),
+            line.target.id,
+            ast.unparse(line.annotation).removesuffix(" | None"),
+            None if line.value is None else _value(line.value),
+            helps.get(line.target.id, ""),
         )
-        for each in body.body
-        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+        for line in body.body
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
     )
 
 
@@ -195,8 +189,7 @@ def docstrings(body: ast.ClassDef) -> dict[str, str]:
 
 
 def _class_in(lines: Sequence[str], name: str) -> ast.ClassDef:
-    """One class of a module. The rest is not parsed: that would take longer than all else that
-    --help does."""
+    """One class of a module. Parsing the rest would take longer than all else that --help does."""
     first = lines.index(f"class {name}:")
     after = (index for index in range(first + 1, len(lines)) if lines[index][:1].strip())
     body = ast.parse("\n".join(lines[first : next(after, len(lines))])).body[0]

@@ -1,5 +1,4 @@
-"""`selfspec generate`: prompts in, text out. Does not know how text is made, only how it is asked
-for and shown."""
+"""`selfspec generate`: prompts in, text out. Knows how text is asked for and shown, not made."""
 
 from __future__ import annotations
 
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.options import MAX_NEW_TOKENS
 from ..errors import OptionError, PromptError
 from . import common, options, show
 
@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Job:
-    """What was asked for: the prompts, whether they are turns of a conversation, and the library's
-    own keyword arguments."""
+    """The prompts, whether they are turns of a conversation, and the library's arguments."""
 
     prompts: Sequence[str]
     chat: bool
@@ -38,38 +37,31 @@ def generate(
         list[str],
         typer.Argument(
             metavar="[MODEL] PROMPT",
-            help=f"One word is a prompt for the demo model. Of several the first is the model: "
-            f"{options.MODEL_HELP} "
-            "'-' as a prompt reads standard input.",
+            help="One word is a prompt for the demo model. Of several the first is the model: "
+            f"{options.MODEL_HELP} '-' as a prompt reads standard input.",
         ),
     ],
     sampling: options.Sampling,
     drafting: options.Drafting,
     model: options.ModelOptions,
-    max_new_tokens: options.MaxNewTokens = 256,
+    max_new_tokens: options.MaxNewTokens = MAX_NEW_TOKENS,
     stop: options.Stop = None,
     chat: Annotated[
         bool | None,
         typer.Option(
-            "--chat/--raw",
-            help="Use the model's chat template (the default where it has one), or not.",
+            "--chat/--raw", help="Use the chat template, or not. By default if there is one."
         ),
     ] = None,
     stream: Annotated[
         bool,
-        typer.Option(
-            "--stream/--no-stream",
-            help="Print the text as it comes, or all of it at the end.",
-            rich_help_panel="Output",
-        ),
+        options.output("--stream/--no-stream", help="Print text as it comes, or all at the end."),
     ] = True,
     stats: options.ShowStats = False,
     as_json: options.AsJson = False,
 ) -> None:
     """Write text after a prompt, or an answer to it where the model has a chat template.
 
-    The text goes to standard output as it comes. Several prompts run as one batch and are printed
-    when all are done.
+    Text goes to standard output as it comes. Several prompts run as a batch, printed at the end.
 
     Example:  selfspec generate demo "Why is the sky blue?" --max-new-tokens 64 --stats
     """
@@ -77,18 +69,13 @@ def generate(
     if drafting.show_drafts and (as_json or not stream or len(prompts) > 1):
         raise OptionError(
             "--show-drafts colours one answer as it comes, so it would do nothing with --json, "
-            "--no-stream or several prompts; "
-            "leave one of them out"
+            "--no-stream or several prompts; leave one of them out"
         )
     texts = [read_prompt(prompt) for prompt in prompts]
     settings = common.settings_from(sampling, max_new_tokens, stop, drafting)
     llm = common.open_model(name, model)
-    job = Job(
-        texts,
-        common.has_chat_template(llm) if chat is None else chat,
-        settings,
-        show.writer(llm, drafting.show_drafts),
-    )
+    chat = common.has_chat_template(llm) if chat is None else chat
+    job = Job(texts, chat, settings, show.writer(llm, drafting.show_drafts))
     results = run(llm, job, stream=stream and not as_json, as_json=as_json)
     if stats:
         common.print_stats([results[0].call])  # a batch has one cost
@@ -99,16 +86,13 @@ def split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:
     if len(words) > 1:
         if " " in words[0] and not os.path.isdir(words[0]):
             raise OptionError(
-                f"{words[0]!r} is not a model: with several words the first names the model and "
-                f"the others are prompts. "
-                "Put 'demo' before the prompts to run them on the demo model."
+                f"{words[0]!r} is not a model, and of several words the first has to be one; put "
+                "'demo' before the prompts to run them on the demo model"
             )
         return words[0], words[1:]
     if words[0] == "demo" or os.path.isdir(words[0]):
-        raise PromptError(
-            f"{words[0]!r} is a model and there is no prompt for it. Give one: selfspec generate "
-            f"{words[0]} 'Hello'"
-        )
+        remedy = f"write selfspec generate {words[0]} 'Hello'"
+        raise PromptError(f"{words[0]!r} is a model and there is no prompt for it; {remedy}")
     return "demo", words
 
 
@@ -116,10 +100,8 @@ def read_prompt(prompt: str) -> str:
     """`-` means standard input, less the line end that editors and `echo` put last."""
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     if not text:
-        raise PromptError(
-            f"the prompt {'on standard input ' if prompt == '-' else ''}is empty: there is "
-            f"nothing to go on from"
-        )
+        where = "on standard input " if prompt == "-" else ""
+        raise PromptError(f"the prompt {where}is empty, so nothing can follow; write some text")
     return text
 
 
@@ -141,11 +123,10 @@ def run(llm: LLM, job: Job, *, stream: bool, as_json: bool) -> list[Result]:
 def stream_one(llm: LLM, job: Job) -> Result:
     """Write the pieces as they come; leaving early, by Ctrl-C or a closed pipe, stops the work."""
     prompt = job.prompts[0]
-    pieces = (
-        llm.stream_chat([common.user(prompt)], **job.settings)
-        if job.chat
-        else llm.stream(prompt, **job.settings)
-    )
+    if job.chat:
+        pieces = llm.stream_chat([common.user(prompt)], **job.settings)
+    else:
+        pieces = llm.stream(prompt, **job.settings)
     with closing(pieces):
         for piece in pieces:
             job.write(piece)
@@ -154,20 +135,13 @@ def stream_one(llm: LLM, job: Job) -> Result:
 
 
 def generate_all(llm: LLM, job: Job) -> list[Result]:
-    """All prompts in one batch; a single one takes the plain road, so that it is the same call as
-    in Python."""
-    if len(job.prompts) == 1:
-        prompt = job.prompts[0]
-        return [
-            llm.chat([common.user(prompt)], **job.settings)
-            if job.chat
-            else llm.generate(prompt, **job.settings)
-        ]
+    """All prompts in one batch."""
     if not job.chat:
         return llm.generate(list(job.prompts), **job.settings)
-    return llm.generate(
-        [llm.encode_chat([common.user(prompt)]) for prompt in job.prompts], **job.settings
-    )
+    turns = [[common.user(prompt)] for prompt in job.prompts]
+    if len(turns) == 1:
+        return [llm.chat(turns[0], **job.settings)]
+    return llm.generate([llm.encode_chat(turn) for turn in turns], **job.settings)
 
 
 def as_dict(prompt: str, result: Result) -> dict[str, Any]:

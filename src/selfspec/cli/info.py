@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Bound:
-    """The floor of plain decoding: every token reads every weight once, and memory can be read only
-    so fast."""
+    """The floor of plain decoding: every token reads every weight, as fast as memory allows."""
 
     bytes_per_token: int
     bandwidth: float  # bytes a second, measured
-    products_seconds: float  # the matrix products of one token, measured through our own linears
+    products_seconds: float  # of one token's matrix products, measured through our own linears
 
     @property
     def floor_seconds(self) -> float:
@@ -36,8 +35,7 @@ class Bound:
 def info(
     name: options.Model = "demo", as_json: options.AsJson = False, *, model: options.ModelOptions
 ) -> None:
-    """Tell what a model is, how it runs here, and what bounds its speed on this machine (measured,
-    a few seconds).
+    """Tell what a model is, how it runs here, and what bounds its speed on this machine.
 
     Example:  selfspec info demo --threads 2
     """
@@ -53,9 +51,8 @@ def info(
 
 
 def measure(llm: LLM) -> Bound:
-    """Memory bandwidth with the threads in use, by the fastest way to read, and the products of one
-    token."""
-    from ..bench.card import read_bandwidth
+    """Memory bandwidth by the fastest way to read, and one token's products, by these threads."""
+    from ..bench.meters import read_bandwidth
     from ..model.measuring import product_seconds
 
     size = llm.info.weight_bytes
@@ -66,44 +63,45 @@ def measure(llm: LLM) -> Bound:
 
 def table(info: ModelInfo, bound: Bound | None) -> Table:
     """Names on the left, facts on the right."""
-    rows = [
-        ("family", info.family),
-        (
-            "layers",
-            f"{info.layers} ({info.halves} halves: attention and MLP of each can be skipped alone)",
-        ),
-        ("parameters", f"{info.parameters / 1e6:,.1f} million"),
-        ("context", f"{info.context:,} tokens"),
-        ("vocabulary", f"{info.vocabulary:,} tokens"),
-        ("runs in", f"{info.dtype} on {info.device}, {info.threads} threads"),
-        ("kernel", products(info)),
-        *([] if info.device == "cpu" else [("recorded", info.recorded)]),
-        ("bit-exact", exactness(info)),
-        ("read per token", f"{common.megabytes(info.weight_bytes)} of weights"),
-    ]
+    grid = common.facts(info.name)
+    halves = f"{info.halves} halves: attention and MLP of each can be skipped alone"
+    grid.add_row("family", info.family)
+    grid.add_row("layers", f"{info.layers} ({halves})")
+    grid.add_row("parameters", f"{info.parameters / 1e6:,.1f} million")
+    grid.add_row("context", f"{info.context:,} tokens")
+    grid.add_row("vocabulary", f"{info.vocabulary:,} tokens")
+    grid.add_row("runs in", f"{info.dtype} on {info.device}, {info.threads} threads")
+    grid.add_row("kernel", products(info))
+    grid.add_row("weights", stored(info))
+    grid.add_row("passes", passes(info))
+    if info.device != "cpu":
+        grid.add_row("recorded", info.recorded)
+    grid.add_row("bit-exact", exactness(info))
+    grid.add_row("read per token", f"{common.megabytes(info.weight_bytes)} of weights")
     if bound is not None:
-        rows += [
-            ("memory bandwidth", f"{bound.bandwidth / 1e9:.1f} GB/s, measured"),
-            (
-                "floor",
-                f"{bound.floor_seconds * 1e3:.1f} ms a token, {1 / bound.floor_seconds:.1f} "
-                f"tokens/s",
-            ),
-            ("matrix products", f"{bound.products_seconds * 1e3:.1f} ms a token, measured"),
-        ]
-    grid = Table(
-        title=info.name, title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0)
-    )
-    grid.add_column(style="bold")
-    grid.add_column()
-    for name, value in rows:
-        grid.add_row(name, value)
+        floor = bound.floor_seconds
+        grid.add_row("memory bandwidth", f"{bound.bandwidth / 1e9:.1f} GB/s, measured")
+        grid.add_row("floor", f"{floor * 1e3:.1f} ms a token, {1 / floor:.1f} tokens/s")
+        grid.add_row("matrix products", f"{bound.products_seconds * 1e3:.1f} ms a token, measured")
     return grid
 
 
 def products(info: ModelInfo) -> str:
     """The kernel, and who multiplies where it does not."""
     return info.kernel + (f" (products by {', '.join(info.modules)})" if info.modules else "")
+
+
+def stored(info: ModelInfo) -> str:
+    """How the weights are stored, and for whom."""
+    ours = info.kernel == "native"
+    return f"{info.weights}, {'packed for our kernels' if ours else 'as torch stores them'}"
+
+
+def passes(info: ModelInfo) -> str:
+    """Whether a pass is one call to our kernels, and what stays outside."""
+    if not info.alone:
+        return "one call to our kernels"
+    return f"not in one call: {'; '.join(info.alone)}"
 
 
 def exactness(info: ModelInfo) -> str:
@@ -118,19 +116,16 @@ def exactness(info: ModelInfo) -> str:
 
 def explanation(bound: Bound) -> str:
     """The numbers as a sentence, with what follows from them."""
-    memory_bound = bound.products_seconds < 1.5 * bound.floor_seconds
-    reason = (
-        "Reading the weights is what takes the time"
-        if memory_bound
-        else f"The products take {bound.products_seconds / bound.floor_seconds:.1f}x the time "
-        f"that reading their weights takes, "
-        "so arithmetic bounds the speed too"
-    )
-    remedy = (
-        "verifying several drafted tokens in one pass shares that one read"
-        if memory_bound
-        else "more threads may help"
-    )
+    times = bound.products_seconds / bound.floor_seconds
+    if times < 1.5:
+        reason = "Reading the weights is what takes the time"
+        remedy = "verifying several drafted tokens in one pass shares that one read"
+    else:
+        reason = (
+            f"The products take {times:.1f}x the time that reading their weights takes, so "
+            "arithmetic bounds the speed too"
+        )
+        remedy = "more threads may help"
     floor = f"{bound.floor_seconds * 1e3:.1f} ms"
     return f"\nPlain decoding cannot go under {floor} a token here. {reason}: {remedy}."
 

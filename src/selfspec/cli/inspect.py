@@ -57,9 +57,9 @@ def inspect(
             f"--png {png.name} names no kind of picture that can be drawn; end it in "
             f"{', '.join(PICTURES)}"
         )
-    from ..bench.html_layers import layers_page, summary
     from ..bench.layers import look
-    from ..bench.layers_plot import plot_layers, pyplot_or_error
+    from ..bench.layers_report import layers_page, pictures, summary
+    from ..bench.pictures import draw, pyplot_or_error
 
     if png is not None:
         pyplot_or_error()  # before a model is loaded
@@ -67,7 +67,7 @@ def inspect(
     if html is not None:
         html.write_text(layers_page(view), encoding="utf-8")
     if png is not None:
-        plot_layers(view, png)
+        draw(f"What each layer of {view.model} would say", pictures(view), png)
     if as_json:
         typer.echo(json.dumps(view.as_dict()))
         return

@@ -1,5 +1,4 @@
-"""The options that commands share, each with its one help text, in groups. Knows no command and
-imports no model.
+"""The options that commands share, each with its one help text. Knows no command, no model.
 
 A command that takes a group as a parameter, under `@grouped`, has its fields as options.
 """
@@ -19,24 +18,22 @@ import typer
 from ..errors import OptionError
 from .flags import Flags, Typed, parameters_of, typed
 
-MODEL_HELP = (
-    "'demo' (built in), a folder, or a hub name such as HuggingFaceTB/SmolLM2-360M-Instruct."
-)
+MODEL_HELP = "'demo' (built in), a folder, or a hub name: HuggingFaceTB/SmolLM2-360M-Instruct."
+GOES_ON = "An interrupted run goes on with what is there."
 
-_option = functools.partial(typer.Option, show_default=True)
-_model = functools.partial(_option, rich_help_panel="Model")
-_limit = functools.partial(_option, rich_help_panel="Limits")
-_output = functools.partial(_option, rich_help_panel="Output")
+_model = functools.partial(typer.Option, rich_help_panel="Model")
+_limit = functools.partial(typer.Option, rich_help_panel="Limits")
+output = functools.partial(typer.Option, rich_help_panel="Output")
+run = functools.partial(typer.Option, rich_help_panel="Run")
 _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
 Threads = Annotated[
-    int | None,
-    _model("--threads", min=1, help="CPU threads to compute with; without it torch decides."),
+    int | None, _model("--threads", min=1, help="CPU threads. Without it torch decides.")
 ]
 DataFiles = Annotated[
     list[str],
-    _option(
+    typer.Option(
         "--data",
         help="Text to read: JSONL ('text', 'prompt' and 'response', or 'messages'), a text file, a "
         "folder saved by `datasets`, hf:NAME or hf:NAME#CONFIG@SPLIT. Repeatable.",
@@ -47,14 +44,13 @@ MaxNewTokens = Annotated[
     int, _limit("--max-new-tokens", "-n", min=1, help="Write at most this many new tokens.")
 ]
 Stop = Annotated[
-    list[str] | None,
-    _limit("--stop", help="Stop before the model writes this text. Repeatable."),
+    list[str] | None, _limit("--stop", help="Stop before the model writes this text. Repeatable.")
 ]
 ShowStats = Annotated[
-    bool, _output("--stats", help="Print tokens, seconds and memory, on standard error.")
+    bool, output("--stats", help="Print tokens, seconds and memory, on standard error.")
 ]
 AsJson = Annotated[
-    bool, _output("--json", help="Print JSON instead, one object a line, with everything there is.")
+    bool, output("--json", help="Print JSON instead, one object a line, with everything there is.")
 ]
 
 
@@ -64,37 +60,37 @@ class ModelOptions:
 
     dtype: Annotated[
         str,
-        _model("--dtype", help="Number format of the weights: auto, float32, bfloat16, float16."),
+        _model(
+            "--dtype", help="Number format torch computes in: auto, float32, bfloat16, float16."
+        ),
     ] = "auto"
     device: Annotated[
         str, _model("--device", help="Where the model runs: auto, cpu, cuda or cuda:N.")
     ] = "auto"
     threads: Threads = None
+    kernel: Annotated[
+        str,
+        _model(
+            "--kernel",
+            help="Who computes: auto, native (our own kernels: float32 on a CPU), mkl, plain or "
+            "static (torch).",
+        ),
+    ] = "auto"
+    weights: Annotated[
+        str, _model("--weights", help="How our own kernels store weights: auto or float32.")
+    ] = "auto"
     revision: Annotated[
         str | None, _model("--revision", help="Branch, tag or commit of a model on the hub.")
     ] = None
-    token: Annotated[str | None, _model("--token", help="Access token for a gated hub model.")] = (
-        None
-    )
+    token: Annotated[str | None, _model("--token", help="Token for gated hub models.")] = None
     adapter: Annotated[
-        str,
-        _model(
-            "--adapter",
-            help="How a PEFT adapter is loaded: auto, merge or live (beside the weights).",
-        ),
+        str, _model("--adapter", help="PEFT adapters: auto, merge, or live (beside the weights).")
     ] = "auto"
     long_context: Annotated[
-        bool,
-        _model(
-            "--long-context",
-            help="Run all texts of a longrope model with its frequencies for long texts.",
-        ),
+        bool, _model("--long-context", help="Run longrope models as if all texts were long.")
     ] = False
     trust_remote_code: Annotated[
-        bool,
-        _model(
-            "--trust-remote-code", help="Let the model's repository run its own Python code here."
-        ),
+        bool, _model("--trust-remote-code", help="Let the model's repository run its code here.")
     ] = False
 
 
@@ -108,13 +104,11 @@ class DraftOptions:
     draft_option: Sequence[str] = ()
     """An option of the drafter as NAME=VALUE, e.g. layer=10."""
     control: str | None = None
-    """The controller, which decides how many tokens to draft, by name (selfspec drafters lists
-    them)."""
+    """The controller, by name (selfspec drafters lists them). It decides how much to draft."""
     control_option: Sequence[str] = ()
     """An option of the controller as NAME=VALUE, e.g. tokens=6."""
     show_drafts: bool = False
-    """Colour the text: accepted drafts green, rejected ones red and struck through, the model's own
-    tokens plain."""
+    """Colour the text: accepted drafts green, rejected ones red, the model's own tokens plain."""
 
     def settings(self) -> dict[str, Any]:
         """The library's keyword arguments; names are checked there."""
@@ -127,21 +121,19 @@ class DraftOptions:
 
 
 def _pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
-    """NAME=VALUE as a mapping: values are read as JSON where they are JSON (numbers, true, lists),
-    else as text."""
-    found: dict[str, Any] = {}
+    """NAME=VALUE as a mapping: a value is JSON (numbers, true, lists), else text."""
+    options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name:
             raise OptionError(
-                f"{flag} {text!r} is not NAME=VALUE, so it names no option; write e.g. {flag} "
-                f"tokens=6"
+                f"{flag} {text!r} is not NAME=VALUE, so it names no option; write {flag} tokens=6"
             )
         try:
-            found[name.replace("-", "_")] = json.loads(value)
+            options[name.replace("-", "_")] = json.loads(value)
         except ValueError:
-            found[name.replace("-", "_")] = value
-    return found
+            options[name.replace("-", "_")] = value
+    return options
 
 
 Sampling = Annotated[
@@ -154,40 +146,39 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     """The command with each parameter that is a group of options replaced by those options.
 
     A group is a dataclass whose fields are annotated options, or `Annotated[kind, Flags(...), ...]`
-    with the flags of one or more classes; the command gets a `Typed`, or what was typed as `kind`.
+    with the flags of one or more classes. The command gets a `Typed`, or what was typed as `kind`.
     """
     signature = inspect.signature(command, eval_str=True)
     parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
     groups: dict[str, Group] = {}
-    for name, each in signature.parameters.items():
-        if group := _group(each.annotation):
+    for name, parameter in signature.parameters.items():
+        if group := _group(parameter.annotation):
             groups[name] = group
-        parameters += group.parameters if group else [each.replace(kind=_KEYWORD)]
+        parameters += group.parameters if group else [parameter.replace(kind=_KEYWORD)]
 
     @functools.wraps(command)
     def flat(context: typer.Context, **values: Any) -> None:
         for name, group in groups.items():
-            own = {each.name: values.pop(each.name) for each in group.parameters}
+            own = {option.name: values.pop(option.name) for option in group.parameters}
             values[name] = group.collect(own, context)
         command(**values)
 
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
-    flat.__annotations__ = {each.name: each.annotation for each in parameters}
+    flat.__annotations__ = {option.name: option.annotation for option in parameters}
     return flat
 
 
 @dataclass(frozen=True)
 class Group:
-    """Options that a command gets as one value: what typer is shown of them, and how their values
-    become one."""
+    """Options that a command gets as one value: their parameters, and how values become one."""
 
     parameters: Sequence[inspect.Parameter]
     collect: Callable[[dict[str, Any], typer.Context], Any]
 
 
 def _group(annotation: Any) -> Group | None:
-    """What a command's parameter stands for; None for a single option."""
-    flags = [each for each in getattr(annotation, "__metadata__", ()) if isinstance(each, Flags)]
+    """What a command's parameter stands for. None for a single option."""
+    flags = [note for note in getattr(annotation, "__metadata__", ()) if isinstance(note, Flags)]
     if flags:
         kind = get_args(annotation)[0]
 
@@ -200,8 +191,8 @@ def _group(annotation: Any) -> Group | None:
         return None
     hints, make = get_type_hints(annotation, include_extras=True), cast(type, annotation)
     parameters = [
-        inspect.Parameter(each.name, _KEYWORD, default=each.default, annotation=hints[each.name])
-        for each in dataclasses.fields(annotation)
+        inspect.Parameter(field.name, _KEYWORD, default=field.default, annotation=hints[field.name])
+        for field in dataclasses.fields(annotation)
     ]
     return Group(parameters, lambda values, _: make(**values))
 

@@ -36,30 +36,16 @@ def report(
 
 def page_of(result: Path) -> str:
     """The page of a result of a kind that has one."""
-    from ..bench.html_paper import paper_page
-    from ..bench.html_report import report_page
-    from ..bench.html_sweep import sweep_page
-    from ..bench.paper_report import load_paper
-    from ..bench.suite_schema import load_suite
-    from ..bench.sweep import load_sweep
+    from ..bench.schema import SuiteRun, parsed, read
+    from ..bench.suite_report import report_page
+    from ..bench.sweep_report import sweep_page
+    from ..bench.sweep_result import Sweep
 
-    kind = kind_of(result)
-    if kind == "suite":
-        return report_page(load_suite(result))
-    if kind == "sweep":
-        return sweep_page(load_sweep(result))
-    if kind == "paper":
-        return paper_page(load_paper(result))
-    known = ("suite", "sweep", "paper")
-    raise OptionError(
-        f"{result.name} is a result of kind {kind!r}, which has no page; "
-        f"{nearest(str(kind), known)}"
-    )
-
-
-def kind_of(result: Path) -> object:
-    """What a result file says it is."""
-    from ..bench.schema import parsed
-
-    data = parsed(result, "selfspec bench MODEL", "a result")
-    return data.get("kind") if isinstance(data, dict) else None
+    data = parsed(result, SuiteRun.measured_by)
+    kind = data.get("kind") if isinstance(data, dict) else None
+    if kind == SuiteRun.kind:
+        return report_page(read(SuiteRun, result))
+    if kind == Sweep.kind:
+        return sweep_page(read(Sweep, result))
+    near = nearest(str(kind), (SuiteRun.kind, Sweep.kind))
+    raise OptionError(f"{result.name} is a result of kind {kind!r}, which has no page; {near}")

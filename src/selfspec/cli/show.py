@@ -1,5 +1,4 @@
-"""How the pieces of a stream are written: as plain text, or with the fate of every draft in
-colour."""
+"""How the pieces of a stream are written: as plain text, or with drafts in colour."""
 
 from __future__ import annotations
 
@@ -27,11 +26,9 @@ def writer(llm: LLM, drafts: bool) -> Writer:
 
 
 def coloured(piece: Piece, tokenizer: Any) -> Text:
-    """Accepted drafts green, what was drafted in vain red and struck through, what the model wrote
-    itself plain.
+    """Accepted drafts green, rejected ones red and struck through, the model's own tokens plain.
 
-    Tokens are decoded one by one, so a character of several tokens shows as replacement marks here;
-    the plain text never does.
+    Each kind is decoded alone, so a character of tokens of two kinds shows as replacement marks.
     """
 
     def text_of(tokens: list[int]) -> str:

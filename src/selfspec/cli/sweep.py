@@ -3,11 +3,12 @@ course; table, JSON, picture."""
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -16,10 +17,12 @@ from .. import __version__
 from ..core.options import numbers
 from ..errors import OptionError
 from . import common, options
-from .bench import command_line
+from .bench import command_line, progress_bar
 
 if TYPE_CHECKING:
-    from ..bench.sweep import Group, Prompt
+    from ..bench.prompts import Prompt
+    from ..bench.sweep import Group
+    from ..bench.sweep_result import SweepOptions
     from ..llm import LLM
 
 QUESTIONS = (  # asked when no file is given: to explain, to copy, to write code
@@ -37,60 +40,61 @@ QUESTIONS = (  # asked when no file is given: to explain, to copy, to write code
 )
 
 
+_output = functools.partial(typer.Option, rich_help_panel="Output")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What is swept."""
+
+    part: Annotated[
+        list[str] | None, typer.Option(help="grid, skips or gamma; repeatable. All by default.")
+    ] = None
+    exits: Annotated[
+        str, typer.Option(help="Exit layers, e.g. 4,8,12.", show_default="by depth")
+    ] = ""
+    drafts: Annotated[str, typer.Option(help="Drafts a round, e.g. 1-4,6,8.")] = "1,2,3,4,6,8"
+    skips: Annotated[
+        str, typer.Option(help="Numbers of halves to leave out.", show_default="by depth")
+    ] = ""
+    by: Annotated[
+        str, typer.Option(help="What says which halves matter least: cosine or damage.")
+    ] = "cosine"
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Questions as JSONL (question_id, category, turns), one a task."),
+    ] = None
+    new_tokens: Annotated[
+        int, typer.Option("--new-tokens", "-n", min=2, help="Tokens of each turn.")
+    ] = 64
+    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured.")] = 1
+
+    def wanted(self) -> SweepOptions:
+        """As the library wants them; checked there, with the model's depth."""
+        from ..bench.sweep_result import PARTS, SweepOptions
+
+        return SweepOptions(
+            tuple(self.part or PARTS),
+            numbers(self.exits, "--exits") if self.exits else (),
+            numbers(self.drafts, "--drafts") if self.drafts else (),
+            numbers(self.skips, "--skips") if self.skips else (),
+            self.by,
+            self.new_tokens,
+            self.rounds,
+        )
+
+
 @options.grouped
 def sweep(
     name: options.Model = "demo",
-    part: Annotated[
-        list[str] | None,
-        typer.Option("--part", help="grid, skips or gamma; repeatable. All by default."),
-    ] = None,
-    exits: Annotated[
-        str, typer.Option("--exits", help="Exit layers, e.g. 4,8,12.", show_default="by depth")
-    ] = "",
-    drafts: Annotated[
-        str, typer.Option("--drafts", help="Drafts a round, e.g. 1-4,6,8.")
-    ] = "1,2,3,4,6,8",
-    skips: Annotated[
-        str,
-        typer.Option("--skips", help="Numbers of halves to leave out.", show_default="by depth"),
-    ] = "",
-    by: Annotated[
-        str, typer.Option("--by", help="What says which halves matter least: cosine or damage.")
-    ] = "cosine",
-    data: Annotated[
-        Path | None,
-        typer.Option(
-            "--data", help="Questions as JSONL (question_id, category, turns), one a task."
-        ),
-    ] = None,
-    new_tokens: Annotated[
-        int, typer.Option("--new-tokens", "-n", min=2, help="Tokens of each turn.")
-    ] = 64,
-    rounds: Annotated[
-        int, typer.Option("--rounds", min=1, help="How often everything is measured.")
-    ] = 1,
-    out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            help="The JSON; the same command goes on with an unfinished one.",
-            rich_help_panel="Output",
-        ),
-    ] = Path("sweep.json"),
-    plot: Annotated[
-        bool,
-        typer.Option("--plot/--no-plot", help="Draw a PNG beside it.", rich_help_panel="Output"),
-    ] = True,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Write over what is there.", rich_help_panel="Output")
-    ] = False,
-    show: Annotated[
-        Path | None,
-        typer.Option(
-            "--show", help="Measure nothing: tables of this JSON.", rich_help_panel="Output"
-        ),
-    ] = None,
     *,
+    settings: Settings,
+    out: Annotated[
+        Path, _output(help="The JSON; the same command goes on with an unfinished one.")
+    ] = Path("sweep.json"),
+    plot: Annotated[bool, _output(help="Draw a PNG beside it.")] = True,
+    fresh: Annotated[bool, _output("--fresh", help="Write over what is there.")] = False,
+    show: Annotated[Path | None, _output(help="Measure nothing: tables of this JSON.")] = None,
     model: options.ModelOptions,
 ) -> None:
     """Measure how a model's speed depends on exit layer, drafts and skipped halves, always next to
@@ -98,63 +102,50 @@ def sweep(
 
     Example:  selfspec sweep demo --part grid --exits 8,16,24 --drafts 2,4 --new-tokens 32
     """
-    from ..bench.layers_plot import pyplot_or_error
-    from ..bench.sweep import PARTS, SweepOptions, load_sweep
-    from ..bench.sweep_plot import plot_sweep
-    from ..bench.sweep_report import markdown
+    from ..bench.pictures import draw, pyplot_or_error
+    from ..bench.schema import read
+    from ..bench.sweep_report import markdown, pictures
+    from ..bench.sweep_result import Sweep
+    from ..bench.tables import threads
 
     if show is None:
         if plot:
             pyplot_or_error()
-        wanted = SweepOptions(
-            tuple(part or PARTS),
-            numbers(exits, "--exits") if exits else (),
-            numbers(drafts, "--drafts") if drafts else (),
-            numbers(skips, "--skips") if skips else (),
-            by,
-            new_tokens,
-            rounds,
-        )
-        _measure(common.open_model(name, model), name, wanted, data, out, fresh)
-    run = load_sweep(show or out)
+        wanted = settings.wanted()
+        _measure(common.open_model(name, model), name, wanted, settings.data, out, fresh)
+    run = read(Sweep, show or out)
     typer.echo(markdown(run))
     if plot:
         picture = (show or out).with_suffix(".png")
-        plot_sweep(run, picture)
-        Console(highlight=False).print(
-            f"Written: {show or out}, {picture}", soft_wrap=True, markup=False
-        )
+        draw(f"{run.model}, {run.dtype}, {threads(run.provenance)}", pictures(run), picture)
+        said = f"Written: {show or out}, {picture}"
+        Console(highlight=False).print(said, soft_wrap=True, markup=False)
 
 
-def _measure(llm: LLM, name: str, wanted: Any, data: Path | None, out: Path, fresh: bool) -> None:
-    from ..bench.plain import progress_bar
+def _measure(
+    llm: LLM, name: str, wanted: SweepOptions, data: Path | None, out: Path, fresh: bool
+) -> None:
     from ..bench.provenance import gather, package_versions
-    from ..bench.sweep import Sweep, Sweeping, gone_on_with
+    from ..bench.schema import continued
+    from ..bench.sweep import Sweeping
+    from ..bench.sweep_result import Sweep
 
     chosen = wanted.filled(llm.model.layers)
     prompts = _prompts(llm, data, chosen.new_tokens)
     command = command_line(sys.argv[1:], [name, str(out), *([str(data)] if data else [])])
     versions = {"selfspec": __version__, **package_versions(["torch", "transformers"])}
-    provenance = asdict(gather(command, llm.info.threads, versions))
-    sizes = {prompt.name: len(prompt.ids) for prompt in prompts}
-    run = Sweep(
-        provenance,
-        Path(name).name,
-        llm.info.kernel,
-        llm.info.dtype,
-        llm.model.layers,
-        asdict(chosen),
-        sizes,
-    )
-    sweeping = Sweeping(llm, run if fresh else gone_on_with(run, out), chosen, prompts, out)
+    provenance = gather(command, llm.info.threads, versions)
+    sizes = {prompt.id: len(prompt.ids) for prompt in prompts}
+    info, depth = llm.info, llm.model.layers
+    run = Sweep(provenance, Path(name).name, info.kernel, info.dtype, depth, chosen, sizes)
+    run = run if fresh else continued(run, out, lambda each: each.plan)
+    sweeping = Sweeping(llm, run, prompts, out)
     left = sweeping.left
     if not left:
         return
-    done = f"; {len(sweeping.run.done)} groups are there already" if sweeping.run.done else ""
-    common.stderr().print(
-        f"{len(left)} groups to measure, about "
-        f"{_duration(_estimate(llm, prompts, left, chosen.new_tokens))}{done}"
-    )
+    done = f"; {len(run.done)} groups are there already" if run.done else ""
+    time = _duration(_estimate(llm, prompts, left, chosen.new_tokens))
+    common.stderr().print(f"{len(left)} groups to measure, about {time}{done}")
     with progress_bar(len(left)) as (tick, say):
         for group in left:
             sweeping.measure(group, say)
@@ -164,8 +155,8 @@ def _measure(llm: LLM, name: str, wanted: Any, data: Path | None, out: Path, fre
 def _prompts(llm: LLM, data: Path | None, new_tokens: int) -> list[Prompt]:
     """The file's first question of each task, or three of our own, through the chat template where
     there is one."""
-    from ..bench.questions import read_questions
-    from ..bench.sweep import Prompt
+    from ..bench.prompts import Prompt
+    from ..bench.tasks import read_questions
 
     if llm.tokenizer is None:
         raise OptionError(
@@ -181,13 +172,11 @@ def _prompts(llm: LLM, data: Path | None, new_tokens: int) -> list[Prompt]:
         )
     found = []
     for name, text in asked:
-        chat = common.has_chat_template(llm)
-        ids = (
-            llm.encode_chat([{"role": "user", "content": text}])
-            if chat
-            else list(llm.tokenizer(text)["input_ids"])
-        )
-        found.append(Prompt(name, tuple(ids[-room:])))
+        if common.has_chat_template(llm):
+            ids = llm.encode_chat([{"role": "user", "content": text}])
+        else:
+            ids = list(llm.tokenizer(text)["input_ids"])
+        found.append(Prompt(name, name, tuple(ids[-room:])))
     return found
 
 
@@ -195,25 +184,17 @@ def _estimate(llm: LLM, prompts: Sequence[Prompt], left: Sequence[Group], new_to
     """Seconds that the groups will take, by one short plain generation and by what each exit would
     have guessed right in it."""
     from ..bench.layers import look
-    from ..bench.sweep_report import estimate
+    from ..bench.sweep import estimate
 
     result = llm.generate(list(prompts[0].ids), max_new_tokens=16, draft=None, eos=[])
-    reading, step = (
-        result.stats.prefill_seconds,
-        result.stats.decode_seconds / max(1, result.stats.decoded),
-    )
+    stats = result.stats
     view = look(llm, [*prompts[0].ids, *result.tokens], last=16)
     chances = [0.0, *(view.agreement(layer) for layer in range(1, view.layers + 1))]
-    settings = [
-        each
-        for group in left
-        for each in (
-            ("plain", 0, 0),
-            *((group.part, *pair) for pair in group.settings),
-            ("plain", 0, 0),
-        )
-    ]
-    return estimate(settings, view.layers, step, new_tokens, chances) + reading * len(settings)
+    turns: list[tuple[str, int, int]] = [("plain", 0, 0)] * (2 * len(left))
+    turns += [(group.part, *setting) for group in left for setting in group.settings]
+    step = stats.decode_seconds / max(1, stats.decoded)
+    seconds = estimate(turns, view.layers, step, new_tokens, chances)
+    return seconds + stats.prefill_seconds * len(turns)
 
 
 def _duration(seconds: float) -> str:

@@ -1,5 +1,4 @@
-"""`selfspec train`: train a model so that its early exits predict, or a small part that drafts for
-it.
+"""`selfspec train`: train a model's early exits, or a small part that drafts for it.
 
 Only asks and shows: what is trained and how is decided in the room `train`.
 """
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 
 from ..errors import OptionError, nearest
 from . import common, options
@@ -43,7 +43,7 @@ Asked = Annotated[
     Typed,
     *FLAGS_OF["layerskip"],
     *SHARED,
-    *(each for flags in FLAGS_OF_PARTS.values() for each in flags),
+    *(flags for groups in FLAGS_OF_PARTS.values() for flags in groups),
 ]
 
 
@@ -52,14 +52,11 @@ class Choice:
     """What a `Recipe` is made from, and what of the model is trained."""
 
     preset: str | None = None
-    """Start from the recipe and learning rate of one of the paper's experiments, e.g. code-7b or
-    task-1.5b."""
+    """Start from the recipe and learning rate of a paper's experiment, e.g. code-7b, task-1.5b."""
     variant: str = "LD+EE"
-    """Which half of the recipe is on: LD+EE (layer dropout and exit loss), LD or EE (one of them),
-    or plain (neither)."""
+    """What is on: LD+EE (layer dropout and exit loss), LD or EE (one of them), plain (neither)."""
     lora: bool = False
-    """Train small matrices beside the linears and merge them at the end, instead of training all
-    weights (needs peft)."""
+    """Train small matrices beside the linears, merged at the end, not all weights (needs peft)."""
 
 
 def recipe_from(asked: Typed) -> tuple[Recipe, float | None]:
@@ -70,10 +67,10 @@ def recipe_from(asked: Typed) -> tuple[Recipe, float | None]:
     choice = asked.make(Choice)
     experiment = preset(choice.preset) if choice.preset else None
     base = experiment.recipe if experiment else Recipe()
-    found = replace(base, **asked.of(Recipe)).variant(choice.variant)
+    recipe = replace(base, **asked.of(Recipe)).variant(choice.variant)
     if experiment is None:
-        return found, None
-    return found, experiment.rate if found.dropout else experiment.rate_plain
+        return recipe, None
+    return recipe, experiment.rate if recipe.dropout else experiment.rate_plain
 
 
 def refuse_unused(asked: Typed, recipe: str) -> None:
@@ -81,16 +78,10 @@ def refuse_unused(asked: Typed, recipe: str) -> None:
     if recipe not in FLAGS_OF:
         raise OptionError(f"recipe {recipe!r} is not known; {nearest(recipe, FLAGS_OF)}")
     for name in asked.values:
-        owners = [
-            each
-            for each, groups in FLAGS_OF.items()
-            if any(name in group.fields for group in groups)
-        ]
+        owners = [kind for kind in FLAGS_OF if any(name in g.fields for g in FLAGS_OF[kind])]
         if recipe not in owners:
-            raise OptionError(
-                f"{flag_of(name)} would be ignored by --recipe {recipe}; it belongs to "
-                f"{', '.join(owners)}. Leave it out"
-            )
+            belongs = f"it belongs to {', '.join(owners)}. Leave it out"
+            raise OptionError(f"{flag_of(name)} would be ignored by --recipe {recipe}; {belongs}")
         if name.startswith("lora_") and "lora" not in asked.values:
             raise OptionError(f"{flag_of(name)} would be ignored without --lora; add it")
 
@@ -100,12 +91,7 @@ def train(
     model: options.Model,
     data: options.DataFiles,
     out: Annotated[
-        Path,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Folder for what is trained. An interrupted run goes on with what is there.",
-        ),
+        Path, typer.Option("--out", "-o", help=f"Folder for what is trained. {options.GOES_ON}")
     ],
     asked: Asked,
     recipe: Annotated[
@@ -114,10 +100,9 @@ def train(
     threads: options.Threads = None,
     as_json: options.AsJson = False,
 ) -> None:
-    """Train a model so that its early layers can draft for it (LayerSkip), or a small part that
-    drafts for it as it is.
+    """Train a model so that its early layers can draft (LayerSkip), or a small part that drafts.
 
-    The first gives an ordinary model folder; --recipe draft-head a small folder for --draft
+    The first gives an ordinary model folder. --recipe draft-head gives a small folder for --draft
     draft-head, trained on text that the model wrote (selfspec data). The same command after an
     interruption goes on where it was.
 
@@ -144,7 +129,7 @@ def train_model(model: str, data: Sequence[str], out: Path, asked: Typed, as_jso
 
     recipe, rate = recipe_from(asked)
     rates: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
-    with _watching() as observer:
+    with common.stopping(common.bar("step", "losses")) as bar:
         report = run_training(
             model,
             data,
@@ -153,7 +138,7 @@ def train_model(model: str, data: Sequence[str], out: Path, asked: Typed, as_jso
             options=asked.make(TrainOptions, **rates),
             data=asked.make(DataOptions),
             lora=asked.make(Lora, "lora") if asked.make(Choice).lora else None,
-            callbacks=[observer],
+            callbacks=[_watching(bar)],
         )
     if os.environ.get("RANK", "0") != "0":  # of several processes one speaks
         return
@@ -168,77 +153,52 @@ def say(report: Report, out: Path) -> None:
     console = Console(highlight=False)
     if report.exits:
         console.print(table(report.exits))
-    console.print(
-        f"{report.steps} steps, {report.tokens:,} tokens, {report.seconds:.0f} s. The model is in "
-        f"{out}.",
-        soft_wrap=True,
-    )
-    console.print(
-        f"Try it:  selfspec generate {out} 'Your prompt' --draft early-exit --stats", soft_wrap=True
-    )
+    work = f"{report.steps} steps, {report.tokens:,} tokens, {report.seconds:.0f} s"
+    console.print(f"{work}. The model is in {out}.", soft_wrap=True)
+    command = f"selfspec generate {out} 'Your prompt' --draft early-exit --stats"
+    console.print(f"Try it:  {command}", soft_wrap=True)
 
 
-def _watching() -> Any:
-    """A context whose value is a callback of the Trainer that shows how far it is. Imported late:
-    it needs transformers."""
+def _watching(bar: Progress) -> Any:
+    """A callback of the Trainer that shows how far it is. Made late: it needs transformers."""
     from transformers import TrainerCallback
 
-    class StopCheck(TrainerCallback):
-        """A bar for somebody who watches; a line at each log in a file."""
+    class Watching(TrainerCallback):
+        """Moves the bar for somebody who watches, and writes a line at each log into a file."""
 
         def __init__(self) -> None:
-            self._console = common.stderr()
-            self._bar = common.bar("step", "losses")
             self._task: Any = None
             self._start = (0.0, 0)
             self._exits: dict[int, float] = {}
-
-        def __enter__(self) -> StopCheck:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self._bar.stop()
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             self._start = (time.perf_counter(), state.global_step)
             if not state.is_world_process_zero:
                 return
             if state.global_step:
-                self._console.print(f"going on from step {state.global_step}", style="dim")
-            self._bar.start()
-            self._task = self._bar.add_task(
-                "", total=state.max_steps, completed=state.global_step, losses=""
-            )
+                common.stderr().print(f"going on from step {state.global_step}", style="dim")
+            bar.start()
+            steps = {"total": state.max_steps, "completed": state.global_step}
+            self._task = bar.add_task("", **steps, losses="")
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             if self._task is not None:
-                self._bar.update(self._task, completed=state.global_step)
+                bar.update(self._task, completed=state.global_step)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if not logs or "loss" not in logs or not state.is_world_process_zero:
                 return
-            self._exits |= {
-                int(name[5:]): value for name, value in logs.items() if name.startswith("exit_")
-            }
-            self._bar.update(self._task, losses=losses(logs["loss"], self._exits))
+            self._exits |= {int(key[5:]): logs[key] for key in logs if key.startswith("exit_")}
+            words = losses(logs["loss"], self._exits)
+            bar.update(self._task, losses=words)
             if not sys.stderr.isatty():
-                seconds = (time.perf_counter() - self._start[0]) / max(
-                    1, state.global_step - self._start[1]
-                )
-                left = seconds * (state.max_steps - state.global_step)
-                found = losses(logs["loss"], self._exits)
-                line = f"step {state.global_step} of {state.max_steps}, {left:.0f} s left, {found}"
-                self._console.print(line, soft_wrap=True)
+                common.step_line(*self._start, state.global_step, state.max_steps, words)
 
-    return StopCheck()
+    return Watching()
 
 
 def losses(loss: float, exits: dict[int, float], most: int = 5) -> str:
     """The loss, and the latest of at most five exits, evenly chosen, the last among them."""
-    layers = sorted(exits)
-    chosen = (
-        sorted({layers[round(index * (len(layers) - 1) / (most - 1))] for index in range(most)})
-        if layers
-        else []
-    )
+    layers, last = sorted(exits), len(exits) - 1
+    chosen = sorted({layers[round(n * last / (most - 1))] for n in range(most)}) if layers else []
     return f"loss {loss:.3f}" + "".join(f" · exit {layer} {exits[layer]:.2f}" for layer in chosen)

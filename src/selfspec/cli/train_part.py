@@ -1,5 +1,4 @@
-"""The part of `selfspec train` that trains small parts for a frozen model: its flags, its progress
-bar, its last words.
+"""`selfspec train --recipe ...` for small parts of a frozen model: flags, progress, last words.
 
 Only asks and shows: what is trained and how is decided in the room `train`.
 """
@@ -17,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
+from rich.progress import Progress
 from rich.table import Table
 
 from . import common
 from .flags import Flags, Typed
 
 if TYPE_CHECKING:
-    from ..train.part_run import PartReport, StopCheck
+    from ..train.part_run import Observer, PartReport
     from ..train.parts import Progress as Step
 
 PANEL = "Small parts"
@@ -34,28 +34,16 @@ _PLOT = Flags("train.run:TrainOptions", PANEL, only=("plot",))
 _FOLDERS = Flags("cli.train_part:Folders", PANEL)
 
 SHARED = (_SAID, _TRAINED, _TEXT, _FOLDERS)
+
+
+def _flags(kind: str, recipe: str, without: Sequence[str] = ()) -> Sequence[Flags]:
+    return Flags(recipe, kind), replace(_TRAINED, without=without), _TEXT, _FOLDERS, _PLOT
+
+
 FLAGS_OF_PARTS: dict[str, Sequence[Flags]] = {
-    "draft-head": (
-        Flags("train.draft_head:HeadRecipe", "draft-head"),
-        _TRAINED,
-        _TEXT,
-        _FOLDERS,
-        _PLOT,
-    ),
-    "exit-adapter": (
-        Flags("train.exit_adapter:AdapterRecipe", "exit-adapter"),
-        replace(_TRAINED, without=("ahead",)),
-        _TEXT,
-        _FOLDERS,
-        _PLOT,
-    ),
-    "draft-lora": (
-        Flags("train.draft_lora:LoraRecipe", "draft-lora"),
-        replace(_TRAINED, without=("ahead", "noise")),
-        _TEXT,
-        _FOLDERS,
-        _PLOT,
-    ),
+    "draft-head": _flags("draft-head", "train.draft_head:HeadRecipe"),
+    "exit-adapter": _flags("exit-adapter", "train.exit_adapter:AdapterRecipe", ("ahead",)),
+    "draft-lora": _flags("draft-lora", "train.draft_lora:LoraRecipe", ("ahead", "noise")),
     "successors": (
         Flags("train.successors:CountOptions", "successors"),
         replace(_TRAINED, only=("max_minutes",)),
@@ -70,19 +58,20 @@ class Folders:
     """What a part's training reads beside the text."""
 
     states: Path | None = None
-    """Folder for what the model computes on the text, which several runs can share; by default
-    states/ inside --out."""
+    """Folder for the model's states on the text, which runs can share. By default OUT/states."""
     start_from: Path | None = None
-    """Folder of a trained part of the same kind, with whose weights to begin."""
+    """Folder of a trained part of the same kind, to begin with its weights."""
 
 
 def train_part(
     kind: str, model: str, data: Sequence[str], out: Path, asked: Typed, as_json: bool
 ) -> None:
     """Train a part of that kind."""
-    with _Shown() as shown:
+    from ..train.part_run import Observer
+
+    with common.stopping(common.bar("{task.description}", "words")) as bar:
         make = _count if kind == "successors" else functools.partial(_train, kind)
-        report = make(model, data, out, asked, shown.observer())
+        report = make(model, data, out, asked, Observer(_reading, _Training(bar)))
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
     else:
@@ -90,7 +79,7 @@ def train_part(
 
 
 def _train(
-    kind: str, model: str, data: Sequence[str], out: Path, asked: Typed, observer: StopCheck
+    kind: str, model: str, data: Sequence[str], out: Path, asked: Typed, observer: Observer
 ) -> PartReport:
     from ..train.draft_head import HeadRecipe
     from ..train.draft_lora import LoraRecipe
@@ -103,46 +92,33 @@ def _train(
         "exit-adapter": AdapterRecipe,
         "draft-lora": LoraRecipe,
     }
+    recipe, options = asked.make(recipe_of[kind]), asked.make(PartOptions)
+    typed = asked.pick("length", "held_out", "states", "start_from", "plot")
     return train_small_part(
-        model,
-        data,
-        out,
-        recipe=asked.make(recipe_of[kind]),
-        options=asked.make(PartOptions),
-        observer=observer,
-        **asked.pick("length", "held_out", "states", "start_from", "plot"),
+        model, data, out, recipe=recipe, options=options, observer=observer, **typed
     )
 
 
 def _count(
-    model: str, data: Sequence[str], out: Path, asked: Typed, observer: StopCheck
+    model: str, data: Sequence[str], out: Path, asked: Typed, observer: Observer
 ) -> PartReport:
     from ..train.part_run import train_successors
     from ..train.successors import CountOptions
 
-    return train_successors(
-        model,
-        data,
-        out,
-        options=asked.make(CountOptions),
-        observer=observer,
-        **asked.pick("length", "held_out", "states", "max_minutes"),
-    )
+    typed = asked.pick("length", "held_out", "states", "max_minutes")
+    options = asked.make(CountOptions)
+    return train_successors(model, data, out, options=options, observer=observer, **typed)
 
 
 def _say(report: PartReport, model: str, out: Path) -> None:
     console = Console(highlight=False)
     if not report.done:
-        console.print(
-            f"The time is up after {report.step} steps. The same command goes on from here."
-        )
+        console.print(f"The time is up after {report.step} steps. The same command goes on.")
     if report.acceptance:
         console.print(table(report.acceptance))
         steps = "" if report.kind == "successors" else f"{report.step} steps, "
-        console.print(
-            f"{steps}{report.tokens:,} tokens, {report.seconds:.0f} s. The part is in {out}.",
-            soft_wrap=True,
-        )
+        work = f"{steps}{report.tokens:,} tokens, {report.seconds:.0f} s"
+        console.print(f"{work}. The part is in {out}.", soft_wrap=True)
         drafting = f"--draft {report.drafter} --draft-option part={out}"
         command = f"selfspec generate {model} 'Your prompt' {drafting} --stats"
         console.print(f"Try it:  {command}", soft_wrap=True)
@@ -158,33 +134,21 @@ def table(acceptance: Sequence[float]) -> Table:
     return grid
 
 
-class _Shown:
-    """A bar for somebody who watches; lines for a file."""
+def _reading(tokens: int, rate: int) -> None:
+    line = f"states of {tokens:,} tokens computed, {rate} a second"
+    common.stderr().print(line, style="dim", soft_wrap=True)
 
-    def __init__(self) -> None:
-        self._console = common.stderr()
-        self._bar = common.bar("{task.description}", "words")
+
+class _Training:
+    """Moves the bar for somebody who watches, and writes lines into a file."""
+
+    def __init__(self, bar: Progress) -> None:
+        self._bar = bar
         self._task: Any = None
         self._began: tuple[float, int] | None = None
         self._right = ""
 
-    def __enter__(self) -> _Shown:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def observer(self) -> StopCheck:
-        from ..train.part_run import StopCheck
-
-        return StopCheck(self._reading, self._training)
-
-    def _reading(self, tokens: int, rate: int) -> None:
-        self._console.print(
-            f"states of {tokens:,} tokens computed, {rate} a second", style="dim", soft_wrap=True
-        )
-
-    def _training(self, step: Step) -> None:
+    def __call__(self, step: Step) -> None:
         if self._began is None:
             self._began = time.perf_counter(), step.step - 1
             self._bar.start()
@@ -194,10 +158,4 @@ class _Shown:
         words = f"loss {step.loss:.3f} · {step.tokens_per_second:.0f} tokens/s · {self._right}"
         self._bar.update(self._task, completed=step.step, words=words)
         if step.acceptance and not sys.stderr.isatty():
-            start, first = self._began
-            left = (
-                (time.perf_counter() - start) / max(1, step.step - first) * (step.steps - step.step)
-            )
-            self._console.print(
-                f"step {step.step} of {step.steps}, {left:.0f} s left, {words}", soft_wrap=True
-            )
+            common.step_line(*self._began, step.step, step.steps, words)

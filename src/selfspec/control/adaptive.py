@@ -1,9 +1,8 @@
-"""Draft & Verify's adaptive draft exit: the confidence threshold rises while too little is accepted
-and falls while enough is.
+"""Draft & Verify's adaptive draft exit: a confidence threshold that follows the acceptance.
 
 After every round: rate <- b1 rate + (1 - b1) rate_now (the first round counts in full); wanted =
 gamma + eps if rate <= alpha, else gamma - eps; gamma <- b2 gamma + (1 - b2) wanted. Source: Draft &
-Verify, equations 5 and 6, with its defaults. Rows of a batch share a threshold; rate_now is
+Verify, equations 5 and 6, with its defaults. Rows of a batch share a threshold. rate_now is
 accepted over drafted of all of them.
 """
 
@@ -27,13 +26,11 @@ class Adaptive(Controller):
     tokens: int = 12
     """Most tokens to draft for a row in one round (K), all guesses of a tree counted."""
     threshold: float = 0.6
-    """Stop after a draft whose largest probability is below this, 0 to 1; the value to begin with
-    (gamma). Probabilities are among the tokens that the drafter scores, before temperature and
-    penalties. In a tree a guess is followed up only if the product of those on its path reaches
-    this. Drafters that look tokens up have none and draft as much as they may."""
+    """Stop after a draft whose largest probability is below this, 0 to 1, at first (gamma). It is
+    taken among the tokens that the drafter scores, before temperature and penalties. In a tree a
+    path's product counts. Drafters that look tokens up have none and draft all that they may."""
     target: float = 0.9
-    """The share of accepted drafts to keep (alpha): below it the threshold rises, above it
-    falls."""
+    """Share of accepted drafts to keep (alpha). Below it the threshold rises, above it falls."""
     step: float = 0.01
     """How far the wanted threshold lies above or below the present one (epsilon)."""
     rate_memory: float = 0.5
@@ -44,8 +41,7 @@ class Adaptive(Controller):
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise OptionError(
-                f"tokens={self.tokens} leaves nothing to stop; use 1 or more, or draft='none' for "
-                f"plain decoding"
+                f"tokens={self.tokens} leaves nothing to stop; use 1 or more, or draft='none'"
             )
         for option in ("threshold", "target", "step", "rate_memory", "threshold_memory"):
             if not 0 <= getattr(self, option) <= 1:
@@ -61,7 +57,7 @@ class AdaptiveThreshold(ControlSession):
     def __init__(self, options: Adaptive) -> None:
         self._options = options
         self.threshold = options.threshold
-        self.rate: float | None = None  # none yet
+        self.rate: float | None = None
 
     def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         return Budget([min(self._options.tokens, room) for room in rooms], self.threshold)
@@ -69,13 +65,10 @@ class AdaptiveThreshold(ControlSession):
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         if not outcome.drafted:
             return
-        options = self._options
-        now = outcome.accepted / outcome.drafted
-        self.rate = (
-            now
-            if self.rate is None
-            else options.rate_memory * self.rate + (1 - options.rate_memory) * now
-        )
+        options, now = self._options, outcome.accepted / outcome.drafted
+        if self.rate is not None:
+            now = options.rate_memory * self.rate + (1 - options.rate_memory) * now
+        self.rate = now
         wanted = self.threshold + (options.step if self.rate <= options.target else -options.step)
         kept = options.threshold_memory * self.threshold
         self.threshold = min(1.0, max(0.0, kept + (1 - options.threshold_memory) * wanted))

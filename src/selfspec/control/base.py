@@ -1,7 +1,6 @@
-"""What a controller is: it says each round how many tokens may be drafted, and is told what came of
-it.
+"""What a controller is: it says each round how many tokens to draft, and learns what came of it.
 
-Any controller works with any drafter. Frozen dataclasses: the fields are the options.
+Any controller works with any drafter. A frozen dataclass: its fields are the options.
 """
 
 from __future__ import annotations
@@ -17,18 +16,16 @@ from ..core.sampling import Sampler
 class ControlSession(ABC):
     """A controller at work on one generation."""
 
-    def admit(  # noqa: B027  (most controllers treat all rows alike)
-        self, row: int, prompt: Sequence[int], sampler: Sampler
-    ) -> None:
-        """A row begins."""
+    def admit(self, row: int, prompt: Sequence[int], sampler: Sampler) -> None:  # noqa: B027
+        """A row begins. Most controllers treat all rows alike."""
 
     def drop(self, row: int) -> None:  # noqa: B027
         """A row has ended."""
 
     @abstractmethod
     def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
-        """`rooms`: how many drafts each row could still use. 0 drafts are plain decoding.
-        `beside`: at least so many tokens of other rows are in the same pass."""
+        """`rooms`: how many drafts each row could still use. 0 drafts are plain decoding. `beside`:
+        at least this many tokens of other rows are in the same pass."""
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:  # noqa: B027
         """Told after every round what became of the draft and what it cost."""

@@ -1,8 +1,7 @@
 """Stop drafting where the draft itself is unsure: a fixed threshold on its largest probability.
 
 Source: Draft & Verify, section 3.3 (the static variant). The token at which confidence falls below
-the threshold is kept and verified. Drafters that look tokens up have no probability; they draft as
-much as they may.
+the threshold is kept and verified.
 """
 
 from __future__ import annotations
@@ -26,20 +25,17 @@ class Confidence(Controller, ControlSession):
     """Most tokens to draft for a row in one round (K), all guesses of a tree counted."""
     threshold: float = 0.6
     """Stop after a draft whose largest probability is below this, 0 (never) to 1 (after the first).
-    Probabilities are among the tokens that the drafter scores, before temperature and penalties. In
-    a tree a guess is followed up only if the product of those on its path reaches this. Drafters
-    that look tokens up have none and draft as much as they may."""
+    It is taken among the tokens that the drafter scores, before temperature and penalties. In a
+    tree a path's product counts. Drafters that look tokens up have none, and draft all they may."""
 
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise OptionError(
-                f"tokens={self.tokens} leaves nothing to stop; use 1 or more, or draft='none' for "
-                f"plain decoding"
+                f"tokens={self.tokens} leaves nothing to stop; use 1 or more, or draft='none'"
             )
         if not 0 <= self.threshold <= 1:
             raise OptionError(
-                f"threshold={self.threshold} is no probability; use 0 (never stop) to 1 (one "
-                f"draft a round)"
+                f"threshold={self.threshold} is no probability; use 0 (never) to 1 (one a round)"
             )
 
     def start(self) -> ControlSession:

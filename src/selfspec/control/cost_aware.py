@@ -1,9 +1,7 @@
-"""Draft as many tokens as bring the most tokens per second, by what passes and drafts cost here and
-what was accepted lately.
+"""Draft the number of tokens that brings the most tokens per second, by lately measured costs.
 
-0 drafts are one of the choices, so a drafter that does not pay is left alone, but for a rare look
-whether it would by now. And one that pays does without drafts now and then, to learn what that
-costs.
+0 drafts are one of the choices. A drafter that does not pay is left alone, but for a rare look
+whether it would by now. One that pays is left out now and then, to learn what a plain round costs.
 """
 
 from __future__ import annotations
@@ -30,8 +28,7 @@ class CostAware(Controller):
     def __post_init__(self) -> None:
         if self.most < 1:
             raise OptionError(
-                f"most={self.most} leaves nothing to choose; use 1 or more, or draft='none' for "
-                f"plain decoding"
+                f"most={self.most} leaves nothing to choose; use 1 or more, or draft='none'"
             )
 
     def start(self) -> ControlSession:

@@ -1,11 +1,9 @@
-"""What a round costs and what a draft brings, measured while it runs; the draft length with the
-most tokens per second follows.
+"""What a round costs and what a draft brings, and the draft length that follows from both.
 
 Every number is a running one: medians of the last few times (other work on the machine makes
-spikes), decaying shares of what was accepted. What was measured only once or twice, or long ago, is
-not held against a length: it is tried again if that could pay. What earlier requests found is a
-`prior`: the shape of the costs and the chances to begin with, which this request's own numbers
-overrule within a few rounds. Knows neither models nor drafters.
+spikes) and decaying shares of what was accepted. A length that was measured only once or twice, or
+long ago, is tried again if it could pay. What earlier requests measured is a `prior`, which this
+request's own numbers overrule within a few rounds. Knows neither models nor drafters.
 """
 
 from __future__ import annotations
@@ -18,45 +16,29 @@ from statistics import median
 from ..core.contract import Outcome, RoundTime
 
 REMEMBERED = 9  # times of one size whose median counts
-ENOUGH = 3  # so many outvote a spike
+ENOUGH = 3  # times that outvote a spike
 STALE = 128  # times of other sizes after which those of a size are forgotten
 SHORTEST = 1e-9  # seconds: a clock may stand still, but nothing is free
 FADING = 0.97  # what a round weighs in comparison with the next one
 TRUST = 4.0  # how many rounds an expectation weighs
-# of the first draft to be kept, and of each further one as a share, while nothing is known
-FIRST_CHANCE, FALLOFF = (
-    0.4,
-    0.75,
-)
-# rounds until something that did not pay is tried again; twice as many each time
-FIRST_LOOK, LAST_LOOK = (
-    8,
-    128,
-)
-# by what the wait is divided when a look paid; less than all of it, since a single draft can be
-# lucky
-SOONER = 8
+# While nothing is known: the chance of the first draft, and each further one's share of that.
+FIRST_CHANCE, FALLOFF = 0.4, 0.75
+# Rounds until something that did not pay is tried again, doubled each time.
+FIRST_LOOK, LAST_LOOK = 8, 128
+SOONER = 8  # what divides this wait when a look paid. Not all of it: one draft can be lucky
 FIRST_LENGTH = 2  # drafts of a drafter's first try, when nothing is known of what they cost
-# what one more token adds to a pass, as a share, while nothing is known: little, so that more is
-# tried
+# While nothing is known: what one more token adds to a pass. Little, so that more is tried.
 GROWTH = 0.02
-CLOSE = (
-    1.1  # drafting that is expected to gain less than this is compared with plain rounds more often
-)
-# rounds with drafts between two plain ones: if in doubt, if it is close, else
-AT_ONCE, SOON, SELDOM = (
-    2,
-    32,
-    128,
-)
+CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
+# Rounds with drafts between two plain ones: if in doubt, if it is close, else.
+AT_ONCE, SOON, SELDOM = 2, 32, 128
 
 
 class Curve:
-    """Seconds by size: medians where measured; elsewhere the prior's, scaled to what was measured
-    nearest, or a straight line.
+    """Seconds by size: medians where measured. Elsewhere the prior's, scaled to the nearest
+    measured size, or without a prior a straight line.
 
-    `growth` is what each unit beyond the measured sizes adds, as a share; None if seconds are in
-    proportion to size.
+    `growth`: the share that each unit beyond measured sizes adds. None: seconds go with size.
     """
 
     def __init__(self, growth: float | None, prior: Curve | None = None) -> None:
@@ -92,14 +74,10 @@ class Curve:
         return self._estimates[size]
 
     def _estimate(self, size: int) -> float:
-        """The size's own median, if it is to be trusted; else the lower of it and what the others
-        suggest: a spike, the only time that it was measured, must not rule it out for good."""
-        own = self._medians.get(size)
-        if (
-            own is not None
-            and len(self._times[size]) >= ENOUGH
-            and self._count - self._last[size] < STALE
-        ):
+        """The size's own median, if it is to be trusted. Else the lower of it and what others
+        suggest: a single time that was a spike must not rule a size out for good."""
+        own, fresh = self._medians.get(size), self._count - self._last.get(size, 0) < STALE
+        if own is not None and fresh and len(self._times[size]) >= ENOUGH:
             return own
         suggested = self._suggested(size)
         if own is None or suggested is None:
@@ -115,17 +93,12 @@ class Curve:
         if self._prior and self._prior.known:
             if below is None and above is None:
                 return None if size in self._medians else self._prior(size)
-            nearest = (
-                above
-                if below is None or (above is not None and above - size < size - below)
-                else below
-            )
-            assert nearest is not None
+            nearest = min((s for s in (below, above) if s is not None), key=lambda s: abs(s - size))
             return self._prior(size) * self._medians[nearest] / self._prior(nearest)
         return self._line(size, below, above)
 
     def _line(self, size: int, below: int | None, above: int | None) -> float | None:
-        """By the nearest sizes; between two, the lower of a line and of growth from below: there
+        """By the nearest sizes. Between two, the lower of a line and of growth from below: there
         may be a step between them, or a spike above."""
         medians, guesses = self._medians, []
         if below is not None:
@@ -166,16 +139,12 @@ class CostModel:
         self.passes: Curve = Curve(GROWTH, prior.passes if prior else None)  # by tokens of all rows
         # by drafts of the longest row, from 1 on
         self.drafting: Curve = Curve(None, prior.drafting if prior else None)
-        # of the rounds in which it was asked, those in which it had something to say
-        self._found = Share()
-        # by place in the draft, of what was asked for; a draft that ended before is not kept
-        self._kept: list[Share] = []
-        # answers since the last round that was observed
-        self._rates: dict[tuple[int, int, int], list[float]] = {}
+        self._found = Share()  # of the rounds in which it was asked, those with a draft
+        self._kept: list[Share] = []  # by place asked for, which a shorter draft does not keep
+        self._rates: dict[tuple[int, int, int], list[float]] = {}  # answers since the last round
 
     def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
-        """One round; `asked` says how much each row was to draft, nothing if this drafter was not
-        asked at all."""
+        """One round. `asked`: how much each row was to draft, nothing if others were asked."""
         made = [len(row.draft.tree) - 1 for row in outcome.rows]
         self._rates.clear()
         self.passes.observe(sum(made) + len(made) + time.beside, time.verify + time.host)
@@ -188,8 +157,7 @@ class CostModel:
         self._found.add(found)
         if found:
             self._kept += [Share() for _ in range(len(self._kept), max(asked))]
-            # also of places that are not drafted any more: what they were once like is forgotten
-            for share in self._kept:
+            for share in self._kept:  # places that are not drafted any more fade too
                 share.fade()
             for count, path in zip(asked, paths, strict=True):
                 for place in range(count):
@@ -204,26 +172,22 @@ class CostModel:
         return self._found.expected(self._prior.coverage if self._prior else 1.0)
 
     def chances(self, count: int) -> list[float]:
-        """Of each place in a draft, how likely it is kept. What is not known yet falls off from the
-        place before."""
+        """How likely each place in a draft is kept. Unknown places fall off from the one before."""
         before = self._prior.chances(count) if self._prior else []
-        found: list[float] = []
+        chances: list[float] = []
         for place in range(count):
-            otherwise = before[place] if before else found[-1] * FALLOFF if found else FIRST_CHANCE
-            found.append(
-                self._kept[place].expected(otherwise) if place < len(self._kept) else otherwise
-            )
-        return found
+            chance = chances[-1] * FALLOFF if chances else FIRST_CHANCE
+            chance = before[place] if before else chance
+            known = place < len(self._kept)
+            chances.append(self._kept[place].expected(chance) if known else chance)
+        return chances
 
     def rates(self, rows: int, most: int, beside: int = 0) -> list[float]:
-        """Expected tokens per second of these rows, by the number of drafts a row, from 0 on; only
-        once a pass was measured. `beside`: tokens of other rows in the same pass."""
+        """Expected tokens per second of these rows by the number of drafts a row, from 0 on, once a
+        pass was measured. `beside`: tokens of other rows in the same pass."""
         key = rows, most, beside
-        if key not in self._rates:
-            self._rates[key] = self._expect(*key)
-        return self._rates[key]
-
-    def _expect(self, rows: int, most: int, beside: int) -> list[float]:
+        if key in self._rates:
+            return self._rates[key]
         plain, coverage = self.passes(rows + beside), self.coverage
         nothing = (1 - coverage) * (plain + self.drafting(1))
         rates, gained = [rows / plain], 0.0
@@ -232,6 +196,7 @@ class CostModel:
             verifying = self.passes(rows * (count + 1) + beside)
             seconds = coverage * (verifying + self.drafting(count)) + nothing
             rates.append(rows * (1 + coverage * gained) / seconds)
+        self._rates[key] = rates
         return rates
 
 
@@ -243,8 +208,7 @@ class Looks:
         self._bar: float | None = None
 
     def due(self, otherwise: float) -> bool:
-        """Asked once a round in which it seems not to pay; `otherwise`: the tokens per second
-        expected without it."""
+        """Asked if it seems not to pay in a round. `otherwise`: tokens per second without it."""
         self._waited += 1
         if self._waited < self._wait:
             return False
@@ -253,7 +217,7 @@ class Looks:
         return True
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
-        """Told after every round; if that was a look and it paid, the next is soon."""
+        """Told after every round. If that was a look and it paid, the next is soon."""
         seconds = time.draft + time.verify + time.host
         kept = sum(len(row.kept) for row in outcome.rows)
         if self._bar is not None and kept > self._bar * seconds:
@@ -262,8 +226,7 @@ class Looks:
 
 
 class Checks:
-    """When to do without drafts though they pay: what a plain round costs is one side of every
-    comparison."""
+    """When to do without drafts though they pay, to know the other side of every comparison."""
 
     def __init__(self) -> None:
         self._drafted = 0  # rounds with drafts since the last one without

@@ -18,8 +18,7 @@ class FixedLength(Controller, ControlSession):
     name: ClassVar[str] = "fixed"
 
     tokens: int = 4
-    """How many tokens to draft for a row in one round (K), all guesses of a tree counted; 0 is
-    plain decoding."""
+    """Tokens to draft for a row in one round (K), all guesses of a tree counted. 0 drafts none."""
 
     def __post_init__(self) -> None:
         if self.tokens < 0:

@@ -38,8 +38,8 @@ def make_controller(control: str | Controller | None, options: Mapping[str, Any]
     if isinstance(control, Controller):
         if options:
             raise OptionError(
-                f"control_options {dict(options)} belong to a controller's name, but an object "
-                f"was given; set them on it"
+                f"control_options {dict(options)} belong to a controller's name, but an object was "
+                "given; set them on it"
             )
         return control
     name = control or DEFAULT

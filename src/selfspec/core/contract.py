@@ -23,9 +23,11 @@ FinishReason = Literal["eos", "stop", "length", "context"]
 
 @dataclass(frozen=True)
 class ExitStates:
-    """Hidden states that a draft's first nodes had when they left a layer, so that verification may
-    go on from there: layers 0 to `layers[node]` - 1 are done for that node, and what they wrote is
-    in the cache. Nodes beyond the list begin at layer 0."""
+    """Hidden states of a draft's first nodes at a layer, so that verification can go on from there.
+
+    Layers 0 to `layers[node]` - 1 are done for a node, and what they wrote is in the cache. Nodes
+    beyond the list begin at layer 0.
+    """
 
     layers: Sequence[int]
     states: Tensor  # (len(layers), width)
@@ -76,8 +78,8 @@ class RowOutcome:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the drafts of some rows. `logits` are the model's raw logits at every node of
-    every row, one row after the other; `hidden` the last layer's states there."""
+    """What became of the drafts of some rows. The rows' nodes stand one after the other in `logits`
+    (the model's, unprocessed) and in `hidden` (the last layer's states)."""
 
     rows: Sequence[RowOutcome]
     logits: Tensor
@@ -95,8 +97,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Budget:
-    """How many tokens each row may draft this round (0 is plain decoding), and a confidence below
-    which to stop.
+    """How many tokens each row may draft this round (0 is plain decoding), and when to stop before.
 
     The token at which a drafter's confidence falls below `threshold` is kept: dropping it because
     of its own probability would bias the output under sampling.
@@ -108,18 +109,16 @@ class Budget:
 
 @dataclass(frozen=True)
 class RoundTime:
-    """Seconds of one round: drafting, the verifying pass, and everything else. `beside`: tokens of
-    other rows, drafted for by others, that the same pass carried."""
+    """Seconds of one round: drafting, the verifying pass, and everything else."""
 
     draft: float
     verify: float
     host: float
-    beside: int = 0
+    beside: int = 0  # tokens that the same pass carried for rows with another drafter
 
 
 class StopCheck(Protocol):
-    """Sees a row's new tokens one by one and says when to stop: stop strings, a user's stopping
-    criteria."""
+    """Sees a row's new tokens one by one and says when to stop, at a stop string for example."""
 
     def push(self, token: int) -> bool: ...
 
@@ -173,8 +172,7 @@ class Stats:
     peak_memory_bytes: int = 0
 
     def count(self, draft: Draft, path: Sequence[int], kept: Sequence[int]) -> None:
-        """Book what became of one row's draft: the root and the guesses that were kept, and the
-        tokens that came of it."""
+        """Book one row's draft: the root and the kept guesses, and the tokens that came of it."""
         tree, accepted = draft.tree, len(path) - 1
         self.verifications += 1
         self.decoded += len(kept)
@@ -196,18 +194,15 @@ class Stats:
             "drafted", "accepted", "layer_tokens",
         ):  # fmt: skip
             setattr(self, name, getattr(self, name) + getattr(row, name))
-        for ours, theirs in (
-            (self.drafted_at, row.drafted_at),
-            (self.accepted_at, row.accepted_at),
-        ):
+        pairs = (self.drafted_at, row.drafted_at), (self.accepted_at, row.accepted_at)
+        for ours, theirs in pairs:
             ours += [0] * (len(theirs) - len(ours))
             for depth, count in enumerate(theirs):
                 ours[depth] += count
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Tokens after the first of each row, over the time spent decoding; the first one belongs
-        to the prefill."""
+        """Decoded tokens over decode time. The first token of a row belongs to the prefill."""
         return self.decoded / self.decode_seconds if self.decode_seconds else 0.0
 
     @property
@@ -224,11 +219,8 @@ class Stats:
     @property
     def acceptance_by_position(self) -> list[float]:
         """For each depth, the share of drafts kept among those whose predecessors were all kept."""
-        return [
-            kept / tried
-            for kept, tried in zip(self.accepted_at, self.drafted_at, strict=True)
-            if tried
-        ]
+        pairs = zip(self.accepted_at, self.drafted_at, strict=True)
+        return [kept / tried for kept, tried in pairs if tried]
 
     @property
     def tokens_per_verification(self) -> float:

@@ -1,6 +1,8 @@
-"""Options by name: a frozen dataclass from a mapping. An unknown name is an error that says the
-nearest known one, and so is a value of another kind than the field's, which would otherwise fail
-somewhere in the middle of a generation. And numbers from text."""
+"""Options by name: a frozen dataclass from a mapping. And numbers from text.
+
+An unknown name is an error that says the nearest known one. So is a value of the wrong kind, which
+would otherwise fail in the middle of a generation.
+"""
 
 from __future__ import annotations
 
@@ -14,20 +16,17 @@ from ..errors import OptionError, nearest
 
 T = TypeVar("T")
 
+MAX_NEW_TOKENS = 256  # of a generation, for `LLM` and the command line
+
 
 def with_options(kind: type[T], options: Mapping[str, Any], what: str) -> T:
-    """`kind(**options)`, with an error about `what` if an option does not exist or cannot have that
-    value."""
+    """`kind(**options)`. An option that does not exist, or a value it cannot have, is an error."""
     annotations = {field.name: annotation_of(field.type) for field in fields(kind)}  # type: ignore[arg-type]
     for name in options:
         if name not in annotations:
-            raise OptionError(
-                f"{what} has no option {name!r}; "
-                f"{nearest(name, annotations) if annotations else 'it has none'}"
-            )
-    return kind(
-        **{name: _checked(name, value, annotations[name], what) for name, value in options.items()}
-    )
+            hint = nearest(name, annotations) if annotations else "it has none"
+            raise OptionError(f"{what} has no option {name!r}; {hint}")
+    return kind(**{key: _checked(key, v, annotations[key], what) for key, v in options.items()})
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
@@ -47,16 +46,13 @@ def annotation_of(annotation: object) -> str:
 
 
 def _checked(name: str, value: Any, annotation: str, what: str) -> Any:
-    """The value, a list as a tuple. Annotations that are not in the table are the class's own
-    business."""
+    """The value, a list as a tuple. Kinds that are not in the table are left to the class."""
     simple = annotation.removesuffix(" | None")
     if simple not in KINDS or (value is None and simple != annotation):
         return value
     fits, words = KINDS[simple]
     if not fits(value):
-        raise OptionError(
-            f"{what}: {name}={value!r} is not {words}, which is what this option takes"
-        )
+        raise OptionError(f"{what}: {name}={value!r} is not {words}, as it has to be")
     return tuple(value) if isinstance(value, list) else value
 
 

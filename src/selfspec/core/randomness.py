@@ -19,16 +19,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 
 
 def _mix(x: int) -> int:
-    """The finaliser of splitmix64: each input bit flips each output bit with probability near one
-    half."""
+    """The finaliser of splitmix64. Each input bit flips each output bit with probability ~1/2."""
     x = (x + _GOLDEN) & _MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
     return x ^ (x >> 31)
 
 
-# The streams of random numbers at one position. Each has one use, so that no decision can be read
-# off another.
+# The streams of numbers at one position. Each has one use: no decision can be read off another.
 PLAIN = 0  # the target's own draw
 DRAFT = 1  # a draft's draw that is verified by rejection
 REMAINDER = 2  # the target's draw where every draft was rejected, or none is left
@@ -36,8 +34,7 @@ ACCEPT = 3  # whether the first of a node's drafts is accepted; 4 and on: its ne
 
 
 def uniform(seed: int, position: int, stream: int = PLAIN) -> float:
-    """A number in [0, 1), a function of its arguments only; `stream` gives independent numbers at
-    one position."""
+    """A number in [0, 1). It depends on the arguments only, and streams are independent."""
     x = _mix(_mix(_mix(seed & _MASK) ^ (position & _MASK)) ^ (stream & _MASK))
     return (x >> 11) * 2.0**-53  # 53 bits: exact in a float, and below 1
 
@@ -46,7 +43,7 @@ def invert(probabilities: Tensor, u: float) -> int:
     """The first index at which the cumulated probability exceeds u of the total.
 
     In float64, u * total rounds to less than the total for every u below 1, so such an index
-    exists; it is the first, so the sum grew there: a token of probability 0 is never chosen.
+    exists. The sum grew at it, so a token of probability 0 is never chosen.
     """
     cumulated = probabilities.cumsum(-1, dtype=torch.float64)
     return int(torch.searchsorted(cumulated, u * cumulated[-1], right=True))

@@ -1,11 +1,10 @@
-"""From logits to a token: the only place with temperature, top-k, top-p, min-p and penalties.
+"""From logits to a token: the only place with temperature, penalties and the filters.
 
 One pipeline makes every distribution: the draft's, the target's, the residual's and the bonus
 token's. Its order is that of transformers' `generate`: logit bias, repetition, presence and
 frequency penalties, the user's logits processors, then (when sampling) temperature, top-k, top-p,
-min-p. Rows are processed one by one, so a row's bits do not depend on its neighbours.
-
-This module does not know models, caches, tokenizers, or which of its tokens will be kept.
+min-p. Rows are processed one by one, so a row's bits do not depend on its neighbours. Knows no
+models, caches or tokenizers, nor which of its tokens will be kept.
 """
 
 from __future__ import annotations
@@ -20,17 +19,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ModelError, OptionError, SelfspecError, nearest
+from .filters import min_p, top_k, top_p
 from .randomness import invert, uniform
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import LogitsProcessor
 
-# seeds are 0 .. 2**63 - 1: they fit into a signed 64-bit integer of any file format
-_SEEDS = 1 << 63
+_SEEDS = 1 << 63  # seeds fit into a signed 64-bit integer of any file format
 _MIN_TEMPERATURE = 1e-5  # below it, dividing the logits would overflow before it changed anything
-_SMALL = 4096  # up to this many values a full sort is as cheap as a selection
-_FIRST_GUESS = 512  # how many of the likeliest tokens top-p looks at first
 
 
 @dataclass(frozen=True)
@@ -75,15 +72,13 @@ class SamplingParams:
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any]) -> SamplingParams:
-        """From named values such as those of a request body; an unknown name is an error that says
-        the nearest known one."""
+        """From named values such as those of a request body."""
         known = [f.name for f in fields(cls)]
         for name in options:
             if name not in known:
                 raise OptionError(f"unknown sampling option {name!r}: {nearest(name, known)}")
         values = dict(options)
-        # the keys of a JSON object are strings
-        if isinstance(bias := values.get("logit_bias"), Mapping):
+        if isinstance(bias := values.get("logit_bias"), Mapping):  # JSON has strings as keys
             values["logit_bias"] = {
                 int(k) if isinstance(k, str) and k.isdecimal() else k: v for k, v in bias.items()
             }
@@ -92,12 +87,7 @@ class SamplingParams:
 
 # option: lowest and highest value, whether the lowest itself is allowed, how to switch it off
 _RANGES: dict[str, tuple[float, float, bool, str]] = {
-    "temperature": (
-        0.0,
-        math.inf,
-        True,
-        "0 is greedy decoding, 1 leaves the model's distribution as it is",
-    ),
+    "temperature": (0.0, math.inf, True, "0 is greedy decoding, 1 changes nothing"),
     "top_k": (0, math.inf, True, "0 switches it off"),
     "top_p": (0.0, 1.0, False, "1 switches it off"),
     "min_p": (0.0, 1.0, True, "0 switches it off"),
@@ -120,14 +110,10 @@ def _check_numbers(params: SamplingParams) -> None:
     for name, (low, high, closed, remedy) in _RANGES.items():
         value = values[name]
         if not _is_number(value):
-            raise OptionError(
-                f"{name}={value!r} is not a finite number, so no distribution can be made of it: "
-                f"{remedy}."
-            )
+            raise OptionError(f"{name}={value!r} is not a finite number: give one ({remedy}).")
         if not (low < value <= high or (closed and value == low)):
-            limits = f"{'at least' if closed else 'above'} {low:g}" + (
-                f" and at most {high:g}" if math.isfinite(high) else ""
-            )
+            limits = f"{'at least' if closed else 'above'} {low:g}"
+            limits += f" and at most {high:g}" if math.isfinite(high) else ""
             raise OptionError(f"{name}={value!r} is out of range: it must be {limits} ({remedy}).")
     if not _is_integer(params.top_k):
         raise OptionError(
@@ -141,13 +127,11 @@ def _check_numbers(params: SamplingParams) -> None:
 
 
 def _check_seed(seed: object) -> None:
-    if seed is not None and not (
-        isinstance(seed, int) and _is_integer(seed) and 0 <= seed < _SEEDS
-    ):
-        raise OptionError(
-            f"seed={seed!r} is not a whole number from 0 to 2**63 - 1: give one, or None to have "
-            f"one drawn."
-        )
+    if seed is None or (isinstance(seed, int) and _is_integer(seed) and 0 <= seed < _SEEDS):
+        return
+    raise OptionError(
+        f"seed={seed!r} is not a whole number from 0 to 2**63 - 1: give one, or None to draw one."
+    )
 
 
 def _checked_bias(bias: object) -> dict[int, float]:
@@ -158,19 +142,17 @@ def _checked_bias(bias: object) -> dict[int, float]:
     for token, value in bias.items():
         if not _is_integer(token) or token < 0:
             raise OptionError(
-                f"logit_bias has the key {token!r}, which is no token id: use whole numbers from "
-                f"0 up."
+                f"logit_bias has the key {token!r}, no token id: use whole numbers from 0 up."
             )
         if not _is_number(value):
             raise OptionError(
-                f"logit_bias[{token}]={value!r} is not a finite number: to ban a token, add -1000 "
-                f"to it."
+                f"logit_bias[{token}]={value!r} is not a finite number: -1000 bans a token."
             )
     return dict(bias)
 
 
 def _check_greedy(params: SamplingParams) -> None:
-    """Greedy decoding would ignore these silently; whoever set them expects sampling."""
+    """Greedy decoding would ignore these silently. Whoever set them expects sampling."""
     defaults = {f.name: f.default for f in fields(params)}
     ignored = [
         name for name in ("top_k", "top_p", "min_p", "seed") if vars(params)[name] != defaults[name]
@@ -181,74 +163,10 @@ def _check_greedy(params: SamplingParams) -> None:
         raise OptionError(f"temperature=0 is greedy decoding, which ignores {shown}: {remedy}.")
 
 
-# The filters. Each takes the values of one row and returns the indices to keep, ascending (None:
-# all of them).
-
-
-def _top_k(values: Tensor, k: int, temperature: float) -> tuple[Tensor | None, Tensor]:
-    """The indices kept by top-k after temperature, and their divided values; everything tied with
-    the k-th is kept."""
-    if k >= values.numel():
-        return None, values / temperature
-    best, indices = values.topk(k + 1)
-    best = best / temperature  # dividing keeps the order, but may make neighbours equal
-    if best[k] < best[k - 1]:
-        kept, order = indices[:k].sort()
-        return kept, best[:k][order]
-    scaled = values / temperature
-    # a NaN must survive, to be reported later
-    kept = (~(scaled < best[k - 1])).nonzero().squeeze(-1)
-    return kept, scaled[kept]
-
-
-def _top_p(values: Tensor, top_p: float) -> Tensor | None:
-    """The likeliest tokens whose probability reaches top_p; of equal ones at its border the first,
-    as greedy decoding has it."""
-    count = values.numel()
-    guess = _FIRST_GUESS
-    if count > _SMALL:
-        probabilities = values.softmax(-1)
-        while guess < count // 4:
-            kept = _top_p_among(values, probabilities, guess, top_p)
-            if kept is not None:
-                return kept
-            guess *= 8
-    descending, order = values.sort(stable=True, descending=True)
-    # summed from the least likely, as HF does
-    dropped = int((descending.flip(0).softmax(-1).cumsum(-1)[:-1] <= 1 - top_p).sum())
-    return None if dropped == 0 else order[: count - dropped].sort().values
-
-
-def _top_p_among(values: Tensor, probabilities: Tensor, guess: int, top_p: float) -> Tensor | None:
-    """Top-p looking only at the `guess` likeliest tokens; None if they do not reach it. Spares
-    sorting the vocabulary."""
-    best, indices = values.topk(guess)
-    mass = probabilities[indices].cumsum(-1, dtype=torch.float64)
-    reached = (1 - mass).to(
-        torch.float32
-    ) <= 1 - top_p  # reached[j]: ranks above j have too little mass to be needed
-    needed = int((~reached).sum()) + 1
-    if needed >= guess:
-        return None
-    last = best[needed - 1]
-    if best[needed] < last:
-        return indices[:needed].sort().values
-    above = int((best[:needed] > last).sum())
-    tied = (values == last).nonzero().squeeze(-1)[: needed - above]
-    return torch.cat([indices[:above], tied]).sort().values
-
-
-def _min_p(values: Tensor, min_p: float) -> Tensor:
-    probabilities = values.softmax(-1)
-    # a NaN must survive, to be reported later
-    return (~(probabilities < min_p * probabilities.amax())).nonzero().squeeze(-1)
-
-
 class Sampler:
-    """Chooses the tokens of one row. Holds no state that changes, so it can be asked about any
-    position at any time.
+    """Chooses the tokens of one row. It never changes, so it may be asked about any position.
 
-    `seed` wins over `params.seed`; with neither, one is drawn from the operating system.
+    `seed` wins over `params.seed`. With neither, one is drawn from the operating system.
     `prompt_length` says where the output begins, for the penalties that look at the output only.
     Processors must be functions of what they are given: they also see drafts that are rejected
     later, and may see a position twice.
@@ -276,16 +194,14 @@ class Sampler:
 
     @property
     def plain(self) -> bool:
-        """True if a token is just the argmax of the model's logits, which may then be taken for
-        many rows at once."""
+        """True if a token is the argmax of the model's logits, of many rows at once if wanted."""
         return self.params.greedy and not self._edits
 
     def process(self, logits: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
         """Processed logits in float32; -inf where a token was filtered out.
 
         Row i of `logits` (n, vocab) predicts the token after contexts[i], the full ids with prompt
-        and drafts. The input is never modified, but it is what comes back where nothing had to be
-        done.
+        and drafts. The input is never modified, but returned where nothing is to be done.
         """
         if self.plain:
             return logits.float()
@@ -300,8 +216,7 @@ class Sampler:
         return torch.stack(rows) if rows else logits.float()
 
     def probabilities(self, logits: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
-        """The distribution each token is drawn from, (n, vocab) float32: a point mass when
-        greedy."""
+        """The distribution of each token, (n, vocab) float32: a point mass when greedy."""
         result = torch.zeros_like(logits, dtype=torch.float32)
         for out, row, context in zip(result, logits, self._needed(contexts), strict=False):
             indices, probabilities = self._distribution(row, context)
@@ -311,8 +226,7 @@ class Sampler:
     def choose(
         self, logits: Tensor, contexts: Sequence[Sequence[int]], positions: Sequence[int]
     ) -> Tensor:
-        """The token of each row, (n,) long. positions[i] is the index that the token will have in
-        its row, prompt included."""
+        """The token of each row, (n,) long, which will stand at positions[i] (prompt included)."""
         if self.plain:
             return logits.argmax(-1)
         tokens = []
@@ -323,44 +237,39 @@ class Sampler:
         return torch.tensor(tokens, dtype=torch.long, device=logits.device)
 
     def _needed(self, contexts: Sequence[Sequence[int]]) -> Iterable[Sequence[int]]:
-        """The contexts, which may have to be put together, only where penalties read them."""
+        """The contexts, or nothing where no penalty reads them: making them may cost time."""
         return contexts if self._edits else repeat(())
 
     def _distribution(self, row: Tensor, context: Sequence[int]) -> tuple[Tensor | None, Tensor]:
-        """One row's token ids, ascending (None: all of them), and their probabilities: the one
-        place that makes them."""
+        """One row's token ids, ascending (None: all of them), and their probabilities."""
         indices, values = self._kept(row, context)
         if self.params.greedy:
             indices = values.argmax(-1, keepdim=True)
             values = values[indices]
         probabilities = values.softmax(-1)
-        if probabilities[
-            0
-        ].isnan():  # one NaN or +inf, or nothing but -inf, makes every probability NaN
+        if probabilities[0].isnan():  # one NaN or +inf, or -inf alone, makes all of them NaN
             raise self._nothing_left(row)
         return indices, probabilities
 
     def _kept(self, row: Tensor, context: Sequence[int]) -> tuple[Tensor | None, Tensor]:
-        """One row's processed logits without what was filtered out: token ids, ascending (None: all
-        of them), and values."""
+        """What the filters keep of a row: token ids, ascending (None: all), and their logits."""
         params = self.params
         values = self._edited(row, context) if self._edits else row.float()
         if params.greedy:
             return None, values
         indices: Tensor | None = None
         if params.top_k:
-            indices, values = _top_k(values, params.top_k, params.temperature)
+            indices, values = top_k(values, params.top_k, params.temperature)
         elif params.temperature != 1:
             values = values / params.temperature
-        for option, off, narrow in ((params.top_p, 1.0, _top_p), (params.min_p, 0.0, _min_p)):
+        for option, off, narrow in ((params.top_p, 1.0, top_p), (params.min_p, 0.0, min_p)):
             kept = narrow(values, option) if option != off else None
             if kept is not None:
                 indices, values = kept if indices is None else indices[kept], values[kept]
         return indices, values
 
     def _edited(self, row: Tensor, context: Sequence[int]) -> Tensor:
-        """Bias, penalties and processors, on a copy: a user's processor may write into what it is
-        given."""
+        """Bias, penalties and processors, on a copy: a processor may write into its input."""
         params = self.params
         scores = row.to(torch.float32, copy=True)
         if params.logit_bias:
@@ -384,8 +293,7 @@ class Sampler:
         highest, last = int(self._bias_tokens.max()), len(scores) - 1
         if highest > last:
             raise OptionError(
-                f"logit_bias names token {highest}, but the vocabulary ends at {last}: leave it "
-                f"out."
+                f"logit_bias names token {highest}, but the vocabulary ends at {last}: drop it."
             )
         scores[self._bias_tokens.to(scores.device)] += self._bias_values.to(scores.device)
 
@@ -397,15 +305,13 @@ class Sampler:
             )
         names = ", ".join(type(p).__name__ for p in self.processors) or "logit_bias"
         return OptionError(
-            f"no token is left to choose from after {names}: let at least one token keep a finite "
-            f"score."
+            f"no token is left to choose from after {names}: let one token keep a finite score."
         )
 
 
 @dataclass
 class TokenLogprob:
-    """Log-probability of a kept token under the model's own (unprocessed) distribution, with the
-    likeliest alternatives."""
+    """A kept token's log-probability under the model's own logits, and the likeliest tokens'."""
 
     token: int
     logprob: float
@@ -413,8 +319,8 @@ class TokenLogprob:
 
 
 def _counted(ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """The different ids and how often each occurs, without those the head cannot produce (an
-    embedding may have more rows)."""
+    """The different ids and how often each occurs. Some may be rows of the embedding only, which
+    the head cannot produce: they are left out."""
     seen, counts = torch.unique(ids[ids < vocabulary], return_counts=True)
     return seen, counts
 
@@ -424,8 +330,7 @@ def _processed(processor: LogitsProcessor, ids: Tensor, scores: Tensor) -> Tenso
     if result.shape != (1, len(scores)):
         raise OptionError(
             f"logits processor {type(processor).__name__} made scores of shape "
-            f"{tuple(result.shape)} out of "
-            f"(1, {len(scores)}): it must keep the shape."
+            f"{tuple(result.shape)} out of (1, {len(scores)}): it must keep the shape."
         )
     return result[0].float()
 
@@ -436,11 +341,11 @@ def row_samplers(
     processors: Sequence[LogitsProcessor] = (),
 ) -> list[Sampler]:
     """A sampler for each prompt. One SamplingParams serves all rows, row i with seed + i, so that
-    the row alone with that seed gives the same tokens; None is greedy decoding."""
+    the row alone with that seed gives the same tokens. None is greedy decoding."""
     if sampling is None or isinstance(sampling, SamplingParams):
         params = sampling or SamplingParams()
         first = secrets.randbelow(_SEEDS) if params.seed is None else params.seed
-        each: list[tuple[SamplingParams, int | None]] = [
+        seeded: list[tuple[SamplingParams, int | None]] = [
             (params, (first + i) % _SEEDS) for i in range(len(prompts))
         ]
     else:
@@ -451,29 +356,26 @@ def row_samplers(
             if not isinstance(params, SamplingParams):
                 raise OptionError(
                     f"sampling holds {params!r}, which is no SamplingParams: use "
-                    f"SamplingParams.from_options(...)."
+                    "SamplingParams.from_options(...)."
                 )
-        each = [(params, None) for params in sampling]
+        seeded = [(params, None) for params in sampling]
     return [
         Sampler(params, seed, processors, len(prompt))
-        for (params, seed), prompt in zip(each, prompts, strict=True)
+        for (params, seed), prompt in zip(seeded, prompts, strict=True)
     ]
 
 
 def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """Log-probabilities of tokens under the model's own, unprocessed logits (n, vocab), each with
-    the `top` likeliest ones."""
+    """Log-probabilities of tokens under the model's own logits (n, vocab), and the `top` best."""
     if not _is_integer(top) or top < 0:
-        raise OptionError(
-            f"logprobs={top!r} is not a whole number from 0 up: it counts the alternatives to "
-            f"report."
-        )
+        raise OptionError(f"logprobs={top!r} is not a count of alternatives: use 0 or more.")
     if not tokens:
         return []
     logprobs = logits.float().log_softmax(-1)
     chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
     best, indices = logprobs.topk(min(top, logprobs.shape[-1]))
-    alternatives = [
-        dict(zip(i, v, strict=True)) for i, v in zip(indices.tolist(), best.tolist(), strict=True)
+    likeliest = zip(indices.tolist(), best.tolist(), strict=True)
+    return [
+        TokenLogprob(token, logprob, dict(zip(ids, values, strict=True)))
+        for token, logprob, (ids, values) in zip(tokens, chosen, likeliest, strict=True)
     ]
-    return [TokenLogprob(t, p, a) for t, p, a in zip(tokens, chosen, alternatives, strict=True)]

@@ -1,10 +1,9 @@
-"""Rows of text from where people keep them: JSONL, plain text, and datasets of the `datasets`
-library.
+"""Rows of text from where people keep them: JSONL, plain text, and datasets of `datasets`.
 
 A source is a file (`.jsonl` or `.json`, also with `.gz`; any other file is one row `{"text":
 ...}`), a folder that `datasets` saved (`save_to_disk`), or a dataset on the hub: `hf:NAME`,
-`hf:NAME@SPLIT`, `hf:NAME#CONFIG@SPLIT`. Every row comes with a word on where it stands, for error
-messages. Does not know what rows mean.
+`hf:NAME@SPLIT`, `hf:NAME#CONFIG@SPLIT`. Each row comes with its place, for error messages. Does not
+know what rows mean.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ Row = dict[str, Any]
 
 
 def read_rows(source: str | Path) -> Iterator[tuple[str, Row]]:
-    """The rows of a source, each with where it stands."""
+    """The rows of a source, each with its place."""
     path = Path(source)
-    if str(source).startswith(HUB) or (path.is_dir()):
+    if str(source).startswith(HUB) or path.is_dir():
         yield from _dataset_rows(str(source))
         return
     if path.with_suffix("" if path.suffix == ".gz" else path.suffix).suffix in (".jsonl", ".json"):
-        found = _objects(path)
+        rows = _objects(path)
     else:
         text = "".join(_lines(path))
-        found = iter([(str(path), {"text": text})] if text.strip() else [])
+        rows = iter([(str(path), {"text": text})] if text.strip() else [])
     empty = True
-    for row in found:
+    for row in rows:
         empty = False
         yield row
     if empty:
@@ -44,49 +43,37 @@ def read_rows(source: str | Path) -> Iterator[tuple[str, Row]]:
 
 def require(sources: Iterable[str | Path]) -> None:
     """Fail now, not after minutes of other work, if a source is not there."""
-    missing = [
-        str(source)
-        for source in sources
-        if not str(source).startswith(HUB) and not Path(source).exists()
-    ]
+    files = [str(source) for source in sources if not str(source).startswith(HUB)]
+    missing = [file for file in files if not Path(file).exists()]
     if missing:
-        raise DataError(
-            f"there is no file {', '.join(missing)}, so nothing could be read; check the path"
-        )
+        raise DataError(f"there is no file {', '.join(missing)}; check the path")
 
 
 def _lines(path: Path) -> Iterator[str]:
-    """As they are; a line ends with a line feed and nothing else, as JSON may hold a bare
-    U+2028."""
+    """The lines of a file. Only a line feed ends one, as JSON may hold a bare U+2028."""
     kind: Any = gzip.open if path.suffix == ".gz" else open
     try:
         with kind(path, "rt", encoding="utf-8", newline="\n") as lines:
             yield from lines
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataError(
-            f"{path} cannot be read as text ({error}); give JSONL or plain text in UTF-8, a "
-            f"folder that `datasets` saved, or "
-            "hf:NAME"
+            f"{path} cannot be read as text ({error}); give JSONL or plain text in UTF-8"
         ) from error
 
 
 def _objects(path: Path) -> Iterator[tuple[str, Row]]:
     for number, line in enumerate(_lines(path), start=1):
-        if line.strip():
-            yield f"{path}:{number}", _line(line, f"{path}:{number}")
-
-
-def _line(line: str, where: str) -> Row:
-    try:
-        value = json.loads(line)
-    except ValueError as error:
-        raise DataError(f"{where} is not JSON ({error}); each line has to be one object") from error
-    if not isinstance(value, dict):
-        raise DataError(
-            f"{where} is a JSON {type(value).__name__}; each line has to be one object, such as "
-            f"{{'text': ...}}"
-        )
-    return value
+        where = f"{path}:{number}"
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where} is not JSON ({error}); write one object a line") from error
+        if not isinstance(value, dict):
+            kind = type(value).__name__
+            raise DataError(f"{where} is a JSON {kind}; write one object a line: {{'text': ...}}")
+        yield where, value
 
 
 def _dataset_rows(source: str) -> Iterator[tuple[str, Row]]:
@@ -94,27 +81,23 @@ def _dataset_rows(source: str) -> Iterator[tuple[str, Row]]:
         library: Any = importlib.import_module("datasets")
     except ImportError as error:
         raise Unavailable(
-            f"{source} is read with `datasets`, which is not installed. Run `pip install datasets`."
+            f"{source} is read with `datasets`, which is not installed: pip install datasets"
         ) from error
     name, _, split = source.removeprefix(HUB).partition("@")
     name, _, config = name.partition("#")
     try:
         if source.startswith(HUB):
-            found = library.load_dataset(name, config or None, split=split or "train")
+            rows = library.load_dataset(name, config or None, split=split or "train")
         else:
-            found = library.load_from_disk(source)
+            rows = library.load_from_disk(source)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         reason = " ".join(str(error).split())[:300]
         raise DataError(
-            f"the dataset {source} cannot be opened: {reason}. Write hf:NAME, hf:NAME#CONFIG or "
-            f"hf:NAME#CONFIG@SPLIT, or give a "
-            "folder that `datasets` saved"
+            f"the dataset {source} cannot be opened: {reason}. Write hf:NAME#CONFIG@SPLIT (config "
+            "and split may be left out), or give a folder that `datasets` saved"
         ) from error
-    if not hasattr(found, "column_names") or isinstance(found.column_names, dict):
-        splits = ", ".join(map(str, found))
-        raise DataError(
-            f"the dataset {source} has the splits {splits}; save or name one of them "
-            f"(hf:NAME@SPLIT)"
-        )
-    for number, row in enumerate(found, start=1):
+    if not hasattr(rows, "column_names") or isinstance(rows.column_names, dict):
+        splits = ", ".join(map(str, rows))
+        raise DataError(f"the dataset {source} has the splits {splits}; name one: hf:NAME@SPLIT")
+    for number, row in enumerate(rows, start=1):
         yield f"{source}:{number}", dict(row)

@@ -1,9 +1,8 @@
-"""From tokens to text while they are still being made: streaming pieces, stop strings, the user's
-stopping criteria.
+"""From tokens to text while they are being made: streams, stop strings, stopping criteria.
 
-It does not know models, sampling or the engine: tokens are pushed in, text and the word "stop" come
-out. Everything is decoded with `clean_up_tokenization_spaces=False`; a clean-up rewrites text that
-a stream has already shown.
+Knows no models, no sampling and no engine: tokens are pushed in, text and the word "stop" come out.
+Everything is decoded with `clean_up_tokenization_spaces=False`, because a clean-up rewrites text
+that a stream has already shown.
 """
 
 from __future__ import annotations
@@ -23,32 +22,19 @@ if TYPE_CHECKING:
 
 _BROKEN = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # how vocabularies with byte fallback spell a byte
-# tokens that are decoded again with each new one, at most (more only while a character or run of
-# bytes is open)
+# At most this many tokens are decoded again with each new one, but for an open character or run.
 _WINDOW = 32
 _TAIL = 8  # what is kept of a full window ...
-# ... if it decodes to this many: no character has more bytes, and a stripped first space is behind
-# us
+# ... if it decodes to this many: no character has more bytes, and a stripped first space is past
 _TAIL_CHARACTERS = 4
 
 
-def _decode(
-    tokenizer: PreTrainedTokenizerBase, tokens: Sequence[int], skip_special_tokens: bool
-) -> str:
-    text = tokenizer.decode(
-        list(tokens), skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
-    )
-    assert isinstance(text, str)  # a list only for a batch
-    return text
-
-
 class TextStream:
-    """Incremental detokeniser: the pieces and what `finish` returns, joined, are `tokenizer.decode`
-    of all tokens.
+    """Incremental detokeniser: all pieces and `finish`, joined, are `tokenizer.decode` of all.
 
     A piece is text that no later token can change. Held back are an incomplete character
-    (byte-level vocabularies) and a run of byte tokens that is still open (byte fallback: one wrong
-    byte later on turns the whole run into replacement characters).
+    (byte-level vocabularies) and an open run of byte tokens (byte fallback: one wrong byte later on
+    turns the whole run into replacement characters).
     """
 
     def __init__(
@@ -58,9 +44,7 @@ class TextStream:
         self._skip = skip_special_tokens
         added = tokenizer.added_tokens_decoder.items() if skip_special_tokens else ()
         self._special = frozenset(token for token, entry in added if entry.special)
-        self._window: list[
-            int
-        ] = []  # the last tokens that have text, enough of them to decode what comes next
+        self._window: list[int] = []  # the last tokens with text, as many as decoding needs
         self._settled = 0  # how many of them come before an open run of bytes
         self._text = ""  # what those decode to
         self._shown = 0  # how much of that has been returned
@@ -81,8 +65,7 @@ class TextStream:
         return piece
 
     def held(self) -> str:
-        """What the tokens so far decode to beyond the returned pieces. A later token may still
-        change it."""
+        """The text beyond the returned pieces. A later token may still change it."""
         text = self._text if self._settled == len(self._window) else self._decode(self._window)
         return text[self._shown :]
 
@@ -93,11 +76,14 @@ class TextStream:
         return rest
 
     def _decode(self, tokens: Sequence[int]) -> str:
-        return _decode(self._tokenizer, tokens, self._skip)
+        text = self._tokenizer.decode(
+            list(tokens), skip_special_tokens=self._skip, clean_up_tokenization_spaces=False
+        )
+        assert isinstance(text, str)  # a list only for a batch
+        return text
 
     def _take(self, token: int) -> None:
-        """Tokens without text are left out, as decoding leaves them out: a run of bytes goes on
-        across them."""
+        """Leave out tokens without text, as decoding does: a run of bytes goes on across them."""
         name = self._tokenizer.convert_ids_to_tokens(token)
         if token in self._special or not isinstance(name, str):
             return
@@ -106,7 +92,7 @@ class TextStream:
             self._settled = len(self._window)
 
     def _shorten(self) -> None:
-        """Forget all but the last few tokens. How a text goes on depends on these only, so
+        """Forget all but the last few tokens. How the text goes on depends on these only, so
         positions are counted from its end."""
         if self._settled <= _WINDOW or self._settled < len(self._window):
             return
@@ -118,8 +104,7 @@ class TextStream:
 
 
 class StopStrings:
-    """Watches one row for the first of some strings in its decoded output, wherever the tokens'
-    borders are.
+    """Watches one row's decoded output for the first of some strings, across token borders.
 
     The first is the one that is complete first (of those complete at once, the one that begins
     first), so the result does not depend on how the text was cut into tokens. A stop that is the
@@ -137,8 +122,7 @@ class StopStrings:
         for stop in unchecked:
             if not isinstance(stop, str) or not stop:
                 raise OptionError(
-                    f"stop string {stop!r} is empty or no text, so it can stop nothing: leave it "
-                    f"out."
+                    f"stop string {stop!r} is empty or no text, so it stops nothing: leave it out."
                 )
         self._tokens = frozenset(
             i for i, entry in tokenizer.added_tokens_decoder.items() if entry.content in self.stops
@@ -152,22 +136,18 @@ class StopStrings:
         """True once the output up to this token contains a stop string."""
         self._recent += self._stream.push([token])
         so_far = self._recent + self._stream.held()
-        self._found = (
-            self._found or token in self._tokens or any(stop in so_far for stop in self.stops)
-        )
+        hit = token in self._tokens or any(stop in so_far for stop in self.stops)
+        self._found = self._found or hit
         self._recent = self._recent[max(0, len(self._recent) - self._longest + 1) :]
         return self._found
 
     def cut(self, text: str) -> str:
         """The text before the first stop string; all of it if there is none."""
-        found = [
-            (start + len(stop), start) for stop in self.stops if (start := text.find(stop)) >= 0
-        ]
-        return text[: min(found)[1]] if found else text
+        ends = [(at + len(stop), at) for stop in self.stops if (at := text.find(stop)) >= 0]
+        return text[: min(ends)[1]] if ends else text
 
     def held_back(self, text: str) -> int:
-        """How many characters at the end of a text without stop strings may be the beginning of
-        one: do not show these yet."""
+        """How many characters at the end of a text may begin a stop string: not to be shown."""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             end = text[-length:]
             if any(stop.startswith(end) for stop in self.stops):
@@ -203,15 +183,13 @@ def _verdict(criterion: StoppingCriteria, ids: torch.Tensor) -> bool:
     if isinstance(answer, torch.Tensor) and answer.numel() != 1:
         name, shape = type(criterion).__name__, tuple(answer.shape)
         raise OptionError(
-            f"stopping criterion {name} answered with shape {shape} for one row: it must give one "
-            f"truth value."
+            f"stopping criterion {name} answered with shape {shape}: it must give one truth value."
         )
     return bool(answer)
 
 
 class RowText:
-    """One row's text as it grows: decoded, cut at stop strings, held back while it could become
-    one."""
+    """One row's text as it grows: decoded, cut at stop strings, held back before a possible one."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stops: Sequence[str]) -> None:
         if stops and tokenizer is None:

@@ -1,8 +1,8 @@
-"""A tree of guesses as a value. Node 0, the root, is the last token of a row's text; each other
-node is a guess that follows its parent. A chain is a tree without branches.
+"""A tree of guesses as a value.
 
-Parents come before their children, so that one walk in order is enough for everything here. Knows
-no model and no probabilities.
+Node 0, the root, is the last token of a row's text. Every other node is a guess that follows its
+parent. A chain is a tree without branches. Parents come before their children, so one walk in order
+is enough for everything here. Knows no model and no probabilities.
 """
 
 from __future__ import annotations
@@ -41,18 +41,16 @@ class Tree:
 
     @cached_property
     def paths(self) -> list[tuple[int, ...]]:
-        """Of each node: the nodes from the root to it, both included."""
-        found: list[tuple[int, ...]] = []
+        """The nodes from the root to each node, both included."""
+        paths: list[tuple[int, ...]] = []
         for node, parent in enumerate(self.parents):
-            found.append((*found[parent], node) if parent >= 0 else (node,))
-        return found
+            paths.append((*paths[parent], node) if parent >= 0 else (node,))
+        return paths
 
     @cached_property
     def depths(self) -> Sequence[int]:
         """How many steps each node is from the root."""
-        if self.is_chain:
-            return range(len(self))
-        return [len(path) - 1 for path in self.paths]
+        return range(len(self)) if self.is_chain else [len(path) - 1 for path in self.paths]
 
     def first_branch(self, node: int = 0) -> list[int]:
         """The nodes below a node: its first child, that one's first child, and so on."""
@@ -69,8 +67,7 @@ class Tree:
 
 
 class Contexts(Sequence[Sequence[int]]):
-    """The text up to each node of a tree. Each is put together when it is asked for, since most
-    choices need its length only."""
+    """The text up to each node of a tree, made on demand: most choices need its length only."""
 
     def __init__(self, tree: Tree, text: Sequence[int]) -> None:
         self._tree, self._text = tree, text
@@ -88,19 +85,18 @@ class Contexts(Sequence[Sequence[int]]):
     def __getitem__(self, node: slice) -> Sequence[Sequence[int]]: ...
     def __getitem__(self, node: int | slice) -> Sequence[int] | Sequence[Sequence[int]]:
         if isinstance(node, slice):
-            return [self[each] for each in range(*node.indices(len(self)))]
+            return [self[index] for index in range(*node.indices(len(self)))]
         if not -len(self) <= node < len(self):
             raise IndexError(node)
         path = self._tree.paths[node]
-        return [*self._text, *(self._tree.tokens[each] for each in path[1:])]
+        return [*self._text, *(self._tree.tokens[guess] for guess in path[1:])]
 
 
 class TreeBuilder:
-    """A tree under construction, of at most `most` guesses. Equal guesses after the same text are
-    one node."""
+    """A tree under construction. Equal guesses after the same text are one node."""
 
     def __init__(self, root: int, most: int) -> None:
-        self.most = most
+        self.most = most  # guesses, the root not counted
         self._tokens, self._parents = [root], [-1]
         self._nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
 

@@ -1,11 +1,9 @@
-"""`draft="auto"`: learns while it generates which way to draft pays here, and how much; plain
-decoding is one of the choices.
+"""`draft="auto"`: learns while it generates which drafter pays here, if any, and how much to draft.
 
-It begins with a lookup and token recycling, which cost next to nothing, and looks now and then
-whether a drafter that runs part of the model would do better. Costs are the machine's and chances
-the text's, so each request learns its own, beginning with what earlier requests on the same model
-found (numbers only, no text). Also says what the user's words for drafter and controller mean.
-Knows no drafter by its file.
+It begins with a lookup and token recycling, which cost next to nothing. Now and then it tries
+whether a drafter that runs part of the model would do better. Costs depend on the machine and
+chances on the text, so each request learns its own, beginning with what earlier requests on the
+same model found (numbers only, no text). Knows no drafter by its file.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
@@ -22,14 +20,13 @@ from ..core.contract import Budget, Draft, Outcome, RoundTime
 from ..core.sampling import Sampler
 from ..errors import OptionError
 from ..model.layered import LayeredModel
-from ..model.passes import HalfObserver
-from .base import Drafter, DraftSession, Target
+from .base import Drafter, DraftSession, Target, joined_observer
 from .registry import make_drafter
 
 
 @dataclass
 class _Known:
-    """What earlier requests found out about one drafter on one model."""
+    """What earlier requests learned of one drafter on one model."""
 
     costs: CostModel = field(default_factory=CostModel)
     looks: Looks = field(default_factory=Looks)
@@ -44,21 +41,18 @@ class Auto(Drafter):
     decides_how_much: ClassVar[bool] = True
 
     candidates: Sequence[str | Drafter] = ("hybrid", "early-exit")
-    """Drafters to choose from, by name or as objects. One that does not fit the model is left
-    out."""
+    """Drafters to choose from, by name or as objects. Those that do not fit are left out."""
     most: int = 7
     """Most tokens to draft for a row in one round, all guesses of a tree counted."""
 
     def __post_init__(self) -> None:
         if self.most < 1:
             raise OptionError(
-                f"most={self.most} leaves nothing to choose; use 1 or more, or draft='none' for "
-                f"plain decoding"
+                f"most={self.most} leaves nothing to choose; use 1 or more, or draft='none'"
             )
         if not self._drafters:
             raise OptionError(
-                "candidates is empty, so there is nothing to choose from; name a drafter, or use "
-                "draft='none'"
+                "candidates is empty; name drafters to choose from, or use draft='none'"
             )
 
     @cached_property
@@ -77,27 +71,19 @@ class Auto(Drafter):
         return WeakKeyDictionary()
 
     @property
-    def _first_looks(self) -> list[int]:
-        """The first candidate is tried at once."""
-        return [1, *[FIRST_LOOK] * (len(self._drafters) - 1)]
-
-    @property
-    def learns_across_requests(self) -> bool:
-        # its own numbers write no text
+    def learns_across_requests(self) -> bool:  # what it learns itself is costs, and changes no text
         return any(drafter.learns_across_requests for drafter in self._drafters)
 
     def start(self, target: Target) -> AutoSession:
-        known = self._known.setdefault(
-            target.model, [_Known(looks=Looks(first)) for first in self._first_looks]
-        )
+        waits = [1, *[FIRST_LOOK] * (len(self._drafters) - 1)]  # the first is tried at once
+        memories = self._known.setdefault(target.model, [_Known(looks=Looks(n)) for n in waits])
         arms = []
-        for drafter, memory in zip(self._drafters, known, strict=True):
+        for drafter, memory in zip(self._drafters, memories, strict=True):
             try:
-                arms.append(
-                    _Arm(drafter.name, drafter.start(target), CostModel(memory.costs), memory.looks)
-                )
+                session = drafter.start(target)
             except OptionError:  # an exit after a quarter of two layers, say
                 continue
+            arms.append(_Arm(drafter.name, session, CostModel(memory.costs), memory.looks))
         return AutoSession(arms, self.most)
 
 
@@ -121,7 +107,7 @@ class AutoSession(DraftSession, ControlSession):
         self._asked: Sequence[int] = ()
         self._checks = Checks()
         self.control = self
-        self.observer = _all([arm.session.observer for arm in arms if arm.session.observer])
+        self.observer = joined_observer([arm.session for arm in arms])
         self.collectors = [collector for arm in arms for collector in arm.session.collectors]
 
     @property
@@ -129,11 +115,7 @@ class AutoSession(DraftSession, ControlSession):
         return {arm.name: arm.rounds for arm in self._arms}
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         for arm in self._arms:
             arm.session.admit(row, prompt, sampler, ends)
@@ -151,8 +133,7 @@ class AutoSession(DraftSession, ControlSession):
         return Budget(self._asked)
 
     def _choose(self, rows: int, most: int, beside: int) -> tuple[_Arm | None, int]:
-        """Who drafts this round, and how much: the best offer, or a look at one that was not the
-        best for long."""
+        """Who drafts this round, and how much: the best offer, or one that is due for a look."""
         if most == 0 or not all(arm.costs.passes.known for arm in self._arms):
             return None, 0
         chosen, tokens, highest = None, 0, 0.0
@@ -172,7 +153,7 @@ class AutoSession(DraftSession, ControlSession):
     def propose(
         self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
     ) -> Sequence[Draft]:
-        assert self._chosen is not None, "a budget above 0 has somebody to use it"
+        assert self._chosen is not None, "only a chosen one has a budget above 0"
         return self._chosen.session.propose(rows, texts, budget)
 
     def observe(self, outcome: Outcome) -> None:
@@ -181,18 +162,10 @@ class AutoSession(DraftSession, ControlSession):
             arm.session.observe(outcome)
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
-        # a plain round is everybody's
-        alone = [self._chosen] if self._chosen and outcome.drafted else self._arms
-        for arm in alone:
+        # all learn from a plain round
+        learning = [self._chosen] if self._chosen and outcome.drafted else self._arms
+        for arm in learning:
             arm.costs.observe(outcome, time, self._asked if arm is self._chosen else ())
         self._checks.learn(outcome)
         if self._chosen:
             self._chosen.looks.learn(outcome, time)
-
-
-def _all(observers: Sequence[HalfObserver]) -> HalfObserver | None:
-    def observe_half(layer: int, attention: bool, before: Any, after: Any) -> None:
-        for each in observers:
-            each(layer, attention, before, after)
-
-    return observe_half if observers else None

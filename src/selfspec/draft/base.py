@@ -1,9 +1,7 @@
-"""What a drafter is. A new method is one new file: its options are its fields, its work is
-`propose`.
+"""What a drafter is. A new one is one file: its options are its fields, its work is `propose`.
 
-A drafter can only be fast or slow, right or wrong; it cannot change what is generated, since every
-token it proposes is verified by the full model. State belongs to one generation and lives in the
-session, so one LLM serves many at once.
+A drafter can be fast or slow, right or wrong. It cannot change what is generated, since the full
+model verifies every token it proposes. Its state lives in the session of one generation.
 """
 
 from __future__ import annotations
@@ -12,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+from torch import Tensor
 
 from ..control.base import ControlSession
 from ..core.contract import Budget, Draft, Outcome
@@ -31,22 +31,17 @@ class Target:
 
 
 class DraftSession(ABC):
-    """A drafter at work on the rows of one generation. Rows come and go; a row's number may be
-    another text's once it was dropped."""
+    """A drafter at work on the rows of one generation. A dropped row's number may be used again."""
 
     control: ControlSession | None = None
-    """Of a drafter that decides itself how much it drafts."""
+    """Set by a drafter that decides itself how much it drafts."""
     observer: HalfObserver | None = None
     """Shown the residual stream around every half while prompts are read."""
     collectors: Sequence[StateCollector] = ()
     """Gather hidden states, of prompts and of every verification."""
 
     def admit(  # noqa: B027  (some drafters need to know nothing of a row)
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         """A row begins: what it has so far, how its tokens are chosen, and which tokens end it."""
 
@@ -57,11 +52,9 @@ class DraftSession(ABC):
     def propose(
         self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
     ) -> Sequence[Draft]:
-        """Guess what follows each of `texts` (the full ids of these rows), at most
-        `budget.tokens[i]` tokens each.
+        """Guess at most `budget.tokens[i]` tokens after each of `texts`, the rows' full ids.
 
-        All of a text but its last token is in the cache. Slots beyond that may be written freely.
-        They are written over.
+        All of a text but its last token is in the cache. Slots behind that may be written freely.
         """
 
     def observe(self, outcome: Outcome) -> None:  # noqa: B027  (most drafters learn nothing)
@@ -69,8 +62,8 @@ class DraftSession(ABC):
 
 
 class Drafter(ABC):
-    """A way to draft. A frozen dataclass: its fields are the options, each with a docstring. The
-    defaults work as they are."""
+    """A way to draft: a frozen dataclass whose fields are the options, with docstring and
+    default."""
 
     name: ClassVar[str]
     trees: ClassVar[bool] = False
@@ -80,9 +73,20 @@ class Drafter(ABC):
 
     @property
     def learns_across_requests(self) -> bool:
-        """Whether what one request taught it speeds up the next, which a benchmark has to say."""
+        """Whether one request speeds up the next. A benchmark has to say so."""
         return False
 
     @abstractmethod
     def start(self, target: Target) -> DraftSession:
         """Begin a generation. Raises OptionError if the options do not fit the model."""
+
+
+def joined_observer(sessions: Sequence[DraftSession]) -> HalfObserver | None:
+    """The observers of all sessions as one, None if there are none."""
+    observers = [session.observer for session in sessions if session.observer]
+
+    def observe_half(layer: int, attention: bool, before: Tensor, after: Tensor) -> None:
+        for observer in observers:
+            observer(layer, attention, before, after)
+
+    return observe_half if observers else None

@@ -1,9 +1,8 @@
-"""A tree that a model grows: at each depth its likeliest guesses are followed up, and the likeliest
-of all are kept.
+"""A tree that a model grows: at each depth its likeliest guesses are followed up.
 
 A guess's chance is the product of the model's probabilities on its path (EAGLE-2, arXiv 2406.16858,
 section 4.1). A guess that is not among the best so far cannot have children that are, so growing
-ends by itself. Shared by drafters that read guesses together; knows no model.
+ends by itself. Shared by drafters that read guesses together. Knows no model.
 """
 
 from __future__ import annotations
@@ -20,9 +19,11 @@ from ..model.compute.cache import RowSpan, TokenLayout
 
 @dataclass
 class Beam:
-    """The guesses after one row's text. `most` of them are wanted; `width` are followed up at each
-    depth, if their chance is at least `threshold`. Guesses that were read lie in the drafter's
-    cache behind the text's `held` entries."""
+    """The guesses after one row's text, of which the `most` likeliest are kept.
+
+    At each depth `width` of them are followed up, if their chance is at least `threshold`. Guesses
+    that were read lie in the drafter's cache, behind the text's `held` entries.
+    """
 
     row: int
     root: int
@@ -32,12 +33,12 @@ class Beam:
     width: int
     threshold: float | None = None
     front: list[int] = field(default_factory=lambda: [0])
-    """The nodes whose children are asked for next; after the first time, those to read next."""
+    """The nodes whose children come next. All but the root have to be read before."""
     _tokens: list[int] = field(init=False)
     _parents: list[int] = field(init=False)
     _chances: list[float] = field(init=False)
     _paths: dict[int, tuple[int, ...]] = field(default_factory=lambda: {0: ()})
-    """The slots of the guesses that were read: each one's ancestors' and its own."""
+    """The slots of each guess that was read: its ancestors' and its own."""
 
     def __post_init__(self) -> None:
         self._tokens, self._parents, self._chances = [self.root], [-1], [1.0]
@@ -49,17 +50,15 @@ class Beam:
     def extend(
         self, tokens: Sequence[Sequence[int]], chances: Sequence[Sequence[float]]
     ) -> list[int]:
-        """What may follow each guess of the front (of the text, at first), the likeliest first;
-        chooses the next front.
+        """Add what may follow each guess of the front, likeliest first, and choose the next front.
 
         Returns for each guess of the new front which one of the old front is its parent.
         """
-        before = self.front
-        first = len(self._tokens)
-        for parent, names, found in zip(before, tokens, chances, strict=True):
-            self._tokens += names
-            self._parents += [parent] * len(names)
-            self._chances += [self._chances[parent] * chance for chance in found]
+        before, first = self.front, len(self._tokens)
+        for parent, following, shares in zip(before, tokens, chances, strict=True):
+            self._tokens += following
+            self._parents += [parent] * len(following)
+            self._chances += [self._chances[parent] * share for share in shares]
         new = [
             node
             for node in self._best()
@@ -73,8 +72,7 @@ class Beam:
         return [before.index(self._parents[node]) for node in self.front]
 
     def _best(self) -> list[int]:
-        """The likeliest `most` guesses; of equal ones the earlier, so that parents come before
-        their children."""
+        """The likeliest `most` guesses. Of equal ones the earlier: parents come before children."""
         return heapq.nsmallest(
             self.most, range(1, len(self._tokens)), key=lambda node: (-self._chances[node], node)
         )
@@ -100,20 +98,11 @@ class Beam:
 
 
 def layout_of(beams: Sequence[Beam]) -> TokenLayout:
-    """Where the fronts of some beams go, and what they see: the text's entries and their own
-    ancestors."""
-    spans = [beam.read() for beam in beams]
-    paths = [path for beam in beams for path in beam.front_paths]
-    rows = [beam.row for beam in beams for _ in beam.front]
-    held = [beam.held for beam in beams for _ in beam.front]
-    positions = [first + len(path) - 1 for first, path in zip(held, paths, strict=True)]
-    slots = [path[-1] for path in paths]
-    as_tensor = torch.tensor
-    return TokenLayout(
-        tuple(spans),
-        as_tensor(rows),
-        as_tensor(slots),
-        as_tensor(positions),
-        as_tensor(held),
-        tuple(paths),
-    )
+    """Where the fronts go, and what they see: the text's entries and their own ancestors."""
+    spans = tuple(beam.read() for beam in beams)
+    fronts = [(beam, path) for beam in beams for path in beam.front_paths]
+    rows = torch.tensor([beam.row for beam, _ in fronts])
+    slots = torch.tensor([path[-1] for _, path in fronts])
+    positions = torch.tensor([beam.held + len(path) - 1 for beam, path in fronts])
+    held = torch.tensor([beam.held for beam, _ in fronts])
+    return TokenLayout(spans, rows, slots, positions, held, tuple(path for _, path in fronts))

@@ -1,11 +1,10 @@
-"""What drafters that run part of the model have in common: one token after another, each row as far
-as its budget and confidence go.
+"""What drafters that run part of the model share: they draft one token after another.
 
-A subclass says how one more token is computed. Tokens are chosen by the row's own sampler, from the
-draft's logits, with the random number that belongs to the position: under sampling that makes
-agreement with the target's draw as likely as the two distributions are alike. With `sample` they
-are drawn with numbers of their own instead, and verified by rejection (speculative sampling as
-published). A row's draft ends with a token that would end the row: nothing behind it could be kept.
+A subclass computes one more token. The row's own sampler chooses it from the draft's logits, with
+the random number that belongs to the position: under sampling, agreement with the target's draw is
+then as likely as the two distributions are alike. With `sample`, drafts are drawn with numbers of
+their own and verified by rejection (speculative sampling as published). A draft ends with a token
+that would end the row: nothing behind it could be kept.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ from .base import DraftSession, Target
 
 @dataclass
 class _ChainRow:
-    """What a chain session knows of one row, and the draft that it is making for it."""
+    """What a session knows of one row, and the draft that it is making for it."""
 
     sampler: Sampler
     ends: frozenset[int]
     prompt: frozenset[int]
-    drawn: bool  # whether its drafts are drawn at random and verified by rejection
+    drawn: bool  # at random, and verified by rejection
     guesses: list[int] = field(default_factory=list)
     drawn_from: list[Tensor | None] = field(default_factory=list)
 
@@ -44,11 +43,10 @@ class _ChainRow:
 class ChainSession(DraftSession):
     """Drafts chains with part of the model, on the generation's own cache.
 
-    `vocabulary`, `tokens`: score only the token ids below that number (most tokenizers give low ids
-    to frequent tokens), these tokens, and those of the prompts, from which much is copied. Without
-    both all tokens are scored. `vocabulary` may also be a part's own choice. `sample`: under
-    sampling, draw drafts independently of the target's own draws and report what they were drawn
-    from.
+    `vocabulary`, `tokens`: score only token ids below that number (most tokenizers give low ids to
+    frequent tokens), these tokens, and those of the prompts, from which much is copied. Without
+    both, all are scored. `vocabulary` may also be a part's own choice. `sample`: under sampling,
+    draw drafts independently of the target's own draws and report what they were drawn from.
     """
 
     def __init__(
@@ -61,22 +59,16 @@ class ChainSession(DraftSession):
         self.target, self.cache = target, target.cache
         self._sample = sample
         self._scored = _scored(target, vocabulary, tokens)
-        # What is drawn at random decides the text, and may not depend on what neighbours ask: then
-        # prompts stay out of the vocabulary.
+        # Drawn drafts decide the text, so the prompts of neighbours may not matter to them.
         self._with_prompts = (
             self._scored is not None and vocabulary is not self._scored and not sample
         )
         self._partial = self._scored
         self.rows: dict[int, _ChainRow] = {}
-        # whether reading a token means waiting for the device
-        self.reads_wait = target.model.device.type != "cpu"
+        self.reads_wait = target.model.device.type != "cpu"  # reading a token waits for the device
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         drawn = self._sample and not sampler.params.greedy
         self.rows[row] = _ChainRow(sampler, ends, frozenset(prompt), drawn)
@@ -103,16 +95,14 @@ class ChainSession(DraftSession):
         if self._with_prompts and self._partial is None and self._scored is not None:
             prompts = chain.from_iterable(row.prompt for row in self.rows.values())
             self._partial = self._scored.joined_by(prompts)
-        for row in rows:
-            self.rows[row].guesses, self.rows[row].drawn_from = [], [None]
-        if self.reads_wait and self._all_plain(rows) and budget.threshold is None:
+        states = [self.rows[row] for row in rows]
+        for state in states:
+            state.guesses, state.drawn_from = [], [None]
+        if self.reads_wait and _all_plain(states) and budget.threshold is None:
             self._draft_unread(rows, texts, budget.tokens)
         else:
             self._draft(rows, texts, budget)
         return [self._finished(row, text) for row, text in zip(rows, texts, strict=True)]
-
-    def _all_plain(self, rows: Sequence[int]) -> bool:
-        return all(self.rows[row].sampler.plain and not self.rows[row].drawn for row in rows)
 
     def _finished(self, row: int, text: Sequence[int]) -> Draft:
         state = self.rows[row]
@@ -124,11 +114,11 @@ class ChainSession(DraftSession):
         """One token after another, each row as far as its budget and its confidence go."""
         active = [index for index, most in enumerate(budget.tokens) if most > 0]
         while active:
-            names, whole = [rows[index] for index in active], [texts[index] for index in active]
-            states = [self.rows[row] for row in names]
-            last = [(s.guesses or text)[-1] for s, text in zip(states, whole, strict=True)]
-            x = self._next_hidden(names, last, whole)
-            tokens, confident = self._choose(x, states, whole, budget.threshold)
+            on, behind = [rows[index] for index in active], [texts[index] for index in active]
+            states = [self.rows[row] for row in on]
+            last = [(s.guesses or text)[-1] for s, text in zip(states, behind, strict=True)]
+            x = self._next_hidden(on, last, behind)
+            tokens, confident = self._choose(x, states, behind, budget.threshold)
             for state, token in zip(states, tokens, strict=True):
                 state.guesses.append(token)
             active = [
@@ -154,9 +144,8 @@ class ChainSession(DraftSession):
     def _draft_unread(
         self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]
     ) -> None:
-        """Greedy drafts of lengths that are known: nothing has to be decided on the way, so a GPU's
-        tokens are read once, at the end. A few may stand behind an end of sequence, which is
-        cheaper than to look after each."""
+        """Greedy drafts of known lengths. Nothing is decided on the way, so a GPU's tokens are read
+        once, at the end. Going on behind an end of sequence costs less than to look for one."""
         steps: list[tuple[list[int], Tensor]] = []
         for depth in range(max(most, default=0)):
             active = [index for index, tokens in enumerate(most) if tokens > depth]
@@ -165,15 +154,10 @@ class ChainSession(DraftSession):
                 last = torch.tensor(first, device=self.target.model.device)
             elif len(active) < len(last):
                 last = last[[steps[-1][0].index(index) for index in active]]
-            layout = self.cache.layout_at(
-                [
-                    RowSpan(rows[index], self.slot(rows[index], len(texts[index]) + depth), 1)
-                    for index in active
-                ]
-            )
-            last = self._best(
-                self._logits(self.hidden(last, layout, [rows[index] for index in active]))
-            )
+            on = [rows[index] for index in active]
+            slots = [self.slot(rows[index], len(texts[index]) + depth) for index in active]
+            spans = [RowSpan(row, slot, 1) for row, slot in zip(on, slots, strict=True)]
+            last = self._best(self._logits(self.hidden(last, self.cache.layout_at(spans), on)))
             steps.append((active, last))
         read = iter(torch.cat([tokens for _, tokens in steps]).tolist() if steps else ())
         for active, _ in steps:
@@ -198,7 +182,7 @@ class ChainSession(DraftSession):
         sure = [True] * len(states)
         if threshold is not None:
             sure = (logits.float().softmax(-1).amax(-1) >= threshold).tolist()
-        if all(state.sampler.plain and not state.drawn for state in states):
+        if _all_plain(states):
             return self._best(logits).tolist(), sure
         if self._partial:  # penalties and biases speak of the whole vocabulary
             whole = logits.new_full((len(states), self.target.model.shape.vocabulary), -torch.inf)
@@ -208,16 +192,16 @@ class ChainSession(DraftSession):
         for state, scores, text in zip(states, logits, texts, strict=True):
             context = [*text, *state.guesses]
             if state.drawn:
-                chosen.append(self._draw(state, scores, context))
+                q = state.sampler.probabilities(scores[None], [context])[0]
+                state.drawn_from.append(q)
+                chosen.append(invert(q, uniform(state.sampler.seed, len(context), DRAFT)))
             else:
                 chosen.append(int(state.sampler.choose(scores[None], [context], [len(context)])))
         return chosen, sure
 
-    @staticmethod
-    def _draw(state: _ChainRow, logits: Tensor, context: Sequence[int]) -> int:
-        q = state.sampler.probabilities(logits[None], [context])[0]
-        state.drawn_from.append(q)
-        return invert(q, uniform(state.sampler.seed, len(context), DRAFT))
+
+def _all_plain(states: Sequence[_ChainRow]) -> bool:
+    return all(state.sampler.plain and not state.drawn for state in states)
 
 
 def _scored(
@@ -228,15 +212,14 @@ def _scored(
     outside = [token for token in tokens if not 0 <= token < size]
     if outside:
         raise OptionError(
-            f"tokens: {outside[0]} is outside 0 to {size - 1}, this model's vocabulary, so it "
-            "could never be drafted; make the list with this model's tokenizer"
+            f"tokens: {outside[0]} is outside 0 to {size - 1}, the model's vocabulary, so it could "
+            "never be drafted; make the list with this model's tokenizer"
         )
     if isinstance(vocabulary, PartialHead):
         return vocabulary
     if not 0 <= vocabulary <= size:
         raise OptionError(
-            f"vocabulary={vocabulary} is outside 0 to {size}, this model's vocabulary; 0 scores "
-            "all of it"
+            f"vocabulary={vocabulary} is outside 0 to {size}, the model's; 0 scores all of it"
         )
     if vocabulary == size or not (vocabulary or tokens):
         return None
@@ -244,9 +227,8 @@ def _scored(
 
 
 class LayerSession(ChainSession):
-    """Drafts with the halves of a plan. What the plan computes before its first skip is what the
-    whole model computes, so these layers need not run again: their states are left for verification
-    (`reuse`), which runs the other layers only."""
+    """Drafts with the halves of a plan. Before its first skip a plan computes what the model
+    computes. Verification (`reuse`) takes these states and runs the other layers only."""
 
     def __init__(
         self,
@@ -265,11 +247,11 @@ class LayerSession(ChainSession):
     def use(self, plan: LayerPlan | None) -> None:
         """Draft by this plan from now on; None drafts nothing."""
         self.plan = plan
-        self._exact = _exact_layers(plan) if plan else 0
-        pieces = (
-            [_piece(plan, 0, self._exact), _piece(plan, self._exact, plan.stop)] if plan else []
-        )
-        self._pieces = [piece for piece in pieces if piece]
+        self._exact, self._pieces = 0, list[LayerPlan]()
+        if plan:  # its first layers up to the first that is not run whole, and the others
+            self._exact = min(plan.skipped_attention | plan.skipped_mlp, default=plan.stop)
+            pieces = [_piece(plan, 0, self._exact), _piece(plan, self._exact, plan.stop)]
+            self._pieces = [piece for piece in pieces if piece]
 
     def propose(
         self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
@@ -294,11 +276,6 @@ class LayerSession(ChainSession):
         if not (self._reuse and self._exact and states):
             return None
         return ExitStates([self._exact] * len(states), torch.cat(states))
-
-
-def _exact_layers(plan: LayerPlan) -> int:
-    """How many layers from the first on run whole."""
-    return min(plan.skipped_attention | plan.skipped_mlp, default=plan.stop)
 
 
 def _piece(plan: LayerPlan, start: int, stop: int) -> LayerPlan | None:

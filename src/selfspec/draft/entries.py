@@ -1,12 +1,10 @@
-"""What a trained part knows of each row's kept text: tapped states of the whole model, and a cache
-of the part's own.
+"""What a trained part knows of each row's kept text: states of the model, and a cache of its own.
 
-States come with the prompt and with every verification; those of rejected drafts are dropped, the
+States come with the prompt and with every verification. Those of rejected drafts are dropped, the
 others wait until the part reads them. Where states are missing (the beginning of a prompt that was
 cached, a round whose first layers were not run) the part's context begins anew behind the gap.
-Entries of drafts need no rollback: they lie behind the kept text's, nobody looks there, and they
-are written over. Shared by the drafters that run parts; does not know what a part makes of an
-entry.
+Entries of drafts need no rollback: they lie behind the kept text's and are written over. Does not
+know what a part makes of an entry.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..core.contract import Outcome
+from ..core.contract import Budget, Outcome
 from ..model.compute.cache import KVCache, RowSpan
 from ..model.compute.hidden_states import StateCollector
 from ..model.layered import PREFILL_CHUNK
@@ -25,8 +23,8 @@ from ..model.layered import PREFILL_CHUNK
 
 @dataclass
 class Known:
-    """Of one row: slot 0 of the part's cache belongs to token `first`, `held` entries were read,
-    `waiting` were not: (n, taps, width)."""
+    """One row: slot 0 of the part's cache belongs to token `first`, `held` entries were read,
+    `waiting` (n, taps, width) were not."""
 
     first: int = 0
     held: int = 0
@@ -67,14 +65,14 @@ class Entries:
     def observe(self, outcome: Outcome) -> None:
         """Take over the states of what a round kept."""
         paths = {}
-        for each in outcome.rows:
-            begin = len(each.text) - len(each.kept) - 1  # the slot of what was the last token
-            paths[each.row, begin] = each.path[: len(each.kept)]
+        for row in outcome.rows:
+            begin = len(row.text) - len(row.kept) - 1  # the slot of what was the last token
+            paths[row.row, begin] = row.path[: len(row.kept)]
         self.gather(paths)
 
     def gather(self, paths: Mapping[tuple[int, int], Sequence[int]] | None = None) -> None:
-        """Sort new states by rows. Of a verification, a span that begins where a path does, the
-        path counts; of others all. Rows of other drafters pass by."""
+        """Sort new states by rows. A span that begins where a path does was verified, and the path
+        is kept of it. Others are kept whole. Rows of other drafters pass by."""
         for layout, states in self.collectors.take():
             pieces = states.split([span.count for span in layout.spans])
             for span, piece in zip(layout.spans, pieces, strict=True):
@@ -88,16 +86,22 @@ class Entries:
             known.first, known.held, known.waiting = first, 0, None
         known.waiting = states if known.waiting is None else torch.cat([known.waiting, states])
 
+    def allow(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Budget:
+        """The budget, with nothing for rows whose latest states are missing."""
+        most = [
+            tokens if self._known[row].end == len(text) - 1 else 0
+            for row, text, tokens in zip(rows, texts, budget.tokens, strict=True)
+        ]
+        return Budget(most, budget.threshold)
+
     def unread(self, rows: Sequence[int]) -> Iterator[Unread]:
-        """What waits of these rows, all rows together, a limited number of entries at a time; it
-        counts as read."""
+        """What waits of these rows, a limited number of entries at a time. It counts as read."""
         while left := [row for row in rows if self._known[row].waiting is not None]:
             room, spans, begins, states = PREFILL_CHUNK, [], [], []
             for row in left:
                 known = self._known[row]
                 assert known.waiting is not None
-                count = min(room, len(known.waiting))
-                if count:
+                if count := min(room, len(known.waiting)):
                     spans.append(RowSpan(row, known.held, count))
                     begins.append(known.first + known.held)
                     states.append(known.waiting[:count])

@@ -1,9 +1,8 @@
-"""Two drafters in one: the first guesses, the second where the first finds nothing, or, with a
-tree, in the room it leaves.
+"""Two drafters in one: the second guesses where the first finds nothing, or fills its tree.
 
 By default a lookup and then token recycling, both free of model cost: one knows the text, the other
 what the model said lately. That a lookup goes first and a costlier drafter second is common
-practice; merging both into one tree is ours. Does not know what its two drafters do.
+practice. Merging both into one tree is ours. Does not know what its two drafters do.
 """
 
 from __future__ import annotations
@@ -13,18 +12,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from torch import Tensor
-
 from ..core.contract import Budget, Draft, Outcome
 from ..core.sampling import Sampler
 from ..core.tree import TreeBuilder
 from ..errors import OptionError
-from ..model.passes import HalfObserver
-from .base import Drafter, DraftSession, Target
+from .base import Drafter, DraftSession, Target, joined_observer
 from .registry import make_drafter
 
-# What a named first drafter is told if the user says nothing. A lookup that shares its budget stops
-# where its guesses become unlikely; one that goes first alone must find nothing now and then, or
+# Options of a named first drafter if the user gives none. A lookup that shares its budget stops
+# where its guesses become unlikely. One that goes first alone must find nothing now and then, or
 # the second would never be asked.
 MERGING: Mapping[str, Mapping[str, Any]] = {"ngram": {"least": 0.15}}
 GOING_FIRST: Mapping[str, Mapping[str, Any]] = {"ngram": {"shortest": 2}}
@@ -42,17 +38,15 @@ class Hybrid(Drafter):
     then: str | Drafter = "recycle"
     """The drafter for where the first finds nothing, by name or as an object."""
     first_options: Mapping[str, Any] | None = None
-    """Options of the first, if it is named. None makes a lookup fit in: least=0.15 if merging, else
-    shortest=2."""
+    """Options of the named first. None suits a lookup: least=0.15 if merging, else shortest=2."""
     then_options: Mapping[str, Any] | None = None
     """Options of the second, if it is named."""
     merge: bool | None = None
-    """Give the second the room that the first leaves, as one tree. None does so if the second
-    drafts trees."""
+    """Fill the room that the first leaves with guesses of the second, as one tree. None does so if
+    the second drafts trees."""
 
     def __post_init__(self) -> None:
-        # unknown names and options are errors now, not in the middle of a request
-        assert self._parts
+        assert self._parts  # unknown names are errors now, not in the middle of a request
 
     @cached_property
     def _parts(self) -> tuple[Drafter, Drafter]:
@@ -71,10 +65,15 @@ class Hybrid(Drafter):
         return any(part.learns_across_requests for part in self._parts)
 
     def start(self, target: Target) -> DraftSession:
-        first, then = self._parts
-        return _Both(
-            _led(first.start(target), "first"), _led(then.start(target), "then"), self._merges(then)
-        )
+        sessions = []
+        for role, part in zip(("first", "then"), self._parts, strict=True):
+            sessions.append(part.start(target))
+            if sessions[-1].control:
+                raise OptionError(
+                    f"{role} brings a controller of its own, and a hybrid would never ask it; "
+                    "combine drafters without one, not auto"
+                )
+        return _Both(sessions[0], sessions[1], self._merges(self._parts[1]))
 
 
 def _made(drafter: str | Drafter, options: Mapping[str, Any], role: str) -> Drafter:
@@ -82,32 +81,19 @@ def _made(drafter: str | Drafter, options: Mapping[str, Any], role: str) -> Draf
     if made is None:
         raise OptionError(
             f"{role}={drafter!r} drafts nothing, so there is nothing to combine; name a drafter, "
-            f"or use the other alone"
+            "or use the other alone"
         )
     return made
-
-
-def _led(drafting: DraftSession, role: str) -> DraftSession:
-    if drafting.control:
-        raise OptionError(
-            f"{role} brings a controller of its own, and a hybrid would never ask it; combine "
-            f"drafters without one, not auto"
-        )
-    return drafting
 
 
 class _Both(DraftSession):
     def __init__(self, first: DraftSession, then: DraftSession, merge: bool) -> None:
         self._first, self._then, self._merge = first, then, merge
-        self.observer = _both_observers(first.observer, then.observer)
+        self.observer = joined_observer([first, then])
         self.collectors = [*first.collectors, *then.collectors]
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         self._first.admit(row, prompt, sampler, ends)
         self._then.admit(row, prompt, sampler, ends)
@@ -154,14 +140,3 @@ def _joined(first: Draft, then: Draft, most: int) -> Draft:
     tree.merge(first.tree)
     tree.merge(then.tree)
     return Draft(tree.tree())
-
-
-def _both_observers(first: HalfObserver | None, then: HalfObserver | None) -> HalfObserver | None:
-    if first is None or then is None:
-        return first or then
-
-    def observer(layer: int, attention: bool, before: Tensor, after: Tensor) -> None:
-        first(layer, attention, before, after)
-        then(layer, attention, before, after)
-
-    return observer

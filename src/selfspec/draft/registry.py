@@ -1,5 +1,4 @@
-"""Drafters by name: ours, and those that other packages add through the entry point group
-`selfspec.drafters`."""
+"""Drafters by name: ours, and other packages' in the entry point group `selfspec.drafters`."""
 
 from __future__ import annotations
 
@@ -53,7 +52,7 @@ def drafter_class(name: str) -> type[Drafter]:
     if not (isinstance(found, type) and issubclass(found, Drafter)):
         raise OptionError(
             f"drafter {name!r} is {found!r}, which is no subclass of selfspec.draft.base.Drafter; "
-            f"its package must fix that"
+            "its package must fix that"
         )
     return found
 
@@ -89,9 +88,8 @@ def resolve(
     if drafter is not None and not drafter.decides_how_much:
         return drafter, make_controller(control, control_options or {})
     if control is not None or control_options:
-        asked = f"control_options={dict(control_options or {})}"
-        if control is not None:
-            asked = f"control={control!r}"
+        options = f"control_options={dict(control_options or {})}"
+        asked = options if control is None else f"control={control!r}"
         reason = "plain decoding drafts nothing"
         if drafter is not None:
             reason = f"draft={drafter.name!r} decides itself how much to draft"

@@ -1,7 +1,6 @@
 """The public fake: drafts what it was told to. For tests, documentation and trying out the engine.
 
-`ScriptedDrafter([answer])` is always right when `answer` is what the model will write, and can be
-made wrong on purpose.
+`ScriptedDrafter([answer])` is right where `answer` is what the model writes.
 """
 
 from __future__ import annotations
@@ -17,28 +16,21 @@ from .base import Drafter, DraftSession, Target
 
 @dataclass(frozen=True)
 class ScriptedDrafter(Drafter):
-    """Row i drafts from `script[i]`, a guess at all its new tokens, going on wherever the row
-    is."""
+    """Row i drafts from `script[i]`, a guess at all its new tokens, wherever the row is."""
 
     name: ClassVar[str] = "scripted"
 
     script: Sequence[Sequence[int]] = ()
     """One list of tokens a row; rows without one draft nothing."""
     wrong_every: int = 0
-    """Replace the n-th, 2n-th, ... token of the script by another one, so that a known share is
-    rejected; 0 replaces none."""
+    """Replace every n-th token of the script, so that a known share is wrong. 0 replaces none."""
 
     def start(self, target: Target) -> DraftSession:
-        script = [
-            [
-                abs(token - 1)
-                if self.wrong_every and (index + 1) % self.wrong_every == 0
-                else token
-                for index, token in enumerate(line)
-            ]
-            for line in self.script
-        ]
-        return _Scripted(script)
+        def told(place: int, token: int) -> int:
+            wrong = self.wrong_every and place % self.wrong_every == 0
+            return abs(token - 1) if wrong else token
+
+        return _Scripted([[told(*item) for item in enumerate(line, 1)] for line in self.script])
 
 
 class _Scripted(DraftSession):
@@ -47,11 +39,7 @@ class _Scripted(DraftSession):
         self._begins: dict[int, int] = {}
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         self._begins[row] = len(prompt)
 

@@ -1,7 +1,6 @@
-"""What drafters share whose model has a cache of its own: a second model, or a second view of the
-same one.
+"""What drafters share whose model, or view of the target, has a cache of its own.
 
-Before a draft it reads what was kept since it last looked (in the same pass as its first new token,
+Before a draft it reads what was kept since its last one (in the same pass as its first new token,
 unless that is much) and forgets what was rejected. Does not know where the model comes from.
 """
 
@@ -23,8 +22,7 @@ from .chain import ChainSession
 
 
 class SecondModelSession(ChainSession):
-    """A second model at work, or a second view of the same one. `target` is its own: its model, its
-    cache; `plan` says which halves of it run."""
+    """At work. `target` is the second model and its cache, `plan` says which halves of it run."""
 
     def __init__(
         self, target: Target, vocabulary: int | PartialHead, plan: LayerPlan | None = None
@@ -32,15 +30,10 @@ class SecondModelSession(ChainSession):
         super().__init__(target, vocabulary)
         self._plan = plan or target.model.full_plan
         self._read: dict[int, list[int]] = {}  # what its cache holds of each row
-        # what it has to read before its first new token
-        self._behind: dict[int, Sequence[int]] = {}
+        self._behind: dict[int, Sequence[int]] = {}  # to read before the first new token
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
         self.cache.reserve_rows(row + 1)
@@ -65,10 +58,11 @@ class SecondModelSession(ChainSession):
         return super().propose(rows, texts, Budget(most, budget.threshold))
 
     def _catch_up(self, row: int, known: Sequence[int]) -> Sequence[int]:
-        """Forget what was rejected and read most of what is new; says which few tokens are left for
-        the first step."""
+        """Forget what was rejected, read most of what is new, return the rest for the first
+        step."""
         cache, read = self.target.cache, self._read[row]
-        at = _common(read, known)
+        differ = (i for i, (old, new) in enumerate(zip(read, known, strict=False)) if old != new)
+        at = next(differ, min(len(read), len(known)))  # how many first tokens are the same
         cache.rollback(row, at)
         while len(known) - at > PREFILL_CHUNK:
             self._run(known[at : at + PREFILL_CHUNK], [RowSpan(row, at, PREFILL_CHUNK)])
@@ -83,32 +77,18 @@ class SecondModelSession(ChainSession):
         for row, token in zip(rows, new, strict=True):
             self._read[row].append(token)
         if not any(behind):
-            return self.target.model.run(
-                self.target.model.embed(tokens), self._plan, self.target.cache, layout
-            )
+            model = self.target.model
+            return model.run(model.embed(tokens), self._plan, self.target.cache, layout)
         spans = [
             RowSpan(s.row, s.first - len(left), len(left) + 1)
             for s, left in zip(layout.spans, behind, strict=True)
         ]
-        x = self._run(
-            [token for left, own in zip(behind, new, strict=True) for token in (*left, own)], spans
-        )
+        unread = [token for left, own in zip(behind, new, strict=True) for token in (*left, own)]
+        x = self._run(unread, spans)
         ends = torch.tensor([span.count for span in spans], device=x.device).cumsum(0) - 1
         return x[ends]
 
     def _run(self, tokens: Sequence[int], spans: Sequence[RowSpan]) -> Tensor:
         model, cache = self.target.model, self.target.cache
-        return model.run(
-            model.embed(torch.tensor(tokens, device=model.device)),
-            self._plan,
-            cache,
-            cache.layout_at(spans),
-        )
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
-    return next(
-        (index for index, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
-        min(len(a), len(b)),
-    )
+        x = model.embed(torch.tensor(tokens, device=model.device))
+        return model.run(x, self._plan, cache, cache.layout_at(spans))

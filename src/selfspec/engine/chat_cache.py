@@ -1,5 +1,7 @@
-"""Caches of past conversations, so that a following turn reads only what is new. One that is in use
-is not in here."""
+"""Caches of past conversations, so that the next turn reads only what is new.
+
+A cache that is in use is not in here.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,17 @@ from ..model.compute.cache import KVCache
 
 @dataclass
 class ChatCaches:
-    """The last few conversations: their tokens and the cache that holds them."""
+    """The last few conversations, each with its tokens and its cache."""
 
-    most: int = 2
+    limit: int = 2
     _kept: list[tuple[list[int], KVCache]] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take(self, prompt: Sequence[int]) -> KVCache | None:
-        """The cache that shares the longest beginning with the prompt, rolled back to it; it is the
-        caller's until given back."""
+        """The cache that shares the longest beginning with the prompt, rolled back to it.
+
+        It belongs to the caller until it is given back.
+        """
         with self._lock:
             shared = [_shared(tokens, prompt) for tokens, _ in self._kept]
             if not shared or max(shared) == 0:
@@ -30,16 +34,15 @@ class ChatCaches:
         cache.rollback(0, max(shared))
         return cache
 
-    def give(self, known: list[int], cache: KVCache) -> None:
-        """`known`: what the cache holds for good. What lies behind may be rejected drafts of a
-        round that was interrupted."""
-        if known:
-            cache.rollback(0, len(known))
+    def give(self, tokens: list[int], cache: KVCache) -> None:
+        """Keep a cache for these tokens. An interrupted round may have left drafts behind them."""
+        if tokens:
+            cache.rollback(0, len(tokens))
             with self._lock:
-                self._kept = [*self._kept, (known, cache)][-self.most :]
+                self._kept = [*self._kept, (tokens, cache)][-self.limit :]
 
 
 def _shared(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two texts have in common at their beginning."""
+    """How many tokens two texts share at their beginning."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((index for index, (x, y) in pairs if x != y), min(len(a), len(b)))

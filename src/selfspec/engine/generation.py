@@ -13,7 +13,6 @@ or those after it, and sessions begin anew. Does not know tokenizers or text.
 from __future__ import annotations
 
 import time
-from bisect import insort
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -57,7 +56,6 @@ class Generation:
             model.check_length(len(request.prompt))
         wanted = max((self._slots_wanted(request) for request in requests), default=1)
         self.cache = cache or model.new_cache(max(rows, len(requests)), wanted)
-        self._free_slots = list(range(self.cache.rows))
         self._admitted = 0
         self._groups: list[Group] = []
         self._decided: Sequence[Decision] = ()  # a round that counts and is being written down
@@ -66,7 +64,7 @@ class Generation:
         self._stats = Stats()  # of all rows together; and the tokens of those that left
         self.rows: list[Row] = []
         for request in requests:
-            self.admit(request, self.cache.length(self._free_slots[0]))
+            self.admit(request, self.cache.length(self._free_slot()))
 
     # ------------------------------------------------------------------------------ who takes part
 
@@ -76,17 +74,13 @@ class Generation:
         prompt = len(request.prompt)
         self._model.check_length(prompt)
         with self._lock, torch.inference_mode():
-            if not self._free_slots:
-                self._free_slots = list(range(self.cache.rows, 2 * self.cache.rows))
-                self.cache.reserve_rows(2 * self.cache.rows)
-            slot, known = self._free_slots[0], min(known, prompt - 1)
+            slot, known = self._free_slot(), min(known, prompt - 1)
             self.cache.rollback(slot, known)  # the last token is always read, for its logits
             self.cache.reserve(self._slots_wanted(request))
             row = Row(self._admitted, slot, request, self._model.shape.context, known)
             row.computed_before = int(self.cache.computed[slot].sum())
             if request.drafter is not None:
                 self._group_for(request).admit(row)
-            self._free_slots.pop(0)
             self._admitted += 1
             self.rows.append(row)
         return row
@@ -97,14 +91,22 @@ class Generation:
             self._retire(row)
 
     def _retire(self, row: Row) -> None:
-        self.rows.remove(row)
         for group in [group for group in self._groups if row in group.rows]:
             group.drop(row)
             if not group.rows:
                 self._groups.remove(group)
         self._count_layers(row)
+        self.rows.remove(row)
         self._stats.add_tokens(row.stats)
-        insort(self._free_slots, row.slot)
+
+    def _free_slot(self) -> int:
+        """The first row of the cache that nobody has."""
+        used = {row.slot for row in self.rows}
+        free = next((slot for slot in range(self.cache.rows) if slot not in used), None)
+        if free is None:
+            free = self.cache.rows
+            self.cache.reserve_rows(2 * free)
+        return free
 
     def _slots_wanted(self, request: Request) -> int:
         prompt = len(request.prompt)
@@ -137,8 +139,7 @@ class Generation:
     # -------------------------------------------------------------------------------------- running
 
     def __iter__(self) -> Iterator[Step]:
-        """Run until no row is left. What a request's own code raised is raised here, once its
-        neighbours' step counts."""
+        """Run until no row is left. What a request's code raised is raised after its step."""
         while self.rows:
             step = self.step()
             if step.rows:
@@ -148,8 +149,7 @@ class Generation:
                     raise part.error
 
     def step(self) -> Step:
-        """Read a chunk of the prompts that are not read yet, and run one round of the other rows.
-        Rows that end leave."""
+        """Read a chunk of new prompts and run one round of the other rows. Rows that end leave."""
         with self._lock, torch.inference_mode():
             if self._interrupted:
                 self._recover()
@@ -162,14 +162,15 @@ class Generation:
                     self._read(reading)
                 if decoding:
                     self._round(decoding)
+                for row in [row for row in self.rows if row.ended]:
+                    self._retire(row)
+                step = Step(sorted(self._parts.values(), key=lambda part: part.row))
             except BaseException:
                 self._recover()
                 raise
+            self._parts = {}
             self._interrupted = False
-            parts, self._parts = list(self._parts.values()), {}
-            for row in [row for row in self.rows if row.ended]:
-                self._retire(row)
-            return Step(sorted(parts, key=lambda part: part.row))
+            return step
 
     def _recover(self) -> None:
         """Rows and cache as they were before the step that was interrupted, or after it where it

@@ -7,7 +7,7 @@ so far. Does not know what drafts are kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -39,19 +39,44 @@ def verified_states(
     )
     if new:
         x[new] = model.embed(torch.tensor([tokens[index] for index in new], device=model.device))
+    left = {layer: torch.empty_like(x) for each in collectors for layer in each.layers}
     start = 0
     for stop in sorted({*done, model.layers} - {0}):
         here = [index for index, layer in enumerate(done) if layer <= start]
+        ran = StateCollector([layer for layer in left if start <= layer < stop - 1])
         if len(here) == len(tokens):
-            x = model.run(x, LayerPlan(start, stop), cache, layout, collectors=collectors)
+            x = model.run(x, LayerPlan(start, stop), cache, layout, collectors=[ran])
         elif here:
-            x[here] = model.run(x[here], LayerPlan(start, stop), cache, layout.select(here))
-        if max(done) == stop:  # from here on all tokens run together
-            for collector in collectors:
-                if stop - 1 in collector.layers:
-                    collector.put(stop - 1, layout, x.clone())
+            part, plan = layout.select(here), LayerPlan(start, stop)
+            x[here] = model.run(x[here], plan, cache, part, collectors=[ran])
+        for _, states in ran.take():  # (tokens, layers, width)
+            for layer, each in zip(ran.layers, states.unbind(1), strict=True):
+                left[layer][here] = each
+        if stop - 1 in left:
+            left[stop - 1].copy_(x)
         start = stop
+    _share(left, layout, done, collectors)
     return x
+
+
+def _share(
+    left: Mapping[int, Tensor],
+    layout: TokenLayout,
+    done: Sequence[int],
+    collectors: Sequence[StateCollector],
+) -> None:
+    """Give every collector the rows whose tokens all have the states that it asks for: a row's
+    draft may stand in for the first layers, which its neighbours ran."""
+    rows = layout.rows.tolist()
+    for collector in collectors:
+        lacking = {
+            row for row, layer in zip(rows, done, strict=True) if layer > min(collector.layers) + 1
+        }
+        known = [index for index, row in enumerate(rows) if row not in lacking]
+        if known:
+            part = layout.select(known) if lacking else layout
+            for layer in collector.layers:
+                collector.put(layer, part, left[layer][known])
 
 
 def _layers_done(drafts: Sequence[Draft]) -> list[int]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 from .compute.cache import KVCache, TokenLayout
-from .compute.halves import HalfParts
+from .compute.halves import Half, HalfParts
 from .compute.linear import Linear
 from .compute.norms import Norm
 from .compute.ops import ACTIVATIONS, Heads, Ops
@@ -36,6 +36,9 @@ class AttentionCore(Protocol):
     @property
     def linears(self) -> Sequence[Linear]: ...
 
+    def parts(self) -> Half:
+        """What it is made of, norms left out, or why it cannot be taken apart."""
+
     def __call__(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
     ) -> Tensor:
@@ -47,6 +50,9 @@ class MlpCore(Protocol):
 
     @property
     def linears(self) -> Sequence[Linear]: ...
+
+    def parts(self) -> Half:
+        """What it is made of, norms left out, or why it cannot be taken apart."""
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """Normed stream -> what the MLP adds to it, plus the residual if there is one."""
@@ -89,15 +95,14 @@ class Block:
         parallel: bool = False,
     ) -> None:
         self._attention, self._mlp, self._norms = attention, mlp, norms
-        self._scale, self._parallel = scale, parallel
+        self._scale, self.parallel = scale, parallel
 
     @property
     def linears(self) -> tuple[Linear, ...]:
         return (*self._attention.linears, *self._mlp.linears)
 
     def with_linears(self, change: ChangeLinear) -> Block:
-        """The same with other products in it; experts and modules of transformers stay as they
-        are."""
+        """The same with other products. Experts and modules of transformers stay as they are."""
         other = copy(self)
         if isinstance(self._attention, Attention):
             other._attention = self._attention.with_linears(change)
@@ -105,28 +110,27 @@ class Block:
             other._mlp = self._mlp.with_linears(change)
         return other
 
-    def taken_apart(self) -> tuple[HalfParts | None, HalfParts | None]:
-        """Both halves; None for one that cannot be: a module of transformers, experts."""
+    def taken_apart(self) -> tuple[Half, Half]:
+        """Both halves, attention first."""
         norms = self._norms
-        attention, mlp = self._attention, self._mlp
         return (
-            self._apart(attention, norms.attention_before, norms.attention_after)
-            if isinstance(attention, Attention)
-            else None,
-            self._apart(mlp, norms.mlp_before, norms.mlp_after) if isinstance(mlp, Mlp) else None,
+            self._apart(self._attention, norms.attention_before, norms.attention_after),
+            self._apart(self._mlp, norms.mlp_before, norms.mlp_after),
         )
 
     def _apart(
-        self, core: Attention | Mlp, before: Change | None, after: Change | None
-    ) -> HalfParts | None:
-        if not all(each is None or isinstance(each, NormBy) for each in (before, after)):
-            return None
-        first, last = (each.norm if isinstance(each, NormBy) else None for each in (before, after))
-        heads = core.heads if isinstance(core, Attention) else None
-        activation, gated = (core.activation, core.gated) if isinstance(core, Mlp) else ("", False)
-        return HalfParts(
-            first, last, *core.linears, heads, activation, gated, self._parallel, self._scale
-        )
+        self, core: AttentionCore | MlpCore, before: Change | None, after: Change | None
+    ) -> Half:
+        parts = core.parts()
+        if isinstance(parts, str):
+            return parts
+        norms = []
+        for change in (before, after):
+            if change is not None and not isinstance(change, NormBy):
+                return "its norm is a module of transformers"
+            norms.append(None if change is None else change.norm)
+        first, last = norms
+        return replace(parts, before=first, after=last, parallel=self.parallel, scale=self._scale)
 
     def attention(self, x: Tensor, cache: KVCache, layout: TokenLayout) -> Tensor:
         core = partial(self._attention, cache=cache, layout=layout)
@@ -134,7 +138,7 @@ class Block:
 
     def mlp(self, x: Tensor, entered: Tensor | None = None) -> Tensor:
         """`entered` is what entered the layer, which parallel halves read."""
-        read = entered if self._parallel and entered is not None else x
+        read = entered if self.parallel and entered is not None else x
         return self._half(x, read, self._norms.mlp_before, self._mlp, self._norms.mlp_after)
 
     def _half(
@@ -220,6 +224,9 @@ class Attention:
         other._qkv, other._out = change(self._qkv), change(self._out)
         return other
 
+    def parts(self) -> HalfParts:
+        return HalfParts(into=self._qkv, out=self._out, heads=self.heads)
+
     def __call__(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
     ) -> Tensor:
@@ -250,6 +257,11 @@ class Mlp:
         other = copy(self)
         other._up, other._down = change(self._up), change(self._down)
         return other
+
+    def parts(self) -> HalfParts:
+        return HalfParts(
+            into=self._up, out=self._down, activation=self.activation, gated=self.gated
+        )
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self._down(self._activate(self._up(x)), residual)

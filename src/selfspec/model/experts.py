@@ -32,6 +32,9 @@ class Experts:
         one = [linear for pair in self._experts[: self._chosen] for linear in pair]
         self.linears: Sequence[Linear] = (self._router, *one)  # what one token runs through
 
+    def parts(self) -> str:
+        return "a mixture of experts, chosen token by token"
+
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         weights, chosen = self._route(x)
         out = torch.zeros_like(x)

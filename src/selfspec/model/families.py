@@ -1,14 +1,13 @@
-"""The table: architecture -> where its parts are and how its block differs from Llama's.
+"""The table of families: where a model's modules are, and how its block differs from Llama's.
 
-This and `parts.py` are the only files that look into a transformers model or config by name. A
-family that differs in names only is one line; `docs/adding-a-family.md` goes through one that
-differs in more.
+Only this file, `weights.py` and `unlisted.py` look up the parts of a transformers model by name. A
+family that differs in names only is one line. `docs/adding-a-family.md` adds one that differs more.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..errors import OptionError, UnsupportedModel
@@ -17,22 +16,19 @@ from .compute.norms import NormKind
 
 @dataclass(frozen=True)
 class Scales:
-    """Numbers of a config that multiply or bound something on the way."""
+    """Factors and soft caps from a config. A soft cap is cap * tanh(x / cap), and 0 is none."""
 
     embedding: float = 1.0
-    """Of the embedded tokens."""
     residual: float = 1.0
-    """Of what each half adds to the stream."""
+    """Of what each half adds to the residual stream."""
     logits: float = 1.0
     score_cap: float = 0.0
-    """Soft cap on attention scores, cap * tanh(score / cap); 0 is none."""
+    """Of attention scores."""
     logit_cap: float = 0.0
-    """Soft cap on logits."""
 
 
-# of each layer: which rotary table it uses, "" where there is but one, None: it rotates nothing
+# the rotary table of each layer: "" where there is only one, None where nothing is rotated
 Ropes = tuple[str | None, ...]
-
 
 _RMS = NormKind()
 _LAYER_NORM = NormKind(centred=True, wide=True)
@@ -40,8 +36,7 @@ _GEMMA = NormKind(offset=1.0, wide=True)
 
 
 def _one_rope(config: Any) -> Ropes:
-    layers: int = config.num_hidden_layers
-    return ("",) * layers
+    return ("",) * int(config.num_hidden_layers)
 
 
 def _no_scales(config: Any) -> Scales:
@@ -50,32 +45,30 @@ def _no_scales(config: Any) -> Scales:
 
 @dataclass(frozen=True)
 class Family:
-    """How one architecture differs from Llama; the defaults are Llama. Names are relative to the
-    model or to one layer."""
+    """One architecture. The defaults are Llama's. Names are relative to the model or to a layer."""
 
     layers: str = "model.layers"
     embedding: str = "model.embed_tokens"
     positions: str | None = None
-    """Learned embeddings of positions, added to those of the tokens."""
+    """Learned embeddings of positions, which are added to those of the tokens."""
     rotary: str | None = "model.rotary_emb"
     final_norm: str = "model.norm"
     head: str = "lm_head"
     norms: NormKind = _RMS
     attention: str = "self_attn"
     attention_norm: str | None = "input_layernorm"
-    """None: the half reads the stream as it is. So with `mlp_norm`."""
+    """None: the half reads the residual stream as it is. The same holds for `mlp_norm`."""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     by_head: bool = False
-    """The fused projection gives each head's query, key and value together, not first all
-    queries."""
+    """The fused projection is ordered by heads: query, key and value of one, then of the next."""
     out: str = "self_attn.o_proj"
     query_norm: str | None = None
-    """A layer without it has none."""
+    """Used in the layers that have it."""
     key_norm: str | None = None
     interleaved: bool = False
     """Rotary pairs are neighbours, not the two halves of a head."""
     attention_after: str | None = None
-    """A norm of what the half adds to the stream. So `mlp_after`."""
+    """A norm of what the half adds to the residual stream. `mlp_after` is the MLP's."""
     mlp_norm: str | None = "post_attention_layernorm"
     gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
     """One name for a fused projection, and for an MLP without a gate."""
@@ -83,9 +76,9 @@ class Family:
     down: str = "mlp.down_proj"
     mlp_after: str | None = None
     experts: str | None = None
-    """A mixture of experts, in those layers that have one."""
+    """A mixture of experts, in the layers that have it."""
     parallel: bool = False
-    """Both halves read what enters the layer; else the MLP reads what attention has added to."""
+    """Both halves read the layer's input. Otherwise the MLP also reads what attention added."""
     scales: Callable[[Any], Scales] = _no_scales
     ropes: Callable[[Any], Ropes] = _one_rope
 
@@ -103,7 +96,7 @@ def _gemma_scales(config: Any) -> Scales:
 
 def _gemma3_scales(config: Any) -> Scales:
     scales = _gemma_scales(config)
-    # transformers keeps the other number and ignores it
+    # transformers ignores the cap on scores, although the config has it
     return Scales(embedding=scales.embedding, logit_cap=scales.logit_cap)
 
 
@@ -113,14 +106,6 @@ def _granite_scales(config: Any) -> Scales:
         residual=config.residual_multiplier,
         logits=1 / config.logits_scaling,
     )
-
-
-def _some_ropes(config: Any) -> Ropes:
-    return tuple("" if rotates else None for rotates in config.no_rope_layers)
-
-
-def _rope_by_kind(config: Any) -> Ropes:
-    return tuple(config.layer_types)
 
 
 def _rope_in_windows(config: Any) -> Ropes:
@@ -151,10 +136,16 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(norms=_GEMMA, scales=_gemma_scales),
     "gemma2": Family(norms=_GEMMA, scales=_gemma_scales, **_SANDWICH),
     "gemma3_text": Family(
-        norms=_GEMMA, scales=_gemma3_scales, ropes=_rope_by_kind, **_HEAD_NORMS, **_SANDWICH
+        norms=_GEMMA,
+        scales=_gemma3_scales,
+        ropes=lambda config: tuple(config.layer_types),
+        **_HEAD_NORMS,
+        **_SANDWICH,
     ),
     "phi3": Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
-    "smollm3": Family(ropes=_some_ropes),
+    "smollm3": Family(
+        ropes=lambda config: tuple("" if rotates else None for rotates in config.no_rope_layers)
+    ),
     "olmo2": Family(
         norms=NormKind(wide=True),
         attention_norm=None,
@@ -219,38 +210,44 @@ class Shape:
     scales: Scales
     parallel: bool
 
+    def first_layers(self, count: int) -> Shape:
+        """The shape of the first `count` layers alone."""
+        return replace(self, layers=count, windows=self.windows[:count], ropes=self.ropes[:count])
+
 
 def family_of(config: Any) -> Family | None:
-    """The table's entry for a config."""
+    """The table's entry for a config. None: the family is not in the table."""
     return FAMILIES.get(config.model_type)
 
 
 def unsupported(config: Any, reason: str) -> UnsupportedModel:
-    """The error for a family that is not in the table and cannot be run by its own modules
-    either."""
+    """The error for a family that neither the table nor its own modules can run."""
     return UnsupportedModel(
-        f"models of type {config.model_type!r} are not supported: {reason}. Known families: "
-        f"{', '.join(sorted(FAMILIES))}. "
-        "Choose a model of one of these, or add the family to selfspec/model/families.py."
+        f"models of type {config.model_type!r} are not supported: {reason}. Choose a model of a "
+        f"known family ({', '.join(sorted(FAMILIES))}) or add this one to "
+        "selfspec/model/families.py."
     )
 
 
 def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
-    """The numbers, read from the config; `long`: for texts beyond the length where frequencies
-    change."""
+    """The numbers in the config. `long`: for texts beyond the length where frequencies change."""
+    heads: int = config.num_attention_heads
     names = ("hidden_act", "hidden_activation", "activation_function")
-    activation = next((found for name in names if (found := getattr(config, name, None))), "none")
+    activations = [getattr(config, name, None) for name in names]
+    # up to the switch, since no text is read again, or everything by the frequencies of long texts
+    context: int = config.max_position_embeddings
+    if not long:
+        context = min(context, switch_length(config) or context)
     return Shape(
         family=config.model_type,
         layers=config.num_hidden_layers,
         width=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        head_size=getattr(config, "head_dim", None)
-        or config.hidden_size // config.num_attention_heads,
+        heads=heads,
+        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocabulary=config.vocab_size,
-        context=_context(config, long),
-        activation=activation,
+        context=context,
+        activation=next(filter(None, activations), "none"),
         windows=_windows(config),
         ropes=family.ropes(config),
         scales=family.scales(config),
@@ -259,45 +256,35 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
 
 
 def switch_length(config: Any) -> int | None:
-    """The length beyond which a text's positions rotate by other frequencies ("longrope"), all of
-    them, which transformers answers by reading the whole text again; None for models that have one
-    set."""
+    """The length beyond which all positions of a text rotate by other frequencies ("longrope").
+
+    There transformers reads the whole text again. None: the model has one set of frequencies.
+    """
     rope = getattr(config, "rope_parameters", None) or {}
-    switch: int | None = (
-        rope["original_max_position_embeddings"] if rope.get("rope_type") == "longrope" else None
-    )
+    if rope.get("rope_type") != "longrope":
+        return None
+    switch: int | None = rope["original_max_position_embeddings"]
     return switch if switch is None or switch < config.max_position_embeddings else None
 
 
 def checked_switch(config: Any, long_context: bool) -> int | None:
-    """For long texts: the first position whose frequencies are those of long texts. Raises if the
-    model knows no such thing."""
+    """For `long_context`: the length where frequencies change. Raises if the model has none."""
     if not long_context:
         return None
     switch = switch_length(config)
     if switch is None or family_of(config) is None:
         raise OptionError(
-            f"long_context=True is for models whose frequencies change with a text's length "
-            f"(longrope), and this "
-            f"{config.model_type} model has one set, or is run by its own modules; it would do "
-            f"nothing. Leave it out."
+            "long_context=True is for models whose frequencies change with a text's length "
+            f"(longrope), and this {config.model_type} model has one set, or is run by its own "
+            "modules. Leave it out."
         )
     return switch
-
-
-def _context(config: Any, long: bool) -> int:
-    """Positions that a model can be asked for: up to the switch, since we read no text again, or
-    all by the frequencies of long texts from the first position on."""
-    whole: int = config.max_position_embeddings
-    return whole if long else min(whole, switch_length(config) or whole)
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:
     window = getattr(config, "sliding_window", None)
     if not getattr(config, "use_sliding_window", True):
         window = None
-    kinds = (
-        getattr(config, "layer_types", None)
-        or ["sliding_attention" if window else "full_attention"] * config.num_hidden_layers
-    )
+    usual = "sliding_attention" if window else "full_attention"
+    kinds = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)

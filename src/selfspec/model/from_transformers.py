@@ -21,8 +21,9 @@ from .block import Block, Change, own_block
 from .compute.linear import Linear
 from .compute.ops import Ops
 from .compute.rope import RopeTable
+from .embedding import Embedding
 from .families import Family, Shape, checked_switch, family_of, shape_of
-from .layered import Embedding, LayeredModel
+from .layered import LayeredModel
 from .measuring import product_modules
 from .operations import operations_for, why_not_recorded
 from .probing import check_recordings, is_row_stable, probe, probe_logits
@@ -51,6 +52,7 @@ def from_transformers(
     *,
     owned: bool = False,
     kernel: str = "auto",
+    weights: str = "auto",
     check: bool = True,
     long_context: bool = False,
 ) -> LayeredModel:
@@ -65,9 +67,9 @@ def from_transformers(
     with _refusals(listed, config):
         shape = shape_of(config, family, long_context)
     ops = (
-        operations_for(kernel, model.dtype, model.device, family.experts is not None)
+        operations_for(kernel, model.dtype, model.device, family.experts is not None, weights)
         if listed
-        else module_ops(kernel, config)
+        else module_ops(kernel, config, weights)
     )
     _warn_of_what_is_special(shape, config, ops)
     prompt = probe(shape, model.device)
@@ -85,8 +87,7 @@ def from_transformers(
 
 
 def _refusals(listed: Family | None, config: Any) -> AbstractContextManager[None]:
-    """A family outside the table may fail in any way. Then the model is refused, with the
-    reason."""
+    """An unlisted family may fail in any way. Then the model is refused, with the reason."""
     return refusing(config) if listed is None else nullcontext()
 
 
@@ -145,11 +146,10 @@ def _taken_over(
 def _steps(
     model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, ropes: Sequence[RopeTable]
 ) -> EagerSteps:
-    where = (shape, model.dtype, model.device)
     if ops.kernel == "static":
-        return RecordedSteps(*where, ropes)
+        return RecordedSteps(shape.width, model.dtype, model.device, ropes)
     reason = why_not_recorded(ops.kernel, model.device, family.experts is not None)
-    return EagerSteps(*where, reason)
+    return EagerSteps(model.dtype, model.device, reason)
 
 
 def _ropes(
@@ -183,8 +183,7 @@ def _own_blocks(
 def _ends(
     model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, owned: bool
 ) -> tuple[Embedding, Linear]:
-    """What comes before the first layer and after the last norm. Where both have the same weights
-    they are kept once."""
+    """Embedding and head. Weights that both share are kept once."""
     output: Any = model.get_output_embeddings()  # not by name: GPT-NeoX's was another once
     table_weight = table(model, family.embedding)
     weights = linear_weights_of(output, "language-model head")

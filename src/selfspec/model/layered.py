@@ -24,27 +24,13 @@ from .compute.linear import Linear, without_low_rank
 from .compute.ops import Ops
 from .compute.plan import LayerPlan
 from .compute.rope import RopeTable
+from .embedding import Embedding
 from .families import Shape
 from .passes import HalfObserver, Passes
 from .recording import EagerSteps
 
 PREFILL_CHUNK = 512
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class Embedding:
-    """Tokens as hidden states: rows of a table times a scale."""
-
-    source: Tensor | Linear
-    """A table, or the head whose weights serve as one."""
-    scale: float
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """(tokens,) -> (tokens, width)."""
-        table = self.source
-        x = table.rows(tokens) if isinstance(table, Linear) else table[tokens]
-        return x if self.scale == 1 else x * self.scale
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,6 +73,11 @@ class LayeredModel:
         """Every product of one pass, in order."""
         return (*(linear for block in self.blocks for linear in block.linears), self.head_product)
 
+    @property
+    def alone(self) -> list[str]:
+        """Which halves our kernels cannot take into the one call of a pass, and why, in words."""
+        return self._passes.alone
+
     # ------------------------------------------------------------------------------------- views
 
     def view(
@@ -103,29 +94,24 @@ class LayeredModel:
         made `once`, belongs to one of them.
         """
         chosen = tuple(self.blocks if blocks is None else blocks)[:layers]
-        count = len(chosen)
-        windows, ropes = self.shape.windows[:count], self.shape.ropes[:count]
-        shape = replace(self.shape, layers=count, windows=windows, ropes=ropes)
         return replace(
             self,
-            shape=shape,
+            shape=self.shape.first_layers(len(chosen)),
             blocks=chosen,
             head_product=self.head_product if head is None else head,
-            steps=self.steps.anew(shape),
+            steps=self.steps.anew(),
         )
 
     @cached_property
     def without_adapters(self) -> LayeredModel:
-        """The view without what LoRA adapters add beside the weights. The model itself if there is
-        nothing to leave out."""
+        """The view without LoRA adapters, or the model itself if there are none."""
         if all(without_low_rank(linear) is linear for linear in self.linears):
             return self
         blocks = [block.with_linears(without_low_rank) for block in self.blocks]
         return self.view(blocks=blocks, head=without_low_rank(self.head_product))
 
     def once(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What `make` gives: made the first time that this key is asked for, then kept as long as
-        the model."""
+        """What `make` gives, made once for this key and kept as long as the model."""
         with self._making:
             if key not in self._made:
                 self._made[key] = make()
@@ -135,7 +121,7 @@ class LayeredModel:
     # ----------------------------------------------------------------------------------- running
 
     def new_cache(self, rows: int = 1, capacity: int = 512) -> KVCache:
-        return self.steps.new_cache(rows, capacity)
+        return self.steps.new_cache(self.shape, rows, capacity)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """(tokens,) -> (tokens, width)."""
@@ -183,8 +169,7 @@ class LayeredModel:
         collected: Sequence[int] = (),
         observer: HalfObserver | None = None,
     ) -> tuple[Tensor, ...]:
-        """The plan's halves, one after the other: what comes out, then what left each collected
-        layer."""
+        """What comes out of the plan's halves, then what left each collected layer."""
         if plan.start == 0 and self.positions is not None:
             x = x + self.positions[layout.positions]
         return self._passes.run(x, plan, cache, layout, collected, observer)
@@ -195,8 +180,7 @@ class LayeredModel:
 
     @torch.inference_mode()
     def head(self, x: Tensor) -> Tensor:
-        """Hidden states after any layer -> logits over the vocabulary, through the model's own last
-        norm and head."""
+        """Hidden states after any layer -> logits, through the model's own last norm and head."""
         return self.logits(x, (self.head_product,))
 
     def logits(self, x: Tensor, heads: tuple[Linear, ...]) -> Tensor:

@@ -1,10 +1,15 @@
-"""Which operations run a model: by name, or the best for its dtype and device."""
+"""Which operations run a model, by the two words that a user has for it.
+
+`kernel`: who computes. `weights`: how our own kernels store the weights that they multiply by; what
+torch computes with is stored in its dtype. Does not know models.
+"""
 
 from __future__ import annotations
 
 import torch
 
 from ..errors import OptionError, Unavailable, nearest
+from .compute.cpu.kinds import KINDS
 from .compute.cpu.native import NoNative
 from .compute.cpu.operations import NativeOps
 from .compute.cuda.static_ops import StaticOps
@@ -13,14 +18,29 @@ from .compute.ops import Ops, TorchOps
 
 KERNELS = ("auto", "native", "mkl", "plain", "static")
 HOST_DECIDES = "which experts run is decided on the host, token by token"
+BY_TORCH = (
+    "weights {0!r} says how our own kernels store weights, and here {1}, so it would change "
+    "nothing; leave it at 'auto'{2}"
+)
+
+
+def check_weights(weights: str) -> None:
+    """Raise unless it is a kind of weights."""
+    kinds = ("auto", *KINDS)
+    if weights not in kinds:
+        raise OptionError(f"weights {weights!r} is unknown; {nearest(weights, kinds)}")
 
 
 def operations_for(
-    kernel: str, dtype: torch.dtype, device: torch.device, experts: bool = False
+    kernel: str,
+    dtype: torch.dtype,
+    device: torch.device,
+    experts: bool = False,
+    weights: str = "auto",
 ) -> Ops:
-    """The best operations for a dtype and device, or those asked for by name. `experts`: the model
-    is a mixture of them."""
+    """The best operations for a dtype and device, or those asked for by name."""
     cpu_float = dtype == torch.float32 and device.type == "cpu"
+    check_weights(weights)
     if kernel not in KERNELS:
         raise OptionError(f"kernel {kernel!r} is unknown; {nearest(kernel, KERNELS)}")
     if kernel in ("native", "mkl") and not cpu_float:
@@ -31,16 +51,22 @@ def operations_for(
         raise OptionError(
             f"kernel 'static' cannot run a mixture of experts: {HOST_DECIDES}; use kernel='auto'"
         )
+    ours = cpu_float and kernel in ("auto", "native")
+    if weights != "auto" and not ours:
+        what = str(dtype).removeprefix("torch.")
+        who = f"kernel {kernel!r} leaves products in {what} on {device} to torch"
+        remedy = ", or use kernel='auto' with dtype='float32' on device='cpu'"
+        raise OptionError(BY_TORCH.format(weights, who, remedy))
     if kernel == "static" or (kernel == "auto" and device.type == "cuda" and not experts):
         return StaticOps()
-    if cpu_float and kernel in ("auto", "native"):
+    if ours:
         try:
-            return NativeOps()
+            return NativeOps("float32" if weights == "auto" else weights)
         except NoNative as reason:
-            if kernel == "native":
+            if kernel == "native" or weights != "auto":
                 raise Unavailable(
-                    f"the native kernels cannot be used: {reason}; install g++, or use "
-                    f"kernel='auto'"
+                    f"the native kernels cannot be used: {reason}; install g++, or leave kernel "
+                    f"and weights at 'auto'"
                 ) from reason
     if cpu_float and (kernel == "mkl" or (kernel == "auto" and mkl_is_row_stable())):
         return TorchOps("mkl", row_stable=True)

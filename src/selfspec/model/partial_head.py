@@ -24,8 +24,7 @@ class PartialHead:
     """Products that stand side by side, their outputs in the order of the tokens."""
 
     def joined_by(self, tokens: Iterable[int]) -> PartialHead:
-        """These tokens too, in a product of their own: a request's, beside those that all requests
-        share."""
+        """These tokens too, in a product of their own beside the one that all requests share."""
         more = sorted({*tokens}.difference(self.tokens.tolist()))
         if not more:
             return self

@@ -1,36 +1,70 @@
 """A pass: halves of blocks, one after the other, on one cache.
 
-Where every half of the blocks is made of our kernels, a pass is one call to them, and takes little
-more than its products; elsewhere each half runs its own operations. Does not know which halves are
-asked for, or why.
+Halves that are made of our kernels run in one call, as many as follow each other, and take little
+more than their products. Any other half runs its own operations in between, and says why. Does not
+know which halves are asked for, or what for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from .block import Block
 from .compute.cache import KVCache, TokenLayout
-from .compute.cpu.fused import NativeHalves, is_native
+from .compute.cpu.fused import FusedHalves
+from .compute.halves import Half, HalfParts
 from .compute.plan import LayerPlan
 
 HalfObserver = Callable[[int, bool, Tensor, Tensor], None]
+Which = tuple[int, bool]  # a half: its layer, and whether it is the attention
+_SCALED = "its result is scaled, and one call would round that otherwise than a half alone does"
 
 
 class Passes:
-    """Runs any plan over some blocks. `in_one_call`: whether our kernels do all of it at once."""
+    """Runs any plan over some blocks."""
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self._blocks = blocks
-        halves = [half for block in blocks for half in block.taken_apart()]
-        native = [half for half in halves if half is not None and is_native(half)]
-        self._native = NativeHalves(native) if native and len(native) == len(halves) else None
+        together, self._alone = _sorted(
+            {
+                (layer, attention): half
+                for layer, block in enumerate(blocks)
+                for attention, half in zip((True, False), block.taken_apart(), strict=True)
+            }
+        )
+        self._fused = FusedHalves(together)
+        # Those that a call may go on to. An MLP that runs alone and reads what entered its layer
+        # needs a call that begins with the layer: within a call nobody else sees the stream.
+        self._following = {
+            (layer, attention)
+            for layer, attention in together
+            if not (attention and blocks[layer].parallel and (layer, False) in self._alone)
+        }
 
     @property
     def in_one_call(self) -> bool:
-        return self._native is not None
+        """Whether our kernels do all of it at once."""
+        return not self._alone
+
+    @property
+    def alone(self) -> list[str]:
+        """Which halves run by themselves, and why, in words."""
+        reasons = dict.fromkeys(self._alone.values())
+        return [f"{self._named(reason)} ({reason})" for reason in reasons]
+
+    def _named(self, reason: str) -> str:
+        halves = [half for half, why in self._alone.items() if why == reason]
+        if len(halves) == 2 * len(self._blocks):
+            return "every half"
+        layers = [[layer for layer, which in halves if which == kind] for kind in (True, False)]
+        attention, mlp = (_spans(each) for each in layers)
+        if attention == mlp:
+            return attention
+        return " and ".join(
+            f"{name} of {each}" for name, each in (("attention", attention), ("MLP", mlp)) if each
+        )
 
     def run(
         self,
@@ -41,15 +75,16 @@ class Passes:
         collected: Collection[int] = (),
         observer: HalfObserver | None = None,
     ) -> tuple[Tensor, ...]:
-        """The plan's halves: what comes out, then what left each tapped layer. `x` itself is not
-        changed."""
+        """What comes out, then what left each collected layer. `x` itself is not changed."""
         states, begin, current, entered = [], 0, plan.start, x
-        at_once = self._native is not None and observer is None
-        for end, (layer, attention) in enumerate(plan.halves, start=1):
+        halves = plan.halves
+        for end, half in enumerate(halves, start=1):
+            layer, attention = half
             if begin == end - 1 and layer != current:
                 current, entered = layer, x
             shown = not attention and layer in collected
-            if at_once and not shown and end < len(plan.halves):
+            more = observer is None and not shown and end < len(halves)
+            if more and self._go_together(half, halves[end]):
                 continue
             before, x = x, self._some(x, plan, begin, end, cache, layout, entered)
             begin = end
@@ -58,6 +93,9 @@ class Passes:
             if shown:
                 states.append(x)
         return x, *states
+
+    def _go_together(self, half: Which, following: Which) -> bool:
+        return not self._alone or (half not in self._alone and following in self._following)
 
     def _some(
         self,
@@ -69,10 +107,41 @@ class Passes:
         layout: TokenLayout,
         entered: Tensor,
     ) -> Tensor:
-        """The stream after the plan's halves [begin, end); a single one where our kernels do not do
-        all at once."""
-        if self._native is not None:
-            return self._native.run(x, plan, begin, end, cache, layout, entered)
-        layer, attention = plan.halves[begin]
+        """The stream after the plan's halves [begin, end), which go together or are one."""
+        layer, attention = half = plan.halves[begin]
+        if half not in self._alone:
+            return self._fused.run(x, plan, begin, end, cache, layout, entered)
         block = self._blocks[layer]
         return block.attention(x, cache, layout) if attention else block.mlp(x, entered)
+
+
+def _sorted(halves: Mapping[Which, Half]) -> tuple[dict[Which, HalfParts], dict[Which, str]]:
+    """The halves that our kernels can run together, and why each other one runs alone."""
+    together: dict[Which, HalfParts] = {}
+    alone: dict[Which, str] = {}
+    for which, half in halves.items():
+        if isinstance(half, HalfParts) and not half.alone:
+            together[which] = half
+        else:
+            alone[which] = half.alone if isinstance(half, HalfParts) else half
+    if alone:
+        # x + y * scale is rounded once within a call and twice in a half that runs alone. A model
+        # that has halves that must run alone has always run all of them so; its bits stay.
+        scaled = [which for which, half in together.items() if half.scale != 1]
+        alone.update(dict.fromkeys(scaled, _SCALED))
+        for which in scaled:
+            del together[which]
+    return together, alone
+
+
+def _spans(layers: Iterable[int]) -> str:
+    """Layers by their numbers: "layer 3", "layers 0 to 2, 7"; "" for none."""
+    spans: list[list[int]] = []
+    for layer in layers:
+        if spans and spans[-1][1] == layer - 1:
+            spans[-1][1] = layer
+        else:
+            spans.append([layer, layer])
+    words = ", ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in spans)
+    many = len(spans) > 1 or any(a != b for a, b in spans)
+    return f"layer{'s' * many} {words}" if spans else ""

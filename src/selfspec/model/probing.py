@@ -30,15 +30,13 @@ def probe_logits(model: LayeredModel, at_a_time: int = LENGTH) -> Tensor:
 
 
 def is_row_stable(model: LayeredModel) -> bool:
-    """Whether the probe's logits have the same bits read at once, in blocks, and token by
-    token."""
+    """Whether the probe's logits have the same bits read at once, in blocks, and singly."""
     whole, *others = [probe_logits(model, size) for size in (LENGTH, 7, 1)]
     return all(torch.equal(whole, other) for other in others)
 
 
 def check_recordings(model: LayeredModel) -> None:
-    """Give recordings up if replayed steps do not give what the same steps give when they just
-    run."""
+    """Give recordings up if replayed steps do not give what they give when they just run."""
     if model.steps.reason:
         return
     with model.steps.eagerly():

@@ -28,27 +28,26 @@ Score = Callable[[Tensor, Heads], Tensor]
 class EagerSteps:
     """Every call runs as it is written."""
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device, reason: str) -> None:
-        self._shape, self._dtype, self._device = shape, dtype, device
-        self._reason = reason
+    def __init__(self, dtype: torch.dtype, device: torch.device, reason: str = "") -> None:
+        self._dtype, self._device, self._reason = dtype, device, reason
 
     @property
     def reason(self) -> str:
         """Why nothing is recorded; empty where steps are."""
         return self._reason
 
-    def anew(self, shape: Shape) -> EagerSteps:
-        """The same for a model of this shape, with nothing recorded yet."""
-        return EagerSteps(shape, self._dtype, self._device, self.reason)
+    def anew(self) -> EagerSteps:
+        """The same for another view of the model, with nothing recorded yet."""
+        return self
 
     @property
     def status(self) -> str:
         """Whether steps are replayed as CUDA graphs, or why not."""
         return f"no: {self.reason}"
 
-    def new_cache(self, rows: int, capacity: int) -> KVCache:
-        """A cache on which these calls run."""
-        return KVCache(*self._sizes(rows), capacity, self._dtype, self._device)
+    def new_cache(self, shape: Shape, rows: int, capacity: int) -> KVCache:
+        """A cache for a model of this shape, on which these calls run."""
+        return KVCache(*_sizes(shape, rows), capacity, self._dtype, self._device)
 
     def run(
         self,
@@ -77,9 +76,6 @@ class EagerSteps:
     def free_idle(self) -> None:
         """Give back the memory that only waits for the next generation."""
 
-    def _sizes(self, rows: int) -> tuple[int, int, int, int]:
-        return self._shape.layers, rows, self._shape.kv_heads, self._shape.head_size
-
 
 class RecordedSteps(EagerSteps):
     """Calls of a fixed shape are replayed, all others run as they are written.
@@ -89,19 +85,19 @@ class RecordedSteps(EagerSteps):
     """
 
     def __init__(
-        self, shape: Shape, dtype: torch.dtype, device: torch.device, ropes: Sequence[RopeTable]
+        self, width: int, dtype: torch.dtype, device: torch.device, ropes: Sequence[RopeTable]
     ) -> None:
-        super().__init__(shape, dtype, device, "")
-        self._ropes = ropes
-        self.runner = StepRunner(device, shape.width, dtype)
+        super().__init__(dtype, device)
+        self._width, self._ropes = width, ropes
+        self.runner = StepRunner(device, width, dtype)
         self.pool = StoragePool(dtype, device, self.runner.forget)
 
     @property
     def reason(self) -> str:
         return self.runner.reason
 
-    def anew(self, shape: Shape) -> RecordedSteps:
-        fresh = RecordedSteps(shape, self._dtype, self._device, self._ropes)
+    def anew(self) -> RecordedSteps:
+        fresh = RecordedSteps(self._width, self._dtype, self._device, self._ropes)
         fresh.runner.reason = self.reason
         return fresh
 
@@ -111,9 +107,9 @@ class RecordedSteps(EagerSteps):
             return super().status
         return f"yes, as CUDA graphs ({self.runner.recorded} so far)"
 
-    def new_cache(self, rows: int, capacity: int) -> KVCache:
+    def new_cache(self, shape: Shape, rows: int, capacity: int) -> KVCache:
         self.runner.follow()
-        return StaticCache(self.pool, *self._sizes(rows), capacity)
+        return StaticCache(self.pool, *_sizes(shape, rows), capacity)
 
     def run(
         self,
@@ -150,3 +146,7 @@ class RecordedSteps(EagerSteps):
 
     def _tables(self) -> object:
         return [(rope.cosines, rope.sines) for rope in self._ropes]
+
+
+def _sizes(shape: Shape, rows: int) -> tuple[int, int, int, int]:
+    return shape.layers, rows, shape.kv_heads, shape.head_size

@@ -1,11 +1,11 @@
 """The self-check at load: a model's own logits of a probe prompt, taken while its weights are still
 there, compared with ours.
 
-How far ours may be from them depends on the dtype; where quantised modules multiply, on them. Some
-compute in half precision, by ways that depend on a batch's shape. Some round their inputs to 8
-bits, and then a last bit can become a whole step in every layer (SmolLM2 in int8 with rounded
-activations: changes of 1e-6 move logits by a tenth of the largest one). So it is measured there:
-the model is asked once more with its embeddings shaken in their last bits. Does not know how our
+How far ours may be from them depends on the dtype, and on quantised modules where such multiply.
+Some compute in half precision, in ways that depend on a batch's shape. Some round their inputs to 8
+bits, and then a last bit can become a whole step in every layer. (SmolLM2 in int8 with rounded
+activations: changes of 1e-6 move logits by a tenth of the largest one.) So it is measured there:
+the model is asked once more with its embeddings changed in their last bits. Does not know how our
 forward works.
 """
 
@@ -24,19 +24,15 @@ from .weights import calls_modules
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-# of the largest logit of the probe
-TOLERANCE = {
-    torch.float32: 2e-3,
-    torch.bfloat16: 6e-2,
-    torch.float16: 2e-2,
-}
+# How far apart logits may be, as shares of the largest logit of the probe.
+TOLERANCE = {torch.float32: 2e-3, torch.bfloat16: 6e-2, torch.float16: 2e-2}
 MODULES = 6e-2  # where modules multiply, which may do so in bfloat16
-MOVES = 3  # how many times what last bits move
-AT_MOST = 0.5  # of the largest logit: what forgets a norm or a scale is further off
+AT_MOST = 0.5  # in any case: a forward that forgets a norm or a scale is further off
+MOVES = 3  # times as far as changed last bits move the logits
 
 
 class SelfCheck:
-    """What the model itself says about the probe. `first`: the position of its first token; scores
+    """What the model itself says about the probe. `first`: the position of its first token. Scores
     tell only how far apart two tokens are, but frequencies may depend on how far they are from the
     start."""
 
@@ -51,7 +47,9 @@ class SelfCheck:
         self._scale = self._expected.abs().max().item()
         self._allowed = TOLERANCE.get(model.dtype, 6e-2) * max(self._scale, 1e-3)
         if calls_modules(model):
-            moved = self._gap(_logits(model, inputs_embeds=_shaken(model, probe), **positions))
+            moved = self._gap(
+                _logits(model, inputs_embeds=_changed_in_last_bits(model, probe), **positions)
+            )
             self._allowed = max(
                 self._allowed, MODULES * self._scale, min(MOVES * moved, AT_MOST * self._scale)
             )
@@ -62,18 +60,17 @@ class SelfCheck:
         if not gap <= self._allowed:  # also refuses NaN
             raise SelfCheckFailed(
                 f"this {self._family} model gives logits that differ from transformers' by "
-                f"{gap:.3g} "
-                f"(largest logit {self._scale:.3g}, allowed {self._allowed:.2g}) on a probe "
-                f"prompt, so its output would not be "
-                "the model's own. It has a peculiarity that selfspec does not know; "
-                f"please report it. Known families: {', '.join(sorted(FAMILIES))}."
+                f"{gap:.3g} (largest logit {self._scale:.3g}, allowed {self._allowed:.2g}) on a "
+                f"probe prompt, so its output would not be the model's own. It has a peculiarity "
+                f"that selfspec does not know; please report it. Known families: "
+                f"{', '.join(sorted(FAMILIES))}."
             )
 
     def _gap(self, logits: Tensor) -> float:
         return (logits.float() - self._expected).abs().max().item()
 
 
-def _shaken(model: PreTrainedModel, probe: Tensor) -> Tensor:
+def _changed_in_last_bits(model: PreTrainedModel, probe: Tensor) -> Tensor:
     """(1, tokens, width) embeddings of the probe, each number off by about two of its last bits."""
     embed: Callable[[Tensor], Tensor] = model.get_input_embeddings()
     with torch.inference_mode():
@@ -84,8 +81,7 @@ def _shaken(model: PreTrainedModel, probe: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _logits(model: PreTrainedModel, **inputs: Any) -> Tensor:
-    """The model's own logits, without dropout; a live model that is being trained stays as it
-    was."""
+    """The model's own logits, without dropout. A model in training stays as it was."""
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:

@@ -1,9 +1,8 @@
-"""Families outside the table: halves run by transformers' own sub-modules, on our cache.
+"""Families outside the table: halves run by transformers' own modules, on our cache.
 
-A layer is recognised by the names of its children, which tell the attention, the MLP and where the
-norms stand. The names may lie, so whoever uses this compares logits with the model's own before
-trusting it. Slower than our own block, one call for each row, and a token's bits may depend on its
-neighbours. Knows nothing of what attention and MLP do inside.
+A layer's attention, MLP and norms are recognised by the names of its children. Names can mislead,
+so logits are compared with the model's own at load. It is slower than our own block (one call for
+each row), and a token's bits may depend on its neighbours. Does not know what attention and MLP do.
 """
 
 from __future__ import annotations
@@ -22,105 +21,64 @@ from .compute.cache import KVCache, RowSpan, TokenLayout
 from .compute.linear import Linear, ModuleLinear, PlainLinear
 from .compute.ops import Ops, TorchOps, visible_mask
 from .families import Family, Shape, unsupported
+from .operations import BY_TORCH, check_weights
 from .weights import is_plain, module
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 WARNING = (
-    "models of type {0!r} are not in selfspec's table of families, so their layers are run by "
-    "transformers' own modules: "
-    "slower, and a token's last bits may depend on what is computed beside it (kernel 'modules')"
+    "models of type {0!r} are not in selfspec's table of families, so transformers' own modules "
+    "run their layers (kernel 'modules'): slower, and a token's last bits may depend on what is "
+    "computed beside it"
 )
+_THEIRS = "transformers' own module computes it"
 _ATTENTION = ("self_attn", "attention", "attn")
 _MLP = ("mlp", "feed_forward", "ffn", "block_sparse_moe")
-# the norms of a layer, by name -> where they stand: before and after attention, before and after
-# the MLP; parallel
-_NORMS = {
-    ("input_layernorm", "post_attention_layernorm"): (
-        "input_layernorm",
-        None,
-        "post_attention_layernorm",
-        None,
-        False,
-    ),
-    ("attention_layernorm", "feedforward_layernorm"): (
-        "attention_layernorm",
-        None,
-        "feedforward_layernorm",
-        None,
-        False,
-    ),
-    (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "post_mlp_layernorm",
-        "post_self_attn_layernorm",
-    ): (
-        "input_layernorm",
-        "post_self_attn_layernorm",
-        "post_attention_layernorm",
-        "post_mlp_layernorm",
-        False,
-    ),
-    ("ln_1", "ln_2"): ("ln_1", None, "ln_2", None, False),
-    ("attention_norm", "ffn_norm"): ("attention_norm", None, "ffn_norm", None, False),
-    (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "post_feedforward_layernorm",
-        "pre_feedforward_layernorm",
-    ): (
-        "input_layernorm",
-        "post_attention_layernorm",
-        "pre_feedforward_layernorm",
-        "post_feedforward_layernorm",
-        False,
-    ),
-    ("post_attention_layernorm", "post_feedforward_layernorm"): (
-        None,
-        "post_attention_layernorm",
-        None,
-        "post_feedforward_layernorm",
-        False,
-    ),
-    ("input_layernorm",): ("input_layernorm", None, "input_layernorm", None, True),
-}
+# Where the norms of a layer can stand: before and after attention, before and after the MLP, and
+# whether both halves read the layer's input.
+_Places = tuple[str | None, str | None, str | None, str | None, bool]
+_IN, _AFTER_ATTENTION = "input_layernorm", "post_attention_layernorm"
+_BEFORE_MLP, _AFTER_MLP = "pre_feedforward_layernorm", "post_feedforward_layernorm"
+_PLACES: tuple[_Places, ...] = (
+    (_IN, None, _AFTER_ATTENTION, None, False),
+    (_IN, None, _IN, None, True),
+    (_IN, _AFTER_ATTENTION, _BEFORE_MLP, _AFTER_MLP, False),
+    (_IN, "post_self_attn_layernorm", _AFTER_ATTENTION, "post_mlp_layernorm", False),
+    (None, _AFTER_ATTENTION, None, _AFTER_MLP, False),
+    ("attention_layernorm", None, "feedforward_layernorm", None, False),
+    ("attention_norm", None, "ffn_norm", None, False),
+    ("ln_1", None, "ln_2", None, False),
+)
+_NORMS = {tuple(sorted({name for name in places[:4] if name})): places for places in _PLACES}
 
 
 def recognised(model: PreTrainedModel) -> Family:
-    """Where the parts of a model are that the table does not know, by their names; or an error that
-    says what is missing."""
+    """Where the parts of a model outside the table are. Raises, naming what is not recognised."""
     config, base = model.config, model.base_model
-    kinds = set(getattr(config, "layer_types", None) or ()) - {
-        "full_attention",
-        "sliding_attention",
-    }
+    known = {"full_attention", "sliding_attention"}
+    strange = set(getattr(config, "layer_types", None) or ()) - known
     lists = [name for name, child in base.named_children() if isinstance(child, nn.ModuleList)]
     children = [name for name, _ in base.named_children()]
-    if kinds:
-        raise unsupported(config, f"their layers are of kind {', '.join(sorted(kinds))}")
+    if strange:
+        raise unsupported(config, f"their layers are of kind {', '.join(sorted(strange))}")
     if len(lists) != 1:
         raise unsupported(config, "they do not have one list of layers")
-    last = [
-        name
-        for name in children[children.index(lists[0]) + 1 :]
-        if "norm" in name or name == "ln_f"
-    ]
-    if len(last) != 1:
+    behind = children[children.index(lists[0]) + 1 :]
+    final_norms = [name for name in behind if "norm" in name or name == "ln_f"]
+    if len(final_norms) != 1:
         raise unsupported(config, "they do not have one norm after the last layer")
     if type(model.get_input_embeddings()) is not nn.Embedding:
-        raise unsupported(config, "their embedding does more than look up")
+        raise unsupported(config, "their embedding does more than look up tokens")
     rotary = [name for name in children if "rotary" in name]
     prefix = model.base_model_prefix
-    before, after, mlp_before, mlp_after, parallel = _recognised_layers(
-        model, getattr(base, lists[0])
-    )
+    norms = _recognised_norms(config, getattr(base, lists[0]))
+    before, after, mlp_before, mlp_after, parallel = norms
     return Family(
         layers=f"{prefix}.{lists[0]}",
         embedding=_path(model, model.get_input_embeddings()),
         rotary=f"{prefix}.{rotary[0]}" if rotary else None,
-        final_norm=f"{prefix}.{last[0]}",
+        final_norm=f"{prefix}.{final_norms[0]}",
         head=_path(model, model.get_output_embeddings()),
         attention_norm=before,
         attention_after=after,
@@ -130,66 +88,65 @@ def recognised(model: PreTrainedModel) -> Family:
     )
 
 
-def _recognised_layers(
-    model: PreTrainedModel, layers: nn.ModuleList
-) -> tuple[str | None, str | None, str | None, str | None, bool]:
-    """Where the norms of all layers stand."""
-    shapes = {
-        tuple(
-            sorted(
-                name
-                for name, child in layer.named_children()
-                if "norm" in name or [*child.parameters()]
-            )
-        )
-        for layer in layers
-    }
-    names = shapes.pop()
+def _recognised_norms(config: Any, layers: nn.ModuleList) -> _Places:
+    """Where the norms of all layers stand, judged by what has weights in a layer."""
+
+    def children(layer: nn.Module) -> tuple[str, ...]:
+        pairs = layer.named_children()
+        return tuple(sorted(name for name, part in pairs if "norm" in name or [*part.parameters()]))
+
+    kinds = {children(layer) for layer in layers}
+    names = kinds.pop()
     norms = tuple(name for name in names if name not in (*_ATTENTION, *_MLP))
-    if shapes or norms not in _NORMS or len(names) != len(norms) + 2:
-        raise unsupported(
-            model.config,
-            f"a layer of theirs is made of {', '.join(names)}, in which no attention half and MLP "
-            f"half are recognised",
-        )
+    if kinds or norms not in _NORMS or len(names) != len(norms) + 2:
+        parts = ", ".join(names)
+        reason = f"a layer is made of {parts}, in which attention and MLP are not recognised"
+        raise unsupported(config, reason)
     return _NORMS[norms]
 
 
-def module_ops(kernel: str, config: Any) -> Ops:
+def _children_of(layer: nn.Module) -> tuple[str, ...]:
+    """The names of a layer's norms and of all else in it that has weights."""
+    children = layer.named_children()
+    return tuple(
+        sorted(name for name, child in children if "norm" in name or [*child.parameters()])
+    )
+
+
+def module_ops(kernel: str, config: Any, weights: str = "auto") -> Ops:
     """torch's operations for what lies around the modules."""
+    check_weights(weights)
+    if weights != "auto":
+        who = f"models of type {config.model_type!r} are run by transformers' own modules"
+        raise OptionError(BY_TORCH.format(weights, who, ""))
     if kernel not in ("auto", "modules"):
         raise OptionError(
             f"kernel {kernel!r} runs the families in the table, and models of type "
-            f"{config.model_type!r} are not in it; "
-            "use kernel='auto'"
+            f"{config.model_type!r} are not in it; use kernel='auto'"
         )
-    if config._attn_implementation not in ("sdpa", "eager"):
-        raise unsupported(
-            config,
-            f"their attention is {config._attn_implementation!r}; load them with "
-            f"attn_implementation='sdpa' or 'eager'",
-        )
+    attention = config._attn_implementation
+    if attention not in ("sdpa", "eager"):
+        remedy = "load them with attn_implementation='sdpa' or 'eager'"
+        raise unsupported(config, f"their attention is {attention!r}; {remedy}")
     return TorchOps("modules")
 
 
 @contextmanager
 def refusing(config: Any) -> Iterator[None]:
-    """Modules that were recognised by name but want to be called otherwise: a refusal, not a stray
-    error."""
+    """Refuse a model whose modules were recognised by name but cannot be called as expected."""
     try:
         yield
     except SelfspecError:
         raise
     except (TypeError, AttributeError, ValueError, RuntimeError, KeyError, IndexError) as error:
         reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise unsupported(
-            config, f"their modules cannot be called half by half ({reason})"
-        ) from error
+        message = f"their modules cannot be called half by half ({reason})"
+        raise unsupported(config, message) from error
 
 
 def _path(model: nn.Module, wanted: nn.Module | None) -> str:
-    name: str = next(name for name, found in model.named_modules() if found is wanted)
-    return name
+    path: str = next(path for path, child in model.named_modules() if child is wanted)
+    return path
 
 
 def module_blocks(model: PreTrainedModel, family: Family, shape: Shape) -> list[Block]:
@@ -199,8 +156,8 @@ def module_blocks(model: PreTrainedModel, family: Family, shape: Shape) -> list[
     blocks = []
     for index, layer in enumerate(module(model, family.layers).children()):
         attention, mlp = (
-            next(getattr(layer, name) for name in known if hasattr(layer, name))
-            for known in (_ATTENTION, _MLP)
+            next(getattr(layer, name) for name in half if hasattr(layer, name))
+            for half in (_ATTENTION, _MLP)
         )
         norms = Norms(*(None if name is None else module(layer, name) for name in names))
         core = ModuleAttention(attention, index, rotary, shape.windows[index])
@@ -211,33 +168,39 @@ def module_blocks(model: PreTrainedModel, family: Family, shape: Shape) -> list[
 class ModuleMlp:
     """transformers' own MLP, whatever is in it."""
 
-    def __init__(self, found: nn.Module) -> None:
-        self._module = found
-        self.linears = _linears(found)
+    def __init__(self, mlp: nn.Module) -> None:
+        self._mlp = mlp
+        self.linears = _linears(mlp)
+
+    def parts(self) -> str:
+        return _THEIRS
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        found = self._module(x[None])
+        out = self._mlp(x[None])
         # some also return what their router chose
-        y: Tensor = (found[0] if isinstance(found, tuple) else found).view(x.shape)
+        y: Tensor = (out[0] if isinstance(out, tuple) else out).view(x.shape)
         return y if residual is None else residual + y
 
 
 class ModuleAttention:
-    """transformers' own attention. It is shown our cache as if it were one of theirs, and a mask
-    that says what is seen."""
+    """transformers' own attention, given our cache as if it were one of theirs, and a mask."""
 
     def __init__(
-        self, found: nn.Module, index: int, rotary: nn.Module | None, window: int | None
+        self, attention: nn.Module, index: int, rotary: nn.Module | None, window: int | None
     ) -> None:
-        self._module, self._index, self._rotary, self._window = found, index, rotary, window
-        self.linears = _linears(found)
+        self._attention, self._index = attention, index
+        self._rotary, self._window = rotary, window
+        self.linears = _linears(attention)
+
+    def parts(self) -> str:
+        return _THEIRS
 
     def __call__(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
     ) -> Tensor:
-        if self._module.training:
+        if self._attention.training:
             raise OptionError(
-                "the model is in training mode, and its own modules would drop at random; call "
+                "the model is in training mode, and its own modules would apply dropout; call "
                 "model.eval() first"
             )
         pieces, first = [], 0
@@ -250,18 +213,17 @@ class ModuleAttention:
     def _row(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, span: RowSpan, piece: slice
     ) -> Tensor:
-        seen = visible_mask(layout, piece, self._window, cache.capacity)[
-            :, : int(layout.slots[piece].max()) + 1
-        ]
+        slots = layout.slots[piece]
+        length = int(slots.max()) + 1
+        seen = visible_mask(layout, piece, self._window, cache.capacity)[:, :length]
+        mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device)
+        mask = mask.masked_fill(~seen, torch.finfo(x.dtype).min)
         hidden, positions = x[piece][None], layout.positions[piece][None]
-        shelf = _Shelf(cache, self._index, span.row, layout.slots[piece], seen.shape[1])
-        options: dict[str, Any] = (
-            {} if self._rotary is None else {"position_embeddings": self._rotary(hidden, positions)}
-        )
-        mask = torch.zeros(seen.shape, dtype=x.dtype, device=x.device).masked_fill(
-            ~seen, torch.finfo(x.dtype).min
-        )
-        found = self._module(
+        shelf = _Shelf(cache, self._index, span.row, slots, length)
+        options: dict[str, Any] = {}
+        if self._rotary is not None:
+            options["position_embeddings"] = self._rotary(hidden, positions)
+        out = self._attention(
             hidden_states=hidden,
             attention_mask=mask[None, None],
             past_key_values=shelf,
@@ -270,14 +232,13 @@ class ModuleAttention:
         )
         if not shelf.used:
             raise TypeError("its attention does not file its keys in past_key_values")
-        y: Tensor = found[0][0]
+        y: Tensor = out[0][0]
         return y
 
 
 @dataclass
 class _Shelf:
-    """One row of one layer of our cache, as attention modules know a cache: they hand in new keys
-    and values and get all."""
+    """One row and layer of our cache, with the one method that attention modules call."""
 
     cache: KVCache
     layer: int
@@ -287,7 +248,7 @@ class _Shelf:
     used: bool = False
 
     def update(self, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
-        """(1, heads, tokens, size) each -> the same of everything up to the last of them."""
+        """Take new keys and values, (1, heads, tokens, size) each. Returns those of all tokens."""
         self.used = True
         return self._file(self.cache.keys, keys), self._file(self.cache.values, values)
 
@@ -297,11 +258,11 @@ class _Shelf:
 
 
 def _linears(root: nn.Module) -> Sequence[Linear]:
-    """The products inside, for counting what a pass reads."""
-    found = [each for each in root.modules() if isinstance(each, nn.Linear)]
+    """The linears of a module, to count the weights that a pass reads."""
+    linears = [child for child in root.modules() if isinstance(child, nn.Linear)]
     return [
-        PlainLinear([each.weight], [each.bias])
-        if is_plain(each)
-        else ModuleLinear(each, each.out_features, each.in_features)
-        for each in found
+        PlainLinear([linear.weight], [linear.bias])
+        if is_plain(linear)
+        else ModuleLinear(linear, linear.out_features, linear.in_features)
+        for linear in linears
     ]

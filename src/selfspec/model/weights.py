@@ -103,8 +103,7 @@ def is_plain(found: Any) -> bool:
 
 
 def calls_modules(model: nn.Module) -> bool:
-    """Whether a linear of the model has no plain weight, so that it is called as the module that it
-    is."""
+    """Whether some linear has no plain weight, so that it is called as a module."""
     linears = [
         taken_apart(each)[0]
         for each in model.modules()
@@ -118,8 +117,7 @@ def _is_numbers(weight: Tensor) -> bool:
 
 
 def product(parts: Sequence[LinearWeights], ops: Ops, order: Tensor | None = None) -> Linear:
-    """Linears that read the same input as one product; `order`: which of their outputs stands at
-    each place."""
+    """Linears of one input as one product. `order`: which output stands at each place."""
     weights, biases = (
         [each.weight for each in parts if each.weight is not None],
         [each.bias for each in parts],
@@ -166,8 +164,7 @@ def _with_added(
 
 
 def norm(root: nn.Module, path: str, kind: NormKind) -> Norm:
-    """The norm at a dotted path, its weight copied: a small view would keep a whole mapped
-    checkpoint in memory."""
+    """The norm at a dotted path. A view of its weight would keep the whole file mapped."""
     found: Any = module(root, path)
     eps = found.variance_epsilon if hasattr(found, "variance_epsilon") else found.eps
     dtype = torch.float32 if kind.wide else found.weight.dtype
@@ -198,8 +195,7 @@ def qkv(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Linear:
 
 
 def _qkv_order(family: Family, shape: Shape) -> Tensor | None:
-    """Which output of the family's fused projection stands at each place of ours; None: it is the
-    same already."""
+    """Which output of the family's projection stands at each place of ours. None: the same."""
     size, heads = shape.head_size, shape.heads
     order = torch.arange((heads + 2 * shape.kv_heads) * size).view(-1, size)
     if family.by_head:
@@ -252,8 +248,7 @@ def release(weight: Tensor) -> None:
 
 
 def release_matrices(layer: nn.Module, used: Collection[nn.Module]) -> None:
-    """Of a layer's parameters, all that were packed; norms and biases were copied, modules in use
-    keep theirs."""
+    """Release the parameters that were packed. Norms were copied, modules in use keep theirs."""
     kept = {id(parameter) for each in used for parameter in each.parameters()}
     for parameter in layer.parameters():
         if parameter.dim() > 1 and id(parameter) not in kept:

@@ -1,6 +1,8 @@
-"""A part of the vocabulary that stands for all of it in a loss (sampled softmax): what makes
-training with a large vocabulary cheap. The sum over the tokens that were not drawn is estimated
-from those that were, without bias. Knows no model."""
+"""A part of the vocabulary that stands for all of it in a loss (sampled softmax).
+
+It makes training with a large vocabulary cheap. The sum over the tokens that were not drawn is
+estimated from those that were, without bias. Knows no model.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +17,17 @@ NEARLY_ALL = 0.7  # of a vocabulary: beyond that the whole is not dearer
 
 @dataclass(frozen=True)
 class Candidates:
-    """Every token that matters somewhere in a batch, and of the rest so many at random, each
-    counted for those not drawn."""
+    """The tokens that matter in a batch, and some others at random, which stand for the rest."""
 
     some: Tensor  # (n,) places in the vocabulary
     index: Tensor  # (vocabulary,) place among them, or -1
-    counted: Tensor  # (n,) logarithm of how many tokens each stands for
+    counted: Tensor  # (n,) logarithm of how many tokens it stands for
 
 
 def candidates(
     needed: Tensor, size: int, others: int, generator: torch.Generator
 ) -> Candidates | None:
-    """The needed places of a vocabulary of this size, each once, and `others` of the rest; None if
-    that would be nearly all."""
+    """The needed tokens and `others` of the rest. None if that would be nearly all."""
     if len(needed) + others > NEARLY_ALL * size:
         return None
     chosen = torch.zeros(size, dtype=torch.bool, device=needed.device)

@@ -49,16 +49,14 @@ def mark(folder: Path, identity: Mapping[str, Any]) -> None:
 
 
 def make_folder(path: Path) -> None:
-    """With those above it; what stands in the way is said before hours of work."""
-    in_the_way = next((each for each in (path, *path.parents) if each.exists()), path)
-    if not in_the_way.is_dir():
-        raise OptionError(f"{in_the_way} is a file; the output has to be a folder")
+    """Make a folder and those above it. What stands in the way is said before hours of work."""
+    exists = next((place for place in (path, *path.parents) if place.exists()), path)
+    if not exists.is_dir():
+        raise OptionError(f"{exists} is a file; the output has to be a folder")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OptionError(
-            f"{path} cannot be made ({error}); name a folder that can be written"
-        ) from error
+        raise OptionError(f"{path} cannot be made ({error}); name another folder") from error
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -88,46 +86,39 @@ def require_same(folder: Path, identity: Mapping[str, Any]) -> None:
     """Raise unless the checkpoint belongs to a run with these settings."""
     if not (folder / MARK).is_file():
         raise TrainingError(
-            f"{folder} has no {MARK}: it is not a checkpoint of selfspec, or was cut off while "
-            f"being written. Choose another"
+            f"{folder} has no {MARK}, so it is not a checkpoint of selfspec or was cut off while "
+            "being written; choose another"
         )
     require_equal(json.loads((folder / MARK).read_text(encoding="utf-8")), identity, folder)
 
 
-def require_equal(found: Mapping[str, Any], identity: Mapping[str, Any], folder: Path) -> None:
+def require_equal(stored: Mapping[str, Any], identity: Mapping[str, Any], folder: Path) -> None:
     """Raise unless what a checkpoint says of its run is what this run says."""
     wanted: dict[str, Any] = json.loads(json.dumps(dict(identity)))
     differences = [
-        f"{name} was {found.get(name)!r}, is {wanted.get(name)!r}"
-        for name in sorted({*found, *wanted})
-        if found.get(name) != wanted.get(name)
+        f"{name} was {stored.get(name)!r}, is {wanted.get(name)!r}"
+        for name in sorted({*stored, *wanted})
+        if stored.get(name) != wanted.get(name)
     ]
     if differences:
         raise TrainingError(
-            f"the checkpoint {folder} belongs to another run, so going on from it would mix two: "
-            f"{'; '.join(differences)}. "
-            "Repeat the earlier settings, or train into another folder"
+            f"the checkpoint {folder} belongs to another run: {'; '.join(differences)}. Going on "
+            "would mix two. Repeat the earlier settings, or train into another folder"
         )
 
 
 def require_room(folder: Path, weights: int, trained: int, kept: int = 2) -> None:
-    """Raise unless the disk holds the trained model and the checkpoints of a time: weights and two
-    moments of what is trained."""
+    """Raise unless the disk holds the trained model and the checkpoints that are kept. Each of them
+    has the weights, and two moments of what is trained."""
     needed = (kept + 1) * (weights + 2 * trained) + weights
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ResourceError(
             f"{folder} has {free / 1e9:.1f} GB free; {kept + 1} checkpoints and the trained model "
-            f"need {needed / 1e9:.1f} GB, so "
-            "training would stop at a full disk. Make room, choose another folder, or train with "
-            "LoRA"
+            f"need {needed / 1e9:.1f} GB. Make room, choose another folder, or train with LoRA"
         )
 
 
 def _numbered(folder: Path) -> list[Path]:
-    found = [
-        (int(match[1]), path)
-        for path in folder.glob("checkpoint-*")
-        if (match := _NAME.fullmatch(path.name))
-    ]
-    return [path for _, path in sorted(found)]
+    matches = ((_NAME.fullmatch(path.name), path) for path in folder.glob("checkpoint-*"))
+    return [path for _, path in sorted((int(match[1]), path) for match, path in matches if match)]

@@ -1,5 +1,4 @@
-"""The recipe's numbers as pure functions: dropout rates, loss weights, and which exits are on at
-which step.
+"""The recipe's numbers as pure functions: dropout rates, loss weights, which exits are on when.
 
 Source: LayerSkip, section 4.1. Step t of T, layer l of L, both counted from 0:
 
@@ -10,7 +9,7 @@ Source: LayerSkip, section 4.1. Step t of T, layer l of L, both counted from 0:
     e(l) = e_scale (0 + 1 + ... + l) for l < L - 1
     e(L - 1) = (L - 1) + e_scale (0 + 1 + ... + (L - 2))
 
-The paper leaves open whether the last layer's own loss takes part in the rotation; here, as in its
+The paper leaves open whether the last layer's own loss takes part in the rotation. Here, as in its
 released recipe, it is always on. Knows no model and no tensor.
 """
 
@@ -21,8 +20,7 @@ from collections.abc import Sequence
 
 
 def depth_rates(layers: int, shape: str = "exponential") -> list[float]:
-    """D(l): 0 at the first layer, 1 at the last. "constant" is the same mean at every layer, for
-    comparison (Fig. 12)."""
+    """D(l): 0 at the first layer, 1 at the last. "constant" is their mean everywhere (Fig. 12)."""
     if layers == 1:
         return [0.0]
     rising = [_rise(layer, layers) for layer in range(layers)]
@@ -30,8 +28,7 @@ def depth_rates(layers: int, shape: str = "exponential") -> list[float]:
 
 
 def time_scale(step: int, steps: int, shape: str = "constant") -> float:
-    """S(t): 1 for a model that is trained already; rising from 0 to 1 over the run for one that
-    starts from scratch."""
+    """S(t): 1 for a model that is trained already, rising from 0 to 1 for one from scratch."""
     return 1.0 if shape == "constant" else _rise(min(step, steps - 1), steps)
 
 
@@ -44,21 +41,18 @@ def dropout_rates(
 
 
 def exit_scales(layers: int, scale: float) -> list[float]:
-    """e(l): later exits weigh quadratically more. `scale` is e_scale; at 0 only the last layer
-    counts."""
+    """e(l): later exits weigh quadratically more. If e_scale is 0, only the last layer counts."""
     early = [scale * layer * (layer + 1) / 2 for layer in range(layers - 1)]
     return [*early, max(1, layers - 1) + scale * (layers - 2) * (layers - 1) / 2]
 
 
 def rotational(layers: int, step: int, dilation: int) -> list[bool]:
-    """C_rot: each early exit once every `dilation` (R) steps, so at most ceil(L / R) of them at a
-    time."""
+    """C_rot: each early exit once every `dilation` (R) steps, so at most ceil(L / R) at a time."""
     return [layer == layers - 1 or layer % dilation == step % dilation for layer in range(layers)]
 
 
 def gradual(layers: int, step: int, steps: int) -> list[bool]:
-    """C_grad: from the last layer down to the first, one more every T / 2L steps; all are on from
-    half of the run."""
+    """C_grad: from the last layer down, one more every T / 2L steps. From T / 2 on all are on."""
     return [2 * layers * step >= (layers - 1 - layer) * steps for layer in range(layers)]
 
 

@@ -1,10 +1,9 @@
 """Training text: from files to blocks of token ids, with labels that say which tokens are trained.
 
-A row (`rows.py` reads them) is `{"text": ...}`, `{"prompt": ..., "response": ...}` or `{"messages":
-[{"role": ..., "content": ...}, ...]}`; a text file is one document. Of prompts and conversations
-only the answers are trained, and they are written down with the model's chat template if it has
-one, as they will be when the model is used. Tokens are held in memory, 4 bytes each. Knows no
-model.
+A row (`text_rows.py` reads them) is `{"text": ...}`, `{"prompt": ..., "response": ...}` or
+`{"messages": [{"role": ..., "content": ...}, ...]}`. A text file is one document. Of prompts and
+conversations only the answers are trained. They are written with the model's chat template if it
+has one, as in use. Tokens are held in memory, 4 bytes each. Knows no model.
 """
 
 from __future__ import annotations
@@ -36,11 +35,9 @@ class DataOptions:
     length: int = 512
     """Tokens in a block of text, which is what the model sees at once."""
     packing: bool = True
-    """Fill each block with several examples, one after the other. Without it a block has one
-    example, cut at the block's end."""
+    """Fill each block with several examples. Without it a block has one, cut at its end."""
     held_out: float = 0.02
-    """Share of the text to keep apart and measure on, between 0 and 1. At least one example is
-    kept."""
+    """Share of the text to keep apart and measure on, between 0 and 1: at least one example."""
     text_column: str = "text"
     """Name of the column that holds plain text."""
     train_on_prompts: bool = False
@@ -54,19 +51,17 @@ class DataOptions:
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
             raise TrainingError(
-                f"held_out={self.held_out} is outside 0 to 1; some text has to be kept apart to "
-                f"measure on, e.g. 0.02"
+                f"held_out={self.held_out} is outside 0 to 1; some text is needed to measure on, "
+                "e.g. 0.02"
             )
         if self.length < 8:
             raise TrainingError(
-                f"length={self.length} tokens is too short for a block to predict anything in; use "
-                f"at least 8"
+                f"length={self.length} tokens is too short to predict anything in; use at least 8"
             )
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
-    """Rows of equal length: `ids` (n, length), and `trained`, the same shape, which of them have a
-    loss."""
+    """Rows of equal length: `ids` (n, length), and in `trained` which of them have a loss."""
 
     def __init__(self, ids: Tensor, trained: Tensor) -> None:
         self.ids, self.trained = ids, trained
@@ -97,7 +92,7 @@ def load_data(
     files: Sequence[str | Path], tokenizer: PreTrainedTokenizerBase, options: DataOptions
 ) -> Data:
     """Read, tokenize, hold some out, pack."""
-    writer = _Writer(tokenizer, options)
+    writer, names = _Writer(tokenizer, options), ", ".join(map(str, files))
     examples = [
         piece
         for path in files
@@ -107,23 +102,20 @@ def load_data(
     if len(examples) < 2:
         count = sum(len(ids) for ids, _ in examples)
         raise TrainingError(
-            f"{', '.join(map(str, files))}: {len(examples)} examples with {count} tokens in all, "
-            f"where at least 2 are needed "
-            f"(one is held out for measuring). Give more text, or a smaller length than "
+            f"{names}: {len(examples)} examples with {count} tokens, where at least 2 are needed "
+            "(one is held out for measuring). Give more text, or a smaller length than "
             f"{options.length}"
         )
     random.Random(options.seed).shuffle(examples)
     apart = max(1, min(len(examples) - 1, round(len(examples) * options.held_out)))
     make = pack if options.packing else pad
-    kept, held = (
-        make(some, options.length, writer.end) for some in (examples[apart:], examples[:apart])
-    )
+    kept = make(examples[apart:], options.length, writer.end)
+    held = make(examples[:apart], options.length, writer.end)
     for name, blocks in (("train on", kept), ("hold out", held)):
         if not blocks.tokens:
             raise TrainingError(
-                f"{', '.join(map(str, files))}: no token to {name}; the answers are empty, or "
-                f"beyond the {options.length} "
-                "tokens of a block. Give more text, or raise the length"
+                f"{names}: no token to {name}; the answers are empty, or beyond the "
+                f"{options.length} tokens of a block. Give more text, or raise the length"
             )
     return Data(kept, held, len(examples))
 
@@ -138,14 +130,12 @@ class _Writer:
         self._tokenizer, self._options = tokenizer, options
         if tokenizer.eos_token_id is None:
             raise TrainingError(
-                "the tokenizer has no end-of-sequence token, so examples cannot be told apart; "
-                "set its eos_token"
+                "the tokenizer has no end-of-sequence token to tell examples apart; set eos_token"
             )
         self.end: int = tokenizer.eos_token_id
 
     def pieces(self, example: dict[str, Any], where: str) -> Iterator[Tokens]:
-        """The example's tokens; plain text that is longer than a block in several pieces, so that
-        some can be held out."""
+        """The example's tokens. Longer text than a block comes in pieces, to hold some out."""
         column = self._options.text_column
         if isinstance(example.get("messages"), list):
             yield self._conversation(example["messages"], where)
@@ -154,24 +144,19 @@ class _Writer:
         elif isinstance(example.get(column), str):
             ids = [*self._tokenizer(example[column])["input_ids"], self.end]
             size = self._options.length
-            yield from (
-                (ids[at : at + size], [True] * len(ids[at : at + size]))
-                for at in range(0, len(ids), size)
-            )
+            pieces = (ids[at : at + size] for at in range(0, len(ids), size))
+            yield from ((piece, [True] * len(piece)) for piece in pieces)
         else:
             raise TrainingError(
                 f"{where} has the columns {', '.join(map(repr, example)) or '(none)'}, none of "
-                f"which can be trained on: it needs "
-                f"{column!r}, or 'prompt' and 'response', as text, or 'messages' as a list. Name "
-                f"the text's column (text_column)"
+                f"which can be trained on: it needs {column!r}, or 'prompt' and 'response', as "
+                "text, or 'messages' as a list. Name the text's column (text_column)"
             )
 
     def _answer(self, prompt: str, response: str, where: str) -> Tokens:
         if self._tokenizer.chat_template and self._options.chat_template:
-            return self._conversation(
-                [{"role": "user", "content": prompt}, {"role": "assistant", "content": response}],
-                where,
-            )
+            user = {"role": "user", "content": prompt}
+            return self._conversation([user, {"role": "assistant", "content": response}], where)
         before = list(self._tokenizer(prompt)["input_ids"])
         after = [*self._bare(response), self.end]
         return before + after, [self._options.train_on_prompts] * len(before) + [True] * len(after)
@@ -180,53 +165,45 @@ class _Writer:
         if not self._tokenizer.chat_template:
             raise TrainingError(
                 f"{where} is a conversation, and the model has no chat template to write it with; "
-                f"use 'text'"
+                "use 'text'"
             )
-        if not all(
-            isinstance(each, dict) and isinstance(each.get("content"), str) for each in messages
-        ):
-            raise TrainingError(
-                f"{where}: every message has to be an object with 'role' and 'content' as text"
-            )
-        ids: list[int] = []
-        trained: list[bool] = []
+        require_messages(messages, where, TrainingError)
+        tokens: Tokens = ([], [])
         done = ""
         for index, message in enumerate(messages):
             answer = message.get("role") == "assistant"
             if answer:  # up to where the model would begin to write
-                done = self._extend(ids, trained, done, messages[:index], True, where)
-            done = self._extend(ids, trained, done, messages[: index + 1], False, where, answer)
-        return ids, trained
+                done = self._extend(tokens, done, messages[:index], where, "opening")
+            part = "answer" if answer else "prompt"
+            done = self._extend(tokens, done, messages[: index + 1], where, part)
+        return tokens
 
-    def _extend(
-        self,
-        ids: list[int],
-        trained: list[bool],
-        done: str,
-        messages: list[Any],
-        open_end: bool,
-        where: str,
-        answer: bool = False,
-    ) -> str:
+    def _extend(self, tokens: Tokens, done: str, messages: list[Any], where: str, part: str) -> str:
         """Add what the template writes for these messages beyond what it wrote before."""
         if not messages:
             return done
         whole = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=open_end
+            messages, tokenize=False, add_generation_prompt=part == "opening"
         )
         if not whole.startswith(done):
             raise TrainingError(
                 f"{where}: the model's chat template rewrites earlier messages when later ones "
-                f"come, so it cannot be told which "
-                "tokens are the answers'. Give the conversation as 'text', written out"
+                "come, so the answers' tokens cannot be told. Give the conversation as 'text'"
             )
         more = self._bare(whole[len(done) :])
-        ids += more
-        trained += [answer or self._options.train_on_prompts] * len(more)
+        tokens[0].extend(more)
+        tokens[1].extend([part == "answer" or self._options.train_on_prompts] * len(more))
         return str(whole)
 
     def _bare(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def require_messages(messages: list[Any], where: str, error: type[Exception]) -> None:
+    """Raise unless these are a conversation's messages."""
+    for message in messages:
+        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+            raise error(f"{where}: every message has to be an object with 'role' and 'content'")
 
 
 # ------------------------------------------------------------------------------------------ packing
@@ -234,7 +211,7 @@ class _Writer:
 
 def pack(examples: Sequence[Tokens], length: int, filler: int) -> Blocks:
     """Blocks of several examples, in their order, each put where it fits best. Only what is longer
-    than a block is cut; the rest of a block is filled with tokens that are not trained, and being
+    than a block is cut. The rest of a block is filled with tokens that are not trained, and being
     last, they change nothing."""
     pieces = [
         (ids[at : at + length], flags[at : at + length])
@@ -242,9 +219,7 @@ def pack(examples: Sequence[Tokens], length: int, filler: int) -> Blocks:
         for at in range(0, len(ids), length)
     ]
     blocks: list[list[int]] = []
-    room: list[
-        tuple[int, int]
-    ] = []  # of blocks that are not full, in order: free tokens, and which block
+    room: list[tuple[int, int]] = []  # of blocks that are not full, in order: free tokens, number
     for index in sorted(range(len(pieces)), key=lambda index: -len(pieces[index][0])):
         size = len(pieces[index][0])
         at = bisect_left(room, (size, 0))
@@ -254,11 +229,10 @@ def pack(examples: Sequence[Tokens], length: int, filler: int) -> Blocks:
         blocks[block].append(index)
         if free > size:
             insort(room, (free - size, block))
-    together = ([pieces[index] for index in sorted(block)] for block in blocks)
-    joined = [
-        (list(chain(*(ids for ids, _ in some))), list(chain(*(flags for _, flags in some))))
-        for some in together
-    ]
+    joined: list[Tokens] = []
+    for block_pieces in ([pieces[index] for index in sorted(block)] for block in blocks):
+        ids, flags = zip(*block_pieces, strict=True)
+        joined.append((list(chain(*ids)), list(chain(*flags))))
     return pad(joined, length, filler)
 
 

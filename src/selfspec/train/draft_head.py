@@ -1,7 +1,7 @@
 """Training a draft head (EAGLE's, on states of several layers) on text that the model wrote itself.
 
-Sources: see draft/draft_head.py and head_net.py. Ours: the block and the reading matrix begin as
-the model's own last layer; the vocabulary is the tokens that the model found likeliest in its text.
+Sources: see draft/from_models/draft_head.py and head_net.py. Ours: the block and the reading matrix
+begin as the model's last layer. The vocabulary is the tokens likeliest in the model's text.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ..errors import OptionError
 from ..model.compute.hidden_states import StateCollector
-from ..model.families import Family, Shape
+from ..model.families import Shape
 from ..model.layered import LayeredModel
 from ..model.weights import module
 from ..trained.blocks import BlockSize, SmallBlock
-from .head_net import Drafted, Ends, HeadNet, roots_of
-from .parts import PartOptions, SmallPart, precision
+from .head_net import Batch, Drafted, HeadNet, roots_of
+from .parts import FrozenModel, PartOptions, SmallPart
 
 STARTS = ("last-layer", "random")
 
@@ -30,8 +30,8 @@ class HeadRecipe:
     """What kind of head."""
 
     layers: tuple[int, ...] = ()
-    """Layers whose states the head reads, counted from 0. By default one a quarter down, one in the
-    middle and the last."""
+    """Layers whose states the head reads, from 0. By default at 1/4 and 1/2 of the depth, and the
+    last."""
     vocabulary: int = 16_384
     """How many tokens the part can say: those that are likeliest in the text it is trained on."""
     start: str = "last-layer"
@@ -39,114 +39,80 @@ class HeadRecipe:
 
     kind = "draft-head"
 
-    def collectors(self, shape: Shape) -> tuple[int, ...]:
+    def state_layers(self, shape: Shape) -> tuple[int, ...]:
         """The layers whose states are needed, for a model of that shape."""
-        layers = self.layers or tuple(
-            sorted({shape.layers // 4, shape.layers // 2, shape.layers - 1})
-        )
-        outside = [layer for layer in layers if not 0 <= layer < shape.layers]
+        count = shape.layers
+        layers = self.layers or tuple(sorted({count // 4, count // 2, count - 1}))
+        outside = [layer for layer in layers if not 0 <= layer < count]
         if outside or not self.vocabulary > 0 or self.start not in STARTS:
             raise OptionError(
                 f"layers={layers}, vocabulary={self.vocabulary}, start={self.start!r}: this model "
-                f"has layers 0 to "
-                f"{shape.layers - 1}, the vocabulary has to be 1 or more, and the start "
+                f"has layers 0 to {count - 1}, the vocabulary has to be 1 or more, and the start "
                 f"{' or '.join(STARTS)}"
             )
         return layers
 
-    def training(
-        self,
-        network: Any,
-        family: Family,
-        shape: Shape,
-        vocabulary: Tensor,
-        scale: float,
-        options: PartOptions,
-    ) -> HeadTraining:
-        return HeadTraining(network, family, shape, self, vocabulary, scale, options)
+    def training(self, model: FrozenModel, options: PartOptions) -> HeadTraining:
+        return HeadTraining(model, self, options)
 
 
 class HeadTraining(SmallPart):
     """A draft head under training."""
 
     kind = "draft-head"
+    net: HeadNet
 
-    def __init__(
-        self,
-        network: Any,
-        family: Family,
-        shape: Shape,
-        recipe: HeadRecipe,
-        vocabulary: Tensor,
-        scale: float,
-        options: PartOptions,
-    ) -> None:
-        self._options, self._device = options, vocabulary.device
-        self.layers = recipe.collectors(shape)
-        self.ends = Ends(network, family, shape, vocabulary)
+    def __init__(self, model: FrozenModel, recipe: HeadRecipe, options: PartOptions) -> None:
+        super().__init__(model, options)
+        self.layers, size = recipe.state_layers(model.shape), block_size(model)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
-            self._net = HeadNet(size_of(network, shape), len(self.layers), shape.context)
+            self.net = HeadNet(size, len(self.layers), model.shape.context)
             if recipe.start == "last-layer":
-                begin_as_last_layer(self._net, network, family, scale)
-        self._net.to(self._device)
+                _begin_as_last_layer(self.net, model)
+        self.net.to(self.device)
 
-    @property
-    def net(self) -> HeadNet:
-        return self._net
-
-    def drafted(
-        self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool
-    ) -> Drafted:
-        batch = {name: values.to(self._device) for name, values in batch.items()}
+    def drafted(self, batch: Batch, generator: torch.Generator | None, measure: bool) -> Drafted:
+        batch = {name: values.to(self.device) for name, values in batch.items()}
         batch["states"] = batch["states"].float()
-        if generator and self._options.noise:
-            shape = batch["states"].shape
-            batch["states"] += self._options.noise * (
-                2 * torch.rand(shape, generator=generator) - 1
-            ).to(self._device)
-        roots = roots_of(batch, self._options.share if generator else 1.0, generator)
-        ahead = max(4, self._options.ahead) if measure else self._options.ahead
-        candidates = None
-        if generator and self._options.others:
-            candidates = self.ends.candidates(batch, self._options.others, generator)
-        with precision(self._options, self._device):
-            found: Drafted = self.net(self.ends, batch, roots, ahead, candidates, measure)
-        return found
-
-    def tensors(self) -> dict[str, Tensor]:
-        """What a part stores, in half precision."""
-        found = {name: value.detach().cpu().half() for name, value in self.net.state_dict().items()}
-        return {**found, "vocabulary": self.ends.vocabulary.cpu().int()}
+        if generator and self.options.noise:
+            batch["states"] += self.noise(batch["states"], generator)
+        roots = roots_of(batch, self.options.share if generator else 1.0, generator)
+        ahead = max(4, self.options.ahead) if measure else self.options.ahead
+        candidates = self.candidates(batch, generator)
+        with self.precision():
+            drafted: Drafted = self.net(self.ends, batch, roots, ahead, candidates, measure)
+        return drafted
 
     def settings(self) -> dict[str, Any]:
         return {"layers": list(self.layers), "block": self.net.size.as_dict()}
 
 
-def size_of(network: Any, shape: Shape) -> BlockSize:
+def block_size(model: FrozenModel) -> BlockSize:
     """A block like the model's own layers."""
-    inner = getattr(network.config, "intermediate_size", None) or 4 * shape.width
-    rope = getattr(network.config, "rope_parameters", None) or {}
+    config, shape = model.network.config, model.shape
+    inner = getattr(config, "intermediate_size", None) or 4 * shape.width
+    rope = getattr(config, "rope_parameters", None) or {}
     theta = float(rope.get("rope_theta", 10_000.0)) if isinstance(rope, dict) else 10_000.0
     return BlockSize(shape.width, shape.heads, shape.kv_heads, shape.head_size, int(inner), theta)
 
 
 @torch.no_grad()
-def begin_as_last_layer(net: HeadNet, network: Any, family: Family, scale: float) -> None:
-    """The block is the model's last layer, and `enter` hands it the last tap, as large as what that
-    layer is used to; embeddings and other taps come in small."""
-    copy_layer(net.block(0), network, family, -1)
+def _begin_as_last_layer(net: HeadNet, model: FrozenModel) -> None:
+    """The block is the model's last layer. `enter` hands it the last states read, as large as that
+    layer is used to. Embeddings and other states come in small."""
+    copy_layer(net.block(0), model, -1)
     width = net.size.width
-    net.enter.weight.mul_(0.3 * scale)
-    net.enter.weight[:, -width:] += scale * torch.eye(width)
-    net.again.weight.copy_(scale * torch.eye(width))
+    net.enter.weight.mul_(0.3 * model.scale)
+    net.enter.weight[:, -width:] += model.scale * torch.eye(width)
+    net.again.weight.copy_(model.scale * torch.eye(width))
 
 
 @torch.no_grad()
-def copy_layer(block: SmallBlock, network: Any, family: Family, index: int) -> None:
-    """Give a block the weights of one of the model's layers, as far as they have the same names and
-    shapes."""
-    theirs = dict(list(module(network, family.layers).children())[index].named_parameters())
+def copy_layer(block: SmallBlock, model: FrozenModel, index: int) -> None:
+    """Give a block the weights of one of the model's layers, where names and shapes agree."""
+    layer = list(module(model.network, model.family.layers).children())[index]
+    theirs = dict(layer.named_parameters())
     for name, parameter in block.named_parameters():
         if name in theirs and theirs[name].shape == parameter.shape:
             parameter.copy_(theirs[name])
@@ -154,17 +120,12 @@ def copy_layer(block: SmallBlock, network: Any, family: Family, index: int) -> N
 
 @torch.inference_mode()
 def stream_size(model: LayeredModel, tokens: Sequence[int]) -> float:
-    """How large a number of the hidden states is, typically, that enter the last layer."""
-    collectors, cache = StateCollector([max(0, model.layers - 2)]), model.new_cache(1, len(tokens))
-    ids = torch.tensor(tokens, device=model.device)
-    model.run(
-        model.embed(ids),
-        model.full_plan,
-        cache,
-        cache.layout([len(tokens)]),
-        collectors=[collectors],
-    )
-    ((_, states),) = collectors.take()
+    """The typical size of a number in the hidden states that enter the last layer."""
+    collector, cache = StateCollector([max(0, model.layers - 2)]), model.new_cache(1, len(tokens))
+    x = model.embed(torch.tensor(tokens, device=model.device))
+    layout = cache.layout([len(tokens)])
+    model.run(x, model.full_plan, cache, layout, collectors=[collector])
+    ((_, states),) = collector.take()
     return float(states.float().pow(2).mean(-1).sqrt().median())
 
 

@@ -1,5 +1,4 @@
-"""What each exit of a model is worth on a text: perplexity, and agreement with the whole model's
-next token.
+"""What each exit of a model is worth on a text: perplexity, and agreement with the whole model.
 
 Exit N is the shared norm and head after the first N layers. Agreement is the share of positions at
 which it names the same token as all layers do: the chance that a single greedy draft is kept,
@@ -27,8 +26,7 @@ POSITIONS = 128  # of which logits exist at a time
 
 @dataclass(frozen=True)
 class ExitScore:
-    """One exit: how many layers run, the mean loss of the next token, and how often it is the whole
-    model's choice."""
+    """One exit: its layers, the mean loss of the next token, and its agreement."""
 
     layers: int
     loss: float
@@ -46,8 +44,8 @@ class ExitScore:
 def evaluate_exits(
     model: LayeredModel, blocks: Blocks, exits: Sequence[int] | None = None, most: int = 16
 ) -> list[ExitScore]:
-    """Scores of the exits (numbers of layers; by default all of them) on at most `most` blocks; the
-    whole model's come last."""
+    """Scores of the exits (numbers of layers, by default all) on at most `most` blocks. The whole
+    model's come last."""
     chosen = sorted({*(exits or range(1, model.layers + 1)), model.layers})
     outside = [layer for layer in chosen if not 1 <= layer <= model.layers]
     if outside:
@@ -63,34 +61,34 @@ def evaluate_exits(
         following, trained = row["labels"][1:], blocks.trained[index][1:]
         if not trained.any():
             continue
-        found = _read(model, row["input_ids"][:-1], following, trained.nonzero()[:, 0], chosen)
+        places = trained.nonzero()[:, 0]
+        scores = _read(model, row["input_ids"][:-1], following, places, chosen)
         positions += int(trained.sum())
-        for layer, (loss, picks) in found.items():
+        for layer, (loss, picks) in scores.items():
             losses[layer] += loss
-            agreed[layer] += int((picks == found[model.layers][1]).sum())
+            agreed[layer] += int((picks == scores[model.layers][1]).sum())
     if not positions:
         raise OptionError(
             "the text has no position at which a token is predicted, so exits cannot be compared; "
             "give longer text"
         )
-    return [
-        ExitScore(layer, losses[layer] / positions, agreed[layer] / positions) for layer in chosen
-    ]
+    return [ExitScore(at, losses[at] / positions, agreed[at] / positions) for at in chosen]
 
 
 def _read(
     model: LayeredModel, tokens: Tensor, following: Tensor, at: Tensor, exits: Sequence[int]
 ) -> dict[int, tuple[float, Tensor]]:
     """For each exit the summed loss at the positions `at`, and its choice of token at each."""
-    tokens, following, at = tokens.to(model.device), following.to(model.device), at.to(model.device)
+    device = model.device
+    tokens, following, at = tokens.to(device), following.to(device), at.to(device)
     cache = model.new_cache(1, len(tokens))
-    place = cache.layout([len(tokens)])
-    x, start, found = model.embed(tokens), 0, {}
+    layout = cache.layout([len(tokens)])
+    x, start, scores = model.embed(tokens), 0, {}
     for layer in exits:
-        x = model.run(x, LayerPlan(start, layer), cache, place)
+        x = model.run(x, LayerPlan(start, layer), cache, layout)
         start = layer
-        found[layer] = _score(model, x[at], following[at])
-    return found
+        scores[layer] = _score(model, x[at], following[at])
+    return scores
 
 
 def _score(model: LayeredModel, states: Tensor, following: Tensor) -> tuple[float, Tensor]:

@@ -1,14 +1,14 @@
-"""Training an exit adapter: one or two blocks after layer E, so that the model's own norm and head
-can read the answer there.
+"""Training an exit adapter: one or two blocks after layer E, for the model's own norm and head.
 
-The first E layers of a draft are the model's own and exact, so the adapter sees in use what it sees
+The first E layers of a draft are the model's own and exact. So the adapter sees in use what it sees
 here, whatever was drafted before: one loss at every answered token, cross entropy to the whole
 model's distribution there (see head_net.py), and no feeding back. The blocks begin as the model's
-last layers. Ours; the idea is that of LayerSkip's exits without touching the model.
+last layers. Ours. The idea is that of LayerSkip's exits, without touching the model.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import OptionError
-from ..model.families import Family, Shape
+from ..model.families import Shape
 from ..trained.blocks import BlockSize
-from .draft_head import STARTS, copy_layer, size_of
-from .head_net import BlockNet, Drafted, Ends, Roots, losses_of, positions_of
-from .parts import PartOptions, SmallPart, precision
+from .draft_head import STARTS, block_size, copy_layer
+from .head_net import Batch, BlockNet, Drafted, Roots, losses_of, positions_of
+from .parts import FrozenModel, PartOptions, SmallPart
 
 MEASURED_DEPTHS = 4
 
@@ -30,8 +30,7 @@ class AdapterRecipe:
     """What kind of adapter."""
 
     exit: int | None = None
-    """How many of the model's first layers run before the adapter (E). By default a quarter of
-    them."""
+    """How many first layers of the model run before the adapter (E). By default a quarter."""
     blocks: int = 1
     """How many blocks the adapter has, each like one of the model's layers."""
     vocabulary: int = 16_384
@@ -40,38 +39,25 @@ class AdapterRecipe:
     """First weights of what is trained: last-layer (a copy from the end of the model) or random."""
     kind = "exit-adapter"
 
-    def collectors(self, shape: Shape) -> tuple[int, ...]:
-        """The layers whose states are needed."""
+    def state_layers(self, shape: Shape) -> tuple[int, ...]:
+        """The layer whose states the adapter reads."""
         layer = max(1, shape.layers // 4) if self.exit is None else self.exit
-        if (
-            not 0 < layer < shape.layers
-            or not 0 < self.blocks < shape.layers
-            or self.vocabulary < 1
-            or self.start not in STARTS
-        ):
+        inside = 0 < layer < shape.layers and 0 < self.blocks < shape.layers
+        if not inside or self.vocabulary < 1 or self.start not in STARTS:
             raise OptionError(
                 f"exit={layer}, blocks={self.blocks}, vocabulary={self.vocabulary}, "
-                f"start={self.start!r}: this model has "
-                f"{shape.layers} layers, so the exit is 1 to {shape.layers - 1}; blocks and "
-                f"vocabulary are at least 1, "
-                f"the start is {' or '.join(STARTS)}"
+                f"start={self.start!r}: this model has {shape.layers} layers, so exit and blocks "
+                f"are 1 to {shape.layers - 1}, the vocabulary is 1 or more, the start "
+                f"{' or '.join(STARTS)}"
             )
         return (layer - 1,)
 
-    def training(
-        self,
-        network: Any,
-        family: Family,
-        shape: Shape,
-        vocabulary: Tensor,
-        scale: float,
-        options: PartOptions,
-    ) -> AdapterTraining:
-        return AdapterTraining(network, family, shape, self, vocabulary, scale, options)
+    def training(self, model: FrozenModel, options: PartOptions) -> AdapterTraining:
+        return AdapterTraining(model, self, options)
 
 
 class AdapterNet(BlockNet):
-    """`enter` makes of a state what the blocks are used to, then the blocks."""
+    """`enter` turns a state into what the blocks are used to. Then come the blocks."""
 
     def __init__(self, size: BlockSize, count: int, context: int) -> None:
         super().__init__(size, count, context)
@@ -80,14 +66,13 @@ class AdapterNet(BlockNet):
     def forward(self, states: Tensor, tokens: Tensor, roots: Roots) -> Tensor:
         """The adapted states of the roots, (roots, width)."""
         x: Tensor = self.enter(states)
-        everything = everywhere(tokens)
+        everywhere = Roots(*torch.ones_like(tokens, dtype=torch.bool).nonzero(as_tuple=True))
         for index in range(len(self.blocks)):
             block, last = self.block(index), index == len(self.blocks) - 1
-            at = roots if last else everything
-            found = self.through(
-                block, at.take(x), at, 1, [self.keys(block, x, positions_of(tokens))], tokens
-            )
-            x = found if last else at.spread(found, tokens)
+            at = roots if last else everywhere
+            keys = [self.keys(block, x, positions_of(tokens))]
+            out = self.through(block, at.take(x), at, 1, keys, tokens)
+            x = out if last else at.spread(out, tokens)
         return x
 
 
@@ -95,80 +80,58 @@ class AdapterTraining(SmallPart):
     """An exit adapter under training."""
 
     kind = "exit-adapter"
+    net: AdapterNet
 
-    def __init__(
-        self,
-        network: Any,
-        family: Family,
-        shape: Shape,
-        recipe: AdapterRecipe,
-        vocabulary: Tensor,
-        scale: float,
-        options: PartOptions,
-    ) -> None:
-        self._options, self._device = options, vocabulary.device
-        self._exit = recipe.collectors(shape)[0] + 1
-        self.ends = Ends(network, family, shape, vocabulary)
+    def __init__(self, model: FrozenModel, recipe: AdapterRecipe, options: PartOptions) -> None:
+        super().__init__(model, options)
+        self._exit = recipe.state_layers(model.shape)[0] + 1
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(options.seed)
-            self._net = AdapterNet(size_of(network, shape), recipe.blocks, shape.context)
+            self.net = AdapterNet(block_size(model), recipe.blocks, model.shape.context)
         if recipe.start == "last-layer":
             for index in range(recipe.blocks):
-                copy_layer(self._net.block(index), network, family, index - recipe.blocks)
+                copy_layer(self.net.block(index), model, index - recipe.blocks)
         with torch.no_grad():
-            self._net.enter.weight.copy_(scale * torch.eye(shape.width))
-        self._net.to(self._device)
+            self.net.enter.weight.copy_(model.scale * torch.eye(model.shape.width))
+        self.net.to(self.device)
 
-    @property
-    def net(self) -> AdapterNet:
-        return self._net
-
-    def drafted(
-        self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool
-    ) -> Drafted:
-        batch = {name: values.to(self._device) for name, values in batch.items()}
+    def drafted(self, batch: Batch, generator: torch.Generator | None, measure: bool) -> Drafted:
+        batch = {name: values.to(self.device) for name, values in batch.items()}
         states = batch["states"][:, :, 0].float()
-        candidates = None
         if generator:
-            states = states + self._options.noise * (
-                2 * torch.rand(states.shape, generator=generator) - 1
-            ).to(self._device)
-            candidates = (
-                self.ends.candidates(batch, self._options.others, generator)
-                if self._options.others
-                else None
-            )
-        answered = batch["chances"].sum(-1) > 0
-        if generator and self._options.share < 1:
-            answered &= (torch.rand(answered.shape, generator=generator) < self._options.share).to(
-                self._device
-            )
-        roots = Roots(*answered.nonzero(as_tuple=True))
-        with precision(self._options, self._device):
-            x = self.net(states, batch["tokens"].long(), roots)
-            losses, counted, logits = losses_of(x, self.ends, batch, roots, 0, candidates)
-        tried = right = torch.zeros(1, device=self._device)
-        if measure:
-            best = self.ends.vocabulary[logits.argmax(-1)]
-            hits = roots.spread(best == roots.take(batch["tokens"], 1), batch["tokens"])
-            tried, right = in_a_row(hits, answered)
-        return Drafted(losses.sum()[None], counted.sum()[None], tried, right)
-
-    def tensors(self) -> dict[str, Tensor]:
-        found = {name: value.detach().cpu().half() for name, value in self.net.state_dict().items()}
-        return {**found, "vocabulary": self.ends.vocabulary.cpu().int()}
+            states = states + self.noise(states, generator)
+        ids = batch["tokens"].long()
+        return drafted_once(self, batch, generator, measure, lambda at: self.net(states, ids, at))
 
     def settings(self) -> dict[str, Any]:
-        return {
-            "exit": self._exit,
-            "blocks": len(self.net.blocks),
-            "block": self.net.size.as_dict(),
-        }
+        size = self.net.size.as_dict()
+        return {"exit": self._exit, "blocks": len(self.net.blocks), "block": size}
+
+
+def drafted_once(
+    part: SmallPart,
+    batch: Batch,
+    generator: torch.Generator | None,
+    measure: bool,
+    states_at: Callable[[Roots], Tensor],
+) -> Drafted:
+    """One draft at every answered token, by a part that is not fed with its own outputs."""
+    candidates = part.candidates(batch, generator)
+    answered = batch["chances"].sum(-1) > 0
+    roots = Roots(*part.some(answered, generator).nonzero(as_tuple=True))
+    with part.precision():
+        x = states_at(roots)
+        losses, counted, logits = losses_of(x, part.ends, batch, roots, 0, candidates)
+    tried = right = torch.zeros(1, device=part.device)
+    if measure:
+        best = part.ends.vocabulary[logits.argmax(-1)]
+        hits = roots.spread(best == roots.take(batch["tokens"], 1), batch["tokens"])
+        tried, right = in_a_row(hits, answered)
+    return Drafted(losses.sum()[None], counted.sum()[None], tried, right)
 
 
 def in_a_row(hits: Tensor, answered: Tensor) -> tuple[Tensor, Tensor]:
-    """By depth k: at how many places there is a k-th draft whose predecessors were right, and how
-    many of those are right."""
+    """By depth k: how many k-th drafts had right predecessors, and how many of those are right."""
     tried, right, alive = [], [], answered
     for depth in range(MEASURED_DEPTHS):
         rest = answered.shape[1] - depth
@@ -177,8 +140,3 @@ def in_a_row(hits: Tensor, answered: Tensor) -> tuple[Tensor, Tensor]:
         tried.append(here.sum())
         right.append(alive.sum())
     return torch.stack(tried), torch.stack(right)
-
-
-def everywhere(tokens: Tensor) -> Roots:
-    """All tokens as roots."""
-    return Roots(*torch.ones_like(tokens, dtype=torch.bool).nonzero(as_tuple=True))

@@ -1,5 +1,4 @@
-"""The forward of training: transformers' own decoder, layers dropped for samples, and the
-early-exit loss instead of logits.
+"""The forward of training: transformers' own decoder, layer dropout, and the early-exit loss.
 
 `forward` of the model object is replaced while training, so that DDP, FSDP, PEFT and mixed
 precision, which all work around a model's forward, see the loss as they see any model's. States are
@@ -35,18 +34,16 @@ IGNORED = -100  # transformers' label of a position that is not trained
 
 @dataclass(frozen=True)
 class Moment:
-    """Where the run is: step of steps, micro-batch of the step, and how many trained tokens the
-    whole step has."""
+    """Where the run is."""
 
     step: int
     steps: int
-    micro: int = 0
-    tokens: Tensor | float | None = None  # None: those of this batch
+    micro: int = 0  # micro-batch of the step
+    tokens: Tensor | float | None = None  # trained in the whole step; None: those of this batch
 
 
 class ExitForward:
-    """The recipe on one model (a causal language model of transformers, not the PEFT model around
-    it)."""
+    """The recipe on one causal language model of transformers (not on a PEFT model around it)."""
 
     def __init__(
         self, model: PreTrainedModel, recipe: Recipe, seed: int = 0, live: int = LIVE_LOGITS
@@ -63,9 +60,8 @@ class ExitForward:
         self._head = _plain_head(module(model, family.head))
         self.dropout = LayerDropout(self.layers)
         self.moment = Moment(0, 1)
-        self.sums: dict[
-            int, Tensor
-        ] = {}  # of the last forward: each exit's mean cross entropy, detached
+        # of the last forward: each exit's mean cross entropy, detached
+        self.sums: dict[int, Tensor] = {}
         self._wanted: frozenset[int] = frozenset()
         self._states: dict[int, Tensor] = {}
 
@@ -73,33 +69,24 @@ class ExitForward:
     def installed(self) -> Iterator[None]:
         """The model's forward is ours within this block, and its own after it."""
         before = vars(self.model).get("forward")
-        hooks = [
-            layer.register_forward_hook(self._catcher(index))
-            for index, layer in enumerate(self.layers)
-        ]
+        layers = enumerate(self.layers)
+        hooks = [layer.register_forward_hook(self._catcher(index)) for index, layer in layers]
+
+        def forward(_: Any, input_ids: Tensor, labels: Tensor, **given: Any) -> CausalLMOutput:
+            return CausalLMOutput(loss=self.loss(input_ids, labels, given.get("attention_mask")))
+
         try:
             with self.dropout.installed():
-                self.model.forward = MethodType(self._as_method(), self.model)
+                self.model.forward = MethodType(forward, self.model)
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
             # accelerate keeps what it wraps under the second name
-            for name in (
-                "forward",
-                "_original_forward",
-            ):
+            for name in ("forward", "_original_forward"):
                 vars(self.model).pop(name, None)
             if before is not None:
                 self.model.forward = before
-
-    def _as_method(self) -> Any:
-        def forward(
-            model: PreTrainedModel, input_ids: Tensor, labels: Tensor, **given: Any
-        ) -> CausalLMOutput:
-            return CausalLMOutput(loss=self.loss(input_ids, labels, given.get("attention_mask")))
-
-        return forward
 
     def _catcher(self, index: int) -> Any:
         def catch(layer: nn.Module, given: Any, output: Any) -> None:
@@ -111,14 +98,12 @@ class ExitForward:
     def loss(
         self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor:
-        """J of this batch at this moment; out of training the last layer's loss alone."""
+        """J of this batch at this moment. Out of training, the last layer's loss alone."""
         training = self.model.training
         weights = self.weights() if training else {self.depth - 1: 1.0}
         input_ids, labels, attention_mask = _without_tail(input_ids, labels, attention_mask)
-        self.dropout.set(
-            self.draw(input_ids.shape[0]) if training and self.recipe.dropout else None,
-            input_ids.device,
-        )
+        drop = training and self.recipe.dropout
+        self.dropout.set(self.draw(len(input_ids)) if drop else None, input_ids.device)
         states = self._run(input_ids, attention_mask, frozenset(weights))
         following = labels[:, 1:].reshape(-1)
         trained = (following != IGNORED).nonzero()[:, 0]
@@ -134,9 +119,8 @@ class ExitForward:
             scale = self._scale(weight * scales[-1], len(trained), picked)
             exits.append(Exit(picked, following[at], scale, among if early else None))
         total, sums = exit_loss(exits, self._head.weight, self._head.bias, self.live, self._finish)
-        self.sums = {
-            layer: sums[i] * scales[i] / max(1, len(trained)) for i, layer in enumerate(weights)
-        }
+        count = max(1, len(trained))
+        self.sums = {layer: sums[i] * scales[i] / count for i, layer in enumerate(weights)}
         return total
 
     def weights(self) -> dict[int, float]:
@@ -144,7 +128,7 @@ class ExitForward:
         return self.recipe.exit_weights(self.depth, self.moment.step, self.moment.steps)
 
     def draw(self, rows: int) -> Tensor:
-        """Which of so many samples pass through which layer at this moment."""
+        """Which of these samples pass through which layer at this moment."""
         now = self.moment
         rates = self.recipe.dropout_rates(self.depth, now.step, now.steps)
         return draw_keep(rates, rows, seed=self.seed, step=now.step, micro=now.micro)
@@ -160,14 +144,12 @@ class ExitForward:
         finally:
             self._wanted = frozenset()
         states, self._states = {**self._states, self.depth - 1: last}, {}
-        hidden = torch.is_grad_enabled() and not all(
-            states[layer].requires_grad for layer in wanted
-        )
+        seen = all(states[layer].requires_grad for layer in wanted)
+        hidden = torch.is_grad_enabled() and not seen
         if hidden and self.model.is_gradient_checkpointing:
             raise OptionError(
                 "reentrant gradient checkpointing hides the layers' states from the early-exit "
-                "loss; "
-                "set gradient_checkpointing_kwargs={'use_reentrant': False}"
+                "loss; set gradient_checkpointing_kwargs={'use_reentrant': False}"
             )
         return states
 
@@ -176,24 +158,20 @@ class ExitForward:
         if self.recipe.share == 1:
             return trained
         count = math.ceil(self.recipe.share * len(trained))
-        words = ("positions", self.seed, self.moment.step, self.moment.micro)
-        chosen = (
-            torch.randperm(len(trained), generator=counted_generator(*words))[:count].sort().values
-        )
+        generator = self._generator("positions")
+        chosen = torch.randperm(len(trained), generator=generator)[:count].sort().values
         return trained[chosen.to(trained.device)]
 
     def _among(self, input_ids: Tensor) -> Candidates | None:
-        """The tokens that early exits choose among now: those of the batch, and others drawn for
-        the rest."""
-        if not self.recipe.exit_others:
+        """The tokens that early exits choose among now: those of the batch, and some others."""
+        others = self.recipe.exit_others
+        if not others:
             return None
-        words = ("others", self.seed, self.moment.step, self.moment.micro)
-        return candidates(
-            input_ids.unique(),
-            self._head.weight.shape[0],
-            self.recipe.exit_others,
-            counted_generator(*words),
-        )
+        size = self._head.weight.shape[0]
+        return candidates(input_ids.unique(), size, others, self._generator("others"))
+
+    def _generator(self, use: str) -> torch.Generator:
+        return counted_generator(use, self.seed, self.moment.step, self.moment.micro)
 
     def _scale(self, weight: float, trained: int, like: Tensor) -> Tensor:
         kind = torch.float64 if like.dtype == torch.float64 else torch.float32
@@ -202,45 +180,39 @@ class ExitForward:
 
     @torch.no_grad()
     def check(self, probe: Tensor) -> None:
-        """Raise unless norm, head, scale and cap as they are used here give the model's own
-        logits."""
-        modules = [each for each in self.model.modules() if each.training]
+        """Raise unless norm, head, scale and cap as used here give the model's own logits."""
+        modules = [part for part in self.model.modules() if part.training]
         self.model.eval()
         try:
             expected = self.model(input_ids=probe[None], use_cache=False).logits[0].float()
             last = self._decoder(input_ids=probe[None], use_cache=False).last_hidden_state[0]
         finally:
-            for each in modules:
-                each.training = True
+            for part in modules:
+                part.training = True
         gap = (self._finish(self._head(last).float()) - expected).abs().max().item()
         if not gap <= 2e-2 * max(expected.abs().max().item(), 1e-3):  # also refuses NaN
             raise SelfCheckFailed(
-                f"the head as the early-exit loss would use it differs from this "
-                f"{self.model.config.model_type} model's own "
-                f"logits by {gap:.3g}, so the loss would train another function; this family "
-                f"cannot be trained yet"
+                "the head as the early-exit loss would use it differs from this "
+                f"{self.model.config.model_type} model's own logits by {gap:.3g}; this family "
+                "cannot be trained yet"
             )
 
 
 def _without_tail(
     ids: Tensor, labels: Tensor, mask: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Without the columns behind the last that is trained in any row: what fills blocks up has no
-    effect on what precedes it."""
+    """Without the columns behind the last one that is trained in any row. They have no effect on
+    what precedes them."""
     trained = (labels[:, 1:] != IGNORED).any(0).nonzero()
     end = int(trained[-1]) + 2 if len(trained) else labels.shape[1]
-    return (
-        ids[:, :end],
-        labels[:, :end],
-        mask[:, :end] if mask is not None and mask.dim() == 2 else mask,
-    )
+    cut = mask[:, :end] if mask is not None and mask.dim() == 2 else mask
+    return ids[:, :end], labels[:, :end], cut
 
 
 def _plain_head(head: nn.Module) -> nn.Linear:
     if not isinstance(head, nn.Linear):
         raise OptionError(
-            f"the head is a {type(head).__name__}, not a plain linear, so all exits cannot share "
-            f"its product; "
-            "leave the head out of LoRA and of quantisation"
+            f"the head is a {type(head).__name__}, not a plain linear, so exits cannot share its "
+            "product; leave the head out of LoRA and of quantisation"
         )
     return head

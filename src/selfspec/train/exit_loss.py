@@ -4,12 +4,12 @@
 
 `finish` is what some families do to their logits: y = s z, then y = c tanh(y / c).
 
-The logits of one chunk of one exit live at a time. Their gradient is known as soon as they are
-(softmax minus one-hot), so it is taken at once and only the gradients of the states and of the head
-are kept: three products of the head's size an exit (two when the head is frozen), which is what its
+The logits of one chunk of one exit live at a time. Their gradient (softmax minus one-hot) is known
+as soon as they are, so it is taken at once. Only the gradients of the states and of the head are
+kept. That is three products of the head's size an exit (two when the head is frozen), which its
 arithmetic needs, and nothing is computed twice. An exit may be asked about some tokens that stand
-for the whole vocabulary (`candidates.py`), which makes its products as small as they are few. Knows
-no model and no curriculum.
+for the whole vocabulary (`candidates.py`), which makes its products smaller. Knows no model and no
+curriculum.
 """
 
 from __future__ import annotations
@@ -30,33 +30,32 @@ _LOW = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Exit:
-    """One exit's share: normed states (n, width) at the positions that are trained, the token that
-    follows each (n,), and what the sum of their losses is multiplied with (weight over count): a
-    scalar tensor, so that a GPU need not be waited for. `among`: the tokens that its loss is taken
-    over, all targets among them; None is the whole vocabulary."""
+    """One exit's share of the loss, at the positions that are trained."""
 
-    states: Tensor
-    targets: Tensor
+    states: Tensor  # (n, width), normed
+    targets: Tensor  # (n,) the token that follows each
     scale: Tensor
+    """What the sum of the losses is multiplied with (weight over count). A scalar tensor, so that a
+    GPU need not be waited for."""
     among: Candidates | None = None
+    """The tokens that the loss is taken over, all targets among them; None is the vocabulary."""
 
 
 @dataclass(frozen=True)
 class Finish:
-    """What becomes of a product with the head before it is a logit: a scale, and a soft cap (0 is
-    none)."""
+    """What turns a product with the head into a logit: a scale, and a soft cap (0 is none)."""
 
     scale: float = 1.0
     cap: float = 0.0
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """In the logits' own memory."""
+        """The logits, in the product's own memory."""
         if self.scale != 1:
             logits.mul_(self.scale)
         return logits.div_(self.cap).tanh_().mul_(self.cap) if self.cap else logits
 
     def slope(self, finished: Tensor) -> Tensor | None:
-        """Its derivative where it gave these logits; None where the scale alone is it."""
+        """The derivative of the cap where it gave these logits; None without a cap."""
         return None if not self.cap else (finished / self.cap).square_().neg_().add_(1)
 
 
@@ -67,16 +66,16 @@ def exit_loss(
     live: int = LIVE_LOGITS,
     finish: Finish | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The loss, and each exit's sum of cross entropies (detached), through the head of this weight
-    (vocab, width) and bias."""
-    scales = torch.stack([each.scale for each in exits])
-    among = [each.among for each in exits]
+    """The loss through the head of this weight (vocab, width) and bias. Also the sum of each exit's
+    cross entropies, detached."""
+    scales = torch.stack([part.scale for part in exits])
+    among = [part.among for part in exits]
     targets = [
-        each.targets if each.among is None else each.among.index[each.targets] for each in exits
+        part.targets if part.among is None else part.among.index[part.targets] for part in exits
     ]
     setup = _Setup(live, _compute_dtype(weight), torch.is_grad_enabled(), finish or Finish(), among)
     apply: Any = _ExitLoss.apply
-    loss, sums = apply(setup, targets, scales, weight, bias, *[each.states for each in exits])
+    loss, sums = apply(setup, targets, scales, weight, bias, *[part.states for part in exits])
     return loss, sums
 
 
@@ -91,7 +90,7 @@ class _Setup:
 
 @dataclass(frozen=True)
 class _Rows:
-    """The rows of the head that one exit is asked about, as they are computed with."""
+    """The rows of the head that one exit is asked about, in the dtype they are computed in."""
 
     weight: Tensor
     bias: Tensor | None
@@ -100,12 +99,11 @@ class _Rows:
     def of(self, among: Candidates | None) -> _Rows:
         if among is None:
             return self
-        return _Rows(
-            self.weight[among.some], None if self.bias is None else self.bias[among.some], among
-        )
+        bias = None if self.bias is None else self.bias[among.some]
+        return _Rows(self.weight[among.some], bias, among)
 
     def spread(self, into: Tensor, part: Tensor) -> None:
-        """Add what was found for these rows to the whole."""
+        """Add what these rows' part holds to the whole."""
         if self.among is None:
             into += part
         else:
@@ -124,21 +122,17 @@ class _Gradients:
     def __init__(
         self, weight: Tensor, bias: Tensor | None, states: Sequence[Tensor], wanted: Sequence[bool]
     ) -> None:
-        sum_dtype = torch.float32 if weight.dtype in _LOW else weight.dtype
-        self.weight = torch.zeros_like(weight, dtype=sum_dtype) if wanted[0] else None
-        self.bias = (
-            torch.zeros_like(bias, dtype=sum_dtype) if bias is not None and wanted[1] else None
-        )
-        self.states = [
-            torch.empty_like(each) if want else None
-            for each, want in zip(states, wanted[2:], strict=True)
-        ]
+        dtype = torch.float32 if weight.dtype in _LOW else weight.dtype
+        self.weight = torch.zeros_like(weight, dtype=dtype) if wanted[0] else None
+        keep = bias if wanted[1] else None
+        self.bias = None if keep is None else torch.zeros_like(keep, dtype=dtype)
+        pairs = zip(states, wanted[2:], strict=True)
+        self.states = [torch.empty_like(state) if want else None for state, want in pairs]
 
     def add(
         self, index: int, at: slice, errors: Tensor, states: Tensor, rows: _Rows, scale: Tensor
     ) -> None:
-        """`errors` (n, rows) are the gradient of the unscaled sum with respect to the product with
-        the head's rows."""
+        """`errors` (n, rows): the gradient of the unscaled sum by the product with the rows."""
         low = errors.to(rows.weight.dtype)
         into = self.states[index]
         if into is not None:
@@ -166,26 +160,20 @@ class _ExitLoss(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         device = weight.device.type
         with torch.autocast(device, enabled=False):
-            head = _Rows(
-                weight.to(setup.dtype), None if bias is None else bias.to(setup.dtype), None
-            )
-            gradients = (
-                _Gradients(weight, bias, states, ctx.needs_input_grad[3:])
-                if setup.training
-                else None
-            )
+            low_bias = None if bias is None else bias.to(setup.dtype)
+            head, gradients = _Rows(weight.to(setup.dtype), low_bias, None), None
+            if setup.training:
+                gradients = _Gradients(weight, bias, states, ctx.needs_input_grad[3:])
             sums = torch.zeros_like(scales)
-            for index, (one, following, among) in enumerate(
-                zip(states, targets, setup.among, strict=True)
-            ):
+            exits = zip(states, targets, setup.among, strict=True)
+            for index, (exit_states, following, among) in enumerate(exits):
                 rows = head.of(among)
                 chunk = max(1, setup.live // len(rows.weight))
                 for start in range(0, len(following), chunk):
                     at = slice(start, start + chunk)
-                    piece = one[at].to(setup.dtype)
-                    logits = torch.nn.functional.linear(piece, rows.weight, rows.bias).to(
-                        scales.dtype
-                    )
+                    piece = exit_states[at].to(setup.dtype)
+                    logits = torch.nn.functional.linear(piece, rows.weight, rows.bias)
+                    logits = logits.to(scales.dtype)
                     errors, total = _errors(logits, following[at], setup.finish, among)
                     sums[index] += total
                     if gradients is not None:
@@ -197,17 +185,12 @@ class _ExitLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, outer: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        found: _Gradients | None = ctx.gradients
-        if found is None:
-            raise RuntimeError(
-                "the exit loss was already differentiated; its gradients are handed out once and "
-                "then let go"
-            )
+        gradients: _Gradients | None = ctx.gradients
+        if gradients is None:
+            raise RuntimeError("the exit loss was already differentiated, which works once only")
         ctx.gradients = None
-        given = [
-            each.mul_(outer) if each is not None else None
-            for each in (found.weight, found.bias, *found.states)
-        ]
+        sums = (gradients.weight, gradients.bias, *gradients.states)
+        given = [value.mul_(outer) if value is not None else None for value in sums]
         of_weight = None if given[0] is None else given[0].to(ctx.dtypes[0])
         of_bias = None if given[1] is None else given[1].to(ctx.dtypes[1])
         return (None, None, None, of_weight, of_bias, *given[2:])
@@ -216,8 +199,8 @@ class _ExitLoss(torch.autograd.Function):
 def _errors(
     logits: Tensor, targets: Tensor, finish: Finish, among: Candidates | None
 ) -> tuple[Tensor, Tensor]:
-    """The gradient of the head's product, in its own memory: softmax minus one-hot, through what
-    follows the product; and the sum of the cross entropies."""
+    """The gradient of the head's product, in the logits' memory: softmax minus one-hot, through
+    what follows the product. Also the sum of the cross entropies."""
     finish(logits)
     slope = finish.slope(logits)
     if among is not None:

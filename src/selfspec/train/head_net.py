@@ -1,11 +1,10 @@
-"""The draft head as it is trained: over several drafts in a row, each fed with the head's own
-outputs.
+"""The draft head as it is trained: over several drafts in a row, each fed with its own outputs.
 
 Every token t of the answers is a root from which K tokens are drafted at once. Draft 1 reads entry
-[e(t+1); h(t)] and attends to the entries of all tokens up to t; draft k reads [e(t+k); a(k-1)] and
+[e(t+1); h(t)] and attends to the entries of all tokens up to t. Draft k reads [e(t+k); a(k-1)] and
 also attends to the drafts before it *from the same root*, which is what it will see when it drafts
 (EAGLE-3, arXiv 2503.01840, section 3.2, "training-time test"). Loss of draft k: cross entropy to
-the model's own distribution p at token t + k, of which the likeliest tokens are known; what of p
+the model's own distribution p at token t + k, of which the likeliest tokens are known. What of p
 lies outside the head's vocabulary is left out, so tokens that it cannot say weigh little instead of
 teaching nonsense. Does not know data or optimizers.
 """
@@ -25,6 +24,8 @@ from ..model.weights import linear_weights, module, table
 from ..trained.blocks import BlockSize, Rotary, SmallBlock, unit
 from .candidates import Candidates, candidates
 
+Batch = dict[str, Tensor]  # what `States.batch` returns
+
 
 class Ends:
     """What the head borrows from the frozen model: embeddings, last norm, some rows of the head."""
@@ -35,8 +36,7 @@ class Ends:
         head = linear_weights(network, family.head)
         if head.weight is None:
             raise TrainingError(
-                "the model's head is quantised, so its rows cannot be read; train on the model as "
-                "it was before"
+                "the model's head is quantised, so its rows cannot be read; train on the original"
             )
         self._rows = head.weight.detach()[vocabulary].clone()
         self._bias = None if head.bias is None else head.bias.detach()[vocabulary].clone()
@@ -46,29 +46,25 @@ class Ends:
         self.index[vocabulary] = torch.arange(len(vocabulary), device=vocabulary.device)
 
     def candidates(
-        self, batch: dict[str, Tensor], others: int, generator: torch.Generator
+        self, batch: Batch, others: int, generator: torch.Generator
     ) -> Candidates | None:
-        """The tokens with a share in the batch's distributions, and `others` of the rest; None if
-        that would be nearly all."""
+        """The tokens likely somewhere in the batch, and `others` more; None if nearly all."""
         needed = self.index[batch["ids"][batch["chances"] > 0.001].long()].unique()
         needed = needed[needed >= 0]
         return candidates(needed, len(self.vocabulary), others, generator)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings brought to length one a number, which takes out any scale."""
+        """Embeddings, RMS-normalised, which takes out any scale."""
         return unit(self._embedding[tokens].float())
 
     def logits(self, x: Tensor, some: Tensor | None = None) -> Tensor:
-        """Of the head's own vocabulary, or of some tokens of it."""
-        rows, bias = self._rows, self._bias
+        """Of the part's own vocabulary, or of some tokens of it."""
+        rows, bias, scales = self._rows, self._bias, self._scales
         if some is not None:
             rows, bias = rows[some], None if bias is None else bias[some]
-        found = F.linear(self._norm(x), rows, bias) * self._scales.logits
-        return (
-            self._scales.logit_cap * torch.tanh(found / self._scales.logit_cap)
-            if self._scales.logit_cap
-            else found
-        )
+        logits = F.linear(self._norm(x), rows, bias) * scales.logits
+        cap = scales.logit_cap
+        return cap * torch.tanh(logits / cap) if cap else logits
 
 
 @dataclass(frozen=True)
@@ -79,29 +75,27 @@ class Roots:
     tokens: Tensor
 
     def take(self, x: Tensor, ahead: int = 0) -> Tensor:
-        """x (n, tokens, ...) at the roots, or so many tokens later (at the end: at the last)."""
+        """x (n, tokens, ...) at the roots, or `ahead` tokens later (at the end: at the last)."""
         return x[self.rows, (self.tokens + ahead).clamp(max=x.shape[1] - 1)]
 
     def spread(self, values: Tensor, like: Tensor) -> Tensor:
         """Values of the roots, put where they belong; 0 elsewhere."""
-        return values.new_zeros(*like.shape[:2], *values.shape[1:]).index_put(
-            (self.rows, self.tokens), values
-        )
+        zeros = values.new_zeros(*like.shape[:2], *values.shape[1:])
+        return zeros.index_put((self.rows, self.tokens), values)
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """What came of one draft from every root: summed losses by depth, how many there were, and how
-    many drafts were right among those whose predecessors were."""
+    """What came of one draft from every root, by depth, (K,)."""
 
-    losses: Tensor  # (K,)
+    losses: Tensor  # their sums
     counts: Tensor
-    tried: Tensor
-    right: Tensor
+    tried: Tensor  # drafts whose predecessors were right
+    right: Tensor  # of those, the right ones
 
 
 class BlockNet(nn.Module):
-    """Some small blocks that can be trained; what they read is said by who has them."""
+    """Some small blocks that can be trained. Subclasses say what they read."""
 
     def __init__(self, size: BlockSize, count: int, context: int) -> None:
         super().__init__()
@@ -114,17 +108,16 @@ class BlockNet(nn.Module):
         self.register_buffer("_sine", sine[0], persistent=False)
 
     def block(self, index: int) -> SmallBlock:
-        found = self.blocks[index]
-        assert isinstance(found, SmallBlock)
-        return found
+        block = self.blocks[index]
+        assert isinstance(block, SmallBlock)
+        return block
 
     def keys(self, block: SmallBlock, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(..., width) -> keys and values, (..., heads, size)."""
         x = block.input_layernorm(x)
         shape = (*x.shape[:-1], self.size.kv_heads, self.size.head_size)
-        return self._turned(
-            block.self_attn.k_proj(x).view(shape), positions
-        ), block.self_attn.v_proj(x).view(shape)
+        keys = self._turned(block.self_attn.k_proj(x).view(shape), positions)
+        return keys, block.self_attn.v_proj(x).view(shape)
 
     def through(
         self,
@@ -132,15 +125,14 @@ class BlockNet(nn.Module):
         x: Tensor,
         roots: Roots,
         depth: int,
-        known: list[tuple[Tensor, Tensor]],
+        entries: list[tuple[Tensor, Tensor]],
         tokens: Tensor,
     ) -> Tensor:
         """One entry of every root, (roots, width), through the block."""
-        q = block.self_attn.q_proj(block.input_layernorm(x)).view(
-            len(x), self.size.heads, self.size.head_size
-        )
+        shape = (len(x), self.size.heads, self.size.head_size)
+        q = block.self_attn.q_proj(block.input_layernorm(x)).view(shape)
         q = roots.spread(self._turned(q, roots.tokens + depth - 1), tokens)
-        x = x + block.self_attn.o_proj(roots.take(attend(q, known)).flatten(1))
+        x = x + block.self_attn.o_proj(roots.take(attend(q, entries)).flatten(1))
         y = block.post_attention_layernorm(x)
         out: Tensor = x + block.mlp.down_proj(F.silu(block.mlp.gate_proj(y)) * block.mlp.up_proj(y))
         return out
@@ -152,61 +144,51 @@ class BlockNet(nn.Module):
 
 
 class HeadNet(BlockNet):
-    """The trainable weights: `enter` reads a token with the taps, `again` the head's own output,
-    then one block."""
+    """`enter` reads a token with the states, `again` the head's own output. Then one block."""
 
-    def __init__(self, size: BlockSize, collectors: int, context: int) -> None:
+    def __init__(self, size: BlockSize, layers: int, context: int) -> None:
         super().__init__(size, 1, context)
-        self.enter = nn.Linear((1 + collectors) * size.width, size.width, bias=False)
+        self.enter = nn.Linear((1 + layers) * size.width, size.width, bias=False)
         self.again = nn.Linear(size.width, size.width, bias=False)
 
     def forward(
         self,
         ends: Ends,
-        batch: dict[str, Tensor],
+        batch: Batch,
         roots: Roots,
         ahead: int,
         candidates: Candidates | None = None,
         measure: bool = False,
     ) -> Drafted:
-        """Draft `ahead` tokens from the roots of a batch. With candidates the loss is taken over
-        these; without, exactly."""
+        """Draft `ahead` tokens from each root. With candidates the loss is taken over these."""
         tokens, states, block = batch["tokens"].long(), batch["states"], self.block(0)
         following = ends.embed(torch.cat([tokens[:, 1:], tokens[:, -1:]], dim=1))
         entered = self.enter(torch.cat([following, states.flatten(2)], dim=2))
-        known = [self.keys(block, entered, positions_of(tokens))]
+        entries = [self.keys(block, entered, positions_of(tokens))]
         x, results, alive = roots.take(entered), [], None
         for depth in range(1, ahead + 1):
             if depth > 1:
-                embedded = roots.take(following, depth - 1)
-                x = F.linear(embedded, self.enter.weight[:, : self.size.width]) + self.again(
-                    unit(x)
-                )
+                embedded, reading = roots.take(following, depth - 1), self.enter.weight
+                embedded = F.linear(embedded, reading[:, : self.size.width])
+                x = embedded + self.again(unit(x))
                 k, v = self.keys(block, x, roots.tokens + depth - 1)
-                known.append((roots.spread(k, tokens), roots.spread(v, tokens)))
-            x = self.through(block, x, roots, depth, known, tokens)
+                entries.append((roots.spread(k, tokens), roots.spread(v, tokens)))
+            x = self.through(block, x, roots, depth, entries, tokens)
             losses, counted, wide = losses_of(x, ends, batch, roots, depth, candidates)
             alive = counted if alive is None else alive & counted
             tried, hits = alive.sum(), torch.zeros_like(alive)
             if measure:
-                hits = alive & (
-                    ends.vocabulary[wide.argmax(-1)] == roots.take(batch["tokens"], depth + 1)
-                )
+                right = ends.vocabulary[wide.argmax(-1)] == roots.take(batch["tokens"], depth + 1)
+                hits = alive & right
                 alive = hits
             results.append((losses.sum(), counted.sum(), tried, hits.sum()))
-        return Drafted(*(torch.stack(each) for each in zip(*results, strict=True)))
+        return Drafted(*(torch.stack(values) for values in zip(*results, strict=True)))
 
 
 def losses_of(
-    x: Tensor,
-    ends: Ends,
-    batch: dict[str, Tensor],
-    roots: Roots,
-    depth: int,
-    candidates: Candidates | None,
+    x: Tensor, ends: Ends, batch: Batch, roots: Roots, depth: int, candidates: Candidates | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each root: the loss of one depth, whether it counts, and the logits. Its target is what
-    the model says at t + depth."""
+    """Of each root: the loss against p(t + depth), whether it counts, and the logits."""
     beyond = roots.tokens + depth >= batch["tokens"].shape[1]
     chances = roots.take(batch["chances"], depth).float().masked_fill(beyond[:, None], 0)
     counted = chances.sum(-1) > 0
@@ -223,17 +205,15 @@ def losses_of(
     return chances.sum(-1) * normaliser.logsumexp(-1) - expected, counted, wide
 
 
-def attend(q: Tensor, known: list[tuple[Tensor, Tensor]]) -> Tensor:
-    """q (n, tokens, heads, size) of one depth; keys and values of depth 1, seen causally, then of
-    each later depth, of which a root sees its own."""
-    (keys, values), own = known[0], known[1:]
+def attend(q: Tensor, entries: list[tuple[Tensor, Tensor]]) -> Tensor:
+    """q (n, tokens, heads, size) of one depth on the entries: keys and values of depth 1, seen
+    causally, then of each later depth, of which a root sees its own."""
+    (keys, values), own = entries[0], entries[1:]
     rows, tokens, heads, size = q.shape
     if not own:
         q, keys, values = (x.transpose(1, 2) for x in (q, keys, values))
-        found: Tensor = F.scaled_dot_product_attention(
-            q, keys, values, is_causal=True, enable_gqa=True
-        )
-        return found.transpose(1, 2)
+        out = F.scaled_dot_product_attention(q, keys, values, is_causal=True, enable_gqa=True)
+        return out.transpose(1, 2)
     grouped = q.view(rows, tokens, keys.shape[2], -1, size)
     scores = torch.einsum("ntkgd,nskd->nkgts", grouped, keys)
     future = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
@@ -251,14 +231,10 @@ def positions_of(tokens: Tensor) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
 
 
-def roots_of(
-    batch: dict[str, Tensor], share: float = 1.0, generator: torch.Generator | None = None
-) -> Roots:
-    """Every token after which the model's choice is drafted for: those before an answered one; or a
-    random share of them."""
+def roots_of(batch: Batch, share: float = 1.0, generator: torch.Generator | None = None) -> Roots:
+    """The tokens after which a draft begins: those before an answered one, or a share of them."""
     answered = batch["chances"].sum(-1) > 0
     begins = torch.cat([answered[:, 1:], torch.zeros_like(answered[:, :1])], dim=1)
     if share < 1:
         begins = begins & (torch.rand(begins.shape, generator=generator) < share).to(begins.device)
-    rows, tokens = begins.nonzero(as_tuple=True)
-    return Roots(rows, tokens)
+    return Roots(*begins.nonzero(as_tuple=True))

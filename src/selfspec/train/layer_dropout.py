@@ -1,11 +1,11 @@
 """Layer dropout per sample on transformers' own decoder layers.
 
-A sample that is dropped at a layer is taken out of the batch, together with its rows of the mask
-and of the positions; the layer runs on the rest, and the rows are put back in place. Source:
-LayerSkip, section 4.1.1. Only `forward` of each layer object is replaced, and given back
-afterwards, so what is saved is an ordinary model.
+A sample that is dropped at a layer is taken out of the batch, with its rows of the mask and of the
+positions. The layer runs on the rest, and the rows are put back in place. Source: LayerSkip,
+section 4.1.1. Only `forward` of each layer object is replaced, and given back afterwards, so what
+is saved is an ordinary model.
 
-Which samples are dropped is a function of (seed, step, micro-batch): there is no generator whose
+Which samples are dropped is a function of (seed, step, micro-batch). So there is no generator whose
 state could be lost, every rank draws the same, and gradient checkpointing that runs a layer twice
 drops the same rows twice. Knows no loss and no trainer.
 """
@@ -23,37 +23,26 @@ from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
 
-# what a layer is given that has a row for each sample
-BATCHED = (
-    "attention_mask",
-    "position_ids",
-    "position_embeddings",
-)
+# arguments of a layer that have a row for each sample
+BATCHED = ("attention_mask", "position_ids", "position_embeddings")
 Forward = Callable[..., Any]
 
 
 def counted_generator(*words: object) -> torch.Generator:
-    """A generator that is a function of these words and of nothing else."""
+    """A generator that depends on these words and on nothing else."""
     digest = hashlib.blake2b("/".join(map(str, words)).encode(), digest_size=8).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
 
 
 def draw_keep(rates: Sequence[float], rows: int, *, seed: int, step: int, micro: int) -> Tensor:
-    """(layers, rows), True where a sample passes through the layer. The same on every rank and
-    every device."""
+    """(layers, rows), True where a sample passes through. The same on every rank and device."""
     chances = torch.tensor(rates, dtype=torch.float64)[:, None]
-    drawn = torch.rand(
-        len(rates),
-        rows,
-        dtype=torch.float64,
-        generator=counted_generator("layers", seed, step, micro),
-    )
-    return drawn >= chances
+    generator = counted_generator("layers", seed, step, micro)
+    return torch.rand(len(rates), rows, dtype=torch.float64, generator=generator) >= chances
 
 
 class LayerDropout:
-    """Drops layers for samples, on the layers that it is installed on, as long as it is told
-    which."""
+    """Drops layers for samples, on the layers that it is installed on."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = layers
@@ -91,16 +80,11 @@ class LayerDropout:
 
         def forward(hidden_states: Tensor, *more: Any, **named: Any) -> Tensor:
             # some families name nothing
-            given = {
-                **dict(zip(names[1:], more, strict=False)),
-                **named,
-            }
+            given = {**dict(zip(names[1:], more, strict=False)), **named}
             rows = self._kept[index]
             if rows is None:
                 return one_tensor(original(hidden_states, **given))
-            assert hidden_states.shape[0] == self._rows, (
-                "the mask was drawn for a batch of another size"
-            )
+            assert hidden_states.shape[0] == self._rows, "drawn for a batch of another size"
             if len(rows) == 0:
                 return hidden_states
             some = one_tensor(original(hidden_states[rows], **_take(given, rows, self._rows)))
@@ -110,7 +94,7 @@ class LayerDropout:
 
 
 def _take(given: dict[str, Any], rows: Tensor, total: int) -> dict[str, Any]:
-    """The arguments of these rows of a batch of `total`; what has one row for all samples stays."""
+    """The arguments of these rows of a batch of `total`. One row for all samples stays."""
     taken = dict(given)
     for name, value in given.items():
         if name in BATCHED and value is not None:
@@ -120,9 +104,8 @@ def _take(given: dict[str, Any], rows: Tensor, total: int) -> dict[str, Any]:
         elif isinstance(value, Tensor) or (name == "past_key_values" and value is not None):
             raise UnsupportedModel(
                 f"the model hands {name!r} to its layers, and layer dropout does not know whose "
-                f"rows are which; "
-                "train without layer dropout (dropout=0), or without what makes it (a cache, "
-                "packed flash attention)"
+                "rows are which; train with dropout=0, or without what makes it (a cache, packed "
+                "flash attention)"
             )
     return taken
 
@@ -140,8 +123,7 @@ def one_tensor(output: Any) -> Tensor:
     """What a layer returned, if it is hidden states and nothing else."""
     if not isinstance(output, Tensor):
         raise UnsupportedModel(
-            f"a layer of this model returns a {type(output).__name__} instead of hidden states, "
-            f"so neither exits nor "
-            "layer dropout can work on them; this family cannot be trained yet"
+            f"a layer of this model returns a {type(output).__name__} instead of hidden states, so "
+            "neither exits nor layer dropout work; this family cannot be trained yet"
         )
     return output

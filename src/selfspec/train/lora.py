@@ -1,5 +1,4 @@
-"""LoRA through peft: only small matrices beside the linears of the layers are trained, and merged
-into the model at the end.
+"""LoRA through peft: small matrices beside the layers' linears are trained, and merged at the end.
 
 peft is optional and imported here alone. The names of linears come from the model, so a name that
 fits none is refused.
@@ -32,8 +31,7 @@ class Lora:
     dropout: float = 0.0
     """Chance of dropping an input of the added matrices while training, 0 to 1."""
     modules: Sequence[str] = ()
-    """Names of the linears that get matrices, such as q_proj; by default all inside the layers. The
-    shared head cannot be one of them."""
+    """Linears that get matrices, such as q_proj. By default all in the layers. The head cannot."""
 
     def __post_init__(self) -> None:
         if self.rank < 1:
@@ -42,25 +40,19 @@ class Lora:
 
 def linear_names(model: PreTrainedModel) -> list[str]:
     """The last names of all linears inside the layers."""
-    layers = module(model, trainable_family(model.config).layers)
-    return sorted(
-        {
-            name.rpartition(".")[2]
-            for name, each in layers.named_modules()
-            if isinstance(each, nn.Linear | Conv1D)
-        }
-    )
+    modules = module(model, trainable_family(model.config).layers).named_modules()
+    names = {name for name, inner in modules if isinstance(inner, nn.Linear | Conv1D)}
+    return sorted({name.rpartition(".")[2] for name in names})
 
 
 def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
     """A PEFT model around this one, in which only the added matrices are trained."""
-    known = linear_names(model)
-    unknown = [name for name in lora.modules if name not in known]
+    names = linear_names(model)
+    unknown = [name for name in lora.modules if name not in names]
     if unknown:
         raise OptionError(
             f"LoRA on {', '.join(map(repr, unknown))}: the layers of this "
-            f"{model.config.model_type} model have no linear of that "
-            f"name, so it would train nothing there; known: {', '.join(known)}"
+            f"{model.config.model_type} model have no such linear; known: {', '.join(names)}"
         )
     try:
         import peft
@@ -70,10 +62,10 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
         r=lora.rank,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
-        target_modules=list(lora.modules) or known,
+        target_modules=list(lora.modules) or names,
         task_type="CAUSAL_LM",
-        # GPT-2's weights lie on their side
-        fan_in_fan_out=any(isinstance(each, Conv1D) for each in model.modules()),
+        # GPT-2's weights are stored transposed
+        fan_in_fan_out=any(isinstance(inner, Conv1D) for inner in model.modules()),
     )
     return peft.get_peft_model(model, settings)
 
@@ -81,15 +73,14 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
 def base_of(model: Any) -> PreTrainedModel:
     """The causal language model inside a PEFT model, or the model itself."""
     peft = sys.modules.get("peft")  # who has a PEFT model has imported peft
-    base = (
-        model.get_base_model() if peft is not None and isinstance(model, peft.PeftModel) else model
-    )
-    if not isinstance(base, PreTrainedModel):
+    if peft is not None and isinstance(model, peft.PeftModel):
+        model = model.get_base_model()
+    if not isinstance(model, PreTrainedModel):
         raise OptionError(
-            f"a {type(base).__name__} cannot be trained; pass a causal language model of "
-            f"transformers"
+            f"a {type(model).__name__} cannot be trained; pass a causal language model of "
+            "transformers"
         )
-    return base
+    return model
 
 
 def merged(model: Any) -> PreTrainedModel:

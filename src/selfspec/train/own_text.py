@@ -1,12 +1,11 @@
-"""The model writes its own training text: answers to prompts that people have, or that it makes up
-itself.
+"""The model writes its own training text: answers to given prompts, or to prompts it makes up.
 
 Drafts are checked against the model's own distribution, so its own text is the best text to train a
-drafting part on. Prompts come from rows (`rows.py`), or the model is shown how a user's message
-begins and writes one (Magpie, Xu et al. 2024). What comes out is JSONL: prompt and response as
+drafting part on. Prompts come from rows (`text_rows.py`), or the model is shown how a user's
+message begins and writes one (Magpie, Xu et al. 2024). The result is JSONL: prompt and response as
 text, which every recipe reads, and as the exact token ids. A run can be stopped at any time and
-goes on where it was: a line that is there is not made again. Does not know what the text is used
-for.
+goes on where it was, as a line that is there is not made again. Does not know what the text is
+used for.
 """
 
 from __future__ import annotations
@@ -28,16 +27,12 @@ from ..core.text_rows import Row
 from ..errors import DataError, OptionError
 from ..llm import LLM
 from ..results import Result
+from .data import require_messages
 
 MADE_UP = "made up"
 LONGEST_QUESTION = 300  # tokens of a message the model makes up; longer ones rarely end
 # columns that hold a prompt, in the order in which they are looked for
-KEYS = (
-    "prompt",
-    "question",
-    "instruction",
-    "text",
-)
+KEYS = ("prompt", "question", "instruction", "text")
 
 
 @dataclass(frozen=True)
@@ -60,24 +55,22 @@ class OwnText:
     def __post_init__(self) -> None:
         if self.samples > 1 and not self.temperature:
             raise OptionError(
-                f"samples={self.samples} greedy answers to a prompt would all be the same; set a "
-                f"temperature, e.g. 0.8"
+                f"samples={self.samples} greedy answers would all be the same; set a temperature, "
+                "e.g. 0.8"
             )
         for name in ("max_new_tokens", "samples", "batch"):
-            if getattr(self, name) < 1:
-                raise OptionError(
-                    f"{name}={getattr(self, name)} would write nothing; use 1 or more"
-                )
+            value = getattr(self, name)
+            if value < 1:
+                raise OptionError(f"{name}={value} would write nothing; use 1 or more")
         SamplingParams(temperature=self.temperature, top_p=self.top_p)  # says itself what is wrong
 
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt to be answered: the text as its author wrote it, the ids that the model reads, and
-    where it comes from."""
+    """A prompt to be answered."""
 
-    text: str
-    ids: Sequence[int]
+    text: str  # as its author wrote it
+    ids: Sequence[int]  # as the model reads it
     source: str
 
     @property
@@ -110,7 +103,7 @@ def questions_from(
 ) -> Iterator[Question]:
     """Prompts of rows: a column by name, or the first that is there of `messages`, `turns`,
     `prompt`, `question`, `instruction` (with its `input`), `text`. A conversation is answered after
-    its last message of the user."""
+    its user's last message."""
     for where, row in rows:
         messages = _messages(row, where, column)
         text = messages[-1]["content"]
@@ -121,66 +114,45 @@ def questions_from(
 def _ids(llm: LLM, messages: list[dict[str, str]]) -> list[int]:
     tokenizer: Any = llm.tokenizer
     if tokenizer is None:
-        raise OptionError(
-            f"{llm.info.name} has no tokenizer, so prompts cannot be read; add its files to the "
-            f"folder"
-        )
-    return (
-        llm.encode_chat(messages)
-        if tokenizer.chat_template
-        else list(tokenizer(messages[-1]["content"])["input_ids"])
-    )
+        raise OptionError(f"{llm.info.name} has no tokenizer to read prompts with; add its files")
+    if tokenizer.chat_template:
+        return llm.encode_chat(messages)
+    return list(tokenizer(messages[-1]["content"])["input_ids"])
 
 
 def _messages(row: Row, where: str, column: str | None) -> list[dict[str, str]]:
     if column is not None:
-        return [{"role": "user", "content": _text(row, column, where)}]
+        if not isinstance(row.get(column), str):
+            columns = ", ".join(map(repr, row)) or "(none)"
+            raise DataError(
+                f"{where} has no text in a column {column!r}; its columns are {columns}"
+            )
+        return [_user(row[column])]
     if isinstance(row.get("messages"), list):
         return _until_user(row["messages"], where)
     if isinstance(row.get("turns"), list) and row["turns"] and isinstance(row["turns"][0], str):
-        return [{"role": "user", "content": row["turns"][0]}]
+        return [_user(row["turns"][0])]
     for name in KEYS:
         if isinstance(row.get(name), str):
             more = row.get("input") if name == "instruction" else None
-            return [
-                {
-                    "role": "user",
-                    "content": row[name]
-                    + (f"\n\n{more}" if isinstance(more, str) and more else ""),
-                }
-            ]
+            return [_user(row[name] + (f"\n\n{more}" if isinstance(more, str) and more else ""))]
     raise DataError(
         f"{where} has the columns {', '.join(map(repr, row)) or '(none)'}, none of which is known "
-        f"to hold a prompt; name the one "
-        "that does (column)"
+        "to hold a prompt; name the one that does (column)"
     )
 
 
-def _text(row: Row, column: str, where: str) -> str:
-    if not isinstance(row.get(column), str):
-        raise DataError(
-            f"{where} has no text in a column {column!r}; its columns are "
-            f"{', '.join(map(repr, row)) or '(none)'}"
-        )
-    return str(row[column])
+def _user(text: str) -> dict[str, str]:
+    return {"role": "user", "content": text}
 
 
 def _until_user(messages: list[Any], where: str) -> list[dict[str, str]]:
-    if not all(
-        isinstance(each, dict) and isinstance(each.get("content"), str) for each in messages
-    ):
-        raise DataError(
-            f"{where}: every message has to be an object with 'role' and 'content' as text"
-        )
-    users = [index for index, each in enumerate(messages) if each.get("role") == "user"]
+    require_messages(messages, where, DataError)
+    users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
     if not users:
-        raise DataError(
-            f"{where}: the conversation has no message of a user, so there is nothing to answer"
-        )
-    return [
-        {"role": str(each["role"]), "content": each["content"]}
-        for each in messages[: users[-1] + 1]
-    ]
+        raise DataError(f"{where}: the conversation has no message of a user to answer")
+    until = messages[: users[-1] + 1]
+    return [{"role": str(message["role"]), "content": message["content"]} for message in until]
 
 
 def made_up(
@@ -192,55 +164,40 @@ def made_up(
     batch: int = 32,
     first: int = 0,
 ) -> Iterator[Question]:
-    """Messages that the model writes in its user's place, each beginning with one of `openings` in
-    turn; numbers `first` to `count` - 1.
+    """Messages that the model writes in its user's place, numbers `first` to `count` - 1, each
+    beginning with one of `openings` in turn.
 
-    Number i is a function of the model, the openings and seed + i, so that an interrupted run meets
-    the same ones again. Messages that do not end within 300 tokens, or say next to nothing, are
-    left out.
+    Number i is a function of the model, the openings and seed + i, so an interrupted run meets the
+    same ones again. Left out are messages that do not end within 300 tokens or say next to nothing.
     """
     begins = [_opened(llm, opening) for opening in openings]
     for start in range(first, count, batch):
         numbers = range(start, min(count, start + batch))
-        sampling = [
-            SamplingParams(temperature=0.9, top_p=0.97, seed=seed + number) for number in numbers
-        ]
+        drawn = [SamplingParams(temperature=0.9, top_p=0.97, seed=seed + n) for n in numbers]
         prompts = [begins[number % len(begins)] for number in numbers]
-        results = llm.generate(
-            prompts, sampling=sampling, max_new_tokens=LONGEST_QUESTION, draft=None
-        )
+        results = llm.generate(prompts, sampling=drawn, max_new_tokens=LONGEST_QUESTION, draft=None)
         for number, result in zip(numbers, results, strict=True):
             text = (openings[number % len(openings)] + result.text).strip()
             if result.finish_reason == "eos" and len(result.tokens) > 4:
-                yield Question(
-                    text,
-                    _ids(llm, [{"role": "user", "content": text}]),
-                    f"{MADE_UP} {seed}:{number}",
-                )
+                yield Question(text, _ids(llm, [_user(text)]), f"{MADE_UP} {seed}:{number}")
 
 
 def made_up_so_far(out: Path, seed: int) -> int:
-    """The number after the last made-up prompt that was answered: those before it need not be made
-    up again."""
+    """The number after the last made-up prompt that was answered, where a later run begins."""
     begin = f"{MADE_UP} {seed}:"
-    sources = (str(line["source"]) for _, line in _lines(out))
-    return max(
-        (1 + int(source.removeprefix(begin)) for source in sources if source.startswith(begin)),
-        default=0,
-    )
+    sources = [str(line["source"]) for _, line in _lines(out)]
+    numbers = [int(name.removeprefix(begin)) for name in sources if name.startswith(begin)]
+    return max(numbers, default=-1) + 1
 
 
 def mixed(sources: Sequence[tuple[Iterable[Question], int]]) -> Iterator[Question]:
-    """Sources, each with its size, spread evenly over one another: wherever a run is stopped, it
-    has some of each."""
+    """Sources, each with its size, spread evenly: a run that is stopped has some of each."""
 
     def placed(source: Iterable[Question], size: int) -> Iterator[tuple[float, Question]]:
         return (((index + 0.5) / max(1, size), question) for index, question in enumerate(source))
 
-    return (
-        question
-        for _, question in heapq.merge(*(placed(*each) for each in sources), key=itemgetter(0))
-    )
+    merged = heapq.merge(*(placed(*source) for source in sources), key=itemgetter(0))
+    return (question for _, question in merged)
 
 
 def _opened(llm: LLM, opening: str) -> list[int]:
@@ -250,12 +207,11 @@ def _opened(llm: LLM, opening: str) -> list[int]:
     if tokenizer is None or not tokenizer.chat_template:
         raise OptionError(
             f"{llm.info.name} has no chat template, so it cannot write in its user's place; give "
-            f"prompts in files"
+            "prompts in files"
         )
-    text = tokenizer.apply_chat_template([{"role": "user", "content": mark}], tokenize=False)
-    return list(
-        tokenizer(text[: text.index(mark)] + opening, add_special_tokens=False)["input_ids"]
-    )
+    text = tokenizer.apply_chat_template([_user(mark)], tokenize=False)
+    begun = text[: text.index(mark)] + opening
+    return list(tokenizer(begun, add_special_tokens=False)["input_ids"])
 
 
 # ------------------------------------------------------------------------------------------ answers
@@ -278,8 +234,7 @@ def write(
     max_seconds: float | None = None,
     tell: Callable[[Report], None] | None = None,
 ) -> Report:
-    """Answer the questions and append the answers to `out`, batch by batch. `tell` hears of every
-    batch."""
+    """Answer the questions and append the answers to `out`, batch by batch."""
     options = options or OwnText()
     start = time.perf_counter()
     written = _resume(out, options)
@@ -322,7 +277,7 @@ def _jobs(
 
 
 def _sampling(options: OwnText, question: Question, sample: int) -> SamplingParams:
-    """Greedy without any penalty, or drawn with a seed that belongs to this prompt and sample."""
+    """Greedy without any penalty, or drawn with a seed of this prompt and sample."""
     if not options.temperature:
         return SamplingParams()
     seed = (options.seed + int(question.key[:8], 16) + sample) % 2**31
@@ -344,8 +299,7 @@ def _record(question: Question, sample: int, result: Result, options: OwnText) -
 
 
 def _is_new(line: dict[str, Any], written: _Written, report: Report) -> bool:
-    """Books an answer; one that the same prompt already has counts as made, and is not written
-    twice."""
+    """Book an answer. One that the same prompt already has counts, but is not written twice."""
     written.counts[line["key"]] = written.counts.get(line["key"], 0) + 1
     digest = f"{line['key']}:{hash(tuple(line['response_ids']))}"
     if digest in written.answers or not line["response_ids"]:
@@ -365,8 +319,7 @@ def _append(out: Path, lines: Sequence[dict[str, Any]]) -> None:
 
 
 def _resume(out: Path, options: OwnText) -> _Written:
-    """What is there already. A last line that was cut off by a kill is removed; anything else that
-    is no answer is an error."""
+    """What is there already. A last line that was cut off by a kill is removed."""
     written = _Written()
     if out.exists():
         raw = out.read_bytes()
@@ -376,8 +329,7 @@ def _resume(out: Path, options: OwnText) -> _Written:
         if temperature != options.temperature:
             raise DataError(
                 f"{out}:{number} was written at temperature {temperature}, and "
-                f"{options.temperature} is asked for; a file holds "
-                "answers of one kind, so write to another one"
+                f"{options.temperature} is asked for; write to another file"
             )
         written.counts[key] = written.counts.get(key, 0) + 1
         written.answers.add(f"{key}:{hash(tuple(line['response_ids']))}")
@@ -385,20 +337,15 @@ def _resume(out: Path, options: OwnText) -> _Written:
 
 
 def _lines(out: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The answers that a file holds; what follows its last end of line was cut off by a kill."""
+    """The answers that a file holds. What follows its last end of line was cut off by a kill."""
     raw = out.read_bytes() if out.exists() else b""
     for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), start=1):
+        where = f"{out}:{number} is not an answer that was written here"
         try:
-            found = json.loads(line)
-            missing = {"key", "source", "response_ids", "temperature"} - set(found)
+            answer = json.loads(line)
+            missing = {"key", "source", "response_ids", "temperature"} - set(answer)
         except (ValueError, TypeError) as error:
-            raise DataError(
-                f"{out}:{number} is not an answer that was written here ({error}); write to "
-                f"another file"
-            ) from error
+            raise DataError(f"{where} ({error}); write to another file") from error
         if missing:
-            raise DataError(
-                f"{out}:{number} is not an answer that was written here (no {min(missing)!r}); "
-                f"write to another file"
-            )
-        yield number, found
+            raise DataError(f"{where} (no {min(missing)!r}); write to another file")
+        yield number, answer

@@ -1,10 +1,9 @@
-"""A whole run for a small part: load, keep the model's states, train (or go on), save the part with
-a card, report.
+"""A whole run for a small part: load, keep the model's states, train (or go on), save, report.
 
-What lies in the output folder: `part.json` and `part.safetensors`, the part; `README.md`, its card;
-`training.json` and `training.png`, the report; `states/`, what the model computes on the text,
-which can be deleted or shared between runs; `checkpoint.safetensors`, which can be deleted. Knows
-no command line.
+The output folder holds the part (`part.json`, `part.safetensors`), its card (`README.md`), the
+report (`training.json`, `training.png`), what the model computes on the text (`states/`, which may
+be deleted or shared between runs) and `checkpoint.safetensors`, which may be deleted. Knows no
+command line.
 """
 
 from __future__ import annotations
@@ -25,23 +24,18 @@ from ..core.text_rows import require
 from ..errors import DataError, OptionError
 from ..model.families import family_of
 from ..model.from_transformers import from_transformers
+from ..model.layered import LayeredModel
 from ..model.load.loading import load
 from ..trained.files import TrainedPart, load_part, signature
+from ..trained.kinds import KINDS
 from ..trained.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size
-from .parts import PartOptions, PartRecipe, Progress, Run, train_part
+from .parts import FrozenModel, PartOptions, PartRecipe, Progress, train_part
 from .states import StateOptions, States, gather, kept_options
 from .successors import CountOptions, count, measure, places
 
 REPORT = "training.json"
-# who drafts with a part
-DRAFTER_OF = {
-    "draft-head": "draft-head",
-    "exit-adapter": "early-exit",
-    "draft-lora": "layer-skip",
-    SUCCESSORS: "recycle",
-}
 
 
 @dataclass(frozen=True)
@@ -50,40 +44,28 @@ class PartReport:
 
     kind: str
     folder: Path
-    done: bool
-    """False if the time was up; the same command goes on."""
+    done: bool  # False if the time was up: the same command goes on
     step: int
-    tokens: int
-    """Trained in all steps."""
-    seconds: float
-    """Of all steps, those before an interruption too."""
+    tokens: int  # trained in all steps
+    seconds: float  # of all steps, those before an interruption too
     acceptance: tuple[float, ...]
-    """By depth, on held-out text: the share of drafts that are right, among those whose
-    predecessors were."""
+    """By depth, on held-out text: the share of drafts that are right, if those before were."""
     log: tuple[dict[str, Any], ...] = ()
 
     @property
     def drafter(self) -> str:
         """The drafter that takes the part."""
-        return DRAFTER_OF[self.kind]
+        return KINDS[self.kind].drafter
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON can hold; the folder stays out, so that it can be moved."""
-        return {
-            "schema": 1,
-            "kind": self.kind,
-            "done": self.done,
-            "step": self.step,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "acceptance": list(self.acceptance),
-            "log": list(self.log),
-        }
+        """What JSON can hold. The folder stays out, so that it can be moved."""
+        values = {**vars(self), "acceptance": list(self.acceptance), "log": list(self.log)}
+        return {"schema": 1} | {name: value for name, value in values.items() if name != "folder"}
 
 
 @dataclass(frozen=True)
-class StopCheck:
-    """Told how a run goes on."""
+class Observer:
+    """Is told how a run goes on."""
 
     reading: Callable[[int, int], None] = lambda done, tokens_per_second: None
     training: Callable[[Progress], None] = lambda progress: None
@@ -101,65 +83,50 @@ def train_small_part(
     states: str | os.PathLike[str] | None = None,
     start_from: str | os.PathLike[str] | None = None,
     plot: bool = True,
-    observer: StopCheck | None = None,
+    observer: Observer | None = None,
 ) -> PartReport:
-    """Train a part (a draft head, if no other recipe is named) on text that the model wrote. Called
-    again after an interruption, it goes on where it was.
+    """Train a part (by default a draft head) on text that the model wrote. Called again after an
+    interruption, it goes on where it was.
 
     `states`: a folder to keep the model's states in, or one where an earlier run kept them.
     `start_from`: a part to begin with.
     """
-    recipe, options, observer = (
-        recipe or HeadRecipe(),
-        options or PartOptions(),
-        observer or StopCheck(),
-    )
-    began = time.monotonic()
+    recipe, options = recipe or HeadRecipe(), options or PartOptions()
+    observer, began = observer or Observer(), time.monotonic()
     sources = [os.fspath(file) for file in files]
     folder = _prepare(Path(out), sources, plot)
     kept = Path(states) if states else folder / "states"
     loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
     layered = from_transformers(loaded.model, owned=False)
-    base, shape = signature(layered), layered.shape
-    wanted = StateOptions(recipe.collectors(shape), length=length, held_out=held_out)
-    complete = gather(
-        layered, base, sources, kept, wanted, _reading(observer, began, options.max_minutes)
-    )
-    if not complete:
+    base, layers = signature(layered), recipe.state_layers(layered.shape)
+    wanted = StateOptions(layers, length=length, held_out=held_out)
+    go_on = _reading(observer, began, options.max_minutes)
+    if not gather(layered, base, sources, kept, wanted, go_on):
         return PartReport(recipe.kind, folder, False, 0, 0, 0.0, ())
-    found = States(kept)
-    scale = stream_size(layered, found.batch(found.trained[:1])["tokens"][0].tolist())
+    text = States(kept)
+    frozen = _frozen(loaded.model, layered, text, recipe.vocabulary)
     del layered
-    vocabulary = likeliest(found.frequencies(shape.vocabulary), recipe.vocabulary)
-    family = family_of(loaded.model.config)
-    assert family is not None, (
-        "a model without a family has no layers that states could be taken from"
-    )
-    loaded.model.requires_grad_(False)
-    vocabulary = vocabulary.to(loaded.model.device)
-    trained = recipe.training(loaded.model, family, shape, vocabulary, scale, options)
+    trained = recipe.training(frozen, options)
     if start_from is not None:
         trained.begin_with(load_part(start_from))
     identity = {
         "base": base["values"],
         "recipe": {"kind": recipe.kind, **vars(recipe)},
         "options": {**asdict(options), "max_minutes": None},
-        "text": _text_name(found),
+        "text": _text_name(text),
         "start_from": None if start_from is None else str(start_from),
     }
-    left = (
-        None
-        if options.max_minutes is None
-        else max(1e-6, options.max_minutes - (time.monotonic() - began) / 60)
+    left = options.max_minutes
+    if left is not None:
+        left = max(1e-6, left - (time.monotonic() - began) / 60)
+    limited = replace(options, max_minutes=left)
+    run, done = train_part(trained, text, folder, limited, identity, observer.training)
+    acceptance = tuple(run.log[-1]["acceptance"]) if run.log else ()
+    report = PartReport(
+        recipe.kind, folder, done, run.step, run.tokens, run.seconds, acceptance, tuple(run.log)
     )
-    run, done = train_part(
-        trained, found, folder, replace(options, max_minutes=left), identity, observer.training
-    )
-    report = _report(recipe.kind, folder, run, done)
-    facts = _facts(report, loaded.name, found) | {
-        "recipe": dict(vars(recipe)),
-        "options": asdict(options),
-    }
+    facts = _facts(report, loaded.name, text)
+    facts |= {"recipe": dict(vars(recipe)), "options": asdict(options)}
     TrainedPart(recipe.kind, base, trained.settings(), trained.tensors(), facts).save(folder)
     _write_report(folder, report, facts, plot)
     return report
@@ -175,11 +142,11 @@ def train_successors(
     held_out: float = StateOptions.held_out,
     states: str | os.PathLike[str] | None = None,
     max_minutes: float | None = None,
-    observer: StopCheck | None = None,
+    observer: Observer | None = None,
 ) -> PartReport:
     """Count what the model says after tokens and pairs of them, on text that it wrote. `states` may
     be those of another part."""
-    options, observer, began = options or CountOptions(), observer or StopCheck(), time.monotonic()
+    options, observer, began = options or CountOptions(), observer or Observer(), time.monotonic()
     sources = [os.fspath(file) for file in files]
     folder = _prepare(Path(out), sources, plot=False)
     kept = Path(states) if states else folder / "states"
@@ -189,15 +156,13 @@ def train_successors(
     wanted = kept_options(kept) or StateOptions((), length=length, held_out=held_out)
     if not gather(layered, base, sources, kept, wanted, _reading(observer, began, max_minutes)):
         return PartReport(SUCCESSORS, folder, False, 0, 0, 0.0, ())
-    found = States(kept)
-    settings = {"vocabulary": vocabulary}
-    tensors = count(places(found, found.trained), vocabulary, options)
-    part = TrainedPart(SUCCESSORS, base, settings, tensors)
-    acceptance = measure(Successors(part).after, found, found.held_out)
-    report = PartReport(
-        SUCCESSORS, folder, True, 1, found.tokens, time.monotonic() - began, acceptance
-    )
-    facts = _facts(report, loaded.name, found) | {"options": asdict(options)}
+    text = States(kept)
+    tensors = count(places(text, text.trained), vocabulary, options)
+    part = TrainedPart(SUCCESSORS, base, {"vocabulary": vocabulary}, tensors)
+    acceptance = measure(Successors(part).after, text, text.held_out)
+    seconds = time.monotonic() - began
+    report = PartReport(SUCCESSORS, folder, True, 1, text.tokens, seconds, acceptance)
+    facts = _facts(report, loaded.name, text) | {"options": asdict(options)}
     replace(part, facts=facts).save(folder)
     _write_report(folder, report, facts, plot=False)
     return report
@@ -207,8 +172,7 @@ def _prepare(out: Path, sources: Sequence[str], plot: bool) -> Path:
     """The output folder. What would fail late and can be known now fails here."""
     if not sources:
         raise DataError(
-            "no data was named, so there is nothing to train on; make some with: selfspec data "
-            "MODEL --prompts FILES"
+            "no data was named to train on; make some with: selfspec data MODEL --prompts FILES"
         )
     require(sources)
     if plot:
@@ -219,7 +183,7 @@ def _prepare(out: Path, sources: Sequence[str], plot: bool) -> Path:
     return out
 
 
-def _reading(observer: StopCheck, began: float, max_minutes: float | None) -> Callable[[int], bool]:
+def _reading(observer: Observer, began: float, max_minutes: float | None) -> Callable[[int], bool]:
     def go_on(tokens: int) -> bool:
         spent = time.monotonic() - began
         observer.reading(tokens, round(tokens / spent))
@@ -228,31 +192,32 @@ def _reading(observer: StopCheck, began: float, max_minutes: float | None) -> Ca
     return go_on
 
 
-def _facts(report: PartReport, model: str, found: States) -> dict[str, Any]:
+def _facts(report: PartReport, model: str, text: States) -> dict[str, Any]:
     """What a part says of itself."""
-    return {
-        **{
-            name: value for name, value in report.as_dict().items() if name not in ("log", "schema")
-        },
+    said = report.as_dict()
+    return {name: said[name] for name in said if name not in ("log", "schema")} | {
         "model": Path(model).name,
         "text": {
-            "conversations": len(found.trained),
-            "tokens": found.tokens,
-            "held_out": len(found.held_out),
+            "conversations": len(text.trained),
+            "tokens": text.tokens,
+            "held_out": len(text.held_out),
         },
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
 
 
+def _frozen(network: Any, layered: LayeredModel, text: States, vocabulary: int) -> FrozenModel:
+    """The model to train for, with the tokens that are likeliest in its text."""
+    family, shape = family_of(network.config), layered.shape
+    assert family is not None  # states were taken from its layers
+    network.requires_grad_(False)
+    tokens = likeliest(text.frequencies(shape.vocabulary), vocabulary).to(network.device)
+    scale = stream_size(layered, text.batch(text.trained[:1])["tokens"][0].tolist())
+    return FrozenModel(network, family, shape, tokens, scale)
+
+
 def _text_name(states: States) -> str:
     return hashlib.blake2b(" ".join(sorted(states.names)).encode(), digest_size=8).hexdigest()
-
-
-def _report(kind: str, folder: Path, run: Run, done: bool) -> PartReport:
-    acceptance = tuple(run.log[-1]["acceptance"]) if run.log else ()
-    return PartReport(
-        kind, folder, done, run.step, run.tokens, run.seconds, acceptance, tuple(run.log)
-    )
 
 
 def _write_report(folder: Path, report: PartReport, facts: dict[str, Any], plot: bool) -> None:
@@ -264,9 +229,8 @@ def _write_report(folder: Path, report: PartReport, facts: dict[str, Any], plot:
 
 def _card(report: PartReport, facts: dict[str, Any]) -> str:
     """What somebody who finds the folder wants to know."""
-    rows = "".join(
-        f"| {depth} | {share:.1%} |\n" for depth, share in enumerate(report.acceptance, start=1)
-    )
+    shares = enumerate(report.acceptance, start=1)
+    rows = "".join(f"| {depth} | {share:.1%} |\n" for depth, share in shares)
     text, made = facts["text"], "Counted"
     unfinished = "" if report.done else " Not finished."
     if report.kind != SUCCESSORS:
@@ -277,8 +241,8 @@ def _card(report: PartReport, facts: dict[str, Any]) -> str:
 Drafts for this model and for no other. What is generated stays the model's own text.
 Use it with selfspec:
 
-    selfspec generate MODEL "Your prompt" --draft {report.drafter} \\
-      --draft-option part={report.folder.name} --stats
+    selfspec generate MODEL "Your prompt" --stats \\
+      --draft {report.drafter} --draft-option part={report.folder.name}
 
 {made} on {text["conversations"]:,} answers
 of the model itself ({text["tokens"]:,} tokens with their prompts).{unfinished}

@@ -1,10 +1,10 @@
 """Training a small part on a frozen model: options, the loop, checkpoints, and what is reported.
 
 Everything random is a function of (seed, step), so a run that was interrupted goes on with the same
-bits. A step is some conversations of like length, the losses of all drafted depths, weighted
-0.8^(k-1), one AdamW update. What decides is measured on prompts that are never trained: how often
-draft k is the model's own next token, given that drafts 1 to k-1 were. Knows no command line; which
-part it is, `draft_head.py` beside it knows.
+bits. A step takes some conversations of like length, adds the losses of all depths, weighted
+0.8^(k-1), and makes one AdamW update. What counts is measured on prompts that are never trained:
+how often draft k is the model's own next token, given that drafts 1 to k-1 were. Knows no command
+line and no kind of part (`draft_head.py` and its neighbours are kinds).
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from ..errors import OptionError, TrainingError
 from ..model.families import Family, Shape
 from ..trained.files import TrainedPart
 from . import checkpoints
-from .head_net import Drafted
+from .candidates import Candidates
+from .head_net import Batch, Drafted, Ends
 from .states import States
 
 DEPTH_WEIGHT = 0.8
@@ -41,8 +42,7 @@ class PartOptions:
     epochs: float = 6.0
     """Passes over the training text."""
     learning_rate: float = 1e-3
-    """Peak learning rate. It is reached after a warm-up of 3% of the steps and then falls to a
-    hundredth as a cosine."""
+    """Peak learning rate, reached after 3% of the steps. It then falls to 1% as a cosine."""
     weight_decay: float = 0.05
     """Weight decay of AdamW; biases and norms have none."""
     batch_tokens: int = 2048
@@ -50,14 +50,12 @@ class PartOptions:
     ahead: int = 3
     """How many drafts in a row a draft head is trained on, each fed with its own outputs."""
     share: float = 1.0
-    """Share of the answers' tokens that are trained at a step, above 0 to 1, drawn anew each time:
-    fewer make a step cheaper."""
+    """Share of the answers' tokens that are trained at a step, above 0 to 1. Fewer are cheaper."""
     others: int = 2048
-    """Take the loss over the tokens that matter in a batch and this many others, drawn at random. 0
-    takes it over all, which is slower."""
+    """Take the loss over a batch's likely tokens and this many others. 0 takes all (slower)."""
     noise: float = 0.05
-    """Random noise on the hidden states that a head or an adapter is trained on, uniform up to this
-    share of their size, so that they are not learnt by heart."""
+    """Random noise on the states that are trained on, up to this share of their size, so that they
+    are not learnt by heart."""
     seed: int = 0
     """Seed of the order of the text, of random noise or dropped layers, and of new weights."""
     precision: str = "float32"
@@ -68,70 +66,91 @@ class PartOptions:
     measured: int = 64
     """Measure acceptance on at most this many held-out conversations."""
     max_minutes: float | None = None
-    """Stop at a checkpoint after this many minutes; the same command goes on from there. By default
-    there is no limit."""
+    """Stop at a checkpoint after this many minutes; the same command goes on. By default never."""
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("epochs", 0.0),
-            ("learning_rate", 0.0),
-            ("batch_tokens", 0),
-            ("ahead", 0),
-            ("save_every", 0),
-        ):
-            if not getattr(self, name) > least:
-                raise OptionError(
-                    f"{name}={getattr(self, name)} would train nothing; choose more than {least:g}"
-                )
+        for name in ("epochs", "learning_rate", "batch_tokens", "ahead", "save_every"):
+            if not getattr(self, name) > 0:
+                value = getattr(self, name)
+                raise OptionError(f"{name}={value} would train nothing; choose more than 0")
         if not 0 < self.share <= 1 or self.noise < 0 or self.measured < 1 or self.others < 0:
             raise OptionError(
                 f"share={self.share}, noise={self.noise}, measured={self.measured}, "
-                f"others={self.others}: use a share above 0 and up to 1, noise of 0 or more, "
-                "measure on 1 conversation or more, and take 0 other tokens (all) or more"
+                f"others={self.others}: a share is above 0 and up to 1, noise and others are 0 or "
+                "more, and 1 conversation or more is measured"
             )
         if self.precision not in ("float32", "bfloat16"):
             raise OptionError(f"precision={self.precision!r} is not known; use float32 or bfloat16")
         if self.max_minutes is not None and not self.max_minutes > 0:
-            raise OptionError(
-                f"max_minutes={self.max_minutes} leaves no time; leave it out, or give some"
-            )
+            raise OptionError(f"max_minutes={self.max_minutes} leaves no time; give more than 0")
+
+
+@dataclass(frozen=True)
+class FrozenModel:
+    """The model that a part is trained for."""
+
+    network: Any
+    family: Family
+    shape: Shape
+    vocabulary: Tensor  # ids of the tokens that the part can say
+    scale: float  # how large the states are that enter the last layer
 
 
 class SmallPart(ABC):
     """A part under training: the weights, what a batch costs, and what is stored."""
 
     kind: ClassVar[str]
+    net: nn.Module
 
-    @property
-    @abstractmethod
-    def net(self) -> nn.Module: ...
-
-    @abstractmethod
-    def drafted(
-        self, batch: dict[str, Tensor], generator: torch.Generator | None, measure: bool
-    ) -> Drafted:
-        """Draft from a batch; with a generator as in training, without it as in use."""
+    def __init__(self, model: FrozenModel, options: PartOptions) -> None:
+        self.options, self.device = options, model.vocabulary.device
+        self.ends = Ends(model.network, model.family, model.shape, model.vocabulary)
 
     @abstractmethod
-    def tensors(self) -> dict[str, Tensor]:
-        """What a part stores."""
+    def drafted(self, batch: Batch, generator: torch.Generator | None, measure: bool) -> Drafted:
+        """Draft from a batch, as in training with a generator, as in use without it."""
 
     @abstractmethod
     def settings(self) -> dict[str, Any]:
         """How it is built."""
 
+    def tensors(self) -> dict[str, Tensor]:
+        """What a part stores, in half precision."""
+        state = self.net.state_dict().items()
+        stored = {name: value.detach().cpu().half() for name, value in state}
+        return {**stored, "vocabulary": self.ends.vocabulary.cpu().int()}
+
     def begin_with(self, part: TrainedPart) -> None:
-        """Start from an earlier part's weights. Its vocabulary need not be the same; how it is
-        built has to be."""
+        """Start from an earlier part, which is built alike but may say other tokens."""
         if part.kind != self.kind or dict(part.settings) != self.settings():
             raise OptionError(
                 f"a {part.kind} with {dict(part.settings)} cannot begin a {self.kind} with "
-                f"{self.settings()}; "
-                "ask for its settings"
+                f"{self.settings()}; ask for its settings"
             )
-        self.net.load_state_dict(
-            {name: part.tensors[name].float() for name in self.net.state_dict()}
-        )
+        state = {name: part.tensors[name].float() for name in self.net.state_dict()}
+        self.net.load_state_dict(state)
+
+    def candidates(self, batch: Batch, generator: torch.Generator | None) -> Candidates | None:
+        """The tokens that the loss is taken over; None is all of them."""
+        others = self.options.others
+        return self.ends.candidates(batch, others, generator) if generator and others else None
+
+    def noise(self, states: Tensor, generator: torch.Generator) -> Tensor:
+        """Uniform noise for normalised states."""
+        drawn = 2 * torch.rand(states.shape, generator=generator) - 1
+        return self.options.noise * drawn.to(self.device)
+
+    def some(self, places: Tensor, generator: torch.Generator | None) -> Tensor:
+        """Of a mask of places the random share that is trained at a step."""
+        if generator is None or self.options.share == 1:
+            return places
+        drawn = torch.rand(places.shape, generator=generator) < self.options.share
+        return places & drawn.to(self.device)
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Mixed precision, if it was asked for."""
+        mixed = self.options.precision == "bfloat16"
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=mixed)
 
 
 class PartRecipe(Protocol):
@@ -143,20 +162,11 @@ class PartRecipe(Protocol):
     @property
     def vocabulary(self) -> int: ...
 
-    def collectors(self, shape: Shape) -> tuple[int, ...]:
+    def state_layers(self, shape: Shape) -> tuple[int, ...]:
         """The layers whose states are needed, for a model of that shape."""
 
-    def training(
-        self,
-        network: Any,
-        family: Family,
-        shape: Shape,
-        vocabulary: Tensor,
-        scale: float,
-        options: PartOptions,
-    ) -> SmallPart:
-        """The part, ready to be trained on a frozen model. `scale`: how large the states are that
-        enter the last layer."""
+    def training(self, model: FrozenModel, options: PartOptions) -> SmallPart:
+        """The part, ready to be trained."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +183,7 @@ class Progress:
 
 @dataclass
 class Run:
-    """What a run has done so far; kept in its checkpoints."""
+    """What a run has done so far, as its checkpoints say."""
 
     step: int = 0
     tokens: int = 0
@@ -189,7 +199,7 @@ def train_part(
     identity: dict[str, Any],
     observer: Callable[[Progress], None] = lambda progress: None,
 ) -> tuple[Run, bool]:
-    """Train until done, or until the time is up; says what was done and whether that was all."""
+    """Train until done or until the time is up. Returns what was done, and whether it was all."""
     order = _Order(states, options)
     steps = math.ceil(options.epochs * order.per_epoch)
     optimizer = _optimizer(trained.net, options)
@@ -209,13 +219,8 @@ def train_part(
         acceptance: tuple[float, ...] = ()
         if run.step % options.save_every == 0 or run.step == steps or late:
             acceptance = measure(trained, states, options)
-            run.log.append(
-                {
-                    "step": run.step,
-                    "loss": sum(recent) / len(recent),
-                    "acceptance": list(acceptance),
-                }
-            )
+            mean = sum(recent) / len(recent)
+            run.log.append({"step": run.step, "loss": mean, "acceptance": list(acceptance)})
             recent = []
             _save(folder, identity, trained.net, optimizer, run)
         observer(Progress(run.step, steps, loss, tokens / seconds, acceptance))
@@ -225,15 +230,14 @@ def train_part(
 
 
 def measure(trained: SmallPart, states: States, options: PartOptions) -> tuple[float, ...]:
-    """By depth: the share of drafts that are the text's own next token, among those whose
-    predecessors were."""
+    """By depth: the share of drafts that are the text's own next token, if those before were."""
     numbers = states.held_out[: options.measured]
     tried, right = torch.zeros(()), torch.zeros(())
     trained.net.eval()
     with torch.no_grad():
         for batch in _packed(numbers, states.lengths(), options.batch_tokens):
-            found = trained.drafted(states.batch(batch), None, True)
-            tried, right = tried + found.tried.cpu(), right + found.right.cpu()
+            drafted = trained.drafted(states.batch(batch), None, True)
+            tried, right = tried + drafted.tried.cpu(), right + drafted.right.cpu()
     trained.net.train()
     return tuple((right / tried.clamp(min=1)).tolist())
 
@@ -243,7 +247,7 @@ def measure(trained: SmallPart, states: States, options: PartOptions) -> tuple[f
 
 def _step(
     trained: SmallPart,
-    batch: dict[str, Tensor],
+    batch: Batch,
     optimizer: torch.optim.Optimizer,
     step: int,
     steps: int,
@@ -252,28 +256,26 @@ def _step(
     for group in optimizer.param_groups:
         group["lr"] = options.learning_rate * _rate(step, steps)
     generator = torch.Generator().manual_seed(options.seed * 1_000_003 + step)
-    found = trained.drafted(batch, generator, False)
-    weights = torch.tensor(
-        [DEPTH_WEIGHT**depth for depth in range(len(found.losses))], device=found.losses.device
-    )
-    loss = (weights * found.losses / found.counts.clamp(min=1)).sum() / weights.sum()
+    drafted = trained.drafted(batch, generator, False)
+    weights = torch.tensor([DEPTH_WEIGHT**depth for depth in range(len(drafted.losses))])
+    weights = weights.to(drafted.losses.device)
+    loss = (weights * drafted.losses / drafted.counts.clamp(min=1)).sum() / weights.sum()
     optimizer.zero_grad(set_to_none=True)
     loss.backward()
     size = nn.utils.clip_grad_norm_(trained.net.parameters(), 1.0)
     value = float(loss.detach())
     if not (math.isfinite(value) and math.isfinite(float(size))):
         raise TrainingError(
-            f"step {step + 1}: the loss is {value}, its gradient {float(size)}, so training would "
-            f"only spoil the weights. The "
-            "last checkpoint is as it was; go on from it with a smaller learning rate in another "
-            "folder"
+            f"step {step + 1}: the loss is {value}, its gradient {float(size)}, which would spoil "
+            "the weights. Go on from the last checkpoint, which is as it was, with a smaller "
+            "learning rate in another folder"
         )
     optimizer.step()
     return value
 
 
 def _rate(step: int, steps: int) -> float:
-    """Share of the highest learning rate: up over 3% of the steps, down to 1% as a cosine."""
+    """Share of the peak learning rate: up over 3% of the steps, down to 1% as a cosine."""
     warm = max(1, round(0.03 * steps))
     if step < warm:
         return (step + 1) / warm
@@ -289,11 +291,6 @@ def _optimizer(net: nn.Module, options: PartOptions) -> torch.optim.AdamW:
     return torch.optim.AdamW(groups, lr=options.learning_rate, betas=(0.9, 0.95))
 
 
-def precision(options: PartOptions, device: torch.device) -> AbstractContextManager[Any]:
-    """Mixed precision, if it was asked for."""
-    return torch.autocast(device.type, torch.bfloat16, enabled=options.precision == "bfloat16")
-
-
 # ---------------------------------------------------------------------------------- which text when
 
 
@@ -302,12 +299,11 @@ def _epoch_batches(states: States, options: PartOptions, epoch: int) -> list[lis
     if not states.trained or not states.held_out:
         raise TrainingError(
             f"{len(states.trained)} conversations to train and {len(states.held_out)} to measure "
-            f"on are too few; give more text"
+            "on are too few; give more text"
         )
     generator = torch.Generator().manual_seed(options.seed * 7919 + epoch)
-    order = [
-        states.trained[i] for i in torch.randperm(len(states.trained), generator=generator).tolist()
-    ]
+    shuffled = torch.randperm(len(states.trained), generator=generator).tolist()
+    order = [states.trained[index] for index in shuffled]
     lengths, batches = states.lengths(), []
     for first in range(0, len(order), 256):
         pool = sorted(order[first : first + 256], key=lambda number: lengths[number])
@@ -315,12 +311,12 @@ def _epoch_batches(states: States, options: PartOptions, epoch: int) -> list[lis
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def _packed(numbers: Sequence[int], lengths: Sequence[int], most: int) -> Iterator[list[int]]:
-    """In this order, as many together as stay below `most` tokens with their padding."""
+def _packed(numbers: Sequence[int], lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+    """In this order, as many together as stay below `limit` tokens with their padding."""
     batch: list[int] = []
     for number in numbers:
-        longest = max([lengths[number], *(lengths[each] for each in batch)])
-        if batch and longest * (len(batch) + 1) > most:
+        longest = max(lengths[member] for member in [number, *batch])
+        if batch and longest * (len(batch) + 1) > limit:
             yield batch
             batch = []
         batch.append(number)
@@ -329,8 +325,7 @@ def _packed(numbers: Sequence[int], lengths: Sequence[int], most: int) -> Iterat
 
 
 class _Order:
-    """Which conversations a step takes. Epochs differ a little in how many batches they need; all
-    count as long as the first."""
+    """Which conversations a step takes. All epochs have as many steps as the first."""
 
     def __init__(self, states: States, options: PartOptions) -> None:
         self._states, self._options = states, options
@@ -355,14 +350,10 @@ def _save(
     run: Run,
 ) -> None:
     """Weights, moments and the log in one file, replaced whole."""
-    tensors = {
-        f"net.{name}": value.detach().cpu().contiguous() for name, value in net.state_dict().items()
-    }
+    tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
     for index, moments in optimizer.state_dict()["state"].items():
-        tensors |= {
-            f"moment.{index}.{name}": value.detach().cpu().contiguous()
-            for name, value in moments.items()
-        }
+        tensors |= {f"moment.{index}.{name}": value for name, value in moments.items()}
+    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
     new = folder / "checkpoint.new"
     save_file(tensors, new, {"run": json.dumps(asdict(run)), "identity": json.dumps(identity)})
     new.replace(folder / "checkpoint.safetensors")
@@ -379,13 +370,8 @@ def _resume(
         facts = file.metadata()
         checkpoints.require_equal(json.loads(facts["identity"]), identity, path)
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-    net.load_state_dict(
-        {
-            name.removeprefix("net."): value
-            for name, value in tensors.items()
-            if name.startswith("net.")
-        }
-    )
+    weights = [name for name in tensors if name.startswith("net.")]
+    net.load_state_dict({name.removeprefix("net."): tensors[name] for name in weights})
     state: dict[int, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("moment."):

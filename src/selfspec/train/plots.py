@@ -1,5 +1,4 @@
-"""A training run in pictures, from its report: loss by exit over the steps; agreement and
-perplexity by exit.
+"""A training run in pictures: loss by exit over the steps, agreement and perplexity by exit.
 
 matplotlib is optional and imported here alone in this room. Takes the report as it is in JSON, so
 an old one can be drawn again.
@@ -22,14 +21,13 @@ def require_matplotlib() -> Any:
         from matplotlib import pyplot
     except ImportError as error:
         raise Unavailable(
-            "plots need matplotlib: pip install 'selfspec[train]' (or go without: plot=False, "
-            "--no-plot)"
+            "plots need matplotlib: pip install 'selfspec[train]' (or plot=False, --no-plot)"
         ) from error
     return pyplot
 
 
 def plot_training(report: dict[str, Any], path: Path) -> None:
-    """Loss by exit over the steps, left; what each exit is worth, right."""
+    """Loss by exit over the steps on the left, what each exit is worth on the right."""
     pyplot = require_matplotlib()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(14, 5), layout="constrained")
     _losses(left, report["log"])
@@ -50,23 +48,13 @@ def plot_exits(scores: dict[str, list[dict[str, Any]]], path: Path, title: str) 
 
 
 def _losses(axes: Any, log: list[dict[str, Any]]) -> None:
-    exits = sorted(
-        {
-            int(name.removeprefix("exit_"))
-            for line in log
-            for name in line
-            if name.startswith("exit_")
-        }
-    )
+    names = {name for line in log for name in line if name.startswith("exit_")}
+    exits = sorted(int(name.removeprefix("exit_")) for name in names)
     for index, layer in enumerate(exits):
-        found = [(line["step"], line[f"exit_{layer}"]) for line in log if f"exit_{layer}" in line]
+        points = [(line["step"], line[f"exit_{layer}"]) for line in log if f"exit_{layer}" in line]
         shade = (index + 1) / len(exits)
-        axes.plot(
-            *zip(*found, strict=True),
-            color=(1 - shade, 0.2, shade),
-            label=f"exit {layer}",
-            linewidth=1 + shade,
-        )
+        style = {"color": (1 - shade, 0.2, shade), "linewidth": 1 + shade}
+        axes.plot(*zip(*points, strict=True), label=f"exit {layer}", **style)
     axes.set_xlabel("step")
     axes.set_ylabel("loss by exit")
     if exits:
@@ -77,17 +65,13 @@ def _exits(axes: Any, scores: dict[str, list[dict[str, Any]]]) -> None:
     other = axes.twinx()
     for name, lines in scores.items():
         layers = [line["layers"] for line in lines]
-        drawn = axes.plot(
-            layers, [line["agreement"] for line in lines], marker="o", label=f"agreement, {name}"
+        agreement, perplexity = (
+            [line[key] for line in lines] for key in ("agreement", "perplexity")
         )
-        other.plot(
-            layers,
-            [line["perplexity"] for line in lines],
-            "--",
-            color=drawn[0].get_color(),
-            label=f"perplexity, {name}",
-        )
-    axes.set_xlabel("exit after so many layers")
+        drawn = axes.plot(layers, agreement, marker="o", label=f"agreement, {name}")
+        color = drawn[0].get_color()
+        other.plot(layers, perplexity, "--", color=color, label=f"perplexity, {name}")
+    axes.set_xlabel("exit after this many layers")
     axes.set_ylabel("agreement with the whole model's next token")
     axes.set_ylim(0, 1.02)
     other.set_yscale("log")
@@ -96,7 +80,7 @@ def _exits(axes: Any, scores: dict[str, list[dict[str, Any]]]) -> None:
 
 
 def plot_part(report: dict[str, Any], path: Path) -> None:
-    """A small part: loss over the steps, left; the share of right drafts by depth, right."""
+    """A small part: loss over the steps on the left, the share of right drafts on the right."""
     pyplot = require_matplotlib()
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
     log = report["log"]

@@ -1,8 +1,8 @@
-"""The paper's six experiments, by name: its recipe, and how it was trained. Source: LayerSkip,
-section 5 and its appendix.
+"""The paper's six experiments, by name: the recipe and how it was trained (LayerSkip, section 5 and
+its appendix).
 
-The recipe's numbers carry over to other models; the learning rate, batch and steps are those of the
-paper's sizes and are a record, to be adapted to the data at hand.
+The recipe's numbers carry over to other models. The learning rate, batch and steps are those of the
+paper's sizes. They are a record, to be adapted to the data at hand.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from .recipe import Recipe
 
 @dataclass(frozen=True)
 class Preset:
-    """One experiment. `batch` is rows per device; `rate_plain` the learning rate of the runs
-    without layer dropout."""
+    """One experiment."""
 
     model: str
     recipe: Recipe
     rate: float
-    rate_plain: float
-    batch: int
+    rate_plain: float  # the learning rate of the runs without layer dropout
+    batch: int  # rows per device
     steps: int
     devices: int
 

@@ -1,9 +1,8 @@
-"""A whole training run: load, read the data, score the exits, train (or go on), save an ordinary
-model, score again, report.
+"""A whole training run: load, read, score the exits, train (or go on), save, score, report.
 
-What lies in the output folder: the model and its tokenizer, as transformers writes them;
-`training.json`, the report; `training.png`; `checkpoints/`, which can be deleted once the run is
-done. Knows no command line.
+The output folder holds the model and its tokenizer, as transformers writes them, the report
+(`training.json`, `training.png`), and `checkpoints/`, which may be deleted once the run is done.
+Knows no command line.
 """
 
 from __future__ import annotations
@@ -61,22 +60,19 @@ class TrainOptions:
     accumulate: int = 1
     """Batches whose gradients make up one step."""
     learning_rate: float = 1e-4
-    """Peak learning rate. It is reached after a warm-up of 5% of the steps and then falls to 0 as a
-    cosine."""
+    """Peak learning rate, reached after 5% of the steps. It then falls to 0 as a cosine."""
     weight_decay: float = 0.0
     """Weight decay of AdamW; biases and norms have none."""
     seed: int = 0
     """Seed of the order of the text, of random noise or dropped layers, and of new weights."""
     precision: str = "float32"
-    """Number format of the computation: float32, or bfloat16 or float16 for mixed precision.
-    Weights stay float32."""
+    """Number format of the computation: float32, bfloat16 or float16. Weights stay float32."""
     save_every: int = 200
     """Steps between checkpoints; the last two are kept."""
     log_every: int = 10
     """Steps between two reports of the loss."""
     gradient_checkpointing: bool = False
-    """Compute layers again in the backward pass instead of keeping what is inside them: less
-    memory, more time."""
+    """Compute layers again in the backward pass: less memory, more time."""
     from_scratch: bool = False
     """Take only the model's configuration and tokenizer, and start from new weights."""
     score_blocks: int = 16
@@ -91,23 +87,18 @@ class TrainOptions:
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} has to be at least 1")
         if self.score_blocks < 0:
-            raise OptionError(
-                f"score_blocks={self.score_blocks} is no number of blocks; use 0 to score none"
-            )
+            raise OptionError(f"score_blocks={self.score_blocks} is below 0; 0 scores none")
         if (self.steps is not None and self.steps < 1) or not self.epochs > 0:
             raise OptionError(
-                f"steps={self.steps}, epochs={self.epochs}: nothing would be trained; ask for "
-                f"more than 0"
+                f"steps={self.steps}, epochs={self.epochs} train nothing; ask for more than 0"
             )
         if not self.learning_rate > 0:
             raise OptionError(
-                f"learning_rate={self.learning_rate} would change nothing; choose one above 0, "
-                f"e.g. 1e-4"
+                f"learning_rate={self.learning_rate} would change nothing; use more, e.g. 1e-4"
             )
         if self.precision not in PRECISIONS:
-            raise OptionError(
-                f"precision={self.precision!r} is not known; {nearest(self.precision, PRECISIONS)}"
-            )
+            hint = nearest(self.precision, PRECISIONS)
+            raise OptionError(f"precision={self.precision!r} is not known; {hint}")
         if self.report_to == "tensorboard" and not importlib.util.find_spec("tensorboard"):
             raise Unavailable("report_to='tensorboard' needs it: pip install tensorboard")
 
@@ -125,18 +116,10 @@ class Report:
     log: list[dict[str, Any]] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        """What JSON can hold; paths stay out, so that the folder can be moved."""
-        return {
-            "schema": 1,
-            "model": self.model,
-            "steps": self.steps,
-            "tokens": self.tokens,
-            "seconds": self.seconds,
-            "exits": {
-                when: [score.as_dict() for score in scores] for when, scores in self.exits.items()
-            },
-            "log": self.log,
-        }
+        """What JSON can hold. Paths stay out, so that the folder can be moved."""
+        values = {name: value for name, value in vars(self).items() if name != "folder"}
+        exits = {when: [score.as_dict() for score in kept] for when, kept in self.exits.items()}
+        return {"schema": 1, **values, "exits": exits}
 
 
 def train(
@@ -152,18 +135,15 @@ def train(
 ) -> Report:
     """Train a model on files and leave it in a folder. Called again after an interruption, it goes
     on where it was."""
-    recipe, options, data_options = (
-        recipe or Recipe(),
-        options or TrainOptions(),
-        data or DataOptions(),
-    )
+    recipe, options = recipe or Recipe(), options or TrainOptions()
+    data_options = data or DataOptions()
     folder = _prepare(Path(out), files, options)
     network, tokenizer, name = _load(model, options)
     shape = shape_of(network.config, trainable_family(network.config))
     if data_options.length > shape.context:
         raise OptionError(
             f"length={data_options.length} exceeds the context of {name}, {shape.context} tokens; "
-            f"choose less"
+            "choose less"
         )
     blocks = load_data(files, tokenizer, data_options)
     if (highest := int(blocks.train.ids.max())) >= shape.vocabulary:
@@ -171,10 +151,16 @@ def train(
             f"the tokenizer made token {highest}, and {name} has a vocabulary of "
             f"{shape.vocabulary}: they do not belong together"
         )
+    settings = {
+        "recipe": asdict(recipe),
+        "options": asdict(options),
+        "data": asdict(data_options),
+        "lora": None if lora is None else asdict(lora),
+    }
     identity = {
         "model": checkpoints.fingerprint(network),
         "data": checkpoints.data_fingerprint(blocks.train.ids, blocks.train.trained),
-        "lora": None if lora is None else asdict(lora),
+        "lora": settings["lora"],
     }
     before = _score_before(network, blocks.held_out, folder, options, identity)
     torch.manual_seed(options.seed)  # LoRA's matrices are drawn
@@ -187,24 +173,12 @@ def train(
     seconds = time.perf_counter() - start
     final = merged(tuned).eval().requires_grad_(False)
     log = [line for line in trainer.state.log_history if "loss" in line]
-    tokens = round(
-        blocks.train.tokens
-        / len(blocks.train)
-        * options.batch
-        * options.accumulate
-        * _ranks()
-        * trainer.state.max_steps
-    )
-    report = Report(name, folder, trainer.state.max_steps, tokens, seconds, before, log)
+    steps = trainer.state.max_steps
+    per_block = blocks.train.tokens / len(blocks.train)
+    tokens = round(per_block * options.batch * options.accumulate * _ranks() * steps)
+    report = Report(name, folder, steps, tokens, seconds, before, log)
     if trainer.is_world_process_zero():
-        report = _finish(
-            report,
-            final,
-            tokenizer,
-            blocks.held_out,
-            options,
-            _settings(recipe, options, data_options, lora),
-        )
+        report = _finish(report, final, tokenizer, blocks.held_out, options, settings)
     trainer.accelerator.end_training()  # ranks say goodbye to each other, else they abort at exit
     return report
 
@@ -218,8 +192,8 @@ def _prepare(out: Path, files: Sequence[str | Path], options: TrainOptions) -> P
     ours = (out / REPORT).exists() or (out / "checkpoints").is_dir()
     if (out / "config.json").exists() and not ours:
         raise OptionError(
-            f"{out} holds a model that no training of selfspec wrote, and it would be "
-            f"overwritten; name another folder"
+            f"{out} holds a model that is not selfspec's and would be overwritten; name another "
+            "folder"
         )
     checkpoints.make_folder(out / "checkpoints")
     return out
@@ -235,22 +209,17 @@ def _load(model: str, options: TrainOptions) -> tuple[PreTrainedModel, Any, str]
         torch.manual_seed(options.seed)
         auto: Any = AutoModelForCausalLM
         network = auto.from_config(config, dtype=torch.float32).to(device)
-        return (
-            network,
-            AutoTokenizer.from_pretrained(source.folder),
-            f"{source.name} (from scratch)",
-        )
+        tokenizer = AutoTokenizer.from_pretrained(source.folder)
+        return network, tokenizer, f"{source.name} (from scratch)"
     loaded = load(model, dtype="float32", device=device)
     trainable_family(loaded.model.config)
     if loaded.tokenizer is None:
         raise TrainingError(
-            f"{loaded.name} has no tokenizer, so text cannot be turned into tokens; add its files "
-            f"to the folder"
+            f"{loaded.name} has no tokenizer to read text with; add its files to the folder"
         )
     if not all(parameter.is_floating_point() for parameter in loaded.model.parameters()):
         raise UnsupportedModel(
-            f"{loaded.name} has quantised weights, which have no gradients; train the model it "
-            f"was made from"
+            f"{loaded.name} has quantised weights, which have no gradients; train the original"
         )
     loaded.model.requires_grad_(True)
     return loaded.model, loaded.tokenizer, Path(loaded.name).name
@@ -266,9 +235,8 @@ def _trainer(
     callbacks: Sequence[TrainerCallback],
     tokenizer: Any,
 ) -> LayerSkipTrainer:
-    steps = options.steps or math.ceil(
-        options.epochs * len(data.train) / (options.batch * options.accumulate * _ranks())
-    )
+    step_blocks = options.batch * options.accumulate * _ranks()
+    steps = options.steps or math.ceil(options.epochs * len(data.train) / step_blocks)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()  # with LoRA nothing before the first layer is trained
@@ -293,10 +261,9 @@ def _trainer(
         dataloader_pin_memory=torch.cuda.is_available(),
         disable_tqdm=True,
     )
-    weights = sum(each.numel() * each.element_size() for each in model.parameters())
-    trained = sum(
-        each.numel() * each.element_size() for each in model.parameters() if each.requires_grad
-    )
+    sizes = [(p.numel() * p.element_size(), p.requires_grad) for p in model.parameters()]
+    weights = sum(size for size, _ in sizes)
+    trained = sum(size for size, has_gradient in sizes if has_gradient)
     checkpoints.require_room(folder, weights, trained)
     trainer = LayerSkipTrainer(
         model,
@@ -307,7 +274,7 @@ def _trainer(
         processing_class=tokenizer,
         callbacks=list(callbacks),
     )
-    # it prints; who wants to see the logs passes a callback
+    # it prints. Pass a callback to see the logs
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
 
@@ -319,17 +286,14 @@ def _score_before(
     options: TrainOptions,
     identity: dict[str, Any],
 ) -> dict[str, list[ExitScore]]:
-    """Scores of the untrained model, kept so that a resumed run need not measure them again."""
+    """Scores of the untrained model. Kept, so that a resumed run need not measure them."""
     if not options.score_blocks or int(os.environ.get("RANK", "0")):
         return {}
     kept = folder / "checkpoints" / "before.json"
-    key = [
-        identity["model"],
-        checkpoints.data_fingerprint(blocks.ids, blocks.trained),
-        options.score_blocks,
-    ]
-    if kept.exists() and (found := json.loads(kept.read_text(encoding="utf-8")))["key"] == key:
-        return {"before": [ExitScore(**score) for score in found["scores"]]}
+    text = checkpoints.data_fingerprint(blocks.ids, blocks.trained)
+    key = [identity["model"], text, options.score_blocks]
+    if kept.exists() and (earlier := json.loads(kept.read_text(encoding="utf-8")))["key"] == key:
+        return {"before": [ExitScore(**score) for score in earlier["scores"]]}
     scores = evaluate_exits(from_transformers(model.eval()), blocks, most=options.score_blocks)
     checkpoints.write_json(kept, {"key": key, "scores": [asdict(score) for score in scores]})
     return {"before": scores}
@@ -348,29 +312,14 @@ def _finish(
         model.save_pretrained(report.folder)
     tokenizer.save_pretrained(report.folder)
     if options.score_blocks:
-        report.exits["after"] = evaluate_exits(
-            from_transformers(model), held_out, most=options.score_blocks
-        )
-    facts = {
-        **report.as_dict(),
-        **settings,
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-    }
+        layered = from_transformers(model)
+        report.exits["after"] = evaluate_exits(layered, held_out, most=options.score_blocks)
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    facts = {**report.as_dict(), **settings, "versions": versions}
     checkpoints.write_json(report.folder / REPORT, facts)
     if options.plot:
         plots.plot_training(facts, report.folder / "training.png")
     return report
-
-
-def _settings(
-    recipe: Recipe, options: TrainOptions, data: DataOptions, lora: Lora | None
-) -> dict[str, Any]:
-    return {
-        "recipe": asdict(recipe),
-        "options": asdict(options),
-        "data": asdict(data),
-        "lora": None if lora is None else asdict(lora),
-    }
 
 
 def _ranks() -> int:

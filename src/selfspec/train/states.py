@@ -1,11 +1,11 @@
-"""What the model computes on its own text, kept on disk: states after some layers and the
+"""What the model computes on its own text, kept on disk: states after some layers, and the
 distribution at every answered token.
 
-A frozen model's states never change, so they are computed once and read many times. Shards of some
-ten thousand tokens, each written whole or not at all: a run that is killed, or given more text
-later, goes on with what is missing. Input: rows with `prompt_ids` and `response_ids`, as `selfspec
-data` writes them. Numbers are kept in float16, states brought to length one a number first. Knows
-nothing of what is trained on them.
+A frozen model's states never change, so they are computed once and read many times. They come in
+shards of some ten thousand tokens, each written whole or not at all. A run that is killed, or given
+more text later, goes on with what is missing. Input: rows with `prompt_ids` and `response_ids`, as
+`selfspec data` writes them. Numbers are kept in float16, states RMS-normalised. Knows nothing of
+what is trained on them.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.text_rows import read_rows
+from ..core.text_rows import Row, read_rows
 from ..errors import OptionError, ResourceError, TrainingError
 from ..model.compute.cache import RowSpan
 from ..model.compute.hidden_states import StateCollector
@@ -53,8 +54,7 @@ class StateOptions:
         if self.length < 16 or self.top < 1 or not 0 < self.held_out < 1:
             raise OptionError(
                 f"length={self.length}, top={self.top}, held_out={self.held_out}: use a length of "
-                f"16 or more, a top of 1 or "
-                "more, and a share between 0 and 1, else there is nothing to train or to measure on"
+                "16 or more, a top of 1 or more, and a share between 0 and 1"
             )
 
 
@@ -63,16 +63,14 @@ class Conversation:
     """A prompt and what the model wrote after it."""
 
     tokens: tuple[int, ...]
-    begin: int
-    """Where the answer begins."""
+    begin: int  # where the answer begins
 
     @property
     def name(self) -> str:
         return _digest(self.tokens)
 
     def held_out(self, share: float) -> bool:
-        """By its prompt, so that two answers to it are not on both sides, and more text changes
-        nothing."""
+        """By its prompt: two answers to it are on one side, and more text changes nothing."""
         return int(_digest(self.tokens[: self.begin]), 16) % 10_000 < share * 10_000
 
 
@@ -81,27 +79,23 @@ def read_conversations(
 ) -> Iterator[Conversation]:
     """The rows of some sources that are of use, each text once."""
     seen: set[str] = set()
-    for where, row in (each for file in files for each in read_rows(file)):
-        found = _conversation(row, where, options.length, vocabulary)
-        if found and found.name not in seen:
-            seen.add(found.name)
-            yield found
+    for where, row in chain.from_iterable(map(read_rows, files)):
+        conversation = _conversation(row, where, options.length, vocabulary)
+        if conversation and conversation.name not in seen:
+            seen.add(conversation.name)
+            yield conversation
 
 
-def _conversation(
-    row: dict[str, Any], where: str, length: int, vocabulary: int
-) -> Conversation | None:
+def _conversation(row: Row, where: str, length: int, vocabulary: int) -> Conversation | None:
     """One row; None if it is too short to draft in it."""
     try:
-        prompt, answer = (
-            [int(token) for token in row["prompt_ids"]],
-            [int(token) for token in row["response_ids"]],
-        )
+        prompt = [int(token) for token in row["prompt_ids"]]
+        answer = [int(token) for token in row["response_ids"]]
     except (ValueError, KeyError, TypeError) as error:
         raise TrainingError(
             f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}), "
-            f"so there is nothing that the "
-            "model wrote; make such a file with: selfspec data MODEL --prompts FILES"
+            "which say what the model wrote; make such a file with: selfspec data MODEL --prompts "
+            "FILES"
         ) from error
     tokens = tuple((prompt + answer)[:length])
     outside = [token for token in tokens if not 0 <= token < vocabulary]
@@ -112,15 +106,22 @@ def _conversation(
     return Conversation(tokens, len(prompt)) if prompt and len(tokens) - len(prompt) >= 3 else None
 
 
+class Span(NamedTuple):
+    """Where a conversation lies."""
+
+    shard: int
+    first: int
+    stop: int
+    begin: int  # of the answer, counted from `first`
+
+
 class States:
     """Shards in a folder, as conversations by number."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._shards: list[dict[str, Any]] = []
-        self.where: list[
-            tuple[int, int, int, int]
-        ] = []  # of each conversation: shard, first token, one after its last, answer
+        self.where: list[Span] = []
         self.held_out: list[int] = []
         self.trained: list[int] = []
         self.names: set[str] = set()
@@ -129,50 +130,48 @@ class States:
 
     def _open(self, folder: Path) -> None:
         facts = json.loads((folder / "shard.json").read_text(encoding="utf-8"))
-        arrays = {
-            name: np.load(folder / f"{name}.npy", mmap_mode="r")
-            for name in ("tokens", "states", "ids", "chances")
-        }
+        names = ("tokens", "states", "ids", "chances")
+        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names}
         first = 0
         for name, count, begin, held in facts["conversations"]:
             (self.held_out if held else self.trained).append(len(self.where))
-            self.where.append((len(self._shards), first, first + count, begin))
+            self.where.append(Span(len(self._shards), first, first + count, begin))
             self.names.add(name)
             first += count
         self._shards.append(arrays)
 
     def lengths(self) -> list[int]:
-        return [stop - first for _, first, stop, _ in self.where]
+        return [span.stop - span.first for span in self.where]
 
     @property
     def tokens(self) -> int:
         return sum(self.lengths())
 
     def batch(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Some conversations, padded behind: tokens (n, longest), states (n, longest, taps, width),
-        ids and chances (n, longest, top); chances are 0 where nothing is answered, which is all of
-        the padding."""
-        longest = max(stop - first for _, first, stop, _ in (self.where[n] for n in numbers))
+        """Some conversations, padded behind: tokens (n, longest), states (n, longest, layers,
+        width), ids and chances (n, longest, top). Chances are 0 where nothing is answered."""
+        spans = [self.where[number] for number in numbers]
+        longest = max(span.stop - span.first for span in spans)
         batch: dict[str, Tensor] = {}
         for name in ("tokens", "states", "ids", "chances"):
-            shape = self._shards[0][name].shape[1:]
-            array = np.zeros((len(numbers), longest, *shape), dtype=self._shards[0][name].dtype)
-            for row, number in enumerate(numbers):
-                shard, first, stop, _ = self.where[number]
-                array[row, : stop - first] = self._shards[shard][name][first:stop]
+            first = self._shards[0][name]
+            array = np.zeros((len(numbers), longest, *first.shape[1:]), dtype=first.dtype)
+            for row, span in enumerate(spans):
+                values = self._shards[span.shard][name][span.first : span.stop]
+                array[row, : len(values)] = values
             batch[name] = torch.from_numpy(array)
         return batch
 
     def frequencies(self, vocabulary: int) -> Tensor:
         """(vocabulary,): how often each token was likely in the answers that are trained."""
         total = np.zeros(vocabulary)
-        held = {self.where[number][:2] for number in self.held_out}
-        for shard, first, stop, _ in self.where:
-            if (shard, first) not in held:
-                ids, chances = (
-                    self._shards[shard][name][first:stop].reshape(-1) for name in ("ids", "chances")
-                )
-                total += np.bincount(ids, weights=chances.astype(np.float64), minlength=vocabulary)
+        held = {self.where[number] for number in self.held_out}
+        for span in self.where:
+            if span not in held:
+                shard, at = self._shards[span.shard], slice(span.first, span.stop)
+                ids = shard["ids"][at].reshape(-1)
+                chances = shard["chances"][at].reshape(-1).astype(np.float64)
+                total += np.bincount(ids, weights=chances, minlength=vocabulary)
         return torch.from_numpy(total)
 
 
@@ -181,8 +180,8 @@ def kept_options(folder: Path) -> StateOptions | None:
     about = folder / "states.json"
     if not about.is_file():
         return None
-    found = json.loads(about.read_text(encoding="utf-8"))["options"]
-    return StateOptions(**{**found, "layers": tuple(found["layers"])})
+    options = json.loads(about.read_text(encoding="utf-8"))["options"]
+    return StateOptions(**{**options, "layers": tuple(options["layers"])})
 
 
 def gather(
@@ -191,27 +190,21 @@ def gather(
     files: Sequence[str | Path],
     folder: Path,
     options: StateOptions,
-    observer: Callable[[int], bool] = lambda tokens: True,
+    go_on: Callable[[int], bool] = lambda tokens: True,
 ) -> bool:
-    """Compute what is missing of these files; `base` is the model's signature. `watch(tokens so
-    far)` is asked after every shard whether to go on; says whether everything is there."""
+    """Compute what is missing of these files. `base` is the model's signature. After every shard
+    `go_on(tokens so far)` is asked. Returns whether everything is there."""
     _prepare(folder, base, options)
-    known = States(folder)
+    done, names = 0, States(folder).names
     shard: list[Conversation] = []
-    new, done = (
-        (
-            found
-            for found in read_conversations(files, options, model.shape.vocabulary)
-            if found.name not in known.names
-        ),
-        0,
-    )
-    for found in new:
-        shard.append(found)
-        if (count := sum(len(each.tokens) for each in shard)) >= SHARD_TOKENS:
+    for conversation in read_conversations(files, options, model.shape.vocabulary):
+        if conversation.name in names:
+            continue
+        shard.append(conversation)
+        if (count := sum(len(member.tokens) for member in shard)) >= SHARD_TOKENS:
             _write_shard(model, shard, folder, options)
             shard, done = [], done + count
-            if not observer(done):
+            if not go_on(done):
                 return False
     if shard:
         _write_shard(model, shard, folder, options)
@@ -219,19 +212,18 @@ def gather(
 
 
 def _prepare(folder: Path, base: dict[str, Any], options: StateOptions) -> None:
-    """Make the folder, or raise if what is in it is of another model or kept otherwise."""
+    """Make the folder, or raise if what is in it is of another model or was kept otherwise."""
     folder.mkdir(parents=True, exist_ok=True)
     about = folder / "states.json"
     wanted = {"schema": SCHEMA, "options": json.loads(json.dumps(asdict(options)))}
     if about.is_file():
-        found = json.loads(about.read_text(encoding="utf-8"))
-        other = unlike(found["base"], base)
-        if other or any(found[name] != value for name, value in wanted.items()):
+        kept = json.loads(about.read_text(encoding="utf-8"))
+        other = unlike(kept["base"], base)
+        if other or any(kept[name] != value for name, value in wanted.items()):
             raise TrainingError(
-                f"{folder} holds states kept with {found['options']}, now {wanted['options']} are "
-                f"asked for"
-                f"{'; of another model: ' + other if other else ''}. Repeat the earlier settings, "
-                f"or train into another folder"
+                f"{folder} holds states kept with {kept['options']}, now {wanted['options']} are "
+                f"asked for{'; of another model: ' + other if other else ''}. Repeat the earlier "
+                "settings, or train into another folder"
             )
     else:
         about.write_text(json.dumps({**wanted, "base": base}), encoding="utf-8")
@@ -246,12 +238,12 @@ def _shards(folder: Path) -> list[Path]:
 def _write_shard(
     model: LayeredModel, shard: Sequence[Conversation], folder: Path, options: StateOptions
 ) -> None:
-    tokens = np.array([token for each in shard for token in each.tokens], dtype=np.int32)
+    tokens = np.array([*chain.from_iterable(member.tokens for member in shard)], dtype=np.int32)
     needed = len(tokens) * (2 * len(options.layers) * model.shape.width + 6 * options.top + 4)
     if needed * 1.2 > shutil.disk_usage(folder).free:
+        size = f"{needed / 1e6:.0f} MB"
         raise ResourceError(
-            f"{folder} is nearly full: the next part of the model's states needs "
-            f"{needed / 1e6:.0f} MB. Make room"
+            f"{folder} is nearly full: the next part of the model's states needs {size}. Make room"
         )
     computed = [_computed(model, group, options) for group in _groups(shard)]
     states, ids, chances = (np.concatenate(arrays) for arrays in zip(*computed, strict=True))
@@ -261,9 +253,8 @@ def _write_shard(
     arrays = {"tokens": tokens, "states": states, "ids": ids, "chances": chances}
     for name, array in arrays.items():
         np.save(new / f"{name}.npy", array)
-    facts = [
-        [each.name, len(each.tokens), each.begin, each.held_out(options.held_out)] for each in shard
-    ]
+    share = options.held_out
+    facts = [[text.name, len(text.tokens), text.begin, text.held_out(share)] for text in shard]
     (new / "shard.json").write_text(json.dumps({"conversations": facts}), encoding="utf-8")
     os.sync()
     new.rename(target)
@@ -272,11 +263,11 @@ def _write_shard(
 def _groups(shard: Sequence[Conversation]) -> Iterator[list[Conversation]]:
     """Conversations that are computed in one pass."""
     group: list[Conversation] = []
-    for each in shard:
-        if group and sum(len(other.tokens) for other in group) + len(each.tokens) > PASS_TOKENS:
+    for text in shard:
+        if group and sum(len(member.tokens) for member in [*group, text]) > PASS_TOKENS:
             yield group
             group = []
-        group.append(each)
+        group.append(text)
     yield group
 
 
@@ -284,33 +275,28 @@ def _groups(shard: Sequence[Conversation]) -> Iterator[list[Conversation]]:
 def _computed(
     model: LayeredModel, group: Sequence[Conversation], options: StateOptions
 ) -> list[np.ndarray[Any, Any]]:
-    """States, likeliest tokens and their probabilities of some conversations, one after the
-    other."""
-    collectors, cache = (
-        StateCollector(options.layers),
-        model.new_cache(len(group), max(len(each.tokens) for each in group)),
-    )
-    place = cache.layout_at([RowSpan(row, 0, len(each.tokens)) for row, each in enumerate(group)])
-    tokens = torch.tensor([token for each in group for token in each.tokens], device=model.device)
-    x = model.run(model.embed(tokens), model.full_plan, cache, place, collectors=[collectors])
-    taken = collectors.take()
-    states = (
-        unit(taken[0][1].float()).half()
-        if taken
-        else x.new_empty(len(tokens), 0, x.shape[1], dtype=torch.float16)
-    )
-    answered = torch.cat([_answered(each) for each in group]).to(model.device)
-    ids = torch.zeros(len(tokens), options.top, dtype=torch.int32, device=model.device)
-    chances = torch.zeros(len(tokens), options.top, dtype=torch.float16, device=model.device)
+    """States, likeliest tokens and their probabilities of conversations, one after the other."""
+    lengths = [len(text.tokens) for text in group]
+    collector, cache = StateCollector(options.layers), model.new_cache(len(group), max(lengths))
+    layout = cache.layout_at([RowSpan(row, 0, length) for row, length in enumerate(lengths)])
+    ids_in = [*chain.from_iterable(text.tokens for text in group)]
+    x = model.embed(torch.tensor(ids_in, device=model.device))
+    x = model.run(x, model.full_plan, cache, layout, collectors=[collector])
+    if taken := collector.take():
+        states = unit(taken[0][1].float()).half()
+    else:
+        states = x.new_empty(len(x), 0, x.shape[1], dtype=torch.float16)
+    answered = torch.cat([_answered(text) for text in group]).to(model.device)
+    ids = torch.zeros(len(x), options.top, dtype=torch.int32, device=model.device)
+    chances = torch.zeros(len(x), options.top, dtype=torch.float16, device=model.device)
     for piece in answered.nonzero()[:, 0].split(256):
         best = model.head(x[piece]).float().softmax(-1).topk(options.top)
         ids[piece], chances[piece] = best.indices.int(), best.values.half()
-    return [each.cpu().numpy() for each in (states, ids, chances)]
+    return [values.cpu().numpy() for values in (states, ids, chances)]
 
 
 def _answered(conversation: Conversation) -> Tensor:
-    """At which tokens the next one is the model's own and known: those of the answer but its
-    last."""
+    """Tokens whose next one is known to be the model's own: the answer's but its last."""
     index = torch.arange(len(conversation.tokens))
     return (index >= conversation.begin) & (index < len(conversation.tokens) - 1)
 

@@ -28,10 +28,9 @@ from .recipe import Recipe
 
 
 class LayerSkipTrainer(Trainer):
-    """A Trainer for causal language models (or PEFT models around one), on batches of `input_ids`
-    and `labels`.
+    """A Trainer for causal language models, or PEFT models around one, on `input_ids` and `labels`.
 
-    `identity` says in JSON what run this is; a checkpoint of another one is refused. The recipe and
+    `identity` says in JSON what run this is. A checkpoint of another one is refused. The recipe and
     the number of steps are part of it anyway. Losses by exit appear in the logs as `exit_N`, N
     being the number of layers before the exit.
     """
@@ -48,28 +47,24 @@ class LayerSkipTrainer(Trainer):
         self.recipe_forward = ExitForward(base_of(model), recipe, args.seed)
         if args.n_gpu > 1:
             raise OptionError(
-                f"{args.n_gpu} GPUs in one process: the recipe needs one process for each. Start "
-                f"with torchrun "
-                f"--nproc_per_node {args.n_gpu}, or show it one GPU (CUDA_VISIBLE_DEVICES=0)"
+                f"{args.n_gpu} GPUs in one process, where the recipe needs one process for each. "
+                f"Start with torchrun --nproc_per_node {args.n_gpu}, or show it one GPU "
+                "(CUDA_VISIBLE_DEVICES=0)"
             )
         args.remove_unused_columns = False  # it would look for the columns in our forward
         args.logging_nan_inf_filter = False  # a loss that is not a number ends the run instead
-        if recipe.dropout:
-            args.ddp_find_unused_parameters = (
-                True  # a layer that all samples of a batch skip has no gradients
-            )
+        if recipe.dropout:  # a layer that all samples of a batch skip has no gradients
+            args.ddp_find_unused_parameters = True
         super().__init__(model=model, args=args, **given)
-        self.model_accepts_loss_kwargs = True  # counts the trained tokens of the whole step for us
-        self.loss_is_scaled_for_ga = True  # which our loss is divided by
+        self.model_accepts_loss_kwargs = True  # counts the trained tokens of the whole step for us,
+        self.loss_is_scaled_for_ga = True  # and our loss is divided by them
         recipe_fields = {f"recipe.{name}": value for name, value in asdict(recipe).items()}
         self.identity = {**(identity or {}), **recipe_fields, "ranks": args.world_size}
         self._installed = False
         self._micro = (-1, 0)  # step, and how many micro-batches of it are done
         self._by_exit: dict[int, list[Tensor]] = {}
-        probe = torch.arange(
-            min(8, self.recipe_forward.model.config.vocab_size),
-            device=self.recipe_forward.model.device,
-        )
+        network = self.recipe_forward.model
+        probe = torch.arange(min(8, network.config.vocab_size), device=network.device)
         self.recipe_forward.check(probe)
 
     @property
@@ -87,15 +82,13 @@ class LayerSkipTrainer(Trainer):
         return_outputs: bool = False,
         num_items_in_batch: Any = None,
     ) -> Any:
-        """The recipe's loss at this step; the mean over the tokens of all micro-batches and ranks
-        of the step."""
+        """The recipe's loss: the mean over the tokens of the step's micro-batches and ranks."""
         step = self.state.global_step
         micro = self._micro[1] if self._micro[0] == step else 0
         tokens = None
         if model.training and num_items_in_batch is not None:
             ranks = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
-            # DDP averages over ranks; of a sum over all of them that is a part too small
-            tokens = num_items_in_batch / ranks
+            tokens = num_items_in_batch / ranks  # the count is of all ranks, and DDP averages
         if model.training:
             self._micro = (step, micro + 1)
         self.recipe_forward.moment = Moment(step, max(1, self.state.max_steps), micro, tokens)
@@ -108,8 +101,7 @@ class LayerSkipTrainer(Trainer):
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
-        """The recipe's forward, put in place by `train` for the whole run, by `evaluate` alone for
-        a batch."""
+        """The recipe's forward. `train` puts it in place for the run, `evaluate` for a batch."""
         if self._installed:
             yield
             return
@@ -129,24 +121,20 @@ class LayerSkipTrainer(Trainer):
         return loss
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> Any:
-        found: Any = Trainer._get_grad_norm(self, model, grad_norm)
+        norm: Any = Trainer._get_grad_norm(self, model, grad_norm)
         # a scaler skips such steps by itself
-        if self.accelerator.scaler is None and not math.isfinite(float(found)):
-            self._stop("gradient", found)
-        return found
+        if self.accelerator.scaler is None and not math.isfinite(float(norm)):
+            self._stop("gradient", norm)
+        return norm
 
     def _stop(self, what: str, value: Any) -> None:
-        """Before the optimizer has taken the step: the weights are still those of the step
-        before."""
+        """Stop before the optimizer takes the step, with the weights of the step before."""
         last = checkpoints.latest(self.folder)
-        kept = (
-            f"the last good checkpoint is {last}" if last else "no checkpoint had been written yet"
-        )
+        kept = f"the last good checkpoint is {last}" if last else "there is no checkpoint yet"
         raise TrainingError(
             f"the {what} is {float(value)} at step {self.state.global_step + 1}, so training "
-            f"stopped before taking it; {kept}. "
-            f"Lower the learning rate (now {self._get_learning_rate():.3g}), or look for broken "
-            f"data"
+            f"stopped before taking it; {kept}. Lower the learning rate (now "
+            f"{self._get_learning_rate():.3g}), or look for broken data"
         )
 
     # -------------------------------------------------------------------------------------- the run
@@ -154,29 +142,21 @@ class LayerSkipTrainer(Trainer):
     def train(
         self, resume_from_checkpoint: str | bool | None = None, *more: Any, **given: Any
     ) -> Any:
-        """Train; with True from the newest complete checkpoint in the output folder, if there is
-        one."""
-        folder = self.folder
-        found = (
-            checkpoints.latest(folder)
-            if resume_from_checkpoint is True
-            else resume_from_checkpoint or None
-        )
-        if found is not None:
-            checkpoints.require_same(Path(found), self._whole_identity())
+        """Train. With True from the newest complete checkpoint in the output folder, if any."""
+        if resume_from_checkpoint is True:
+            start = checkpoints.latest(self.folder)
+        else:
+            start = Path(resume_from_checkpoint) if resume_from_checkpoint else None
+        if start is not None:
+            checkpoints.require_same(start, self._whole_identity())
         with self._ours():
-            return super().train(str(found) if found else None, *more, **given)
+            return super().train(str(start) if start else None, *more, **given)
 
     def _whole_identity(self) -> dict[str, Any]:
-        names = (
-            "max_steps",
-            "num_train_epochs",
-            "per_device_train_batch_size",
-            "gradient_accumulation_steps",
-            "seed",
-        )
-        more = ("learning_rate", "weight_decay", "max_grad_norm", "bf16", "fp16")
-        return {**self.identity, **{name: getattr(self.args, name) for name in (*names, *more)}}
+        names = ["max_steps", "num_train_epochs", "per_device_train_batch_size"]
+        names += ["gradient_accumulation_steps", "seed", "learning_rate", "weight_decay"]
+        names += ["max_grad_norm", "bf16", "fp16"]
+        return {**self.identity, **{name: getattr(self.args, name) for name in names}}
 
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         folder = self.folder
@@ -190,29 +170,23 @@ class LayerSkipTrainer(Trainer):
                 checkpoints.mark(here, self._whole_identity())
         except (OSError, SafetensorError, RuntimeError) as error:
             last = checkpoints.latest(folder)
+            kept = "No earlier one exists"
+            if last:
+                kept = f"{last} is complete: make room and run the same command again"
             raise ResourceError(
                 f"the checkpoint of step {self.state.global_step} cannot be written to {folder} "
-                f"({error}); is the disk full? "
-                + (
-                    f"{last} is complete: make room and run the same command again"
-                    if last
-                    else "No earlier one exists"
-                )
+                f"({error}); is the disk full? {kept}"
             ) from error
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         super()._save(output_dir, state_dict)
-        # a pickle that nobody reads
-        ((Path(output_dir) if output_dir else self.folder) / TRAINING_ARGS_NAME).unlink(
-            missing_ok=True
-        )
+        folder = Path(output_dir) if output_dir else self.folder
+        (folder / TRAINING_ARGS_NAME).unlink(missing_ok=True)  # a pickle that nobody reads
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """With the mean loss of each exit since the last log, on this rank."""
         if "loss" in logs:
-            logs |= {
-                f"exit_{layer + 1}": float(torch.stack(each).mean())
-                for layer, each in sorted(self._by_exit.items())
-            }
+            for layer, losses in sorted(self._by_exit.items()):
+                logs[f"exit_{layer + 1}"] = float(torch.stack(losses).mean())
             self._by_exit.clear()
         super().log(logs, start_time)

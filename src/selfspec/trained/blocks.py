@@ -1,9 +1,8 @@
-"""Small decoder blocks of our own shape for trained parts: Llama's block, with the numbers that the
-part names.
+"""Small decoder blocks for trained parts: Llama's block, with the numbers that the part names.
 
-`SmallBlock` holds the weights, with Llama's names, and is what is trained (train/); `Stack` runs
-blocks with the operations of the model room, on a cache of their own. The same for every family of
-base: a part's block need not look like the base's.
+`SmallBlock` holds the weights, with Llama's names, and is what is trained (train/). `Stack` runs
+such blocks with the operations of the model room, on a cache of their own. The same for every
+family of base: a part's block need not look like the base's.
 """
 
 from __future__ import annotations
@@ -126,10 +125,16 @@ class Stack:
         self.ops: Ops = operations_for("auto", model.dtype, model.device)
         self._model, self._size = model, size
         self._rope = RopeTable(Rotary(size), shape.context, model.device)
-        here = [block.to(model.device, model.dtype) for block in blocks]
         self.blocks: list[Block] = [
-            own_block(block, index, FAMILIES["llama"], shape, self.ops, self._rope)
-            for index, block in enumerate(here)
+            own_block(
+                block.to(model.device, model.dtype),
+                index,
+                FAMILIES["llama"],
+                shape,
+                self.ops,
+                self._rope,
+            )
+            for index, block in enumerate(blocks)
         ]
         self._passes, self._plan = Passes(self.blocks), LayerPlan(0, count)
         self._ones = Norm(torch.ones(size.width, dtype=model.dtype, device=model.device), EPS)
@@ -148,7 +153,7 @@ class Stack:
         )
 
     def unit(self, x: Tensor) -> Tensor:
-        """(tokens, width) brought to length one a number."""
+        """(tokens, width), RMS-normalised."""
         return self.ops.norm(x.contiguous(), self._ones)
 
     @torch.inference_mode()
@@ -156,19 +161,19 @@ class Stack:
         """(tokens, width) through all blocks."""
         self._rope.reserve(max(span.first + span.count for span in layout.spans))
         x, *_ = self._passes.run(x, self._plan, cache, layout.on(self._model.device))
-        cache.advance(layout, range(len(self.blocks)))
+        cache.advance(layout, tuple(range(len(self.blocks))))
         return x
 
 
 def unit(x: Tensor) -> Tensor:
-    """x / rms(x), in float32; what `Stack.unit` computes."""
+    """x / rms(x), in float32. What `Stack.unit` computes."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype)
 
 
 def blocks_of(size: BlockSize, tensors: Mapping[str, Tensor], count: int) -> list[SmallBlock]:
     """Blocks from a part's tensors, named blocks.0..., in float32."""
-    found = []
+    blocks = []
     for index in range(count):
         prefix = f"blocks.{index}."
         with torch.device("meta"):
@@ -179,5 +184,5 @@ def blocks_of(size: BlockSize, tensors: Mapping[str, Tensor], count: int) -> lis
             if name.startswith(prefix)
         }
         block.load_state_dict(own, assign=True)
-        found.append(block.requires_grad_(False))
-    return found
+        blocks.append(block.requires_grad_(False))
+    return blocks

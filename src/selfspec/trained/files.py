@@ -1,24 +1,25 @@
-"""Parts: small things trained for a frozen model, which draft and never speak for it. A folder with
+"""Trained parts: small things trained for a frozen model, which draft for it. A folder with
 safetensors and JSON.
 
-`part.json` says what the part is, how it is built and on which model it was trained;
-`part.safetensors` holds its tensors; no pickle. Rows of the head and embeddings are the model's
-own, named by token ids, not stored again. A part of another model would be exact too and draft
-rubbish, so the model is recognised by what it computes: some numbers of its hidden states after a
-fixed text, which do not depend on kernels or (within rounding) on the precision. Does not know how
-a part drafts or learns.
+`part.json` says what the part is, how it is built and on which model it was trained.
+`part.safetensors` holds its tensors. No pickle. Rows of the head and embeddings are the model's
+own, named by token ids, not stored again.
+
+With a part of another model the text would still be right, but the drafts would be rubbish. So the
+model is recognised by what it computes: some numbers of its hidden states after a fixed text. They
+do not depend on kernels, nor (within rounding) on the precision.
+
+Does not know how a part drafts or learns.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
-from weakref import WeakKeyDictionary
 
 import safetensors
 import torch
@@ -28,10 +29,10 @@ from torch import Tensor
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from ..model.layered import LayeredModel
 from ..model.partial_head import PartialHead, head_over
+from .kinds import KINDS
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
-KINDS = ("draft-head", "exit-adapter", "draft-lora", "successors")
 SHIPPED = Path(__file__).parent / "shipped"  # a folder for each part that comes with the package
 T = TypeVar("T")
 # relative distance of two signatures of one model: bfloat16 gives 0.01, another model about 1
@@ -55,14 +56,13 @@ class TrainedPart:
         """Raise unless this is a part of that kind for that model."""
         if self.kind != kind:
             raise OptionError(
-                f"this part is of kind {self.kind!r}, and {kind!r} is needed here; name another "
-                f"folder"
+                f"this part is of kind {self.kind!r}, and {kind!r} is needed here; name the folder "
+                f"of such a part"
             )
         if difference := unlike(self.base, signature(model)):
             raise OptionError(
                 f"this {kind} was trained on another model ({difference}), so its drafts would be "
-                f"rubbish; "
-                f"train one for this model: selfspec train MODEL --recipe {kind}"
+                f"rubbish; train one for this model: selfspec train MODEL --recipe {kind}"
             )
 
     def save(self, folder: Path, eight_bits: bool = False) -> None:
@@ -76,17 +76,15 @@ class TrainedPart:
             "settings": dict(self.settings),
             "facts": dict(self.facts),
         }
-        _replace(
-            folder / TENSORS,
-            save({name: each.contiguous() for name, each in _stored(self.tensors, eight_bits)}),
-        )
+        stored = {name: tensor.contiguous() for name, tensor in _stored(self.tensors, eight_bits)}
+        _replace(folder / TENSORS, save(stored))
         _replace(folder / DESCRIPTION, (json.dumps(described, indent=1) + "\n").encode())
 
 
 def load_part(folder: str | os.PathLike[str]) -> TrainedPart:
     """The part in a folder."""
-    layout = Path(folder).expanduser()
-    if not (layout / DESCRIPTION).is_file():
+    path = Path(folder).expanduser()
+    if not (path / DESCRIPTION).is_file():
         shipped = [path.name for path in shipped_parts()]
         hint = (
             f" or the name of one that is shipped: {nearest(str(folder), shipped)}"
@@ -98,19 +96,36 @@ def load_part(folder: str | os.PathLike[str]) -> TrainedPart:
             f"wrote{hint}"
         )
     try:
-        found = json.loads((layout / DESCRIPTION).read_text(encoding="utf-8"))
-        tensors = _restored(load_file(layout / TENSORS))
+        described = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
+        tensors = _restored(load_file(path / TENSORS))
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         raise BrokenCheckpoint(
             f"the part in {folder} cannot be read ({error}); copy or train it again"
         ) from error
-    if found.get("schema") != SCHEMA or found.get("kind") not in KINDS:
+    if described.get("schema") != SCHEMA or described.get("kind") not in KINDS:
         raise OptionError(
-            f"the part in {folder} is of schema {found.get('schema')} and kind "
-            f"{found.get('kind')!r}; this version reads schema "
-            f"{SCHEMA} and {', '.join(KINDS)}. Train it again, or use the version that wrote it"
+            f"the part in {folder} is of schema {described.get('schema')} and kind "
+            f"{described.get('kind')!r}; this version reads schema {SCHEMA} and "
+            f"{', '.join(KINDS)}. Train it again, or use the version that wrote it"
         )
-    return TrainedPart(found["kind"], found["base"], found["settings"], tensors, found["facts"])
+    _refuse_incomplete(folder, described, tensors)
+    return TrainedPart(
+        described["kind"], described["base"], described["settings"], tensors, described["facts"]
+    )
+
+
+def _refuse_incomplete(
+    folder: str | os.PathLike[str], described: Mapping[str, Any], tensors: Mapping[str, Tensor]
+) -> None:
+    kind = KINDS[described["kind"]]
+    missing = [name for name in ("base", "settings", "facts") if name not in described]
+    missing += sorted({*kind.settings}.difference(described.get("settings", ())))
+    missing += sorted({*kind.tensors}.difference(tensors))
+    if missing:
+        raise BrokenCheckpoint(
+            f"the part in {folder} is a {described['kind']} without {', '.join(missing)}, so it "
+            f"could not draft; copy or train it again"
+        )
 
 
 _WHOLE, _SCALE = ".whole", ".scale"  # after the name of a matrix that is stored in eight bits
@@ -127,14 +142,14 @@ def _stored(tensors: Mapping[str, Tensor], eight_bits: bool) -> Iterator[tuple[s
 
 
 def _restored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    found = {
+    restored = {
         name: tensor for name, tensor in tensors.items() if not name.endswith((_WHOLE, _SCALE))
     }
     for name, tensor in tensors.items():
         if name.endswith(_WHOLE):
             plain = name.removesuffix(_WHOLE)
-            found[plain] = tensor.float() * tensors[plain + _SCALE][:, None]
-    return found
+            restored[plain] = tensor.float() * tensors[plain + _SCALE][:, None]
+    return restored
 
 
 def shipped_parts() -> list[Path]:
@@ -145,15 +160,13 @@ def shipped_parts() -> list[Path]:
 def find_part(
     source: str | os.PathLike[str] | TrainedPart | None, kind: str, model: LayeredModel
 ) -> TrainedPart:
-    """The part that was named, by folder or shipped name, or without a name the shipped one for
-    this model."""
+    """The part of that folder or shipped name. None: the shipped one for this model."""
     if source is None:
         part = shipped_part(kind, model)
         if part is None:
             raise OptionError(
                 f"no {kind} for this model comes with selfspec, so it needs part=FOLDER; train "
-                f"one: selfspec train MODEL "
-                f"--recipe {kind}"
+                f"one: selfspec train MODEL --recipe {kind}"
             )
         return part
     if isinstance(source, TrainedPart):
@@ -167,68 +180,40 @@ def find_part(
     return _loaded(shipped or Path(source), kind, model)
 
 
-_parts: WeakKeyDictionary[LayeredModel, dict[tuple[str, str, int], TrainedPart]] = (
-    WeakKeyDictionary()
-)
-
-
 def _loaded(folder: Path, kind: str, model: LayeredModel) -> TrainedPart:
-    """The part in a folder, read and compared with the model once, and again when it was written
-    anew."""
-    about = folder.expanduser() / DESCRIPTION
-    key = str(about), kind, about.stat().st_mtime_ns if about.is_file() else 0
-    kept = _parts.setdefault(model, {})
-    if key not in kept:
+    """The part in a folder, read and compared with the model once for each time it was written."""
+    description = folder.expanduser() / DESCRIPTION
+    written = description.stat().st_mtime_ns if description.is_file() else 0
+
+    def read() -> TrainedPart:
         part = load_part(folder)
         part.require(kind, model)
-        kept[key] = part
-    return kept[key]
+        return part
 
-
-_shipped: WeakKeyDictionary[LayeredModel, dict[str, TrainedPart | None]] = WeakKeyDictionary()
+    return model.once((load_part, str(description), kind, written), read)
 
 
 def shipped_part(kind: str, model: LayeredModel) -> TrainedPart | None:
-    """The part of that kind that comes with selfspec for this model, looked for once: telling whose
-    it is takes a pass."""
-    kept = _shipped.setdefault(model, {})
-    if kind not in kept:
-        kept[kind] = _shipped_for(kind, model)
-    return kept[kind]
+    """The part of that kind that comes with selfspec for this model. Looked for once."""
+    return model.once((shipped_part, kind), lambda: _shipped_for(kind, model))
 
 
 def _shipped_for(kind: str, model: LayeredModel) -> TrainedPart | None:
     own: dict[str, Any] | None = None
     for folder in shipped_parts():
-        about = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        if about["kind"] == kind:
+        described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+        if described["kind"] == kind:
             own = own or signature(model)
-            if not unlike(about["base"], own):
+            if not unlike(described["base"], own):
                 return _loaded(folder, kind, model)
     return None
 
 
-_ready: WeakKeyDictionary[LayeredModel, dict[tuple[int, object], tuple[TrainedPart, Any]]] = (
-    WeakKeyDictionary()
-)
-_making = threading.Lock()
-
-
 def ready(
-    part: TrainedPart, model: LayeredModel, kind: Callable[[TrainedPart, LayeredModel], T]
+    part: TrainedPart, model: LayeredModel, make: Callable[[TrainedPart, LayeredModel], T]
 ) -> T:
-    """`kind(part, model)`, made once for a model and kept as long as that."""
-    with _making:
-        kept = _ready.setdefault(model, {})
-        key = id(part), kind
-        if key not in kept:
-            # holding the part keeps its id from being another's
-            kept[key] = (
-                part,
-                kind(part, model),
-            )
-        made: T = kept[key][1]
-        return made
+    """`make(part, model)`, made once for a model and kept as long as that."""
+    return model.once((make, part), lambda: make(part, model))
 
 
 def partial_head_of(part: TrainedPart, model: LayeredModel) -> PartialHead:
@@ -241,14 +226,12 @@ def partial_head_of(part: TrainedPart, model: LayeredModel) -> PartialHead:
 
 @torch.inference_mode()
 def signature(model: LayeredModel) -> dict[str, Any]:
-    """What tells a model from others: its numbers, and some of what it computes for a fixed
-    text."""
+    """What tells a model from others: its sizes, and some of what it computes."""
     shape = model.shape
     tokens = torch.arange(1, 9, device=model.device) * 7 % shape.vocabulary
     cache = model.new_cache(1, len(tokens))
-    x = model.run(model.embed(tokens), model.full_plan, cache, cache.layout([len(tokens)]))[
-        1:
-    ].float()
+    layout = cache.layout([len(tokens)])
+    x = model.run(model.embed(tokens), model.full_plan, cache, layout)[1:].float()
     some = (x / x.pow(2).mean(-1, keepdim=True).sqrt()).flatten()[:: max(1, x.numel() // 48)][:48]
     numbers = {
         "family": shape.family,
@@ -266,11 +249,9 @@ def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
             return f"its {name} was {one.get(name)}, this one's is {other.get(name)}"
     a, b = torch.tensor(one["values"]), torch.tensor(other["values"])
     distance = float((a - b).norm() / b.norm().clamp(min=1e-6)) if a.shape == b.shape else 1.0
-    return (
-        None
-        if distance < _NEAR
-        else f"of the same shape, with other weights: hidden states differ by {distance:.0%}"
-    )
+    if distance < _NEAR:
+        return None
+    return f"of the same shape, with other weights: hidden states differ by {distance:.0%}"
 
 
 def _replace(path: Path, data: bytes) -> None:

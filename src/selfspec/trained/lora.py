@@ -1,5 +1,5 @@
-"""A second view of a model with small matrices beside its linears: y = W x + B A x. The weights W
-are the model's own.
+"""A view of a model with small matrices beside its linears: y = W x + B A x. The weights W are the
+model's own.
 
 The matrices come from a `draft-lora` part and stand beside the linears by the names that
 `families.py` gives. The model itself is not changed: whoever does not hold the view computes
@@ -21,18 +21,16 @@ from .files import TrainedPart
 
 
 def lora_view(part: TrainedPart, model: LayeredModel) -> LayeredModel:
-    """The model with the part's matrices beside its linears, for use at the same time as the model
-    itself."""
+    """A view of the model with the part's matrices beside its linears."""
     family = FAMILIES.get(model.shape.family)
     if family is None or family.by_head or family.interleaved or family.experts:
         raise OptionError(
             f"a draft-lora cannot be put on a {model.shape.family} model, whose linears are "
-            f"stored otherwise"
+            f"stored otherwise; use a draft-head"
         )
+    blocks = enumerate(model.blocks)
     return model.view(
-        blocks=[
-            _changed(block, index, family, part, model) for index, block in enumerate(model.blocks)
-        ]
+        blocks=[_with_matrices(block, layer, family, part, model) for layer, block in blocks]
     )
 
 
@@ -41,21 +39,22 @@ def stored_name(layer: int, name: str) -> str:
     return f"layers/{layer}/{name.replace('.', '/')}"
 
 
-def _changed(
+def _with_matrices(
     block: Block, layer: int, family: Family, part: TrainedPart, model: LayeredModel
 ) -> Block:
-    # the order of a block's
+    # in the order in which a block has them
     fused: Iterator[Sequence[str]] = iter(
         (family.qkv, (family.out,), family.gate_up, (family.down,))
     )
-    return block.with_linears(
-        lambda linear: _added(
-            linear, [stored_name(layer, name) for name in next(fused)], part, model
-        )
-    )
+
+    def change(linear: Linear) -> Linear:
+        names = [stored_name(layer, name) for name in next(fused)]
+        return _low_rank(linear, names, part, model)
+
+    return block.with_linears(change)
 
 
-def _added(base: Linear, names: Sequence[str], part: TrainedPart, model: LayeredModel) -> Linear:
+def _low_rank(base: Linear, names: Sequence[str], part: TrainedPart, model: LayeredModel) -> Linear:
     """A fused linear with the matrices of its pieces, if they have some."""
     if f"{names[0]}.a" not in part.tensors:
         return base

@@ -2,8 +2,8 @@
 counted over text that it wrote.
 
 A part of kind "successors" holds, for each context, the likeliest next tokens with their mean
-probability there. Looked up, not computed: a draft from it costs no model. Counted by
-`train/successors.py`; knows no text of its own.
+probability there. They are looked up, so a draft from them costs no pass. `train/successors.py`
+counts them. Knows no text of its own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from ..model.layered import LayeredModel
-from .files import TrainedPart, find_part, ready, shipped_part
+from .files import TrainedPart, find_part, shipped_part
 
 SUCCESSORS = "successors"
 Chances = Sequence[tuple[int, float]]  # tokens, the likeliest first, each with its chance
@@ -30,13 +30,13 @@ class Successors:
         self._sizes = {size: _Sorted(part, name) for size, name in ((1, "tokens"), (2, "pairs"))}
 
     def after(self, context: Sequence[int]) -> Chances:
-        """Of a context of one or two tokens; empty if it is not known."""
+        """Those of a context of one or two tokens. Empty for a context that was not counted."""
         key = context[0] if len(context) == 1 else context[0] * self._vocabulary + context[1]
         return self._sizes[len(context)].find(key)
 
 
 class _Sorted:
-    """Contexts as sorted numbers, beside their successors; rows are turned into plain tuples when
+    """Contexts as sorted numbers, beside their successors. A row becomes plain tuples when it is
     first asked for."""
 
     def __init__(self, part: TrainedPart, name: str) -> None:
@@ -46,10 +46,9 @@ class _Sorted:
         self._asked: dict[int, Chances] = {}
 
     def find(self, key: int) -> Chances:
-        found = self._asked.get(key)
-        if found is None:
-            found = self._asked[key] = self._look_up(key)
-        return found
+        if key not in self._asked:
+            self._asked[key] = self._look_up(key)
+        return self._asked[key]
 
     def _look_up(self, key: int) -> Chances:
         at = int(np.searchsorted(self._keys, key))
@@ -60,22 +59,18 @@ class _Sorted:
 
 
 def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    found: np.ndarray[Any, Any] = tensor.numpy()
-    return found
+    array: np.ndarray[Any, Any] = tensor.numpy()
+    return array
 
 
 def trained_successors(
     source: str | os.PathLike[str] | TrainedPart | None, model: LayeredModel
 ) -> Successors | None:
-    """Those of a part by folder or name; without a name those that come with selfspec for this
-    model, if any; "none": none."""
+    """Those of a part, by folder or name. Without a name those that come with selfspec for this
+    model, if any. "none" is none."""
     if source == "none":
         return None
     part = (
         shipped_part(SUCCESSORS, model) if source is None else find_part(source, SUCCESSORS, model)
     )
-    return None if part is None else ready(part, model, _looked_up)
-
-
-def _looked_up(part: TrainedPart, model: LayeredModel) -> Successors:
-    return Successors(part)
+    return None if part is None else model.once((Successors, part), lambda: Successors(part))

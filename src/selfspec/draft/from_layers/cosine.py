@@ -1,14 +1,12 @@
-"""Adaptive self-speculation by cosine similarity (ASD): each prompt chooses which halves of layers
-its draft leaves out.
+"""Adaptive self-speculation by cosine similarity (ASD): each prompt chooses what is skipped.
 
-While the prompt is read, the residual stream before and after each attention half is compared; ACS
+While the prompt is read, the residual stream before and after each attention half is compared. ACS
 is the average over positions of their cosine similarity. Skipped are attention halves with ACS >=
 threshold, and of every n-th layer both halves (rule 1), but nothing of the last m layers (rule 2).
 Source: "Draft on the Fly", section 3, Algorithm 1 and Table 2. "Every n-th" counts from 1, as in
-its remark that n > 2 preserves the first layers. Costs no extra pass: it looks on during the
-prefill, and sees what that reads, so after a cached chat turn only the new tokens. Rows of one
-batch share a draft, chosen by the average over all their positions. Does not know when to stop
-drafting.
+its remark that n > 2 preserves the first layers. It costs no extra pass, but sees only what the
+prefill reads: after a cached chat turn the new tokens. Rows of one batch share a draft, chosen by
+the average over all their positions. Does not know when to stop drafting.
 """
 
 from __future__ import annotations
@@ -34,34 +32,31 @@ class Cosine(Drafter):
     name: ClassVar[str] = "cosine"
 
     threshold: float = 0.985
-    """Skip attention halves whose input and output are at least this similar: their cosine,
-    averaged over the prompt's tokens. Above 1 skips none by similarity."""
+    """Skip attention halves whose input and output have at least this cosine, averaged over the
+    prompt's tokens. Above 1 skips none by similarity."""
     every: int = 3
     """Skip both halves of every n-th layer (n), 2 or more; 0 skips none by this rule."""
     keep_last: int = 2
     """Never skip anything of this many last layers (m)."""
     reuse: bool = True
-    """Let verification go on from the draft's states before the first skip. False runs all layers
-    again, for comparison."""
+    """Verify from the draft's states before the first skip. False runs all layers, to compare."""
     vocabulary: int = 0
-    """While drafting, score only the token ids below this number and the prompt's tokens (most
-    tokenizers give low ids to frequent tokens). 0 scores all."""
+    """Score only token ids below this (often the frequent ones) and the prompt's. 0 scores all."""
 
     def __post_init__(self) -> None:
         if not self.threshold >= -1:
             raise OptionError(
                 f"threshold={self.threshold} is below any cosine; use -1 to 1, or more to skip "
-                f"nothing by similarity"
+                "nothing by similarity"
             )
         if self.every < 0 or self.every == 1:
             raise OptionError(
                 f"every={self.every} would skip all layers or means nothing; use 2 or more, or 0 "
-                f"for no such rule"
+                "for no such rule"
             )
         if self.keep_last < 0:
             raise OptionError(
-                f"keep_last={self.keep_last} is negative; use 0 (every layer may be skipped) or "
-                f"more"
+                f"keep_last={self.keep_last} is negative; use 0 (any layer may be skipped) or more"
             )
 
     def start(self, target: Target) -> DraftSession:
@@ -69,27 +64,24 @@ class Cosine(Drafter):
         if self.keep_last >= layers:
             raise OptionError(
                 f"keep_last={self.keep_last} keeps all {layers} layers of this model, so nothing "
-                f"is skipped; use less"
+                "is skipped; use less"
             )
         return CosineDrafting(target, self)
 
     def choose(self, cosines: Sequence[float]) -> tuple[frozenset[int], frozenset[int]]:
-        """The layers whose attention and whose MLP are left out, from the similarity of each
-        layer's attention."""
+        """From each layer's cosine: the layers whose attention and those whose MLP are left out."""
         layers = range(len(cosines) - self.keep_last)
         nth = frozenset(layer for layer in layers if self.every and (layer + 1) % self.every == 0)
         return nth | {layer for layer in layers if cosines[layer] >= self.threshold}, nth
 
 
 class CosineDrafting(LayerSession):
-    """Watches the prefill, then drafts with what it chose. `cosines` and `plan` say what that was,
-    once the first draft was made.
-    """
+    """Watches the prefill, then drafts with what it chose, which `cosines` and `plan` say."""
 
     def __init__(self, target: Target, options: Cosine) -> None:
         super().__init__(target, None, options.vocabulary, options.reuse)
         self._options = options
-        # of each layer, on the model's device: nothing is read back while prompts are read
+        # on the model's device: nothing is read back while prompts are read
         self._sums: dict[int, Tensor] = {}
         self._positions = [0] * target.model.layers
         self._chosen_at = 0  # positions that had been seen when the draft was chosen
@@ -111,15 +103,13 @@ class CosineDrafting(LayerSession):
         return super().propose(rows, texts, budget)
 
     def _choose_plan(self) -> None:
-        """Choose the draft, anew when more prompts were read. A layer that was never watched counts
-        as changing everything, so that the rules alone decide about it."""
+        """Choose the draft, anew when more prompts were read. A layer that was not watched counts
+        as changing everything, so that only rule 1 can skip it."""
         self._chosen_at = sum(self._positions)
         self.cosines = [
             float(self._sums[layer]) / count if count else float("-inf")
             for layer, count in enumerate(self._positions)
         ]
         attention, mlp = self._options.choose(self.cosines)
-        layers = len(self.cosines)
-        whole = not (attention or mlp)
-        # the whole model is no draft
-        self.use(None if whole else LayerPlan.skipping(layers, attention, mlp))
+        whole = not (attention or mlp)  # which is no draft
+        self.use(None if whole else LayerPlan.skipping(len(self.cosines), attention, mlp))

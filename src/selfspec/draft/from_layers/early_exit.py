@@ -1,11 +1,9 @@
-"""LayerSkip's self-speculative decoding: draft with layers 0 to E - 1 and the model's own norm and
-head, verify with the rest.
+"""LayerSkip: draft with layers 0 to E - 1 and the model's own norm and head, verify with the rest.
 
-One cache serves both, and the hidden states that left layer E - 1 while drafting are kept, so that
-verification runs layers E to L - 1 only: every layer runs exactly once for every token that is
-kept. Source: LayerSkip, section 4.3 ("KVQ cache"). A model that was not trained for it can be given
-an exit adapter: small trained blocks between layer E - 1 and the norm, with a cache of their own
-(ours).
+One cache serves both. The hidden states that left layer E - 1 while drafting are kept, so that
+verification runs layers E to L - 1 only: every layer runs once for every token that is kept.
+Source: LayerSkip, section 4.3 ("KVQ cache"). A model that was not trained for it can be given an
+exit adapter (ours): small trained blocks between layer E - 1 and the norm, with their own cache.
 """
 
 from __future__ import annotations
@@ -38,22 +36,20 @@ class EarlyExit(Drafter):
     name: ClassVar[str] = "early-exit"
 
     layer: int | None = None
-    """How many of the first layers draft (E). By default a quarter of the model's, or as the part
-    was trained."""
+    """How many of the first layers draft (E). None is a quarter of them, or what the part says."""
     reuse: bool = True
-    """Let verification go on from the draft's hidden states. False runs all layers again, for
-    comparison."""
+    """Verify from the draft's hidden states on. False runs all layers again, for comparison."""
     vocabulary: int = 0
-    """While drafting, score only the token ids below this number and the prompt's tokens (most
-    tokenizers give low ids to frequent tokens). 0 scores all, or the part's own vocabulary."""
+    """Score only token ids below this (often the frequent ones) and the prompt's tokens. 0 scores
+    all, or the part's own vocabulary."""
     tokens: tuple[int, ...] = ()
-    """While drafting, score only these token ids, the prompt's tokens and those of `vocabulary`: a
-    task's own words. () is no list."""
+    """Score only these token ids (a task's own words), the prompt's tokens and those of
+    `vocabulary`. () sets no such limit."""
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
-    other tokens for a seed. The prompt's tokens are then not added to a shorter vocabulary."""
+    other tokens for a seed. Prompts then add nothing to a shorter vocabulary."""
     part: str | os.PathLike[str] | TrainedPart | None = None
-    """Folder of an exit adapter that was trained for this model. None exits as the model is."""
+    """Folder of an exit adapter trained for this model. None exits as the model is."""
 
     def start(self, target: Target) -> DraftSession:
         layers = target.model.layers
@@ -73,9 +69,9 @@ class EarlyExit(Drafter):
         layer = part.settings["exit"]
         if self.layer not in (None, layer) or self.vocabulary or self.tokens:
             raise OptionError(
-                f"layer={self.layer}, vocabulary={self.vocabulary}, tokens={self.tokens}: the "
-                f"part was trained for an exit after "
-                f"{layer} layers and with a vocabulary of its own; leave them out"
+                f"layer={self.layer}, vocabulary={self.vocabulary}, tokens={self.tokens}: the part "
+                f"was trained for an exit after {layer} layers and with a vocabulary of its own; "
+                "leave them out"
             )
         return _Adapted(target, layer, ready(part, target.model, _Adapter), self.reuse, self.sample)
 
@@ -84,18 +80,14 @@ class _Adapter:
     """A part's weights, ready to run."""
 
     def __init__(self, part: TrainedPart, model: LayeredModel) -> None:
-        self.stack = Stack(
-            blocks_of(BlockSize(**part.settings["block"]), part.tensors, part.settings["blocks"]),
-            model,
-        )
+        size = BlockSize(**part.settings["block"])
+        self.stack = Stack(blocks_of(size, part.tensors, part.settings["blocks"]), model)
         self.rows = partial_head_of(part, model)
-        self._enter = self.stack.ops.linear(
-            [part.tensors["enter.weight"].to(model.device, model.dtype)], [None]
-        )
+        enter = part.tensors["enter.weight"].to(model.device, model.dtype)
+        self._enter = self.stack.ops.linear([enter], [None])
 
     def enter(self, x: Tensor) -> Tensor:
-        """States that left the last layer before the adapter, (tokens, width), as its blocks want
-        them."""
+        """States of the last layer before the adapter, (tokens, width), as its blocks want them."""
         return self._enter(self.stack.unit(x))
 
 
@@ -105,16 +97,11 @@ class _Adapted(LayerSession):
     ) -> None:
         super().__init__(target, LayerPlan(0, layer), adapter.rows, reuse, sample)
         self._adapter = adapter
-        cache = adapter.stack.new_cache(target.cache.rows, 1)
-        self._entries = Entries([layer - 1], cache)
+        self._entries = Entries([layer - 1], adapter.stack.new_cache(target.cache.rows, 1))
         self.collectors = [self._entries.collectors]
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
         self._entries.admit(row)
@@ -133,24 +120,15 @@ class _Adapted(LayerSession):
         self._entries.gather()
         for unread in self._entries.unread(rows):
             self._adapt(unread.states[:, 0], unread.spans)
-        known = [
-            self._entries[row].end == len(text) - 1 for row, text in zip(rows, texts, strict=True)
-        ]
-        most = [tokens if sure else 0 for tokens, sure in zip(budget.tokens, known, strict=True)]
-        return super().propose(rows, texts, Budget(most, budget.threshold))
+        return super().propose(rows, texts, self._entries.allow(rows, texts, budget))
 
     def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
-        x = super().hidden(tokens, layout, rows)
-        return self._adapt(
-            x,
-            [
-                RowSpan(span.row, span.first - self._entries[span.row].first, 1)
-                for span in layout.spans
-            ],
-        )
+        begins = [self._entries[span.row].first for span in layout.spans]
+        places = zip(layout.spans, begins, strict=True)
+        spans = [RowSpan(span.row, span.first - begin, 1) for span, begin in places]
+        return self._adapt(super().hidden(tokens, layout, rows), spans)
 
     def _adapt(self, x: Tensor, spans: Sequence[RowSpan]) -> Tensor:
+        adapter, cache = self._adapter, self._entries.cache
         with torch.inference_mode():
-            return self._adapter.stack.run(
-                self._adapter.enter(x), self._entries.cache, self._entries.cache.layout_at(spans)
-            )
+            return adapter.stack.run(adapter.enter(x), cache, cache.layout_at(spans))

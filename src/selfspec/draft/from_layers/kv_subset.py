@@ -1,13 +1,13 @@
 """MagicDec: draft with all layers, but let every token see only part of its row's cache. For long
 contexts, where reading the cache is what a step costs.
 
-A draft's token sees the first `sink` slots, the last `recent` ones, the drafts before it, and the
-`blocks` blocks of the middle whose mean keys are most like the keys of the last tokens that were
-read (over all layers and heads; positions stay absolute). Blocks are chosen anew for each draft; a
+A draft's token sees the first `sink` slots, the last `recent` ones, the drafts before it, and some
+blocks of the middle: those whose mean keys are most like the keys of the last tokens that were read
+(over all layers and heads; positions stay absolute). Blocks are chosen anew for each draft. A
 block's mean is taken once, when it leaves the recent part. Source: MagicDec (StreamingLLM and
-SnapKV caches, arXiv 2408.11049); choosing blocks by mean keys is ours. A row that is not longer
-than the subset drafts nothing: its draft would be the whole model. Verification runs every layer
-again: from the first attention on, the draft's states are not the model's.
+SnapKV caches, arXiv 2408.11049). Choosing blocks by mean keys is ours. A row no longer than the
+subset drafts nothing: its draft would be the whole model. Verification runs every layer again: from
+the first attention on, the draft's states are not the model's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ...model.compute.cache import KVCache, TokenLayout
 from ..base import Drafter, DraftSession, Target
 from ..chain import ChainSession
 
-LOOKS = 8  # the last so many keys say what is looked for
+LOOKS = 8  # how many of the last keys say what is looked for
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,22 @@ class KVSubset(Drafter):
     recent: int = 256
     """How many of the text's last tokens are always seen, at the least."""
     blocks: int = 4
-    """How many blocks between these two are seen: those whose keys are most like those of the last
-    tokens."""
+    """How many blocks between these are seen: those with keys most like the last tokens' keys."""
     block_size: int = 64
     """How many tokens a block has."""
     vocabulary: int = 0
-    """While drafting, score only the token ids below this number and the prompt's tokens (most
-    tokenizers give low ids to frequent tokens). 0 scores all."""
+    """Score only token ids below this (often the frequent ones) and the prompt's. 0 scores all."""
 
     def __post_init__(self) -> None:
         for option, least in (("sink", 0), ("recent", 1), ("blocks", 0), ("block_size", 1)):
-            if getattr(self, option) < least:
+            if (value := getattr(self, option)) < least:
                 raise OptionError(
-                    f"{option}={getattr(self, option)} leaves no such part of the cache; use "
-                    f"{least} or more"
+                    f"{option}={value} leaves no such part of the cache; use {least} or more"
                 )
 
     @property
     def size(self) -> int:
-        """How many tokens the subset holds at most; a context that is not longer is not worth
-        drafting with."""
+        """Most tokens that a subset holds. Drafting with it pays in longer contexts only."""
         return self.sink + self.blocks * self.block_size + self.recent + self.block_size - 1
 
     def start(self, target: Target) -> DraftSession:
@@ -68,8 +64,8 @@ class KVSubset(Drafter):
 
 @dataclass(frozen=True)
 class _Part(TokenLayout):
-    """A place whose tokens see the listed slots beside the first ones. Slots are positions here, so
-    windows go by slot."""
+    """Its tokens see listed slots beside the first ones. Slots are positions here: windows go by
+    slot."""
 
     def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
         assert self.ancestors is not None
@@ -82,16 +78,11 @@ class _Subset(ChainSession):
     def __init__(self, target: Target, options: KVSubset) -> None:
         super().__init__(target, options.vocabulary)
         self._options = options
-        # of each row's blocks, (layers, heads, size) each
-        self._means: dict[int, list[Tensor]] = {}
+        self._means: dict[int, list[Tensor]] = {}  # of each row's blocks: (layers, heads, size)
         self._seen: dict[int, tuple[int, ...]] = {}
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
         self._means[row] = []
@@ -118,43 +109,31 @@ class _Subset(ChainSession):
     def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
         model = self.target.model
         for row, slot in zip(rows, layout.slots.tolist(), strict=True):
-            # its own, and from now on that of every later draft
-            self._seen[row] = (*self._seen[row], slot)
+            self._seen[row] = (*self._seen[row], slot)  # by this token and every later draft
         stops = torch.full_like(layout.stops, self._options.sink)
-        part = _Part(
-            layout.spans,
-            layout.rows,
-            layout.slots,
-            layout.positions,
-            stops,
-            tuple(self._seen[row] for row in rows),
-        )
+        seen = tuple(self._seen[row] for row in rows)
+        part = _Part(layout.spans, layout.rows, layout.slots, layout.positions, stops, seen)
         return model.run(model.embed(tokens), model.full_plan, self.target.cache, part)
 
     def _choose_slots(self, row: int, length: int) -> tuple[int, ...]:
-        """The slots of a row with `length` known tokens that its drafts see, beside the sink."""
+        """The slots that drafts of a row with `length` known tokens see, beside the sink."""
         sink, size = self._options.sink, self._options.block_size
-        middle = (
-            length - self._options.recent - sink
-        ) // size  # whole blocks before the recent part, which begins where they end
+        # whole blocks before the recent part, which begins where they end
+        middle = (length - self._options.recent - sink) // size
         means, cache = self._means[row], self.target.cache
         for block in range(len(means), middle):
             first = sink + block * size
             means.append(cache.keys[:, row, :, first : first + size].float().mean(2))
         chosen = _most_similar(means[:middle], cache, row, length, self._options.blocks)
-        slots = [
-            slot
-            for block in chosen
-            for slot in range(sink + block * size, sink + (block + 1) * size)
-        ]
+        begins = [sink + block * size for block in chosen]
+        slots = [slot for begin in begins for slot in range(begin, begin + size)]
         return (*slots, *range(sink + middle * size, length))
 
 
 def _most_similar(
     means: Sequence[Tensor], cache: KVCache, row: int, length: int, count: int
 ) -> list[int]:
-    """Which blocks' mean keys have the largest products with the mean of the last keys, in
-    order."""
+    """The `count` blocks whose mean keys have the largest products with that of the last keys."""
     if count >= len(means):
         return list(range(len(means)))
     asked = cache.keys[:, row, :, length - LOOKS : length].float().mean(2)

@@ -1,15 +1,12 @@
-"""Draft & Verify: draft with the model less some of its attention and MLP halves, verify with all
-of it.
+"""Draft & Verify: draft without some of the model's attention and MLP halves, verify with all.
 
 Which halves are skipped is a pair of lists, a profile made for this model, or a strategy by name
 that spreads a share of them over the layers. Source: Draft & Verify, section 3.2 (a vector z of 2 L
-halves) and Table 7 (first, middle, last, random). There a search over z was needed: the strategies
-gained little, and this is a place to put what such a search finds, it does not search. Does not
-know tuning.
+halves) and Table 7 (first, middle, last, random). The strategies gained little there, a search over
+z was needed. What such a search finds goes here, as lists or a profile.
 
 Layers before the first skip compute what the whole model computes, so verification goes on after
-them. Not so with a part: small trained matrices beside the linears, on only while drafting (ours),
-which let more be skipped.
+them. Not so with a part (ours): small trained matrices beside the linears, only while drafting.
 """
 
 from __future__ import annotations
@@ -47,8 +44,7 @@ class LayerSkip(Drafter):
     profile: str | None = None
     """A JSON file with both lists of layers, made for this model."""
     strategy: str = "uniform"
-    """Which layers to skip without lists or profile: uniform (evenly spread), first, middle, last
-    or random."""
+    """Layers to skip without lists or profile: uniform (evenly), first, middle, last or random."""
     attention_share: float = 0.2
     """Share of the attention halves that the strategy skips, 0 to 1."""
     mlp_share: float = 0.2
@@ -56,21 +52,18 @@ class LayerSkip(Drafter):
     seed: int = 0
     """Seed of the random strategy."""
     reuse: bool = True
-    """Let verification go on from the draft's states before the first skip. False runs all layers
-    again, for comparison."""
+    """Verify from the draft's states before the first skip. False runs all layers, to compare."""
     vocabulary: int = 0
-    """While drafting, score only the token ids below this number and the prompt's tokens (most
-    tokenizers give low ids to frequent tokens). 0 scores all, or the part's own vocabulary."""
+    """Score only token ids below this (often the frequent ones) and the prompt's tokens. 0 scores
+    all, or the part's own vocabulary."""
     part: str | os.PathLike[str] | TrainedPart | None = None
-    """Folder of a draft-lora that was trained for this model. It says what to skip, and its
-    matrices are on only while drafting."""
+    """Folder of a draft-lora, which says what to skip. Its matrices are on only while drafting."""
 
     def __post_init__(self) -> None:
         listed = bool(self.attention or self.mlp)
         if listed and self.profile:
             raise OptionError(
-                f"profile {self.profile!r} and lists of layers both say what to skip; give one of "
-                f"them"
+                f"profile {self.profile!r} and lists of layers both say what to skip; give one"
             )
         if listed or self.profile or self.part is not None:
             self._refuse_unused()
@@ -84,21 +77,18 @@ class LayerSkip(Drafter):
                 f"there is no strategy {self.strategy!r}; {nearest(self.strategy, STRATEGIES)}"
             )
         for option in ("attention_share", "mlp_share"):
-            if not 0 <= getattr(self, option) <= 1:
+            if not 0 <= (share := getattr(self, option)) <= 1:
                 raise OptionError(
-                    f"{option}={getattr(self, option)} is no share of the layers; use 0 (skip "
-                    f"none) to 1 (skip all)"
+                    f"{option}={share} is no share of the layers; use 0 (none) to 1 (all)"
                 )
 
     def _refuse_unused(self) -> None:
-        """Options of the strategy would be ignored beside a list or a profile; whoever set them
-        expects otherwise."""
+        """A strategy's options would be ignored beside lists, a profile or a part."""
         defaults = {field.name: field.default for field in fields(self)}
         for option in ("strategy", "attention_share", "mlp_share", "seed"):
-            if getattr(self, option) != defaults[option]:
+            if (value := getattr(self, option)) != defaults[option]:
                 raise OptionError(
-                    f"{option}={getattr(self, option)!r} is for a strategy, but layers are given; "
-                    f"leave out one of the two"
+                    f"{option}={value!r} is for a strategy, but layers are given; leave out one"
                 )
 
     def start(self, target: Target) -> DraftSession:
@@ -120,58 +110,44 @@ class LayerSkip(Drafter):
             return self.attention, self.mlp
         choose, dice = STRATEGIES[self.strategy], random.Random(self.seed)
         counts = [round(share * shape.layers) for share in (self.attention_share, self.mlp_share)]
-        return tuple(choose(shape.layers, counts[0], dice)), tuple(
-            choose(shape.layers, counts[1], dice)
-        )
+        attention, mlp = (tuple(choose(shape.layers, count, dice)) for count in counts)
+        return attention, mlp
 
 
 def _with_lora(target: Target, part: TrainedPart) -> DraftSession:
-    """Draft with a view of the model that has the part's matrices. It no longer computes what the
-    model computes, so it has keys and values of its own and nothing is reused."""
+    """Draft with a view of the model that has the part's matrices. It computes other states than
+    the model, so it has a cache of its own and nothing is reused."""
     view, rows = ready(part, target.model, lora_view), ready(part, target.model, partial_head_of)
     plan = LayerPlan.skipping(view.layers, part.settings["attention"], part.settings["mlp"])
     cache = view.new_cache(target.cache.rows, 1)
     return SecondModelSession(Target(view, cache), rows, plan)
 
 
-def _uniform(layers: int, count: int, _: random.Random) -> Iterable[int]:
-    return ((2 * index + 1) * layers // (2 * count) for index in range(count))
-
-
-def _middle(layers: int, count: int, _: random.Random) -> Iterable[int]:
-    return range((layers - count) // 2, (layers - count) // 2 + count)
-
-
 STRATEGIES: Mapping[str, Callable[[int, int, random.Random], Iterable[int]]] = {
-    "uniform": _uniform,
+    "uniform": lambda layers, count, _: ((2 * i + 1) * layers // (2 * count) for i in range(count)),
     "first": lambda layers, count, _: range(count),
-    "middle": _middle,
+    "middle": lambda layers, count, _: range((layers - count) // 2, (layers + count) // 2),
     "last": lambda layers, count, _: range(layers - count, layers),
     "random": lambda layers, count, dice: sorted(dice.sample(range(layers), count)),
 }
 
 
 def read_profile(path: str, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The attention and MLP layers that a profile skips. Raises unless it was made for a model of
-    this family and size.
+    """The attention and MLP layers that a profile skips, which has to be for this family and size.
 
-    {"schema_version": 1, "family": "llama", "layers": 30, "attention": [11, 14], "mlp": [14]}; more
-    may stand there.
+    {"schema_version": 1, "family": "llama", "layers": 30, "attention": [11, 14], "mlp": [14]}
     """
     profile = _read_json(path)
     if profile.get("schema_version") != SCHEMA_VERSION:
-        found = f"schema_version {profile.get('schema_version')!r}"
+        version = f"schema_version {profile.get('schema_version')!r}"
         raise OptionError(
-            f"profile {path} has {found}, and this selfspec reads {SCHEMA_VERSION}; make it "
-            f"again, or use another selfspec"
+            f"profile {path} has {version}, and this selfspec reads {SCHEMA_VERSION}; make it "
+            "again, or use another selfspec"
         )
     for key, ours in (("family", shape.family), ("layers", shape.layers)):
         if profile.get(key) != ours:
             made = f"was made for a model with {key} {profile.get(key)!r}, this one has {ours!r}"
-            raise OptionError(
-                f"profile {path} {made}, so its layers would mean nothing here; use a profile of "
-                f"this model"
-            )
+            raise OptionError(f"profile {path} {made}; use a profile of this model")
     return _layers(profile, "attention", path), _layers(profile, "mlp", path)
 
 
@@ -189,7 +165,7 @@ def _read_json(path: str) -> dict[str, Any]:
     if not isinstance(profile, dict):
         raise OptionError(
             f"profile {path} holds a JSON {type(profile).__name__} where an object is needed; it "
-            f"is no profile"
+            "is no profile"
         )
     return profile
 
@@ -199,6 +175,6 @@ def _layers(profile: Mapping[str, Any], key: str, path: str) -> tuple[int, ...]:
     if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
         raise OptionError(
             f"profile {path}: {key!r} is {layers!r} where a list of layer numbers is needed; make "
-            f"the profile again"
+            "the profile again"
         )
     return tuple(layers)

@@ -1,5 +1,4 @@
-"""A trained draft head: one small block that guesses on from the hidden states of the whole model,
-as a chain or a tree.
+"""A trained draft head: a small block that guesses chains or trees from the model's hidden states.
 
 An entry of the head is a token together with the states that the whole model had at the token
 before it, where this one was chosen: x = W [e(t+1); h(t)], a = block(x), and the model's own last
@@ -40,7 +39,7 @@ class DraftHead(Drafter):
     trees: ClassVar[bool] = True
 
     part: str | os.PathLike[str] | TrainedPart | None = None
-    """Folder of the trained part. None is the one that comes with selfspec for this model."""
+    """Folder of the trained part. None is the one that selfspec ships for this model."""
     width: int = 1
     """How many guesses are followed up at each depth, 1 to 16: 1 drafts a chain, more a tree."""
     sample: bool = False
@@ -54,8 +53,7 @@ class DraftHead(Drafter):
             )
         if self.sample and self.width > 1:
             raise OptionError(
-                f"sample=True draws chains, and width={self.width} asks for a tree; leave one of "
-                f"them out"
+                f"sample=True draws chains, but width={self.width} is for a tree; leave out either"
             )
 
     def start(self, target: Target) -> DraftSession:
@@ -70,23 +68,16 @@ class _Head:
         self.layers = tuple(part.settings["layers"])
         self.stack = Stack(blocks_of(BlockSize(**part.settings["block"]), part.tensors, 1), model)
         self.rows = partial_head_of(part, model)
-        width = model.shape.width
-        enter, again = (
-            part.tensors[name].to(model.device, model.dtype)
-            for name in ("enter.weight", "again.weight")
-        )
+        names, width = ("enter.weight", "again.weight"), model.shape.width
+        enter, again = (part.tensors[name].to(model.device, model.dtype) for name in names)
         self._enter = self.stack.ops.linear([enter], [None])
         self._again = self.stack.ops.linear([torch.cat([enter[:, :width], again], dim=1)], [None])
         self._model = model
 
     def enter(self, tokens: Tensor, states: Tensor) -> Tensor:
-        """Entries of kept text: tokens (n,) and what the taps held before them, (n, taps,
-        width)."""
-        found = [
-            self._embedded(tokens),
-            *(self.stack.unit(states[:, collector]) for collector in range(states.shape[1])),
-        ]
-        return self._enter(torch.cat(found, dim=1))
+        """Entries of kept text: tokens (n,) and the tapped states before them, (n, taps, width)."""
+        tapped = [self.stack.unit(states[:, tap]) for tap in range(states.shape[1])]
+        return self._enter(torch.cat([self._embedded(tokens), *tapped], dim=1))
 
     def again(self, tokens: Tensor, own: Tensor) -> Tensor:
         """Entries of guesses: tokens and the head's own outputs before them, (n, width)."""
@@ -108,11 +99,7 @@ class _Drafting(ChainSession):
         self._own: dict[int, Tensor] = {}  # of each row: the output for its last entry, (1, width)
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
         self._entries.admit(row)
@@ -129,13 +116,9 @@ class _Drafting(ChainSession):
         self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
     ) -> Sequence[Draft]:
         self._entries.gather()
-        most = [
-            tokens if self._entries[row].end == len(text) - 1 else 0
-            for row, text, tokens in zip(rows, texts, budget.tokens, strict=True)
-        ]
-        asked = [index for index, tokens in enumerate(most) if tokens]
+        budget = self._entries.allow(rows, texts, budget)
+        asked = [index for index, tokens in enumerate(budget.tokens) if tokens]
         self._read({rows[i]: texts[i] for i in asked})
-        budget = Budget(most, budget.threshold)
         if self._width == 1:
             return super().propose(rows, texts, budget)
         return self._grow(rows, texts, asked, budget)
@@ -144,8 +127,7 @@ class _Drafting(ChainSession):
         return length - 2 - self._entries[row].first
 
     def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
-        """The first guess follows from the kept text, which has been read; the others from
-        guesses."""
+        """The first guess follows from the kept text, which was read, the others from guesses."""
         own = torch.cat([self._own[row] for row in rows])
         if int(layout.slots[0]) >= self._entries[rows[0]].held:
             own = self._head.stack.run(self._head.again(tokens, own), self.cache, layout)
@@ -159,13 +141,11 @@ class _Drafting(ChainSession):
             tokens: list[int] = []
             for span, begin in zip(unread.spans, unread.begins, strict=True):
                 tokens += texts[span.row][begin + 1 : begin + 1 + span.count]
-            x = self._head.enter(
-                torch.tensor(tokens, device=self.target.model.device), unread.states
-            )
+            ids = torch.tensor(tokens, device=self.target.model.device)
+            x = self._head.enter(ids, unread.states)
             x = self._head.stack.run(x, self.cache, self.cache.layout_at(unread.spans))
-            for span, piece in zip(
-                unread.spans, x.split([span.count for span in unread.spans]), strict=True
-            ):
+            pieces = x.split([span.count for span in unread.spans])
+            for span, piece in zip(unread.spans, pieces, strict=True):
                 self._own[span.row] = piece[-1:]
 
     def _grow(
@@ -176,26 +156,18 @@ class _Drafting(ChainSession):
         budget: Budget,
     ) -> Sequence[Draft]:
         """Trees: at each depth the likeliest guesses of every row are read together."""
-        beams = [
-            Beam(
-                rows[i],
-                texts[i][-1],
-                self._entries[rows[i]].held,
-                budget.tokens[i],
-                self._width,
-                budget.threshold,
-            )
-            for i in asked
-        ]
+        held = [self._entries[row].held for row in rows]
+        most, width, threshold = budget.tokens, self._width, budget.threshold
+        beams = [Beam(rows[i], texts[i][-1], held[i], most[i], width, threshold) for i in asked]
         live, own = beams, [self._own[beam.row] for beam in beams]
         while live:
             chances, best = self._head.rows(torch.cat(own)).float().softmax(-1).topk(self._width)
             tokens, counts = self._head.rows.tokens[best], [len(states) for states in own]
-            following = []
-            for beam, states, names, found in zip(
-                live, own, tokens.split(counts), chances.split(counts), strict=True
-            ):
-                following.append(states[beam.extend(names.tolist(), found.tolist())])
+            guesses, shares = tokens.split(counts), chances.split(counts)
+            following = [
+                states[beam.extend(guess.tolist(), share.tolist())]
+                for beam, states, guess, share in zip(live, own, guesses, shares, strict=True)
+            ]
             live, states = [beam for beam in live if beam.front], torch.cat(following)
             if live:
                 own = list(self._follow(live, states).split([len(beam.front) for beam in live]))
@@ -206,7 +178,6 @@ class _Drafting(ChainSession):
         """Read the fronts, given the outputs before them."""
         layout = layout_of(beams)
         self.cache.reserve(int(layout.slots.max()) + 1)
-        tokens = torch.tensor(
-            [token for beam in beams for token in beam.front_tokens], device=own.device
-        )
-        return self._head.stack.run(self._head.again(tokens, own), self.cache, layout)
+        tokens = [token for beam in beams for token in beam.front_tokens]
+        x = self._head.again(torch.tensor(tokens, device=own.device), own)
+        return self._head.stack.run(x, self.cache, layout)

@@ -1,9 +1,9 @@
 """Ordinary speculative decoding: a second, smaller model of the same vocabulary drafts. The
-yardstick that others are compared with.
+yardstick for the other drafters.
 
-It has a cache of its own for each generation (second.py). Token ids are all the two share: a model
-with another vocabulary of the same size would be exact too, and never right. Its work is counted as
-time, not in `Stats.layer_tokens`, which are those of the model that is drafted for.
+It has a cache of its own for each generation (second_model.py). The two models share token ids
+only: one with another vocabulary of the same size would be exact too, and never right. Its work is
+counted as time, not in `Stats.layer_tokens`, which are the target's.
 """
 
 from __future__ import annotations
@@ -46,19 +46,16 @@ class DraftModel(Drafter):
     dtype: str = "auto"
     """Number format of a model that is loaded by name: auto, float32, bfloat16 or float16."""
     vocabulary: int = 0
-    """While drafting, score only the token ids below this number and the prompt's tokens (most
-    tokenizers give low ids to frequent tokens). 0 scores all."""
+    """Score only token ids below this (often the frequent ones) and the prompt's. 0 scores all."""
 
     def start(self, target: Target) -> DraftSession:
-        model = (
-            target.model if self.model is None else _layered(self.model, self.dtype, target.model)
-        )
+        source = target.model if self.model is None else self.model
+        model = _layered(source, self.dtype, target.model)
         ours, theirs = target.model.shape.vocabulary, model.shape.vocabulary
         if ours != theirs:
             raise OptionError(
-                f"the draft model has a vocabulary of {theirs} tokens, the model that it drafts "
-                f"for has {ours}, so its "
-                "tokens would mean something else; use a draft model with the same tokenizer"
+                f"the draft model has a vocabulary of {theirs} tokens, its target has {ours}: ids "
+                "would mean other tokens; use a draft model with the same tokenizer"
             )
         cache = model.new_cache(target.cache.rows, 1)
         return SecondModelSession(Target(model, cache), self.vocabulary)
@@ -71,8 +68,7 @@ _loading = threading.Lock()
 
 
 def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:
-    """The draft model, ready to run. One that had to be made is kept as long as the model it drafts
-    for."""
+    """The draft model, ready to run. One that had to be made is kept as long as its target."""
     if isinstance(source, LayeredModel):
         return source
     if not isinstance(source, str | os.PathLike | PreTrainedModel):
@@ -80,16 +76,13 @@ def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:
             return source.model
         raise OptionError(
             f"model={source!r} is no model to draft with; give a name, a folder, a live model or "
-            f"an LLM"
+            "an LLM"
         )
     key = (source if isinstance(source, PreTrainedModel) else os.fspath(source), dtype)
     with _loading:
         kept = _loaded.setdefault(target, {})
         if key not in kept:
-            loaded = load(
-                source,
-                dtype=dtype,
-                device="auto" if isinstance(source, PreTrainedModel) else target.device,
-            )
+            device = "auto" if isinstance(source, PreTrainedModel) else target.device
+            loaded = load(source, dtype=dtype, device=device)
             kept[key] = from_transformers(loaded.model, owned=loaded.owned)
         return kept[key]

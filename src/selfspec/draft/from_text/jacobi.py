@@ -1,9 +1,8 @@
 """Jacobi decoding: guess anything, and next time guess what the model said to that.
 
-After a wrong guess the model's choices at the later positions were made after a wrong text, but now
-and then they are right nevertheless, so they are the next round's guesses: the fixed-point
-iteration of Santilli et al. 2023 (the blog's relative). Costs no model; on a model that was not
-trained for it, it gains little. Knows only the last round.
+After a wrong guess the model's choices at later positions follow a wrong text, but now and then
+they are right nevertheless, so they are the next round's guesses: the fixed-point iteration of
+Santilli et al. 2023. Costs no model, and gains little on one that was not trained for it.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ class Jacobi(Drafter):
     name: ClassVar[str] = "jacobi"
 
     fill: str = "text"
-    """What to guess where there are no guesses yet: "text" takes tokens from anywhere in the row's
-    text, "last" repeats its last token."""
+    """What to guess at first: "text" any tokens of the row's text, "last" its last token again."""
 
     def __post_init__(self) -> None:
         if self.fill not in FILLS:
@@ -57,13 +55,12 @@ class _Iterating(DraftSession):
         return drafts
 
     def _any(self, text: Sequence[int], depth: int) -> int:
-        """A first guess; a function of the text alone, so that runs repeat."""
+        """A first guess, a function of the text alone, so that runs repeat."""
         if self._fill == "last":
             return text[-1]
         return text[int(uniform(depth, len(text)) * len(text))]
 
     def observe(self, outcome: Outcome) -> None:
-        for each in outcome.rows:
-            # down the first guesses after the kept text
-            wrong = each.draft.tree.first_branch(each.path[-1])
-            self._guesses[each.row] = [each.choices[node] for node in wrong]
+        for row in outcome.rows:
+            wrong = row.draft.tree.first_branch(row.path[-1])  # first guesses behind the kept ones
+            self._guesses[row.row] = [row.choices[node] for node in wrong]

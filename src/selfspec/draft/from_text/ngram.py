@@ -1,6 +1,6 @@
 """Prompt lookup: what followed the last time that the text ended like this? Costs no model at all.
 
-Source: prompt-lookup decoding (Saxena 2023); the small tree and the order by estimated chance are
+Source: prompt-lookup decoding (Saxena 2023). The small tree and the order by estimated chance are
 ours. Every n-gram of a row's prompt and output is entered once, so a step does not scan the text.
 Does not know what the model finds likely, only what was written.
 """
@@ -19,11 +19,10 @@ from ...core.tree import TreeBuilder
 from ...errors import OptionError
 from ..base import Drafter, DraftSession, Target
 
-# How often the token after a match of 1, 2, ... tokens was right: 30 answers of
-# SmolLM2-135M-Instruct to Spec-Bench prompts. Only the order in which a budget is spent hangs on
-# them, and `least`.
+# How often the token after a match of 1, 2, ... tokens was right, in 30 answers of
+# SmolLM2-135M-Instruct to Spec-Bench prompts. Used for `least`, and the order of guesses.
 CHANCES = (0.27, 0.52, 0.63, 0.64, 0.75, 0.75, 0.75, 0.91)
-LOOK_BACK = 16  # so many places of one n-gram are looked at, the latest first
+LOOK_BACK = 16  # how many places of one n-gram are looked at, the latest first
 
 
 @dataclass(frozen=True)
@@ -38,17 +37,16 @@ class NGram(Drafter):
     shortest: int = 1
     """Fewest tokens that count as a match."""
     branches: int = 3
-    """How many different continuations to draft as a tree; 1 drafts a chain, the latest
-    continuation of the longest match."""
+    """How many continuations of matches to draft as a tree. 1 drafts a chain."""
     least: float = 0.0
-    """Leave out guesses whose estimated chance to be right, multiplied along their path, is below
-    this; 0 uses the whole budget."""
+    """Leave out guesses whose estimated chance, multiplied along their path, is below this. 0 uses
+    the whole budget."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.shortest <= self.longest:
             raise OptionError(
-                f"shortest={self.shortest} and longest={self.longest} leave no n-gram to look "
-                f"for; use 1 <= shortest <= longest"
+                f"shortest={self.shortest} and longest={self.longest} leave no n-gram to look for; "
+                "use 1 <= shortest <= longest"
             )
         if self.branches < 1:
             raise OptionError(
@@ -56,8 +54,7 @@ class NGram(Drafter):
             )
         if not 0 <= self.least < 1:
             raise OptionError(
-                f"least={self.least} is not a chance that drafts could reach; use 0 (no limit) up "
-                f"to below 1"
+                f"least={self.least} is no chance that drafts could reach; use 0 to below 1"
             )
 
     def start(self, target: Target) -> DraftSession:
@@ -70,11 +67,7 @@ class _LookingUp(DraftSession):
         self._index: dict[int, _Index] = {}
 
     def admit(
-        self,
-        row: int,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        ends: frozenset[int] = frozenset(),
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         self._index[row] = _Index(self._options.shortest, self._options.longest)
 
@@ -94,8 +87,8 @@ class _LookingUp(DraftSession):
         return drafts
 
     def _guess(self, index: _Index, text: Sequence[int], tree: TreeBuilder) -> None:
-        """Fill the tree, the likeliest token first. A continuation that reaches the text's end goes
-        on with its own guesses."""
+        """Fill the tree, likeliest token first. A path that reaches the text's end goes on with its
+        own guesses."""
         order, left = count(), 1.0
         heap: list[_Next] = []
         for matched, place in index.continuations(text, self._options.branches):
@@ -107,20 +100,13 @@ class _LookingUp(DraftSession):
             token = text[place] if place < len(text) else guesses[place - len(text)]
             node = tree.add(parent, token)
             assert node is not None, "the loop ends when the tree is full"
-            following = _Next(
-                loss * _chance(matched + 1),
-                next(order),
-                node,
-                place + 1,
-                matched + 1,
-                (*guesses, token),
-            )
-            heapq.heappush(heap, following)
+            loss *= _chance(matched + 1)
+            after = _Next(loss, next(order), node, place + 1, matched + 1, (*guesses, token))
+            heapq.heappush(heap, after)
 
 
 class _Next(NamedTuple):
-    """A token that could be drafted next: it stands at `place` of the text, after `guesses`. Sorts
-    by chance, then by age."""
+    """What could be drafted next: the token at `place` of text and `guesses`. Sorts by chance."""
 
     minus_chance: float
     order: int
@@ -131,8 +117,7 @@ class _Next(NamedTuple):
 
 
 class _Index:
-    """Where each n-gram of one row's text was followed by something: n-gram -> positions of what
-    followed, in order."""
+    """Each n-gram of a row's text, with the positions of what followed it."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest
@@ -147,8 +132,7 @@ class _Index:
         self._done = max(self._done, len(text))
 
     def continuations(self, text: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
-        """(length of the match, position of what followed) for different next tokens; longest match
-        first, then the latest."""
+        """(length of the match, position of what followed), longest and latest match first."""
         seen: set[int] = set()
         for size in range(min(self._longest, len(text)), self._shortest - 1, -1):
             for place in reversed(self._places.get(tuple(text[-size:]), ())[-LOOK_BACK:]):
@@ -158,8 +142,7 @@ class _Index:
 
 
 def _matched(text: Sequence[int], place: int, size: int) -> int:
-    """How many tokens before `place` are also the text's last ones: `size` or more, as far as
-    chances tell them apart."""
+    """How many tokens before `place` are also the text's last, as far as CHANCES goes."""
     while size < min(len(CHANCES), place) and text[place - size - 1] == text[-size - 1]:
         size += 1
     return size

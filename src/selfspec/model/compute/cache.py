@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Self
 
 import numpy as np
@@ -33,8 +34,7 @@ class RowSpan:
 
 @dataclass(frozen=True)
 class Visibility:
-    """What queries may look at in layers of one window: slots [start, stop) of their row, then the
-    listed extras."""
+    """What queries see in layers of one window: slots [start, stop), then the listed extras."""
 
     starts: Tensor
     stops: Tensor
@@ -64,6 +64,10 @@ class TokenLayout(Memo):
     @classmethod
     def chains(cls, spans: Sequence[RowSpan]) -> TokenLayout:
         spans = tuple(s for s in spans if s.count)
+        if len(spans) == 1:  # one row alone, which is most often one token
+            (span,) = spans
+            slots = torch.arange(span.first, span.first + span.count)
+            return cls(spans, torch.full_like(slots, span.row), slots, slots, slots + 1)
         row, first, count = np.array([(s.row, s.first, s.count) for s in spans], dtype=np.int64).T
         slots = torch.from_numpy(
             np.arange(count.sum()) + (first + count - count.cumsum()).repeat(count)
@@ -72,8 +76,7 @@ class TokenLayout(Memo):
 
     @classmethod
     def trees(cls, spans: Sequence[RowSpan], parents: Sequence[Sequence[int]]) -> TokenLayout:
-        """`parents[i]` gives for each token of span i the index of its parent within the span, -1
-        for the first."""
+        """`parents[i]`: for each token of span i its parent's index, -1 for the first."""
         rows, slots, positions, stops, ancestors = [], [], [], [], []
         for span, family in zip(spans, parents, strict=True):
             paths: list[tuple[int, ...]] = []
@@ -129,8 +132,7 @@ class TokenLayout(Memo):
         return replace(self, **moved)
 
     def visible(self, window: int | None) -> Visibility:
-        """What is seen in layers with this sliding window. Windows go by position, so a tree's
-        branches count once."""
+        """What is seen with this sliding window. It goes by position, not by slot."""
         return self.once(("visible", window), lambda: self._visible(window))
 
     def _visible(self, window: int | None) -> Visibility:
@@ -147,8 +149,7 @@ class TokenLayout(Memo):
         return Visibility(starts, self.stops, first_extra, extras)
 
     def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
-        """The slots that each token sees beside [start, stop), its own last. In a tree: its
-        ancestors, one a position."""
+        """The slots that each token sees beside [start, stop): its ancestors, itself last."""
         return (
             self.ancestors
             if self.ancestors is None or window is None
@@ -157,8 +158,7 @@ class TokenLayout(Memo):
 
 
 class KVCache:
-    """Keys and values of some rows in all layers. `lengths[row, layer]` entries are valid; what
-    lies beyond is rubbish."""
+    """Keys and values of some rows in all layers. `lengths[row, layer]` entries are valid."""
 
     def __init__(
         self,
@@ -206,8 +206,7 @@ class KVCache:
         return int(self.lengths[row].min())
 
     def reserve(self, slots: int) -> None:
-        """Make room for that many slots a row; doubles, so that growing costs little over a long
-        generation."""
+        """Make room for that many slots a row. Doubles, so that growing stays cheap."""
         if slots <= self.capacity:
             return
         self._grow(max(slots, min(2 * self.capacity, self.capacity + 4096)))
@@ -225,8 +224,7 @@ class KVCache:
             )
 
     def _grow(self, capacity: int) -> None:
-        """Move to a larger room. Keys and values are replaced at once, so that an interruption
-        leaves both as they were."""
+        """Move to a larger room. Both tensors are replaced at once, in case of an interruption."""
         room = self._room(_rounded(capacity))
         for new, old in zip(room, self._tensors, strict=True):
             new[:, : old.shape[1], :, : old.shape[3]] = old
@@ -252,22 +250,18 @@ class KVCache:
         self.reserve(max(span.first + span.count for span in spans))
         return TokenLayout.chains(spans) if parents is None else TokenLayout.trees(spans, parents)
 
-    def advance(self, layout: TokenLayout, layers: Sequence[int]) -> None:
-        """Note that these layers now hold the place's tokens. They must have known everything
-        before them."""
-        index = list(layers)
-        row, first, count = np.array(
-            [(s.row, s.first, s.count) for s in layout.spans], dtype=np.int64
-        ).T[:, :, None]
-        known = self.lengths[row, index]
-        assert (known >= first).all(), (
-            f"rows {row.ravel()}: layers are at {known}, tokens start at slots {first.ravel()}"
-        )
-        if len(layout.spans) == len({span.row for span in layout.spans}):
-            self.computed[row, index] += count
-        else:  # which would count a row's spans once
-            np.add.at(self.computed, (row, index), count)
-        self.lengths[row, index] = first + count
+    def advance(self, layout: TokenLayout, layers: tuple[int, ...]) -> None:
+        """Note that these layers hold the layout's tokens. They must have known all before them."""
+        if not layers:
+            return
+        index = _index_of(layers)
+        for span in layout.spans:
+            known = self.lengths[span.row, index]  # a view, where the layers follow each other
+            assert known.min() >= span.first, (
+                f"row {span.row}: layers are at {known}, tokens start at slot {span.first}"
+            )
+            self.computed[span.row, index] += span.count
+            self.lengths[span.row, index] = span.first + span.count
 
     def rollback(self, row: int, length: int) -> None:
         """Forget what the row's layers hold beyond `length`."""
@@ -297,6 +291,14 @@ def zeros(
         )
     except torch.OutOfMemoryError as error:
         raise cache_too_large(shape, slots, dtype, device) from error
+
+
+@cache
+def _index_of(layers: tuple[int, ...]) -> slice | list[int]:
+    """How numpy finds these layers quickest."""
+    if layers == tuple(range(layers[0], layers[-1] + 1)):
+        return slice(layers[0], layers[-1] + 1)
+    return list(layers)
 
 
 def _rounded(slots: int) -> int:

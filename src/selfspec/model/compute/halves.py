@@ -9,17 +9,26 @@ from .norms import Norm
 from .ops import Heads
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class HalfParts:
     """An attention if it has heads, else an MLP: norm, product, what stands between, product,
     norm, scale, and added to the stream."""
 
-    before: Norm | None
-    after: Norm | None
     into: Linear
     out: Linear
-    heads: Heads | None
-    activation: str
-    gated: bool
-    parallel: bool
-    scale: float
+    heads: Heads | None = None
+    activation: str = ""
+    gated: bool = False
+    before: Norm | None = None
+    after: Norm | None = None
+    parallel: bool = False
+    scale: float = 1.0
+
+    @property
+    def alone(self) -> str:
+        """Why our kernels cannot take it into the one call of a pass; "" if they can."""
+        return self.into.alone or self.out.alone
+
+
+Half = HalfParts | str
+"""What a half is made of, or in words why it cannot be taken apart."""

@@ -31,6 +31,12 @@ class Linear(ABC):
     bias: Tensor | None
     readable = True  # whether `rows` works
     modules: Sequence[nn.Module] = ()  # what it calls that keeps weights of its own
+    alone = "torch multiplies"
+    """Why our kernels cannot take it into the one call of a pass; "" if they can."""
+
+    def native(self) -> object | None:
+        """What our kernels need to take it into the one call of a pass. None if they cannot."""
+        return None
 
     @abstractmethod
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
@@ -115,6 +121,7 @@ class ModuleLinear(Linear):
     def __init__(self, module: nn.Module, outputs: int, inputs: int) -> None:
         self._module = module
         self.modules = (module,)
+        self.alone = f"a module of kind {kind_of(module)} multiplies"
         self.outputs, self.inputs = outputs, inputs
         self.bias = None  # if it has one, it adds it itself
 
@@ -139,14 +146,12 @@ class ModuleLinear(Linear):
 
 
 def kind_of(module: nn.Module) -> str:
-    """What a module that multiplies by itself is, in a word: its class, or that of its weight if it
-    is called Linear."""
+    """A module's kind in a word: its class, or that of its weight if it is a plain Linear."""
     return type(module.weight.data).__name__ if type(module) is nn.Linear else type(module).__name__
 
 
 def plain_tensors(weight: Tensor) -> list[Tensor]:
-    """The tensors that hold a weight's numbers: itself, or those that it is made of, as
-    quantisation libraries do."""
+    """The tensors that a weight is made of: itself, or those of a quantisation library."""
     if type(weight.data) is Tensor or not hasattr(weight, "__tensor_flatten__"):
         return [weight]
     names, _ = weight.__tensor_flatten__()
@@ -154,14 +159,14 @@ def plain_tensors(weight: Tensor) -> list[Tensor]:
 
 
 class JoinedLinear(Linear):
-    """Products of one input side by side, where they cannot be one; `order`: which of the outputs
-    stands at each place."""
+    """Products of one input side by side. `order`: which output stands at each place."""
 
     readable = False
 
     def __init__(self, linears: Sequence[Linear], order: Tensor | None = None) -> None:
         self.linears, self._order = linears, order
         self.modules = [each for linear in linears for each in linear.modules]
+        self.alone = next((linear.alone for linear in linears if linear.alone), self.alone)
         self.outputs, self.inputs = sum(each.outputs for each in linears), linears[0].inputs
         self.bias = None  # each adds its own
 
@@ -185,6 +190,8 @@ class JoinedLinear(Linear):
 class LowRank(Linear):
     """What an adapter adds, in float32: `base` and beside it `up(down(x))`. Switched off by using
     `base`, which is untouched."""
+
+    alone = "an adapter beside its weights"
 
     def __init__(self, base: Linear, down: Linear, up: Linear) -> None:
         self.base, self._down, self._up = base, down, up
@@ -214,8 +221,7 @@ def without_low_rank(linear: Linear) -> Linear:
 
 @functools.cache
 def mkl_is_row_stable() -> bool:
-    """Whether, on this machine, MKL's pack gives the plain product, and a row the same bits for
-    every number of rows."""
+    """Whether MKL's pack is right here and gives a row the same bits for any number of rows."""
     if not (torch.backends.mkl.is_available() and hasattr(torch.ops.mkl, "_mkl_linear")):
         return False
     generator = torch.Generator().manual_seed(0)

@@ -16,8 +16,7 @@ def gigabytes(count: int) -> str:
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that torch could still get: what the driver has, and what torch keeps without using
-    it."""
+    """Bytes that torch could still get: the driver's, and what torch keeps unused."""
     if device.type != "cuda":
         return 0
     free, _ = torch.cuda.mem_get_info(device)

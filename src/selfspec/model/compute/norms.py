@@ -19,8 +19,7 @@ class NormKind:
     offset: float = 0.0
     """Added to the stored weight: Gemma's is the w of 1 + w."""
     wide: bool = False
-    """The weight multiplies in float32, before the result is rounded to the model's dtype; Llama
-    rounds first."""
+    """The weight multiplies in float32, before rounding to the dtype. Llama rounds first."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -46,9 +46,11 @@ class Heads(Memo):
 
 
 class Ops(ABC):
-    """The operations; `kernel` names the products in use."""
+    """The operations; `kernel` says who computes."""
 
     kernel: Kernel
+    weights: str | None = None
+    """How products are stored: a kind of our kernels', or None: as torch does, in its dtype."""
 
     @abstractmethod
     def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:

@@ -1,9 +1,8 @@
-"""What a checkpoint on disk is made of, and what it asks of the machine: safetensors headers,
-hashes, memory, quiet.
+"""What a checkpoint on disk is made of, and what loading it takes: headers, hashes, memory, quiet.
 
-Everything here is read before a weight is: a truncated file, a missing shard or too little memory
-is an error with a name, not a crash (or an out-of-memory kill) half a minute later. It does not
-know configurations, model classes or hubs.
+All this is read before the first weight is. So a truncated file, a missing shard or too little
+memory is an error with a name, not a crash half a minute later. It does not know configurations,
+model classes or hubs.
 """
 
 from __future__ import annotations
@@ -33,39 +32,36 @@ AGAIN = "Copy or download the checkpoint again."
 
 _MAX_HEADER = 100_000_000  # the format's own limit
 _LFS_POINTER = b"version https://git-lfs"
-# what a dtype option converts; everything else stays as stored
-_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # what the option dtype converts
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
 @dataclass(frozen=True)
-class Stored:
-    """One tensor of a safetensors file, as its header tells."""
+class StoredTensor:
+    """One tensor of a safetensors file, as its header describes it."""
 
     dtype: str
     numel: int
     nbytes: int
 
     def bytes_as(self, dtype: torch.dtype | None) -> int:
-        """Bytes once loaded; None is the dtype it is stored in."""
-        return (
-            self.nbytes
-            if dtype is None or self.dtype not in _FLOATS
-            else self.numel * dtype.itemsize
-        )
+        """Bytes once loaded. None is the dtype it is stored in."""
+        if dtype is None or self.dtype not in _FLOATS:
+            return self.nbytes
+        return self.numel * dtype.itemsize
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a checkpoint's file; anything else is a broken checkpoint."""
+    """A JSON object from a checkpoint's file. Anything else is a broken checkpoint."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BrokenCheckpoint(
-            f"{path} is missing; the model cannot be loaded without it. {AGAIN}"
+            f"{path} is missing, and the model cannot be loaded without it. {AGAIN}"
         ) from error
     except ValueError as error:  # broken JSON and broken UTF-8 alike
         raise BrokenCheckpoint(
-            f"{path} is not valid JSON ({error}); it is truncated or corrupt. {AGAIN}"
+            f"{path} is not valid JSON ({error}): it is truncated or corrupt. {AGAIN}"
         ) from error
     if not isinstance(value, dict):
         raise BrokenCheckpoint(
@@ -75,25 +71,21 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files that make up a checkpoint: one, or the shards of its index. All of them
-    exist."""
+    """The safetensors files of a checkpoint: one, or the shards of its index. All of them exist."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
         raise _no_weights(folder)
     shards = read_json(folder / INDEX).get("weight_map")
-    if (
-        not isinstance(shards, dict)
-        or not shards
-        or not all(isinstance(shard, str) for shard in shards.values())
-    ):
+    names = list(shards.values()) if isinstance(shards, dict) else []
+    if not names or not all(isinstance(name, str) for name in names):
         raise BrokenCheckpoint(f"{folder / INDEX} has no weight_map of tensor to file. {AGAIN}")
-    files = [folder / name for name in sorted(set(shards.values()))]
+    files = [folder / name for name in sorted(set(names))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         raise BrokenCheckpoint(
-            f"{folder} lacks {len(missing)} of the {len(files)} weight files that its index "
-            f"names, first {missing[0]}. {AGAIN}"
+            f"{folder} lacks {len(missing)} of the {len(files)} weight files that its index names, "
+            f"first {missing[0]}. {AGAIN}"
         )
     return files
 
@@ -101,61 +93,56 @@ def weight_files(folder: Path) -> list[Path]:
 def _no_weights(folder: Path) -> BrokenCheckpoint | UnsupportedModel:
     if any(next(folder.glob(pattern), None) for pattern in _PICKLES):
         return UnsupportedModel(
-            f"{folder} holds its weights as pickles only; unpickling can run any code, so "
-            f"selfspec does not. Convert it once "
-            "with code you trust: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) "
-            "writes safetensors."
+            f"{folder} holds its weights as pickles only, and unpickling can run any code. Convert "
+            "it once with code you trust: "
+            "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) writes safetensors."
         )
     if next(folder.glob("*.gguf"), None):
         return UnsupportedModel(
-            f"{folder} holds a GGUF file and no safetensors. Pass the path of the .gguf file "
-            f"itself."
+            f"{folder} holds a GGUF file and no safetensors. Pass the path of the .gguf file."
         )
     return BrokenCheckpoint(
         f"{folder} has neither {WEIGHTS} nor {INDEX}, so there are no weights to load. {AGAIN}"
     )
 
 
-def read_header(path: Path) -> dict[str, Stored]:
-    """The tensors of one safetensors file; its size must be exactly what its header says."""
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one safetensors file, whose size must be exactly what its header says."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(len(_LFS_POINTER))
         if start == _LFS_POINTER:
             raise BrokenCheckpoint(
-                f"{path} is a git-lfs pointer, not the weights themselves. Run `git lfs pull` in "
-                f"its folder."
+                f"{path} is a git-lfs pointer, not the weights. Run `git lfs pull` in its folder."
             )
         length = int.from_bytes(start[:8], "little")
         if size < 8 or length > _MAX_HEADER or 8 + length > size:
             raise BrokenCheckpoint(
-                f"{path} is truncated or not a safetensors file: {size} bytes cannot hold a "
-                f"header of {length} bytes. {AGAIN}"
+                f"{path} is truncated or not a safetensors file: {size} bytes cannot hold a header "
+                f"of {length} bytes. {AGAIN}"
             )
         file.seek(8)
         raw = file.read(length)
-    tensors, end = _parse_header(path, raw)
-    if size != 8 + length + end:
-        raise BrokenCheckpoint(
-            f"{path} is truncated or corrupt: {size} bytes where its header needs "
-            f"{8 + length + end}. {AGAIN}"
-        )
-    return tensors
-
-
-def _parse_header(path: Path, raw: bytes) -> tuple[dict[str, Stored], int]:
-    tensors: dict[str, Stored] = {}
-    end = 0
+    tensors: dict[str, StoredTensor] = {}
+    needed = 8 + length
     try:
         for name, entry in json.loads(raw).items():
             if name == "__metadata__":
                 continue
             begin, stop = entry["data_offsets"]
-            tensors[name] = Stored(entry["dtype"], math.prod(entry["shape"]), stop - begin)
-            end = max(end, stop)
+            tensors[name] = StoredTensor(entry["dtype"], math.prod(entry["shape"]), stop - begin)
+            needed = max(needed, 8 + length + stop)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BrokenCheckpoint(f"{path} has a corrupt header ({error!r}). {AGAIN}") from error
-    return tensors, end
+    if size != needed:
+        raise BrokenCheckpoint(
+            f"{path} is truncated or corrupt: {size} bytes where its header needs {needed}. {AGAIN}"
+        )
+    return tensors
+
+
+def first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
 
 
 def sha256(path: Path) -> str:
@@ -164,8 +151,7 @@ def sha256(path: Path) -> str:
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that can be taken on the device now: physical memory, and on Linux what the container
-    may still use of it."""
+    """Bytes that can be taken on the device now. On Linux a container's limit counts too."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     left = _cgroup_left(Path("/sys/fs/cgroup"))
@@ -174,8 +160,7 @@ def available_memory(device: torch.device) -> int:
 
 
 def _cgroup_left(root: Path) -> int | None:
-    """What a cgroup v2 memory limit leaves, page cache that can be dropped included; None without a
-    limit."""
+    """What a cgroup v2 limit leaves, page cache that can be dropped included. None: no limit."""
     try:
         limit = (root / "memory.max").read_text().strip()
         used = int((root / "memory.current").read_text())
@@ -191,31 +176,26 @@ def require_memory(needed: int, device: torch.device, what: str) -> None:
     if needed > available:
         raise ResourceError(
             f"{what} needs about {gigabytes(needed)} of memory on {device} while loading, and "
-            f"{gigabytes(available)} are "
-            "available; loading it would run out. Free some memory, choose a smaller dtype "
-            "(dtype='bfloat16'), another device "
-            "or a smaller model."
+            f"{gigabytes(available)} are available. Free some memory, or choose a smaller dtype "
+            "(dtype='bfloat16'), another device or a smaller model."
         )
 
 
 @contextmanager
 def quiet_transformers(bars: bool) -> Iterator[None]:
-    """Silence transformers' warnings (what they would say is checked and raised by us) and, unless
-    `bars`, its progress bars.
+    """Silence transformers' warnings, and its progress bars unless `bars`.
 
-    A user who asked transformers for more than its default keeps that.
+    What the warnings would say, we check and raise. A user who asked transformers for more than its
+    default keeps that.
     """
     hf: Any = transformers.utils.logging
     hub: Any = hub_utils
-    level, had_bars, had_hub_bars = (
-        hf.get_verbosity(),
-        hf.is_progress_bar_enabled(),
-        not hub.are_progress_bars_disabled(),
-    )
+    level, had_bars = hf.get_verbosity(), hf.is_progress_bar_enabled()
+    had_hub_bars = not hub.are_progress_bars_disabled()
     if level == logging.WARNING:
         hf.set_verbosity_error()
     if not bars:
-        hf.disable_progress_bar()  # this one switches the hub's bars too, and so does its opposite
+        hf.disable_progress_bar()  # this switches the hub's bars too, and so does its opposite
     try:
         yield
     finally:

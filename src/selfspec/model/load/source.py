@@ -1,7 +1,6 @@
-"""From what a user names to a folder with files: the demo, a folder, a GGUF file, or a hub name and
-its cache.
+"""The folder behind what a user names: the demo, a folder, a GGUF file or a hub name.
 
-It knows which files a model has and how to ask a hub for them, and nothing of what is in them.
+It knows which files a model has and how to ask a hub for them, but not what is in them.
 """
 
 from __future__ import annotations
@@ -16,26 +15,22 @@ from huggingface_hub import errors as hub_errors
 
 from selfspec.errors import OptionError, Unavailable, nearest
 
-from .checkpoint import INDEX, WEIGHTS, read_json
+from .checkpoint import INDEX, WEIGHTS, first_line, read_json
 from .demo import demo_folder
 from .gguf_file import converted
 
 DEMO = "demo"
 
-# of a hub repository, without its weights
-_SMALL_FILES = (
-    "*.json",
-    "*.jinja",
-    "*.txt",
-    "*.model",
-    "*.tiktoken",
-)
+# all but the weights of a hub repository
+_SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
 
 
 @dataclass(frozen=True)
 class Source:
-    """A folder that holds at least a model's small files; `hub` tells how to ask for the rest when
-    it is a hub's cache."""
+    """A folder with at least a model's small files.
+
+    `hub` says how to ask for the rest, if the folder belongs to the hub's cache.
+    """
 
     name: str
     folder: Path
@@ -43,8 +38,7 @@ class Source:
     hub: dict[str, Any] | None = None
 
     def fetch_weights(self, one: str | None = None) -> None:
-        """Download a hub model's weights (and nothing else) into its cache folder; `one`: the file
-        that they are in."""
+        """Download a hub model's weights into its cache folder: all of them, or `one` file."""
         if self.hub is None:
             return
         index = self.folder / INDEX
@@ -52,37 +46,31 @@ class Source:
         wanted = [one] if one else sorted({str(shard) for shard in shards.values()}) or [WEIGHTS]
         _snapshot(self.name, wanted, self.hub)
         missing = [file for file in wanted if not (self.folder / file).is_file()]
-        # the hub library is content with a part when there is no network, or when the file is not
-        # in the repository
+        # without a network, or without the file, the hub library raises nothing
         if missing:
             raise Unavailable(
                 f"{self.name} is cached without {missing[0]} and it could not be fetched. Without "
-                f"a network, run `hf download "
-                f"{self.name}` where there is one and make that cache visible here with the "
-                f"environment variable HF_HOME. "
-                "If the repository has its weights as pickles only: selfspec reads safetensors, "
-                "convert it first."
+                f"a network, run `hf download {self.name}` where there is one and make that cache "
+                "visible here with the environment variable HF_HOME. If the repository has its "
+                "weights as pickles only, convert it first: selfspec reads safetensors."
             )
 
 
 def refuse_revision(revision: str | None, kind: str) -> None:
     if revision is not None:
         raise OptionError(
-            f"revision={revision!r} chooses a version on the hub, and {kind} has none; it would "
-            f"be ignored. Leave it out."
+            f"revision={revision!r} names a version on the hub, and {kind} has none. Leave it out."
         )
 
 
 def locate(
     model: str | os.PathLike[str], revision: str | None, token: str | bool | None, trust: bool
 ) -> Source:
-    """The demo, an existing folder, a GGUF file or a hub name, in this order; what looks like a
-    path is not asked of the hub."""
+    """The demo, a folder, a GGUF file or a hub name, in this order. A path is not a hub name."""
     if not isinstance(model, str | os.PathLike):
         raise OptionError(
-            f"a model is {DEMO!r}, a folder, a hub name or a transformers PreTrainedModel, not a "
-            f"{type(model).__name__}. "
-            "A PEFT model is one too."
+            f"a model is {DEMO!r}, a folder, a hub name, a transformers PreTrainedModel or a PEFT "
+            f"model, not a {type(model).__name__}."
         )
     name, path = os.fspath(model), Path(model).expanduser()
     if not name:
@@ -98,80 +86,56 @@ def locate(
     if path.suffix == ".gguf" and path.is_file():
         refuse_revision(revision, "a GGUF file")
         return Source(name, converted(path), trust)
-    if path.suffix == ".gguf" or path.is_file():
-        raise _not_a_folder(path)
-    if (
-        not isinstance(model, str)
-        or path.is_absolute()
-        or name.startswith(("~", "."))
-        or name.count("/") > 1
-    ):
+    if path.is_file():
+        raise OptionError(
+            f"{path} is a file. Pass the folder that holds config.json and the weights, or a .gguf "
+            "file."
+        )
+    if path.suffix == ".gguf":
+        raise OptionError(f"there is no file {path}.")
+    looks_like_a_path = path.is_absolute() or name.startswith(("~", ".")) or name.count("/") > 1
+    if looks_like_a_path or not isinstance(model, str):
         raise OptionError(
             f"there is no folder {path}. A model is {DEMO!r}, a folder with config.json, or a hub "
-            f"name (owner/name)."
+            "name (owner/name)."
         )
     hub = {"revision": revision, "token": token}
     patterns = [*_SMALL_FILES, *(["*.py"] if trust else [])]
     return Source(name, _snapshot(name, patterns, hub), trust, hub)
 
 
-def _not_a_folder(path: Path) -> OptionError:
-    """The error for a path that is, or is called like, a single file."""
-    if not path.is_file():
-        return OptionError(f"there is no file {path}.")
-    return OptionError(
-        f"{path} is a file; pass the folder that holds config.json and the weights, or a .gguf "
-        f"file."
-    )
-
-
 def _snapshot(name: str, patterns: list[str], hub: dict[str, Any]) -> Path:
-    """The cached folder of a hub model with the files named, fetched if need be. Without a network
-    the cache is enough."""
+    """The cached folder of a hub model with these files. Works from the cache without a network."""
+    options = {"allow_patterns": patterns, "ignore_patterns": ["*/*"], **hub}
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                name, allow_patterns=patterns, ignore_patterns=["*/*"], **hub
-            )
-        )
+        return Path(huggingface_hub.snapshot_download(name, **options))
     except hub_errors.HFValidationError as error:
         raise OptionError(
-            f"{name!r} is no folder here and cannot be a hub name ({error}); "
-            f"{nearest(name, [DEMO])}"
+            f"{name!r} is no folder and cannot be a hub name ({error}); {nearest(name, [DEMO])}"
         ) from error
     except hub_errors.RevisionNotFoundError as error:
         raise OptionError(
-            f"{name} has no revision {hub['revision']!r} on the hub. Name a branch, tag or commit "
-            f"that it has."
+            f"{name} has no revision {hub['revision']!r} on the hub. Name a branch, tag or commit."
         ) from error
     except hub_errors.RepositoryNotFoundError as error:  # a gated one too
         raise Unavailable(
             f"{name} is not on the hub, or is private or gated for you, and is not cached. Check "
-            f"the name, accept its terms, "
-            "and log in (`hf auth login`) or pass token=."
+            "the name, accept its terms, and log in (`hf auth login`) or pass token=."
         ) from error
     except (OSError, RuntimeError, hub_errors.HTTPError) as error:  # type: ignore[attr-defined]  # httpx or requests, by version
         revision = f" --revision {hub['revision']}" if hub["revision"] else ""
         raise Unavailable(
-            f"{name} could not be fetched from the hub and is not cached whole "
-            f"({first_line(error)}). "
-            f"Where there is a network run `hf download {name}{revision}`, and make that cache "
-            f"visible here with the environment "
-            f"variable HF_HOME. {DEMO!r} is the built-in model."
+            f"{name} could not be fetched from the hub ({first_line(error)}) and is not cached in "
+            f"full. Where there is a network run `hf download {name}{revision}`, and make that "
+            "cache visible here with the environment variable HF_HOME. "
+            f"{DEMO!r} is the built-in model."
         ) from error
 
 
 def cached_folder(name: str) -> Path | None:
-    """Where a hub model's small files are, if they are here already; nothing is downloaded."""
+    """Where a hub model's small files are, if they are cached already."""
+    options: dict[str, Any] = {"allow_patterns": list(_SMALL_FILES), "local_files_only": True}
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                name, allow_patterns=list(_SMALL_FILES), local_files_only=True
-            )
-        )
+        return Path(huggingface_hub.snapshot_download(name, **options))
     except (hub_errors.LocalEntryNotFoundError, hub_errors.HFValidationError):
         return None
-
-
-def first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -1,20 +1,19 @@
 """selfspec itself: measured through the same door as everyone else.
 
-A method is what `selfspec bench --methods` takes. With `tokens` it is one of those that other
-libraries have too, at exactly so many drafts a round, and lookups are chains as theirs are.
+A method is what `selfspec bench --methods` takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import Any
 
 import torch
 
 from selfspec import LLM, SamplingParams
 from selfspec.bench.contestants import own_options
-
-LONGEST_NGRAM = 3
+from selfspec.bench.schema import Counts
 
 
 class Peer:
@@ -26,16 +25,10 @@ class Peer:
         self.step_timer: Any = None
 
     def generate(
-        self, ids: list[int], max_new_tokens: int, eos: list[int], method: str = "plain", tokens: int = 0, layer: int = 0,
+        self, ids: list[int], max_new_tokens: int, eos: list[int], method: str = "plain",
         sampling: dict[str, Any] | None = None,
     ) -> list[int]:  # fmt: skip
-        # sampling is said outright: left open, it would take up the repetition penalty of the
-        # model's own generation config
-        options = drafting(method, tokens, layer) if tokens else own_options(method)
-        params = SamplingParams(**(sampling or {}))
-        stream = self.llm.stream(
-            ids, sampling=params, max_new_tokens=max_new_tokens, eos=eos, **options
-        )
+        stream = self.llm.stream(ids, **settings(max_new_tokens, eos, method, sampling))
         sizes: list[int] = []
         for piece in stream:
             if not sizes:
@@ -48,10 +41,7 @@ class Peer:
         self, rows: list[list[int]], max_new_tokens: int, eos: list[int], method: str = "plain",
         sampling: dict[str, Any] | None = None,
     ) -> list[list[int]]:  # fmt: skip
-        params = SamplingParams(**(sampling or {}))
-        results = self.llm.generate(
-            rows, sampling=params, max_new_tokens=max_new_tokens, eos=eos, **own_options(method)
-        )
+        results = self.llm.generate(rows, **settings(max_new_tokens, eos, method, sampling))
         self.counts = counts(results[0].call, [])
         return [list(result.tokens) for result in results]
 
@@ -66,50 +56,30 @@ class Peer:
     def steps(self, ids: list[int], methods: list[str], most: int) -> list[dict[str, Any]]:
         """Every isolated step once more, each with all its seconds so far; the first call sets them
         up."""
-        from dataclasses import asdict
-
-        from selfspec.bench.step_costs import StepTimer
+        from selfspec.bench.costs import StepTimer
 
         if self.step_timer is None:
-            self.step_timer = StepTimer(
-                self.llm.model, ids, {text: own_options(text) for text in methods}, most
-            )
+            told = {text: own_options(text) for text in methods}
+            self.step_timer = StepTimer(self.llm.model, ids, told, most)
         self.step_timer.measure()
         return [asdict(point) for point in self.step_timer.points]
 
 
+def settings(
+    max_new_tokens: int, eos: list[int], method: str, sampling: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Sampling is said outright: left open, it would take up the repetition penalty of the model's
+    own generation config."""
+    params = SamplingParams(**(sampling or {}))
+    said = {"sampling": params, "max_new_tokens": max_new_tokens, "eos": eos}
+    return {**said, **own_options(method)}
+
+
 def counts(stats: Any, sizes: Sequence[int]) -> dict[str, Any]:
-    """The fields of the schema's `Counts`."""
-    return {
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-        "verifications": stats.verifications,
-        "draft_seconds": stats.draft_seconds,
-        "verify_seconds": stats.verify_seconds,
-        "host_seconds": stats.host_seconds,
-        "drafted_at": stats.drafted_at,
-        "accepted_at": stats.accepted_at,
-        "verified": [sizes.count(size) for size in range(1, max(sizes, default=0) + 1)],
-        **(
-            {"peak_memory_bytes": torch.cuda.max_memory_allocated()}
-            if torch.cuda.is_available()
-            else {}
-        ),
-    }
-
-
-def drafting(method: str, tokens: int, layer: int) -> dict[str, Any]:
-    fixed = {"control": "fixed", "control_options": {"tokens": tokens}}
-    if method == "plain":
-        return {"draft": None}
-    if method == "auto":
-        return {"draft": "auto"}
-    if method == "lookup":
-        return {
-            "draft": "ngram",
-            "draft_options": {"longest": LONGEST_NGRAM, "branches": 1},
-            **fixed,
-        }
-    if method == "early-exit":
-        return {"draft": "early-exit", "draft_options": {"layer": layer}, **fixed}
-    raise ValueError(f"this peer has no method {method!r}")
+    """The fields of the schema's `Counts`; a card also says its largest use of memory."""
+    known = [field.name for field in fields(Counts) if field.name != "verified"]
+    found = {name: getattr(stats, name) for name in known}
+    found["verified"] = [sizes.count(size) for size in range(1, max(sizes, default=0) + 1)]
+    if torch.cuda.is_available():
+        found["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+    return found

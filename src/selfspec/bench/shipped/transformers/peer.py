@@ -37,42 +37,29 @@ class Peer:
         self.assistants: dict[str, Any] = {}
         self.compiled: Any = None
         self.caches: dict[int, StaticCache] = {}
-        # whatever the model's own generation_config says (sampling, penalties, end tokens) would be
-        # filled in for what we leave open
-        self.model.generation_config = GenerationConfig(pad_token_id=0)
 
     def loaded(self, folder: str, **changes: int) -> Any:
-        model = (
-            AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype, **changes)
-            .eval()
-            .to(self.device)
-        )
+        """A model without a generation config of its own: what that says (sampling, penalties, end
+        tokens) would be filled in for what we leave open."""
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=self.dtype, **changes)
         model.generation_config = GenerationConfig(pad_token_id=0)
-        return model
+        return model.eval().to(self.device)
 
     def generate(
-        self, ids: list[int], max_new_tokens: int, eos: list[int], method: str = "plain", tokens: int = 0, layer: int = 0,
-        model: str = "",
+        self, ids: list[int], max_new_tokens: int, eos: list[int], method: str = "plain",
+        tokens: int = 0, layer: int = 0, model: str = "",
     ) -> list[int]:  # fmt: skip
         prompt = torch.tensor([ids], device=self.device)
-        settings = GenerationConfig(
-            max_new_tokens=max_new_tokens, do_sample=False, use_cache=True, eos_token_id=eos or None, pad_token_id=0,
-            **self.drafting(method, tokens, layer),
-        )  # fmt: skip
-        extra: dict[str, Any] = {}
+        settings = greedy(max_new_tokens, eos, **self.drafting(method, tokens, layer))
+        extra: dict[str, Any] = {"attention_mask": torch.ones_like(prompt)}
         if method == "assistant":
             extra["assistant_model"] = self.assistant(model, layer, tokens)
         elif method == "compiled":
             extra["past_key_values"] = self.static_cache(len(ids) + max_new_tokens)
         runner = self.compiled_model() if method == "compiled" else self.model
         with torch.inference_mode(method != "compiled"), torch.no_grad():
-            out = runner.generate(
-                prompt,
-                attention_mask=torch.ones_like(prompt),
-                generation_config=settings,
-                streamer=First(self.first),
-                **extra,
-            )
+            said = First(self.first)
+            out = runner.generate(prompt, generation_config=settings, streamer=said, **extra)
         return list(out[0, len(ids) :].tolist())
 
     def generate_batch(
@@ -84,22 +71,18 @@ class Peer:
                 f"transformers drafts for one prompt at a time, so {method!r} has no batch"
             )
         longest = max(map(len, rows))
-        prompt = torch.tensor(
-            [[0] * (longest - len(row)) + row for row in rows], device=self.device
-        )
-        mask = torch.tensor(
-            [[0] * (longest - len(row)) + [1] * len(row) for row in rows], device=self.device
-        )
-        settings = GenerationConfig(
-            max_new_tokens=max_new_tokens,
-            do_sample=False,
-            use_cache=True,
-            eos_token_id=eos or None,
-            pad_token_id=0,
-        )
+        padding = [[0] * (longest - len(row)) for row in rows]
+        ids = [before + row for before, row in zip(padding, rows, strict=True)]
+        seen = [before + [1] * len(row) for before, row in zip(padding, rows, strict=True)]
+        prompt, mask = (torch.tensor(each, device=self.device) for each in (ids, seen))
+        settings = greedy(max_new_tokens, eos)
         with torch.inference_mode():
             out = self.model.generate(prompt, attention_mask=mask, generation_config=settings)
-        return [until_end(row, eos) for row in out[:, longest:].tolist()]
+        made = out[:, longest:].tolist()
+        ends = [
+            next((n for n, token in enumerate(row, 1) if token in eos), len(row)) for row in made
+        ]
+        return [row[:end] for row, end in zip(made, ends, strict=True)]
 
     def drafting(self, method: str, tokens: int, layer: int) -> dict[str, Any]:
         if method in ("plain", "compiled", "assistant"):
@@ -118,12 +101,10 @@ class Peer:
         """The second model: that of a folder, or the target's first layers."""
         name = model or f"first {layer} layers"
         if name not in self.assistants:
-            self.assistants[name] = (
-                self.loaded(model) if model else self.loaded(self.folder, num_hidden_layers=layer)
-            )
-        self.assistants[name].generation_config = GenerationConfig(
-            pad_token_id=0, **constant(tokens)
-        )
+            changes = {} if model else {"num_hidden_layers": layer}
+            self.assistants[name] = self.loaded(model or self.folder, **changes)
+        config = GenerationConfig(pad_token_id=0, **constant(tokens))
+        self.assistants[name].generation_config = config
         return self.assistants[name]
 
     def static_cache(self, length: int) -> StaticCache:
@@ -160,6 +141,12 @@ class First(BaseStreamer):
         return
 
 
+def greedy(max_new_tokens: int, eos: list[int], **drafting: Any) -> GenerationConfig:
+    """Greedy decoding that stops at these tokens only."""
+    limits = {"max_new_tokens": max_new_tokens, "eos_token_id": eos or None, "pad_token_id": 0}
+    return GenerationConfig(do_sample=False, use_cache=True, **limits, **drafting)
+
+
 def constant(tokens: int) -> dict[str, Any]:
     """Exactly so many drafts a round, however sure the assistant is."""
     return {
@@ -167,8 +154,3 @@ def constant(tokens: int) -> dict[str, Any]:
         "num_assistant_tokens_schedule": "constant",
         "assistant_confidence_threshold": 0,
     }
-
-
-def until_end(row: list[int], eos: list[int]) -> list[int]:
-    end = next((index for index, token in enumerate(row) if token in eos), len(row))
-    return row[: end + 1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -16,8 +16,10 @@ from .interface import (
     CallStruct,
     HalfStruct,
     HeadsStruct,
+    ProductStruct,
     RopeStruct,
     SightStruct,
+    half_number,
     half_numbers,
     heads_struct,
     norm_address,
@@ -25,24 +27,23 @@ from .interface import (
     sight_struct,
     where_struct,
 )
-from .linear import NativeLinear
 from .native import library
 
 
-def is_native(half: HalfParts) -> bool:
-    """Whether our kernels can run this half."""
-    return isinstance(half.into, NativeLinear) and isinstance(half.out, NativeLinear)
+class FusedHalves:
+    """Halves of layers by (layer, is_attention), as our kernels read them."""
 
-
-class NativeHalves:
-    """The halves of some blocks, two a block, as our kernels read them."""
-
-    def __init__(self, halves: Sequence[HalfParts]) -> None:
+    def __init__(self, halves: Mapping[tuple[int, bool], HalfParts]) -> None:
         self._kept = halves  # the structs hold addresses of their tensors
-        attentions = [half.heads for half in halves if half.heads is not None]
+        attentions = [half.heads for half in halves.values() if half.heads]
         self._ropes = list({id(heads.rope): heads.rope for heads in attentions}.values())
         self._windows = list(dict.fromkeys(heads.window for heads in attentions))
-        self._halves = (HalfStruct * len(halves))(*map(self._struct, range(len(halves)), halves))
+        # two places a layer, by `half_number`; those of halves that are not here are never read
+        self._halves = (
+            HalfStruct * (1 + max((half_number(*each) for each in halves), default=0))
+        )()
+        for (layer, attention), half in halves.items():
+            self._halves[half_number(layer, attention)] = self._struct(layer, half)
 
     def run(
         self,
@@ -85,17 +86,17 @@ class NativeHalves:
         )
         return x
 
-    def _struct(self, number: int, half: HalfParts) -> HalfStruct:
-        into, out, heads = half.into, half.out, half.heads
-        assert isinstance(into, NativeLinear) and isinstance(out, NativeLinear)
+    def _struct(self, layer: int, half: HalfParts) -> HalfStruct:
+        into, out, heads = half.into.native(), half.out.native(), half.heads
+        assert isinstance(into, ProductStruct) and isinstance(out, ProductStruct)
         return HalfStruct(
-            layer=number // 2,
+            layer=layer,
             attention=heads is not None,
             parallel=half.parallel,
             before=norm_address(half.before),
             after=norm_address(half.after),
-            into=into.native,
-            out=out.native,
+            into=into,
+            out=out,
             heads=HeadsStruct() if heads is None else heads_struct(heads),
             rope=0 if heads is None else _index(self._ropes, heads.rope),
             sight=0 if heads is None else self._windows.index(heads.window),

@@ -1,4 +1,5 @@
-"""The C interface of kernels.cpp: its structs, its functions, and our values as it reads them.
+"""The C interface: the structs and functions of kernels.cpp and product.h, and our values as they
+read them.
 
 A struct holds addresses, so what it was made of must outlive it. A norm, an attention's heads and
 a call's layout keep the structs that were made of them (`Memo.once`): they are made once and live
@@ -46,9 +47,17 @@ class NormStruct(ctypes.Structure):
 
 
 class ProductStruct(ctypes.Structure):
-    """A packed weight and its bias."""
+    """Weights of some kind, the functions that multiply by them (product.h), and a bias."""
 
-    _fields_ = [("pack", c_void_p), ("bias", c_void_p), ("outputs", c_int64), ("inputs", c_int64)]
+    _fields_ = [
+        ("multiply", c_void_p),
+        ("prepare", c_void_p),
+        ("prepared", c_int64),
+        ("weights", c_void_p),
+        ("bias", c_void_p),
+        ("outputs", c_int64),
+        ("inputs", c_int64),
+    ]
 
 
 class HeadsStruct(ctypes.Structure):
@@ -156,6 +165,13 @@ def declare(kernels: ctypes.CDLL) -> None:
     kernels.panel_width.restype = c_int64
 
 
+def function(kernels: ctypes.CDLL, name: str) -> int:
+    """Where a function of the kernels lies."""
+    found = ctypes.cast(getattr(kernels, name), c_void_p).value
+    assert found is not None
+    return found
+
+
 def address(tensor: Tensor | None) -> int | None:
     """Where a tensor's numbers begin; None for none. The caller keeps the tensor alive."""
     return None if tensor is None else tensor.data_ptr()
@@ -199,16 +215,20 @@ def rope_struct(tables: Angles | None) -> RopeStruct:
     if tables is None:
         return RopeStruct(None, None, 0)
     return tables.once(
-        "struct",
-        lambda: RopeStruct(address(tables.cosines), address(tables.sines), tables.rotary),
+        "struct", lambda: RopeStruct(address(tables.cosines), address(tables.sines), tables.rotary)
     )
 
 
+def half_number(layer: int, attention: bool) -> int:
+    """How the kernels count halves: a layer's attention is twice the layer, its MLP one more."""
+    return 2 * layer + (not attention)
+
+
 def half_numbers(plan: LayerPlan) -> Array[c_int64]:
-    """A plan's halves by number: a layer's attention is twice the layer, its MLP one more."""
+    """A plan's halves by number."""
 
     def make() -> Array[c_int64]:
-        numbers = [2 * layer + (not attention) for layer, attention in plan.halves]
+        numbers = [half_number(*half) for half in plan.halves]
         return (c_int64 * len(numbers))(*numbers)
 
     return plan.once("numbers", make)

@@ -1,4 +1,4 @@
-// Float32 kernels for few rows on a CPU. Compiled once on the user's machine by native.py, called through ctypes.
+// Kernels for few rows on a CPU, their numbers float32. Compiled once on the user's machine by native.py, called through ctypes.
 //
 // Three promises, and everything here is shaped by them:
 //   1. A row's bits depend on that row alone. Every output number is one chain of operations in a fixed order, whatever
@@ -21,6 +21,8 @@
 #include <vector>
 
 #include <omp.h>
+
+#include "product.h"
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, WIDE = 2, MAX_ROWS = 12;  // 24 accumulators of 32 registers
@@ -70,13 +72,11 @@ static inline Vector exponential(Vector x) {
     return p * scale;
 }
 
-// The part of [0, count) that belongs to this thread, in whole units.
+// One of `parts` parts of [0, count), in whole units; by itself the part that belongs to this thread.
 struct Share {
     int64_t begin, end;
-    explicit Share(int64_t count) {
-        int64_t thread = omp_get_thread_num(), threads = omp_get_num_threads();
-        begin = count * thread / threads, end = count * (thread + 1) / threads;
-    }
+    explicit Share(int64_t count, int64_t part = omp_get_thread_num(), int64_t parts = omp_get_num_threads())
+        : begin(count * part / parts), end(count * (part + 1) / parts) {}
 };
 
 // ---------------------------------------------------------------------------------------------------------- products
@@ -110,29 +110,25 @@ static inline void tile_of(int64_t rows, const float* x, int64_t inputs, const f
 
 extern "C" int64_t panel_width() { return PANEL; }
 
-// A packed weight, [ceil(outputs / PANEL)][inputs][PANEL], and its bias or null.
-struct Product {
-    const float *pack, *bias;
-    int64_t outputs, inputs;
-};
-
-// This thread's columns of out[r, :] = residual[r, :] + bias + x[r, :] . weight, residual and bias optional. `out` may be the residual.
-static void multiply(const float* x, int64_t rows, const Product& weight, const float* residual, float* out) {
-    int64_t outputs = weight.outputs, inputs = weight.inputs;
-    Share share((outputs + PANEL - 1) / PANEL);
+// Float32 weights, packed as [ceil(outputs / PANEL)][inputs][PANEL]. Nothing is prepared.
+extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, int64_t rows, const float* residual, float* out, int part,
+                                 int parts) {
+    const float *x = (const float*)rows_of_x, *pack = (const float*)weight->weights, *bias = weight->bias;
+    int64_t outputs = weight->outputs, inputs = weight->inputs;
+    Share share((outputs + PANEL - 1) / PANEL, part, parts);
     float sums[MAX_ROWS * PANEL];
     for (int64_t p = share.begin; p < share.end; p++) {
         int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
         for (int64_t r = 0; r < rows;) {
             int64_t left = rows - r;  // two even halves beat a full tile and a sliver
             int64_t take = left <= MAX_ROWS ? left : left < 2 * MAX_ROWS ? (left + 1) / 2 : MAX_ROWS;
-            tile_of<MAX_ROWS>(take, x + r * inputs, inputs, weight.pack + first * inputs, sums);
+            tile_of<MAX_ROWS>(take, x + r * inputs, inputs, pack + first * inputs, sums);
             for (int64_t i = 0; i < take; i++) {
                 float* target = out + (r + i) * outputs + first;
                 const float* from = residual ? residual + (r + i) * outputs + first : nullptr;
                 for (int64_t c = 0; c < columns; c++) {
                     float value = sums[i * PANEL + c];
-                    if (weight.bias) value += weight.bias[first + c];
+                    if (bias) value += bias[first + c];
                     if (from) value += from[c];
                     target[c] = value;
                 }
@@ -142,9 +138,37 @@ static void multiply(const float* x, int64_t rows, const Product& weight, const 
     }
 }
 
+// Room for prepared rows, aligned for every vector; too short-lived to be cleared first.
+class Prepared {
+    struct alignas(64) Line {
+        char bytes[64];
+    };
+    std::unique_ptr<Line[]> lines;
+
+   public:
+    explicit Prepared(int64_t bytes) : lines(bytes ? new Line[(bytes + 63) / 64] : nullptr) {}
+    char* row(int64_t index, const Product& weight) const { return (char*)lines.get() + index * weight.prepared; }
+};
+
+// This thread's rows as the weight's kind reads them, and where all of them lie. Unless it is x itself, the threads have to meet
+// before they read it.
+static const void* prepare(const Product& weight, const float* x, int64_t rows, const Prepared& prepared) {
+    if (!weight.prepare) return x;
+    for (Share mine(rows); mine.begin < mine.end; mine.begin++)
+        weight.prepare(&weight, x + mine.begin * weight.inputs, prepared.row(mine.begin, weight));
+    return prepared.row(0, weight);
+}
+
 extern "C" void linear(const float* x, int64_t rows, const Product* weight, const float* residual, float* out, int threads) {
+    Prepared prepared(weight->prepare ? rows * weight->prepared : 0);
 #pragma omp parallel num_threads(threads)
-    multiply(x, rows, *weight, residual, out);
+    {
+        const void* read = prepare(*weight, x, rows, prepared);
+        if (weight->prepare) {
+#pragma omp barrier
+        }
+        weight->multiply(weight, read, rows, residual, out, omp_get_thread_num(), omp_get_num_threads());
+    }
 }
 
 // ------------------------------------------------------------------------------------------------- norms, activations
@@ -573,8 +597,18 @@ struct Call {
 // Numbers between the steps of a half; too short-lived to be cleared first.
 struct Room {
     std::unique_ptr<float[]> entered, normed, first, second;
+    Prepared prepared;
 
-    Room(const Half* halves, const int64_t* chosen, int64_t count, const Call& call) {
+    static int64_t widest_row(const Half* halves, const int64_t* chosen, int64_t count) {
+        int64_t bytes = 0;
+        for (int64_t i = 0; i < count; i++)
+            for (const Product* weight : {&halves[chosen[i]].into, &halves[chosen[i]].out})
+                if (weight->prepare) bytes = std::max(bytes, weight->prepared);
+        return bytes;
+    }
+
+    Room(const Half* halves, const int64_t* chosen, int64_t count, const Call& call)
+        : prepared(call.tokens * widest_row(halves, chosen, count)) {
         int64_t into = 0, out = 0;
         for (int64_t i = 0; i < count; i++) {
             into = std::max(into, halves[chosen[i]].into.outputs);
@@ -588,6 +622,14 @@ struct Room {
 static void norm_rows(const float* x, const Norm& norm, const Call& call, float* out) {
     for (Share rows(call.tokens); rows.begin < rows.end; rows.begin++)
         norm_row(x + rows.begin * call.width, norm, 0, out + rows.begin * call.width);
+}
+
+// This thread's part of a product. Its inputs are complete; its outputs are when the threads have met again.
+static void multiply(const Product& weight, const float* x, const float* residual, float* out, const Call& call, const Room& room,
+                     Meeting& meeting) {
+    const void* read = prepare(weight, x, call.tokens, room.prepared);
+    if (weight.prepare) meeting.wait();
+    weight.multiply(&weight, read, call.tokens, residual, out, omp_get_thread_num(), omp_get_num_threads());
 }
 
 // What stands between the two products of a half; gives where its result lies.
@@ -621,13 +663,13 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
         meeting.wait();
         read = room.normed.get();
     }
-    multiply(read, call.tokens, half.into, nullptr, room.first.get());
+    multiply(half.into, read, nullptr, room.first.get(), call, room, meeting);
     meeting.wait();
     const float* result = between(half, call, room, meeting, next, scores);
     meeting.wait();
     bool plain = !half.after && half.scale == 1;
     float* added = plain ? x : room.normed.get();
-    multiply(result, call.tokens, half.out, plain ? x : nullptr, added);
+    multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting);
     meeting.wait();
     if (plain) return;
     if (half.after) norm_rows(added, *half.after, call, added);

@@ -1,7 +1,13 @@
-"""Products by our kernels."""
+"""Products by our kernels. `PackedLinear` is what all kinds of weights share, `Float32` the first
+kind; kinds.py lists them.
+
+A row's bits do not depend on its neighbours, whatever the kind, and eight rows cost about what one
+costs.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 
 import torch
@@ -9,30 +15,47 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..linear import Linear, joined, joined_bias
-from .interface import ProductStruct, address
+from .interface import ProductStruct, address, function
 from .native import library
 
 
-class NativeLinear(Linear):
-    """Weights in panels of columns, [panel][input][column], for the kernel in kernels.cpp; eight
-    rows cost about what one costs, and a row's bits do not depend on its neighbours."""
+class PackedLinear(Linear):
+    """A product whose weights are packed for a kernel. A subclass is a kind of weights."""
+
+    alone = ""
+    prepared: int = 0
+    """Bytes of a row of x once the kind's kernel has prepared it."""
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
         self._native = library()
         weight = joined(weights)
         self.outputs, self.inputs = weight.shape
-        self._width = self._native.panel_width()
-        panels = -(-self.outputs // self._width)
-        padded = (
-            F.pad(weight, (0, 0, 0, panels * self._width - self.outputs))
-            if self.outputs % self._width
-            else weight
-        )
-        self._pack = padded.view(panels, self._width, self.inputs).transpose(1, 2).contiguous()
         self.bias = joined_bias(weights, biases)
-        self.native = ProductStruct(
-            address(self._pack), address(self.bias), self.outputs, self.inputs
+        # held here, since the kernels know them by address only
+        self._packed = self.pack(weight)
+        multiply, prepare = self.functions()
+        self._struct = ProductStruct(
+            multiply,
+            prepare,
+            self.prepared,
+            address(self._packed),
+            address(self.bias),
+            self.outputs,
+            self.inputs,
         )
+
+    @abstractmethod
+    def pack(self, weight: Tensor) -> Tensor:
+        """(outputs, inputs) float32 -> the one piece of memory that the kernel reads."""
+
+    @staticmethod
+    @abstractmethod
+    def functions() -> tuple[int, int | None]:
+        """Where the kind's two functions lie, `Multiply` and `Prepare` of product.h; None if its
+        kernel reads x as it is."""
+
+    def native(self) -> ProductStruct:
+        return self._struct
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         assert x.is_contiguous() and x.dtype == torch.float32 and x.shape[1] == self.inputs
@@ -41,12 +64,31 @@ class NativeLinear(Linear):
         self._native.linear(
             x.data_ptr(),
             rows,
-            self.native,
+            self._struct,
             address(residual),
             out.data_ptr(),
             torch.get_num_threads(),
         )
         return out
 
+
+class Float32(PackedLinear):
+    """Weights as they are, in panels of columns, [panel][input][column]: what one step of the
+    kernel multiplies with lies side by side."""
+
+    def pack(self, weight: Tensor) -> Tensor:
+        self._width = library().panel_width()
+        panels = -(-self.outputs // self._width)
+        padded = (
+            F.pad(weight, (0, 0, 0, panels * self._width - self.outputs))
+            if self.outputs % self._width
+            else weight
+        )
+        return padded.view(panels, self._width, self.inputs).transpose(1, 2).contiguous()
+
+    @staticmethod
+    def functions() -> tuple[int, None]:
+        return function(library(), "multiply_float32"), None
+
     def rows(self, index: Tensor) -> Tensor:
-        return self._pack[index // self._width, :, index % self._width]
+        return self._packed[index // self._width, :, index % self._width]

@@ -2,7 +2,8 @@
 
 The library has no Python or torch headers in it, so it compiles in seconds and survives their
 upgrades. It is kept in the user's cache under a name made of everything that shaped it. Where there
-is no compiler the reason is kept and shown, and torch computes instead.
+is no compiler the reason is kept and shown, and torch computes instead. A kind of weights may bring
+a source of its own, which is `compiled` in the same way.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ....core.user_cache import cache_root
 from .interface import declare
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
+HEADERS = SOURCE.parent
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fPIC")
 
 
@@ -32,40 +34,47 @@ class NoNative(Exception):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The compiled kernels, built if this machine has not built them yet."""
-    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
-    if compiler is None:
-        raise NoNative("no C++ compiler found (g++ or clang++)")
-    path = _built(compiler)
-    try:
-        native = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise NoNative(f"the compiled kernels do not load: {error}") from error
+    """The kernels, built if this machine has not built them yet."""
+    native = compiled(SOURCE)
     declare(native)
     return native
 
 
-def _built(compiler: str) -> Path:
+@functools.cache
+def compiled(source: Path) -> ctypes.CDLL:
+    """The functions of a C++ file, which may include the headers beside kernels.cpp."""
+    compiler = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    if compiler is None:
+        raise NoNative("no C++ compiler found (g++ or clang++)")
+    path = _built(compiler, source)
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise NoNative(f"the compiled kernels do not load: {error}") from error
+
+
+def _built(compiler: str, source: Path) -> Path:
     version = subprocess.run(
         [compiler, "--version"], capture_output=True, text=True, check=False
     ).stdout
-    identity = [SOURCE.read_text(), *FLAGS, version, platform.machine(), _cpu_features()]
+    texts = [file.read_text() for file in (source, *sorted(HEADERS.glob("*.h")))]
+    identity = [*texts, *FLAGS, version, platform.machine(), _cpu_features()]
     name = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
-    target = cache_root() / "native" / f"kernels-{name}.so"
+    target = cache_root() / "native" / f"{source.stem}-{name}.so"
     if not target.exists():
-        _compile(compiler, target)
+        _compile(compiler, source, target)
     return target
 
 
-def _compile(compiler: str, target: Path) -> None:
+def _compile(compiler: str, source: Path, target: Path) -> None:
     """Links without naming an OpenMP library first, so that torch's own is used and there is one
     pool of threads."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-        compiled, linked = Path(folder) / "kernels.o", Path(folder) / "kernels.so"
+        made, linked = Path(folder) / "made.o", Path(folder) / "made.so"
         for command in (
-            [compiler, *FLAGS, "-fopenmp", "-c", str(SOURCE), "-o", str(compiled)],
-            [compiler, "-shared", str(compiled), "-o", str(linked)],
+            [compiler, *FLAGS, "-fopenmp", f"-I{HEADERS}", "-c", str(source), "-o", str(made)],
+            [compiler, "-shared", str(made), "-o", str(linked)],
         ):
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:

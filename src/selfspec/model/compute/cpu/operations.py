@@ -19,20 +19,22 @@ from .interface import (
     sight_struct,
     where_struct,
 )
-from .linear import NativeLinear
+from .kinds import KINDS
 from .native import library
 
 
 class NativeOps(Ops):
-    """Our kernels."""
+    """Our kernels. `weights`: which of `KINDS` products are stored as."""
 
     kernel: Kernel = "native"
 
-    def __init__(self) -> None:
+    def __init__(self, weights: str = "float32") -> None:
         self._native = library()
+        self.weights = weights
+        self._kind = KINDS[weights]
 
     def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
-        return NativeLinear(weights, biases)
+        return self._kind(weights, biases)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         (rows, size), native = x.shape, norm_struct(norm)

@@ -1,11 +1,10 @@
-"""Recording work as a CUDA graph and replaying it; the only module that says torch.cuda.graph.
+"""Recording work as a CUDA graph and replaying it: the only module that calls torch.cuda.graph.
 
-Its rules, as `capture.py` has to keep them: what is recorded may neither read from the device nor
-copy from the host, and reads and writes the same addresses in every replay. Kept here: work runs
-once on the recording stream before it is recorded, which makes handles, workspaces and the plans of
-libraries; all graphs share one memory pool, so they must not run at the same time, and `follow`
-makes streams wait for each other; other threads may go on using the device while this one records
-("thread_local"). Does not know what is recorded.
+Recorded work must not copy from or to the host, and uses the same addresses in every replay. That
+is up to `steps.py`. Here work runs once on the recording stream before it is recorded, so that
+libraries make their handles, workspaces and plans. All graphs share one memory pool, so they must
+not run at the same time: `follow` makes streams wait for each other. Other threads may use the
+device while this one records ("thread_local"). Does not know what is recorded.
 """
 
 from __future__ import annotations
@@ -18,40 +17,37 @@ import torch
 from torch import Tensor
 
 Work = Callable[[], tuple[Tensor, ...]]
-# one at a time in this process: recording begins with a synchronised device
+# one at a time in this process, since recording begins with a synchronised device
 _recording = threading.Lock()
 
 
 class Recording(Protocol):
     """Work that was recorded; it has run once."""
 
-    # written by every replay, and by other recordings' too: copy it away first
+    # written by every replay of this and of other recordings: copy it first
     out: tuple[Tensor, ...] | None
 
     def replay(self) -> None:
         """Run it again."""
 
     def release(self) -> None:
-        """Let go of its memory. It must not be running."""
+        """Free its memory. It must not be running."""
 
 
 class Recorder(Protocol):
-    """Makes recordings. Tests have one of their own."""
+    """Makes recordings. Tests have their own."""
 
     def record(self, work: Work) -> Recording:
         """Raises RuntimeError if the work cannot be recorded."""
 
     def follow(self) -> None:
-        """Called before anything is given to the device: what other streams were given comes
-        first."""
+        """Let the current stream wait for the one that was used last."""
 
     def wait(self) -> None:
-        """Until the device has nothing left to do."""
+        """Wait until the device has nothing left to do."""
 
 
 class _Graph:
-    """One CUDA graph."""
-
     def __init__(self, graph: torch.cuda.CUDAGraph, out: tuple[Tensor, ...]) -> None:
         self._graph = graph
         self.out: tuple[Tensor, ...] | None = out
@@ -78,8 +74,7 @@ class CudaRecorder:
         with _recording:
             self._side.wait_stream(current)
             try:
-                # this one brings the old stream back even where recording fails half-way
-                with torch.cuda.stream(self._side):
+                with torch.cuda.stream(self._side):  # restores the stream if recording fails
                     work()
                     with torch.cuda.graph(
                         graph, self._pool(), self._side, capture_error_mode="thread_local"
@@ -90,8 +85,7 @@ class CudaRecorder:
         return _Graph(graph, out)
 
     def _pool(self) -> Any:
-        """The pool that all share, kept alive by a graph of its own: one whose last graph is gone
-        cannot be used again."""
+        """The shared pool. A graph of its own keeps it: without any, it could not be used again."""
         if self._first is None:
             first = torch.cuda.CUDAGraph()
             with torch.cuda.graph(first, stream=self._side, capture_error_mode="thread_local"):

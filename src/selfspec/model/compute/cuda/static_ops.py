@@ -1,10 +1,9 @@
-"""torch's operations over a grid of tokens (`frame.py`): attention is one product over all rows,
-nothing is read back.
+"""torch's operations over a grid of tokens (`frame.py`), with one attention product for all rows.
 
-Written for recording: no host decision depends on a tensor, every shape is the grid's. Calls that
-do not fit into a grid, such as a prefill, go row by row like `TorchOps`. Norms are torch's fused
-ones, rotations three operations instead of ten: short kernels are what a small step on a GPU is
-made of. A fused norm rounds once where some references round twice.
+Written for recording: no decision of the host depends on a tensor, and every shape is the grid's.
+Calls that do not fit into a grid, such as a prefill, go row by row as in `TorchOps`. A small step
+on a GPU consists of many short kernels, so norms are torch's fused ones and a rotation takes three
+operations instead of ten. A fused norm rounds once where some references round twice.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from .frame import Frame
 
 
 class StaticOps(TorchOps):
-    """Every device and dtype; what a CUDA device runs."""
+    """What a CUDA device runs. Works on every device and with every dtype."""
 
     def __init__(self) -> None:
         super().__init__("static")
@@ -38,49 +37,34 @@ class StaticOps(TorchOps):
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
         if not isinstance(layout, Frame):
             return super().attention(qkv, heads, cache, layout)
-        turned, v = qkv.view(len(qkv), -1, heads.size).split(
-            [heads.queries + heads.keys, heads.keys], dim=1
-        )
+        counts = [heads.queries, heads.keys]
+        qk, v = qkv.view(len(qkv), -1, heads.size).split([sum(counts), heads.keys], dim=1)
         if heads.query_norm or heads.key_norm:
-            q, k = turned.split([heads.queries, heads.keys], dim=1)
-            turned = torch.cat(
-                [self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)],
-                dim=1,
-            )
+            q, k = qk.split(counts, dim=1)
+            q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
+            qk = torch.cat([q, k], dim=1)
         if heads.rope:  # queries and keys at once
-            cosine, sine, partner = layout.turn(heads.rope, heads.size)
-            turned = torch.addcmul(turned * cosine, turned.index_select(-1, partner), sine).to(
-                qkv.dtype
-            )
-        q, k = turned.split([heads.queries, heads.keys], dim=1)  # (tokens, heads, size)
+            cosine, sine, partner = layout.rotation(heads.rope, heads.size)
+            qk = torch.addcmul(qk * cosine, qk.index_select(-1, partner), sine).to(qkv.dtype)
+        q, k = qk.split(counts, dim=1)  # (tokens, heads, size)
         layout.keys[heads.layer][layout.rows, :, layout.slots] = k
         layout.values[heads.layer][layout.rows, :, layout.slots] = v
         return self._attend(q, heads, layout)
 
     def _attend(self, q: Tensor, heads: Heads, frame: Frame) -> Tensor:
-        """All rows at once; the groups of queries that share keys follow each other as if they were
-        more tokens."""
+        """All rows at once. Queries that share their keys follow each other like more tokens."""
         rows, width, context = frame.grid.rows, frame.grid.width, frame.grid.context
         group, size = heads.queries // heads.keys, heads.size
-        # (rows, heads, context, size)
-        k, v = (
-            frame.keys[heads.layer, :, :, :context],
-            frame.values[heads.layer, :, :, :context],
-        )
-        queries = (
-            q.view(rows, width, heads.keys, group, size)
-            .permute(0, 2, 3, 1, 4)
-            .reshape(rows, heads.keys, -1, size)
-        )
-        if heads.cap:  # which SDPA does not know
+        k = frame.keys[heads.layer, :, :, :context]  # (rows, heads, context, size)
+        v = frame.values[heads.layer, :, :, :context]
+        queries = q.view(rows, width, heads.keys, group, size).permute(0, 2, 3, 1, 4)
+        queries = queries.reshape(rows, heads.keys, -1, size)
+        if heads.cap:  # SDPA has no soft cap
             scores = self.soft_cap(queries @ k.transpose(-1, -2) * heads.scale, heads.cap)
             mask = frame.mask(heads.window, group, torch.float32)
             out = (scores.float() + mask).softmax(-1).to(v.dtype) @ v
         else:
             mask = frame.mask(heads.window, group, q.dtype)
             out = F.scaled_dot_product_attention(queries, k, v, mask, scale=heads.scale)
-        return (
-            out.reshape(rows, heads.keys, group, width, size)
-            .permute(0, 3, 1, 2, 4)
-            .reshape(rows * width, -1)
-        )
+        out = out.reshape(rows, heads.keys, group, width, size).permute(0, 3, 1, 2, 4)
+        return out.reshape(rows * width, -1)

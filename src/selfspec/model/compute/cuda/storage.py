@@ -1,9 +1,8 @@
-"""Keys and values that stay where they are: storages that generations take and give back, and the
-cache that lies in one.
+"""Memory for keys and values that never moves: a pool of storages, and a cache that borrows one.
 
-A recorded step reads and writes fixed addresses, so the next generation has to lie where the last
-one lay. When a cache is no longer used its storage goes back to the pool, with it the steps that
-were recorded on it. Does not know steps or models.
+A recorded step reads and writes fixed addresses, so the next generation has to use the memory of
+the last one. When a cache is gone, its storage goes back to the pool, and the steps that were
+recorded on it stay valid. Does not know steps or models.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Storage:
-    """(layers, rows, heads, slots, size) each. `number` is never used twice, unlike an address."""
+    """Memory for a cache. Its `number` is never used again, as an address would be."""
 
-    keys: Tensor
+    keys: Tensor  # (layers, rows, heads, slots, size)
     values: Tensor
     number: int = field(default_factory=lambda: next(_numbers))
 
@@ -43,7 +42,7 @@ class Storage:
 
 
 class StoragePool:
-    """The storages of one model. `forget` hears of those whose memory is let go."""
+    """The storages of one model. `forget` is called for each before it is freed."""
 
     def __init__(
         self, dtype: torch.dtype, device: torch.device, forget: Callable[[Storage], None]
@@ -55,72 +54,67 @@ class StoragePool:
         self._lock = threading.Lock()
 
     def take(self, shape: tuple[int, int, int, int], slots: int) -> Storage:
-        """A storage for (layers, rows, heads, size) and at least so many slots, all zeros."""
+        """A storage for (layers, rows, heads, size), with at least `slots` slots, all zeros."""
         with self._lock:
             self._sort_in()
-            fitting = [
-                each
-                for each in self._idle
-                if each.rows == shape[1] and slots <= each.slots <= 2 * slots
-            ]
-            if fitting:
-                # the one that was used last: its steps are recorded
-                found = min(reversed(fitting), key=lambda each: each.slots)
-                self._idle.remove(found)
-                # what lies there is masked, but a masked NaN would still poison the sum
-                found.keys.zero_()
-                found.values.zero_()
-                return found
+            idle = [s for s in self._idle if s.rows == shape[1] and slots <= s.slots <= 2 * slots]
+            if idle:
+                # the smallest, and of equal ones that which was used last: its steps are recorded
+                storage = min(reversed(idle), key=lambda storage: storage.slots)
+                self._idle.remove(storage)
+                # old numbers are masked, but a masked NaN would still poison the sum
+                storage.keys.zero_()
+                storage.values.zero_()
+                return storage
             try:
                 return self._new(shape, slots)
             except ResourceError:
                 if not self._idle:
                     raise
-                self._drop(len(self._idle))
+                self._free(len(self._idle))
                 return self._new(shape, slots)
 
     def clear(self) -> None:
-        """Let all go that nobody uses."""
+        """Free all storages that are not in use."""
         with self._lock:
             self._sort_in()
-            self._drop(len(self._idle))
+            self._free(len(self._idle))
 
     def give(self, storage: Storage) -> None:
-        """Takes a storage back; may be called from anywhere."""
+        """Take a storage back. May be called from anywhere."""
         self._returned.append(storage)
 
     def _new(self, shape: tuple[int, int, int, int], slots: int) -> Storage:
-        with torch.inference_mode(False):  # whoever comes later may write it in or out of that mode
+        with torch.inference_mode(False):  # so that it can be written in and out of that mode
             return Storage(*zeros(shape, slots, self.dtype, self.device))
 
     def _sort_in(self) -> None:
         while self._returned:
             self._idle.append(self._returned.popleft())
-        self._drop(len(self._idle) - IDLE)
+        self._free(len(self._idle) - IDLE)
 
-    def _drop(self, count: int) -> None:
-        """Let the oldest go."""
+    def _free(self, count: int) -> None:
+        """Free the oldest."""
         if count <= 0:
             return
-        on_card = self.device.type == "cuda"
-        if on_card:
+        on_gpu = self.device.type == "cuda"
+        if on_gpu:
             torch.cuda.synchronize(self.device)  # a step may still be running on it, on any stream
         for storage in self._idle[:count]:
             self._forget(storage)
         del self._idle[:count]
-        if on_card:
+        if on_gpu:
             torch.cuda.empty_cache()
 
 
 class StaticCache(KVCache):
-    """A cache that lies in a storage of the pool. The storage's last slot is spare: padding is
-    written there."""
+    """A cache in a storage of the pool, whose last slot is spare: padding is written there."""
 
     def __init__(
         self, pool: StoragePool, layers: int, rows: int, heads: int, size: int, capacity: int
     ) -> None:
         self._pool = pool
-        self._held: list[Storage] = []  # one; a list, since the finaliser must see the present one
+        self._held: list[Storage] = []  # one, in a list that the finaliser sees too
         finalizer = weakref.finalize(self, _give_back, pool, self._held)
         finalizer.atexit = False
         super().__init__(layers, rows, heads, size, capacity + 1, pool.dtype, pool.device)
@@ -131,7 +125,7 @@ class StaticCache(KVCache):
 
     @property
     def spare(self) -> int:
-        """The slot that nobody sees."""
+        """The slot that no token sees."""
         return self.storage.slots - 1
 
     @property
@@ -143,7 +137,7 @@ class StaticCache(KVCache):
 
     def _grow(self, capacity: int) -> None:
         super()._grow(capacity)
-        while len(self._held) > 1:  # it grew: what it had is copied
+        while len(self._held) > 1:  # the old one was copied into the new one
             self._pool.give(self._held.pop(0))
 
     def _room(self, capacity: int) -> tuple[Tensor, Tensor]:

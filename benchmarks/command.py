@@ -1,0 +1,64 @@
+"""What the commands of `scripts/bench` share: options, the tokenizer, where a result goes and what
+it says of its making, errors as messages."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+
+from selfspec import __version__
+from selfspec.bench.provenance import CHECKOUT, cpu_name, gather, package_versions, slug
+from selfspec.bench.schema import Provenance
+from selfspec.errors import SelfspecError
+
+Tokenize = Callable[[str], Sequence[int]]
+Model = Annotated[str, typer.Option(help="'demo' or a model folder.")]
+Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
+Out = Annotated[Path | None, typer.Option(help="The JSON to write.")]
+Show = Annotated[Path | None, typer.Option(help="Measure nothing: print the tables of this JSON.")]
+
+
+def tokenizer_of(folder: Path) -> Tokenize:
+    """Text to ids with the model's own tokenizer."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    return lambda text: list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def made_by(
+    name: str, threads: int, packages: Sequence[str] = ("torch", "transformers")
+) -> Provenance:
+    """Where a result of `scripts/bench NAME` comes from; the command as it was typed, files without
+    their folders."""
+    words = [Path(word).name if Path(word).is_file() else word for word in sys.argv[1:]]
+    versions = {"selfspec": __version__, **package_versions(packages)}
+    return gather(shlex.join(["scripts/bench", name, *words]), threads, versions)
+
+
+def result_path(name: str, machine: str = "", kind: str = "") -> Path:
+    """Among the committed results, named after what was measured and on which machine."""
+    folder = CHECKOUT / "benchmarks" / "results"
+    return folder / f"{name}-{slug(machine or cpu_name())}{kind}.json"
+
+
+def device_name(device: torch.device) -> str:
+    """The card as its driver names it, or the processor."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def run_command(command: Callable[..., None]) -> None:
+    """Run a function as a command: errors for users are one message on stderr, no traceback."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    try:
+        app()
+    except SelfspecError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise SystemExit(1) from None

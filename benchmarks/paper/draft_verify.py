@@ -1,0 +1,251 @@
+"""Draft & Verify's Tables 1 to 5, 7, 10, 13 and 15: figures from "Draft & Verify: Lossless Large
+Language Model Acceleration via Self-Speculative Decoding" (2024). The tables' bodies are not in the
+text these were taken from; what its prose says of them is.
+"""
+
+from __future__ import annotations
+
+from benchmarks.paper.table import PLAIN, PaperRow, PaperTable
+
+PAPER = "Draft & Verify"
+DRAFT = "layer-skip"
+BODY = (
+    "The table's body is not in the text that these figures were taken from: only what its prose "
+    "repeats stands here."
+)
+SEARCH = (
+    "Their skipped halves come from 1000 steps of Bayesian search. Ours are spread evenly "
+    "(layer-skip's default), unless "
+    "--methods 'layer-skip:profile=FILE' names halves that were found for this model."
+)
+MACHINE = "Their LLaMA-2-13B on an A100; yours may be any model on any machine: compare ratios."
+ADAPTIVE = "{draft}@adaptive:tokens=12,target=0.9"
+SUMMARIES = ("cnn-dm", "xsum")
+
+
+def _main(figures: dict[str, str], target: float) -> tuple[PaperRow, ...]:
+    """Plain and self-speculative rows of both summary tasks."""
+    targets = {"cnn-dm": 0.9, "xsum": target}
+    return tuple(
+        row
+        for task in SUMMARIES
+        for row in (
+            PaperRow(task, "autoregressive", PLAIN, {"13B speedup": "1.000x"}),
+            PaperRow(
+                task,
+                "self-speculative",
+                f"{{draft}}@adaptive:tokens=12,target={targets[task]}",
+                {"13B speedup": figures[task]} if task in figures else {},
+            ),
+        )
+    )
+
+
+TABLE2 = (
+    PaperRow("humaneval", "autoregressive", PLAIN, {"CodeLLaMA-13B speedup": "1.000x"}),
+    PaperRow("humaneval", "self-speculative", ADAPTIVE, {"CodeLLaMA-13B speedup": "1.345x"}),
+)
+TABLE3 = tuple(
+    PaperRow("cnn-dm", f"fixed K={tokens}", f"{{draft}}@fixed:tokens={tokens}", dict(figures))
+    for tokens, figures in (
+        (2, {"13B accepted": "92.4%", "13B speedup": "1.37x"}),
+        (4, {"13B speedup": "1.44x"}),
+        (6, {}),
+        (8, {}),
+    )
+)
+TABLE4 = (
+    *(
+        PaperRow(
+            "cnn-dm",
+            f"static gamma={gamma}",
+            f"{{draft}}@confidence:tokens=12,threshold={gamma}",
+            dict(figures),
+        )
+        for gamma, figures in (
+            (0.2, {"13B accepted": "74.9%", "13B speedup": "1.38x"}),
+            (0.4, {}),
+            (0.6, {}),
+            (0.8, {"13B accepted": "93.5%", "13B speedup": "1.55x"}),
+        )
+    ),
+    PaperRow("cnn-dm", "adaptive gamma", ADAPTIVE, {"13B speedup": "1.57x"}),
+)
+TABLE5 = (
+    PaperRow("cnn-dm", "autoregressive", PLAIN),
+    PaperRow("cnn-dm", "self-speculative", ADAPTIVE, {"13B draft share": "most of the time"}),
+)
+_SHARES = "attention_share=0.6,mlp_share=0.3"  # 24 attention and 12 MLP halves of 40 layers
+TABLE7 = (
+    *(
+        PaperRow(
+            "cnn-dm",
+            name,
+            f"layer-skip:strategy={strategy},{_SHARES}@adaptive:tokens=12",
+            {"13B speedup": "hardly any"},
+        )
+        for name, strategy in (
+            ("first", "first"),
+            ("middle", "middle"),
+            ("last", "last"),
+            ("random", "random"),
+        )
+    ),
+    PaperRow("cnn-dm", "searched (ours: {draft})", ADAPTIVE, {"13B speedup": "1.57x"}),
+)
+TABLE10 = tuple(
+    PaperRow(
+        "cnn-dm",
+        f"at most K={tokens}",
+        f"{{draft}}@adaptive:tokens={tokens},target=0.9",
+        {"13B speedup": "about the same"},
+    )
+    for tokens in (4, 8, 12, 16)
+)
+TABLE13 = (
+    PaperRow("gsm8k", "autoregressive", PLAIN, {"13B speedup": "1.00x"}),
+    PaperRow("gsm8k", "self-speculative", ADAPTIVE, {"13B speedup": "1.35x"}),
+    PaperRow(
+        "conversation",
+        "self-speculative, MT-bench",
+        "{draft}@adaptive:tokens=12,target=0.85",
+        {"13B speedup": "1.27x"},
+    ),
+)
+TABLE15 = tuple(
+    PaperRow(task, name, method)
+    for task in SUMMARIES
+    for name, method in (("autoregressive", PLAIN), ("self-speculative", ADAPTIVE))
+)
+SPEEDS = ("accepted", "tokens/s", "speedup")
+COMMON = (SEARCH, MACHINE)
+
+DRAFT_VERIFY = (
+    PaperTable(
+        "dv-table1",
+        PAPER,
+        "Summaries, greedy",
+        _main({"cnn-dm": "1.57x"}, 0.85),
+        ("rouge2", *SPEEDS),
+        draft=DRAFT,
+        missing=BODY
+        + " Over all models and temperatures it gives 1.210x to 1.992x; its 70B is the fastest.",
+        apart=(*COMMON, "Both tasks are 1-shot there; our xsum is 0-shot."),
+    ),
+    PaperTable(
+        "dv-table1-sampling",
+        PAPER,
+        "Summaries at temperature 0.2, top-p 0.85",
+        _main({}, 0.85),
+        ("rouge2", *SPEEDS),
+        draft=DRAFT,
+        temperature=0.2,
+        top_p=0.85,
+        missing=BODY,
+        apart=COMMON,
+    ),
+    PaperTable(
+        "dv-table2",
+        PAPER,
+        "HumanEval, greedy",
+        TABLE2,
+        ("pass@1", *SPEEDS),
+        draft=DRAFT,
+        missing=BODY,
+        apart=(*COMMON, "pass@1 is of our greedy answers; pass@10 is dv-table2-sampling."),
+    ),
+    PaperTable(
+        "dv-table2-sampling",
+        PAPER,
+        "HumanEval at temperature 0.6, top-p 0.95",
+        tuple(
+            PaperRow(row.task, row.name, row.method, {"CodeLLaMA-13B speedup": value})
+            for row, value in zip(TABLE2, ("1.000x", "1.456x"), strict=True)
+        ),
+        ("pass@1", "pass@10", *SPEEDS),
+        draft=DRAFT,
+        temperature=0.6,
+        top_p=0.95,
+        samples=10,
+        missing=BODY,
+        apart=(
+            *COMMON,
+            "Samples are drawn with the drafter; each seed's text is plain decoding's, so both "
+            "rows share them.",
+        ),
+    ),
+    PaperTable(
+        "dv-table3",
+        PAPER,
+        "Drafting a fixed number",
+        TABLE3,
+        SPEEDS,
+        draft=DRAFT,
+        missing=BODY,
+        apart=COMMON,
+    ),
+    PaperTable(
+        "dv-table4",
+        PAPER,
+        "Stopping at a confidence",
+        TABLE4,
+        SPEEDS,
+        draft=DRAFT,
+        missing=BODY,
+        apart=COMMON,
+    ),
+    PaperTable(
+        "dv-table5",
+        PAPER,
+        "Where the time goes",
+        TABLE5,
+        ("draft share", "verify share", "ms/token", "speedup"),
+        draft=DRAFT,
+        missing=BODY,
+        apart=(*COMMON, "Attention and MLP are not timed apart here."),
+    ),
+    PaperTable(
+        "dv-table7",
+        PAPER,
+        "Which halves are skipped",
+        TABLE7,
+        SPEEDS,
+        draft=DRAFT,
+        missing=BODY,
+        apart=COMMON,
+    ),
+    PaperTable(
+        "dv-table10",
+        PAPER,
+        "The most drafts a round",
+        TABLE10,
+        SPEEDS,
+        draft=DRAFT,
+        missing=BODY,
+        apart=COMMON,
+    ),
+    PaperTable(
+        "dv-table13",
+        PAPER,
+        "Mathematics and conversation",
+        TABLE13,
+        ("accuracy", *SPEEDS),
+        draft=DRAFT,
+        missing=BODY,
+        apart=(
+            *COMMON,
+            "Their MT-bench is judged by GPT-4 and sampled; here Spec-Bench's conversations "
+            "(--task spec-bench=FILE), greedy.",
+        ),
+    ),
+    PaperTable(
+        "dv-table15",
+        PAPER,
+        "Summaries by three measures",
+        TABLE15,
+        ("rouge1", "rouge2", "rougeL", "speedup"),
+        draft=DRAFT,
+        missing=BODY,
+        apart=COMMON,
+    ),
+)

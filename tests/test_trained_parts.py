@@ -1,0 +1,69 @@
+"""Trained parts as files: what a kind has to hold; a model can be let go with its parts."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from selfspec.draft.from_models.draft_head import DraftHead
+from selfspec.draft.registry import drafter_class
+from selfspec.errors import BrokenCheckpoint
+from selfspec.model.layered import LayeredModel
+from selfspec.testing import tiny_adapter, tiny_head, tiny_llm, tiny_lora
+from selfspec.trained.files import DESCRIPTION, TENSORS, TrainedPart, load_part
+from selfspec.trained.kinds import KINDS
+
+MAKERS: dict[str, Callable[[LayeredModel], TrainedPart]] = {
+    "draft-head": tiny_head,
+    "exit-adapter": tiny_adapter,
+    "draft-lora": tiny_lora,
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_drafter_of_a_kind_takes_a_part(kind: str) -> None:
+    """A card that tells people to use a drafter that is not there, or that takes no part."""
+    assert "part" in drafter_class(KINDS[kind].drafter).__dataclass_fields__
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+def test_an_incomplete_part_is_refused_when_it_is_read(kind: str, tmp_path: Path) -> None:
+    """A KeyError in the midst of a request, without a word about the folder."""
+    MAKERS[kind](tiny_llm().model).save(tmp_path)
+    assert load_part(tmp_path).kind == kind
+    tensors = load_file(tmp_path / TENSORS)
+    described: dict[str, Any] = json.loads((tmp_path / DESCRIPTION).read_text())
+    for name in KINDS[kind].tensors:
+        save_file({key: each for key, each in tensors.items() if key != name}, tmp_path / TENSORS)
+        with pytest.raises(BrokenCheckpoint, match=f"is a {kind} without {name}"):
+            load_part(tmp_path)
+    save_file(tensors, tmp_path / TENSORS)
+    for name in KINDS[kind].settings:
+        settings = {key: each for key, each in described["settings"].items() if key != name}
+        (tmp_path / DESCRIPTION).write_text(json.dumps({**described, "settings": settings}))
+        with pytest.raises(BrokenCheckpoint, match=f"is a {kind} without {name}"):
+            load_part(tmp_path)
+    for name in ("base", "facts"):
+        rest = {key: each for key, each in described.items() if key != name}
+        (tmp_path / DESCRIPTION).write_text(json.dumps(rest))
+        with pytest.raises(BrokenCheckpoint, match=f"is a {kind} without {name}"):
+            load_part(tmp_path)
+
+
+def test_a_model_can_be_let_go_with_its_parts(tmp_path: Path) -> None:
+    """A part that was made ready holds the model it was made ready for. Kept outside that model,
+    it would keep the model, and its weights, for good."""
+    llm = tiny_llm()
+    tiny_head(llm.model).save(tmp_path)
+    assert llm.generate([5, 6, 7], max_new_tokens=8, draft=DraftHead(str(tmp_path))).tokens
+    model = weakref.ref(llm.model)
+    del llm
+    gc.collect()
+    assert model() is None
