@@ -4,6 +4,7 @@ and what they have in common."""
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from selfspec import LLM, OptionError, SamplingParams
+from selfspec.control.base import Controller, ControlSession
 from selfspec.control.fixed import FixedLength
-from selfspec.core.contract import Budget, Draft
+from selfspec.core.contract import Budget, Draft, Outcome
 from selfspec.core.sampling import row_samplers
 from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.from_layers.cosine import Cosine
@@ -29,6 +31,7 @@ from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.model.compute.plan import LayerPlan
 from selfspec.testing import exit_agreement, tiny_llm, tiny_model, tiny_tokenizer
+from sessions import begin
 
 PROMPTS = [
     list(b"once upon a time, once upon"),
@@ -519,6 +522,66 @@ def test_it_forgets_what_was_rejected(llm: LLM) -> None:
     wrong = stats.drafted_at[0] - stats.accepted_at[0]
     assert stats.accepted_at[1:] == stats.drafted_at[1:], "drafts were right or wrong as a whole"
     assert 0.2 < wrong / stats.drafted_at[0] < 0.45, "every third round, and no others"
+
+
+@dataclass(frozen=True)
+class InTurns(Controller):
+    """Lets rows draft in two rounds of three, so that a text goes on where nothing was drafted."""
+
+    name = "in-turns"
+
+    def start(self) -> ControlSession:
+        turns = itertools.count()
+
+        class At(ControlSession):
+            def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
+                turn = next(turns)
+                return Budget([(turn + i) % 3 and min(4, room) for i, room in enumerate(rooms)])
+
+        return At()
+
+
+def test_its_drafts_depend_on_the_kept_text_alone(hf: Any, llm: LLM) -> None:
+    """Rejected guesses that stay in its cache, kept tokens that it never reads, or another row's:
+    it no longer drafts what it does after reading the text anew. Or it reads what it knows again
+    and again. Lucky if nothing is rejected, or if no text goes on without it."""
+    cut = copy.deepcopy(hf)
+    cut.model.layers = cut.model.layers[:2]
+    cut.config.num_hidden_layers = 2
+    drafter = DraftModel(LLM.from_pretrained(cut, tokenizer=tiny_tokenizer()))
+    requests = [
+        Request(*each, 40, drafter=drafter, controller=InTurns())
+        for each in zip(PROMPTS, row_samplers(None, PROMPTS, ()), strict=True)
+    ]
+    at_work = Generation(llm.model, requests)
+    session = session_of(at_work)
+    propose, observe = session.propose, session.observe
+    seen: dict[tuple[int, ...], list[int]] = {}
+    forgotten: dict[int, list[int]] = {row: [] for row in range(3)}
+
+    def noted(
+        rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        drafts: Sequence[Draft] = propose(rows, texts, budget)
+        seen.update({tuple(t): list(d.guesses) for t, d in zip(texts, drafts, strict=True)})
+        return drafts
+
+    def counted(outcome: Outcome) -> None:
+        observe(outcome)
+        for of in outcome.rows:
+            if of.draft.guesses:  # all but the last were read
+                forgotten[of.row].append(max(0, len(of.draft.guesses) - 1 - of.accepted))
+
+    session.propose, session.observe = noted, counted
+    list(at_work)
+    assert 0 < at_work.stats.accepted < at_work.stats.drafted and len(seen) > 20
+    cache = session.target.cache
+    for row, counts in forgotten.items():
+        once = cache.length(row) + sum(counts[:-1])  # the last round's still lie there
+        assert cache.computed[row].tolist() == [once] * 2, f"row {row} was read twice"
+    for text, guesses in [*seen.items()][::3]:
+        anew = begin(drafter, llm.model, [text])
+        assert asked(anew, [list(text)], [len(guesses)])[0].guesses == guesses, len(text)
 
 
 def test_a_shorter_context_ends_the_drafts(llm: LLM) -> None:

@@ -321,6 +321,8 @@ def test_recycle_learns_from_every_verified_token(model):
     )
     assert after(1, 8, 9) == [60, 61] and after(1, 9, 20) == [36, 37]
     assert after(1, 7, 10) == [] and after(0, 8, 9) == [], "rows have tables of their own"
+    pairs = {context for context in session._tables[0]._known if len(context) == 2}
+    assert pairs == {(5, 6), (6, 7), (7, 10), (7, 11), (11, 12)}, "each after its parent"
 
 
 def plain_round(session, model, context, best):
