@@ -77,8 +77,10 @@ class Passes:
     ) -> tuple[Tensor, ...]:
         """The plan's halves: what comes out, then what left each collected layer. `x` itself is not
         changed."""
-        states, begin, current, entered = [], 0, plan.start, x
         halves = plan.halves
+        if not (self._alone or collected or observer):  # as the loop would, at once
+            return (self._fused.run(x, plan, 0, len(halves), cache, layout, x),)
+        states, begin, current, entered = [], 0, plan.start, x
         for end, half in enumerate(halves, start=1):
             layer, attention = half
             if begin == end - 1 and layer != current:
@@ -128,7 +130,7 @@ def _sorted(halves: Mapping[Which, Half]) -> tuple[dict[Which, HalfParts], dict[
             alone[which] = half.alone if isinstance(half, HalfParts) else half
     if alone:
         # x + y * scale is rounded once within a call and twice in a half that runs alone. A model
-        # that has halves that must run alone has always run all of them so; its bits stay.
+        # does not mix the two, so that its bits are those of all its halves run alone.
         scaled = [which for which, half in together.items() if half.scale != 1]
         alone.update(dict.fromkeys(scaled, _SCALED))
         for which in scaled:
