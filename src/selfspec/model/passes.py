@@ -44,13 +44,8 @@ class Passes:
         }
 
     @property
-    def in_one_call(self) -> bool:
-        """Whether our kernels do all of it at once."""
-        return not self._alone
-
-    @property
     def alone(self) -> list[str]:
-        """Which halves run by themselves, and why, in words."""
+        """Which halves run by themselves, and why, in words; none where any plan is one call."""
         reasons = dict.fromkeys(self._alone.values())
         return [f"{self._named(reason)} ({reason})" for reason in reasons]
 
