@@ -94,7 +94,6 @@ def test_experts_run_alone_and_attention_by_the_kernels(variant, calls):
     """Experts choose their products by the token; taken for an MLP they would compute nonsense. And
     one foreign half must not make all others slow."""
     model = from_transformers(build(variant), kernel="native", check=False)
-    assert not model._passes.in_one_call
     dense = [layer for layer, block in enumerate(model.blocks) if isinstance(block._mlp, Mlp)]
     (told,) = model.alone
     assert "MLP of layer" in told and "experts" in told and "attention" not in told
@@ -190,7 +189,7 @@ def test_one_call_computes_what_single_halves_compute(variant):
     halves are skipped. And a norm or product that the runner does not know any more, which would
     silently make every pass slow again."""
     model = from_transformers(build(variant), kernel="native", check=False)
-    assert model._passes.in_one_call
+    assert model.alone == []
     for plan in PLANS:
         for ours, expected in zip(
             states_of(model, plan), states_of(one_by_one(model), plan), strict=True
@@ -246,8 +245,7 @@ def test_a_view_with_an_adapter_has_halves_alone_and_the_model_none():
     other's halves."""
     model = from_transformers(build("llama"), kernel="native")
     view = lora_view(tiny_lora(model), model)
-    assert not view._passes.in_one_call and model._passes.in_one_call
-    assert Passes(model.blocks).in_one_call
+    assert model.alone == Passes(model.blocks).alone == []
     assert view.alone == [
         "attention of layers 0, 2 to 3 and MLP of layers 0, 3 (an adapter beside its weights)"
     ]

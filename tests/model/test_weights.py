@@ -145,6 +145,14 @@ def test_weights_where_our_kernels_do_not_run_are_a_conflict(kernel, dtype, devi
     operations.operations_for(kernel, *where, weights="auto")
 
 
+def test_info_says_how_torch_stores_what_it_computes_with():
+    """A kind of ours told of weights that torch holds."""
+    model = from_transformers(tiny_model().to(torch.bfloat16), kernel="plain", check=False)
+    info = LLM(model, None, "tiny").info
+    assert (info.kernel, info.weights) == ("plain", "bfloat16")
+    assert info.alone == ["every half (torch multiplies)"]
+
+
 def test_weights_of_a_family_that_runs_by_modules_are_a_conflict():
     """The same for transformers' own modules."""
     model = tiny_model("stablelm", num_key_value_heads=4)

@@ -60,9 +60,7 @@ class ModelOptions:
 
     dtype: Annotated[
         str,
-        _model(
-            "--dtype", help="Number format torch computes in: auto, float32, bfloat16, float16."
-        ),
+        _model("--dtype", help="Number format to compute in: auto, float32, bfloat16, float16."),
     ] = "auto"
     device: Annotated[
         str, _model("--device", help="Where the model runs: auto, cpu, cuda or cuda:N.")

@@ -44,13 +44,8 @@ class Passes:
         }
 
     @property
-    def in_one_call(self) -> bool:
-        """Whether our kernels do all of it at once."""
-        return not self._alone
-
-    @property
     def alone(self) -> list[str]:
-        """Which halves run by themselves, and why, in words."""
+        """Which halves run by themselves, and why, in words; none where any plan is one call."""
         reasons = dict.fromkeys(self._alone.values())
         return [f"{self._named(reason)} ({reason})" for reason in reasons]
 
@@ -76,8 +71,10 @@ class Passes:
         observer: HalfObserver | None = None,
     ) -> tuple[Tensor, ...]:
         """What comes out, then what left each collected layer. `x` itself is not changed."""
-        states, begin, current, entered = [], 0, plan.start, x
         halves = plan.halves
+        if not (self._alone or collected or observer):  # as the loop would, at once
+            return (self._fused.run(x, plan, 0, len(halves), cache, layout, x),)
+        states, begin, current, entered = [], 0, plan.start, x
         for end, half in enumerate(halves, start=1):
             layer, attention = half
             if begin == end - 1 and layer != current:
@@ -126,7 +123,7 @@ def _sorted(halves: Mapping[Which, Half]) -> tuple[dict[Which, HalfParts], dict[
             alone[which] = half.alone if isinstance(half, HalfParts) else half
     if alone:
         # x + y * scale is rounded once within a call and twice in a half that runs alone. A model
-        # that has halves that must run alone has always run all of them so; its bits stay.
+        # does not mix the two, so that its bits are those of all its halves run alone.
         scaled = [which for which, half in together.items() if half.scale != 1]
         alone.update(dict.fromkeys(scaled, _SCALED))
         for which in scaled:

@@ -1,14 +1,18 @@
-// Kernels for few rows on a CPU, their numbers float32. Compiled once on the user's machine by native.py, called through ctypes.
+// Kernels for few rows on a CPU, their numbers float32. Compiled once on the user's machine by
+// native.py, called through ctypes.
 //
 // Three promises, and everything here is shaped by them:
-//   1. A row's bits depend on that row alone. Every output number is one chain of operations in a fixed order, whatever
-//      runs beside it: tiles differ in how many chains they interleave, never in a chain. Attention first lists the keys
-//      that a query sees and then works on that list, so masked, padded and rejected entries cannot leave a trace.
-//   2. One row costs what reading the weights costs, and a dozen rows cost about the same: each weight is loaded once
-//      and used for up to MAX_ROWS rows from registers.
-//   3. A pass is one call: threads meet between its steps by spinning, since sleeping and waking cost more than most steps.
+//   1. A row's bits depend on that row alone. Every output number is one chain of operations in a
+//      fixed order, whatever runs beside it: tiles differ in how many chains they interleave, never
+//      in a chain. Attention first lists the keys that a query sees and then works on that list, so
+//      masked, padded and rejected entries cannot leave a trace.
+//   2. One row costs what reading the weights costs, and a dozen rows cost about the same: each
+//      weight is loaded once and used for up to MAX_ROWS rows from registers.
+//   3. A pass is one call: threads meet between its steps by spinning, since sleeping and waking
+//      cost more than most steps.
 //
-// What this file does not know: models, plans, Python. Built with -ffp-contract=fast, so that a*b+c is one rounding everywhere.
+// What this file does not know: models, plans, Python. Built with -ffp-contract=fast, so that a*b+c
+// is one rounding everywhere.
 
 #include <algorithm>
 #include <atomic>
@@ -51,7 +55,8 @@ static inline float sum_lanes(Vector v) {
 
 static inline Vector lanes_max(Vector a, Vector b) { return a > b ? a : b; }
 
-// exp(x) by range reduction and a polynomial of degree 6, within 2 units in the last place; 0 below -87.
+// exp(x) by range reduction and a polynomial of degree 6, within 2 units in the last place; 0 below
+// -87.
 static inline Vector exponential(Vector x) {
     x = lanes_max(x, splat(-87.5f));
     x = x < splat(88.0f) ? x : splat(88.0f);
@@ -72,19 +77,25 @@ static inline Vector exponential(Vector x) {
     return p * scale;
 }
 
-// One of `parts` parts of [0, count), in whole units; by itself the part that belongs to this thread.
+// One of `parts` parts of [0, count), in whole units; by itself the part that belongs to this
+// thread.
 struct Share {
     int64_t begin, end;
-    explicit Share(int64_t count, int64_t part = omp_get_thread_num(), int64_t parts = omp_get_num_threads())
+    explicit Share(int64_t count, int64_t part = omp_get_thread_num(),
+                   int64_t parts = omp_get_num_threads())
         : begin(count * part / parts), end(count * (part + 1) / parts) {}
 };
 
-// ---------------------------------------------------------------------------------------------------------- products
+// ---------------------------------------------------------------------------------------- products
 
-// How many steps ahead a weight is asked for. A panel is read once, front to back, and the processor's own prefetcher stops at
-// each page of it: on an Intel Xeon 8 rows take 36 ms a pass without these two, 19 with them. Asking beyond the end is harmless.
+// How many steps ahead a weight is asked for. A panel is read once, front to back, and the
+// processor's own prefetcher stops at each page of it: on an Intel Xeon 8 rows take 36 ms a pass
+// without these two, 19 with them. Asking beyond the end is harmless.
 constexpr int SOON = 16, LATER = 128;  // for the first cache, for the second
 
+// One panel times ROWS rows. The weights of a step lie side by side, so the panel is one stream
+// from memory, read once for all rows. The rows are read a number at a time: they are short and
+// were just written, so they are near.
 template <int ROWS>
 static inline void tile(const float* x, int64_t inputs, const float* panel, float* sums) {
     Vector total[ROWS][WIDE] = {};
@@ -103,17 +114,20 @@ static inline void tile(const float* x, int64_t inputs, const float* panel, floa
 }
 
 template <int ROWS>
-static inline void tile_of(int64_t rows, const float* x, int64_t inputs, const float* panel, float* sums) {
+static inline void tile_of(int64_t rows, const float* x, int64_t inputs, const float* panel,
+                           float* sums) {
     if (rows == ROWS) return tile<ROWS>(x, inputs, panel, sums);
     if constexpr (ROWS > 1) tile_of<ROWS - 1>(rows, x, inputs, panel, sums);
 }
 
 extern "C" int64_t panel_width() { return PANEL; }
 
-// Float32 weights, packed as [ceil(outputs / PANEL)][inputs][PANEL]. Nothing is prepared.
-extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, int64_t rows, const float* residual, float* out, int part,
-                                 int parts) {
-    const float *x = (const float*)rows_of_x, *pack = (const float*)weight->weights, *bias = weight->bias;
+// Float32 weights, packed as [ceil(outputs / PANEL)][inputs][PANEL]. Nothing is prepared. More rows
+// than a tile holds read the panel again, while it is still near.
+extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, int64_t rows,
+                                 const float* residual, float* out, int part, int parts) {
+    const float *x = (const float*)rows_of_x, *pack = (const float*)weight->weights,
+        *bias = weight->bias;
     int64_t outputs = weight->outputs, inputs = weight->inputs;
     Share share((outputs + PANEL - 1) / PANEL, part, parts);
     float sums[MAX_ROWS * PANEL];
@@ -121,7 +135,8 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
         int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
         for (int64_t r = 0; r < rows;) {
             int64_t left = rows - r;  // two even halves beat a full tile and a sliver
-            int64_t take = left <= MAX_ROWS ? left : left < 2 * MAX_ROWS ? (left + 1) / 2 : MAX_ROWS;
+            int64_t half = left < 2 * MAX_ROWS ? (left + 1) / 2 : MAX_ROWS;
+            int64_t take = left <= MAX_ROWS ? left : half;
             tile_of<MAX_ROWS>(take, x + r * inputs, inputs, pack + first * inputs, sums);
             for (int64_t i = 0; i < take; i++) {
                 float* target = out + (r + i) * outputs + first;
@@ -147,19 +162,23 @@ class Prepared {
 
    public:
     explicit Prepared(int64_t bytes) : lines(bytes ? new Line[(bytes + 63) / 64] : nullptr) {}
-    char* row(int64_t index, const Product& weight) const { return (char*)lines.get() + index * weight.prepared; }
+    char* row(int64_t index, const Product& weight) const {
+        return (char*)lines.get() + index * weight.prepared;
+    }
 };
 
-// This thread's rows as the weight's kind reads them, and where all of them lie. Unless it is x itself, the threads have to meet
-// before they read it.
-static const void* prepare(const Product& weight, const float* x, int64_t rows, const Prepared& prepared) {
+// This thread's rows as the weight's kind reads them, and where all of them lie. Unless it is x
+// itself, the threads have to meet before they read it.
+static const void* prepare(const Product& weight, const float* x, int64_t rows,
+                           const Prepared& prepared) {
     if (!weight.prepare) return x;
     for (Share mine(rows); mine.begin < mine.end; mine.begin++)
         weight.prepare(&weight, x + mine.begin * weight.inputs, prepared.row(mine.begin, weight));
     return prepared.row(0, weight);
 }
 
-extern "C" void linear(const float* x, int64_t rows, const Product* weight, const float* residual, float* out, int threads) {
+extern "C" void linear(const float* x, int64_t rows, const Product* weight, const float* residual,
+                       float* out, int threads) {
     Prepared prepared(weight->prepare ? rows * weight->prepared : 0);
 #pragma omp parallel num_threads(threads)
     {
@@ -167,13 +186,15 @@ extern "C" void linear(const float* x, int64_t rows, const Product* weight, cons
         if (weight->prepare) {
 #pragma omp barrier
         }
-        weight->multiply(weight, read, rows, residual, out, omp_get_thread_num(), omp_get_num_threads());
+        weight->multiply(weight, read, rows, residual, out, omp_get_thread_num(),
+                         omp_get_num_threads());
     }
 }
 
-// ------------------------------------------------------------------------------------------------- norms, activations
+// ------------------------------------------------------------------------------ norms, activations
 
-// A norm of `size` numbers: RMS, or LayerNorm where `centred`. `stride` leads to the next group's weight; 0: all groups share one.
+// A norm of `size` numbers: RMS, or LayerNorm where `centred`. `stride` leads to the next group's
+// weight; 0: all groups share one.
 struct Norm {
     const float *weight, *bias;
     int64_t size, stride;
@@ -193,12 +214,14 @@ static inline void norm_row(const float* x, const Norm& norm, int64_t group, flo
         mean /= size;
     }
     Vector squares = {};
-    for (i = 0; i + LANES <= size; i += LANES) squares += (load(x + i) - mean) * (load(x + i) - mean);
+    for (i = 0; i + LANES <= size; i += LANES)
+        squares += (load(x + i) - mean) * (load(x + i) - mean);
     float sum = sum_lanes(squares);
     for (; i < size; i++) sum += (x[i] - mean) * (x[i] - mean);
     float scale = 1.0f / std::sqrt(sum / size + norm.eps);
     if (norm.bias)
-        for (int64_t j = 0; j < size; j++) out[j] = weight[j] * ((x[j] - mean) * scale) + norm.bias[j];
+        for (int64_t j = 0; j < size; j++)
+            out[j] = weight[j] * ((x[j] - mean) * scale) + norm.bias[j];
     else
         for (int64_t j = 0; j < size; j++) out[j] = weight[j] * ((x[j] - mean) * scale);
 }
@@ -217,12 +240,14 @@ static inline Vector activate(Vector x, int kind) {
         for (int i = 0; i < LANES; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
         return x;
     }
-    Vector z = kind == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);  // tanh(z / 2) = 2 * sigmoid(z) - 1
+    // tanh(z / 2) = 2 * sigmoid(z) - 1
+    Vector z = kind == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
     return x / (1.0f + exponential(-z));
 }
 
 // Columns [begin, end) of out = act(gate) * up, or without `up` of out = act(gate).
-static inline void activate_some(const float* gate, const float* up, float* out, int64_t begin, int64_t end, int kind) {
+static inline void activate_some(const float* gate, const float* up, float* out, int64_t begin,
+                                 int64_t end, int kind) {
     int64_t i = begin;
     for (; i + LANES <= end; i += LANES) {
         Vector value = activate(load(gate + i), kind);
@@ -232,7 +257,8 @@ static inline void activate_some(const float* gate, const float* up, float* out,
 }
 
 // out[r, :] = act(both[r, :size]) * both[r, size:]
-extern "C" void gated(const float* both, int64_t rows, int64_t size, int kind, float* out, int threads) {
+extern "C" void gated(const float* both, int64_t rows, int64_t size, int kind, float* out,
+                      int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * size > 16384)
     for (int64_t r = 0; r < rows; r++) {
         const float* gate = both + r * 2 * size;
@@ -243,7 +269,8 @@ extern "C" void gated(const float* both, int64_t rows, int64_t size, int kind, f
 // x[r, :] = act(x[r, :])
 extern "C" void activated(float* x, int64_t rows, int64_t size, int kind, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * size > 16384)
-    for (int64_t r = 0; r < rows; r++) activate_some(x + r * size, nullptr, x + r * size, 0, size, kind);
+    for (int64_t r = 0; r < rows; r++)
+        activate_some(x + r * size, nullptr, x + r * size, 0, size, kind);
 }
 
 // x = cap * tanh(x / cap)
@@ -252,7 +279,7 @@ extern "C" void soft_cap(float* x, int64_t count, float cap, int threads) {
     for (int64_t i = 0; i < count; i++) x[i] = cap * std::tanh(x[i] / cap);
 }
 
-// ---------------------------------------------------------------------------------------------------------- attention
+// --------------------------------------------------------------------------------------- attention
 
 // Where one layer's keys and values lie: rows x heads x slots x size.
 struct Layer {
@@ -295,29 +322,36 @@ struct Where {
     const int64_t *rows, *slots, *positions;
 };
 
-// Splits a token's projections into heads, norms and rotates them by position, leaves queries in place and files keys and values.
-static void file_token(float* x, int64_t token, const Heads& heads, const Rope& rope, const Where& where, const Layer& layer) {
+// Splits a token's projections into heads, norms and rotates them by position, leaves queries in
+// place and files keys and values.
+static void file_token(float* x, int64_t token, const Heads& heads, const Rope& rope,
+                       const Where& where, const Layer& layer) {
     int64_t size = heads.size;
     norm_groups(x, heads.queries * size, heads.query_norm);
     norm_groups(x + heads.queries * size, heads.keys * size, heads.key_norm);
     if (rope.rotary) {
         int64_t at = where.positions[token] * (rope.rotary / 2);
-        for (int64_t h = 0; h < heads.queries + heads.keys; h++) rotate(x + h * size, rope.cosines + at, rope.sines + at, rope.rotary);
+        for (int64_t h = 0; h < heads.queries + heads.keys; h++)
+            rotate(x + h * size, rope.cosines + at, rope.sines + at, rope.rotary);
     }
     int64_t at = where.rows[token] * layer.row_stride + where.slots[token] * size;
     for (int64_t h = 0; h < heads.keys; h++) {
-        std::memcpy(layer.keys + at + h * layer.head_stride, x + (heads.queries + h) * size, size * 4);
-        std::memcpy(layer.values + at + h * layer.head_stride, x + (heads.queries + heads.keys + h) * size, size * 4);
+        std::memcpy(layer.keys + at + h * layer.head_stride, x + (heads.queries + h) * size,
+                    size * 4);
+        std::memcpy(layer.values + at + h * layer.head_stride,
+                    x + (heads.queries + heads.keys + h) * size, size * 4);
     }
 }
 
-extern "C" void rotate_and_store(float* qkv, int64_t tokens, const Heads* heads, const Rope* rope, const Where* where,
-                                 const Layer* layer, int threads) {
+extern "C" void rotate_and_store(float* qkv, int64_t tokens, const Heads* heads, const Rope* rope,
+                                 const Where* where, const Layer* layer, int threads) {
 #pragma omp parallel for num_threads(threads) if (tokens * heads->width() > 65536)
-    for (int64_t t = 0; t < tokens; t++) file_token(qkv + t * heads->width(), t, *heads, *rope, *where, *layer);
+    for (int64_t t = 0; t < tokens; t++)
+        file_token(qkv + t * heads->width(), t, *heads, *rope, *where, *layer);
 }
 
-// One level of the tree of sum_lanes on LANES vectors at once: the halves of two vectors are added into one.
+// One level of the tree of sum_lanes on LANES vectors at once: the halves of two vectors are added
+// into one.
 template <int HALF>
 static inline void fold(Vector* part) {
     IntVector low, high;
@@ -326,11 +360,13 @@ static inline void fold(Vector* part) {
         high[lane] = low[lane] + HALF;
     }
     for (int j = 0; j < HALF; j++)
-        part[j] = __builtin_shuffle(part[j], part[j + HALF], low) + __builtin_shuffle(part[j], part[j + HALF], high);
+        part[j] = __builtin_shuffle(part[j], part[j + HALF], low) +
+                  __builtin_shuffle(part[j], part[j + HALF], high);
     if constexpr (HALF > 1) fold<HALF / 2>(part);
 }
 
-// The products of one query with LANES keys; lane j holds what sum_lanes would give for key(j).
+// The products of one query with LANES keys; lane j holds what sum_lanes would give for key(j). As
+// many keys as lanes, so that their sums are folded together and not one by one.
 template <class Key>
 static inline Vector score_keys(const float* query, Key key, int64_t size) {
     Vector part[LANES];
@@ -344,7 +380,8 @@ static inline Vector score_keys(const float* query, Key key, int64_t size) {
     return part[0];
 }
 
-static inline float score_key(const float* query, const float* key, int64_t size) {  // heads that are no multiple of LANES
+// heads that are no multiple of LANES
+static inline float score_key(const float* query, const float* key, int64_t size) {
     float sum = 0;
     for (int64_t i = 0; i < size; i++) sum += query[i] * key[i];
     return sum;
@@ -371,13 +408,16 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap)
     for (int64_t j = 0; j < count; j++) scores[j] *= inverse;
 }
 
-constexpr int GROUP = 4, SPAN = 4;    // queries and vectors of one value head that are summed together
-constexpr int BLOCK = 4 * LANES;      // keys or values that stay near while all queries of a batch use them
-constexpr int MOST_TOKENS = 8;        // tokens of one row that are attended together
+constexpr int GROUP = 4, SPAN = 4;  // queries and vectors of one head that are summed together
+constexpr int BLOCK = 4 * LANES;    // keys or values that stay near while a batch uses them
+constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended together
 
-// out[g, :] += sum over j of weights[g, j] * value(j). The running sums rest in `out` between calls, which changes no bit.
+// out[g, :] += sum over j of weights[g, j] * value(j). A value is read once for all queries, and
+// only SPAN vectors of it at a time, so that the running sums fit into registers. The running sums
+// rest in `out` between calls, which changes no bit.
 template <int QUERIES, class Value>
-static inline void weigh_some(const float* weights, int64_t stride, Value value, int64_t count, int64_t size, float* out) {
+static inline void weigh_some(const float* weights, int64_t stride, Value value, int64_t count,
+                              int64_t size, float* out) {
     int64_t i = 0;
     for (; i + SPAN * LANES <= size; i += SPAN * LANES) {
         Vector total[QUERIES][SPAN];
@@ -391,7 +431,8 @@ static inline void weigh_some(const float* weights, int64_t stride, Value value,
         for (int g = 0; g < QUERIES; g++)
             for (int c = 0; c < SPAN; c++) store(out + g * size + i + c * LANES, total[g][c]);
     }
-    for (int g = 0; g < QUERIES && i < size; g++)  // numbers side by side, never one sum cut into vectors: that would change its bits
+    // numbers side by side, never one sum cut into vectors: that would change its bits
+    for (int g = 0; g < QUERIES && i < size; g++)
         for (int64_t j = 0; j < count; j++) {
             const float* __restrict here = value(j);
             float weight = weights[g * stride + j], * __restrict total = out + g * size;
@@ -400,7 +441,8 @@ static inline void weigh_some(const float* weights, int64_t stride, Value value,
 }
 
 template <class Value>
-static inline void weigh(const float* weights, int64_t stride, int64_t group, Value value, int64_t count, int64_t size, float* out) {
+static inline void weigh(const float* weights, int64_t stride, int64_t group, Value value,
+                         int64_t count, int64_t size, float* out) {
     for (int64_t g = 0; g < group; g += GROUP) {
         const float* some = weights + g * stride;
         float* target = out + g * size;
@@ -413,17 +455,23 @@ static inline void weigh(const float* weights, int64_t stride, int64_t group, Va
     }
 }
 
-// What each query of a call sees: slots [start, stop) of its row and then the listed ones (a tree's ancestors), in that order.
+// What each query of a call sees: slots [start, stop) of its row and then the listed ones (a tree's
+// ancestors), in that order.
 struct Sight {
     const int64_t *rows, *starts, *stops, *first_extra, *extras;  // the last two null for chains
 
     int64_t run(int64_t token) const { return std::max<int64_t>(0, stops[token] - starts[token]); }
-    int64_t listed(int64_t token) const { return extras ? first_extra[token + 1] - first_extra[token] : 0; }
-    bool together(int64_t a, int64_t b) const { return rows[a] == rows[b] && starts[a] == starts[b]; }
+    int64_t listed(int64_t token) const {
+        return extras ? first_extra[token + 1] - first_extra[token] : 0;
+    }
+    bool together(int64_t a, int64_t b) const {
+        return rows[a] == rows[b] && starts[a] == starts[b];
+    }
 };
 
-// Some tokens of one row that begin to see at the same slot, with the queries of one group of heads. Keys and values are gone through
-// in blocks, and every block is used by all tokens while it is near; each token's numbers come in the order of its own list.
+// Some tokens of one row that begin to see at the same slot, with the queries of one group of
+// heads. Keys and values are gone through in blocks, and every block is used by all tokens while it
+// is near; each token's numbers come in the order of its own list.
 struct Batch {
     const float* queries;
     int64_t stride, group;
@@ -434,11 +482,14 @@ struct Batch {
     std::vector<float>& scores;
     int64_t room;  // scores of one query
 
-    const float* query(int64_t t, int64_t g) const { return queries + t * stride + g * layer->size; }
+    const float* query(int64_t t, int64_t g) const {
+        return queries + t * stride + g * layer->size;
+    }
     float* of(int64_t t) const { return scores.data() + t * group * room; }
     int64_t slot(int64_t t, int64_t j) const {  // relative to the first slot seen
         int64_t run = sight->run(first + t), token = first + t;
-        return j < run ? j : sight->extras[sight->first_extra[token] + j - run] - sight->starts[token];
+        if (j < run) return j;
+        return sight->extras[sight->first_extra[token] + j - run] - sight->starts[token];
     }
     int64_t count(int64_t t) const { return sight->run(first + t) + sight->listed(first + t); }
 
@@ -450,14 +501,17 @@ struct Batch {
             for (int64_t t = 0; t < tokens; t++) {
                 if (j + LANES > sight->run(first + t)) continue;
                 auto key = [&](int64_t l) { return keys + (j + l) * size; };
-                for (int64_t g = 0; g < group; g++) store(of(t) + g * room + j, score_keys(query(t, g), key, size));
+                for (int64_t g = 0; g < group; g++)
+                    store(of(t) + g * room + j, score_keys(query(t, g), key, size));
             }
         for (int64_t t = 0; t < tokens; t++)  // what is left of the run, and the listed ones
             for (int64_t j = sight->run(first + t) / LANES * LANES; j < count(t); j += LANES) {
                 const float* rest[LANES];
-                for (int64_t l = 0; l < LANES; l++) rest[l] = keys + slot(t, std::min(j + l, count(t) - 1)) * size;
+                for (int64_t l = 0; l < LANES; l++)
+                    rest[l] = keys + slot(t, std::min(j + l, count(t) - 1)) * size;
                 auto key = [&](int64_t l) { return rest[l]; };
-                for (int64_t g = 0; g < group; g++) store(of(t) + g * room + j, score_keys(query(t, g), key, size));
+                for (int64_t g = 0; g < group; g++)
+                    store(of(t) + g * room + j, score_keys(query(t, g), key, size));
             }
     }
 
@@ -465,7 +519,8 @@ struct Batch {
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t g = 0; g < group; g++)
                 for (int64_t j = 0; j < count(t); j++)
-                    of(t)[g * room + j] = score_key(query(t, g), keys + slot(t, j) * layer->size, layer->size);
+                    of(t)[g * room + j] = score_key(query(t, g), keys + slot(t, j) * layer->size,
+                                                    layer->size);
     }
 
     void sum(float* out, int64_t out_stride) {
@@ -478,12 +533,14 @@ struct Batch {
             for (int64_t t = 0; t < tokens; t++) {
                 int64_t many = std::min<int64_t>(BLOCK, sight->run(first + t) - j);
                 auto value = [&](int64_t l) { return values + (j + l) * size; };
-                if (many > 0) weigh(of(t) + j, room, group, value, many, size, out + t * out_stride);
+                if (many > 0)
+                    weigh(of(t) + j, room, group, value, many, size, out + t * out_stride);
             }
         for (int64_t t = 0; t < tokens; t++) {
             int64_t run = sight->run(first + t);
             auto value = [&](int64_t l) { return values + slot(t, run + l) * size; };
-            if (count(t) > run) weigh(of(t) + run, room, group, value, count(t) - run, size, out + t * out_stride);
+            if (count(t) > run)
+                weigh(of(t) + run, room, group, value, count(t) - run, size, out + t * out_stride);
         }
     }
 };
@@ -496,9 +553,11 @@ struct Pieces {
     int64_t cuts;                 // pieces of the query heads that share keys
 
     Pieces(const Sight& sight, int64_t tokens, const Heads& heads, int64_t threads) {
-        together = std::clamp<int64_t>(tokens * heads.keys / (3 * threads), 1, MOST_TOKENS);  // leave work for every thread
+        // leave work for every thread
+        together = std::clamp<int64_t>(tokens * heads.keys / (3 * threads), 1, MOST_TOKENS);
         for (int64_t t = 0; t < tokens; t++) {
-            if (t == 0 || t - begins.back() == together || !sight.together(t - 1, t)) begins.push_back(t);
+            if (t == 0 || t - begins.back() == together || !sight.together(t - 1, t))
+                begins.push_back(t);
             most = std::max(most, sight.run(t) + sight.listed(t));
             work += sight.run(t) * heads.queries * heads.size;
         }
@@ -506,30 +565,41 @@ struct Pieces {
         cuts = batches() * heads.keys < 3 * threads ? heads.queries / heads.keys : 1;
     }
     int64_t batches() const { return begins.size() - 1; }
-    int64_t room() const { return (most + LANES - 1) / LANES * LANES + LANES; }  // scores of one query
+    // scores of one query
+    int64_t room() const { return (most + LANES - 1) / LANES * LANES + LANES; }
 };
 
-// Each query's attention over the keys that it sees, as far as this thread comes to it; `next` is the first item that nobody has taken.
-static void attend_some(const float* qkv, const Heads& heads, const Layer& layer, const Sight& sight, const Pieces& pieces,
+// Each query's attention over the keys that it sees, as far as this thread comes to it; `next` is
+// the first item that nobody has taken.
+static void attend_some(const float* qkv, const Heads& heads, const Layer& layer,
+                        const Sight& sight, const Pieces& pieces,
                         std::atomic<int64_t>& next, std::vector<float>& scores, float* out) {
-    int64_t size = heads.size, shared = heads.queries / heads.keys, batches = pieces.batches(), room = pieces.room();
-    if (int64_t needed = pieces.together * shared * room; (int64_t)scores.size() < needed) scores.resize(needed);
-    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < batches * heads.keys * pieces.cuts;) {
-        int64_t cut = item % pieces.cuts, batch_index = item / pieces.cuts % batches, head = item / pieces.cuts / batches;
+    int64_t size = heads.size, shared = heads.queries / heads.keys;
+    int64_t batches = pieces.batches(), room = pieces.room();
+    if (int64_t needed = pieces.together * shared * room; (int64_t)scores.size() < needed)
+        scores.resize(needed);
+    int64_t items = batches * heads.keys * pieces.cuts;
+    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
+        int64_t cut = item % pieces.cuts, batch_index = item / pieces.cuts % batches,
+                head = item / pieces.cuts / batches;
         int64_t first = pieces.begins[batch_index], many = pieces.begins[batch_index + 1] - first;
-        int64_t query = head * shared + shared * cut / pieces.cuts, group = shared * (cut + 1) / pieces.cuts - shared * cut / pieces.cuts;
-        int64_t at = sight.rows[first] * layer.row_stride + head * layer.head_stride + sight.starts[first] * size;
-        Batch batch{qkv + first * heads.width() + query * size, heads.width(), group, layer.keys + at, layer.values + at,
+        int64_t query = head * shared + shared * cut / pieces.cuts,
+                group = shared * (cut + 1) / pieces.cuts - shared * cut / pieces.cuts;
+        int64_t at = sight.rows[first] * layer.row_stride + head * layer.head_stride +
+                     sight.starts[first] * size;
+        Batch batch{qkv + first * heads.width() + query * size, heads.width(), group,
+                    layer.keys + at, layer.values + at,
                     &layer, &sight, first, many, scores, room};
         batch.score();
         for (int64_t t = 0; t < many; t++)
-            for (int64_t g = 0; g < group; g++) softmax(batch.of(t) + g * room, batch.count(t), heads.scale, heads.cap);
+            for (int64_t g = 0; g < group; g++)
+                softmax(batch.of(t) + g * room, batch.count(t), heads.scale, heads.cap);
         batch.sum(out + (first * heads.queries + query) * size, heads.queries * size);
     }
 }
 
-extern "C" void attend(const float* qkv, int64_t tokens, const Heads* heads, const Layer* layer, const Sight* sight, float* out,
-                       int threads) {
+extern "C" void attend(const float* qkv, int64_t tokens, const Heads* heads, const Layer* layer,
+                       const Sight* sight, float* out, int threads) {
     Pieces pieces(*sight, tokens, *heads, threads);
     std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (pieces.work > 40000)
@@ -539,9 +609,10 @@ extern "C" void attend(const float* qkv, int64_t tokens, const Heads* heads, con
     }
 }
 
-// ------------------------------------------------------------------------------------------------------- whole passes
+// ------------------------------------------------------------------------------------ whole passes
 
-// Where the threads of a call wait for one another. Who comes early spins; only after a while it lets others have the core.
+// Where the threads of a call wait for one another. Who comes early spins; only after a while it
+// lets others have the core.
 class Meeting {
     std::atomic<int> arrived{0}, held{0};
 
@@ -562,13 +633,15 @@ class Meeting {
     }
 };
 
-// Half of a layer: norm, product, attention or activation, product, norm, scale, and added to the stream.
+// Half of a layer: norm, product, attention or activation, product, norm, scale, and added to the
+// stream.
 struct Half {
     int64_t layer, attention;     // which; 1: attention, 0: MLP
     int64_t parallel;             // 1: the MLP reads what entered the layer
     const Norm *before, *after;   // null: none
     Product into, out;
-    Heads heads;                  // of attention, like the next two: which of the call's ropes and sights it uses
+    // of attention, like the next two: which of the call's ropes and sights it uses
+    Heads heads;
     int64_t rope, sight;
     int64_t activation, gated;    // of an MLP
     float scale;
@@ -580,7 +653,8 @@ struct Cache {
     int64_t layer_stride, row_stride, head_stride;
 
     Layer layer(int64_t index, int64_t size) const {
-        return {keys + index * layer_stride, values + index * layer_stride, row_stride, head_stride, size};
+        return {keys + index * layer_stride, values + index * layer_stride, row_stride,
+                head_stride, size};
     }
 };
 
@@ -614,7 +688,8 @@ struct Room {
             into = std::max(into, halves[chosen[i]].into.outputs);
             out = std::max(out, halves[chosen[i]].out.inputs);
         }
-        for (auto [part, size] : {std::pair{&entered, call.width}, {&normed, call.width}, {&first, into}, {&second, out}})
+        for (auto [part, size] : {std::pair{&entered, call.width}, {&normed, call.width},
+                                  {&first, into}, {&second, out}})
             part->reset(new float[call.tokens * size]);
     }
 };
@@ -624,25 +699,29 @@ static void norm_rows(const float* x, const Norm& norm, const Call& call, float*
         norm_row(x + rows.begin * call.width, norm, 0, out + rows.begin * call.width);
 }
 
-// This thread's part of a product. Its inputs are complete; its outputs are when the threads have met again.
-static void multiply(const Product& weight, const float* x, const float* residual, float* out, const Call& call, const Room& room,
-                     Meeting& meeting) {
+// This thread's part of a product. Its inputs are complete; its outputs are when the threads have
+// met again.
+static void multiply(const Product& weight, const float* x, const float* residual, float* out,
+                     const Call& call, const Room& room, Meeting& meeting) {
     const void* read = prepare(weight, x, call.tokens, room.prepared);
     if (weight.prepare) meeting.wait();
-    weight.multiply(&weight, read, call.tokens, residual, out, omp_get_thread_num(), omp_get_num_threads());
+    weight.multiply(&weight, read, call.tokens, residual, out, omp_get_thread_num(),
+                    omp_get_num_threads());
 }
 
 // What stands between the two products of a half; gives where its result lies.
-static float* between(const Half& half, const Call& call, Room& room, Meeting& meeting, std::atomic<int64_t>& next,
-                      std::vector<float>& scores) {
+static float* between(const Half& half, const Call& call, Room& room, Meeting& meeting,
+                      std::atomic<int64_t>& next, std::vector<float>& scores) {
     float *first = room.first.get(), *second = room.second.get();
     if (half.attention) {
         Layer layer = call.cache.layer(half.layer, half.heads.size);
         for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++)
-            file_token(first + mine.begin * half.heads.width(), mine.begin, half.heads, call.ropes[half.rope], call.where, layer);
+            file_token(first + mine.begin * half.heads.width(), mine.begin, half.heads,
+                       call.ropes[half.rope], call.where, layer);
         Pieces pieces(call.sights[half.sight], call.tokens, half.heads, omp_get_num_threads());
         meeting.wait();
-        attend_some(first, half.heads, layer, call.sights[half.sight], pieces, next, scores, second);
+        attend_some(first, half.heads, layer, call.sights[half.sight], pieces, next, scores,
+                    second);
         return second;
     }
     int64_t size = half.out.inputs;
@@ -650,13 +729,14 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
     int64_t begin = vectors.begin * LANES, end = std::min(vectors.end * LANES, size);
     for (int64_t t = 0; t < call.tokens; t++) {
         float* gate = first + t * half.into.outputs;
-        activate_some(gate, half.gated ? gate + size : nullptr, second + t * size, begin, end, half.activation);
+        activate_some(gate, half.gated ? gate + size : nullptr, second + t * size, begin, end,
+                      half.activation);
     }
     return second;
 }
 
-static void run_half(const Half& half, const Call& call, float* x, Room& room, Meeting& meeting, std::atomic<int64_t>& next,
-                     std::vector<float>& scores) {
+static void run_half(const Half& half, const Call& call, float* x, Room& room, Meeting& meeting,
+                     std::atomic<int64_t>& next, std::vector<float>& scores) {
     const float* read = half.parallel && !half.attention ? room.entered.get() : x;
     if (half.before) {
         norm_rows(read, *half.before, call, room.normed.get());
@@ -674,12 +754,14 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     if (plain) return;
     if (half.after) norm_rows(added, *half.after, call, added);
     for (Share rows(call.tokens); rows.begin < rows.end; rows.begin++)
-        for (int64_t i = rows.begin * call.width; i < (rows.begin + 1) * call.width; i++) x[i] += added[i] * half.scale;
+        for (int64_t i = rows.begin * call.width; i < (rows.begin + 1) * call.width; i++)
+            x[i] += added[i] * half.scale;
     meeting.wait();
 }
 
 // Carries the stream x, (tokens, width), through the chosen halves.
-extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, int64_t count, const Call* call, int threads) {
+extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, int64_t count,
+                           const Call* call, int threads) {
     Room room(halves, chosen, count, *call);
     Meeting meeting;
     std::vector<std::atomic<int64_t>> next(count);  // attention's items, of each half
@@ -691,7 +773,8 @@ extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, 
             if (half.parallel && (i == 0 || halves[chosen[i - 1]].layer != half.layer)) {
                 Share rows(call->tokens);
                 const float* from = i == 0 ? call->entered : x;
-                std::copy(from + rows.begin * call->width, from + rows.end * call->width, room.entered.get() + rows.begin * call->width);
+                std::copy(from + rows.begin * call->width, from + rows.end * call->width,
+                          room.entered.get() + rows.begin * call->width);
                 meeting.wait();
             }
             run_half(half, *call, x, room, meeting, next[i], scores);

@@ -1,8 +1,8 @@
-// What a pass and a kind of weights know of each other. A kind is two functions of this form, or one, and a class in
-// Python that packs weights for them (see kinds.py).
+// What a pass and a kind of weights know of each other. A kind is two functions of this form, or
+// one, and a class in Python that packs weights for them (see kinds.py).
 //
-// Both functions must keep the promises of kernels.cpp: what is written for a row depends on that row alone, and neither
-// on how many rows there are nor on how many threads.
+// Both functions must keep the promises of kernels.cpp: what is written for a row depends on that
+// row alone, and neither on how many rows there are nor on how many threads.
 
 #pragma once
 
@@ -10,19 +10,21 @@
 
 struct Product;
 
-// A thread's part of out[r, :] = residual[r, :] + bias + x[r, :] . weight: together, `parts` parts write every number of
-// `out` once. `x`: the rows as `prepare` left them. `residual` may be null, and may be `out` itself.
-typedef void Multiply(const Product* weight, const void* x, int64_t rows, const float* residual, float* out, int part, int parts);
+// A thread's part of out[r, :] = residual[r, :] + bias + x[r, :] . weight: together, `parts` parts
+// write every number of `out` once. `x`: the rows as `prepare` left them. `residual` may be null,
+// and may be `out` itself.
+typedef void Multiply(const Product* weight, const void* x, int64_t rows, const float* residual,
+                      float* out, int part, int parts);
 
-// One row of `inputs` numbers in the form that `multiply` reads: rounded to fewer bits, for example. It is done once for
-// all parts; `prepared` is the row's place, its bytes not yet written.
+// One row of `inputs` numbers in the form that `multiply` reads: rounded to fewer bits, for
+// example. It is done once for all parts; `prepared` is the row's place, its bytes not yet written.
 typedef void Prepare(const Product* weight, const float* x, void* prepared);
 
 struct Product {
     Multiply* multiply;
-    Prepare* prepare;       // null: `multiply` reads x as it is, floats row by row
-    int64_t prepared;       // bytes of a prepared row; rows lie side by side, the first at a multiple of 64
-    const void* weights;    // as the kind packs them
-    const float* bias;      // null: none
+    Prepare* prepare;     // null: `multiply` reads x as it is, floats row by row
+    int64_t prepared;     // bytes of a prepared row; the first lies at a multiple of 64
+    const void* weights;  // as the kind packs them
+    const float* bias;    // null: none
     int64_t outputs, inputs;
 };
