@@ -84,9 +84,11 @@ class Drafter(ABC):
 def joined_observer(sessions: Sequence[DraftSession]) -> HalfObserver | None:
     """The observers of all sessions as one, None if there are none."""
     observers = [session.observer for session in sessions if session.observer]
+    if len(observers) < 2:
+        return observers[0] if observers else None
 
     def observe_half(layer: int, attention: bool, before: Tensor, after: Tensor) -> None:
         for observer in observers:
             observer(layer, attention, before, after)
 
-    return observe_half if observers else None
+    return observe_half
