@@ -78,7 +78,7 @@ def from_transformers(
     _warn_of_modules(layered)
     if own is not None:
         with _refusals(listed, config):
-            own.compare(probe_logits(layered))
+            own.compare(probe_logits(layered), ops.rounding)
             if not listed:  # their modules may read our cache otherwise than we think
                 own.compare(probe_logits(layered, at_a_time=5))
     layered = replace(layered, row_stable=is_row_stable(layered))
@@ -187,7 +187,7 @@ def _ends(
     output: Any = model.get_output_embeddings()  # not by name: GPT-NeoX's was another once
     table_weight = table(model, family.embedding)
     weights = linear_weights_of(output, "language-model head")
-    head = product([weights], ops)
+    head = product([weights], ops.of_head)
     scale = torch.tensor(shape.scales.embedding)  # rounded as transformers does
     tied = (
         weights.weight is not None

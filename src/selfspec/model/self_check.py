@@ -54,13 +54,14 @@ class SelfCheck:
                 self._allowed, MODULES * self._scale, min(MOVES * moved, AT_MOST * self._scale)
             )
 
-    def compare(self, ours: Tensor) -> None:
-        """Raise unless our logits of the probe are the model's."""
-        gap = self._gap(ours)
-        if not gap <= self._allowed:  # also refuses NaN
+    def compare(self, ours: Tensor, rounding: float = 0.0) -> None:
+        """Raise unless our logits of the probe are the model's. `rounding`: the share of the
+        largest logit that rounded weights may move them by."""
+        gap, allowed = self._gap(ours), max(self._allowed, rounding * self._scale)
+        if not gap <= allowed:  # also refuses NaN
             raise SelfCheckFailed(
                 f"this {self._family} model gives logits that differ from transformers' by "
-                f"{gap:.3g} (largest logit {self._scale:.3g}, allowed {self._allowed:.2g}) on a "
+                f"{gap:.3g} (largest logit {self._scale:.3g}, allowed {allowed:.2g}) on a "
                 f"probe prompt, so its output would not be the model's own. It has a peculiarity "
                 f"that selfspec does not know; please report it. Known families: "
                 f"{', '.join(sorted(FAMILIES))}."
