@@ -29,6 +29,7 @@ SOONER = 8  # what divides this wait when a look paid. Not all of it: one draft 
 FIRST_LENGTH = 2  # drafts of a drafter's first try, when nothing is known of what they cost
 # While nothing is known: what one more token adds to a pass. Little, so that more is tried.
 GROWTH = 0.02
+WORSE = 0.7  # of the best rate so far: where looking further ends
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
 # Rounds with drafts between two plain ones: if in doubt, if it is close, else.
 AT_ONCE, SOON, SELDOM = 2, 32, 128
@@ -183,8 +184,8 @@ class CostModel:
         return chances
 
     def rates(self, rows: int, most: int, beside: int = 0) -> list[float]:
-        """Expected tokens per second of these rows by the number of drafts a row, from 0 on, once a
-        pass was measured. `beside`: tokens of other rows in the same pass."""
+        """Expected tokens per second of these rows by the number of drafts a row, from 0 on as far as
+        it could pay, once a pass was measured. `beside`: tokens of other rows in the same pass."""
         key = rows, most, beside
         if key in self._rates:
             return self._rates[key]
@@ -196,6 +197,8 @@ class CostModel:
             verifying = self.passes(rows * (count + 1) + beside)
             seconds = coverage * (verifying + self.drafting(count)) + nothing
             rates.append(rows * (1 + coverage * gained) / seconds)
+            if rates[-1] < WORSE * max(rates):
+                break  # ever more drafts would only be worse
         self._rates[key] = rates
         return rates
 

@@ -40,9 +40,9 @@ class Auto(Drafter):
     trees: ClassVar[bool] = True
     decides_how_much: ClassVar[bool] = True
 
-    candidates: Sequence[str | Drafter] = ("hybrid", "early-exit")
+    candidates: Sequence[str | Drafter] = ("hybrid", "quantised", "early-exit")
     """Drafters to choose from, by name or as objects. Those that do not fit are left out."""
-    most: int = 7
+    most: int = 16
     """Most tokens to draft for a row in one round, all guesses of a tree counted."""
 
     def __post_init__(self) -> None:
