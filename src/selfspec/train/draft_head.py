@@ -27,7 +27,7 @@ STARTS = ("last-layer", "random")
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """What kind of head."""
+    """How a head is built."""
 
     layers: tuple[int, ...] = ()
     """Layers whose states the head reads, from 0. By default at 1/4 and 1/2 of the depth, and the
@@ -40,14 +40,13 @@ class HeadRecipe:
     kind = "draft-head"
 
     def state_layers(self, shape: Shape) -> tuple[int, ...]:
-        """The layers whose states are needed, for a model of that shape."""
         count = shape.layers
         layers = self.layers or tuple(sorted({count // 4, count // 2, count - 1}))
-        outside = [layer for layer in layers if not 0 <= layer < count]
-        if outside or not self.vocabulary > 0 or self.start not in STARTS:
+        inside = all(0 <= layer < count for layer in layers)
+        if not inside or self.vocabulary < 1 or self.start not in STARTS:
             raise OptionError(
                 f"layers={layers}, vocabulary={self.vocabulary}, start={self.start!r}: this model "
-                f"has layers 0 to {count - 1}, the vocabulary has to be 1 or more, and the start "
+                f"has layers 0 to {count - 1}, a vocabulary is 1 or more, and the start is "
                 f"{' or '.join(STARTS)}"
             )
         return layers
@@ -59,18 +58,14 @@ class HeadRecipe:
 class HeadTraining(SmallPart):
     """A draft head under training."""
 
-    kind = "draft-head"
     net: HeadNet
 
-    def __init__(self, model: FrozenModel, recipe: HeadRecipe, options: PartOptions) -> None:
-        super().__init__(model, options)
-        self.layers, size = recipe.state_layers(model.shape), block_size(model)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(options.seed)
-            self.net = HeadNet(size, len(self.layers), model.shape.context)
-            if recipe.start == "last-layer":
-                _begin_as_last_layer(self.net, model)
-        self.net.to(self.device)
+    def build(self, model: FrozenModel, recipe: HeadRecipe) -> HeadNet:
+        self.layers = recipe.state_layers(model.shape)
+        net = HeadNet(block_size(model), len(self.layers), model.shape.context)
+        if recipe.start == "last-layer":
+            _begin_as_last_layer(net, model)
+        return net
 
     def drafted(self, batch: Batch, generator: torch.Generator | None, measure: bool) -> Drafted:
         batch = {name: values.to(self.device) for name, values in batch.items()}

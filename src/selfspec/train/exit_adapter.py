@@ -27,7 +27,7 @@ MEASURED_DEPTHS = 4
 
 @dataclass(frozen=True)
 class AdapterRecipe:
-    """What kind of adapter."""
+    """How an adapter is built."""
 
     exit: int | None = None
     """How many first layers of the model run before the adapter (E). By default a quarter."""
@@ -40,14 +40,13 @@ class AdapterRecipe:
     kind = "exit-adapter"
 
     def state_layers(self, shape: Shape) -> tuple[int, ...]:
-        """The layer whose states the adapter reads."""
         layer = max(1, shape.layers // 4) if self.exit is None else self.exit
         inside = 0 < layer < shape.layers and 0 < self.blocks < shape.layers
         if not inside or self.vocabulary < 1 or self.start not in STARTS:
             raise OptionError(
                 f"exit={layer}, blocks={self.blocks}, vocabulary={self.vocabulary}, "
                 f"start={self.start!r}: this model has {shape.layers} layers, so exit and blocks "
-                f"are 1 to {shape.layers - 1}, the vocabulary is 1 or more, the start "
+                f"are 1 to {shape.layers - 1}, a vocabulary is 1 or more, and the start is "
                 f"{' or '.join(STARTS)}"
             )
         return (layer - 1,)
@@ -79,21 +78,17 @@ class AdapterNet(BlockNet):
 class AdapterTraining(SmallPart):
     """An exit adapter under training."""
 
-    kind = "exit-adapter"
     net: AdapterNet
 
-    def __init__(self, model: FrozenModel, recipe: AdapterRecipe, options: PartOptions) -> None:
-        super().__init__(model, options)
+    def build(self, model: FrozenModel, recipe: AdapterRecipe) -> AdapterNet:
         self._exit = recipe.state_layers(model.shape)[0] + 1
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(options.seed)
-            self.net = AdapterNet(block_size(model), recipe.blocks, model.shape.context)
+        net = AdapterNet(block_size(model), recipe.blocks, model.shape.context)
         if recipe.start == "last-layer":
             for index in range(recipe.blocks):
-                copy_layer(self.net.block(index), model, index - recipe.blocks)
+                copy_layer(net.block(index), model, index - recipe.blocks)
         with torch.no_grad():
-            self.net.enter.weight.copy_(model.scale * torch.eye(model.shape.width))
-        self.net.to(self.device)
+            net.enter.weight.copy_(model.scale * torch.eye(model.shape.width))
+        return net
 
     def drafted(self, batch: Batch, generator: torch.Generator | None, measure: bool) -> Drafted:
         batch = {name: values.to(self.device) for name, values in batch.items()}

@@ -83,19 +83,16 @@ class TrainOptions:
     """Send the logs to another place too, by transformers' name for it: tensorboard, wandb, ..."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "accumulate", "save_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name}={getattr(self, name)} has to be at least 1")
+        for name in ("steps", "batch", "accumulate", "save_every", "log_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name}={value} has to be at least 1")
+        for name in ("epochs", "learning_rate"):
+            if not getattr(self, name) > 0:
+                value = getattr(self, name)
+                raise OptionError(f"{name}={value} would change nothing; use more than 0")
         if self.score_blocks < 0:
             raise OptionError(f"score_blocks={self.score_blocks} is below 0; 0 scores none")
-        if (self.steps is not None and self.steps < 1) or not self.epochs > 0:
-            raise OptionError(
-                f"steps={self.steps}, epochs={self.epochs} train nothing; ask for more than 0"
-            )
-        if not self.learning_rate > 0:
-            raise OptionError(
-                f"learning_rate={self.learning_rate} would change nothing; use more, e.g. 1e-4"
-            )
         if self.precision not in PRECISIONS:
             hint = nearest(self.precision, PRECISIONS)
             raise OptionError(f"precision={self.precision!r} is not known; {hint}")
@@ -192,8 +189,7 @@ def _prepare(out: Path, files: Sequence[str | Path], options: TrainOptions) -> P
     ours = (out / REPORT).exists() or (out / "checkpoints").is_dir()
     if (out / "config.json").exists() and not ours:
         raise OptionError(
-            f"{out} holds a model that is not selfspec's and would be overwritten; name another "
-            "folder"
+            f"{out} holds another model, which would be overwritten; name another folder"
         )
     checkpoints.make_folder(out / "checkpoints")
     return out
@@ -254,7 +250,7 @@ def _trainer(
         bf16=options.precision == "bfloat16",
         fp16=options.precision == "float16",
         save_steps=options.save_every,
-        save_total_limit=2,
+        save_total_limit=checkpoints.KEPT,
         logging_steps=options.log_every,
         report_to=options.report_to,
         use_cpu=not torch.cuda.is_available(),

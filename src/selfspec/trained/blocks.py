@@ -122,35 +122,21 @@ class Stack:
             scales=Scales(),
             parallel=False,
         )
-        self.ops: Ops = operations_for("auto", model.dtype, model.device)
-        self._model, self._size = model, size
-        self._rope = RopeTable(Rotary(size), shape.context, model.device)
+        device, dtype = self._place = model.device, model.dtype
+        self.ops: Ops = operations_for("auto", dtype, device)
+        self._size, family = size, FAMILIES["llama"]
+        self._rope = rope = RopeTable(Rotary(size), shape.context, device)
         self.blocks: list[Block] = [
-            own_block(
-                block.to(model.device, model.dtype),
-                index,
-                FAMILIES["llama"],
-                shape,
-                self.ops,
-                self._rope,
-            )
+            own_block(block.to(device, dtype), index, family, shape, self.ops, rope)
             for index, block in enumerate(blocks)
         ]
         self._passes, self._plan = Passes(self.blocks), LayerPlan(0, count)
-        self._ones = Norm(torch.ones(size.width, dtype=model.dtype, device=model.device), EPS)
+        self._ones = Norm(torch.ones(size.width, dtype=dtype, device=device), EPS)
 
     def new_cache(self, rows: int, capacity: int) -> KVCache:
         """A cache of these blocks' own."""
-        size, model = self._size, self._model
-        return KVCache(
-            len(self.blocks),
-            rows,
-            size.kv_heads,
-            size.head_size,
-            capacity,
-            model.dtype,
-            model.device,
-        )
+        (device, dtype), size, count = self._place, self._size, len(self.blocks)
+        return KVCache(count, rows, size.kv_heads, size.head_size, capacity, dtype, device)
 
     def unit(self, x: Tensor) -> Tensor:
         """(tokens, width), RMS-normalised."""
@@ -160,7 +146,7 @@ class Stack:
     def run(self, x: Tensor, cache: KVCache, layout: TokenLayout) -> Tensor:
         """(tokens, width) through all blocks."""
         self._rope.reserve(max(span.first + span.count for span in layout.spans))
-        x, *_ = self._passes.run(x, self._plan, cache, layout.on(self._model.device))
+        x, *_ = self._passes.run(x, self._plan, cache, layout.on(self._place[0]))
         cache.advance(layout, tuple(range(len(self.blocks))))
         return x
 
@@ -173,16 +159,10 @@ def unit(x: Tensor) -> Tensor:
 
 def blocks_of(size: BlockSize, tensors: Mapping[str, Tensor], count: int) -> list[SmallBlock]:
     """Blocks from a part's tensors, named blocks.0..., in float32."""
-    blocks = []
-    for index in range(count):
-        prefix = f"blocks.{index}."
-        with torch.device("meta"):
-            block = SmallBlock(size)
-        own = {
-            name.removeprefix(prefix): tensor.float()
-            for name, tensor in tensors.items()
-            if name.startswith(prefix)
-        }
+    with torch.device("meta"):
+        blocks = [SmallBlock(size) for _ in range(count)]
+    for index, block in enumerate(blocks):
+        own = {name: tensors[f"blocks.{index}.{name}"].float() for name in block.state_dict()}
         block.load_state_dict(own, assign=True)
-        blocks.append(block.requires_grad_(False))
+        block.requires_grad_(False)
     return blocks

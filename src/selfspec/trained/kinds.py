@@ -34,10 +34,9 @@ KINDS: Mapping[str, PartKind] = {
     ),
     "successors": PartKind(
         drafter="recycle",
-        tensors=tuple(
-            f"{context}.{column}"
-            for context in ("tokens", "pairs")
-            for column in ("keys", "successors", "chances")
+        tensors=(
+            *("tokens.keys", "tokens.successors", "tokens.chances"),
+            *("pairs.keys", "pairs.successors", "pairs.chances"),
         ),
         settings=("vocabulary",),
     ),
