@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from ..core.text_rows import read_rows
 from ..errors import TrainingError
 
-IGNORED = -100
+IGNORED = -100  # transformers' label of a position that is not trained
 Tokens = tuple[list[int], list[bool]]  # ids, and which of them are trained
 
 

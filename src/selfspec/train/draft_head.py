@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import OptionError
 from ..model.compute.hidden_states import StateCollector
 from ..model.families import Shape
 from ..model.layered import LayeredModel
 from ..model.weights import module
-from ..trained.blocks import BlockSize, SmallBlock
+from ..trained.blocks import BlockSize
 from .head_net import Batch, Drafted, HeadNet, roots_of
 from .parts import FrozenModel, PartOptions, SmallPart
 
@@ -96,7 +96,7 @@ def block_size(model: FrozenModel) -> BlockSize:
 def _begin_as_last_layer(net: HeadNet, model: FrozenModel) -> None:
     """The block is the model's last layer. `enter` hands it the last states read, as large as that
     layer is used to. Embeddings and other states come in small."""
-    copy_layer(net.block(0), model, -1)
+    copy_layer(net.blocks[0], model, -1)
     width = net.size.width
     net.enter.weight.mul_(0.3 * model.scale)
     net.enter.weight[:, -width:] += model.scale * torch.eye(width)
@@ -104,7 +104,7 @@ def _begin_as_last_layer(net: HeadNet, model: FrozenModel) -> None:
 
 
 @torch.no_grad()
-def copy_layer(block: SmallBlock, model: FrozenModel, index: int) -> None:
+def copy_layer(block: nn.Module, model: FrozenModel, index: int) -> None:
     """Give a block the weights of one of the model's layers, where names and shapes agree."""
     layer = list(module(model.network, model.family.layers).children())[index]
     theirs = dict(layer.named_parameters())

@@ -3,9 +3,8 @@ only while it drafts.
 
 Draft & Verify drafts with the model less some halves, and what is left was never trained to do
 without them. Here it is, without touching the model: y = W x + B A x (LoRA, Hu et al. 2021, arXiv
-2106.09685) on what is not skipped, B = 0 at first. One loss at every answered token, cross entropy
-to the whole model's distribution there (head_net.py). In use the draft has keys and values of its
-own, so it sees what it saw here. Does not know how a skip set is found.
+2106.09685) on what is not skipped, B = 0 at first. The loss is that of an exit adapter. In use the
+draft has keys and values of its own, as here. Does not know how a skip set is found.
 """
 
 from __future__ import annotations

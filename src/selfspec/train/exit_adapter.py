@@ -1,9 +1,9 @@
 """Training an exit adapter: one or two blocks after layer E, for the model's own norm and head.
 
 The first E layers of a draft are the model's own and exact. So the adapter sees in use what it sees
-here, whatever was drafted before: one loss at every answered token, cross entropy to the whole
-model's distribution there (see head_net.py), and no feeding back. The blocks begin as the model's
-last layers. Ours. The idea is that of LayerSkip's exits, without touching the model.
+here, and is not fed with its own outputs. There is one loss at every answered token: cross entropy
+to the whole model's distribution (see head_net.py). The blocks begin as the model's last layers.
+Ours. The idea is that of LayerSkip's exits, without touching the model.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class AdapterNet(BlockNet):
         """The adapted states of the roots, (roots, width)."""
         x: Tensor = self.enter(states)
         everywhere = Roots(*torch.ones_like(tokens, dtype=torch.bool).nonzero(as_tuple=True))
-        for index in range(len(self.blocks)):
-            block, last = self.block(index), index == len(self.blocks) - 1
+        for index, block in enumerate(self.blocks):
+            last = index == len(self.blocks) - 1
             at = roots if last else everywhere
             keys = [self.keys(block, x, positions_of(tokens))]
             out = self.through(block, at.take(x), at, 1, keys, tokens)
@@ -84,8 +84,8 @@ class AdapterTraining(SmallPart):
         self._exit = recipe.state_layers(model.shape)[0] + 1
         net = AdapterNet(block_size(model), recipe.blocks, model.shape.context)
         if recipe.start == "last-layer":
-            for index in range(recipe.blocks):
-                copy_layer(net.block(index), model, index - recipe.blocks)
+            for index, block in enumerate(net.blocks):
+                copy_layer(block, model, index - recipe.blocks)
         with torch.no_grad():
             net.enter.weight.copy_(model.scale * torch.eye(model.shape.width))
         return net

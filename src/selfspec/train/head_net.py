@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import TrainingError
 from ..model.families import Shape
 from ..model.weights import linear_weights, module, table
-from ..trained.blocks import BlockSize, Rotary, SmallBlock, unit
+from ..trained.blocks import BlockSize, Rotary, small_block, unit
 from .candidates import Candidates, candidates
 
 Batch = dict[str, Tensor]  # what `States.batch` returns
@@ -100,19 +100,14 @@ class BlockNet(nn.Module):
     def __init__(self, size: BlockSize, count: int, context: int) -> None:
         super().__init__()
         self.size = size
-        self.blocks = nn.ModuleList([SmallBlock(size) for _ in range(count)])
+        self.blocks: Any = nn.ModuleList([small_block(size) for _ in range(count)])
         self._cosine: Tensor
         self._sine: Tensor
         cosine, sine = Rotary(size)(torch.empty(0), torch.arange(context)[None])
         self.register_buffer("_cosine", cosine[0], persistent=False)
         self.register_buffer("_sine", sine[0], persistent=False)
 
-    def block(self, index: int) -> SmallBlock:
-        block = self.blocks[index]
-        assert isinstance(block, SmallBlock)
-        return block
-
-    def keys(self, block: SmallBlock, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def keys(self, block: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(..., width) -> keys and values, (..., heads, size)."""
         x = block.input_layernorm(x)
         shape = (*x.shape[:-1], self.size.kv_heads, self.size.head_size)
@@ -121,7 +116,7 @@ class BlockNet(nn.Module):
 
     def through(
         self,
-        block: SmallBlock,
+        block: Any,
         x: Tensor,
         roots: Roots,
         depth: int,
@@ -161,7 +156,7 @@ class HeadNet(BlockNet):
         measure: bool = False,
     ) -> Drafted:
         """Draft `ahead` tokens from each root. With candidates the loss is taken over these."""
-        tokens, states, block = batch["tokens"].long(), batch["states"], self.block(0)
+        tokens, states, block = batch["tokens"].long(), batch["states"], self.blocks[0]
         following = ends.embed(torch.cat([tokens[:, 1:], tokens[:, -1:]], dim=1))
         entered = self.enter(torch.cat([following, states.flatten(2)], dim=2))
         entries = [self.keys(block, entered, positions_of(tokens))]

@@ -1,9 +1,8 @@
 """Layer dropout per sample on transformers' own decoder layers.
 
-A sample that is dropped at a layer is taken out of the batch, with its rows of the mask and of the
-positions. The layer runs on the rest, and the rows are put back in place. Source: LayerSkip,
-section 4.1.1. Only `forward` of each layer object is replaced, and given back afterwards, so what
-is saved is an ordinary model.
+A layer runs on the rows of a batch that are not dropped there (LayerSkip, section 4.1.1). Only
+`forward` of each layer object is replaced, and given back afterwards, so what is saved is an
+ordinary model.
 
 Which samples are dropped is a function of (seed, step, micro-batch). So there is no generator whose
 state could be lost, every rank draws the same, and gradient checkpointing that runs a layer twice

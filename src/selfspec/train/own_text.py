@@ -1,11 +1,10 @@
 """The model writes its own training text: answers to given prompts, or to prompts it makes up.
 
-Drafts are checked against the model's own distribution, so its own text is the best text to train a
-drafting part on. Prompts come from rows (`text_rows.py`), or the model is shown how a user's
-message begins and writes one (Magpie, Xu et al. 2024). The result is JSONL: prompt and response as
-text, which every recipe reads, and as the exact token ids. A run can be stopped at any time and
-goes on where it was, as a line that is there is not made again. Does not know what the text is
-used for.
+Drafts are checked against the model's own distribution, so its own text teaches drafting best.
+Prompts come from rows (`text_rows.py`), or the model is shown how a user's message begins and
+writes one (Magpie, Xu et al. 2024). The result is JSONL: prompt and response as text, which every
+recipe reads, and as token ids. A run can be stopped at any time: what was written is not written
+again. Does not know what the text is used for.
 """
 
 from __future__ import annotations
@@ -102,8 +101,8 @@ def questions_from(
     llm: LLM, rows: Iterable[tuple[str, Row]], column: str | None = None
 ) -> Iterator[Question]:
     """Prompts of rows: a column by name, or the first that is there of `messages`, `turns`,
-    `prompt`, `question`, `instruction` (with its `input`), `text`. A conversation is answered after
-    its user's last message."""
+    `prompt`, `question`, `instruction` (with its `input`), `text`. Of a conversation the last
+    message of the user is answered."""
     for where, row in rows:
         messages = _messages(row, where, column)
         text = messages[-1]["content"]
@@ -129,8 +128,9 @@ def _messages(row: Row, where: str, column: str | None) -> list[dict[str, str]]:
         return [_user(row[column])]
     if isinstance(row.get("messages"), list):
         return _until_user(row["messages"], where)
-    if isinstance(row.get("turns"), list) and row["turns"] and isinstance(row["turns"][0], str):
-        return [_user(row["turns"][0])]
+    turns = row.get("turns")
+    if isinstance(turns, list) and turns and isinstance(turns[0], str):
+        return [_user(turns[0])]
     for name in KEYS:
         if isinstance(row.get(name), str):
             more = row.get("input") if name == "instruction" else None
@@ -205,8 +205,7 @@ def _opened(llm: LLM, opening: str) -> list[int]:
     mark = "\N{OBJECT REPLACEMENT CHARACTER}"
     if tokenizer is None or not tokenizer.chat_template:
         raise OptionError(
-            f"{llm.info.name} has no chat template, so it cannot write in its user's place; give "
-            "prompts in files"
+            f"{llm.info.name} has no chat template to make prompts up with; give prompts in files"
         )
     text = tokenizer.apply_chat_template([_user(mark)], tokenize=False)
     begun = text[: text.index(mark)] + opening
@@ -309,10 +308,9 @@ def _record(question: Question, sample: int, result: Result, options: OwnText) -
 
 
 def _append(out: Path, lines: Sequence[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a", encoding="utf-8") as file:
-        file.write(text)
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         file.flush()
         os.fsync(file.fileno())
 

@@ -1,10 +1,8 @@
 """Training a small part on a frozen model: options, the loop, checkpoints, and what is reported.
 
 Everything random is a function of (seed, step), so a run that was interrupted goes on with the same
-bits. A step takes some conversations of like length, adds the losses of all depths, weighted
-0.8^(k-1), and makes one AdamW update. What counts is measured on prompts that are never trained:
-how often draft k is the model's own next token, given that drafts 1 to k-1 were. Knows no command
-line and no kind of part (`draft_head.py` and its neighbours are kinds).
+bits. A step takes some conversations of like length and adds the losses of all depths, weighted
+0.8^(k-1). Knows no kind of part (`draft_head.py` and its neighbours are kinds).
 """
 
 from __future__ import annotations

@@ -106,18 +106,14 @@ class Recipe:
 
     def exits_on(self, layers: int, step: int, steps: int) -> list[bool]:
         """Which exits the curriculum has on at this step."""
-        if not self.exits:
-            return self._curriculum(layers, step, steps)
-        chosen = [*sorted(self.exits), layers]
-        on = dict(zip(chosen, self._curriculum(len(chosen), step, steps), strict=True))
-        return [on.get(layer + 1, False) for layer in range(layers)]
-
-    def _curriculum(self, exits: int, step: int, steps: int) -> list[bool]:
-        """Which of these exits, the last layer's among them, are on."""
+        chosen = [*(sorted(self.exits) or range(1, layers)), layers]
         if self.curriculum == "gradual":
-            return curriculum.gradual(exits, step, steps)
-        dilation = 1 if self.curriculum == "all" else self.rotation or max(1, exits // 2)
-        return curriculum.rotational(exits, step, dilation)
+            on = curriculum.gradual(len(chosen), step, steps)
+        else:
+            rotation = 1 if self.curriculum == "all" else self.rotation or max(1, len(chosen) // 2)
+            on = curriculum.rotational(len(chosen), step, rotation)
+        turned = dict(zip(chosen, on, strict=True))
+        return [turned.get(layer + 1, False) for layer in range(layers)]
 
     def exit_weights(self, layers: int, step: int, steps: int) -> dict[int, float]:
         """Weights of the losses that count at this step, by layer. They add up to 1."""

@@ -267,7 +267,7 @@ def _groups(shard: Sequence[Conversation]) -> Iterator[list[Conversation]]:
 def _computed(
     model: LayeredModel, group: Sequence[Conversation], options: StateOptions
 ) -> list[np.ndarray[Any, Any]]:
-    """States, likeliest tokens and their probabilities of conversations, one after the other."""
+    """Of the tokens of all conversations: states, likeliest next tokens, their probabilities."""
     lengths = [len(text.tokens) for text in group]
     collector, cache = StateCollector(options.layers), model.new_cache(len(group), max(lengths))
     layout = cache.layout_at([RowSpan(row, 0, length) for row, length in enumerate(lengths)])
@@ -278,19 +278,20 @@ def _computed(
         states = unit(taken[0][1].float()).half()
     else:
         states = x.new_empty(len(x), 0, x.shape[1], dtype=torch.float16)
-    answered = torch.cat([_answered(text) for text in group]).to(model.device)
+    # the answer's tokens but its last: those whose next one is known to be the model's own
+    answered = torch.tensor(
+        [
+            text.begin <= at < len(text.tokens) - 1
+            for text in group
+            for at in range(len(text.tokens))
+        ]
+    )
     ids = torch.zeros(len(x), options.top, dtype=torch.int32, device=model.device)
     chances = torch.zeros(len(x), options.top, dtype=torch.float16, device=model.device)
-    for piece in answered.nonzero()[:, 0].split(256):
+    for piece in answered.nonzero()[:, 0].to(model.device).split(256):
         best = model.head(x[piece]).float().softmax(-1).topk(options.top)
         ids[piece], chances[piece] = best.indices.int(), best.values.half()
     return [values.cpu().numpy() for values in (states, ids, chances)]
-
-
-def _answered(conversation: Conversation) -> Tensor:
-    """Tokens whose next one is known to be the model's own: the answer's but its last."""
-    index = torch.arange(len(conversation.tokens))
-    return (index >= conversation.begin) & (index < len(conversation.tokens) - 1)
 
 
 def _digest(tokens: Sequence[int]) -> str:

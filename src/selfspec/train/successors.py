@@ -1,9 +1,8 @@
 """Counting trained successors: what the model says after a token and after a pair of tokens.
 
-It is counted in text that the model wrote. For every context the probabilities that the model gave
-to its likeliest next tokens are added up over all places, and divided by the number of places plus
-a half, so that a context that was met once promises less. Nothing is trained by gradient, and half
-an hour of the model's own text is of use. Knows no part's folder and no drafting.
+For every context in text that the model wrote, the probabilities that it gave to its likeliest next
+tokens are added up over all places, and divided by the number of places plus a half, so that a
+context that was met once promises less. Knows no part's folder and no drafting.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """Small decoder blocks for trained parts: Llama's block, with the numbers that the part names.
 
-`SmallBlock` holds the weights, with Llama's names, and is what is trained (train/). `Stack` runs
-such blocks with the operations of the model room, on a cache of their own. The same for every
-family of base: a part's block need not look like the base's.
+`small_block` makes the weights, which `train/` trains. Its class is Mistral's of transformers: the
+same block, but its heads may have any size. `Stack` runs such blocks with the operations of the
+model room, on a cache of their own. All bases have the same block, whatever theirs looks like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -59,54 +59,29 @@ class Rotary(nn.Module):
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
-class RmsNorm(nn.Module):
-    """x / rms(x) * w."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.variance_epsilon = EPS
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * unit(x)
-
-
-class _Attention(nn.Module):
-    def __init__(self, size: BlockSize) -> None:
-        super().__init__()
-        queries, keys = size.heads * size.head_size, size.kv_heads * size.head_size
-        self.q_proj = nn.Linear(size.width, queries, bias=False)
-        self.k_proj = nn.Linear(size.width, keys, bias=False)
-        self.v_proj = nn.Linear(size.width, keys, bias=False)
-        self.o_proj = nn.Linear(queries, size.width, bias=False)
-        self.scaling = size.head_size**-0.5
-
-
-class _Mlp(nn.Module):
-    def __init__(self, size: BlockSize) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(size.width, size.inner, bias=False)
-        self.up_proj = nn.Linear(size.width, size.inner, bias=False)
-        self.down_proj = nn.Linear(size.inner, size.width, bias=False)
-
-
-class SmallBlock(nn.Module):
+def small_block(size: BlockSize) -> Any:
     """The weights of one block. How they are run is `Stack`'s business, or the trainer's."""
+    # takes a second, and only those who have a part need it
+    from transformers.models.mistral.modeling_mistral import MistralConfig, MistralDecoderLayer
 
-    def __init__(self, size: BlockSize) -> None:
-        super().__init__()
-        self.size = size
-        self.self_attn = _Attention(size)
-        self.mlp = _Mlp(size)
-        self.input_layernorm = RmsNorm(size.width)
-        self.post_attention_layernorm = RmsNorm(size.width)
+    config = MistralConfig(
+        hidden_size=size.width,
+        intermediate_size=size.inner,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_size,
+        rms_norm_eps=EPS,
+    )
+    return MistralDecoderLayer(config, 0)
 
 
 class Stack:
     """Some blocks, one after the other, ready to run."""
 
-    def __init__(self, blocks: Sequence[SmallBlock], model: LayeredModel) -> None:
-        size, count = blocks[0].size, len(blocks)
+    def __init__(
+        self, size: BlockSize, tensors: Mapping[str, Tensor], count: int, model: LayeredModel
+    ) -> None:
+        """`tensors`: a part's, those of the blocks named blocks.0..., and so on."""
         shape = Shape(
             family="llama",
             layers=count,
@@ -126,10 +101,14 @@ class Stack:
         self.ops: Ops = operations_for("auto", dtype, device)
         self._size, family = size, FAMILIES["llama"]
         self._rope = rope = RopeTable(Rotary(size), shape.context, device)
-        self.blocks: list[Block] = [
-            own_block(block.to(device, dtype), index, family, shape, self.ops, rope)
-            for index, block in enumerate(blocks)
-        ]
+        self.blocks: list[Block] = []
+        for index in range(count):
+            with torch.device("meta"):
+                block = small_block(size)
+            own = {name: tensors[f"blocks.{index}.{name}"].float() for name in block.state_dict()}
+            block.load_state_dict(own, assign=True)
+            block.requires_grad_(False).to(device, dtype)
+            self.blocks.append(own_block(block, index, family, shape, self.ops, rope))
         self._passes, self._plan = Passes(self.blocks), LayerPlan(0, count)
         self._ones = Norm(torch.ones(size.width, dtype=dtype, device=device), EPS)
 
@@ -155,14 +134,3 @@ def unit(x: Tensor) -> Tensor:
     """x / rms(x), in float32. What `Stack.unit` computes."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype)
-
-
-def blocks_of(size: BlockSize, tensors: Mapping[str, Tensor], count: int) -> list[SmallBlock]:
-    """Blocks from a part's tensors, named blocks.0..., in float32."""
-    with torch.device("meta"):
-        blocks = [SmallBlock(size) for _ in range(count)]
-    for index, block in enumerate(blocks):
-        own = {name: tensors[f"blocks.{index}.{name}"].float() for name in block.state_dict()}
-        block.load_state_dict(own, assign=True)
-        block.requires_grad_(False)
-    return blocks

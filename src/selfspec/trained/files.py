@@ -2,14 +2,12 @@
 safetensors and JSON.
 
 `part.json` says what the part is, how it is built and on which model it was trained.
-`part.safetensors` holds its tensors. No pickle. Rows of the head and embeddings are the model's
-own, named by token ids, not stored again.
+`part.safetensors` holds its tensors. Rows of the head and embeddings are the model's own, named by
+token ids, not stored again.
 
-With a part of another model the text would still be right, but the drafts would be rubbish. So the
-model is recognised by what it computes: some numbers of its hidden states after a fixed text. They
-do not depend on kernels, nor (within rounding) on the precision.
-
-Does not know how a part drafts or learns.
+With a part of another model the text would still be right, but the drafts useless. So the model is
+recognised by what it computes: some numbers of its hidden states after a fixed text, which kernels
+and precision change within rounding. Does not know how a part drafts or learns.
 """
 
 from __future__ import annotations
@@ -58,13 +56,12 @@ class TrainedPart:
         """Raise unless this is a part of that kind for that model."""
         if self.kind != kind:
             raise OptionError(
-                f"this part is of kind {self.kind!r}, and {kind!r} is needed here; name the folder "
-                f"of such a part"
+                f"this part is of kind {self.kind!r}; name the folder of a {kind!r}"
             )
         if difference := unlike(self.base, signature(model)):
             raise OptionError(
                 f"this {kind} was trained on another model ({difference}), so its drafts would be "
-                f"rubbish; train one for this model: selfspec train MODEL --recipe {kind}"
+                f"useless; train one for this model: selfspec train MODEL --recipe {kind}"
             )
 
     def save(self, folder: Path, eight_bits: bool = False) -> None:
@@ -106,8 +103,8 @@ def load_part(folder: str | os.PathLike[str]) -> TrainedPart:
     missing += sorted({*kind.tensors}.difference(tensors))
     if missing:
         raise BrokenCheckpoint(
-            f"the part in {folder} is a {described['kind']} without {', '.join(missing)}, so it "
-            f"could not draft; copy or train it again"
+            f"the part in {folder} is a {described['kind']} without {', '.join(missing)}; copy or "
+            "train it again"
         )
     known = {name: described[name] for name in _DESCRIBED}
     return TrainedPart(described["kind"], tensors=tensors, **known)
