@@ -19,7 +19,7 @@ from ..model.families import Shape
 from ..model.layered import LayeredModel
 from ..model.weights import module
 from ..trained.blocks import BlockSize
-from .head_net import Batch, Drafted, HeadNet, roots_of
+from .head_net import Batch, Drafted, HeadNet, Roots, begins
 from .parts import FrozenModel, PartOptions, SmallPart
 
 STARTS = ("last-layer", "random")
@@ -72,7 +72,7 @@ class HeadTraining(SmallPart):
         batch["states"] = batch["states"].float()
         if generator and self.options.noise:
             batch["states"] += self.noise(batch["states"], generator)
-        roots = roots_of(batch, self.options.share if generator else 1.0, generator)
+        roots = Roots.at(self.some(begins(batch), generator))
         ahead = max(4, self.options.ahead) if measure else self.options.ahead
         candidates = self.candidates(batch, generator)
         with self.precision():

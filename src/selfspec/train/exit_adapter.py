@@ -65,7 +65,7 @@ class AdapterNet(BlockNet):
     def forward(self, states: Tensor, tokens: Tensor, roots: Roots) -> Tensor:
         """The adapted states of the roots, (roots, width)."""
         x: Tensor = self.enter(states)
-        everywhere = Roots(*torch.ones_like(tokens, dtype=torch.bool).nonzero(as_tuple=True))
+        everywhere = Roots.at(torch.ones_like(tokens, dtype=torch.bool))
         for index, block in enumerate(self.blocks):
             last = index == len(self.blocks) - 1
             at = roots if last else everywhere
@@ -113,7 +113,7 @@ def drafted_once(
     """One draft at every answered token, by a part that is not fed with its own outputs."""
     candidates = part.candidates(batch, generator)
     answered = batch["chances"].sum(-1) > 0
-    roots = Roots(*part.some(answered, generator).nonzero(as_tuple=True))
+    roots = Roots.at(part.some(answered, generator))
     with part.precision():
         x = states_at(roots)
         losses, counted, logits = losses_of(x, part.ends, batch, roots, 0, candidates)

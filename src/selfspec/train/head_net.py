@@ -74,6 +74,11 @@ class Roots:
     rows: Tensor
     tokens: Tensor
 
+    @classmethod
+    def at(cls, places: Tensor) -> Roots:
+        """Those of a mask, (n, tokens)."""
+        return cls(*places.nonzero(as_tuple=True))
+
     def take(self, x: Tensor, ahead: int = 0) -> Tensor:
         """x (n, tokens, ...) at the roots, or `ahead` tokens later (at the end: at the last)."""
         return x[self.rows, (self.tokens + ahead).clamp(max=x.shape[1] - 1)]
@@ -226,10 +231,7 @@ def positions_of(tokens: Tensor) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
 
 
-def roots_of(batch: Batch, share: float = 1.0, generator: torch.Generator | None = None) -> Roots:
-    """The tokens after which a draft begins: those before an answered one, or a share of them."""
+def begins(batch: Batch) -> Tensor:
+    """(n, tokens): whether a draft begins after a token, as the next one is answered."""
     answered = batch["chances"].sum(-1) > 0
-    begins = torch.cat([answered[:, 1:], torch.zeros_like(answered[:, :1])], dim=1)
-    if share < 1:
-        begins = begins & (torch.rand(begins.shape, generator=generator) < share).to(begins.device)
-    return Roots(*begins.nonzero(as_tuple=True))
+    return torch.cat([answered[:, 1:], torch.zeros_like(answered[:, :1])], dim=1)

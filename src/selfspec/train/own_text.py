@@ -220,13 +220,13 @@ class _Written:
     """What the file holds."""
 
     counts: Counter[str] = field(default_factory=Counter)  # answers to each prompt
-    answers: set[tuple[str, tuple[int, ...]]] = field(default_factory=set)
+    answers: set[tuple[str, int]] = field(default_factory=set)  # prompt, hash of the answer
 
     def add(self, line: dict[str, Any]) -> bool:
         """Book an answer. Returns whether it is new: one that its prompt already has counts, but is
         not written twice."""
         self.counts[line["key"]] += 1
-        answer = line["key"], tuple(line["response_ids"])
+        answer = line["key"], hash(tuple(line["response_ids"]))
         new = answer not in self.answers and bool(line["response_ids"])
         self.answers.add(answer)
         return new

@@ -26,8 +26,7 @@ from ..model.families import family_of
 from ..model.from_transformers import from_transformers
 from ..model.layered import LayeredModel
 from ..model.load.loading import load
-from ..trained.files import TrainedPart, load_part, signature
-from ..trained.kinds import KINDS
+from ..trained.files import KINDS, TrainedPart, load_part, signature
 from ..trained.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size

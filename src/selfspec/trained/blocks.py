@@ -62,7 +62,8 @@ class Rotary(nn.Module):
 def small_block(size: BlockSize) -> Any:
     """The weights of one block. How they are run is `Stack`'s business, or the trainer's."""
     # takes a second, and only those who have a part need it
-    from transformers.models.mistral.modeling_mistral import MistralConfig, MistralDecoderLayer
+    from transformers import MistralConfig
+    from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 
     config = MistralConfig(
         hidden_size=size.width,

@@ -27,7 +27,6 @@ from torch import Tensor
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from ..model.layered import LayeredModel
 from ..model.partial_head import PartialHead, head_over
-from .kinds import KINDS
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
@@ -37,6 +36,43 @@ T = TypeVar("T")
 _NEAR = 0.05
 _SIZES = ("family", "layers", "width", "vocabulary")  # of a model, in its signature
 _DESCRIBED = ("base", "settings", "facts")  # of a part, in its description
+
+
+@dataclass(frozen=True)
+class PartKind:
+    """What all parts of one kind have in common."""
+
+    drafter: str
+    """The drafter that takes such a part, by name."""
+    tensors: tuple[str, ...]
+    """Tensors that every such part holds. There may be more, as many as it has blocks or layers."""
+    settings: tuple[str, ...]
+    """What its settings say."""
+
+
+KINDS: Mapping[str, PartKind] = {
+    "draft-head": PartKind(
+        drafter="draft-head",
+        tensors=("vocabulary", "enter.weight", "again.weight"),
+        settings=("layers", "block"),
+    ),
+    "exit-adapter": PartKind(
+        drafter="early-exit",
+        tensors=("vocabulary", "enter.weight"),
+        settings=("exit", "blocks", "block"),
+    ),
+    "draft-lora": PartKind(
+        drafter="layer-skip", tensors=("vocabulary",), settings=("attention", "mlp", "rank")
+    ),
+    "successors": PartKind(
+        drafter="recycle",
+        tensors=(
+            *("tokens.keys", "tokens.successors", "tokens.chances"),
+            *("pairs.keys", "pairs.successors", "pairs.chances"),
+        ),
+        settings=("vocabulary",),
+    ),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,9 +91,7 @@ class TrainedPart:
     def require(self, kind: str, model: LayeredModel) -> None:
         """Raise unless this is a part of that kind for that model."""
         if self.kind != kind:
-            raise OptionError(
-                f"this part is of kind {self.kind!r}; name the folder of a {kind!r}"
-            )
+            raise OptionError(f"this part is of kind {self.kind!r}; name the folder of a {kind!r}")
         if difference := unlike(self.base, signature(model)):
             raise OptionError(
                 f"this {kind} was trained on another model ({difference}), so its drafts would be "
