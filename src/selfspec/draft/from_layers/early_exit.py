@@ -22,7 +22,7 @@ from ...errors import OptionError
 from ...model.compute.cache import RowSpan, TokenLayout
 from ...model.compute.plan import LayerPlan
 from ...model.layered import LayeredModel
-from ...trained.blocks import BlockSize, Stack, blocks_of
+from ...trained.blocks import BlockSize, Stack
 from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ..base import Drafter, DraftSession, Target
 from ..chain import LayerSession
@@ -81,7 +81,7 @@ class _Adapter:
 
     def __init__(self, part: TrainedPart, model: LayeredModel) -> None:
         size = BlockSize(**part.settings["block"])
-        self.stack = Stack(blocks_of(size, part.tensors, part.settings["blocks"]), model)
+        self.stack = Stack(size, part.tensors, part.settings["blocks"], model)
         self.rows = partial_head_of(part, model)
         enter = part.tensors["enter.weight"].to(model.device, model.dtype)
         self._enter = self.stack.ops.linear([enter], [None])

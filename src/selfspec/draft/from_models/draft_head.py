@@ -23,7 +23,7 @@ from ...core.sampling import Sampler
 from ...errors import OptionError
 from ...model.compute.cache import TokenLayout
 from ...model.layered import LayeredModel
-from ...trained.blocks import BlockSize, Stack, blocks_of
+from ...trained.blocks import BlockSize, Stack
 from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ..base import Drafter, DraftSession, Target
 from ..beam import Beam, layout_of
@@ -66,7 +66,7 @@ class _Head:
 
     def __init__(self, part: TrainedPart, model: LayeredModel) -> None:
         self.layers = tuple(part.settings["layers"])
-        self.stack = Stack(blocks_of(BlockSize(**part.settings["block"]), part.tensors, 1), model)
+        self.stack = Stack(BlockSize(**part.settings["block"]), part.tensors, 1, model)
         self.rows = partial_head_of(part, model)
         names, width = ("enter.weight", "again.weight"), model.shape.width
         enter, again = (part.tensors[name].to(model.device, model.dtype) for name in names)
