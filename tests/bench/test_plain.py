@@ -290,7 +290,7 @@ def test_the_command_runs_from_end_to_end(
     model = tmp_path / "model"
     tiny_model("llama", max_position_embeddings=256).save_pretrained(model)
     tiny_tokenizer().save_pretrained(model)
-    options = "--rounds 1 --new-tokens 8 --prompts 16,40 --contexts 32,64 --verify 1,8"
+    options = "--rounds 1 --max-new-tokens 8 --prompts 16,40 --contexts 32,64 --verify 1,8"
     options += " --threads 1 --peers transformers,selfspec"
     monkeypatch.setattr(
         sys,

@@ -163,7 +163,7 @@ def read_task(
     text: str,
     count: int = 0,
     skip_bad: bool = False,
-    contexts: Sequence[int] = CONTEXTS,
+    contexts: Sequence[int] = (),
     chat: bool | None = None,
 ) -> list[Asked]:
     """The samples of `NAME` or `NAME=PATH`: one, or one for each part (Spec-Bench's tasks, the
@@ -181,7 +181,7 @@ def read_task(
         )
     path = Path(given).expanduser() if given else None
     if name == LONG:
-        return _long(path, count or 4, contexts)
+        return _long(path, count or 4, contexts or CONTEXTS)
     items, source, skipped = _items(TASKS[name], path, skip_bad)
     parts: dict[str, list[Item]] = {}
     for item in items:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from ..errors import SelfCheckFailed
@@ -132,10 +131,8 @@ def measure(entered: Sequence[Entry], rounds: int) -> list[Row]:
     def turn(entry: Entry) -> Callable[[], None]:
         return lambda: written.update({entry.name: entry.run()})
 
-    done = TextColumn("{task.completed} of {task.total} answers")
-    columns = TextColumn("writing"), BarColumn(), done
-    with Progress(*columns, console=common.stderr(), transient=True) as progress:
-        task = progress.add_task("", total=len(entered) * (rounds + 1))
+    with common.bar("writing answers", transient=True) as progress:
+        task = progress.add_task("", total=len(entered) * (rounds + 1), words="")
         turns = {entry.name: timed(turn(entry)) for entry in entered}
         timings = interleave(turns, rounds, on_turn=lambda _: progress.advance(task))
     return [summary(entry.name, entered[0].name, written, timings.seconds) for entry in entered]

@@ -11,6 +11,7 @@ import inspect
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
@@ -52,6 +53,11 @@ ShowStats = Annotated[
 AsJson = Annotated[
     bool, output("--json", help="Print JSON instead, one object a line, with everything there is.")
 ]
+Show = Annotated[
+    Path | None, output("--show", help="Measure nothing: print the tables of this JSON.")
+]
+Plot = Annotated[bool, output(help="Draw the result beside its JSON, as PNG (needs matplotlib).")]
+Png = Annotated[Path | None, output("--png", help="Draw into this file (needs matplotlib).")]
 
 
 @dataclass(frozen=True)

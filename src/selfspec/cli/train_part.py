@@ -7,16 +7,13 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from . import common
@@ -69,9 +66,9 @@ def train_part(
     """Train a part of that kind."""
     from ..train.part_run import Observer
 
-    with common.stopping(common.bar("{task.description}", "words")) as bar:
+    with common.StepBar() as bar:
         make = _count if kind == "successors" else functools.partial(_train, kind)
-        report = make(model, data, out, asked, Observer(_reading, _Training(bar)))
+        report = make(model, data, out, asked, Observer(_reading, _training(bar)))
     if as_json:
         typer.echo(json.dumps(report.as_dict()))
     else:
@@ -139,23 +136,18 @@ def _reading(tokens: int, rate: int) -> None:
     common.stderr().print(line, style="dim", soft_wrap=True)
 
 
-class _Training:
-    """Moves the bar for somebody who watches, and writes lines into a file."""
+def _training(bar: common.StepBar) -> Callable[[Step], None]:
+    """Moves the bar, and writes a line at each measuring of acceptance."""
+    began, right = False, ""
 
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._task: Any = None
-        self._began: tuple[float, int] | None = None
-        self._right = ""
-
-    def __call__(self, step: Step) -> None:
-        if self._began is None:
-            self._began = time.perf_counter(), step.step - 1
-            self._bar.start()
-            self._task = self._bar.add_task("step", total=step.steps, completed=step.step, words="")
+    def tell(step: Step) -> None:
+        nonlocal began, right
+        if not began:
+            bar.begin(step.step - 1, step.steps)
+            began = True
         if step.acceptance:
-            self._right = "right " + " ".join(f"{share:.0%}" for share in step.acceptance)
-        words = f"loss {step.loss:.3f} · {step.tokens_per_second:.0f} tokens/s · {self._right}"
-        self._bar.update(self._task, completed=step.step, words=words)
-        if step.acceptance and not sys.stderr.isatty():
-            common.step_line(*self._began, step.step, step.steps, words)
+            right = "right " + " ".join(f"{share:.0%}" for share in step.acceptance)
+        words = f"loss {step.loss:.3f} · {step.tokens_per_second:.0f} tokens/s · {right}"
+        bar.at(step.step, words, line=bool(step.acceptance))
+
+    return tell
