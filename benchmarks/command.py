@@ -13,7 +13,8 @@ import torch
 import typer
 
 from selfspec import __version__
-from selfspec.bench.provenance import CHECKOUT, cpu_name, gather, package_versions, slug
+from selfspec.bench.peer_host import package_versions
+from selfspec.bench.provenance import CHECKOUT, cpu_name, gather, slug
 from selfspec.bench.schema import Provenance
 from selfspec.errors import SelfspecError
 

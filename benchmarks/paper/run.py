@@ -19,7 +19,8 @@ from benchmarks.paper.result import PaperResult, key_of
 from benchmarks.paper.table import COSINES, EXITS, LOSSY, OWN, PLAIN, PaperTable, exit_of
 from selfspec import __version__
 from selfspec.bench.contestants import own_options
-from selfspec.bench.provenance import gather, package_versions
+from selfspec.bench.peer_host import package_versions
+from selfspec.bench.provenance import gather
 from selfspec.bench.schema import OURS, Score, SuiteRun, write
 from selfspec.bench.suite import Suite
 from selfspec.bench.suite_run import PACKAGES, Wishes, folder_of, prepare

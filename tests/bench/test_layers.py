@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 import torch
@@ -63,7 +64,9 @@ def test_layers_that_add_nothing_settle_nothing_and_are_similar(silent: LLM) -> 
         [1.0] * 3
     )
     assert view.attention[0] < 0.999 and view.mlp[0] < 0.999
-    assert view.mean_settles == 1 and view.settled_by(1) == view.agreement(1) == 1
+    assert {each.settles for each in view.positions} == {1} and view.settled_by(
+        1
+    ) == view.agreement(1) == 1
 
 
 def test_first_named_is_not_settled() -> None:
@@ -125,7 +128,7 @@ def test_the_page_shows_every_guess_and_escapes_it(llm: LLM) -> None:
     )  # a row an exit, where it settles, two halves, two heads
     assert "&lt;" in page and "&amp;" in page and "<b>" not in page
     assert "http" not in page and "<script" not in page
-    assert f"{view.mean_settles:.1f} of {view.layers}" in summary(view)
+    assert f"{fmean(each.settles for each in view.positions):.1f} of {view.layers}" in summary(view)
 
 
 def test_the_picture_and_json_are_written(llm: LLM, tmp_path: Path) -> None:

@@ -67,20 +67,11 @@ class LayerView:
     tokens: int  # of the whole text, of which the positions are the last
     prompt_tokens: int
     positions: tuple[Position, ...]
-    attention: tuple[
-        float, ...
-    ]  # cosine similarity around each layer's attention half, over the whole text
+    # cosine similarity around each layer's halves, over the whole text
+    attention: tuple[float, ...]
     mlp: tuple[float, ...]
     kind: str = "inspect"
     schema_version: int = SCHEMA_VERSION
-
-    @property
-    def mean_first(self) -> float:
-        return fmean(position.first for position in self.positions)
-
-    @property
-    def mean_settles(self) -> float:
-        return fmean(position.settles for position in self.positions)
 
     def settled_by(self, layer: int) -> float:
         """Share of positions whose token no longer changes after that many layers."""

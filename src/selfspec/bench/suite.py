@@ -11,10 +11,9 @@ table looks like, or what was typed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from ..errors import OptionError, Unavailable
 from .contestants import Contestant, drafts_at_most
@@ -243,16 +242,12 @@ class Suite:
 
 
 def _turn(contestant: str, unit: Unit, number: int, made: Measured) -> Turn:
-    sizes = [len(row) for row in made.rows]
+    sizes, said = [len(row) for row in made.rows], made.counts
+    counts = Counts(**{each.name: said[each.name] for each in fields(Counts) if each.name in said})
     return Turn(
         contestant, unit.task, unit.names, len(sizes), number, made.seconds, made.first_seconds,
-        made.first_tokens, sizes, made.peak_memory_bytes, made.joules, [], _counts(made.counts),
+        made.first_tokens, sizes, made.peak_memory_bytes, made.joules, [], counts if said else None,
     )  # fmt: skip
-
-
-def _counts(said: Mapping[str, Any]) -> Counts | None:
-    known = {each.name: said[each.name] for each in fields(Counts) if each.name in said}
-    return Counts(**known) if said else None
 
 
 def first_difference(mine: Sequence[int], expected: Sequence[int]) -> int | None:

@@ -30,9 +30,8 @@ CONVERSATION = (
     "humanities",
 )
 CONTEXTS = (2048, 4096, 8192)
-CHARACTERS_A_TOKEN = (
-    12  # more than any ordinary text has: a window of so many characters holds enough tokens
-)
+# more than any ordinary text has: a window of so many characters holds enough tokens
+CHARACTERS_A_TOKEN = 12
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def data(
     ],
     prompts: Prompts,
     answers: Answers,
-    model: options.ModelOptions,
+    model: options.Loading,
     max_minutes: Annotated[
         float | None,
         options.run(

@@ -29,7 +29,7 @@ def exits(
     name: options.Model,
     data: options.DataFiles,
     texts: Texts,
-    model: options.ModelOptions,
+    model: options.Loading,
     png: options.Png = None,
     as_json: options.AsJson = False,
 ) -> None:

@@ -43,7 +43,7 @@ def generate(
     ],
     sampling: options.Sampling,
     drafting: options.Drafting,
-    model: options.ModelOptions,
+    model: options.Loading,
     max_new_tokens: options.MaxNewTokens = MAX_NEW_TOKENS,
     stop: options.Stop = None,
     chat: Annotated[

@@ -41,7 +41,7 @@ def inspect(
     png: options.Png = None,
     as_json: options.AsJson = False,
     *,
-    model: options.ModelOptions,
+    model: options.Loading,
 ) -> None:
     """Show which token each layer would name, where that settles, and how little each half changes
     the text's states.

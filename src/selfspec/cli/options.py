@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import inspect
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,13 +15,13 @@ from typing import Annotated, Any, cast, get_args, get_type_hints
 
 import typer
 
+from ..core.options import value_of
 from ..errors import OptionError
 from .flags import Flags, Typed, parameters_of, typed
 
 MODEL_HELP = "'demo' (built in), a folder, or a hub name: HuggingFaceTB/SmolLM2-360M-Instruct."
 GOES_ON = "An interrupted run goes on with what is there."
 
-_model = functools.partial(typer.Option, rich_help_panel="Model")
 _limit = functools.partial(typer.Option, rich_help_panel="Limits")
 output = functools.partial(typer.Option, rich_help_panel="Output")
 run = functools.partial(typer.Option, rich_help_panel="Run")
@@ -30,7 +29,10 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
 Threads = Annotated[
-    int | None, _model("--threads", min=1, help="CPU threads. Without it torch decides.")
+    int | None,
+    typer.Option(
+        "--threads", min=1, help="CPU threads. Without it torch decides.", rich_help_panel="Model"
+    ),
 ]
 DataFiles = Annotated[
     list[str],
@@ -64,38 +66,27 @@ Png = Annotated[Path | None, output("--png", help="Draw into this file (needs ma
 class ModelOptions:
     """How to load a model."""
 
-    dtype: Annotated[
-        str,
-        _model("--dtype", help="Number format to compute in: auto, float32, bfloat16, float16."),
-    ] = "auto"
-    device: Annotated[
-        str, _model("--device", help="Where the model runs: auto, cpu, cuda or cuda:N.")
-    ] = "auto"
-    threads: Threads = None
-    kernel: Annotated[
-        str,
-        _model(
-            "--kernel",
-            help="Who computes: auto, native (our own kernels: float32 on a CPU), mkl, plain or "
-            "static (torch).",
-        ),
-    ] = "auto"
-    weights: Annotated[
-        str, _model("--weights", help="How our own kernels store weights: auto or float32.")
-    ] = "auto"
-    revision: Annotated[
-        str | None, _model("--revision", help="Branch, tag or commit of a model on the hub.")
-    ] = None
-    token: Annotated[str | None, _model("--token", help="Token for gated hub models.")] = None
-    adapter: Annotated[
-        str, _model("--adapter", help="PEFT adapters: auto, merge, or live (beside the weights).")
-    ] = "auto"
-    long_context: Annotated[
-        bool, _model("--long-context", help="Run longrope models as if all texts were long.")
-    ] = False
-    trust_remote_code: Annotated[
-        bool, _model("--trust-remote-code", help="Let the model's repository run its code here.")
-    ] = False
+    dtype: str = "auto"
+    """Number format to compute in: auto, float32, bfloat16, float16."""
+    device: str = "auto"
+    """Where the model runs: auto, cpu, cuda or cuda:N."""
+    threads: int | None = None
+    """CPU threads. Without it torch decides."""
+    kernel: str = "auto"
+    """Who computes: auto, native (our own kernels: float32 on a CPU), mkl, plain or static
+    (torch)."""
+    weights: str = "auto"
+    """How our own kernels store weights: auto or float32."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub."""
+    token: str | None = None
+    """Token for gated hub models."""
+    adapter: str = "auto"
+    """PEFT adapters: auto, merge, or live (beside the weights)."""
+    long_context: bool = False
+    """Run longrope models as if all texts were long."""
+    trust_remote_code: bool = False
+    """Let the model's repository run its code here."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +116,7 @@ class DraftOptions:
 
 
 def _pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
-    """NAME=VALUE as a mapping: a value is JSON (numbers, true, lists), else text."""
+    """NAME=VALUE as a mapping."""
     options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -133,13 +124,11 @@ def _pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
             raise OptionError(
                 f"{flag} {text!r} is not NAME=VALUE, so it names no option; write {flag} tokens=6"
             )
-        try:
-            options[name.replace("-", "_")] = json.loads(value)
-        except ValueError:
-            options[name.replace("-", "_")] = value
+        options[name.replace("-", "_")] = value_of(value)
     return options
 
 
+Loading = Annotated[ModelOptions, Flags("cli.options:ModelOptions", "Model")]
 Sampling = Annotated[
     Typed, Flags("core.sampling:SamplingParams", "Sampling", without=("logit_bias",))
 ]

@@ -59,7 +59,7 @@ def sweep(
         bool, options.output("--fresh", help="Measure anew, over a result that is there.")
     ] = False,
     show: options.Show = None,
-    model: options.ModelOptions,
+    model: options.Loading,
 ) -> None:
     """Measure how a model's speed depends on exit layer, drafts and skipped halves, always next to
     plain decoding.
@@ -89,7 +89,8 @@ def sweep(
 def _measure(
     llm: LLM, name: str, wanted: SweepOptions, data: Path | None, out: Path, fresh: bool
 ) -> None:
-    from ..bench.provenance import gather, package_versions
+    from ..bench.peer_host import package_versions
+    from ..bench.provenance import gather
     from ..bench.schema import continued
     from ..bench.sweep import Sweeping
     from ..bench.sweep_result import Sweep

@@ -5,7 +5,6 @@ Only asks and shows: what is trained and how is decided in the room `train`.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from . import common
 from .flags import Flags, Typed
 
 if TYPE_CHECKING:
-    from ..train.part_run import Observer, PartReport
+    from ..train.part_run import PartReport
     from ..train.parts import Progress as Step
 
 PANEL = "Small parts"
@@ -64,47 +63,32 @@ def train_part(
     kind: str, model: str, data: Sequence[str], out: Path, asked: Typed, as_json: bool
 ) -> None:
     """Train a part of that kind."""
-    from ..train.part_run import Observer
-
-    with common.StepBar() as bar:
-        make = _count if kind == "successors" else functools.partial(_train, kind)
-        report = make(model, data, out, asked, Observer(_reading, _training(bar)))
-    if as_json:
-        typer.echo(json.dumps(report.as_dict()))
-    else:
-        _say(report, model, out)
-
-
-def _train(
-    kind: str, model: str, data: Sequence[str], out: Path, asked: Typed, observer: Observer
-) -> PartReport:
     from ..train.draft_head import HeadRecipe
     from ..train.draft_lora import LoraRecipe
     from ..train.exit_adapter import AdapterRecipe
-    from ..train.part_run import train_small_part
+    from ..train.part_run import Observer, train_small_part, train_successors
     from ..train.parts import PartOptions
+    from ..train.successors import CountOptions
 
-    recipe_of: dict[str, Any] = {
+    recipes: dict[str, Any] = {
         "draft-head": HeadRecipe,
         "exit-adapter": AdapterRecipe,
         "draft-lora": LoraRecipe,
     }
-    recipe, options = asked.make(recipe_of[kind]), asked.make(PartOptions)
-    typed = asked.pick("length", "held_out", "states", "start_from", "plot")
-    return train_small_part(
-        model, data, out, recipe=recipe, options=options, observer=observer, **typed
-    )
-
-
-def _count(
-    model: str, data: Sequence[str], out: Path, asked: Typed, observer: Observer
-) -> PartReport:
-    from ..train.part_run import train_successors
-    from ..train.successors import CountOptions
-
-    typed = asked.pick("length", "held_out", "states", "max_minutes")
-    options = asked.make(CountOptions)
-    return train_successors(model, data, out, options=options, observer=observer, **typed)
+    with common.StepBar() as bar:
+        how: dict[str, Any] = {"observer": Observer(_reading, _training(bar))}
+        how |= asked.pick("length", "held_out", "states")
+        if kind == "successors":
+            how |= {"options": asked.make(CountOptions), **asked.pick("max_minutes")}
+            report = train_successors(model, data, out, **how)
+        else:
+            how |= {"recipe": asked.make(recipes[kind]), "options": asked.make(PartOptions)}
+            how |= asked.pick("start_from", "plot")
+            report = train_small_part(model, data, out, **how)
+    if as_json:
+        typer.echo(json.dumps(report.as_dict()))
+    else:
+        _say(report, model, out)
 
 
 def _say(report: PartReport, model: str, out: Path) -> None:
