@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.command import Model, Out, Show, made_by, result_path, run_command
+from benchmarks.command import Model, Out, Show, grouped, made_by, result_path, run_command
 from benchmarks.libraries_report import REFERENCE, Answer, LibrariesRun, markdown
 from benchmarks.near_identity import near_identity_folder
 from selfspec.bench.peers import Peer, PeerFailed, PeerSpec, choose, find_peers
@@ -27,7 +27,6 @@ from selfspec.bench.suite import first_difference
 from selfspec.bench.suite_run import folder_of, words_of
 from selfspec.bench.tasks import Item, read_questions
 from selfspec.cli.bench import progress_bar
-from selfspec.cli.options import grouped
 from selfspec.errors import OptionError
 
 PEERS = "transformers,selfspec,economize,flashspec"

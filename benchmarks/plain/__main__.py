@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.command import Model, Out, Show, result_path, run_command, tokenizer_of
+from benchmarks.command import Model, Out, Show, grouped, result_path, run_command, tokenizer_of
 from benchmarks.plain import gpu_report, report
 from benchmarks.plain.gpu import GpuOptions, GpuRun
 from benchmarks.plain.results import PlainRun
@@ -20,7 +20,6 @@ from selfspec.bench.peers import choose, find_peers
 from selfspec.bench.schema import OURS, parsed, read
 from selfspec.bench.suite_run import folder_of
 from selfspec.cli.bench import progress_bar
-from selfspec.cli.options import grouped
 from selfspec.core.options import numbers
 from selfspec.errors import OptionError
 

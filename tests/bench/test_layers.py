@@ -14,7 +14,7 @@ import torch
 from selfspec import LLM
 from selfspec.bench.layers import LayerView, look, visible_mask
 from selfspec.bench.layers_report import layers_page, pictures, summary
-from selfspec.errors import OptionError, PromptError
+from selfspec.errors import OptionError, PromptError, Unavailable
 from selfspec.lossy import early_exit_generate
 from selfspec.testing import tiny_llm, tiny_model, tiny_tokenizer
 
@@ -103,7 +103,7 @@ def test_bad_input(llm: LLM) -> None:
         look(llm, "")
     with pytest.raises(OptionError, match="last=0"):
         look(llm, TEXT, last=0)
-    with pytest.raises(PromptError, match="without a tokenizer"):
+    with pytest.raises(Unavailable, match="without a tokenizer"):
         look(LLM(llm.model, None, "bare"), TEXT)
     assert look(LLM(llm.model, None, "bare"), [5, 6]).positions[0].token == "<5>"
 

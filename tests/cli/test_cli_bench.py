@@ -147,7 +147,7 @@ def test_nothing_to_ask_is_a_message(tmp_path: Path, model: Path) -> None:
     done = CliRunner().invoke(app, ["bench", str(model)])
     assert done.exit_code == 1 and "--task" in done.output
     done = CliRunner().invoke(app, ["bench", str(tmp_path), "--task", "gsm8k=x"])
-    assert done.exit_code == 1 and "neither 'demo', nor a folder" in " ".join(done.output.split())
+    assert done.exit_code == 1 and "has no config.json" in " ".join(done.output.split())
     with pytest.raises(OptionError, match="two tasks are called 'x'"):
         for name in ("x.jsonl", "y.jsonl"):
             (tmp_path / name).write_text('{"prompt": "a", "category": "x"}\n')

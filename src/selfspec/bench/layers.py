@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import OptionError, PromptError
+from ..errors import OptionError
 from ..model.compute.plan import LayerPlan
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def look(llm: LLM, prompt: str | Sequence[int], last: int = 40, new_tokens: int 
             f"last={last}, new_tokens={new_tokens}: there is nothing to look at; use last >= 1 and "
             "new_tokens >= 0"
         )
-    text = ids = _encoded(llm, prompt)
+    text = ids = llm.encode(prompt)
     llm.model.check_length(len(ids))
     if new_tokens:
         text = [*ids, *llm.generate(ids, max_new_tokens=new_tokens, draft=None).tokens]
@@ -132,17 +132,6 @@ class Similarities:
         """One a layer, of its attention or of its MLP half."""
         found = ((key, total) for key, total in self._sums.items() if key[1] == attention)
         return tuple(total / self._counts[key] for key, total in found)
-
-
-def _encoded(llm: LLM, prompt: str | Sequence[int]) -> list[int]:
-    if not isinstance(prompt, str):
-        return list(prompt)
-    if llm.tokenizer is None:
-        raise PromptError(
-            f"{llm.info.name} was loaded without a tokenizer, so a text cannot be read; give token "
-            "ids"
-        )
-    return list(llm.tokenizer(prompt)["input_ids"])
 
 
 @torch.inference_mode()

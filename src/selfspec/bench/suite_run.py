@@ -7,15 +7,15 @@ Does not measure and does not print.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import OptionError, Unavailable
+from ..errors import OptionError
 from ..model.load.placement import parse_device
+from ..model.load.source import locate
 from .contestants import contestants
 from .costs import CONTEXTS as STEP_CONTEXTS
 from .engines import Engines
@@ -29,7 +29,6 @@ from .suite import LONGEST_BLOCK, Suite
 from .tasks import Item, read_task
 
 PACKAGES = ("torch", "transformers")
-FETCHED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 @dataclass(frozen=True)
@@ -125,28 +124,14 @@ class Words:
 
 def folder_of(model: str) -> Path:
     """The folder that all peers load: the demo model's, the named one, or what the hub gives."""
-    if model == "demo":
-        from ..model.load.demo import demo_folder
-
-        return demo_folder()
-    folder = Path(model).expanduser()
-    if (folder / "config.json").is_file():
-        return folder.resolve()
-    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+    source = locate(model, revision=None, token=None, trust=False)
+    source.fetch_weights()
+    if not (source.folder / "config.json").is_file():
         raise OptionError(
-            f"{model!r} is neither 'demo', nor a folder with a config.json, nor a hub name like "
-            "OWNER/NAME"
+            f"the folder {source.folder.name!r} has no config.json, so no engine can load it; name "
+            "a model's folder, 'demo', or a hub name (owner/name)"
         )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=FETCHED))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        kind = type(error).__name__
-        raise Unavailable(
-            f"{model!r} could not be fetched ({kind}); give a folder on this machine"
-        ) from error
+    return source.folder.resolve()
 
 
 def words_of(folder: Path) -> Words:

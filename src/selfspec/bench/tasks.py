@@ -19,16 +19,9 @@ from ..errors import OptionError, nearest
 from .schema import Sample
 from .sources import Row, read_hub, read_rows, read_text
 
-CONVERSATION = (
-    "writing",
-    "roleplay",
-    "reasoning",
-    "math",
-    "coding",
-    "extraction",
-    "stem",
-    "humanities",
-)
+CONVERSATION = (  # MT-Bench's categories, which Spec-Bench reports as one task
+    "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
+)  # fmt: skip
 CONTEXTS = (2048, 4096, 8192)
 # more than any ordinary text has: a window of so many characters holds enough tokens
 CHARACTERS_A_TOKEN = 12

@@ -149,21 +149,6 @@ def facts(title: str) -> Table:
     return grid
 
 
-def stats_line(stats: Stats) -> str:
-    """What a generation cost, in one line."""
-    cached = f" ({stats.cached_prompt_tokens} cached)" if stats.cached_prompt_tokens else ""
-    accepted = f"{stats.accepted} of {stats.drafted} drafts accepted ({stats.acceptance:.0%})"
-    parts = [
-        f"prompt {stats.prompt_tokens} tokens{cached} in {stats.prefill_seconds:.2f} s",
-        f"{stats.new_tokens} new tokens at {stats.decode_tokens_per_second:.1f} tokens/s "
-        f"({stats.tokens_per_second:.1f} with the prompt)",
-        f"{stats.forward_passes} passes",
-        *([accepted] if stats.drafted else []),
-        f"peak {megabytes(stats.peak_memory_bytes)}",
-    ]
-    return " · ".join(parts)
-
-
 def megabytes(count: float) -> str:
     """Bytes as people read them."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
@@ -172,4 +157,15 @@ def megabytes(count: float) -> str:
 def print_stats(all_stats: Sequence[Stats]) -> None:
     """The cost of each generation on standard error, where it cannot get into a pipe."""
     for stats in all_stats:
-        stderr().print(stats_line(stats), style="dim", markup=False, soft_wrap=True)
+        cached = f" ({stats.cached_prompt_tokens} cached)" if stats.cached_prompt_tokens else ""
+        parts = [
+            f"prompt {stats.prompt_tokens} tokens{cached} in {stats.prefill_seconds:.2f} s",
+            f"{stats.new_tokens} new tokens at {stats.decode_tokens_per_second:.1f} tokens/s "
+            f"({stats.tokens_per_second:.1f} with the prompt)",
+            f"{stats.forward_passes} passes",
+        ]
+        if stats.drafted:
+            kept = f"{stats.accepted} of {stats.drafted} drafts accepted"
+            parts.append(f"{kept} ({stats.acceptance:.0%})")
+        parts.append(f"peak {megabytes(stats.peak_memory_bytes)}")
+        stderr().print(" · ".join(parts), style="dim", markup=False, soft_wrap=True)

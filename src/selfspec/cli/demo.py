@@ -154,10 +154,11 @@ def difference(
     """Where the tokens part, and how far apart the reference's logits are there, or None."""
     import torch
 
-    if expected == tokens:
+    from ..bench.suite import first_difference
+
+    index = first_difference(tokens, expected)
+    if index is None:
         return None
-    shortest = min(len(expected), len(tokens))
-    index = next((i for i in range(shortest) if expected[i] != tokens[i]), shortest)
     with torch.inference_mode():
         logits = reference(torch.tensor([ids + expected[:index]])).logits[0, -1]
     best, second = torch.topk(logits.float(), 2).values.tolist()

@@ -5,13 +5,12 @@ A command that takes a group as a parameter, under `@grouped`, has its fields as
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args, get_type_hints
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -136,58 +135,33 @@ Drafting = Annotated[DraftOptions, Flags("cli.options:DraftOptions", "Drafting")
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each parameter that is a group of options replaced by those options.
+    """The command with each parameter that stands for a group of options replaced by those options.
 
-    A group is a dataclass whose fields are annotated options, or `Annotated[kind, Flags(...), ...]`
-    with the flags of one or more classes. The command gets a `Typed`, or what was typed as `kind`.
+    A group is `Annotated[kind, Flags(...), ...]`, with the flags of one or more classes. The
+    command gets a `Typed`, or what was typed as `kind`.
     """
     signature = inspect.signature(command, eval_str=True)
     parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
-    groups: dict[str, Group] = {}
+    groups: dict[str, list[Flags]] = {}
     for name, parameter in signature.parameters.items():
-        if group := _group(parameter.annotation):
-            groups[name] = group
-        parameters += group.parameters if group else [parameter.replace(kind=_KEYWORD)]
+        notes = getattr(parameter.annotation, "__metadata__", ())
+        if flags := [note for note in notes if isinstance(note, Flags)]:
+            groups[name] = flags
+        parameters += parameters_of(flags) or [parameter.replace(kind=_KEYWORD)]
 
     @functools.wraps(command)
     def flat(context: typer.Context, **values: Any) -> None:
-        for name, group in groups.items():
-            own = {option.name: values.pop(option.name) for option in group.parameters}
-            values[name] = group.collect(own, context)
+        for name, flags in groups.items():
+            fields = {field for group in flags for field in group.fields}
+            own = {field: values.pop(field) for field in fields}
+            given = {field: value for field, value in own.items() if _given(field, context)}
+            kind, found = get_args(signature.parameters[name].annotation)[0], typed(given, flags)
+            values[name] = found if kind is Typed else found.make(kind)
         command(**values)
 
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     flat.__annotations__ = {option.name: option.annotation for option in parameters}
     return flat
-
-
-@dataclass(frozen=True)
-class Group:
-    """Options that a command gets as one value: their parameters, and how values become one."""
-
-    parameters: Sequence[inspect.Parameter]
-    collect: Callable[[dict[str, Any], typer.Context], Any]
-
-
-def _group(annotation: Any) -> Group | None:
-    """What a command's parameter stands for. None for a single option."""
-    flags = [note for note in getattr(annotation, "__metadata__", ()) if isinstance(note, Flags)]
-    if flags:
-        kind = get_args(annotation)[0]
-
-        def collect(values: dict[str, Any], context: typer.Context) -> Any:
-            given = typed({name: values[name] for name in values if _given(name, context)}, flags)
-            return given if kind is Typed else given.make(kind)
-
-        return Group(parameters_of(flags), collect)
-    if not dataclasses.is_dataclass(annotation):
-        return None
-    hints, make = get_type_hints(annotation, include_extras=True), cast(type, annotation)
-    parameters = [
-        inspect.Parameter(field.name, _KEYWORD, default=field.default, annotation=hints[field.name])
-        for field in dataclasses.fields(annotation)
-    ]
-    return Group(parameters, lambda values, _: make(**values))
 
 
 def _given(name: str, context: typer.Context) -> bool:

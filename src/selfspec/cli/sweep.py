@@ -123,11 +123,6 @@ def _prompts(llm: LLM, data: Path | None, new_tokens: int) -> list[Prompt]:
     from ..bench.prompts import Prompt
     from ..bench.tasks import read_questions
 
-    if llm.tokenizer is None:
-        raise OptionError(
-            "a sweep asks questions in words and this model was loaded without a tokenizer; add "
-            "its files to the folder"
-        )
     asked = [(each.task, each.text) for each in read_questions(data, 1)] if data else QUESTIONS
     room = llm.info.context - new_tokens
     if room < 8:
@@ -137,10 +132,8 @@ def _prompts(llm: LLM, data: Path | None, new_tokens: int) -> list[Prompt]:
         )
     found = []
     for name, text in asked:
-        if common.has_chat_template(llm):
-            ids = llm.encode_chat([common.user(text)])
-        else:
-            ids = list(llm.tokenizer(text)["input_ids"])
+        chat = common.has_chat_template(llm)
+        ids = llm.encode_chat([common.user(text)]) if chat else llm.encode(text)
         found.append(Prompt(name, name, tuple(ids[-room:])))
     return found
 
