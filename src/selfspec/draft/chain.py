@@ -25,7 +25,7 @@ from ..errors import OptionError
 from ..model.compute.cache import RowSpan, TokenLayout
 from ..model.compute.plan import LayerPlan
 from ..model.partial_head import PartialHead, partial_head
-from .base import DraftSession, Target
+from .base import DraftSession, Target, Texts
 
 
 @dataclass
@@ -89,9 +89,7 @@ class ChainSession(DraftSession):
         """The states from which a row's verification may go on, once its draft is made."""
         return None
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         if self._with_prompts and self._partial is None and self._scored is not None:
             prompts = chain.from_iterable(row.prompt for row in self.rows.values())
             self._partial = self._scored.joined_by(prompts)
@@ -110,7 +108,7 @@ class ChainSession(DraftSession):
         exits = self.exits(row) if state.guesses else None
         return Draft(Tree.chain(text[-1], state.guesses), probs, exits)
 
-    def _draft(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> None:
+    def _draft(self, rows: Sequence[int], texts: Texts, budget: Budget) -> None:
         """One token after another, each row as far as its budget and its confidence go."""
         active = [index for index, most in enumerate(budget.tokens) if most > 0]
         while active:
@@ -129,9 +127,7 @@ class ChainSession(DraftSession):
                 and state.guesses[-1] not in state.ends
             ]
 
-    def _next_hidden(
-        self, rows: Sequence[int], last: Sequence[int], texts: Sequence[Sequence[int]]
-    ) -> Tensor:
+    def _next_hidden(self, rows: Sequence[int], last: Sequence[int], texts: Texts) -> Tensor:
         """The states of each row's last guess, or of its text's last token."""
         lengths = [
             len(text) + len(self.rows[row].guesses) for row, text in zip(rows, texts, strict=True)
@@ -141,9 +137,7 @@ class ChainSession(DraftSession):
         layout = self.cache.layout_at(spans)
         return self.hidden(torch.tensor(last, device=self.target.model.device), layout, rows)
 
-    def _draft_unread(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]
-    ) -> None:
+    def _draft_unread(self, rows: Sequence[int], texts: Texts, most: Sequence[int]) -> None:
         """Greedy drafts of known lengths. Nothing is decided on the way, so a GPU's tokens are read
         once, at the end. Going on behind an end of sequence costs less than to look for one."""
         steps: list[tuple[list[int], Tensor]] = []
@@ -172,11 +166,7 @@ class ChainSession(DraftSession):
         return self._partial.tokens[best] if self._partial else best
 
     def _choose(
-        self,
-        x: Tensor,
-        states: Sequence[_ChainRow],
-        texts: Sequence[Sequence[int]],
-        threshold: float | None,
+        self, x: Tensor, states: Sequence[_ChainRow], texts: Texts, threshold: float | None
     ) -> tuple[list[int], list[bool]]:
         logits = self._logits(x)
         sure = [True] * len(states)
@@ -253,9 +243,7 @@ class LayerSession(ChainSession):
             pieces = [_piece(plan, 0, self._exact), _piece(plan, self._exact, plan.stop)]
             self._pieces = [piece for piece in pieces if piece]
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         if self.plan is None:
             return [Draft.chain(text) for text in texts]
         self._states = {row: [] for row in rows}

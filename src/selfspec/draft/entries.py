@@ -16,9 +16,12 @@ import torch
 from torch import Tensor
 
 from ..core.contract import Budget, Outcome
+from ..core.sampling import Sampler
 from ..model.compute.cache import KVCache, RowSpan
 from ..model.compute.hidden_states import StateCollector
 from ..model.layered import PREFILL_CHUNK
+from .base import Texts
+from .chain import ChainSession
 
 
 @dataclass
@@ -86,7 +89,7 @@ class Entries:
             known.first, known.held, known.waiting = first, 0, None
         known.waiting = states if known.waiting is None else torch.cat([known.waiting, states])
 
-    def allow(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Budget:
+    def allow(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Budget:
         """The budget, with nothing for rows whose latest states are missing."""
         most = [
             tokens if self._known[row].end == len(text) - 1 else 0
@@ -109,3 +112,26 @@ class Entries:
                     known.waiting = known.waiting[count:] if count < len(known.waiting) else None
                     room -= count
             yield Unread(spans, begins, torch.cat(states))
+
+
+class EntriesSession(ChainSession):
+    """A session whose trained part has entries, in `_entries`. Goes before another base class."""
+
+    def use_entries(self, layers: Sequence[int], cache: KVCache) -> None:
+        """To be called once, by `__init__`."""
+        self._entries = Entries(layers, cache)
+        self.collectors = [self._entries.collectors]
+
+    def admit(
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
+    ) -> None:
+        super().admit(row, prompt, sampler, ends)
+        self._entries.admit(row)
+        self._entries.cache.reserve(len(prompt) + 64)
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        self._entries.drop(row)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._entries.observe(outcome)

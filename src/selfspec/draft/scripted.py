@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from ..core.contract import Budget, Draft
 from ..core.sampling import Sampler
-from .base import Drafter, DraftSession, Target
+from .base import Drafter, DraftSession, Target, Texts
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,7 @@ class _Scripted(DraftSession):
     ) -> None:
         self._begins[row] = len(prompt)
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         drafts = []
         for row, text, most in zip(rows, texts, budget.tokens, strict=True):
             written = len(text) - self._begins[row]

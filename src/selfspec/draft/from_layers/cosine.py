@@ -21,7 +21,7 @@ from torch import Tensor
 from ...core.contract import Budget, Draft
 from ...errors import OptionError
 from ...model.compute.plan import LayerPlan
-from ..base import Drafter, DraftSession, Target
+from ..base import Drafter, DraftSession, Target, Texts
 from ..chain import LayerSession
 
 
@@ -95,9 +95,7 @@ class CosineDrafting(LayerSession):
         self._sums[layer] = self._sums[layer] + similarity if layer in self._sums else similarity
         self._positions[layer] += len(before)
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         if self.cosines is None or sum(self._positions) > self._chosen_at:
             self._choose_plan()
         return super().propose(rows, texts, budget)

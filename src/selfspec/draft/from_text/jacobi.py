@@ -14,7 +14,7 @@ from typing import ClassVar
 from ...core.contract import Budget, Draft, Outcome
 from ...core.randomness import uniform
 from ...errors import OptionError, nearest
-from ..base import Drafter, DraftSession, Target
+from ..base import Drafter, DraftSession, Target, Texts
 
 FILLS = ("text", "last")
 
@@ -44,9 +44,7 @@ class _Iterating(DraftSession):
     def drop(self, row: int) -> None:
         self._guesses.pop(row, None)
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         drafts = []
         for row, text, most in zip(rows, texts, budget.tokens, strict=True):
             guesses = self._guesses.get(row, [])[:most]
