@@ -17,9 +17,9 @@ from ..control.base import ControlSession
 from ..core.contract import Budget, Draft, Outcome
 from ..core.sampling import Sampler
 from ..model.compute.cache import KVCache
+from ..model.compute.call import HalfObserver
 from ..model.compute.hidden_states import StateCollector
 from ..model.layered import LayeredModel
-from ..model.passes import HalfObserver
 
 Texts = Sequence[Sequence[int]]
 """The full ids of some rows, prompts included."""

@@ -23,10 +23,10 @@ from torch import Tensor
 from ..core.contract import Draft, Outcome, RowStep, Stats, Step
 from ..draft.base import Target
 from ..model.compute.cache import KVCache, RowSpan
+from ..model.compute.call import HalfObserver
 from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
 from ..model.layered import PREFILL_CHUNK, LayeredModel
-from ..model.passes import HalfObserver
 from .group import Group
 from .keeping import Block, Decision, decide
 from .row import Request, Row

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..model.block import Block, own_block
 from ..model.compute.cache import KVCache, TokenLayout
+from ..model.compute.call import Call
 from ..model.compute.norms import Norm
 from ..model.compute.ops import Ops
 from ..model.compute.plan import LayerPlan
@@ -160,7 +161,7 @@ class Stack:
     def run(self, x: Tensor, cache: KVCache, layout: TokenLayout) -> Tensor:
         """(tokens, width) through all blocks."""
         self._rope.reserve(max(span.first + span.count for span in layout.spans))
-        x, *_ = self._passes.run(x, self._plan, cache, layout.on(self._model.device))
+        x, *_ = self._passes.run(x, Call(self._plan, cache, layout.on(self._model.device)))
         cache.advance(layout, tuple(range(len(self.blocks))))
         return x
 

@@ -14,15 +14,14 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..cache import KVCache, TokenLayout
-from ..plan import LayerPlan
+from ..call import Call, Layers
 from .frame import FIELDS, MAX_TOKENS, WIDTHS, Frame, Grid, bucket, grid_for, packed
 from .graphs import CudaRecorder, Recorder, Recording, Work
 from .storage import StaticCache, Storage
@@ -30,7 +29,6 @@ from .storage import StaticCache, Storage
 MAX_STEPS = 128  # recorded at the same time: the least recently used one is dropped
 HEAD_TOKENS = (*WIDTHS, 64, 96, 128, 192, 256, 384, MAX_TOKENS)  # that a head's step takes
 
-Layers = Callable[[Tensor, LayerPlan, KVCache, TokenLayout, Sequence[int]], tuple[Tensor, ...]]
 Head = Callable[[Tensor], Tensor]
 Key = tuple[Hashable, ...]  # begins with a storage's number, or with the name of a head
 
@@ -72,20 +70,13 @@ class StepRunner:
         return sum(step.recording is not None for step in list(self._steps.values()))
 
     def run(
-        self,
-        layers: Layers,
-        x: Tensor,
-        plan: LayerPlan,
-        cache: StaticCache,
-        layout: TokenLayout,
-        collected: Sequence[int],
-        reads: Callable[[], object],
+        self, layers: Layers, x: Tensor, call: Call, cache: StaticCache, reads: Callable[[], object]
     ) -> tuple[Tensor, ...] | None:
-        """The hidden states that `layers` returns for a call, or None if it does not fit a step.
+        """What `layers` makes of a call on this cache, or None if it does not fit a step.
 
         `reads()` gives the tensors that a step reads beside weights, buffers and storage.
         """
-        storage = cache.storage
+        storage, layout = cache.storage, call.layout
         grid = grid_for(layout, storage.rows, storage.slots)
         if grid is None:
             return None
@@ -105,9 +96,9 @@ class StepRunner:
 
             def work() -> tuple[Tensor, ...]:
                 frame = Frame.of(inputs.table, grid, storage.keys, storage.values)
-                return layers(inputs.x, plan, cache, frame, collected)
+                return layers(inputs.x, replace(call, layout=frame))
 
-            key = (storage.number, plan, grid, *collected)
+            key = (storage.number, call.plan, grid, *call.collected)
             states = self._run(key, work, lambda: (storage, inputs, reads()))
             return tuple(out.clone() if where is None else out[where] for out in states)
 
