@@ -10,17 +10,10 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from ..core.contract import Budget, Outcome, RoundTime
-from ..core.sampling import Sampler
 
 
 class ControlSession(ABC):
     """A controller at work on one generation."""
-
-    def admit(self, row: int, prompt: Sequence[int], sampler: Sampler) -> None:  # noqa: B027
-        """A row begins. Most controllers treat all rows alike."""
-
-    def drop(self, row: int) -> None:  # noqa: B027
-        """A row has ended."""
 
     @abstractmethod
     def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:

@@ -39,15 +39,6 @@ class Known:
         return self.first + self.held + (0 if self.waiting is None else len(self.waiting))
 
 
-@dataclass(frozen=True)
-class Unread:
-    """Entries to read in one pass: where they go, the first token of each span, their states."""
-
-    spans: Sequence[RowSpan]
-    begins: Sequence[int]
-    states: Tensor
-
-
 class Entries:
     """The rows' entries in a cache of the part's own."""
 
@@ -97,21 +88,21 @@ class Entries:
         ]
         return Budget(most, budget.threshold)
 
-    def unread(self, rows: Sequence[int]) -> Iterator[Unread]:
-        """What waits of these rows, a limited number of entries at a time. It counts as read."""
+    def unread(self, rows: Sequence[int]) -> Iterator[tuple[list[RowSpan], Tensor]]:
+        """What waits of these rows, a limited number of entries at a time: where they go, and their
+        states. They count as read."""
         while left := [row for row in rows if self._known[row].waiting is not None]:
-            room, spans, begins, states = PREFILL_CHUNK, [], [], []
+            room, spans, states = PREFILL_CHUNK, [], []
             for row in left:
                 known = self._known[row]
                 assert known.waiting is not None
                 if count := min(room, len(known.waiting)):
                     spans.append(RowSpan(row, known.held, count))
-                    begins.append(known.first + known.held)
                     states.append(known.waiting[:count])
                     known.held += count
                     known.waiting = known.waiting[count:] if count < len(known.waiting) else None
                     room -= count
-            yield Unread(spans, begins, torch.cat(states))
+            yield spans, torch.cat(states)
 
 
 class EntriesSession(ChainSession):

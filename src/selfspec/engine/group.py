@@ -32,7 +32,6 @@ class Group:
                 "request a controller, or name one (control=)"
             )
         self._control: ControlSession = control
-        self._two_sessions = self.session.control is not control
         self._is_open = True
 
     def drafts_for(self, request: Request) -> bool:
@@ -45,17 +44,12 @@ class Group:
         self.rows.append(row)
 
     def _enter(self, row: Row) -> None:
-        request = row.request
-        self.session.admit(row.slot, row.tokens, request.sampler, request.eos)
-        if self._two_sessions:
-            self._control.admit(row.slot, row.tokens, request.sampler)
+        self.session.admit(row.slot, row.tokens, row.request.sampler, row.request.eos)
 
     def drop(self, row: Row) -> None:
         self.rows.remove(row)
         if self._is_open:
             self.session.drop(row.slot)
-            if self._two_sessions:
-                self._control.drop(row.slot)
 
     def close(self) -> None:
         """After a round that was interrupted nobody knows what the sessions hold. They begin anew,
@@ -72,7 +66,7 @@ class Group:
         """What is guessed to follow these rows. `beside`: tokens of other rows in the same pass."""
         self._reopen()
         begin = time.perf_counter()
-        budget = self._control.budget([row.room - 1 for row in rows], beside)
+        budget = self._control.budget([row.state.room - 1 for row in rows], beside)
         if any(budget.tokens):
             texts = [row.tokens for row in rows]
             drafts = list(self.session.propose([row.slot for row in rows], texts, budget))

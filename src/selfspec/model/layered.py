@@ -25,13 +25,27 @@ from .compute.linear import Linear, without_low_rank
 from .compute.ops import Ops
 from .compute.plan import LayerPlan
 from .compute.rope import RopeTable
-from .embedding import Embedding
 from .families import Shape
 from .passes import Passes
 from .recording import EagerSteps
 
 PREFILL_CHUNK = 512
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """Rows of a table times a scale."""
+
+    source: Tensor | Linear
+    """A table, or the head whose weights serve as one."""
+    scale: float
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """(tokens,) -> (tokens, width)."""
+        table = self.source
+        x = table.rows(tokens) if isinstance(table, Linear) else table[tokens]
+        return x if self.scale == 1 else x * self.scale
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,8 +93,6 @@ class LayeredModel:
         """Which halves our kernels cannot take into the one call of a pass, and why, in words."""
         return self._passes.alone
 
-    # ------------------------------------------------------------------------------------- views
-
     def view(
         self,
         *,
@@ -118,8 +130,6 @@ class LayeredModel:
                 self._made[key] = make()
             made: T = self._made[key]
             return made
-
-    # ----------------------------------------------------------------------------------- running
 
     def new_cache(self, rows: int = 1, capacity: int = 512) -> KVCache:
         return self.steps.new_cache(self.shape, rows, capacity)

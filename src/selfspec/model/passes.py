@@ -71,7 +71,7 @@ class Passes:
                 current, entered = layer, x
             shown = not attention and layer in call.collected
             more = observer is None and not shown and end < len(halves)
-            if more and self._go_together(half, halves[end]):
+            if more and half not in self._alone and halves[end] in self._following:
                 continue
             before, x = x, self._some(x, call, begin, end, entered)
             begin = end
@@ -80,9 +80,6 @@ class Passes:
             if shown:
                 states.append(x)
         return x, *states
-
-    def _go_together(self, half: Which, following: Which) -> bool:
-        return not self._alone or (half not in self._alone and following in self._following)
 
     def _some(self, x: Tensor, call: Call, begin: int, end: int, entered: Tensor) -> Tensor:
         """The stream after the plan's halves [begin, end), which go together or are one."""

@@ -100,8 +100,8 @@ class _Adapted(EntriesSession, LayerSession):
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         self._entries.gather()
-        for unread in self._entries.unread(rows):
-            self._adapt(unread.states[:, 0], unread.spans)
+        for spans, states in self._entries.unread(rows):
+            self._adapt(states[:, 0], spans)
         return super().propose(rows, texts, self._entries.allow(rows, texts, budget))
 
     def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:

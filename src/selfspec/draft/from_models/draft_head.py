@@ -118,16 +118,16 @@ class _Drafting(EntriesSession):
     def _read(self, texts: Mapping[int, Sequence[int]]) -> None:
         """Bring the head's cache up to the kept text."""
         self._own = {}
-        for unread in self._entries.unread(list(texts)):
+        for spans, states in self._entries.unread(list(texts)):
             tokens: list[int] = []
-            for span, begin in zip(unread.spans, unread.begins, strict=True):
-                tokens += texts[span.row][begin + 1 : begin + 1 + span.count]
+            for span in spans:
+                begin = self._entries[span.row].first + span.first + 1
+                tokens += texts[span.row][begin : begin + span.count]
             ids = torch.tensor(tokens, device=self.target.model.device)
-            x = self._head.enter(ids, unread.states)
-            x = self._head.stack.run(x, self.cache, self.cache.layout_at(unread.spans))
-            pieces = x.split([span.count for span in unread.spans])
-            for span, piece in zip(unread.spans, pieces, strict=True):
-                self._own[span.row] = piece[-1:]
+            layout = self.cache.layout_at(spans)
+            x = self._head.stack.run(self._head.enter(ids, states), self.cache, layout)
+            for span, piece in layout.pieces:
+                self._own[span.row] = x[piece][-1:]
 
     def _grow(
         self, rows: Sequence[int], texts: Texts, asked: Sequence[int], budget: Budget

@@ -48,15 +48,13 @@ class _Iterating(DraftSession):
         drafts = []
         for row, text, most in zip(rows, texts, budget.tokens, strict=True):
             guesses = self._guesses.get(row, [])[:most]
-            more = [self._any(text, depth) for depth in range(len(guesses), most)]
+            # first guesses are a function of the text alone, so that runs repeat
+            more = [
+                text[-1 if self._fill == "last" else int(uniform(depth, len(text)) * len(text))]
+                for depth in range(len(guesses), most)
+            ]
             drafts.append(Draft.chain(text, guesses + more))
         return drafts
-
-    def _any(self, text: Sequence[int], depth: int) -> int:
-        """A first guess, a function of the text alone, so that runs repeat."""
-        if self._fill == "last":
-            return text[-1]
-        return text[int(uniform(depth, len(text)) * len(text))]
 
     def observe(self, outcome: Outcome) -> None:
         for row in outcome.rows:

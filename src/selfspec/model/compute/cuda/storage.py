@@ -33,6 +33,12 @@ class Storage:
     number: int = field(default_factory=lambda: next(_numbers))
 
     @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(layers, rows, heads, size)."""
+        layers, rows, heads, _, size = self.keys.shape
+        return layers, rows, heads, size
+
+    @property
     def rows(self) -> int:
         return self.keys.shape[1]
 
@@ -57,7 +63,8 @@ class StoragePool:
         """A storage for (layers, rows, heads, size), with at least `slots` slots, all zeros."""
         with self._lock:
             self._sort_in()
-            idle = [s for s in self._idle if s.rows == shape[1] and slots <= s.slots <= 2 * slots]
+            fitting = (s for s in self._idle if slots <= s.slots <= 2 * slots)
+            idle = [s for s in fitting if s.shape == shape]
             if idle:
                 # the smallest, and of equal ones that which was used last: its steps are recorded
                 storage = min(reversed(idle), key=lambda storage: storage.slots)
