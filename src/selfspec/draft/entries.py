@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..core.contract import Budget, Outcome
-from ..core.sampling import Sampler
 from ..model.compute.cache import KVCache, RowSpan
 from ..model.compute.hidden_states import StateCollector
 from ..model.layered import PREFILL_CHUNK
@@ -113,10 +113,8 @@ class EntriesSession(ChainSession):
         self._entries = Entries(layers, cache)
         self.collectors = [self._entries.collectors]
 
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
-        super().admit(row, prompt, sampler, ends)
+    def admit(self, row: int, prompt: Sequence[int], *rest: Any) -> None:
+        super().admit(row, prompt, *rest)
         self._entries.admit(row)
         self._entries.cache.reserve(len(prompt) + 64)
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.contract import Budget, Draft
-from ..core.sampling import Sampler
 from .base import Drafter, DraftSession, Target, Texts
 
 
@@ -38,9 +37,7 @@ class _Scripted(DraftSession):
         self._script = script
         self._begins: dict[int, int] = {}
 
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
+    def admit(self, row: int, prompt: Sequence[int], *_: object) -> None:
         self._begins[row] = len(prompt)
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:

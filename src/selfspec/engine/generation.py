@@ -114,7 +114,7 @@ class Generation:
 
     def _group_for(self, request: Request) -> Group:
         for group in self._groups:
-            if group.drafts_for(request):
+            if group.drafter == request.drafter and group.controller == request.controller:
                 return group
         assert request.drafter is not None
         group = Group(request.drafter, request.controller, Target(self._model, self.cache))

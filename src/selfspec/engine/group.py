@@ -11,32 +11,28 @@ from ..control.base import Controller, ControlSession
 from ..core.contract import Draft, Outcome, RoundTime
 from ..draft.base import Drafter, DraftSession, Target
 from ..errors import OptionError
-from .row import Request, Row
+from .row import Row
 
 
 class Group:
     """Rows of equal drafters and controllers."""
 
     def __init__(self, drafter: Drafter, controller: Controller | None, target: Target) -> None:
-        self._drafter, self._controller, self._target = drafter, controller, target
+        self.drafter, self.controller, self._target = drafter, controller, target
         self.rows: list[Row] = []
         self.draft_seconds = 0.0  # of this round
         self._open()
 
     def _open(self) -> None:
-        self.session: DraftSession = self._drafter.start(self._target)
-        control = self._controller.start() if self._controller else self.session.control
+        self.session: DraftSession = self.drafter.start(self._target)
+        control = self.controller.start() if self.controller else self.session.control
         if control is None:
             raise OptionError(
-                f"the drafter {self._drafter.name!r} does not say how much to draft; give the "
+                f"the drafter {self.drafter.name!r} does not say how much to draft; give the "
                 "request a controller, or name one (control=)"
             )
         self._control: ControlSession = control
         self._is_open = True
-
-    def drafts_for(self, request: Request) -> bool:
-        """Whether a request belongs here."""
-        return request.drafter == self._drafter and request.controller == self._controller
 
     def admit(self, row: Row) -> None:
         self._reopen()

@@ -40,9 +40,8 @@ _BY_MODULES = (
 )
 _SHORTENED = (
     "this model rotates positions by other frequencies once a text is longer than {0} tokens "
-    "(longrope), and all of the text would have to be read again at that point, which selfspec "
-    "does not do: texts end at {0} tokens here, not at {1}. For longer ones load it with "
-    "long_context=True"
+    "(longrope). selfspec would have to read all of it again and does not, so texts end at {0} "
+    "tokens here, not at {1}. For longer ones load it with long_context=True"
 )
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .compute.cache import KVCache
+from .compute.cache import CacheShape, KVCache
 from .compute.call import Call, Layers
 from .compute.cuda.steps import StepRunner
 from .compute.cuda.storage import StaticCache, StoragePool
@@ -48,7 +48,7 @@ class EagerSteps:
 
     def new_cache(self, shape: Shape, rows: int, capacity: int) -> KVCache:
         """A cache for a model of this shape, on which these calls run."""
-        return KVCache(*_sizes(shape, rows), capacity, self._dtype, self._device)
+        return KVCache(_sizes(shape, rows), capacity, self._dtype, self._device)
 
     def run(self, layers: Layers, x: Tensor, call: Call) -> tuple[Tensor, ...]:
         """What `layers` makes of a call whose layout may still be on the host."""
@@ -101,7 +101,7 @@ class RecordedSteps(EagerSteps):
 
     def new_cache(self, shape: Shape, rows: int, capacity: int) -> KVCache:
         self.runner.follow()
-        return StaticCache(self.pool, *_sizes(shape, rows), capacity)
+        return StaticCache(self.pool, _sizes(shape, rows), capacity)
 
     def run(self, layers: Layers, x: Tensor, call: Call) -> tuple[Tensor, ...]:
         if isinstance(call.cache, StaticCache) and call.observer is None:  # who has to be called
@@ -132,5 +132,5 @@ class RecordedSteps(EagerSteps):
         return [(rope.cosines, rope.sines) for rope in self._ropes]
 
 
-def _sizes(shape: Shape, rows: int) -> tuple[int, int, int, int]:
+def _sizes(shape: Shape, rows: int) -> CacheShape:
     return shape.layers, rows, shape.kv_heads, shape.head_size

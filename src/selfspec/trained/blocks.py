@@ -143,15 +143,8 @@ class Stack:
     def new_cache(self, rows: int, capacity: int) -> KVCache:
         """A cache of these blocks' own."""
         size, model = self._size, self._model
-        return KVCache(
-            len(self.blocks),
-            rows,
-            size.kv_heads,
-            size.head_size,
-            capacity,
-            model.dtype,
-            model.device,
-        )
+        shape = (len(self.blocks), rows, size.kv_heads, size.head_size)
+        return KVCache(shape, capacity, model.dtype, model.device)
 
     def unit(self, x: Tensor) -> Tensor:
         """(tokens, width), RMS-normalised."""

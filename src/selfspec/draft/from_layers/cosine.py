@@ -97,17 +97,13 @@ class CosineDrafting(LayerSession):
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         if self.cosines is None or sum(self._positions) > self._chosen_at:
-            self._choose_plan()
+            self._chosen_at = sum(self._positions)
+            # a layer that was not watched counts as changing everything: only rule 1 can skip it
+            self.cosines = [
+                float(self._sums[layer]) / count if count else float("-inf")
+                for layer, count in enumerate(self._positions)
+            ]
+            attention, mlp = self._options.choose(self.cosines)
+            whole = not (attention or mlp)  # which is no draft
+            self.use(None if whole else LayerPlan.skipping(len(self.cosines), attention, mlp))
         return super().propose(rows, texts, budget)
-
-    def _choose_plan(self) -> None:
-        """Choose the draft, anew when more prompts were read. A layer that was not watched counts
-        as changing everything, so that only rule 1 can skip it."""
-        self._chosen_at = sum(self._positions)
-        self.cosines = [
-            float(self._sums[layer]) / count if count else float("-inf")
-            for layer, count in enumerate(self._positions)
-        ]
-        attention, mlp = self._options.choose(self.cosines)
-        whole = not (attention or mlp)  # which is no draft
-        self.use(None if whole else LayerPlan.skipping(len(self.cosines), attention, mlp))

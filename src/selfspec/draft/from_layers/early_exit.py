@@ -105,9 +105,8 @@ class _Adapted(EntriesSession, LayerSession):
         return super().propose(rows, texts, self._entries.allow(rows, texts, budget))
 
     def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
-        begins = [self._entries[span.row].first for span in layout.spans]
-        places = zip(layout.spans, begins, strict=True)
-        spans = [RowSpan(span.row, span.first - begin, 1) for span, begin in places]
+        entries = self._entries
+        spans = [RowSpan(s.row, s.first - entries[s.row].first, 1) for s in layout.spans]
         return self._adapt(super().hidden(tokens, layout, rows), spans)
 
     def _adapt(self, x: Tensor, spans: Sequence[RowSpan]) -> Tensor:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...core.contract import Budget, Draft
 from ...errors import OptionError
-from ...model.compute.cache import KVCache, TokenLayout
+from ...model.compute.cache import TokenLayout
 from ..base import Drafter, DraftSession, Target, Texts
 from ..chain import ChainSession
 
@@ -117,18 +117,11 @@ class _Subset(ChainSession):
         for block in range(len(means), middle):
             first = sink + block * size
             means.append(cache.keys[:, row, :, first : first + size].float().mean(2))
-        chosen = _most_similar(means[:middle], cache, row, length, self._options.blocks)
+        chosen: Sequence[int] = range(middle)
+        if self._options.blocks < middle:  # those most like the last keys
+            asked = cache.keys[:, row, :, length - LOOKS : length].float().mean(2)
+            likeness = torch.stack([(mean * asked).sum() for mean in means[:middle]])
+            chosen = sorted(likeness.topk(self._options.blocks).indices.tolist())
         begins = [sink + block * size for block in chosen]
         slots = [slot for begin in begins for slot in range(begin, begin + size)]
         return (*slots, *range(sink + middle * size, length))
-
-
-def _most_similar(
-    means: Sequence[Tensor], cache: KVCache, row: int, length: int, count: int
-) -> list[int]:
-    """The `count` blocks whose mean keys have the largest products with that of the last keys."""
-    if count >= len(means):
-        return list(range(len(means)))
-    asked = cache.keys[:, row, :, length - LOOKS : length].float().mean(2)
-    likeness = torch.stack([(mean * asked).sum() for mean in means])
-    return sorted(likeness.topk(count).indices.tolist())

@@ -65,8 +65,13 @@ class LayerSkip(Drafter):
             raise OptionError(
                 f"profile {self.profile!r} and lists of layers both say what to skip; give one"
             )
-        if listed or self.profile or self.part is not None:
-            self._refuse_unused()
+        if listed or self.profile or self.part is not None:  # which no strategy has to choose
+            defaults = {field.name: field.default for field in fields(self)}
+            for option in ("strategy", "attention_share", "mlp_share", "seed"):
+                if (value := getattr(self, option)) != defaults[option]:
+                    raise OptionError(
+                        f"{option}={value!r} is for a strategy, but layers are given; leave out one"
+                    )
         if self.part is not None and (listed or self.profile or self.vocabulary):
             raise OptionError(
                 "a part says itself which layers are skipped and which tokens it can say; leave "
@@ -80,15 +85,6 @@ class LayerSkip(Drafter):
             if not 0 <= (share := getattr(self, option)) <= 1:
                 raise OptionError(
                     f"{option}={share} is no share of the layers; use 0 (none) to 1 (all)"
-                )
-
-    def _refuse_unused(self) -> None:
-        """A strategy's options would be ignored beside lists, a profile or a part."""
-        defaults = {field.name: field.default for field in fields(self)}
-        for option in ("strategy", "attention_share", "mlp_share", "seed"):
-            if (value := getattr(self, option)) != defaults[option]:
-                raise OptionError(
-                    f"{option}={value!r} is for a strategy, but layers are given; leave out one"
                 )
 
     def start(self, target: Target) -> DraftSession:
@@ -163,11 +159,13 @@ def read_profile(path: str, shape: Shape) -> tuple[tuple[int, ...], tuple[int, .
                 f"profile {path} was made for a model with {key} {theirs!r}, this one has {ours!r};"
                 " use a profile of this model"
             )
-    attention, mlp = profile.get("attention"), profile.get("mlp")
-    for key, layers in (("attention", attention), ("mlp", mlp)):
+    skipped: dict[str, tuple[int, ...]] = {}
+    for key in ("attention", "mlp"):
+        layers = profile.get(key)
         if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
             raise OptionError(
                 f"profile {path}: {key!r} is {layers!r} where a list of layer numbers is needed; "
                 "make the profile again"
             )
-    return tuple(attention), tuple(mlp)
+        skipped[key] = tuple(layers)
+    return skipped["attention"], skipped["mlp"]

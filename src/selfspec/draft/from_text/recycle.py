@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from ...core.contract import Outcome
-from ...core.sampling import Sampler
 from ...core.tree import TreeBuilder
 from ...errors import OptionError
 from ...model.layered import LayeredModel
@@ -91,9 +90,7 @@ class _Recycling(GrowingSession):
         self._make_table, self._count = make_table, count
         self._tables: dict[int, _Table] = {}
 
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
+    def admit(self, row: int, prompt: Sequence[int], *_: object) -> None:
         self._tables[row] = self._make_table()
         self._tables[row].read(prompt)
 

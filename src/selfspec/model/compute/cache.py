@@ -23,6 +23,8 @@ from .memory import cache_too_large
 
 CHUNK = 512  # capacity grows by whole chunks
 
+CacheShape = tuple[int, int, int, int]  # layers, rows, heads, size
+
 
 @dataclass(frozen=True)
 class RowSpan:
@@ -76,19 +78,18 @@ class TokenLayout(Memo):
     @classmethod
     def trees(cls, spans: Sequence[RowSpan], parents: Sequence[Sequence[int]]) -> TokenLayout:
         """`parents[i]`: for each token of span i its parent's index, -1 for the first."""
-        rows, slots, positions, stops, ancestors = [], [], [], [], []
+        places: list[tuple[int, int, int, int]] = []
+        ancestors: list[tuple[int, ...]] = []
         for span, family in zip(spans, parents, strict=True):
             paths: list[tuple[int, ...]] = []
             for index, parent in enumerate(family):
                 assert -1 <= parent < index, "a parent comes before its children"
-                paths.append((*(paths[parent] if parent >= 0 else ()), span.first + index))
-                rows.append(span.row)
-                slots.append(span.first + index)
-                positions.append(span.first + len(paths[-1]) - 1)
-                stops.append(span.first)
+                slot = span.first + index
+                paths.append((*(paths[parent] if parent >= 0 else ()), slot))
+                places.append((span.row, slot, span.first + len(paths[-1]) - 1, span.first))
             ancestors += paths
-        tensors = (torch.tensor(each) for each in (rows, slots, positions, stops))
-        return cls(tuple(spans), *tensors, tuple(ancestors))
+        rows, slots, positions, stops = torch.tensor(places).T.contiguous()
+        return cls(tuple(spans), rows, slots, positions, stops, tuple(ancestors))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -155,19 +156,12 @@ class KVCache:
     """Keys and values of some rows in all layers. `lengths[row, layer]` entries are valid."""
 
     def __init__(
-        self,
-        layers: int,
-        rows: int,
-        heads: int,
-        size: int,
-        capacity: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shape: CacheShape, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        layers, rows, _, _ = self._shape = shape
         self.lengths = np.zeros((rows, layers), dtype=np.int64)
         # tokens that each layer's attention ever ran on, kept or not
         self.computed = np.zeros((rows, layers), dtype=np.int64)
-        self._shape = (layers, rows, heads, size)
         self._dtype, self._device = dtype, device
         self._tensors = self._room(rounded(capacity))
 
@@ -274,9 +268,9 @@ class KVCache:
 
 
 def zeros(
-    shape: tuple[int, int, int, int], slots: int, dtype: torch.dtype, device: torch.device
+    shape: CacheShape, slots: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values for (layers, rows, heads, size) and so many slots. Zeros: a masked NaN would
+    """Keys and values for so many slots. Zeros: a masked NaN would
     still poison SDPA."""
     layers, rows, heads, size = shape
 

@@ -11,10 +11,10 @@ import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from filelock import FileLock
 
@@ -71,11 +71,11 @@ def _make(path: Path, folder: Path, expanded: int) -> None:
 
 def _checked_elements(path: Path) -> int:
     """How many numbers the file holds. Raises if one of them cannot be read."""
-    from gguf import GGUFReader  # here: slow to import and hardly ever needed
+    import gguf  # here: slow to import and hardly ever needed
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     try:
-        reader: Any = GGUFReader(path)  # checks the magic number and the table of tensors
+        reader: Any = gguf.GGUFReader(path)  # checks the magic number and the table of tensors
         architecture = str(reader.fields["general.architecture"].contents())
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
         if "GGMLQuantizationType" in str(error):
@@ -93,15 +93,7 @@ def _checked_elements(path: Path) -> int:
             f"{path} holds a model of architecture {architecture!r}, which transformers cannot "
             f"read from GGUF. It reads {', '.join(sorted(known))}. Use a safetensors copy."
         )
-    _refuse_unreadable(path, reader.tensors)
-    return sum(int(tensor.n_elements) for tensor in reader.tensors)
-
-
-def _refuse_unreadable(path: Path, tensors: Sequence[Any]) -> None:
-    import gguf
-    import numpy as np
-
-    for kind in {tensor.tensor_type for tensor in tensors}:
+    for kind in {tensor.tensor_type for tensor in reader.tensors}:
         _, size = gguf.GGML_QUANT_SIZES[kind]
         try:
             gguf.dequantize(np.zeros((1, size), dtype=np.uint8), kind)
@@ -110,3 +102,4 @@ def _refuse_unreadable(path: Path, tensors: Sequence[Any]) -> None:
                 f"{path} holds weights quantised as {kind.name}, which the gguf package cannot "
                 f"expand. {_OTHER}"
             ) from error
+    return sum(int(tensor.n_elements) for tensor in reader.tensors)

@@ -39,6 +39,7 @@ from selfspec.errors import (
     ResourceError,
     Unavailable,
     UnsupportedModel,
+    nearest,
 )
 
 from ..compute.memory import weights_too_large
@@ -95,7 +96,8 @@ def load(
     own on a GPU.
     """
     kind, target = parse_dtype(dtype), parse_device(device)
-    peft_folder.check_mode(adapter)
+    if adapter not in (modes := peft_folder.MODES):
+        raise OptionError(f"adapter={adapter!r} is not known; {nearest(str(adapter), modes)}")
     if (inner := peft_folder.inside(model)) is not None:
         model = inner
     if isinstance(model, PreTrainedModel):

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..call import Call, Layers
-from .frame import FIELDS, MAX_TOKENS, WIDTHS, Frame, Grid, bucket, grid_for, packed
+from .frame import FIELDS, MAX_TOKENS, WIDTHS, Frame, bucket, grid_for, packed
 from .graphs import CudaRecorder, Recorder, Recording, Work
 from .storage import StaticCache, Storage
 
@@ -83,7 +83,12 @@ class StepRunner:
         table = packed(layout, grid, cache.spare)
         with self._lock:
             self.follow()
-            inputs = self._inputs_for(grid)
+            shape = (grid.rows, grid.width)
+            if shape not in self._inputs:
+                table_buffer = self._buffer(FIELDS, *shape, dtype=torch.int64)
+                x_buffer = self._buffer(grid.tokens, self._width, dtype=self._dtype)
+                self._inputs[shape] = _Inputs(table_buffer, x_buffer)
+            inputs = self._inputs[shape]
             inputs.table.copy_(table, non_blocking=True)
             in_order = [span.row for span in layout.spans] == list(range(grid.rows))
             where = None  # the call's tokens are the grid's
@@ -180,14 +185,6 @@ class StepRunner:
         step = self._steps.pop(key)
         if step.recording is not None:
             step.recording.release()
-
-    def _inputs_for(self, grid: Grid) -> _Inputs:
-        key = (grid.rows, grid.width)
-        if key not in self._inputs:
-            table = self._buffer(FIELDS, *key, dtype=torch.int64)
-            x = self._buffer(grid.tokens, self._width, dtype=self._dtype)
-            self._inputs[key] = _Inputs(table, x)
-        return self._inputs[key]
 
     def _buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):
