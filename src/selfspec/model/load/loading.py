@@ -98,8 +98,7 @@ def load(
     kind, target = parse_dtype(dtype), parse_device(device)
     if adapter not in (modes := peft_folder.MODES):
         raise OptionError(f"adapter={adapter!r} is not known; {nearest(str(adapter), modes)}")
-    if (inner := peft_folder.inside(model)) is not None:
-        model = inner
+    model = peft_folder.inside(model) or model  # a live PEFT model's own
     if isinstance(model, PreTrainedModel):
         refuse_revision(revision, "a live model")
         reason = "a live model is left as it is, so merge it yourself (merge_and_unload())"
