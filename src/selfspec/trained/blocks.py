@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..model.block import Block, own_block
 from ..model.compute.cache import KVCache, TokenLayout
+from ..model.compute.call import Call
 from ..model.compute.norms import Norm
 from ..model.compute.ops import Ops
 from ..model.compute.plan import LayerPlan
@@ -115,8 +116,9 @@ class Stack:
 
     def new_cache(self, rows: int, capacity: int) -> KVCache:
         """A cache of these blocks' own."""
-        (device, dtype), size, count = self._place, self._size, len(self.blocks)
-        return KVCache(count, rows, size.kv_heads, size.head_size, capacity, dtype, device)
+        (device, dtype), size = self._place, self._size
+        shape = (len(self.blocks), rows, size.kv_heads, size.head_size)
+        return KVCache(shape, capacity, dtype, device)
 
     def unit(self, x: Tensor) -> Tensor:
         """(tokens, width), RMS-normalised."""
@@ -126,7 +128,7 @@ class Stack:
     def run(self, x: Tensor, cache: KVCache, layout: TokenLayout) -> Tensor:
         """(tokens, width) through all blocks."""
         self._rope.reserve(max(span.first + span.count for span in layout.spans))
-        x, *_ = self._passes.run(x, self._plan, cache, layout.on(self._place[0]))
+        x, *_ = self._passes.run(x, Call(self._plan, cache, layout.on(self._place[0])))
         cache.advance(layout, tuple(range(len(self.blocks))))
         return x
 
