@@ -142,7 +142,7 @@ def against_transformers(
         ),
     ],
     lengths: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "60,640",
-    new_tokens: Annotated[int, typer.Option(min=2, help="Tokens to write.")] = 40,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Write this many new tokens.")] = 40,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each.")] = 3,
     threads: Annotated[int | None, typer.Option(min=1, help="CPU threads of both.")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto",
@@ -169,9 +169,9 @@ def against_transformers(
     for length in numbers(lengths, "--lengths"):
         ids = prompt_ids(lambda text: tokenizer(text, add_special_tokens=False).input_ids, length)
         logits = compare_logits(loaded.model, llm.model, ids)
-        texts = compare_texts(loaded.model, llm, ids, new_tokens, rounds)
+        texts = compare_texts(loaded.model, llm, ids, max_new_tokens, rounds)
         typer.echo("\n".join(lines(length, logits, texts)))
-        sizes = {"prompt_tokens": length, "new_tokens": new_tokens}
+        sizes = {"prompt_tokens": length, "new_tokens": max_new_tokens}
         rows.append({**sizes, "logits": logits, "texts": texts})
     if out is not None:  # the committed files are of a time when this was `same`
         facts = {"kind": "same", "model": vars(llm.info), "load_seconds": seconds, "rows": rows}

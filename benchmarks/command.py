@@ -3,17 +3,21 @@ it says of its making, errors as messages."""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import torch
 import typer
 
 from selfspec import __version__
-from selfspec.bench.provenance import CHECKOUT, cpu_name, gather, package_versions, slug
+from selfspec.bench.peer_host import package_versions
+from selfspec.bench.provenance import CHECKOUT, cpu_name, gather, slug
 from selfspec.bench.schema import Provenance
 from selfspec.errors import SelfspecError
 
@@ -51,6 +55,34 @@ def result_path(name: str, machine: str = "", kind: str = "") -> Path:
 def device_name(device: torch.device) -> str:
     """The card as its driver names it, or the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with each parameter that is a dataclass of options replaced by its fields."""
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command, eval_str=True).parameters.items():
+        if not is_dataclass(kind := parameter.annotation):
+            parameters.append(parameter.replace(kind=keyword))
+            continue
+        groups[name], hints = kind, get_type_hints(kind, include_extras=True)
+        parameters += [
+            inspect.Parameter(
+                field.name, keyword, default=field.default, annotation=hints[field.name]
+            )
+            for field in fields(kind)
+        ]
+
+    @functools.wraps(command)
+    def flat(**values: Any) -> None:
+        for name, kind in groups.items():
+            values[name] = kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+        command(**values)
+
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    flat.__annotations__ = {option.name: option.annotation for option in parameters}
+    return flat
 
 
 def run_command(command: Callable[..., None]) -> None:

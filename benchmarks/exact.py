@@ -103,7 +103,7 @@ def exact(
         str, typer.Option(help="float32; bfloat16 and float16 look for near-ties instead.")
     ] = "float32",
     device: Annotated[str, typer.Option(help="cpu; cuda looks for near-ties instead.")] = "cpu",
-    new_tokens: Annotated[
+    max_new_tokens: Annotated[
         int, typer.Option(help="Near-ties: tokens that continue each text.")
     ] = 64,
     draft: Annotated[
@@ -126,7 +126,7 @@ def exact(
         found, lines, failed = _bits(llm, texts)
         target = out or result_path("exact", machine)
     else:
-        found, lines, failed = _ties(llm, texts, new_tokens, draft.split(","))
+        found, lines, failed = _ties(llm, texts, max_new_tokens, draft.split(","))
         target = out or result_path("ties", machine, f"-{llm.info.dtype}")
     facts = {"model": model, "kernel": llm.info.kernel, "dtype": llm.info.dtype, "device": machine}
     provenance = vars(made_by("exact", llm.info.threads))

@@ -18,7 +18,7 @@ from typing import Annotated, Any
 
 import typer
 
-from benchmarks.command import Model, Out, Show, made_by, result_path, run_command
+from benchmarks.command import Model, Out, Show, grouped, made_by, result_path, run_command
 from benchmarks.libraries_report import REFERENCE, Answer, LibrariesRun, markdown
 from benchmarks.near_identity import near_identity_folder
 from selfspec.bench.peers import Peer, PeerFailed, PeerSpec, choose, find_peers
@@ -27,7 +27,6 @@ from selfspec.bench.suite import first_difference
 from selfspec.bench.suite_run import folder_of, words_of
 from selfspec.bench.tasks import Item, read_questions
 from selfspec.cli.bench import progress_bar
-from selfspec.cli.options import grouped
 from selfspec.errors import OptionError
 
 PEERS = "transformers,selfspec,economize,flashspec"
@@ -139,7 +138,7 @@ class Settings:
     methods: Annotated[str, typer.Option(help="Which methods, separated by commas.")] = METHODS
     sample: Annotated[int, typer.Option(help="Questions a task.")] = 2
     prompt: Annotated[int, typer.Option(help="Only so many of a prompt's last tokens.")] = 384
-    new_tokens: Annotated[
+    max_new_tokens: Annotated[
         int, typer.Option(help="Tokens to generate, less where the model ends by itself.")
     ] = 64
     threads: Annotated[int, typer.Option(help="Threads for every peer.")] = 2
@@ -177,7 +176,9 @@ def libraries(
     words = words_of(folder)
     weights = folder if factor == 1 else near_identity_folder(folder, layer, factor)
     provenance, name = made_by("libraries", settings.threads, PACKAGES), Path(model).name
-    run = LibrariesRun(provenance, name, factor, layer, settings.tokens, settings.new_tokens, pairs)
+    run = LibrariesRun(
+        provenance, name, factor, layer, settings.tokens, settings.max_new_tokens, pairs
+    )
     target = out or result_path("libraries" if factor == 1 else "libraries-near-identity")
     with progress_bar(len(asked) * len(pairs)) as (tick, say), ExitStack() as stack:
         contest = Contest(run, weights, words.eos, target, lambda text: (say(text), tick(""))[0])

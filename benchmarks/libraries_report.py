@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from benchmarks.ratios import milliseconds, resampled
 from selfspec.bench.html import Table
 from selfspec.bench.schema import OURS, Result
-from selfspec.bench.tables import failed, interval, milliseconds, percent, versions
+from selfspec.bench.tables import failed, interval, percent, versions
 from selfspec.bench.tables import markdown as as_text
-from selfspec.bench.timing import Ratio, resampled
+from selfspec.bench.timing import Ratio
 
 REFERENCE = ("transformers", "plain")
 Costs = dict[int, tuple[float, int]]  # of each question: seconds, tokens

@@ -28,6 +28,7 @@ from benchmarks.command import (
     Out,
     Show,
     Threads,
+    grouped,
     made_by,
     result_path,
     run_command,
@@ -40,7 +41,6 @@ from selfspec.bench.schema import read, write
 from selfspec.bench.suite_run import folder_of
 from selfspec.bench.timing import timed
 from selfspec.cli.bench import progress_bar
-from selfspec.cli.options import grouped
 from selfspec.control.fixed import FixedLength
 from selfspec.core.options import numbers
 from selfspec.core.sampling import Sampler, SamplingParams

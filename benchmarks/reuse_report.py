@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from benchmarks.ratios import milliseconds, resampled
 from selfspec.bench.html import Table
 from selfspec.bench.schema import Result
 from selfspec.bench.tables import markdown as as_text
-from selfspec.bench.tables import milliseconds, number, percent
-from selfspec.bench.timing import Ratio, resampled
+from selfspec.bench.tables import number, percent
+from selfspec.bench.timing import Ratio
 
 AIM = 0.9  # of the allowed saving
 TOO_LITTLE = 0.01  # of a round: a smaller saving cannot be told from noise, nor would one notice it

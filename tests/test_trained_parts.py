@@ -17,8 +17,7 @@ from selfspec.draft.registry import drafter_class
 from selfspec.errors import BrokenCheckpoint
 from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_adapter, tiny_head, tiny_llm, tiny_lora
-from selfspec.trained.files import DESCRIPTION, TENSORS, TrainedPart, load_part
-from selfspec.trained.kinds import KINDS
+from selfspec.trained.files import DESCRIPTION, KINDS, TENSORS, TrainedPart, load_part
 
 MAKERS: dict[str, Callable[[LayeredModel], TrainedPart]] = {
     "draft-head": tiny_head,

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -26,46 +24,21 @@ from selfspec.bench.schema import read, write
 from selfspec.bench.suite_run import Wishes
 from selfspec.cli import common
 from selfspec.cli.bench import command_line, sit
+from selfspec.cli.flags import Flags, Typed
 from selfspec.cli.options import grouped
-from selfspec.core.options import numbers
 from selfspec.errors import OptionError
 
-
-@dataclass(frozen=True)
-class Settings:
-    """What of a run is not the table's."""
-
-    sample: Annotated[int, typer.Option(help="Questions a task; 0 is all.")] = 5
-    chat: Annotated[
-        bool | None, typer.Option("--chat/--raw", help="Ask through the chat template, or not.")
-    ] = None
-    contexts: Annotated[
-        str, typer.Option(help="Lengths of the task 'long', prompt and answer.")
-    ] = "2048,4096,8192"
-    skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Leave out lines that cannot be read.")
-    ] = False
-    new_tokens: Annotated[
-        int | None,
-        typer.Option("--new-tokens", "-n", help="Tokens to write; the paper's limit by default."),
-    ] = None
-    rounds: Annotated[int, typer.Option(help="How often each question is asked.")] = 1
-    threads: Annotated[int, typer.Option(help="CPU threads of every engine.")] = 2
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "float32"
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu"
-    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 0
-    time_limit: Annotated[
-        float, typer.Option(help="Seconds after which a silent engine is ended.")
-    ] = 300.0
-
-    def wishes(self, model: str, tasks: Sequence[str], limit: int, fresh: bool) -> Wishes:
-        """As the harness wants them."""
-        return Wishes(
-            model, tasks, (), (), self.sample, self.skip_bad, self.chat,
-            numbers(self.contexts, "--contexts"), self.new_tokens or limit, self.rounds, (1,),
-            self.threads, self.dtype, self.device, seed=self.seed, time_limit=self.time_limit,
-            fresh=fresh,
-        )  # fmt: skip
+Asked = Annotated[
+    Typed,
+    Flags(
+        "bench.suite_run:Wishes",
+        "How it is measured",
+        only=(
+            "sample", "skip_bad", "chat", "contexts", "rounds", "threads", "dtype", "device",
+            "seed", "time_limit",
+        ),
+    ),
+]  # fmt: skip
 
 
 @grouped
@@ -82,7 +55,15 @@ def paper(
     methods: Annotated[
         str, typer.Option(help="One drafter instead of the table's own, without a controller.")
     ] = "",
-    settings: Settings,
+    asked: Asked,
+    max_new_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-new-tokens",
+            "-n",
+            help="Write at most this many new tokens; the paper's limit by default.",
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The JSON to write.")] = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure over what is there.")] = False,
     show: Show = None,
@@ -97,7 +78,10 @@ def paper(
         typer.echo("\n".join(tables_known()))
         return
     if show is None:
-        wishes = settings.wishes(model, task or (), find_table(name).new_tokens, fresh)
+        limit = max_new_tokens or find_table(name).new_tokens
+        wishes = asked.make(
+            Wishes, model=model, task=task or (), methods=(), new_tokens=limit, fresh=fresh
+        )
         show = measure(name, wishes, drafter(methods), out)
     result = read(PaperResult, show)
     typer.echo(markdown(result))
@@ -116,7 +100,7 @@ def measure(name: str, wishes: Wishes, draft: str | None, out: Path | None) -> P
     ):
         common.stderr().print(WARNING, style="dim", soft_wrap=True)
     target = out or Path(f"{name}-{Path(wishes.model).name}.json")
-    paths = [wishes.model, *wishes.tasks, *([str(out)] if out else [])]
+    paths = [wishes.model, *wishes.task, *([str(out)] if out else [])]
     command = command_line(["paper", *sys.argv[1:]], paths, "scripts/bench")
     write(Measuring(table, wishes, draft, command, target, say).measure(sit), target)
     return target

@@ -19,15 +19,17 @@ from benchmarks.paper.result import PaperResult, key_of
 from benchmarks.paper.table import COSINES, EXITS, LOSSY, OWN, PLAIN, PaperTable, exit_of
 from selfspec import __version__
 from selfspec.bench.contestants import own_options
-from selfspec.bench.provenance import gather, package_versions
+from selfspec.bench.peer_host import package_versions
+from selfspec.bench.provenance import gather
 from selfspec.bench.schema import OURS, Score, SuiteRun, write
-from selfspec.bench.suite_run import PACKAGES, Prepared, Wishes, folder_of, prepare
+from selfspec.bench.suite import Suite
+from selfspec.bench.suite_run import PACKAGES, Wishes, folder_of, prepare
 from selfspec.bench.suite_stats import Row, rows
 from selfspec.bench.tasks import Item, read_task
 from selfspec.core.sampling import SamplingParams
 from selfspec.errors import OptionError, nearest
 
-Sit = Callable[[Prepared], None]
+Sit = Callable[[Suite], None]
 Texts = dict[str, list[str]]  # of each question: what was written, once or several times
 Golds = dict[str, Item]
 
@@ -73,7 +75,7 @@ class Measuring:
     ) -> None:
         self._table, self._wishes, self._draft = table, wishes, draft
         self._command, self._out, self._say = command, out, say
-        self._sources = sources_of(table, wishes.tasks)
+        self._sources = sources_of(table, wishes.task)
         self._inside = Inside(folder_of(wishes.model), wishes, say)
         self._layers, name = self._inside.words.layers, self._inside.folder.name
         versions = {"selfspec": __version__, **package_versions(PACKAGES)}
@@ -98,7 +100,7 @@ class Measuring:
         methods = [table.method_of(row, self._layers, self._draft) for row in mine]
         named = [method for method in methods if method not in (None, PLAIN, LOSSY)]
         asking = replace(
-            wishes, tasks=[text], methods=list(dict.fromkeys(map(str, named))), peers=(),
+            wishes, task=[text], methods=tuple(dict.fromkeys(map(str, named))), peers=(),
             temperature=table.temperature, top_p=table.top_p,
         )  # fmt: skip
         out = self._out.with_name(f"{self._out.stem}-{task}.json")
@@ -140,7 +142,7 @@ class Measuring:
             for measure, value in judge(written, wanted, missing).items():
                 run.scores.append(Score(name, task, measure, value, len(written)))
 
-    def _lossy(self, prepared: Prepared, task: str, golds: Golds, layer: int) -> None:
+    def _lossy(self, prepared: Suite, task: str, golds: Golds, layer: int) -> None:
         """What the first layers write alone, and how fast."""
         run, name = prepared.run, f"{LOSSY}/{layer}"
         if _score_of(run, name, task, "tokens/s"):
@@ -151,13 +153,13 @@ class Measuring:
             if prompt.id in golds:
                 self._say(f"{prompt.id}: the first {layer} layers alone")
                 made = self._inside.written(list(prompt.ids), layer, run.plan.new_tokens)
-                written[prompt.id] = [prepared.words.decode(made.tokens)]
+                written[prompt.id] = [prepared.decode(made.tokens)]
                 decoded, seconds = decoded + made.stats.decoded, seconds + made.stats.decode_seconds
         self._judge(run, name, task, written, golds)
         if decoded:
             run.scores.append(Score(name, task, "tokens/s", decoded / seconds, len(written)))
 
-    def _samples(self, prepared: Prepared, task: str, golds: Golds, methods: Sequence[Any]) -> None:
+    def _samples(self, prepared: Suite, task: str, golds: Golds, methods: Sequence[Any]) -> None:
         """Several answers a question, drawn with a method of the table; they count for plain
         decoding, which writes the same."""
         run, table, llm = prepared.run, self._table, self._inside.llm
@@ -165,7 +167,7 @@ class Measuring:
         if _score_of(run, names[0], task, "pass@10"):
             return
         options = own_options(methods[0] if methods else PLAIN)
-        options |= {"max_new_tokens": run.plan.new_tokens, "eos": list(prepared.words.eos)}
+        options |= {"max_new_tokens": run.plan.new_tokens, "eos": list(prepared.eos)}
         written: Texts = {}
         for prompt in prepared.prompts:
             self._say(f"{prompt.id}: {table.samples} samples")
@@ -173,7 +175,7 @@ class Measuring:
                 seed = run.plan.seed + number
                 drawn = SamplingParams(temperature=table.temperature, top_p=table.top_p, seed=seed)
                 made = llm.generate(list(prompt.ids), sampling=drawn, **options)
-                written.setdefault(prompt.id, []).append(prepared.words.decode(made.tokens))
+                written.setdefault(prompt.id, []).append(prepared.decode(made.tokens))
         run.scores = [score for score in run.scores if not score.metric.startswith("pass@")]
         for name in names:
             self._judge(run, name, task, written, golds)

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks.command import Model, Out, Show, result_path, run_command, tokenizer_of
+from benchmarks.command import Model, Out, Show, grouped, result_path, run_command, tokenizer_of
 from benchmarks.plain import gpu_report, report
 from benchmarks.plain.gpu import GpuOptions, GpuRun
 from benchmarks.plain.results import PlainRun
@@ -20,7 +20,6 @@ from selfspec.bench.peers import choose, find_peers
 from selfspec.bench.schema import OURS, parsed, read
 from selfspec.bench.suite_run import folder_of
 from selfspec.cli.bench import progress_bar
-from selfspec.cli.options import grouped
 from selfspec.core.options import numbers
 from selfspec.errors import OptionError
 
@@ -38,7 +37,7 @@ class Settings:
     rounds: Annotated[
         int, typer.Option(help="Measured rounds; every peer has its turns in each.")
     ] = 7
-    new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 64
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens to generate.")] = 64
     prompts: Annotated[str, typer.Option(help="Prompt lengths in tokens.")] = "64,512"
     contexts: Annotated[
         str | None, typer.Option(help="Contexts: 64,512,2048; with --device or --shape 128,2048.")
@@ -63,7 +62,7 @@ class Settings:
         return PlainOptions(
             threads=self.threads,
             rounds=self.rounds,
-            new_tokens=self.new_tokens,
+            new_tokens=self.max_new_tokens,
             prompt_tokens=numbers(self.prompts, "--prompts"),
             verify_contexts=numbers(self.contexts or "64,512,2048", "--contexts"),
             verify_tokens=numbers(self.verify, "--verify"),
@@ -78,7 +77,7 @@ class Settings:
             batches=numbers(self.batches, "--batches"),
             contexts=numbers(self.contexts or "128,2048", "--contexts"),
             rounds=self.rounds,
-            new_tokens=self.new_tokens,
+            new_tokens=self.max_new_tokens,
             peers="transformers" in self.peers,
             minutes=self.minutes,
         )
@@ -93,7 +92,7 @@ def check_context(folder: Path, options: PlainOptions) -> None:
     if context is not None and needed > context:
         raise OptionError(
             f"The run needs {needed} positions and this model has {context}. Lower --contexts, "
-            "--prompts or --new-tokens."
+            "--prompts or --max-new-tokens."
         )
 
 

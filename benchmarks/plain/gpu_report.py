@@ -12,11 +12,11 @@ import torch
 
 from benchmarks.command import device_name, made_by, result_path
 from benchmarks.plain.gpu import GpuBenchmark, GpuOptions, GpuRun
+from benchmarks.ratios import median, milliseconds
 from selfspec.bench.html import Table
 from selfspec.bench.schema import write
 from selfspec.bench.tables import markdown as as_text
-from selfspec.bench.tables import milliseconds, number, percent
-from selfspec.bench.timing import median
+from selfspec.bench.tables import number, percent
 
 
 def measure(options: GpuOptions, out: Path | None, say: Callable[[str], None]) -> Path:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.plain.results import CostCard, PeerRow, PlainRun
+from benchmarks.ratios import median, milliseconds, ratio
 from selfspec.bench.html import Table
 from selfspec.bench.schema import OURS, Seconds
-from selfspec.bench.tables import commit, failed, interval, milliseconds, number, versions
+from selfspec.bench.tables import commit, failed, interval, number, versions
 from selfspec.bench.tables import markdown as as_text
-from selfspec.bench.timing import Ratio, median, ratio
+from selfspec.bench.timing import Ratio
 from selfspec.errors import OptionError
 
 

@@ -6,11 +6,12 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+from benchmarks.ratios import median, milliseconds, ratio
 from benchmarks.task.result import TaskRun, by_drafts
 from selfspec.bench import tables
 from selfspec.bench.html import Table
-from selfspec.bench.tables import interval, milliseconds
-from selfspec.bench.timing import Ratio, median, ratio
+from selfspec.bench.tables import interval
+from selfspec.bench.timing import Ratio
 
 percent = partial(tables.percent, digits=1)
 

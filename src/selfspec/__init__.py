@@ -40,23 +40,7 @@ _HOMES = {
     "Stats": "core.contract",
     "Stream": "call",
     "transformers": "integrations.transformers",
-} | dict.fromkeys(
-    (
-        "BrokenCheckpoint",
-        "Busy",
-        "DataError",
-        "ModelError",
-        "OptionError",
-        "PromptError",
-        "ResourceError",
-        "SelfCheckFailed",
-        "SelfspecError",
-        "TrainingError",
-        "Unavailable",
-        "UnsupportedModel",
-    ),
-    "errors",
-)
+}  # all other names are errors
 
 __all__ = [
     "LLM",
@@ -85,6 +69,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """Names are imported when first used: `import selfspec` does not wait for torch."""
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'selfspec' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)

@@ -1,18 +1,4 @@
-"""Every error a user can meet. A message names the value, the limit, the consequence, the remedy.
-
-SelfspecError
-├── OptionError             a value or an option's name is wrong (also a ValueError)
-├── PromptError             empty prompt, or longer than the context (also a ValueError)
-├── ModelError              something about the model that was asked for
-│   ├── UnsupportedModel    a family or kind of model that selfspec cannot run
-│   ├── BrokenCheckpoint    truncated, corrupt or incomplete files
-│   └── SelfCheckFailed     our forward disagrees with the model's own
-├── ResourceError           too little memory or disk; says how much is needed
-├── DataError               rows of text that cannot be read, or lack what is needed
-├── TrainingError           training cannot start or go on: data, loss, another run's checkpoint
-├── Unavailable             no network and nothing cached, or an optional package is missing
-└── Busy                    an object is already in use by another call
-"""
+"""Every error a user can meet. A message names value, limit, consequence and remedy."""
 
 from __future__ import annotations
 
@@ -25,11 +11,11 @@ class SelfspecError(Exception):
 
 
 class OptionError(SelfspecError, ValueError):
-    """A value or an option's name is wrong."""
+    """A value or an option's name is wrong. Also a ValueError."""
 
 
 class PromptError(SelfspecError, ValueError):
-    """The prompt is empty or does not fit into the context."""
+    """The prompt is empty or does not fit into the context. Also a ValueError."""
 
 
 class ModelError(SelfspecError):
@@ -61,7 +47,7 @@ class TrainingError(SelfspecError):
 
 
 class Unavailable(SelfspecError):
-    """Something that must be fetched or installed first; the message says the command."""
+    """No network and nothing cached, or an optional package is missing; the message says which."""
 
 
 class Busy(SelfspecError):

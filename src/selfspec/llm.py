@@ -312,7 +312,7 @@ class LLM:
     ) -> Call:
         if not prompts:
             raise PromptError("the list of prompts is empty; give at least one prompt")
-        ids = [self._encode(prompt) for prompt in prompts]
+        ids = [self.encode(prompt) for prompt in prompts]
         stop, criteria = options["stop"] or (), options["stopping_criteria"]
         texts = [
             RowText(self.tokenizer, [stop] if isinstance(stop, str) else list(stop)) for _ in ids
@@ -342,7 +342,8 @@ class LLM:
         generation = Generation(self.model, cache=cache, rows=len(ids), lock=self._lock)
         return Call(generation, requests, texts, chats)
 
-    def _encode(self, prompt: Prompt) -> list[int]:
+    def encode(self, prompt: Prompt) -> list[int]:
+        """A prompt as token ids. Ids stay what they are."""
         if isinstance(prompt, str):
             return list(self._need_tokenizer("a text prompt")(prompt)["input_ids"])
         outside = [token for token in prompt if not 0 <= token < self.model.shape.vocabulary]

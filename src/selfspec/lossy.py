@@ -8,7 +8,7 @@ engine nor tokenizers.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
@@ -65,10 +65,5 @@ def early_exit_generate(llm: Generates, prompts: Any, layer: int, **options: Any
     """
     results = llm.view(first_layers(llm.model, layer)).generate(prompts, **options)
     if isinstance(results, Sequence):
-        return [_flagged(result, layer) for result in results]
-    return _flagged(results, layer)
-
-
-def _flagged(result: Any, layer: int) -> LossyResult:
-    values: Mapping[str, Any] = vars(result)
-    return LossyResult(**values, layer=layer)
+        return [LossyResult(**vars(result), layer=layer) for result in results]
+    return LossyResult(**vars(results), layer=layer)

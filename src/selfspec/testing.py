@@ -5,6 +5,7 @@ Nothing here is downloaded, and no figure about speed comes from here.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -127,10 +128,9 @@ def tiny_head(
 ) -> TrainedPart:
     """A random draft head for a tiny model. It can say these tokens, or every third."""
     size = _small_block(model)
-    tensors = _random_weights(lambda: HeadNet(size, len(layers), model.shape.context), seed)
-    tensors["vocabulary"] = _sayable(model, vocabulary)
+    net = functools.partial(HeadNet, size, len(layers), model.shape.context)
     settings = {"layers": list(layers), "block": size.as_dict()}
-    return TrainedPart("draft-head", signature(model), settings, tensors)
+    return _random_part(model, "draft-head", net, settings, seed, vocabulary)
 
 
 def tiny_adapter(
@@ -138,10 +138,9 @@ def tiny_adapter(
 ) -> TrainedPart:
     """A random exit adapter of two blocks for a tiny model. It can say these, or every third."""
     size = _small_block(model)
-    tensors = _random_weights(lambda: AdapterNet(size, 2, model.shape.context), seed)
-    tensors["vocabulary"] = _sayable(model, vocabulary)
+    net = functools.partial(AdapterNet, size, 2, model.shape.context)
     settings = {"exit": exit_layer, "blocks": 2, "block": size.as_dict()}
-    return TrainedPart("exit-adapter", signature(model), settings, tensors)
+    return _random_part(model, "exit-adapter", net, settings, seed, vocabulary)
 
 
 def tiny_lora(
@@ -173,16 +172,21 @@ def _small_block(model: LayeredModel) -> BlockSize:
     return BlockSize(shape.width, shape.heads, shape.kv_heads, shape.head_size, 96)
 
 
-def _random_weights(make: Callable[[], torch.nn.Module], seed: int) -> dict[str, torch.Tensor]:
+def _random_part(
+    model: LayeredModel,
+    kind: str,
+    net: Callable[[], torch.nn.Module],
+    settings: dict[str, Any],
+    seed: int,
+    vocabulary: Sequence[int],
+) -> TrainedPart:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        state = make().state_dict()
-        return {name: value + 0.2 * torch.randn_like(value) for name, value in state.items()}
-
-
-def _sayable(model: LayeredModel, vocabulary: Sequence[int]) -> torch.Tensor:
+        state = net().state_dict()
+        tensors = {name: value + 0.2 * torch.randn_like(value) for name, value in state.items()}
     tokens = sorted(set(vocabulary)) or range(0, model.shape.vocabulary, 3)
-    return torch.tensor(tokens, dtype=torch.int32)
+    tensors["vocabulary"] = torch.tensor(tokens, dtype=torch.int32)
+    return TrainedPart(kind, signature(model), settings, tensors)
 
 
 def near_identity_model(

@@ -27,7 +27,7 @@ def run(*arguments: str):
     app = typer.Typer()
     app.command()(against_transformers.against_transformers)
     return CliRunner().invoke(
-        app, [*arguments, "--lengths", "30,50", "--new-tokens", "12", "--rounds", "1"]
+        app, [*arguments, "--lengths", "30,50", "--max-new-tokens", "12", "--rounds", "1"]
     )
 
 

@@ -241,7 +241,7 @@ def test_numbers_as_they_are_typed() -> None:
 def test_an_unknown_model_is_refused(tmp_path: Path) -> None:
     """Catches a hub name that reaches the peers, which would each fail in their own words."""
     assert folder_of(str(write_config(tmp_path))) == tmp_path
-    with pytest.raises(OptionError, match=r"neither 'demo', nor a folder with a config\.json"):
+    with pytest.raises(OptionError, match="there is no folder"):
         folder_of(str(tmp_path / "none"))
 
 
@@ -290,7 +290,7 @@ def test_the_command_runs_from_end_to_end(
     model = tmp_path / "model"
     tiny_model("llama", max_position_embeddings=256).save_pretrained(model)
     tiny_tokenizer().save_pretrained(model)
-    options = "--rounds 1 --new-tokens 8 --prompts 16,40 --contexts 32,64 --verify 1,8"
+    options = "--rounds 1 --max-new-tokens 8 --prompts 16,40 --contexts 32,64 --verify 1,8"
     options += " --threads 1 --peers transformers,selfspec"
     monkeypatch.setattr(
         sys,

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from selfspec.bench.provenance import gather, package_versions, scrub, slug
+from selfspec.bench.peer_host import package_versions
+from selfspec.bench.provenance import gather, scrub, slug
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,7 @@ def test_a_batch_is_one_turn_of_several_questions(tmp_path: Path) -> None:
     )
     assert rag.task == "rag" and row(run, "selfspec/fast", 3).tokens_per_second == pytest.approx(50)
     assert not any(turn.differences for turn in run.turns)
-    with pytest.raises(OptionError, match="--batch 4 needs 4 questions a task and qa has 3"):
+    with pytest.raises(OptionError, match="--batches 4 needs 4 questions a task and qa has 3"):
         units_of(prompts(), [4])
 
 

@@ -156,7 +156,7 @@ def test_a_file_without_a_question_is_refused(tmp_path: Path) -> None:
         with pytest.raises(OptionError, match=words):
             read_task(text)
     (tmp_path / "b.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(OptionError, match="not text in UTF-8"):
+    with pytest.raises(DataError, match="cannot be read as text"):
         read_task(f"xsum={tmp_path / 'b.jsonl'}")
     with pytest.raises(OptionError, match="--sample -1"):
         read_task("xsum=x", -1)

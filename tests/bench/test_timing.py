@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.bench.timing import ContestantFailed, Timings, interleave, median, ratio, timed
+from benchmarks.ratios import median, ratio
+from selfspec.bench.timing import ContestantFailed, Timings, interleave, timed
 from selfspec.errors import OptionError
 
 

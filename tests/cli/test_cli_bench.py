@@ -83,7 +83,7 @@ def test_a_run_of_everything(bench: Bench, tmp_path: Path, model: Path) -> None:
         "--out",
         str(out),
     ]
-    words += ["--batch", "1,2", "--threads", "1", "--costs", "--sample", "2"]
+    words += ["--batches", "1,2", "--threads", "1", "--costs", "--sample", "2"]
     code, text = bench(*words)
     assert code == 0, text
     run = read(SuiteRun, out)
@@ -129,8 +129,8 @@ def test_a_run_of_everything(bench: Bench, tmp_path: Path, model: Path) -> None:
         (["--peers", "transfomers"], "did you mean 'transformers'"),
         (["--peers", "fake/othr"], "did you mean 'other'"),
         (["--task", "gsm=x"], "did you mean 'gsm8k'"),
-        (["--batch", "4"], "needs 4 questions a task and tale has 3"),
-        (["--batch", "0"], "at least 1 row"),
+        (["--batches", "4"], "needs 4 questions a task and tale has 3"),
+        (["--batches", "0"], "at least 1 row"),
         (["--rounds", "0"], "nothing would be measured"),
         (["-n", "1"], "at least 2"),
         (["--contexts", "x"], "--contexts"),
@@ -147,12 +147,12 @@ def test_nothing_to_ask_is_a_message(tmp_path: Path, model: Path) -> None:
     done = CliRunner().invoke(app, ["bench", str(model)])
     assert done.exit_code == 1 and "--task" in done.output
     done = CliRunner().invoke(app, ["bench", str(tmp_path), "--task", "gsm8k=x"])
-    assert done.exit_code == 1 and "neither 'demo', nor a folder" in " ".join(done.output.split())
+    assert done.exit_code == 1 and "has no config.json" in " ".join(done.output.split())
     with pytest.raises(OptionError, match="two tasks are called 'x'"):
         for name in ("x.jsonl", "y.jsonl"):
             (tmp_path / name).write_text('{"prompt": "a", "category": "x"}\n')
         tasks = tuple(f"jsonl={tmp_path / name}" for name in ("x.jsonl", "y.jsonl"))
-        suite_run.ask(suite_run.Wishes(tasks=tasks), suite_run.words_of(model))
+        suite_run.ask(suite_run.Wishes(task=tasks), suite_run.words_of(model))
 
 
 def test_the_command_is_written_without_paths() -> None:

@@ -3,6 +3,7 @@ paired and by the token."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from selfspec import LLM
 from selfspec.cli import demo as module
-from selfspec.cli.demo import Entry, difference, entries, measure, summary, verdict
+from selfspec.cli.demo import difference, entries, measure, summary, verdict
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 WORDS = ["demo", "--prompt", "hello", "-n", "8", "--rounds", "1"]
@@ -101,10 +102,10 @@ def test_the_measured_answers_are_the_ones_compared(monkeypatch: pytest.MonkeyPa
     each entry its own."""
     calls: list[str] = []
 
-    def entry(name: str, token: int) -> Entry:
-        return Entry(name, lambda: calls.append(name) or [token])  # type: ignore[func-returns-value]
+    def entry(name: str, token: int) -> Callable[[], list[int]]:
+        return lambda: calls.append(name) or [token]  # type: ignore[func-returns-value]
 
-    rows = measure([entry("a", 1), entry("b", 2)], rounds=2)
+    rows = measure({"a": entry("a", 1), "b": entry("b", 2)}, rounds=2)
     assert [(row.name, row.tokens) for row in rows] == [("a", [1]), ("b", [2])]
     assert sorted(calls) == ["a"] * 3 + ["b"] * 3
 
@@ -116,7 +117,7 @@ def test_the_first_entry_is_transformers_own_generate(llm: LLM) -> None:
     text = list(ids)
     for _ in range(5):
         text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
-    assert [each.run() for each in entries(model, llm, ids, 5)] == [text[3:]] * 3
+    assert [run() for run in entries(model, llm, ids, 5).values()] == [text[3:]] * 3
 
 
 @pytest.mark.demo

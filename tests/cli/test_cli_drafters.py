@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import make_dataclass
 from typing import Any
 
 import pytest
@@ -44,7 +45,8 @@ def test_an_unknown_name_is_answered_with_the_nearest(run: Any) -> None:
 
 def test_a_class_without_source_has_no_help() -> None:
     """A drafter that was typed in at a prompt has no file to read the docstrings from."""
-    assert drafters.field_docs(type("Typed", (), {"__module__": "nowhere"})) == {}
+    kind = make_dataclass("Typed", [("size", int, 1)], namespace={"__module__": "nowhere"})
+    assert [each.help for each in drafters.options_of(kind)] == [""]
 
 
 @pytest.mark.parametrize(

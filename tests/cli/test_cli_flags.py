@@ -17,15 +17,12 @@ import typer
 import selfspec.cli
 from selfspec.cli import flags
 from selfspec.cli.app import app
-from selfspec.cli.flags import Field, Flags, fields_of, parameters_of
+from selfspec.cli.flags import Field, Flags, fields_of, parameters_of, typed
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-# They measure; what they are asked is named in `bench`, beside their results.
-ELSEWHERE = {"bench", "sweep", "inspect", "report"}
-OURS = sorted(set(COMMANDS) - ELSEWHERE)
 OPTIONS = [
     (name, each)
-    for name in OURS
+    for name in sorted(COMMANDS)
     for each in COMMANDS[name].params
     if each.param_type_name == "option" and each.name != "help"
 ]
@@ -49,7 +46,7 @@ def class_of(where: str) -> Any:
 def test_there_is_something_to_check() -> None:
     """A walk that finds nothing would let everything pass."""
     assert len(OPTIONS) > 100
-    assert {"core.sampling:SamplingParams", "train.recipe:Recipe", "cli.data:PromptOptions"} <= {
+    assert {"core.sampling:SamplingParams", "train.recipe:Recipe", "bench.suite_run:Wishes"} <= {
         each.where for each in groups()
     }
 
@@ -99,7 +96,7 @@ def test_a_shared_flag_tells_what_differs(monkeypatch: pytest.MonkeyPatch) -> No
     assert option.show_default == "1; bees 2" and found.default is None
 
 
-@pytest.mark.parametrize("name", OURS)
+@pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_every_help_line_says_something(name: str) -> None:
     """'The highest.' tells nobody what is highest."""
     short = [
@@ -115,6 +112,28 @@ def test_one_text_is_of_one_flag() -> None:
     for _, each in OPTIONS:
         names.setdefault(each.help, set()).add(each.opts[0])
     assert {text: flags for text, flags in names.items() if len(flags) > 1} == {}
+
+
+def test_the_device_is_told_alike_and_a_seed_is_called_one() -> None:
+    """'cpu or cuda.' on one command and another text on the next: is it the same option?"""
+    assert len({each.help for _, each in OPTIONS if each.name == "device"}) == 1
+    seeds = {command: each.help for command, each in OPTIONS if each.name == "seed"}
+    assert {command: text for command, text in seeds.items() if not text.startswith("Seed ")} == {}
+
+
+def test_a_list_has_its_default_as_it_is_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """--batches with the default (1, 2): nobody types that."""
+    read = {
+        "a": (
+            Field("sizes", "tuple[int, ...]", (1, 2), "Which sizes."),
+            Field("names", "tuple[str, ...]", ("auto", "ngram"), "Which names."),
+        )
+    }
+    monkeypatch.setattr(flags, "fields_of", read.__getitem__)
+    group = Flags("a", "")
+    assert [each.default for each in parameters_of([group])] == ["1,2", "auto ngram"]
+    found = typed({"sizes": "3-5", "names": "one two"}, [group])
+    assert found.values == {"sizes": (3, 4, 5), "names": ("one", "two")}
 
 
 def test_one_flag_takes_one_kind_of_value() -> None:

@@ -13,7 +13,7 @@ from selfspec import LLM
 from selfspec.bench.layers import look
 from selfspec.cli.inspect import changes, strip
 
-SWEEP = ["sweep", "demo", "--part", "grid", "--exits", "1,3", "--drafts", "2", "-n", "4"]
+SWEEP = ["sweep", "demo", "--parts", "grid", "--exits", "1,3", "--drafts", "2", "-n", "4"]
 
 
 def test_inspect_prints_a_row_a_position(run: Any, llm: LLM, opened: list[Any]) -> None:
@@ -83,11 +83,11 @@ def test_sweep_measures_shows_and_goes_on(run: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--part", "gird"], "did you mean 'grid'"),
+        (["--parts", "gird"], "did you mean 'grid'"),
         (["--exits", "9"], "--exits 9"),
         (["--exits", "one"], "not a list of whole numbers"),
         (["-n", "600"], "leave no room"),
-        (["--data", "nothing.jsonl"], "no file"),
+        (["--questions", "nothing.jsonl"], "no file"),
     ],
 )
 def test_sweep_refuses(run: Any, tmp_path: Path, words: list[str], said: str) -> None:

@@ -7,7 +7,6 @@ import pytest
 from selfspec import OptionError
 from selfspec.train.curriculum import (
     depth_rates,
-    dropout_rates,
     exit_scales,
     exit_weights,
     gradual,
@@ -29,7 +28,7 @@ def test_dropout_rises_with_depth() -> None:
     """L in place of L - 1, or layers counted from 1: the first layer would be dropped, or the last
     one not at the full rate."""
     assert depth_rates(4) == pytest.approx(THIRDS, abs=1e-6)
-    assert dropout_rates(4, 0, 10, 0.2, "exponential", "constant") == pytest.approx(
+    assert Recipe(dropout=0.2).dropout_rates(4, 0, 10) == pytest.approx(
         [0.2 * rate for rate in THIRDS], abs=1e-6
     )
     assert depth_rates(1) == [0.0], "the only layer is the first and is never dropped"
@@ -51,9 +50,9 @@ def test_dropout_rises_over_time_only_from_scratch() -> None:
     assert time_scale(9, 5, "exponential") == 1.0, (
         "a run that goes on beyond its plan stays at the full rate"
     )
-    assert dropout_rates(4, 2, 5, 0.1, "exponential", "exponential")[3] == pytest.approx(
-        0.1 * QUARTERS[2], abs=1e-6
-    )
+    assert Recipe(dropout=0.1, dropout_time="exponential").dropout_rates(4, 2, 5)[
+        3
+    ] == pytest.approx(0.1 * QUARTERS[2], abs=1e-6)
 
 
 def test_scales_of_the_exits() -> None:

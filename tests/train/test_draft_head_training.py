@@ -22,7 +22,7 @@ from selfspec.model.families import family_of, shape_of
 from selfspec.testing import tiny_model
 from selfspec.train import parts, states
 from selfspec.train.draft_head import HeadRecipe, HeadTraining, likeliest
-from selfspec.train.head_net import Candidates, attend, roots_of
+from selfspec.train.head_net import Candidates, Roots, attend, begins
 from selfspec.train.part_run import Observer, PartReport, train_small_part
 from selfspec.train.parts import FrozenModel, PartOptions
 from selfspec.train.states import StateOptions, States, read_conversations
@@ -94,7 +94,7 @@ def test_loss_is_cross_entropy_to_the_models_own_distribution(model: Path, whole
     logits = head.ends.logits
     head.ends.logits = lambda x, some=None: logged.append(logits(x, some)) or logged[-1]  # type: ignore[method-assign,func-returns-value,assignment]
     head.drafted(batch, None, False)
-    roots = roots_of(batch)
+    roots = Roots.at(begins(batch))
     where = {int(token): place for place, token in enumerate(head.ends.vocabulary)}
     for depth in (1, 2):
         expected, count = 0.0, 0
@@ -121,7 +121,7 @@ def test_roots_are_where_drafting_begins(model: Path, whole: Path) -> None:
     _, kept = training(model, whole)
     number = kept.trained[0]
     _, first, stop, begin = kept.where[number]
-    roots = roots_of(kept.batch([number]))
+    roots = Roots.at(begins(kept.batch([number])))
     assert roots.tokens.tolist() == list(range(begin - 1, stop - first - 2))
 
 
@@ -184,14 +184,14 @@ def test_a_loss_over_candidates_is_the_loss(model: Path, whole: Path) -> None:
 
     def losses(candidates: Candidates | None) -> torch.Tensor:
         with torch.no_grad():
-            return head.net(head.ends, batch, roots_of(batch), 2, candidates).losses
+            return head.net(head.ends, batch, Roots.at(begins(batch)), 2, candidates).losses
 
     exact = losses(None)
     torch.testing.assert_close(
         losses(Candidates(some, index, torch.zeros(size))), exact, rtol=1e-4, atol=1e-3
     )
     twice = losses(Candidates(some, index, torch.full((size,), math.log(2.0)))) - exact
-    roots = roots_of(batch)
+    roots = Roots.at(begins(batch))
     for depth in (1, 2):
         known = head.ends.index[roots.take(batch["ids"], depth).long()] >= 0
         inside = roots.tokens + depth < batch["tokens"].shape[1]

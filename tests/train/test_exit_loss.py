@@ -297,7 +297,7 @@ def test_what_fills_blocks_up_is_not_computed() -> None:
         lambda layer, given, output: seen.append(output.shape[1])
     )
     forward = ExitForward(model, Recipe(dropout=0.0, curriculum="all"))
-    expected = naive_loss(model, ids, labels, forward.weights())
+    expected = naive_loss(model, ids, labels, forward.recipe.exit_weights(forward.depth, 0, 1))
     with forward.installed():
         loss = model(input_ids=ids, labels=labels, attention_mask=torch.ones_like(ids)).loss
         nothing = model(input_ids=ids, labels=torch.full_like(ids, IGNORED)).loss

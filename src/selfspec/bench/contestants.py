@@ -11,12 +11,12 @@ peer.
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..core.options import value_of
 from ..draft.registry import resolve
 from ..errors import OptionError, nearest
 from .peers import PeerSpec, choose
@@ -51,14 +51,7 @@ def own_options(text: str) -> dict[str, Any]:
 def _named(text: str) -> tuple[str, dict[str, Any]]:
     name, _, rest = text.partition(":")
     pairs = (item.partition("=") for item in rest.split(",") if item)
-    return name, {key: _value(value) for key, _, value in pairs}
-
-
-def _value(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
+    return name, {key: value_of(value) for key, _, value in pairs}
 
 
 def drafts_at_most(method: str) -> int:

@@ -18,9 +18,8 @@ from .meters import EnergyMeter, PeakMemory
 from .peers import Peer, PeerFailed, PeerSpec, Reply
 from .schema import EngineRow
 
-SETTLE_SECONDS = (
-    0.02  # before each turn: threads of the peer that worked last may spin for a moment
-)
+# before each turn: threads of the peer that worked last may spin for a moment
+SETTLE_SECONDS = 0.02
 ECHOES = 21
 
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..errors import OptionError, PromptError
+from ..errors import OptionError
 from ..model.compute.plan import LayerPlan
 
 if TYPE_CHECKING:
@@ -67,20 +67,11 @@ class LayerView:
     tokens: int  # of the whole text, of which the positions are the last
     prompt_tokens: int
     positions: tuple[Position, ...]
-    attention: tuple[
-        float, ...
-    ]  # cosine similarity around each layer's attention half, over the whole text
+    # cosine similarity around each layer's halves, over the whole text
+    attention: tuple[float, ...]
     mlp: tuple[float, ...]
     kind: str = "inspect"
     schema_version: int = SCHEMA_VERSION
-
-    @property
-    def mean_first(self) -> float:
-        return fmean(position.first for position in self.positions)
-
-    @property
-    def mean_settles(self) -> float:
-        return fmean(position.settles for position in self.positions)
 
     def settled_by(self, layer: int) -> float:
         """Share of positions whose token no longer changes after that many layers."""
@@ -109,7 +100,7 @@ def look(llm: LLM, prompt: str | Sequence[int], last: int = 40, new_tokens: int 
             f"last={last}, new_tokens={new_tokens}: there is nothing to look at; use last >= 1 and "
             "new_tokens >= 0"
         )
-    text = ids = _encoded(llm, prompt)
+    text = ids = llm.encode(prompt)
     llm.model.check_length(len(ids))
     if new_tokens:
         text = [*ids, *llm.generate(ids, max_new_tokens=new_tokens, draft=None).tokens]
@@ -141,17 +132,6 @@ class Similarities:
         """One a layer, of its attention or of its MLP half."""
         found = ((key, total) for key, total in self._sums.items() if key[1] == attention)
         return tuple(total / self._counts[key] for key, total in found)
-
-
-def _encoded(llm: LLM, prompt: str | Sequence[int]) -> list[int]:
-    if not isinstance(prompt, str):
-        return list(prompt)
-    if llm.tokenizer is None:
-        raise PromptError(
-            f"{llm.info.name} was loaded without a tokenizer, so a text cannot be read; give token "
-            "ids"
-        )
-    return list(llm.tokenizer(prompt)["input_ids"])
 
 
 @torch.inference_mode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from statistics import fmean
 
 from .html import Cell, Curves, Heading, Heat, Line, Paragraph, Piece, page
 from .layers import LayerView, Position
@@ -44,11 +45,13 @@ def layers_page(view: LayerView) -> str:
 
 def summary(view: LayerView) -> str:
     """The finding in words."""
-    spared = 1 - view.mean_settles / view.layers
+    first = fmean(position.first for position in view.positions)
+    settles = fmean(position.settles for position in view.positions)
+    spared = 1 - settles / view.layers
     half = view.agreement(max(1, view.layers // 2))
     return (
-        f"On average the whole model's token is first named by exit {view.mean_first:.1f} and "
-        f"settles at exit {view.mean_settles:.1f} of {view.layers}: an oracle that knew when to "
+        f"On average the whole model's token is first named by exit {first:.1f} and "
+        f"settles at exit {settles:.1f} of {view.layers}: an oracle that knew when to "
         f"stop would spare {spared:.0%} of the layers. Half of the layers name it at {half:.0%} of "
         "the positions."
     )

@@ -45,7 +45,7 @@ def answer(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
         load(peer, request)
         return {
             "ready": True,
-            "versions": versions(peer.packages),
+            "versions": package_versions(peer.packages),
             "precision": members(peer).get("precision", request["dtype"]),
         }
     if "echo" in request:
@@ -81,8 +81,8 @@ def members(peer: Any) -> dict[str, Any]:
     }
 
 
-def versions(packages: Sequence[str]) -> dict[str, str]:
-    """Of those that are installed; one that merely lies on the path has none."""
+def package_versions(packages: Sequence[str]) -> dict[str, str]:
+    """Of those that are installed. One that merely lies on the path has no version."""
     found = {}
     for name in packages:
         try:

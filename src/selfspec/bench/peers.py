@@ -181,9 +181,7 @@ class Peer:
         self._reader.join(timeout=5)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                with contextlib.suppress(
-                    BrokenPipeError
-                ):  # unsent bytes for a process that is gone
+                with contextlib.suppress(BrokenPipeError):  # bytes that a dead process did not read
                     stream.close()
         if not self._errors.closed:
             self._errors.close()

@@ -4,12 +4,10 @@ measured; writes no paths."""
 from __future__ import annotations
 
 import datetime
-import importlib.metadata
 import os
 import platform
 import re
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -50,17 +48,6 @@ def gather(command: str, threads: int, versions: dict[str, str]) -> Provenance:
         versions=dict(sorted(versions.items())),
         environment={key: scrub(os.environ[key]) for key in recorded},
     )
-
-
-def package_versions(names: Iterable[str]) -> dict[str, str]:
-    """Installed versions; a package that is not installed is left out."""
-    found = {}
-    for name in names:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 def cpu_name() -> str:

@@ -273,12 +273,9 @@ class SuiteRun(Result):
 
     def failure(self, contestant: str) -> str | None:
         """Why a contestant has fewer turns than the others, if it failed."""
-        engine = engine_of(contestant)
-        rows = [row.failure for row in self.contestants if row.name == contestant]
-        return next(
-            filter(None, [*(row.failure for row in self.engines if row.name == engine), *rows]),
-            None,
-        )
+        of_engines = {row.name: row.failure for row in self.engines}
+        own = {row.name: row.failure for row in self.contestants}
+        return of_engines.get(engine_of(contestant)) or own.get(contestant)
 
 
 def write(run: Result, path: Path) -> None:

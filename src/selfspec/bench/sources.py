@@ -5,7 +5,6 @@ A line that cannot be read is an error with its number, or left out aloud. Knows
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections import UserDict
 from pathlib import Path
@@ -27,15 +26,7 @@ def read_text(path: Path) -> str:
     """A text file, gzipped or not."""
     if not path.is_file():
         raise OptionError(f"there is no file {path.name!r}; check the path after the task's '='")
-    try:
-        if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8") as file:
-                return file.read()
-        return path.read_text(encoding="utf-8")
-    except (UnicodeDecodeError, gzip.BadGzipFile, EOFError) as error:
-        raise OptionError(
-            f"{path.name} is not text in UTF-8 ({error}), so it has no questions; convert it"
-        ) from error
+    return "".join(rows.read_lines(path))
 
 
 def read_rows(path: Path, skip_bad: bool, skipped: list[str]) -> list[Row]:

@@ -11,10 +11,9 @@ table looks like, or what was typed.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 from ..errors import OptionError, Unavailable
 from .contestants import Contestant, drafts_at_most
@@ -60,7 +59,7 @@ def units_of(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[Unit]:
             mine = [prompt for prompt in prompts if prompt.task == task]
             if len(mine) < batch:
                 raise OptionError(
-                    f"--batch {batch} needs {batch} questions a task and {task} has {len(mine)}; "
+                    f"--batches {batch} needs {batch} questions a task and {task} has {len(mine)}; "
                     f"ask more with --sample {batch}"
                 )
             starts = range(0, len(mine) - batch + 1, batch)
@@ -68,36 +67,38 @@ def units_of(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[Unit]:
     return found
 
 
+@dataclass
 class Suite:
-    """One sitting at a run. `tick` hears of every turn, `say` of what is going on. `costs`: ids of
-    a text behind which isolated steps are timed after each question; none, and they are not."""
+    """A run that is ready to be measured. `costs`: ids of a text behind which isolated steps are
+    timed after each question; without them they are not."""
 
-    def __init__(
+    run: SuiteRun
+    contestants: Sequence[Contestant]
+    prompts: Sequence[Prompt]
+    engines: Engines
+    out: Path
+    decode: Callable[[Sequence[int]], str]
+    eos: Sequence[int]
+    costs: Sequence[int] = ()
+
+    def __post_init__(self) -> None:
+        self.units = units_of(self.prompts, self.run.plan.batches)
+        self._rows = {row.name: row for row in self.run.contestants}
+        self._answers = {answer.question: answer.tokens for answer in self.run.answers}
+
+    @property
+    def turns(self) -> int:
+        return len(self.units) * self.run.plan.rounds * len(self.contestants)
+
+    def measure(
         self,
-        run: SuiteRun,
-        contestants: Sequence[Contestant],
-        prompts: Sequence[Prompt],
-        engines: Engines,
-        out: Path,
-        decode: Callable[[Sequence[int]], str],
-        eos: Sequence[int],
         tick: Callable[[str], None] = lambda _: None,
         say: Callable[[str], None] = lambda _: None,
-        costs: Sequence[int] = (),
     ) -> None:
-        self.run, self._contestants, self._engines, self._out = run, contestants, engines, out
-        self._decode, self._eos, self._costs = decode, list(eos), list(costs)
-        self._tick, self._say = tick, say
-        self.units = units_of(prompts, run.plan.batches)
-        self._longest = max((prompt.ids for prompt in prompts), key=len)
-        self._rows = {row.name: row for row in run.contestants}
-        self._answers = {answer.question: answer.tokens for answer in run.answers}
-        self._saved = time.perf_counter()
-
-    def measure(self) -> None:
-        """Everything that has not been measured yet. An error or Ctrl-C leaves the finished rounds
-        in the file."""
-        self.run.energy = self._engines.energy.said
+        """Everything that has not been measured yet. `tick` hears of every turn, `say` of what is
+        going on. An error or Ctrl-C leaves the finished rounds in the file."""
+        self._tick, self._say, self._saved = tick, say, time.perf_counter()
+        self.run.energy = self.engines.energy.said
         self.run.sittings += 1
         try:
             self._open()
@@ -108,24 +109,25 @@ class Suite:
                     self._round(unit, number, index + number)
             self.run.complete = True
         finally:
-            self._engines.close()
+            self.engines.close()
             self._save()
 
     def _save(self) -> None:
         now = time.perf_counter()
         self.run.wall_seconds += now - self._saved
         self._saved = now
-        write(self.run, self._out)
+        write(self.run, self.out)
 
     def _open(self) -> None:
         known = {row.name: row for row in self.run.engines}
-        for name in dict.fromkeys(contestant.engine for contestant in self._contestants):
+        longest = max((prompt.ids for prompt in self.prompts), key=len)
+        for name in dict.fromkeys(contestant.engine for contestant in self.contestants):
             row = known.get(name) or EngineRow(name)
             if name not in known:
                 self.run.engines.append(row)
             self._say(f"starting {name}")
             try:
-                self._engines.open(row, self._longest)
+                self.engines.open(row, longest)
                 row.failure = None
             except PeerFailed as failure:
                 row.failure = str(failure)
@@ -136,7 +138,7 @@ class Suite:
     def _warm_up(self) -> None:
         """A short answer of each contestant at each batch size; the first one says what a cold
         start costs."""
-        for contestant in self._contestants:
+        for contestant in self.contestants:
             row = self._rows.get(contestant.name) or ContestantRow(contestant.name)
             if contestant.name not in self._rows:
                 self._rows[contestant.name] = row
@@ -166,13 +168,13 @@ class Suite:
             names = ("temperature", "top_p", "seed")
             options["sampling"] = {name: getattr(plan, name) for name in names}
         rows = [prompt.ids for prompt in unit.prompts]
-        return self._engines.measure(contestant.engine, rows, new_tokens, self._eos, options)
+        return self.engines.measure(contestant.engine, rows, new_tokens, list(self.eos), options)
 
     def _round(self, unit: Unit, number: int, shift: int) -> None:
         """All contestants in turns, each beginning a place further on; the comparison, the file."""
-        at, taken = shift % len(self._contestants), []
+        at, taken = shift % len(self.contestants), []
         done = any((turn.questions, turn.round) == (unit.names, number) for turn in self.run.turns)
-        for contestant in [*self._contestants[at:], *self._contestants[:at]]:
+        for contestant in [*self.contestants[at:], *self.contestants[:at]]:
             if not done and self.run.failure(contestant.name) is None:
                 self._say(f"{unit.names[0]}: {contestant.name}")
                 try:
@@ -186,7 +188,7 @@ class Suite:
         self._check_ours()
         self._compare(unit, taken)
         self.run.turns += [turn for turn, _ in taken]
-        if self._costs and number == 0 and len(unit.prompts) == 1:
+        if self.costs and number == 0 and len(unit.prompts) == 1:
             self._measure_steps()
         self._save()
 
@@ -197,7 +199,7 @@ class Suite:
         for prompt, tokens in zip(unit.prompts, reference, strict=True):
             if prompt.id not in self._answers:
                 self._answers[prompt.id] = tokens
-                answer = Answer(prompt.task, prompt.id, tokens, self._decode(tokens))
+                answer = Answer(prompt.task, prompt.id, tokens, self.decode(tokens))
                 self.run.answers.append(answer)
         for turn, rows in taken:
             if self.run.plan.temperature > 0 and engine_of(turn.contestant) != OURS:
@@ -209,12 +211,12 @@ class Suite:
 
     def _difference(self, prompt: Prompt, tokens: Sequence[int], at: int) -> Difference:
         expected = self._answers[prompt.id]
-        found = Difference(prompt.id, at, text=self._decode(tokens), tokens=list(tokens))
+        found = Difference(prompt.id, at, text=self.decode(tokens), tokens=list(tokens))
         if at < min(len(tokens), len(expected)):
             self._say(f"{prompt.id}: comparing")
             asked = {"ids": [*prompt.ids, *expected[:at]]}
             try:
-                found.gap, found.largest = self._engines.get(OURS).call(
+                found.gap, found.largest = self.engines.get(OURS).call(
                     "gap", **asked, wanted=expected[at], written=tokens[at]
                 )
             except PeerFailed:
@@ -224,9 +226,11 @@ class Suite:
     def _measure_steps(self) -> None:
         """Isolated steps of our engine, beside the question, so that drift hits both."""
         self._say("steps alone")
-        methods = [each.method for each in self._contestants if each.engine == OURS]
+        methods = [each.method for each in self.contestants if each.engine == OURS]
         most = max(LONGEST_BLOCK, *(drafts_at_most(method) + 1 for method in methods))
-        points = self._engines.get(OURS).call("steps", ids=self._costs, methods=methods, most=most)
+        points = self.engines.get(OURS).call(
+            "steps", ids=list(self.costs), methods=methods, most=most
+        )
         found = {(point.kind, point.context, point.tokens): point for point in self.run.steps}
         for each in points:
             point = StepPoint(**each)
@@ -238,16 +242,12 @@ class Suite:
 
 
 def _turn(contestant: str, unit: Unit, number: int, made: Measured) -> Turn:
-    sizes = [len(row) for row in made.rows]
+    sizes, said = [len(row) for row in made.rows], made.counts
+    counts = Counts(**{each.name: said[each.name] for each in fields(Counts) if each.name in said})
     return Turn(
         contestant, unit.task, unit.names, len(sizes), number, made.seconds, made.first_seconds,
-        made.first_tokens, sizes, made.peak_memory_bytes, made.joules, [], _counts(made.counts),
+        made.first_tokens, sizes, made.peak_memory_bytes, made.joules, [], counts if said else None,
     )  # fmt: skip
-
-
-def _counts(said: Mapping[str, Any]) -> Counts | None:
-    known = {each.name: said[each.name] for each in fields(Counts) if each.name in said}
-    return Counts(**known) if said else None
 
 
 def first_difference(mine: Sequence[int], expected: Sequence[int]) -> int | None:

@@ -150,9 +150,9 @@ def same_tokens(row: Row) -> str:
     worst = max(
         row.differences, key=lambda each: (not near_tie(each, row.precision), abs(each.gap or 0.0))
     )
-    gap = "gap unknown" if worst.gap is None else f"gap {worst.gap:.2g}"
     kind = "all near-ties" if ties == len(row.differences) else f"{ties} near-ties"
-    return f"no: {len(row.differences)} of {row.compared} differ, at {worst.at} by {gap}; {kind}"
+    parted = f"{len(row.differences)} of {row.compared} differ"
+    return f"no: {parted}, at {worst.at} by gap {_gap(worst.gap)}; {kind}"
 
 
 def _notes(run: SuiteRun) -> str:

@@ -7,27 +7,28 @@ Does not measure and does not print.
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import OptionError, Unavailable
-from .contestants import Contestant, contestants
+from ..errors import OptionError
+from ..model.load.placement import parse_device
+from ..model.load.source import locate
+from .contestants import contestants
 from .costs import CONTEXTS as STEP_CONTEXTS
 from .engines import Engines
 from .meters import EnergyMeter
+from .peer_host import package_versions
 from .peers import find_peers
 from .prompts import Prompt, prompt_ids
-from .provenance import cpu_name, gather, package_versions, results_folder, slug
+from .provenance import cpu_name, gather, results_folder, slug
 from .schema import OURS, PLAIN, Plan, Question, Sample, SuiteRun, continued
-from .suite import LONGEST_BLOCK, Suite, units_of
-from .tasks import CONTEXTS, Item, read_task
+from .suite import LONGEST_BLOCK, Suite
+from .tasks import Item, read_task
 
 PACKAGES = ("torch", "transformers")
-FETCHED = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja"]
 
 
 @dataclass(frozen=True)
@@ -35,25 +36,45 @@ class Wishes:
     """What was asked for; each is an option of `selfspec bench`."""
 
     model: str = "demo"
-    tasks: Sequence[str] = ()
-    methods: Sequence[str] = ("auto",)
-    peers: Sequence[str] = ()
+    """The demo model, a folder, or a name on the hub."""
+    task: Sequence[str] = ()
+    """What to ask: NAME, read from the hub, or NAME=PATH. --list shows the names."""
+    methods: tuple[str, ...] = ("auto",)
+    """Ways to draft, separated by spaces: 'auto ngram:longest=3@fixed:tokens=6'."""
+    peers: tuple[str, ...] = ()
+    """Other engines, separated by spaces: 'transformers transformers/lookup:tokens=4'."""
     sample: int = 5
+    """Ask this many questions of each task, evenly spread over it; 0 is all."""
     skip_bad: bool = False
+    """Leave out lines that cannot be read, and list them."""
     chat: bool | None = None
-    contexts: Sequence[int] = CONTEXTS
+    """Use the chat template, or not. By default as the task says."""
+    contexts: tuple[int, ...] = ()
+    """Lengths of the task 'long', prompt and answer. By default 2048,4096,8192."""
     new_tokens: int = 128
+    """Write at most this many new tokens for an answer."""
     rounds: int = 1
-    batches: Sequence[int] = (1,)
+    """How often each question is asked."""
+    batches: tuple[int, ...] = (1,)
+    """How many questions of a task are asked at once, several sizes in turn."""
     threads: int = 2
+    """CPU threads of every engine."""
     dtype: str = "float32"
+    """Number format of weights and cache: float32, bfloat16 or float16."""
     device: str = "cpu"
+    """Where the model runs: auto, cpu, cuda or cuda:N."""
     temperature: float = 0.0
+    """How varied the text is: 0 is greedy decoding, above it tokens are drawn."""
     top_p: float = 1.0
+    """Sample only from the likeliest tokens that together have this probability; 1 is off."""
     seed: int = 0
+    """Seed of the sampling: the same seed draws the same tokens again."""
     time_limit: float = 300.0
+    """End an engine that has not answered after this many seconds."""
     costs: bool = False
+    """Time isolated steps too, and compare with what the cost model predicts."""
     fresh: bool = False
+    """Measure anew, over a result that is there."""
 
     def check(self) -> None:
         """Refuse what cannot be measured, before anything is loaded."""
@@ -64,12 +85,12 @@ class Wishes:
                 )
         if self.new_tokens < 2:
             raise OptionError(
-                f"new_tokens={self.new_tokens}: there is no token after the first to time; give at "
-                "least 2"
+                f"--max-new-tokens {self.new_tokens}: there is no token after the first to time; "
+                "give at least 2"
             )
         if not self.batches or min(self.batches) < 1:
-            raise OptionError(f"--batch {list(self.batches)}: a batch has at least 1 row")
-        if not self.tasks:
+            raise OptionError(f"--batches {list(self.batches)}: a batch has at least 1 row")
+        if not self.task:
             raise OptionError(
                 "there is nothing to ask; name a task with --task (selfspec bench --list shows "
                 "them)"
@@ -103,28 +124,14 @@ class Words:
 
 def folder_of(model: str) -> Path:
     """The folder that all peers load: the demo model's, the named one, or what the hub gives."""
-    if model == "demo":
-        from ..model.load.demo import demo_folder
-
-        return demo_folder()
-    folder = Path(model).expanduser()
-    if (folder / "config.json").is_file():
-        return folder.resolve()
-    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", model):
+    source = locate(model, revision=None, token=None, trust=False)
+    source.fetch_weights()
+    if not (source.folder / "config.json").is_file():
         raise OptionError(
-            f"{model!r} is neither 'demo', nor a folder with a config.json, nor a hub name like "
-            "OWNER/NAME"
+            f"the folder {source.folder.name!r} has no config.json, so no engine can load it; name "
+            "a model's folder, 'demo', or a hub name (owner/name)"
         )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(model, allow_patterns=FETCHED))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        kind = type(error).__name__
-        raise Unavailable(
-            f"{model!r} could not be fetched ({kind}); give a folder on this machine"
-        ) from error
+    return source.folder.resolve()
 
 
 def words_of(folder: Path) -> Words:
@@ -145,7 +152,7 @@ def ask(wishes: Wishes, words: Words) -> tuple[list[Sample], list[Question], lis
     """Every task's sample, its questions, and those as ids that fit into the context."""
     samples: list[Sample] = []
     questions, prompts = [], []
-    for text in wishes.tasks:
+    for text in wishes.task:
         for asked in read_task(text, wishes.sample, wishes.skip_bad, wishes.contexts, wishes.chat):
             if asked.sample.task in {sample.task for sample in samples}:
                 raise OptionError(
@@ -167,7 +174,7 @@ def fitted(item: Item, ids: list[int], context: int, new_tokens: int) -> tuple[l
     if item.context > context or room < 1:
         raise OptionError(
             f"{item.id} needs {item.context or new_tokens + 1} positions and this model has "
-            f"{context}; lower --contexts or --new-tokens"
+            f"{context}; lower --contexts or --max-new-tokens"
         )
     if not item.context:
         return ids[-room:], max(0, len(ids) - room)
@@ -179,33 +186,7 @@ def fitted(item: Item, ids: list[int], context: int, new_tokens: int) -> tuple[l
     return ids[:room], 0
 
 
-@dataclass
-class Prepared:
-    """A run that is ready to be measured."""
-
-    run: SuiteRun
-    contestants: Sequence[Contestant]
-    prompts: Sequence[Prompt]
-    words: Words
-    engines: Engines
-    out: Path
-    costs: Sequence[int]
-
-    @property
-    def turns(self) -> int:
-        units = units_of(self.prompts, self.run.plan.batches)
-        return len(units) * self.run.plan.rounds * len(self.contestants)
-
-    def sit(self, tick: Callable[[str], None], say: Callable[[str], None]) -> None:
-        """Measure what is not measured yet."""
-        words = self.words
-        Suite(
-            self.run, self.contestants, self.prompts, self.engines, self.out, words.decode,
-            words.eos, tick, say, self.costs,
-        ).measure()  # fmt: skip
-
-
-def prepare(wishes: Wishes, command: str, out: Path | None) -> Prepared:
+def prepare(wishes: Wishes, command: str, out: Path | None) -> Suite:
     """Check everything that can be checked before a peer is started."""
     wishes.check()
     known = find_peers()
@@ -213,10 +194,10 @@ def prepare(wishes: Wishes, command: str, out: Path | None) -> Prepared:
     words = words_of(folder)
     taking_part = contestants(wishes.methods, wishes.peers, known, words.layers)
     samples, questions, prompts = ask(wishes, words)
-    units_of(prompts, wishes.batches)
     name = wishes.model if "/" in wishes.model and not Path(wishes.model).exists() else folder.name
+    device = str(parse_device(wishes.device)) if wishes.device == "auto" else wishes.device
     plan = Plan(
-        name, wishes.dtype, wishes.device, wishes.threads, wishes.new_tokens, wishes.rounds,
+        name, wishes.dtype, device, wishes.threads, wishes.new_tokens, wishes.rounds,
         list(wishes.batches), [contestant.name for contestant in taking_part], f"{OURS}/{PLAIN}",
         samples, wishes.temperature, wishes.top_p, wishes.seed,
     )  # fmt: skip
@@ -225,15 +206,15 @@ def prepare(wishes: Wishes, command: str, out: Path | None) -> Prepared:
     provenance = gather(command, wishes.threads, versions)
     run = open_run(SuiteRun(provenance, plan), target, wishes.fresh)
     run.questions = questions
-    energy = EnergyMeter.find(gpu=wishes.device != "cpu")
+    energy = EnergyMeter.find(gpu=device != "cpu")
     engines = Engines(
-        known, folder, wishes.dtype, wishes.device, wishes.threads, wishes.time_limit, energy
+        known, folder, wishes.dtype, device, wishes.threads, wishes.time_limit, energy
     )
     costs: list[int] = []
     if wishes.costs:
         longest = max(STEP_CONTEXTS) + 4 * LONGEST_BLOCK
         costs = prompt_ids(lambda text: list(words.tokenizer(text).input_ids), longest)
-    return Prepared(run, taking_part, prompts, words, engines, target, costs)
+    return Suite(run, taking_part, prompts, engines, target, words.decode, words.eos, costs)
 
 
 def open_run(new: SuiteRun, path: Path, fresh: bool = False) -> SuiteRun:

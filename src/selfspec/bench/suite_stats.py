@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from statistics import median
+from statistics import fmean, median
 
 from .contestants import DRAFTS, own_options
 from .schema import OURS, Counts, Difference, SuiteRun, Turn, engine_of, method_of
@@ -158,10 +158,10 @@ def interval(groups: Sequence[Sequence[Pair]], draws: int = DRAWS) -> Ratio | No
     sizes = [len(group) for group in groups]
     if set(sizes) == {1}:  # one unit a task: the tasks are what can be drawn
         sizes = [len(each)]
-        draw: Draw = lambda chance: mean(chance.choices(each, k=len(each)))  # noqa: E731
+        draw: Draw = lambda chance: fmean(chance.choices(each, k=len(each)))  # noqa: E731
     else:
-        draw = lambda chance: mean([speedup(chance.choices(g, k=len(g))) for g in groups])  # noqa: E731
-    return bootstrap(mean(each), draw, sizes, draws)
+        draw = lambda chance: fmean([speedup(chance.choices(g, k=len(g))) for g in groups])  # noqa: E731
+    return bootstrap(fmean(each), draw, sizes, draws)
 
 
 def bootstrap(value: float, draw: Draw, sizes: Sequence[int], draws: int = DRAWS) -> Ratio:
@@ -187,10 +187,6 @@ def student(free: int) -> float:
     return NORMAL + (NORMAL**3 + NORMAL) / (4 * free) + second
 
 
-def mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
-
-
 def verdict(speed: Ratio | None, units: int) -> Verdict | None:
     """Faster or slower than 1, or equal; one unit alone has an interval without width."""
     if speed is None or units < 2:
@@ -207,7 +203,7 @@ def best_baseline(run: SuiteRun, batch: int, precision: str) -> str | None:
         if is_baseline(name) and precision_of(run, name) == precision:
             costs = costs_of(turns_of(run, name, batch))
             if costs and run.failure(name) is None:
-                means[name] = mean(list(costs.values()))
+                means[name] = fmean(costs.values())
     return min(means, key=lambda name: means[name], default=None)
 
 

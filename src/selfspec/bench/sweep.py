@@ -123,31 +123,23 @@ class Sweeping:
         )  # fmt: skip
 
 
-class Followed(Controller):
+class Followed(Controller, AdaptiveThreshold):
     """The adaptive controller, which goes on from prompt to prompt with what it learned, as in
     Figure 5, and is written down: threshold, drafted and accepted of each round."""
 
     name = "adaptive"
 
     def __init__(self) -> None:
+        AdaptiveThreshold.__init__(self, Adaptive())
         self.rounds: list[tuple[float, int, int]] = []
-        self._work = FollowedThreshold(self.rounds)
 
     def start(self) -> ControlSession:
-        return self._work
-
-
-class FollowedThreshold(AdaptiveThreshold):
-    """At work."""
-
-    def __init__(self, rounds: list[tuple[float, int, int]]) -> None:
-        super().__init__(Adaptive())
-        self._rounds = rounds
+        return self
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         before = self.threshold
         super().learn(outcome, time)
-        self._rounds.append((before, outcome.drafted, outcome.accepted))
+        self.rounds.append((before, outcome.drafted, outcome.accepted))
 
 
 def rank(llm: LLM, prompts: Sequence[Sequence[int]], by: str) -> list[Half]:

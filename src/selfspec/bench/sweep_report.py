@@ -52,23 +52,22 @@ def markdown(run: Sweep) -> str:
     return as_text(parts) or "nothing was measured"
 
 
+def _by_exit(cells: Sequence[CellSpeed]) -> tuple[list[int], dict[int, list[CellSpeed | None]]]:
+    """The numbers of drafts, and for each exit layer its cells in their order."""
+    by = {(each.first, each.drafts): each for each in cells}
+    drafts = sorted({cell.drafts for cell in cells})
+    layers = sorted({cell.first for cell in cells})
+    return drafts, {layer: [by.get((layer, count)) for count in drafts] for layer in layers}
+
+
 def _grid_table(cells: Sequence[CellSpeed]) -> Table:
-    by, drafts = {(each.first, each.drafts): each for each in cells}, _drafts(cells)
+    drafts, rows = _by_exit(cells)
     lines = []
-    for layer in _exits(cells):
-        row = [by.get((layer, count)) for count in drafts]
-        fewest = next((each for each in row if each is not None), None)
+    for layer, row in rows.items():
+        fewest = next(each for each in row if each is not None)
         shown = [number(each.speedup, 2) if each else "-" for each in row]
-        lines.append([str(layer), *shown, percent(fewest.acceptance if fewest else None)])
+        lines.append([str(layer), *shown, percent(fewest.acceptance)])
     return Table(["E \\ K", *map(str, drafts), "accepted"], lines)
-
-
-def _exits(cells: Sequence[CellSpeed]) -> list[int]:
-    return sorted({cell.first for cell in cells})
-
-
-def _drafts(cells: Sequence[CellSpeed]) -> list[int]:
-    return sorted({cell.drafts for cell in cells})
 
 
 def sweep_page(run: Sweep) -> str:
@@ -130,11 +129,9 @@ def pictures(run: Sweep) -> list[tuple[str, Picture]]:
 
 
 def _heat(cells: Sequence[CellSpeed]) -> Heat:
-    by, drafts = {(each.first, each.drafts): each for each in cells}, _drafts(cells)
-    rows = [
-        (str(layer), [_cell(by.get((layer, count))) for count in drafts]) for layer in _exits(cells)
-    ]
-    return Heat("E \\ K", [str(count) for count in drafts], rows, "few")
+    drafts, rows = _by_exit(cells)
+    lines = [(str(layer), list(map(_cell, row))) for layer, row in rows.items()]
+    return Heat("E \\ K", [str(count) for count in drafts], lines, "few")
 
 
 def _cell(cell: CellSpeed | None) -> Cell:

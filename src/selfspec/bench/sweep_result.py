@@ -13,7 +13,6 @@ from statistics import fmean, pstdev
 from ..errors import OptionError, nearest
 from .schema import PLAIN, Result
 
-PARTS = ("grid", "skips", "gamma")
 RANKINGS = ("cosine", "damage")
 WINDOW = 64  # rounds of the moving average, as in Draft & Verify's Figure 5
 
@@ -22,34 +21,35 @@ WINDOW = 64  # rounds of the moving average, as in Draft & Verify's Figure 5
 class SweepOptions:
     """What to measure. Empty lists are filled in from the model's depth."""
 
-    parts: tuple[str, ...] = PARTS
-    """Which parts, in this order."""
+    parts: tuple[str, ...] = ("grid", "skips", "gamma")
+    """What to measure, in this order, separated by spaces."""
     exits: tuple[int, ...] = ()
-    """Exit layers of the grid."""
+    """Exit layers of the grid. By default some over the model's depth."""
     drafts: tuple[int, ...] = (1, 2, 3, 4, 6, 8)
     """Drafts a round in the grid."""
     skips: tuple[int, ...] = ()
-    """Numbers of halves that the draft leaves out."""
+    """Numbers of halves that the draft leaves out. By default some over the model's depth."""
     by: str = "cosine"
     """What says which halves matter least: cosine or damage."""
     new_tokens: int = 64
-    """Tokens of each turn."""
+    """Write this many tokens in each turn."""
     rounds: int = 1
     """How often everything is measured."""
 
     def filled(self, layers: int) -> SweepOptions:
         """Checked, and with lists for a model of that depth."""
         for part in self.parts:
-            if part not in PARTS:
-                raise OptionError(f"there is no part {part!r} of a sweep; {nearest(part, PARTS)}")
+            if part not in SweepOptions.parts:
+                near = nearest(part, SweepOptions.parts)
+                raise OptionError(f"there is no part {part!r} of a sweep; {near}")
         if self.by not in RANKINGS:
             raise OptionError(
                 f"halves cannot be ranked by {self.by!r}; {nearest(self.by, RANKINGS)}"
             )
         if self.new_tokens < 2 or self.rounds < 1:
             raise OptionError(
-                f"new_tokens={self.new_tokens}, rounds={self.rounds}: nothing would be timed; use "
-                "at least 2 and 1"
+                f"--max-new-tokens {self.new_tokens}, --rounds {self.rounds}: nothing would be "
+                "timed; use at least 2 and 1"
             )
         shares = {max(1, round(layers * share / 8)) for share in range(1, 8)} - {layers}
         halves = {max(1, round(2 * layers * share / 16)) for share in range(1, 11)}

@@ -36,10 +36,6 @@ def number(value: float | None, digits: int = 1) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def milliseconds(seconds: float | None, digits: int = 1) -> str:
-    return number(None if seconds is None else seconds * 1e3, digits)
-
-
 def percent(value: float | None, digits: int = 0) -> str:
     return "-" if value is None else f"{value:.{digits}%}"
 

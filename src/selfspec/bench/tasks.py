@@ -19,20 +19,12 @@ from ..errors import OptionError, nearest
 from .schema import Sample
 from .sources import Row, read_hub, read_rows, read_text
 
-CONVERSATION = (
-    "writing",
-    "roleplay",
-    "reasoning",
-    "math",
-    "coding",
-    "extraction",
-    "stem",
-    "humanities",
-)
+CONVERSATION = (  # MT-Bench's categories, which Spec-Bench reports as one task
+    "writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities",
+)  # fmt: skip
 CONTEXTS = (2048, 4096, 8192)
-CHARACTERS_A_TOKEN = (
-    12  # more than any ordinary text has: a window of so many characters holds enough tokens
-)
+# more than any ordinary text has: a window of so many characters holds enough tokens
+CHARACTERS_A_TOKEN = 12
 
 
 @dataclass(frozen=True)
@@ -163,7 +155,7 @@ def read_task(
     text: str,
     count: int = 0,
     skip_bad: bool = False,
-    contexts: Sequence[int] = CONTEXTS,
+    contexts: Sequence[int] = (),
     chat: bool | None = None,
 ) -> list[Asked]:
     """The samples of `NAME` or `NAME=PATH`: one, or one for each part (Spec-Bench's tasks, the
@@ -181,7 +173,7 @@ def read_task(
         )
     path = Path(given).expanduser() if given else None
     if name == LONG:
-        return _long(path, count or 4, contexts)
+        return _long(path, count or 4, contexts or CONTEXTS)
     items, source, skipped = _items(TASKS[name], path, skip_bad)
     parts: dict[str, list[Item]] = {}
     for item in items:

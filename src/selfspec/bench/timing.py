@@ -1,5 +1,4 @@
-"""Who is faster, told fairly: contestants take turns, warm-up is dropped, medians and paired ratios
-with an interval are given.
+"""Who is faster, told fairly: contestants take turns, and warm-up is dropped.
 
 On a shared machine speed drifts by tens of percent within minutes. Contestants measured one after
 the other would be given different machines. Taking turns (A B C, B C A, C A B ...) gives each the
@@ -9,20 +8,17 @@ timed: a contestant is any function that returns the seconds of one turn.
 
 from __future__ import annotations
 
-import random
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Literal, TypeVar
+from typing import Literal
 
 from ..errors import OptionError
 
 Contestant = Callable[[], float]
 Clock = Callable[[], float]
 Verdict = Literal["faster", "equal", "slower"]
-T = TypeVar("T")
 
 
 class ContestantFailed(Exception):
@@ -106,29 +102,3 @@ def paired(
 ) -> list[tuple[float, float]]:
     """The rounds that both finished; one that never began has none."""
     return [(a, b) for a, b in zip_longest(first, second) if a is not None and b is not None]
-
-
-def ratio(
-    first: Sequence[float | None], second: Sequence[float | None], draws: int = 2000
-) -> Ratio | None:
-    """Median of first/second over the rounds that both finished; None when there is no such round.
-
-    Drift between rounds does not widen the interval. With fewer than about six rounds it is
-    narrower than its name says: it cannot show what was never seen.
-    """
-    quotients = [a / b for a, b in paired(first, second)]
-    return resampled(quotients, statistics.median, draws) if quotients else None
-
-
-def resampled(sample: Sequence[T], of: Callable[[Sequence[T]], float], draws: int = 2000) -> Ratio:
-    """A figure of a sample, with the 95% interval of the same figure of samples drawn from it. The
-    draws are seeded: the same JSON makes the same table."""
-    chance = random.Random(len(sample))
-    values = sorted(of(chance.choices(sample, k=len(sample))) for _ in range(draws))
-    return Ratio(of(sample), values[int(0.025 * draws)], values[int(0.975 * draws)])
-
-
-def median(seconds: Sequence[float | None]) -> float | None:
-    """Median of the finished rounds."""
-    finished = [value for value in seconds if value is not None]
-    return statistics.median(finished) if finished else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -27,7 +27,7 @@ def chat(
     *,
     sampling: options.Sampling,
     drafting: options.Drafting,
-    model: options.ModelOptions,
+    model: options.Loading,
     max_new_tokens: options.MaxNewTokens = 512,
     stop: options.Stop = None,
     stats: options.ShowStats = False,
@@ -60,7 +60,8 @@ class Conversation:
 
     def run(self) -> None:
         """Read lines until the user leaves."""
-        _line_editing()
+        with suppress(ImportError):  # Windows: its console edits lines by itself
+            import readline  # noqa: F401  (gives `input` arrow keys and a history)
         typer.echo(HELP)
         while (line := _ask()) is not None:
             if not line.startswith("/"):
@@ -123,14 +124,6 @@ def _ask() -> str | None:
             return None
         except KeyboardInterrupt:
             typer.echo("\n(Ctrl-D or /quit leaves)")
-
-
-def _line_editing() -> None:
-    """Arrow keys and history in `input`, where the platform has them: importing is enough."""
-    try:
-        import readline  # noqa: F401
-    except ImportError:  # Windows: its console edits lines by itself
-        return
 
 
 def _complain(error: SelfspecError) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -24,6 +22,8 @@ from rich.table import Table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.progress import TaskID
 
     from ..core.contract import Stats
     from ..llm import LLM
@@ -89,8 +89,11 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False)
 
 
-def bar(head: str, words: str) -> Progress:
-    """How far long work is, for somebody who watches: `head`, count, time left, a field `words`."""
+def bar(head: str, **options: Any) -> Progress:
+    """How far long work is, for somebody who watches: `head`, count, time left, a field `words`.
+
+    `options` are those of `rich.progress.Progress`.
+    """
     return Progress(
         TextColumn(head),
         MofNCompleteColumn(),
@@ -98,25 +101,42 @@ def bar(head: str, words: str) -> Progress:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        TextColumn(f"{{task.fields[{words}]}}"),
+        TextColumn("{task.fields[words]}"),
         console=stderr(),
         disable=not sys.stderr.isatty(),
+        **options,
     )
 
 
-@contextmanager
-def stopping(shown: Progress) -> Iterator[Progress]:
-    """A bar that is started later, and stopped at the end whatever happens."""
-    try:
-        yield shown
-    finally:
-        shown.stop()
+class StepBar:
+    """How far training is: a bar for somebody who watches, lines for a file. It begins late, as
+    what comes before shows its own progress."""
 
+    def __enter__(self) -> StepBar:
+        self._bar = bar("step")
+        self._task: TaskID | None = None
+        return self
 
-def step_line(start: float, first: int, step: int, steps: int, words: str) -> None:
-    """How far training is, as a line for a file. It began at time `start` with step `first`."""
-    left = (time.perf_counter() - start) / max(1, step - first) * (steps - step)
-    stderr().print(f"step {step} of {steps}, {left:.0f} s left, {words}", soft_wrap=True)
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def begin(self, step: int, steps: int) -> None:
+        """So many of all steps are done, in an earlier run."""
+        self._first, self._steps, self._start = step, steps, time.perf_counter()
+        self._bar.start()
+        self._task = self._bar.add_task("", total=steps, completed=step, words="")
+
+    def at(self, step: int, words: str | None = None, line: bool = False) -> None:
+        """Another step is done. `line`: this is worth a line in a file."""
+        if self._task is None:
+            return
+        said: dict[str, Any] = {} if words is None else {"words": words}
+        self._bar.update(self._task, completed=step, **said)
+        if line and not sys.stderr.isatty():
+            spent = time.perf_counter() - self._start
+            left = spent / max(1, step - self._first) * (self._steps - step)
+            text = f"step {step} of {self._steps}, {left:.0f} s left, {words}"
+            stderr().print(text, soft_wrap=True)
 
 
 def facts(title: str) -> Table:
@@ -129,21 +149,6 @@ def facts(title: str) -> Table:
     return grid
 
 
-def stats_line(stats: Stats) -> str:
-    """What a generation cost, in one line."""
-    cached = f" ({stats.cached_prompt_tokens} cached)" if stats.cached_prompt_tokens else ""
-    accepted = f"{stats.accepted} of {stats.drafted} drafts accepted ({stats.acceptance:.0%})"
-    parts = [
-        f"prompt {stats.prompt_tokens} tokens{cached} in {stats.prefill_seconds:.2f} s",
-        f"{stats.new_tokens} new tokens at {stats.decode_tokens_per_second:.1f} tokens/s "
-        f"({stats.tokens_per_second:.1f} with the prompt)",
-        f"{stats.forward_passes} passes",
-        *([accepted] if stats.drafted else []),
-        f"peak {megabytes(stats.peak_memory_bytes)}",
-    ]
-    return " · ".join(parts)
-
-
 def megabytes(count: float) -> str:
     """Bytes as people read them."""
     return f"{count / 1e9:.2f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
@@ -152,4 +157,15 @@ def megabytes(count: float) -> str:
 def print_stats(all_stats: Sequence[Stats]) -> None:
     """The cost of each generation on standard error, where it cannot get into a pipe."""
     for stats in all_stats:
-        stderr().print(stats_line(stats), style="dim", markup=False, soft_wrap=True)
+        cached = f" ({stats.cached_prompt_tokens} cached)" if stats.cached_prompt_tokens else ""
+        parts = [
+            f"prompt {stats.prompt_tokens} tokens{cached} in {stats.prefill_seconds:.2f} s",
+            f"{stats.new_tokens} new tokens at {stats.decode_tokens_per_second:.1f} tokens/s "
+            f"({stats.tokens_per_second:.1f} with the prompt)",
+            f"{stats.forward_passes} passes",
+        ]
+        if stats.drafted:
+            kept = f"{stats.accepted} of {stats.drafted} drafts accepted"
+            parts.append(f"{kept} ({stats.acceptance:.0%})")
+        parts.append(f"peak {megabytes(stats.peak_memory_bytes)}")
+        stderr().print(" · ".join(parts), style="dim", markup=False, soft_wrap=True)

@@ -63,7 +63,7 @@ def data(
     ],
     prompts: Prompts,
     answers: Answers,
-    model: options.ModelOptions,
+    model: options.Loading,
     max_minutes: Annotated[
         float | None,
         options.run(
@@ -84,7 +84,7 @@ def data(
     llm = common.open_model(name, model)
     questions, total = _questions(llm, prompts, settings, out)
     seconds = max_minutes and max_minutes * 60
-    with common.bar("answers", "rate") as bar:
+    with common.bar("answers") as bar:
         tell = _teller(bar, total * settings.samples)
         report = write(llm, questions, out, settings, max_seconds=seconds, tell=tell)
     facts = {"file": str(out), **report.as_dict()}
@@ -112,13 +112,13 @@ def _questions(
 
 def _teller(bar: Progress, total: int) -> Callable[[Report], None]:
     """Moves the bar for somebody who watches, and writes a line a minute into a file."""
-    task, last = bar.add_task("", total=total, rate=""), 0.0
+    task, last = bar.add_task("", total=total, words=""), 0.0
 
     def tell(report: Report) -> None:
         nonlocal last
         done = report.found + report.answers
         rate = f"{report.tokens:,} tokens, {report.tokens / report.seconds:.0f} a second"
-        bar.update(task, completed=done, rate=rate)
+        bar.update(task, completed=done, words=rate)
         if not sys.stderr.isatty() and report.seconds - last > 60:
             last = report.seconds
             common.stderr().print(f"{done} of at most {total} answers, {rate}", soft_wrap=True)

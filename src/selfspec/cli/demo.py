@@ -1,6 +1,6 @@
 """`selfspec demo`: one real answer, in turns by transformers, by selfspec plainly and drafting.
 
-A further way to generate is one more `Entry`. `bench` knows how to time fairly.
+A further way to generate is one more entry. `bench` knows how to time fairly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 
 from ..errors import SelfCheckFailed
@@ -22,15 +21,8 @@ if TYPE_CHECKING:
     from ..llm import LLM
 
 PROMPT = "Explain in a few sentences why the sky is blue."
+Entries = dict[str, Callable[[], list[int]]]  # ways to generate, each returning the new tokens
 NEAR_TIE = 1e-4  # two top logits closer than this may change places by rounding alone
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One way to generate: its name in the table, and a call that returns the new tokens."""
-
-    name: str
-    run: Callable[[], list[int]]
 
 
 @dataclass(frozen=True)
@@ -98,17 +90,17 @@ def open_pair(threads: int | None) -> tuple[Any, LLM]:
     return reference.eval(), llm
 
 
-def entries(reference: Any, llm: LLM, ids: list[int], max_new_tokens: int) -> list[Entry]:
+def entries(reference: Any, llm: LLM, ids: list[int], max_new_tokens: int) -> Entries:
     """Who takes part. The first is what the others are compared with."""
 
     def ours(**how: Any) -> Callable[[], list[int]]:
         return lambda: llm.generate(ids, max_new_tokens=max_new_tokens, **how).tokens
 
-    return [
-        Entry("transformers generate", lambda: reference_tokens(reference, ids, max_new_tokens)),
-        Entry("selfspec, plain", ours(draft=None)),
-        Entry("selfspec, self-speculative", ours()),
-    ]
+    return {
+        "transformers generate": lambda: reference_tokens(reference, ids, max_new_tokens),
+        "selfspec, plain": ours(draft=None),
+        "selfspec, self-speculative": ours(),
+    }
 
 
 def reference_tokens(model: Any, ids: Sequence[int], max_new_tokens: int) -> list[int]:
@@ -123,22 +115,21 @@ def reference_tokens(model: Any, ids: Sequence[int], max_new_tokens: int) -> lis
     return new
 
 
-def measure(entered: Sequence[Entry], rounds: int) -> list[Row]:
+def measure(entered: Entries, rounds: int) -> list[Row]:
     """All of them in turns, a first turn of each not counted."""
     from ..bench.timing import interleave, timed
 
     written: dict[str, list[int]] = {}
 
-    def turn(entry: Entry) -> Callable[[], None]:
-        return lambda: written.update({entry.name: entry.run()})
+    def turn(name: str) -> Callable[[], None]:
+        return lambda: written.update({name: entered[name]()})
 
-    done = TextColumn("{task.completed} of {task.total} answers")
-    columns = TextColumn("writing"), BarColumn(), done
-    with Progress(*columns, console=common.stderr(), transient=True) as progress:
-        task = progress.add_task("", total=len(entered) * (rounds + 1))
-        turns = {entry.name: timed(turn(entry)) for entry in entered}
+    with common.bar("writing answers", transient=True) as progress:
+        task = progress.add_task("", total=len(entered) * (rounds + 1), words="")
+        turns = {name: timed(turn(name)) for name in entered}
         timings = interleave(turns, rounds, on_turn=lambda _: progress.advance(task))
-    return [summary(entry.name, entered[0].name, written, timings.seconds) for entry in entered]
+    first = next(iter(entered))
+    return [summary(name, first, written, timings.seconds) for name in entered]
 
 
 def summary(
@@ -163,10 +154,11 @@ def difference(
     """Where the tokens part, and how far apart the reference's logits are there, or None."""
     import torch
 
-    if expected == tokens:
+    from ..bench.suite import first_difference
+
+    index = first_difference(tokens, expected)
+    if index is None:
         return None
-    shortest = min(len(expected), len(tokens))
-    index = next((i for i in range(shortest) if expected[i] != tokens[i]), shortest)
     with torch.inference_mode():
         logits = reference(torch.tensor([ids + expected[:index]])).logits[0, -1]
     best, second = torch.topk(logits.float(), 2).values.tolist()

@@ -69,7 +69,13 @@ def options_of(kind: Any) -> list[Field]:
     """The fields of a drafter or controller, with the docstrings below them."""
     from ..core.options import annotation_of
 
-    helps = field_docs(kind)
+    try:
+        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+    except (OSError, TypeError):  # typed in at a prompt, or shipped compiled
+        helps = {}
+    else:
+        assert isinstance(body, ast.ClassDef)
+        helps = docstrings(body)
     return [
         Field(field.name, annotation_of(field.type), default_of(field), helps.get(field.name, ""))
         for field in fields(kind)
@@ -81,17 +87,6 @@ def default_of(field: Any) -> str:
     if field.default is not MISSING:
         return repr(field.default)
     return "required" if field.default_factory is MISSING else repr(field.default_factory())
-
-
-def field_docs(kind: type) -> dict[str, str]:
-    """The string below each field in the source, if there is a source to read."""
-    try:
-        source = textwrap.dedent(inspect.getsource(kind))
-    except (OSError, TypeError):  # typed in at a prompt, or shipped compiled
-        return {}
-    body = ast.parse(source).body[0]
-    assert isinstance(body, ast.ClassDef)
-    return docstrings(body)
 
 
 def listing(title: str, classes: dict[str, type]) -> Table:

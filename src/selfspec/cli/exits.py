@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -30,10 +29,8 @@ def exits(
     name: options.Model,
     data: options.DataFiles,
     texts: Texts,
-    model: options.ModelOptions,
-    png: Annotated[
-        Path | None, options.output("--png", help="Draw into this file (needs matplotlib).")
-    ] = None,
+    model: options.Loading,
+    png: options.Png = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Measure each exit of a model on a text: perplexity, and agreement with the whole model.

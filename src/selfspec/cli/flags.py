@@ -24,7 +24,10 @@ T = TypeVar("T")
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SHORT = {"max_new_tokens": "-n", "temperature": "-t", "draft": "-d"}
-NUMBERS, TEXTS = "tuple[int, ...]", "Sequence[str]"
+OFF = {"chat": "--raw"}  # of switches that need not be on or off
+CALLED = {"new_tokens": "max_new_tokens"}  # fields that have an older name in results
+NUMBERS, WORDS, TEXTS = "tuple[int, ...]", "tuple[str, ...]", "Sequence[str]"
+SEPARATORS = {NUMBERS: ",", WORDS: " "}
 KINDS: Mapping[str, Any] = {
     "bool": bool,
     "int": int,
@@ -33,6 +36,7 @@ KINDS: Mapping[str, Any] = {
     "Path": Path,
     TEXTS: list[str],
     NUMBERS: str,  # 8,15 or 1-4
+    WORDS: str,  # auto ngram
 }
 
 
@@ -114,6 +118,8 @@ def typed(values: Mapping[str, Any], groups: Iterable[Flags]) -> Typed:
         kind = fields[name].kind
         if kind == NUMBERS:
             return numbers(value, flag_of(name))
+        if kind == WORDS:
+            return tuple(value.split())
         return tuple(value) if kind == TEXTS else value
 
     return Typed({name: read(name, value) for name, value in values.items()})
@@ -125,16 +131,17 @@ def _parameter(name: str, owners: Sequence[tuple[Flags, Field]]) -> inspect.Para
     if len(kinds) > 1 or field.kind not in KINDS:
         raise TypeError(f"{group.where}: no flag can be made of {field.name}: {', '.join(kinds)}")
     names = [flag_of(name), *([SHORT[name]] if name in SHORT else [])]
-    if field.default is True:
-        names[0] += f"/--no-{names[0][2:]}"
-    words, defaults = [field.help], [str(field.default)]
+    off = f"--no-{names[0][2:]}" if field.default is True else OFF.get(name)
+    names[0] += f"/{off}" if off else ""
+    words, defaults = [field.help], [_written(field)]
     for flags, other in owners[1:]:
         if flags.label and other.help not in words[0]:
             words.append(f"{flags.label.capitalize()}: {other.help[:1].lower()}{other.help[1:]}")
         if other.default != field.default:
-            defaults.append(f"{flags.label} {other.default}")
+            defaults.append(f"{flags.label} {_written(other)}")
     if field.kind == TEXTS:
         words.append("Repeatable.")
+    default = _written(field) if field.kind in SEPARATORS else field.default
     option = typer.Option(
         *names,
         help=escape(" ".join(dict.fromkeys(words))),
@@ -145,12 +152,21 @@ def _parameter(name: str, owners: Sequence[tuple[Flags, Field]]) -> inspect.Para
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
-        default=field.default if len(defaults) == 1 and field.default != () else None,
+        default=default if len(defaults) == 1 and field.default != () else None,
         annotation=Annotated[KINDS[field.kind] | None, option],
     )
 
 
+def _written(field: Field) -> str:
+    """The default as it would be typed."""
+    separator = SEPARATORS.get(field.kind)
+    if separator and field.default:
+        return separator.join(map(str, field.default))
+    return str(field.default)
+
+
 def _joined(prefix: str, name: str) -> str:
+    name = CALLED.get(name, name)
     return f"{prefix}_{name}" if prefix else name
 
 

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,16 +19,6 @@ from . import common, options, show
 if TYPE_CHECKING:
     from ..llm import LLM
     from ..results import Result
-
-
-@dataclass(frozen=True)
-class Job:
-    """The prompts, whether they are turns of a conversation, and the library's arguments."""
-
-    prompts: Sequence[str]
-    chat: bool
-    settings: dict[str, Any]
-    write: show.Writer
 
 
 @options.grouped
@@ -43,7 +33,7 @@ def generate(
     ],
     sampling: options.Sampling,
     drafting: options.Drafting,
-    model: options.ModelOptions,
+    model: options.Loading,
     max_new_tokens: options.MaxNewTokens = MAX_NEW_TOKENS,
     stop: options.Stop = None,
     chat: Annotated[
@@ -75,10 +65,15 @@ def generate(
     settings = common.settings_from(sampling, max_new_tokens, stop, drafting)
     llm = common.open_model(name, model)
     chat = common.has_chat_template(llm) if chat is None else chat
-    job = Job(texts, chat, settings, show.writer(llm, drafting.show_drafts))
-    results = run(llm, job, stream=stream and not as_json, as_json=as_json)
+    if stream and not as_json and len(texts) == 1:
+        write = show.writer(llm, drafting.show_drafts)
+        result = stream_one(llm, texts[0], chat, write, settings)
+    else:
+        results = generate_all(llm, texts, chat, settings)
+        print_all(texts, results, as_json)
+        result = results[0]
     if stats:
-        common.print_stats([results[0].call])  # a batch has one cost
+        common.print_stats([result.call])  # a batch has one cost
 
 
 def split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:
@@ -105,43 +100,42 @@ def read_prompt(prompt: str) -> str:
     return text
 
 
-def run(llm: LLM, job: Job, *, stream: bool, as_json: bool) -> list[Result]:
-    """Generate and show."""
-    if stream and len(job.prompts) == 1:
-        return [stream_one(llm, job)]
-    results = generate_all(llm, job)
-    for number, (prompt, result) in enumerate(zip(job.prompts, results, strict=True), start=1):
+def stream_one(
+    llm: LLM, prompt: str, chat: bool, write: show.Writer, settings: dict[str, Any]
+) -> Result:
+    """Write the pieces as they come; leaving early, by Ctrl-C or a closed pipe, stops the work."""
+    if chat:
+        pieces = llm.stream_chat([common.user(prompt)], **settings)
+    else:
+        pieces = llm.stream(prompt, **settings)
+    with closing(pieces):
+        for piece in pieces:
+            write(piece)
+    common.write("\n")
+    return pieces.result
+
+
+def generate_all(
+    llm: LLM, prompts: Sequence[str], chat: bool, settings: dict[str, Any]
+) -> list[Result]:
+    """All prompts in one batch."""
+    if not chat:
+        return llm.generate(list(prompts), **settings)
+    turns = [[common.user(prompt)] for prompt in prompts]
+    if len(turns) == 1:
+        return [llm.chat(turns[0], **settings)]
+    return llm.generate([llm.encode_chat(turn) for turn in turns], **settings)
+
+
+def print_all(prompts: Sequence[str], results: Sequence[Result], as_json: bool) -> None:
+    """Each result, under its prompt if there are several."""
+    for number, (prompt, result) in enumerate(zip(prompts, results, strict=True), start=1):
         if as_json:
             typer.echo(json.dumps(as_dict(prompt, result), ensure_ascii=False))
             continue
         if len(results) > 1:
             typer.echo(f"{'' if number == 1 else chr(10)}[{number}] {prompt}")
         typer.echo(result.text)
-    return results
-
-
-def stream_one(llm: LLM, job: Job) -> Result:
-    """Write the pieces as they come; leaving early, by Ctrl-C or a closed pipe, stops the work."""
-    prompt = job.prompts[0]
-    if job.chat:
-        pieces = llm.stream_chat([common.user(prompt)], **job.settings)
-    else:
-        pieces = llm.stream(prompt, **job.settings)
-    with closing(pieces):
-        for piece in pieces:
-            job.write(piece)
-    common.write("\n")
-    return pieces.result
-
-
-def generate_all(llm: LLM, job: Job) -> list[Result]:
-    """All prompts in one batch."""
-    if not job.chat:
-        return llm.generate(list(job.prompts), **job.settings)
-    turns = [[common.user(prompt)] for prompt in job.prompts]
-    if len(turns) == 1:
-        return [llm.chat(turns[0], **job.settings)]
-    return llm.generate([llm.encode_chat(turn) for turn in turns], **job.settings)
 
 
 def as_dict(prompt: str, result: Result) -> dict[str, Any]:

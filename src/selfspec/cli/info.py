@@ -33,7 +33,7 @@ class Bound:
 
 @options.grouped
 def info(
-    name: options.Model = "demo", as_json: options.AsJson = False, *, model: options.ModelOptions
+    name: options.Model = "demo", as_json: options.AsJson = False, *, model: options.Loading
 ) -> None:
     """Tell what a model is, how it runs here, and what bounds its speed on this machine.
 

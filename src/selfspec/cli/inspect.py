@@ -29,23 +29,19 @@ def inspect(
     last: Annotated[
         int, typer.Option("--last", min=1, help="Show this many last positions of a longer text.")
     ] = 40,
-    new_tokens: Annotated[
+    max_new_tokens: Annotated[
         int,
         typer.Option(
-            "--new-tokens", "-n", min=0, help="Let the model go on for so many tokens first."
+            "--max-new-tokens", "-n", min=0, help="Let the model write this many tokens first."
         ),
     ] = 24,
     html: Annotated[
-        Path | None,
-        typer.Option("--html", help="Write a self-contained page.", rich_help_panel="Output"),
+        Path | None, options.output("--html", help="Write a self-contained page into this file.")
     ] = None,
-    png: Annotated[
-        Path | None,
-        typer.Option("--png", help="Draw a picture (needs matplotlib).", rich_help_panel="Output"),
-    ] = None,
+    png: options.Png = None,
     as_json: options.AsJson = False,
     *,
-    model: options.ModelOptions,
+    model: options.Loading,
 ) -> None:
     """Show which token each layer would name, where that settles, and how little each half changes
     the text's states.
@@ -63,7 +59,7 @@ def inspect(
 
     if png is not None:
         pyplot_or_error()  # before a model is loaded
-    view = look(common.open_model(name, model), prompt, last, new_tokens)
+    view = look(common.open_model(name, model), prompt, last, max_new_tokens)
     if html is not None:
         html.write_text(layers_page(view), encoding="utf-8")
     if png is not None:

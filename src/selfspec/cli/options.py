@@ -5,23 +5,22 @@ A command that takes a group as a parameter, under `@grouped`, has its fields as
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import inspect
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, cast, get_args, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import typer
 
+from ..core.options import value_of
 from ..errors import OptionError
 from .flags import Flags, Typed, parameters_of, typed
 
 MODEL_HELP = "'demo' (built in), a folder, or a hub name: HuggingFaceTB/SmolLM2-360M-Instruct."
 GOES_ON = "An interrupted run goes on with what is there."
 
-_model = functools.partial(typer.Option, rich_help_panel="Model")
 _limit = functools.partial(typer.Option, rich_help_panel="Limits")
 output = functools.partial(typer.Option, rich_help_panel="Output")
 run = functools.partial(typer.Option, rich_help_panel="Run")
@@ -29,7 +28,10 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP, metavar="MODEL")]
 Threads = Annotated[
-    int | None, _model("--threads", min=1, help="CPU threads. Without it torch decides.")
+    int | None,
+    typer.Option(
+        "--threads", min=1, help="CPU threads. Without it torch decides.", rich_help_panel="Model"
+    ),
 ]
 DataFiles = Annotated[
     list[str],
@@ -52,44 +54,38 @@ ShowStats = Annotated[
 AsJson = Annotated[
     bool, output("--json", help="Print JSON instead, one object a line, with everything there is.")
 ]
+Show = Annotated[
+    Path | None, output("--show", help="Measure nothing: print the tables of this JSON.")
+]
+Plot = Annotated[bool, output(help="Draw the result beside its JSON, as PNG (needs matplotlib).")]
+Png = Annotated[Path | None, output("--png", help="Draw into this file (needs matplotlib).")]
 
 
 @dataclass(frozen=True)
 class ModelOptions:
     """How to load a model."""
 
-    dtype: Annotated[
-        str,
-        _model("--dtype", help="Number format to compute in: auto, float32, bfloat16, float16."),
-    ] = "auto"
-    device: Annotated[
-        str, _model("--device", help="Where the model runs: auto, cpu, cuda or cuda:N.")
-    ] = "auto"
-    threads: Threads = None
-    kernel: Annotated[
-        str,
-        _model(
-            "--kernel",
-            help="Who computes: auto, native (our own kernels: float32 on a CPU), mkl, plain or "
-            "static (torch).",
-        ),
-    ] = "auto"
-    weights: Annotated[
-        str, _model("--weights", help="How our own kernels store weights: auto or float32.")
-    ] = "auto"
-    revision: Annotated[
-        str | None, _model("--revision", help="Branch, tag or commit of a model on the hub.")
-    ] = None
-    token: Annotated[str | None, _model("--token", help="Token for gated hub models.")] = None
-    adapter: Annotated[
-        str, _model("--adapter", help="PEFT adapters: auto, merge, or live (beside the weights).")
-    ] = "auto"
-    long_context: Annotated[
-        bool, _model("--long-context", help="Run longrope models as if all texts were long.")
-    ] = False
-    trust_remote_code: Annotated[
-        bool, _model("--trust-remote-code", help="Let the model's repository run its code here.")
-    ] = False
+    dtype: str = "auto"
+    """Number format to compute in: auto, float32, bfloat16, float16."""
+    device: str = "auto"
+    """Where the model runs: auto, cpu, cuda or cuda:N."""
+    threads: int | None = None
+    """CPU threads. Without it torch decides."""
+    kernel: str = "auto"
+    """Who computes: auto, native (our own kernels: float32 on a CPU), mkl, plain or static
+    (torch)."""
+    weights: str = "auto"
+    """How our own kernels store weights: auto or float32."""
+    revision: str | None = None
+    """Branch, tag or commit of a model on the hub."""
+    token: str | None = None
+    """Token for gated hub models."""
+    adapter: str = "auto"
+    """PEFT adapters: auto, merge, or live (beside the weights)."""
+    long_context: bool = False
+    """Run longrope models as if all texts were long."""
+    trust_remote_code: bool = False
+    """Let the model's repository run its code here."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +115,7 @@ class DraftOptions:
 
 
 def _pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
-    """NAME=VALUE as a mapping: a value is JSON (numbers, true, lists), else text."""
+    """NAME=VALUE as a mapping."""
     options: dict[str, Any] = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -127,13 +123,11 @@ def _pairs(texts: Iterable[str], flag: str) -> dict[str, Any]:
             raise OptionError(
                 f"{flag} {text!r} is not NAME=VALUE, so it names no option; write {flag} tokens=6"
             )
-        try:
-            options[name.replace("-", "_")] = json.loads(value)
-        except ValueError:
-            options[name.replace("-", "_")] = value
+        options[name.replace("-", "_")] = value_of(value)
     return options
 
 
+Loading = Annotated[ModelOptions, Flags("cli.options:ModelOptions", "Model")]
 Sampling = Annotated[
     Typed, Flags("core.sampling:SamplingParams", "Sampling", without=("logit_bias",))
 ]
@@ -141,58 +135,33 @@ Drafting = Annotated[DraftOptions, Flags("cli.options:DraftOptions", "Drafting")
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with each parameter that is a group of options replaced by those options.
+    """The command with each parameter that stands for a group of options replaced by those options.
 
-    A group is a dataclass whose fields are annotated options, or `Annotated[kind, Flags(...), ...]`
-    with the flags of one or more classes. The command gets a `Typed`, or what was typed as `kind`.
+    A group is `Annotated[kind, Flags(...), ...]`, with the flags of one or more classes. The
+    command gets a `Typed`, or what was typed as `kind`.
     """
     signature = inspect.signature(command, eval_str=True)
     parameters = [inspect.Parameter("context", _KEYWORD, annotation=typer.Context)]
-    groups: dict[str, Group] = {}
+    groups: dict[str, list[Flags]] = {}
     for name, parameter in signature.parameters.items():
-        if group := _group(parameter.annotation):
-            groups[name] = group
-        parameters += group.parameters if group else [parameter.replace(kind=_KEYWORD)]
+        notes = getattr(parameter.annotation, "__metadata__", ())
+        if flags := [note for note in notes if isinstance(note, Flags)]:
+            groups[name] = flags
+        parameters += parameters_of(flags) or [parameter.replace(kind=_KEYWORD)]
 
     @functools.wraps(command)
     def flat(context: typer.Context, **values: Any) -> None:
-        for name, group in groups.items():
-            own = {option.name: values.pop(option.name) for option in group.parameters}
-            values[name] = group.collect(own, context)
+        for name, flags in groups.items():
+            fields = {field for group in flags for field in group.fields}
+            own = {field: values.pop(field) for field in fields}
+            given = {field: value for field, value in own.items() if _given(field, context)}
+            kind, found = get_args(signature.parameters[name].annotation)[0], typed(given, flags)
+            values[name] = found if kind is Typed else found.make(kind)
         command(**values)
 
     flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
     flat.__annotations__ = {option.name: option.annotation for option in parameters}
     return flat
-
-
-@dataclass(frozen=True)
-class Group:
-    """Options that a command gets as one value: their parameters, and how values become one."""
-
-    parameters: Sequence[inspect.Parameter]
-    collect: Callable[[dict[str, Any], typer.Context], Any]
-
-
-def _group(annotation: Any) -> Group | None:
-    """What a command's parameter stands for. None for a single option."""
-    flags = [note for note in getattr(annotation, "__metadata__", ()) if isinstance(note, Flags)]
-    if flags:
-        kind = get_args(annotation)[0]
-
-        def collect(values: dict[str, Any], context: typer.Context) -> Any:
-            given = typed({name: values[name] for name in values if _given(name, context)}, flags)
-            return given if kind is Typed else given.make(kind)
-
-        return Group(parameters_of(flags), collect)
-    if not dataclasses.is_dataclass(annotation):
-        return None
-    hints, make = get_type_hints(annotation, include_extras=True), cast(type, annotation)
-    parameters = [
-        inspect.Parameter(field.name, _KEYWORD, default=field.default, annotation=hints[field.name])
-        for field in dataclasses.fields(annotation)
-    ]
-    return Group(parameters, lambda values, _: make(**values))
 
 
 def _given(name: str, context: typer.Context) -> bool:

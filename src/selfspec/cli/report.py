@@ -9,18 +9,18 @@ import typer
 
 from ..errors import OptionError, nearest
 
-Result = Annotated[
-    Path,
-    typer.Argument(help="A JSON that selfspec bench or selfspec sweep wrote.", metavar="RESULT"),
-]
-
 
 def report(
-    result: Result,
+    result: Annotated[
+        Path,
+        typer.Argument(
+            help="A JSON that selfspec bench or selfspec sweep wrote.", metavar="RESULT"
+        ),
+    ],
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="The page to write.", show_default="beside the result, as .html"
+            "--out", "-o", help="The page to write. By default beside the result, as .html."
         ),
     ] = None,
 ) -> None:

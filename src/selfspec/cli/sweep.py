@@ -1,12 +1,10 @@
 """`selfspec sweep`: speed by exit layer and drafts, by skipped halves, the adaptive threshold's
-course; table, JSON, picture."""
+course. Table, JSON, picture."""
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,10 +12,10 @@ import typer
 from rich.console import Console
 
 from .. import __version__
-from ..core.options import numbers
 from ..errors import OptionError
 from . import common, options
 from .bench import command_line, progress_bar
+from .flags import Flags, Typed
 
 if TYPE_CHECKING:
     from ..bench.prompts import Prompt
@@ -40,79 +38,45 @@ QUESTIONS = (  # asked when no file is given: to explain, to copy, to write code
 )
 
 
-_output = functools.partial(typer.Option, rich_help_panel="Output")
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What is swept."""
-
-    part: Annotated[
-        list[str] | None, typer.Option(help="grid, skips or gamma; repeatable. All by default.")
-    ] = None
-    exits: Annotated[
-        str, typer.Option(help="Exit layers, e.g. 4,8,12.", show_default="by depth")
-    ] = ""
-    drafts: Annotated[str, typer.Option(help="Drafts a round, e.g. 1-4,6,8.")] = "1,2,3,4,6,8"
-    skips: Annotated[
-        str, typer.Option(help="Numbers of halves to leave out.", show_default="by depth")
-    ] = ""
-    by: Annotated[
-        str, typer.Option(help="What says which halves matter least: cosine or damage.")
-    ] = "cosine"
-    data: Annotated[
-        Path | None,
-        typer.Option(help="Questions as JSONL (question_id, category, turns), one a task."),
-    ] = None
-    new_tokens: Annotated[
-        int, typer.Option("--new-tokens", "-n", min=2, help="Tokens of each turn.")
-    ] = 64
-    rounds: Annotated[int, typer.Option(min=1, help="How often everything is measured.")] = 1
-
-    def wanted(self) -> SweepOptions:
-        """As the library wants them; checked there, with the model's depth."""
-        from ..bench.sweep_result import PARTS, SweepOptions
-
-        return SweepOptions(
-            tuple(self.part or PARTS),
-            numbers(self.exits, "--exits") if self.exits else (),
-            numbers(self.drafts, "--drafts") if self.drafts else (),
-            numbers(self.skips, "--skips") if self.skips else (),
-            self.by,
-            self.new_tokens,
-            self.rounds,
-        )
-
-
 @options.grouped
 def sweep(
     name: options.Model = "demo",
     *,
-    settings: Settings,
+    asked: Annotated[Typed, Flags("bench.sweep_result:SweepOptions", "What is measured")],
+    questions: Annotated[
+        Path | None,
+        typer.Option(
+            help="Ask the first question of each task of a JSONL (question_id, category, turns), "
+            "not our own three.",
+            rich_help_panel="What is measured",
+        ),
+    ] = None,
     out: Annotated[
-        Path, _output(help="The JSON; the same command goes on with an unfinished one.")
+        Path, options.output("--out", "-o", help="The JSON to write, or to go on with.")
     ] = Path("sweep.json"),
-    plot: Annotated[bool, _output(help="Draw a PNG beside it.")] = True,
-    fresh: Annotated[bool, _output("--fresh", help="Write over what is there.")] = False,
-    show: Annotated[Path | None, _output(help="Measure nothing: tables of this JSON.")] = None,
-    model: options.ModelOptions,
+    plot: options.Plot = True,
+    fresh: Annotated[
+        bool, options.output("--fresh", help="Measure anew, over a result that is there.")
+    ] = False,
+    show: options.Show = None,
+    model: options.Loading,
 ) -> None:
     """Measure how a model's speed depends on exit layer, drafts and skipped halves, always next to
     plain decoding.
 
-    Example:  selfspec sweep demo --part grid --exits 8,16,24 --drafts 2,4 --new-tokens 32
+    Example:  selfspec sweep demo --parts grid --exits 8,16,24 --drafts 2,4 --max-new-tokens 32
     """
     from ..bench.pictures import draw, pyplot_or_error
     from ..bench.schema import read
     from ..bench.sweep_report import markdown, pictures
-    from ..bench.sweep_result import Sweep
+    from ..bench.sweep_result import Sweep, SweepOptions
     from ..bench.tables import threads
 
     if show is None:
         if plot:
             pyplot_or_error()
-        wanted = settings.wanted()
-        _measure(common.open_model(name, model), name, wanted, settings.data, out, fresh)
+        wanted = asked.make(SweepOptions)
+        _measure(common.open_model(name, model), name, wanted, questions, out, fresh)
     run = read(Sweep, show or out)
     typer.echo(markdown(run))
     if plot:
@@ -125,7 +89,8 @@ def sweep(
 def _measure(
     llm: LLM, name: str, wanted: SweepOptions, data: Path | None, out: Path, fresh: bool
 ) -> None:
-    from ..bench.provenance import gather, package_versions
+    from ..bench.peer_host import package_versions
+    from ..bench.provenance import gather
     from ..bench.schema import continued
     from ..bench.sweep import Sweeping
     from ..bench.sweep_result import Sweep
@@ -158,24 +123,17 @@ def _prompts(llm: LLM, data: Path | None, new_tokens: int) -> list[Prompt]:
     from ..bench.prompts import Prompt
     from ..bench.tasks import read_questions
 
-    if llm.tokenizer is None:
-        raise OptionError(
-            "a sweep asks questions in words and this model was loaded without a tokenizer; add "
-            "its files to the folder"
-        )
     asked = [(each.task, each.text) for each in read_questions(data, 1)] if data else QUESTIONS
     room = llm.info.context - new_tokens
     if room < 8:
         raise OptionError(
             f"{new_tokens} new tokens leave no room for a prompt in a context of "
-            f"{llm.info.context}; lower --new-tokens"
+            f"{llm.info.context}; lower --max-new-tokens"
         )
     found = []
     for name, text in asked:
-        if common.has_chat_template(llm):
-            ids = llm.encode_chat([{"role": "user", "content": text}])
-        else:
-            ids = list(llm.tokenizer(text)["input_ids"])
+        chat = common.has_chat_template(llm)
+        ids = llm.encode_chat([common.user(text)]) if chat else llm.encode(text)
         found.append(Prompt(name, name, tuple(ids[-room:])))
     return found
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 
 from ..errors import OptionError, nearest
 from . import common, options
@@ -129,7 +126,7 @@ def train_model(model: str, data: Sequence[str], out: Path, asked: Typed, as_jso
 
     recipe, rate = recipe_from(asked)
     rates: dict[str, Any] = {} if rate is None else {"learning_rate": rate}
-    with common.stopping(common.bar("step", "losses")) as bar:
+    with common.StepBar() as bar:
         report = run_training(
             model,
             data,
@@ -159,40 +156,31 @@ def say(report: Report, out: Path) -> None:
     console.print(f"Try it:  {command}", soft_wrap=True)
 
 
-def _watching(bar: Progress) -> Any:
+def _watching(bar: common.StepBar) -> Any:
     """A callback of the Trainer that shows how far it is. Made late: it needs transformers."""
     from transformers import TrainerCallback
 
     class Watching(TrainerCallback):
-        """Moves the bar for somebody who watches, and writes a line at each log into a file."""
+        """Moves the bar, in the first of several processes, and writes a line at each log."""
 
         def __init__(self) -> None:
-            self._task: Any = None
-            self._start = (0.0, 0)
             self._exits: dict[int, float] = {}
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            self._start = (time.perf_counter(), state.global_step)
             if not state.is_world_process_zero:
                 return
             if state.global_step:
                 common.stderr().print(f"going on from step {state.global_step}", style="dim")
-            bar.start()
-            steps = {"total": state.max_steps, "completed": state.global_step}
-            self._task = bar.add_task("", **steps, losses="")
+            bar.begin(state.global_step, state.max_steps)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            if self._task is not None:
-                bar.update(self._task, completed=state.global_step)
+            bar.at(state.global_step)
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            if not logs or "loss" not in logs or not state.is_world_process_zero:
-                return
-            self._exits |= {int(key[5:]): logs[key] for key in logs if key.startswith("exit_")}
-            words = losses(logs["loss"], self._exits)
-            bar.update(self._task, losses=words)
-            if not sys.stderr.isatty():
-                common.step_line(*self._start, state.global_step, state.max_steps, words)
+            if logs and "loss" in logs:
+                found = {int(key[5:]): logs[key] for key in logs if key.startswith("exit_")}
+                self._exits |= found
+                bar.at(state.global_step, losses(logs["loss"], self._exits), line=True)
 
     return Watching()
 

@@ -5,25 +5,21 @@ Only asks and shows: what is trained and how is decided in the room `train`.
 
 from __future__ import annotations
 
-import functools
 import json
-import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from . import common
 from .flags import Flags, Typed
 
 if TYPE_CHECKING:
-    from ..train.part_run import Observer, PartReport
+    from ..train.part_run import PartReport
     from ..train.parts import Progress as Step
 
 PANEL = "Small parts"
@@ -67,47 +63,32 @@ def train_part(
     kind: str, model: str, data: Sequence[str], out: Path, asked: Typed, as_json: bool
 ) -> None:
     """Train a part of that kind."""
-    from ..train.part_run import Observer
-
-    with common.stopping(common.bar("{task.description}", "words")) as bar:
-        make = _count if kind == "successors" else functools.partial(_train, kind)
-        report = make(model, data, out, asked, Observer(_reading, _Training(bar)))
-    if as_json:
-        typer.echo(json.dumps(report.as_dict()))
-    else:
-        _say(report, model, out)
-
-
-def _train(
-    kind: str, model: str, data: Sequence[str], out: Path, asked: Typed, observer: Observer
-) -> PartReport:
     from ..train.draft_head import HeadRecipe
     from ..train.draft_lora import LoraRecipe
     from ..train.exit_adapter import AdapterRecipe
-    from ..train.part_run import train_small_part
+    from ..train.part_run import Observer, train_small_part, train_successors
     from ..train.parts import PartOptions
+    from ..train.successors import CountOptions
 
-    recipe_of: dict[str, Any] = {
+    recipes: dict[str, Any] = {
         "draft-head": HeadRecipe,
         "exit-adapter": AdapterRecipe,
         "draft-lora": LoraRecipe,
     }
-    recipe, options = asked.make(recipe_of[kind]), asked.make(PartOptions)
-    typed = asked.pick("length", "held_out", "states", "start_from", "plot")
-    return train_small_part(
-        model, data, out, recipe=recipe, options=options, observer=observer, **typed
-    )
-
-
-def _count(
-    model: str, data: Sequence[str], out: Path, asked: Typed, observer: Observer
-) -> PartReport:
-    from ..train.part_run import train_successors
-    from ..train.successors import CountOptions
-
-    typed = asked.pick("length", "held_out", "states", "max_minutes")
-    options = asked.make(CountOptions)
-    return train_successors(model, data, out, options=options, observer=observer, **typed)
+    with common.StepBar() as bar:
+        how: dict[str, Any] = {"observer": Observer(_reading, _training(bar))}
+        how |= asked.pick("length", "held_out", "states")
+        if kind == "successors":
+            how |= {"options": asked.make(CountOptions), **asked.pick("max_minutes")}
+            report = train_successors(model, data, out, **how)
+        else:
+            how |= {"recipe": asked.make(recipes[kind]), "options": asked.make(PartOptions)}
+            how |= asked.pick("start_from", "plot")
+            report = train_small_part(model, data, out, **how)
+    if as_json:
+        typer.echo(json.dumps(report.as_dict()))
+    else:
+        _say(report, model, out)
 
 
 def _say(report: PartReport, model: str, out: Path) -> None:
@@ -139,23 +120,18 @@ def _reading(tokens: int, rate: int) -> None:
     common.stderr().print(line, style="dim", soft_wrap=True)
 
 
-class _Training:
-    """Moves the bar for somebody who watches, and writes lines into a file."""
+def _training(bar: common.StepBar) -> Callable[[Step], None]:
+    """Moves the bar, and writes a line at each measuring of acceptance."""
+    began, right = False, ""
 
-    def __init__(self, bar: Progress) -> None:
-        self._bar = bar
-        self._task: Any = None
-        self._began: tuple[float, int] | None = None
-        self._right = ""
-
-    def __call__(self, step: Step) -> None:
-        if self._began is None:
-            self._began = time.perf_counter(), step.step - 1
-            self._bar.start()
-            self._task = self._bar.add_task("step", total=step.steps, completed=step.step, words="")
+    def tell(step: Step) -> None:
+        nonlocal began, right
+        if not began:
+            bar.begin(step.step - 1, step.steps)
+            began = True
         if step.acceptance:
-            self._right = "right " + " ".join(f"{share:.0%}" for share in step.acceptance)
-        words = f"loss {step.loss:.3f} · {step.tokens_per_second:.0f} tokens/s · {self._right}"
-        self._bar.update(self._task, completed=step.step, words=words)
-        if step.acceptance and not sys.stderr.isatty():
-            common.step_line(*self._began, step.step, step.steps, words)
+            right = "right " + " ".join(f"{share:.0%}" for share in step.acceptance)
+        words = f"loss {step.loss:.3f} · {step.tokens_per_second:.0f} tokens/s · {right}"
+        bar.at(step.step, words, line=bool(step.acceptance))
+
+    return tell

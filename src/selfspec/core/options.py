@@ -7,6 +7,7 @@ would otherwise fail in the middle of a generation.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from numbers import Integral, Real
@@ -38,6 +39,14 @@ def numbers(text: str, option: str) -> tuple[int, ...]:
         raise OptionError(
             f"{option}={text!r} is not a list of whole numbers such as 64,512 or 1-16."
         ) from error
+
+
+def value_of(text: str) -> Any:
+    """What was typed for an option: JSON (numbers, true, lists), else text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def annotation_of(annotation: object) -> str:

@@ -55,8 +55,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Added to the logits of these token ids before anything else."""
     seed: int | None = None
-    """Makes sampling repeatable: the same seed draws the same tokens again. Without one each
-    generation draws its own and reports it."""
+    """Seed of the sampling: the same seed draws the same tokens again. Without one each generation
+    draws its own and reports it."""
 
     def __post_init__(self) -> None:
         _check_numbers(self)

@@ -31,7 +31,7 @@ def read_rows(source: str | Path) -> Iterator[tuple[str, Row]]:
     if path.with_suffix("" if path.suffix == ".gz" else path.suffix).suffix in (".jsonl", ".json"):
         rows = _objects(path)
     else:
-        text = "".join(_lines(path))
+        text = "".join(read_lines(path))
         rows = iter([(str(path), {"text": text})] if text.strip() else [])
     empty = True
     for row in rows:
@@ -49,7 +49,7 @@ def require(sources: Iterable[str | Path]) -> None:
         raise DataError(f"there is no file {', '.join(missing)}; check the path")
 
 
-def _lines(path: Path) -> Iterator[str]:
+def read_lines(path: Path) -> Iterator[str]:
     """The lines of a file. Only a line feed ends one, as JSON may hold a bare U+2028."""
     kind: Any = gzip.open if path.suffix == ".gz" else open
     try:
@@ -62,7 +62,7 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 def _objects(path: Path) -> Iterator[tuple[str, Row]]:
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         where = f"{path}:{number}"
         if not line.strip():
             continue

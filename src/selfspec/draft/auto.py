@@ -17,10 +17,9 @@ from weakref import WeakKeyDictionary
 from ..control.base import ControlSession
 from ..control.costs import FIRST_LENGTH, FIRST_LOOK, Checks, CostModel, Looks, best
 from ..core.contract import Budget, Draft, Outcome, RoundTime
-from ..core.sampling import Sampler
 from ..errors import OptionError
 from ..model.layered import LayeredModel
-from .base import Drafter, DraftSession, Target, joined_observer
+from .base import Drafter, DraftSession, JoinedSession, Target, Texts
 from .registry import make_drafter
 
 
@@ -98,31 +97,20 @@ class _Arm:
     rounds: int = 0  # in which it was asked
 
 
-class AutoSession(DraftSession, ControlSession):
+class AutoSession(JoinedSession, ControlSession):
     """Drafter and controller of one generation; `rounds` says how often each candidate drafted."""
 
     def __init__(self, arms: Sequence[_Arm], most: int) -> None:
+        super().__init__([arm.session for arm in arms])
         self._arms, self._most = arms, most
         self._chosen: _Arm | None = None
         self._asked: Sequence[int] = ()
         self._checks = Checks()
         self.control = self
-        self.observer = joined_observer([arm.session for arm in arms])
-        self.collectors = [collector for arm in arms for collector in arm.session.collectors]
 
     @property
     def rounds(self) -> dict[str, int]:
         return {arm.name: arm.rounds for arm in self._arms}
-
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
-        for arm in self._arms:
-            arm.session.admit(row, prompt, sampler, ends)
-
-    def drop(self, row: int) -> None:
-        for arm in self._arms:
-            arm.session.drop(row)
 
     def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         most = min(self._most, max(rooms))
@@ -150,16 +138,9 @@ class AutoSession(DraftSession, ControlSession):
             return None, 0
         return chosen, tokens
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         assert self._chosen is not None, "only a chosen one has a budget above 0"
         return self._chosen.session.propose(rows, texts, budget)
-
-    def observe(self, outcome: Outcome) -> None:
-        """All learn from every round, whoever drafted."""
-        for arm in self._arms:
-            arm.session.observe(outcome)
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         # all learn from a plain round

@@ -17,9 +17,12 @@ from ..control.base import ControlSession
 from ..core.contract import Budget, Draft, Outcome
 from ..core.sampling import Sampler
 from ..model.compute.cache import KVCache
+from ..model.compute.call import HalfObserver
 from ..model.compute.hidden_states import StateCollector
 from ..model.layered import LayeredModel
-from ..model.passes import HalfObserver
+
+Texts = Sequence[Sequence[int]]
+"""The full ids of some rows, prompts included."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +52,8 @@ class DraftSession(ABC):
         """The row has ended, and whatever is kept of it may go."""
 
     @abstractmethod
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
-        """Guess at most `budget.tokens[i]` tokens after each of `texts`, the rows' full ids.
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
+        """Guess at most `budget.tokens[i]` tokens after each of `texts`.
 
         All of a text but its last token is in the cache. Slots behind that may be written freely.
         """
@@ -62,8 +63,7 @@ class DraftSession(ABC):
 
 
 class Drafter(ABC):
-    """A way to draft: a frozen dataclass whose fields are the options, with docstring and
-    default."""
+    """A way to draft: a frozen dataclass. Its fields are the options, each with a docstring."""
 
     name: ClassVar[str]
     trees: ClassVar[bool] = False
@@ -81,7 +81,31 @@ class Drafter(ABC):
         """Begin a generation. Raises OptionError if the options do not fit the model."""
 
 
-def joined_observer(sessions: Sequence[DraftSession]) -> HalfObserver | None:
+class JoinedSession(DraftSession):
+    """Several sessions at work on the same rows. All see every prompt and learn from every round.
+    A subclass says which of them draft."""
+
+    def __init__(self, sessions: Sequence[DraftSession]) -> None:
+        self._sessions = sessions
+        self.observer = _joined_observer(sessions)
+        self.collectors = [each for session in sessions for each in session.collectors]
+
+    def admit(
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
+    ) -> None:
+        for session in self._sessions:
+            session.admit(row, prompt, sampler, ends)
+
+    def drop(self, row: int) -> None:
+        for session in self._sessions:
+            session.drop(row)
+
+    def observe(self, outcome: Outcome) -> None:
+        for session in self._sessions:
+            session.observe(outcome)
+
+
+def _joined_observer(sessions: Sequence[DraftSession]) -> HalfObserver | None:
     """The observers of all sessions as one, None if there are none."""
     observers = [session.observer for session in sessions if session.observer]
     if len(observers) < 2:

@@ -35,13 +35,13 @@ class Beam:
     front: list[int] = field(default_factory=lambda: [0])
     """The nodes whose children come next. All but the root have to be read before."""
     _tokens: list[int] = field(init=False)
-    _parents: list[int] = field(init=False)
-    _chances: list[float] = field(init=False)
+    _parents: list[int] = field(default_factory=lambda: [-1])
+    _chances: list[float] = field(default_factory=lambda: [1.0])
     _paths: dict[int, tuple[int, ...]] = field(default_factory=lambda: {0: ()})
     """The slots of each guess that was read: its ancestors' and its own."""
 
     def __post_init__(self) -> None:
-        self._tokens, self._parents, self._chances = [self.root], [-1], [1.0]
+        self._tokens = [self.root]
 
     @property
     def front_tokens(self) -> list[int]:

@@ -25,7 +25,7 @@ from ..errors import OptionError
 from ..model.compute.cache import RowSpan, TokenLayout
 from ..model.compute.plan import LayerPlan
 from ..model.partial_head import PartialHead, partial_head
-from .base import DraftSession, Target
+from .base import DraftSession, Target, Texts
 
 
 @dataclass
@@ -60,9 +60,8 @@ class ChainSession(DraftSession):
         self._sample = sample
         self._scored = _scored(target, vocabulary, tokens)
         # Drawn drafts decide the text, so the prompts of neighbours may not matter to them.
-        self._with_prompts = (
-            self._scored is not None and vocabulary is not self._scored and not sample
-        )
+        shared = self._scored is not None and vocabulary is not self._scored
+        self._with_prompts = shared and not sample
         self._partial = self._scored
         self.rows: dict[int, _ChainRow] = {}
         self.reads_wait = target.model.device.type != "cpu"  # reading a token waits for the device
@@ -89,9 +88,7 @@ class ChainSession(DraftSession):
         """The states from which a row's verification may go on, once its draft is made."""
         return None
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         if self._with_prompts and self._partial is None and self._scored is not None:
             prompts = chain.from_iterable(row.prompt for row in self.rows.values())
             self._partial = self._scored.joined_by(prompts)
@@ -110,14 +107,16 @@ class ChainSession(DraftSession):
         exits = self.exits(row) if state.guesses else None
         return Draft(Tree.chain(text[-1], state.guesses), probs, exits)
 
-    def _draft(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> None:
+    def _draft(self, rows: Sequence[int], texts: Texts, budget: Budget) -> None:
         """One token after another, each row as far as its budget and its confidence go."""
+        device = self.target.model.device
         active = [index for index, most in enumerate(budget.tokens) if most > 0]
         while active:
             on, behind = [rows[index] for index in active], [texts[index] for index in active]
             states = [self.rows[row] for row in on]
             last = [(s.guesses or text)[-1] for s, text in zip(states, behind, strict=True)]
-            x = self._next_hidden(on, last, behind)
+            lengths = [len(s.guesses) + len(text) for s, text in zip(states, behind, strict=True)]
+            x = self._next_hidden(torch.tensor(last, device=device), on, lengths)
             tokens, confident = self._choose(x, states, behind, budget.threshold)
             for state, token in zip(states, tokens, strict=True):
                 state.guesses.append(token)
@@ -129,21 +128,13 @@ class ChainSession(DraftSession):
                 and state.guesses[-1] not in state.ends
             ]
 
-    def _next_hidden(
-        self, rows: Sequence[int], last: Sequence[int], texts: Sequence[Sequence[int]]
-    ) -> Tensor:
-        """The states of each row's last guess, or of its text's last token."""
-        lengths = [
-            len(text) + len(self.rows[row].guesses) for row, text in zip(rows, texts, strict=True)
-        ]
+    def _next_hidden(self, last: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> Tensor:
+        """The states of these last tokens of texts that are so long, guesses included."""
         slots = map(self.slot, rows, lengths)
         spans = [RowSpan(row, slot, 1) for row, slot in zip(rows, slots, strict=True)]
-        layout = self.cache.layout_at(spans)
-        return self.hidden(torch.tensor(last, device=self.target.model.device), layout, rows)
+        return self.hidden(last, self.cache.layout_at(spans), rows)
 
-    def _draft_unread(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], most: Sequence[int]
-    ) -> None:
+    def _draft_unread(self, rows: Sequence[int], texts: Texts, most: Sequence[int]) -> None:
         """Greedy drafts of known lengths. Nothing is decided on the way, so a GPU's tokens are read
         once, at the end. Going on behind an end of sequence costs less than to look for one."""
         steps: list[tuple[list[int], Tensor]] = []
@@ -155,9 +146,8 @@ class ChainSession(DraftSession):
             elif len(active) < len(last):
                 last = last[[steps[-1][0].index(index) for index in active]]
             on = [rows[index] for index in active]
-            slots = [self.slot(rows[index], len(texts[index]) + depth) for index in active]
-            spans = [RowSpan(row, slot, 1) for row, slot in zip(on, slots, strict=True)]
-            last = self._best(self._logits(self.hidden(last, self.cache.layout_at(spans), on)))
+            lengths = [len(texts[index]) + depth for index in active]
+            last = self._best(self._logits(self._next_hidden(last, on, lengths)))
             steps.append((active, last))
         read = iter(torch.cat([tokens for _, tokens in steps]).tolist() if steps else ())
         for active, _ in steps:
@@ -172,12 +162,9 @@ class ChainSession(DraftSession):
         return self._partial.tokens[best] if self._partial else best
 
     def _choose(
-        self,
-        x: Tensor,
-        states: Sequence[_ChainRow],
-        texts: Sequence[Sequence[int]],
-        threshold: float | None,
+        self, x: Tensor, states: Sequence[_ChainRow], texts: Texts, threshold: float | None
     ) -> tuple[list[int], list[bool]]:
+        """A token for each row, and whether the draft is sure enough to go on."""
         logits = self._logits(x)
         sure = [True] * len(states)
         if threshold is not None:
@@ -253,9 +240,7 @@ class LayerSession(ChainSession):
             pieces = [_piece(plan, 0, self._exact), _piece(plan, self._exact, plan.stop)]
             self._pieces = [piece for piece in pieces if piece]
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         if self.plan is None:
             return [Draft.chain(text) for text in texts]
         self._states = {row: [] for row in rows}
@@ -265,7 +250,7 @@ class LayerSession(ChainSession):
         model = self.target.model
         x = model.embed(tokens)
         for piece in self._pieces:
-            x = model.run(x, piece, self.target.cache, layout)
+            x = model.run(x, piece, self.cache, layout)
             if piece.stop == self._exact:
                 for index, row in enumerate(rows):
                     self._states[row].append(x[index : index + 1])

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +20,8 @@ from ..core.contract import Budget, Outcome
 from ..model.compute.cache import KVCache, RowSpan
 from ..model.compute.hidden_states import StateCollector
 from ..model.layered import PREFILL_CHUNK
+from .base import Texts
+from .chain import ChainSession
 
 
 @dataclass
@@ -34,15 +37,6 @@ class Known:
     def end(self) -> int:
         """The first token whose states are not known."""
         return self.first + self.held + (0 if self.waiting is None else len(self.waiting))
-
-
-@dataclass(frozen=True)
-class Unread:
-    """Entries to read in one pass: where they go, the first token of each span, their states."""
-
-    spans: Sequence[RowSpan]
-    begins: Sequence[int]
-    states: Tensor
 
 
 class Entries:
@@ -86,7 +80,7 @@ class Entries:
             known.first, known.held, known.waiting = first, 0, None
         known.waiting = states if known.waiting is None else torch.cat([known.waiting, states])
 
-    def allow(self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget) -> Budget:
+    def allow(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Budget:
         """The budget, with nothing for rows whose latest states are missing."""
         most = [
             tokens if self._known[row].end == len(text) - 1 else 0
@@ -94,18 +88,39 @@ class Entries:
         ]
         return Budget(most, budget.threshold)
 
-    def unread(self, rows: Sequence[int]) -> Iterator[Unread]:
-        """What waits of these rows, a limited number of entries at a time. It counts as read."""
+    def unread(self, rows: Sequence[int]) -> Iterator[tuple[list[RowSpan], Tensor]]:
+        """What waits of these rows, a limited number of entries at a time: where they go, and their
+        states. They count as read."""
         while left := [row for row in rows if self._known[row].waiting is not None]:
-            room, spans, begins, states = PREFILL_CHUNK, [], [], []
+            room, spans, states = PREFILL_CHUNK, [], []
             for row in left:
                 known = self._known[row]
                 assert known.waiting is not None
                 if count := min(room, len(known.waiting)):
                     spans.append(RowSpan(row, known.held, count))
-                    begins.append(known.first + known.held)
                     states.append(known.waiting[:count])
                     known.held += count
                     known.waiting = known.waiting[count:] if count < len(known.waiting) else None
                     room -= count
-            yield Unread(spans, begins, torch.cat(states))
+            yield spans, torch.cat(states)
+
+
+class EntriesSession(ChainSession):
+    """A session whose trained part has entries, in `_entries`. Goes before another base class."""
+
+    def use_entries(self, layers: Sequence[int], cache: KVCache) -> None:
+        """To be called once, by `__init__`."""
+        self._entries = Entries(layers, cache)
+        self.collectors = [self._entries.collectors]
+
+    def admit(self, row: int, prompt: Sequence[int], *rest: Any) -> None:
+        super().admit(row, prompt, *rest)
+        self._entries.admit(row)
+        self._entries.cache.reserve(len(prompt) + 64)
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        self._entries.drop(row)
+
+    def observe(self, outcome: Outcome) -> None:
+        self._entries.observe(outcome)

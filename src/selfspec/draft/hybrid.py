@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ..core.contract import Budget, Draft, Outcome
-from ..core.sampling import Sampler
+from ..core.contract import Budget, Draft
 from ..core.tree import TreeBuilder
 from ..errors import OptionError
-from .base import Drafter, DraftSession, Target, joined_observer
+from .base import Drafter, DraftSession, JoinedSession, Target, Texts
 from .registry import make_drafter
 
 # Options of a named first drafter if the user gives none. A lookup that shares its budget stops
@@ -65,15 +64,14 @@ class Hybrid(Drafter):
         return any(part.learns_across_requests for part in self._parts)
 
     def start(self, target: Target) -> DraftSession:
-        sessions = []
-        for role, part in zip(("first", "then"), self._parts, strict=True):
-            sessions.append(part.start(target))
-            if sessions[-1].control:
+        first, then = (part.start(target) for part in self._parts)
+        for role, session in (("first", first), ("then", then)):
+            if session.control:
                 raise OptionError(
                     f"{role} brings a controller of its own, and a hybrid would never ask it; "
                     "combine drafters without one, not auto"
                 )
-        return _Both(sessions[0], sessions[1], self._merges(self._parts[1]))
+        return _Both(first, then, self._merges(self._parts[1]))
 
 
 def _made(drafter: str | Drafter, options: Mapping[str, Any], role: str) -> Drafter:
@@ -86,25 +84,12 @@ def _made(drafter: str | Drafter, options: Mapping[str, Any], role: str) -> Draf
     return made
 
 
-class _Both(DraftSession):
+class _Both(JoinedSession):
     def __init__(self, first: DraftSession, then: DraftSession, merge: bool) -> None:
+        super().__init__([first, then])
         self._first, self._then, self._merge = first, then, merge
-        self.observer = joined_observer([first, then])
-        self.collectors = [*first.collectors, *then.collectors]
 
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
-        self._first.admit(row, prompt, sampler, ends)
-        self._then.admit(row, prompt, sampler, ends)
-
-    def drop(self, row: int) -> None:
-        self._first.drop(row)
-        self._then.drop(row)
-
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         drafts = list(self._first.propose(rows, texts, budget))
         asked = [
             index
@@ -120,11 +105,6 @@ class _Both(DraftSession):
         for index, draft in zip(asked, then, strict=True):
             drafts[index] = _joined(drafts[index], draft, budget.tokens[index])
         return drafts
-
-    def observe(self, outcome: Outcome) -> None:
-        """Both learn from every round, also from what the other drafted."""
-        self._first.observe(outcome)
-        self._then.observe(outcome)
 
 
 def _joined(first: Draft, then: Draft, most: int) -> Draft:

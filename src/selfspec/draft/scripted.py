@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ..core.contract import Budget, Draft
-from ..core.sampling import Sampler
-from .base import Drafter, DraftSession, Target
+from .base import Drafter, DraftSession, Target, Texts
 
 
 @dataclass(frozen=True)
@@ -38,14 +37,10 @@ class _Scripted(DraftSession):
         self._script = script
         self._begins: dict[int, int] = {}
 
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
+    def admit(self, row: int, prompt: Sequence[int], *_: object) -> None:
         self._begins[row] = len(prompt)
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         drafts = []
         for row, text, most in zip(rows, texts, budget.tokens, strict=True):
             written = len(text) - self._begins[row]

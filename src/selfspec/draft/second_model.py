@@ -6,18 +6,18 @@ unless that is much) and forgets what was rejected. Does not know where the mode
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..core.contract import Budget, Draft
-from ..core.sampling import Sampler
 from ..model.compute.cache import RowSpan, TokenLayout
 from ..model.compute.plan import LayerPlan
 from ..model.layered import PREFILL_CHUNK
 from ..model.partial_head import PartialHead
-from .base import Target
+from .base import Target, Texts
 from .chain import ChainSession
 
 
@@ -29,24 +29,14 @@ class SecondModelSession(ChainSession):
     ) -> None:
         super().__init__(target, vocabulary)
         self._plan = plan or target.model.full_plan
-        self._read: dict[int, list[int]] = {}  # what its cache holds of each row
+        self._read = defaultdict[int, list[int]](list)  # what its cache holds of each row
         self._behind: dict[int, Sequence[int]] = {}  # to read before the first new token
-
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
-        super().admit(row, prompt, sampler, ends)
-        self.cache.reserve_rows(row + 1)
-        self.cache.reserve(len(prompt) + 64)
-        self._read[row] = []
 
     def drop(self, row: int) -> None:
         super().drop(row)
-        del self._read[row]
+        self._read.pop(row, None)
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         context = self.target.model.shape.context  # may be shorter than the other model's
         most = [
             max(0, min(tokens, context - len(text)))
@@ -58,9 +48,10 @@ class SecondModelSession(ChainSession):
         return super().propose(rows, texts, Budget(most, budget.threshold))
 
     def _catch_up(self, row: int, known: Sequence[int]) -> Sequence[int]:
-        """Forget what was rejected, read most of what is new, return the rest for the first
-        step."""
-        cache, read = self.target.cache, self._read[row]
+        """Forget what was rejected, read most of what is new. The rest is for the first step."""
+        cache, read = self.cache, self._read[row]
+        cache.reserve_rows(row + 1)
+        cache.reserve(len(known) + 64)
         differ = (i for i, (old, new) in enumerate(zip(read, known, strict=False)) if old != new)
         at = next(differ, min(len(read), len(known)))  # how many first tokens are the same
         cache.rollback(row, at)
@@ -78,7 +69,7 @@ class SecondModelSession(ChainSession):
             self._read[row].append(token)
         if not any(behind):
             model = self.target.model
-            return model.run(model.embed(tokens), self._plan, self.target.cache, layout)
+            return model.run(model.embed(tokens), self._plan, self.cache, layout)
         spans = [
             RowSpan(s.row, s.first - len(left), len(left) + 1)
             for s, left in zip(layout.spans, behind, strict=True)
@@ -89,6 +80,6 @@ class SecondModelSession(ChainSession):
         return x[ends]
 
     def _run(self, tokens: Sequence[int], spans: Sequence[RowSpan]) -> Tensor:
-        model, cache = self.target.model, self.target.cache
+        model = self.target.model
         x = model.embed(torch.tensor(tokens, device=model.device))
-        return model.run(x, self._plan, cache, cache.layout_at(spans))
+        return model.run(x, self._plan, self.cache, self.cache.layout_at(spans))

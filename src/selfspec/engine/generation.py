@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -23,10 +24,10 @@ from torch import Tensor
 from ..core.contract import Draft, Outcome, RowStep, Stats, Step
 from ..draft.base import Target
 from ..model.compute.cache import KVCache, RowSpan
+from ..model.compute.call import HalfObserver
 from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
 from ..model.layered import PREFILL_CHUNK, LayeredModel
-from ..model.passes import HalfObserver
 from .group import Group
 from .keeping import Block, Decision, decide
 from .row import Request, Row
@@ -65,8 +66,6 @@ class Generation:
         self.rows: list[Row] = []
         for request in requests:
             self.admit(request, self.cache.length(self._free_slot()))
-
-    # ------------------------------------------------------------------------------ who takes part
 
     def admit(self, request: Request, known: int = 0) -> Row:
         """Give a request a row, from the next step on. `known`: so many of its tokens are in the
@@ -115,7 +114,7 @@ class Generation:
 
     def _group_for(self, request: Request) -> Group:
         for group in self._groups:
-            if group.drafts_for(request):
+            if group.drafter == request.drafter and group.controller == request.controller:
                 return group
         assert request.drafter is not None
         group = Group(request.drafter, request.controller, Target(self._model, self.cache))
@@ -135,8 +134,6 @@ class Generation:
     def _count_layers(self, row: Row) -> None:
         computed = int(self.cache.computed[row.slot].sum())
         row.stats.layer_tokens = computed - row.computed_before
-
-    # -------------------------------------------------------------------------------------- running
 
     def __iter__(self) -> Iterator[Step]:
         """Run until no row is left. What a request's code raised is raised after its step."""
@@ -177,7 +174,7 @@ class Generation:
         was decided already; then the next step reports it."""
         self._write_down()
         for row in self.rows:
-            row.forget_unfinished()
+            del row.tokens[row.state.length :]
             self.cache.rollback(row.slot, row.settled)
         for group in self._groups:
             group.close()
@@ -200,14 +197,14 @@ class Generation:
     def _read(self, rows: Sequence[Row]) -> None:
         """One chunk of the prompts, and the first token of those that are read. Rows whose drafter
         looks on are read apart from the others."""
-        observer = self._observer_of(rows[0])
+        model, observer = self._model, self._observer_of(rows[0])
         alike = [row for row in rows if self._observer_of(row) == observer]
         spans = self._chunk_of(alike)
         with self._timed("prefill_seconds", list(spans)):
-            x = self._embed([row.tokens[s.first : s.first + s.count] for row, s in spans.items()])
-            layout, collectors = self.cache.layout_at(list(spans.values())), self._collectors
-            plan = self._model.full_plan
-            x = self._model.run(x, plan, self.cache, layout, observer, collectors)
+            pieces = [row.tokens[s.first : s.first + s.count] for row, s in spans.items()]
+            x = model.embed(torch.tensor([*chain(*pieces)], device=model.device))
+            layout = self.cache.layout_at(list(spans.values()))
+            x = model.run(x, model.full_plan, self.cache, layout, observer, self._collectors)
             read: list[Block] = []
             ends, end = [], 0
             for row, span in spans.items():
@@ -218,7 +215,7 @@ class Generation:
                 else:
                     row.state = replace(row.state, settled=span.first + span.count)
             if read:
-                self._keep(read, self._model.head(x[ends]))
+                self._keep(read, model.head(x[ends]))
 
     def _chunk_of(self, rows: Sequence[Row]) -> dict[Row, RowSpan]:
         """What is read next of these rows, the shortest first, in the order of the rows."""
@@ -228,10 +225,6 @@ class Generation:
                 spans[row] = RowSpan(row.slot, row.settled, count)
                 left -= count
         return {row: spans[row] for row in rows if row in spans}
-
-    def _embed(self, tokens: Sequence[Sequence[int]]) -> Tensor:
-        flat = [token for some in tokens for token in some]
-        return self._model.embed(torch.tensor(flat, device=self._model.device))
 
     def _round(self, rows: Sequence[Row]) -> None:
         """Draft, verify, keep, learn."""
@@ -300,8 +293,6 @@ class Generation:
 
     def _observer_of(self, row: Row) -> HalfObserver | None:
         return next((g.session.observer for g in self._groups if row in g.rows), None)
-
-    # -------------------------------------------------------------------------------------- keeping
 
     def _keep(self, blocks: Sequence[Block], logits: Tensor) -> list[Decision]:
         """Keep what the model itself would have written."""

@@ -11,33 +11,29 @@ from ..control.base import Controller, ControlSession
 from ..core.contract import Draft, Outcome, RoundTime
 from ..draft.base import Drafter, DraftSession, Target
 from ..errors import OptionError
-from .row import Request, Row
+from .row import Row
 
 
 class Group:
     """Rows of equal drafters and controllers."""
 
     def __init__(self, drafter: Drafter, controller: Controller | None, target: Target) -> None:
-        self._drafter, self._controller, self._target = drafter, controller, target
+        self.drafter, self.controller, self._target = drafter, controller, target
         self.rows: list[Row] = []
         self.draft_seconds = 0.0  # of this round
         self._open()
 
     def _open(self) -> None:
-        self.session: DraftSession = self._drafter.start(self._target)
-        control = self._controller.start() if self._controller else self.session.control
+        self.session: DraftSession = self.drafter.start(self._target)
+        control = self.controller.start() if self.controller else self.session.control
         if control is None:
             raise OptionError(
-                f"the drafter {self._drafter.name!r} does not say how much to draft; give the "
+                f"the drafter {self.drafter.name!r} does not say how much to draft; give the "
                 "request a controller, or name one (control=)"
             )
         self._control: ControlSession = control
         self._two_sessions = self.session.control is not control
         self._is_open = True
-
-    def drafts_for(self, request: Request) -> bool:
-        """Whether a request belongs here."""
-        return request.drafter == self._drafter and request.controller == self._controller
 
     def admit(self, row: Row) -> None:
         self._reopen()
@@ -45,10 +41,9 @@ class Group:
         self.rows.append(row)
 
     def _enter(self, row: Row) -> None:
-        request = row.request
-        self.session.admit(row.slot, row.tokens, request.sampler, request.eos)
+        self.session.admit(row.slot, row.tokens, row.request.sampler, row.request.eos)
         if self._two_sessions:
-            self._control.admit(row.slot, row.tokens, request.sampler)
+            self._control.admit(row.slot, row.tokens, row.request.sampler)
 
     def drop(self, row: Row) -> None:
         self.rows.remove(row)
@@ -72,7 +67,7 @@ class Group:
         """What is guessed to follow these rows. `beside`: tokens of other rows in the same pass."""
         self._reopen()
         begin = time.perf_counter()
-        budget = self._control.budget([row.room - 1 for row in rows], beside)
+        budget = self._control.budget([row.state.room - 1 for row in rows], beside)
         if any(budget.tokens):
             texts = [row.tokens for row in rows]
             drafts = list(self.session.propose([row.slot for row in rows], texts, budget))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -97,31 +98,20 @@ def _verdicts(
 ) -> list[Verdict | Exception]:
     """Drafts that were chosen outright are compared with the model's tokens, of which all rows' are
     read from the device at once. Drawn ones are tested against their distributions."""
-    verdicts: list[Verdict | Exception | None] = []
-    chosen: list[Tensor] = []
-    if all(_is_plain(block) for block in blocks):  # one argmax is faster than one a row
-        verdicts, chosen = [None] * len(blocks), [logits.argmax(-1)]
+    found: Sequence[Tensor | Verdict | Exception]
+    if all(each.draft.probs is None and each.row.request.sampler.plain for each in blocks):
+        found = logits.argmax(-1).split([len(piece) for piece in pieces])  # faster than row by row
     else:
-        for block, piece in zip(blocks, pieces, strict=True):
-            found = _choose(block, piece)
-            verdicts.append(None if isinstance(found, Tensor) else found)
-            if isinstance(found, Tensor):
-                chosen.append(found)
-    read: list[int] = torch.cat(chosen).tolist() if chosen else []
-    found_all: list[Verdict | Exception] = []
-    begin = 0
-    for block, verdict in zip(blocks, verdicts, strict=True):
-        if verdict is None:
-            tree = block.draft.tree
-            choices = read[begin : begin + len(tree)]
-            begin += len(tree)
-            verdict = accepted_path(tree, choices), choices
-        found_all.append(verdict)
-    return found_all
-
-
-def _is_plain(block: Block) -> bool:
-    return block.draft.probs is None and block.row.request.sampler.plain
+        found = [_choose(block, piece) for block, piece in zip(blocks, pieces, strict=True)]
+    chosen = [each for each in found if isinstance(each, Tensor)]
+    read = iter(torch.cat(chosen).tolist() if chosen else ())
+    verdicts: list[Verdict | Exception] = []
+    for block, each in zip(blocks, found, strict=True):
+        if isinstance(each, Tensor):
+            choices = list(islice(read, len(each)))
+            each = accepted_path(block.draft.tree, choices), choices
+        verdicts.append(each)
+    return verdicts
 
 
 def _choose(block: Block, logits: Tensor) -> Tensor | Verdict | Exception:
@@ -133,11 +123,10 @@ def _choose(block: Block, logits: Tensor) -> Tensor | Verdict | Exception:
         if draft.probs is None or len(draft.tree) == 1:
             return sampler.choose(logits, contexts, contexts.lengths)
         p, position = sampler.probabilities(logits, contexts), len(row.tokens)
-        return verified(
-            draft.tree,
-            p,
-            draft.probs,
-            lambda depth, stream: uniform(sampler.seed, position + depth, stream),
-        )
+
+        def dice(depth: int, stream: int) -> float:
+            return uniform(sampler.seed, position + depth, stream)
+
+        return verified(draft.tree, p, draft.probs, dice)
     except Exception as error:  # noqa: BLE001  (a user's logits processor: its row ends)
         return error

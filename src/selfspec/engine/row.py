@@ -74,10 +74,6 @@ class Row:
         """What a stopping criterion or a logits processor of this request's raised."""
 
     @property
-    def room(self) -> int:
-        return self.state.room
-
-    @property
     def finish(self) -> FinishReason | None:
         return self.state.finish
 
@@ -99,7 +95,7 @@ class Row:
         Every stop check sees every token, and nothing else changes yet."""
         kept: list[int] = []
         finish: FinishReason | None = None
-        room = self.room
+        room = self.state.room
         for token in tokens:
             kept.append(token)
             room -= 1
@@ -119,7 +115,3 @@ class Row:
         """Take over what `after` found. May be done twice."""
         self.tokens[state.length - len(kept) :] = kept
         self.state = state
-
-    def forget_unfinished(self) -> None:
-        """Drop tokens of a round that was interrupted before it counted."""
-        del self.tokens[self.state.length :]

@@ -28,7 +28,10 @@ def verified_states(
 ) -> Tensor:
     """The last layer's states of all nodes, (tokens, width), one row after the other."""
     tokens = [token for draft in drafts for token in draft.tree.tokens]
-    done = _layers_done(drafts)
+    done: list[int] = []  # of each token: how many layers its draft ran for good
+    for draft in drafts:
+        known = list(draft.exits.layers) if draft.exits is not None else []
+        done += known + [0] * (len(draft.tree) - len(known))
     if not any(done):
         x = model.embed(torch.tensor(tokens, device=model.device))
         return model.run(x, model.full_plan, cache, layout, collectors=collectors)
@@ -77,12 +80,3 @@ def _share(
             part = layout.select(known) if lacking else layout
             for layer in collector.layers:
                 collector.put(layer, part, left[layer][known])
-
-
-def _layers_done(drafts: Sequence[Draft]) -> list[int]:
-    """Of each token: how many layers its draft ran for good."""
-    done: list[int] = []
-    for draft in drafts:
-        known = list(draft.exits.layers) if draft.exits is not None else []
-        done += known + [0] * (len(draft.tree) - len(known))
-    return done

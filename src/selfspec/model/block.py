@@ -8,10 +8,9 @@ layers run or why.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 from torch import Tensor, nn
 
@@ -30,8 +29,9 @@ Change = Callable[[Tensor], Tensor]
 ChangeLinear = Callable[[Linear], Linear]
 
 
-class AttentionCore(Protocol):
-    """What a block needs of an attention."""
+class Core(Protocol):
+    """What a block needs of an attention or an MLP. Called with the normed stream (an attention
+    also with cache and layout), it gives what it adds to the stream, plus `residual` if given."""
 
     @property
     def linears(self) -> Sequence[Linear]: ...
@@ -39,23 +39,8 @@ class AttentionCore(Protocol):
     def parts(self) -> Half:
         """What it is made of, norms left out, or why it cannot be taken apart."""
 
-    def __call__(
-        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
-    ) -> Tensor:
-        """Normed stream -> what attention adds to it, plus the residual if there is one."""
-
-
-class MlpCore(Protocol):
-    """What a block needs of an MLP."""
-
     @property
-    def linears(self) -> Sequence[Linear]: ...
-
-    def parts(self) -> Half:
-        """What it is made of, norms left out, or why it cannot be taken apart."""
-
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Normed stream -> what the MLP adds to it, plus the residual if there is one."""
+    def __call__(self) -> Callable[..., Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -87,12 +72,7 @@ class Block:
     """
 
     def __init__(
-        self,
-        attention: AttentionCore,
-        mlp: MlpCore,
-        norms: Norms,
-        scale: float = 1.0,
-        parallel: bool = False,
+        self, attention: Core, mlp: Core, norms: Norms, scale: float = 1.0, parallel: bool = False
     ) -> None:
         self._attention, self._mlp, self._norms = attention, mlp, norms
         self._scale, self.parallel = scale, parallel
@@ -103,12 +83,11 @@ class Block:
 
     def with_linears(self, change: ChangeLinear) -> Block:
         """The same with other products. Experts and modules of transformers stay as they are."""
-        other = copy(self)
-        if isinstance(self._attention, Attention):
-            other._attention = self._attention.with_linears(change)
-        if isinstance(self._mlp, Mlp):
-            other._mlp = self._mlp.with_linears(change)
-        return other
+        attention, mlp = (
+            core.with_linears(change) if isinstance(core, OwnCore) else core
+            for core in (self._attention, self._mlp)
+        )
+        return Block(attention, mlp, self._norms, self._scale, self.parallel)
 
     def taken_apart(self) -> tuple[Half, Half]:
         """Both halves, attention first."""
@@ -118,9 +97,7 @@ class Block:
             self._apart(self._mlp, norms.mlp_before, norms.mlp_after),
         )
 
-    def _apart(
-        self, core: AttentionCore | MlpCore, before: Change | None, after: Change | None
-    ) -> Half:
+    def _apart(self, core: Core, before: Change | None, after: Change | None) -> Half:
         parts = core.parts()
         if isinstance(parts, str):
             return parts
@@ -159,6 +136,47 @@ class Block:
         return x + y * self._scale
 
 
+@dataclass(frozen=True)
+class OwnCore:
+    """A product, what our operations do with it, and another product."""
+
+    ops: Ops
+    made: HalfParts
+
+    @property
+    def linears(self) -> tuple[Linear, Linear]:
+        return self.made.into, self.made.out
+
+    def with_linears(self, change: ChangeLinear) -> Self:
+        """The same with other products."""
+        into, out = (change(linear) for linear in self.linears)
+        return replace(self, made=replace(self.made, into=into, out=out))
+
+    def parts(self) -> HalfParts:
+        return self.made
+
+
+class Attention(OwnCore):
+    """Queries, keys and values are one product, since they read the same input."""
+
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
+        made = self.made
+        assert made.heads is not None
+        y = self.ops.attention(made.into(x), made.heads, cache, layout)
+        return made.out(y, residual)
+
+
+class Mlp(OwnCore):
+    """act(gate) * up, or without a gate act(up); then down."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        made = self.made
+        activate = self.ops.gated if made.gated else self.ops.activated
+        return made.out(activate(made.into(x), made.activation), residual)
+
+
 def own_block(
     layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None
 ) -> Block:
@@ -167,101 +185,39 @@ def own_block(
     def change(name: str | None) -> Change | None:
         return None if name is None else NormBy(ops, norm(layer, name, family.norms))
 
-    experts = expert_weights(layer, family)
+    heads = Heads(
+        layer=index,
+        queries=shape.heads,
+        keys=shape.kv_heads,
+        size=shape.head_size,
+        scale=attention_scale(layer, family),
+        window=shape.windows[index],
+        cap=shape.scales.score_cap,
+        rope=rope,
+        query_norm=head_norm(layer, family.query_norm, family, shape),
+        key_norm=head_norm(layer, family.key_norm, family, shape),
+    )
+    out = product([linear_weights(layer, family.out)], ops)
+    attention = HalfParts(into=qkv(layer, family, shape, ops), out=out, heads=heads)
+    names = (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after)
     return Block(
-        Attention(layer, index, family, shape, ops, rope),
-        Mlp(layer, family, shape, ops)
-        if experts is None
-        else Experts(experts, shape.activation, ops),
-        Norms(
-            *map(
-                change,
-                (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after),
-            )
-        ),
+        Attention(ops, attention),
+        _own_mlp(layer, family, shape, ops),
+        Norms(*map(change, names)),
         shape.scales.residual,
         shape.parallel,
     )
 
 
-class Attention:
-    """Projections that read the same input are one product."""
-
-    def __init__(
-        self,
-        layer: nn.Module,
-        index: int,
-        family: Family,
-        shape: Shape,
-        ops: Ops,
-        rope: RopeTable | None,
-    ) -> None:
-        self._ops = ops
-        self._qkv, self._out = (
-            qkv(layer, family, shape, ops),
-            product([linear_weights(layer, family.out)], ops),
+def _own_mlp(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Core:
+    experts = expert_weights(layer, family)
+    if experts is not None:
+        return Experts(experts, shape.activation, ops)
+    if shape.activation not in ACTIVATIONS:
+        raise UnsupportedModel(
+            f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}"
         )
-        self.heads = Heads(
-            layer=index,
-            queries=shape.heads,
-            keys=shape.kv_heads,
-            size=shape.head_size,
-            scale=attention_scale(layer, family),
-            window=shape.windows[index],
-            cap=shape.scales.score_cap,
-            rope=rope,
-            query_norm=head_norm(layer, family.query_norm, family, shape),
-            key_norm=head_norm(layer, family.key_norm, family, shape),
-        )
-
-    @property
-    def linears(self) -> tuple[Linear, Linear]:
-        return self._qkv, self._out
-
-    def with_linears(self, change: ChangeLinear) -> Attention:
-        """The same with other products."""
-        other = copy(self)
-        other._qkv, other._out = change(self._qkv), change(self._out)
-        return other
-
-    def parts(self) -> HalfParts:
-        return HalfParts(into=self._qkv, out=self._out, heads=self.heads)
-
-    def __call__(
-        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
-    ) -> Tensor:
-        return self._out(self._ops.attention(self._qkv(x), self.heads, cache, layout), residual)
-
-
-class Mlp:
-    """act(gate) * up, or without a gate act(up); then down."""
-
-    def __init__(self, layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> None:
-        if shape.activation not in ACTIVATIONS:
-            raise UnsupportedModel(
-                f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}"
-            )
-        self._up = product([linear_weights(layer, name) for name in family.gate_up], ops)
-        self._down = product([linear_weights(layer, family.down)], ops)
-        self.activation, self.gated = shape.activation, family.gated
-        self._activate = partial(
-            ops.gated if family.gated else ops.activated, activation=shape.activation
-        )
-
-    @property
-    def linears(self) -> tuple[Linear, Linear]:
-        return self._up, self._down
-
-    def with_linears(self, change: ChangeLinear) -> Mlp:
-        """The same with other products."""
-        other = copy(self)
-        other._up, other._down = change(self._up), change(self._down)
-        return other
-
-    def parts(self) -> HalfParts:
-        return HalfParts(
-            into=self._up, out=self._down, activation=self.activation, gated=self.gated
-        )
-
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return self._down(self._activate(self._up(x)), residual)
+    up = product([linear_weights(layer, name) for name in family.gate_up], ops)
+    down = product([linear_weights(layer, family.down)], ops)
+    parts = HalfParts(into=up, out=down, activation=shape.activation, gated=family.gated)
+    return Mlp(ops, parts)

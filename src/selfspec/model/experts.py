@@ -36,7 +36,10 @@ class Experts:
         return "a mixture of experts, chosen token by token"
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        weights, chosen = self._route(x)
+        weights, chosen = self._router(x).float().softmax(-1).topk(self._chosen, dim=-1)
+        if self._normalised:  # both are (tokens, chosen)
+            weights = weights / weights.sum(-1, keepdim=True)
+        weights = weights.to(x.dtype)
         out = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
             tokens, rank = (chosen == expert).nonzero(as_tuple=True)
@@ -44,10 +47,3 @@ class Experts:
             y = down(self._ops.gated(gate_up(x[tokens]), self._activation))
             out[tokens] += y * weights[tokens, rank, None]
         return out if residual is None else residual + out
-
-    def _route(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Of each token: the weights of its experts and which they are, (tokens, chosen)."""
-        weights, chosen = self._router(x).float().softmax(-1).topk(self._chosen, dim=-1)
-        if self._normalised:
-            weights = weights / weights.sum(-1, keepdim=True)
-        return weights.to(x.dtype), chosen

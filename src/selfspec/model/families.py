@@ -35,14 +35,6 @@ _LAYER_NORM = NormKind(centred=True, wide=True)
 _GEMMA = NormKind(offset=1.0, wide=True)
 
 
-def _one_rope(config: Any) -> Ropes:
-    return ("",) * int(config.num_hidden_layers)
-
-
-def _no_scales(config: Any) -> Scales:
-    return Scales()
-
-
 @dataclass(frozen=True)
 class Family:
     """One architecture. The defaults are Llama's. Names are relative to the model or to a layer."""
@@ -79,8 +71,8 @@ class Family:
     """A mixture of experts, in the layers that have it."""
     parallel: bool = False
     """Both halves read the layer's input. Otherwise the MLP also reads what attention added."""
-    scales: Callable[[Any], Scales] = _no_scales
-    ropes: Callable[[Any], Ropes] = _one_rope
+    scales: Callable[[Any], Scales] = lambda config: Scales()
+    ropes: Callable[[Any], Ropes] = lambda config: ("",) * config.num_hidden_layers
 
 
 def _gemma_scales(config: Any) -> Scales:
@@ -95,9 +87,8 @@ def _gemma_scales(config: Any) -> Scales:
 
 
 def _gemma3_scales(config: Any) -> Scales:
-    scales = _gemma_scales(config)
     # transformers ignores the cap on scores, although the config has it
-    return Scales(embedding=scales.embedding, logit_cap=scales.logit_cap)
+    return replace(_gemma_scales(config), score_cap=0.0)
 
 
 def _granite_scales(config: Any) -> Scales:
@@ -223,9 +214,8 @@ def family_of(config: Any) -> Family | None:
 def unsupported(config: Any, reason: str) -> UnsupportedModel:
     """The error for a family that neither the table nor its own modules can run."""
     return UnsupportedModel(
-        f"models of type {config.model_type!r} are not supported: {reason}. Choose a model of a "
-        f"known family ({', '.join(sorted(FAMILIES))}) or add this one to "
-        "selfspec/model/families.py."
+        f"models of type {config.model_type!r} are not supported: {reason}. Choose a known family "
+        f"({', '.join(sorted(FAMILIES))}) or add this one to selfspec/model/families.py."
     )
 
 

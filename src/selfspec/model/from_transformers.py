@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,8 @@ from .block import Block, Change, own_block
 from .compute.linear import Linear
 from .compute.ops import Ops
 from .compute.rope import RopeTable
-from .embedding import Embedding
 from .families import Family, Shape, checked_switch, family_of, shape_of
-from .layered import LayeredModel
+from .layered import Embedding, LayeredModel
 from .measuring import product_modules
 from .operations import operations_for, why_not_recorded
 from .probing import check_recordings, is_row_stable, probe, probe_logits
@@ -41,9 +40,8 @@ _BY_MODULES = (
 )
 _SHORTENED = (
     "this model rotates positions by other frequencies once a text is longer than {0} tokens "
-    "(longrope), and all of the text would have to be read again at that point, which selfspec "
-    "does not do: texts end at {0} tokens here, not at {1}. For longer ones load it with "
-    "long_context=True"
+    "(longrope). selfspec would have to read all of it again and does not, so texts end at {0} "
+    "tokens here, not at {1}. For longer ones load it with long_context=True"
 )
 
 
@@ -64,46 +62,33 @@ def from_transformers(
     config, listed = model.config, family_of(model.config)
     switch = checked_switch(config, long_context)
     family = listed or recognised(model)
-    with _refusals(listed, config):
+    # an unlisted family may fail in any way, which refuses the model
+    with nullcontext() if listed else refusing(config):
         shape = shape_of(config, family, long_context)
     ops = (
         operations_for(kernel, model.dtype, model.device, family.experts is not None, weights)
         if listed
         else module_ops(kernel, config, weights)
     )
-    _warn_of_what_is_special(shape, config, ops)
+    whole = config.max_position_embeddings
+    if shape.context < whole:
+        warnings.warn(_SHORTENED.format(shape.context, whole), stacklevel=2)
+    if not listed:
+        warnings.warn(WARNING.format(shape.family), stacklevel=2)
     prompt = probe(shape, model.device)
     own = SelfCheck(model, prompt, switch or 0) if check else None
     layered = _taken_over(model, family, shape, ops, switch, owned)
-    _warn_of_modules(layered)
+    if kinds := ", ".join(product_modules(layered)):
+        warnings.warn(_BY_MODULES.format(kinds), stacklevel=2)
+        layered.steps.give_up(f"products are left to modules of kind {kinds}")
     if own is not None:
-        with _refusals(listed, config):
+        with nullcontext() if listed else refusing(config):
             own.compare(probe_logits(layered), ops.rounding)
             if not listed:  # their modules may read our cache otherwise than we think
                 own.compare(probe_logits(layered, at_a_time=5))
     layered = replace(layered, row_stable=is_row_stable(layered))
     check_recordings(layered)
     return layered
-
-
-def _refusals(listed: Family | None, config: Any) -> AbstractContextManager[None]:
-    """An unlisted family may fail in any way. Then the model is refused, with the reason."""
-    return refusing(config) if listed is None else nullcontext()
-
-
-def _warn_of_what_is_special(shape: Shape, config: Any, ops: Ops) -> None:
-    whole = config.max_position_embeddings
-    if shape.context < whole:
-        warnings.warn(_SHORTENED.format(shape.context, whole), stacklevel=3)
-    if ops.kernel == "modules":
-        warnings.warn(WARNING.format(shape.family), stacklevel=3)
-
-
-def _warn_of_modules(layered: LayeredModel) -> None:
-    kinds = ", ".join(product_modules(layered))
-    if kinds:
-        warnings.warn(_BY_MODULES.format(kinds), stacklevel=3)
-        layered.steps.give_up(f"products are left to modules of kind {kinds}")
 
 
 def _taken_over(
@@ -121,6 +106,7 @@ def _taken_over(
         blocks = _own_blocks(model, family, shape, ops, ropes, owned)
         final_norm = partial(ops.norm, norm=norm(model, family.final_norm, family.norms))
     embedding, head = _ends(model, family, shape, ops, owned)
+    shortened = shape.context < model.config.max_position_embeddings
     positions = table(model, family.positions).detach() if family.positions else None
     return LayeredModel(
         shape=shape,
@@ -135,11 +121,7 @@ def _taken_over(
         head_product=head,
         steps=_steps(model, family, shape, ops, tuple(ropes.values())),
         parameters=parameters,
-        longer=(
-            ", or load the model with long_context=True"
-            if shape.context < model.config.max_position_embeddings
-            else ""
-        ),
+        longer=", or load the model with long_context=True" if shortened else "",
     )
 
 
@@ -189,11 +171,8 @@ def _ends(
     weights = linear_weights_of(output, "language-model head")
     head = product([weights], ops.of_head)
     scale = torch.tensor(shape.scales.embedding)  # rounded as transformers does
-    tied = (
-        weights.weight is not None
-        and not weights.added
-        and table_weight.data_ptr() == weights.weight.data_ptr()
-    )
+    same = weights.weight is not None and table_weight.data_ptr() == weights.weight.data_ptr()
+    tied = same and not weights.added
     source: Tensor | Linear = head if tied and head.readable else table_weight.detach()
     if owned:
         release(table_weight)

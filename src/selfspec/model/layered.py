@@ -19,18 +19,33 @@ from torch import Tensor
 from ..errors import PromptError
 from .block import Block, Change
 from .compute.cache import KVCache, TokenLayout
+from .compute.call import Call, HalfObserver
 from .compute.hidden_states import StateCollector
 from .compute.linear import Linear, without_low_rank
 from .compute.ops import Ops
 from .compute.plan import LayerPlan
 from .compute.rope import RopeTable
-from .embedding import Embedding
 from .families import Shape
-from .passes import HalfObserver, Passes
+from .passes import Passes
 from .recording import EagerSteps
 
 PREFILL_CHUNK = 512
 T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Embedding:
+    """Rows of a table times a scale."""
+
+    source: Tensor | Linear
+    """A table, or the head whose weights serve as one."""
+    scale: float
+
+    def __call__(self, tokens: Tensor) -> Tensor:
+        """(tokens,) -> (tokens, width)."""
+        table = self.source
+        x = table.rows(tokens) if isinstance(table, Linear) else table[tokens]
+        return x if self.scale == 1 else x * self.scale
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -78,8 +93,6 @@ class LayeredModel:
         """Which halves our kernels cannot take into the one call of a pass, and why, in words."""
         return self._passes.alone
 
-    # ------------------------------------------------------------------------------------- views
-
     def view(
         self,
         *,
@@ -118,8 +131,6 @@ class LayeredModel:
             made: T = self._made[key]
             return made
 
-    # ----------------------------------------------------------------------------------- running
-
     def new_cache(self, rows: int = 1, capacity: int = 512) -> KVCache:
         return self.steps.new_cache(self.shape, rows, capacity)
 
@@ -140,39 +151,26 @@ class LayeredModel:
         """Carry hidden states (tokens, width) through the plan's halves. Keys and values go to the
         layout's slots.
 
-        A plan that starts at layer 0 takes embeddings. `observer(layer, is_attention, before,
-        after)` is shown the residual stream around every half. `collectors` keep what leaves their
-        layers.
+        A plan that starts at layer 0 takes embeddings. `observer` is shown the residual stream
+        around every half. `collectors` keep what leaves their layers.
         """
         plan.check(self.layers)
         for rope in self.ropes:
             rope.reserve(int(max(span.first + span.count for span in layout.spans)))
         collected = sorted({layer for collector in collectors for layer in collector.layers})
-        if observer is None:
-            out = self.steps.run(self._run_layers, x, plan, cache, layout, collected)
-        else:
-            here = layout.on(self.device)
-            out = self._run_layers(x, plan, cache, here, collected, observer)
-        states = dict(zip(plan.left(collected), out[1:], strict=True))
+        call = Call(plan, cache, layout, plan.left(collected), observer)
+        out = self.steps.run(self._run_layers, x, call)
+        states = dict(zip(call.collected, out[1:], strict=True))
         for collector in collectors:
             for layer in states.keys() & set(collector.layers):
                 collector.put(layer, layout, states[layer])
         cache.advance(layout, plan.attention_layers)
         return out[0]
 
-    def _run_layers(
-        self,
-        x: Tensor,
-        plan: LayerPlan,
-        cache: KVCache,
-        layout: TokenLayout,
-        collected: Sequence[int] = (),
-        observer: HalfObserver | None = None,
-    ) -> tuple[Tensor, ...]:
-        """What comes out of the plan's halves, then what left each collected layer."""
-        if plan.start == 0 and self.positions is not None:
-            x = x + self.positions[layout.positions]
-        return self._passes.run(x, plan, cache, layout, collected, observer)
+    def _run_layers(self, x: Tensor, call: Call) -> tuple[Tensor, ...]:
+        if call.plan.start == 0 and self.positions is not None:
+            x = x + self.positions[call.layout.positions]
+        return self._passes.run(x, call)
 
     @cached_property
     def _passes(self) -> Passes:

@@ -7,17 +7,15 @@ know which halves are asked for, or what for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from torch import Tensor
 
 from .block import Block
-from .compute.cache import KVCache, TokenLayout
+from .compute.call import Call
 from .compute.cpu.fused import FusedHalves
 from .compute.halves import Half, HalfParts
-from .compute.plan import LayerPlan
 
-HalfObserver = Callable[[int, bool, Tensor, Tensor], None]
 Which = tuple[int, bool]  # a half: its layer, and whether it is the attention
 _SCALED = "its result is scaled, and one call would round that otherwise than a half alone does"
 
@@ -61,29 +59,21 @@ class Passes:
             f"{name} of {each}" for name, each in (("attention", attention), ("MLP", mlp)) if each
         )
 
-    def run(
-        self,
-        x: Tensor,
-        plan: LayerPlan,
-        cache: KVCache,
-        layout: TokenLayout,
-        collected: Collection[int] = (),
-        observer: HalfObserver | None = None,
-    ) -> tuple[Tensor, ...]:
+    def run(self, x: Tensor, call: Call) -> tuple[Tensor, ...]:
         """What comes out, then what left each collected layer. `x` itself is not changed."""
-        halves = plan.halves
-        if not (self._alone or collected or observer):  # as the loop would, at once
-            return (self._fused.run(x, plan, 0, len(halves), cache, layout, x),)
-        states, begin, current, entered = [], 0, plan.start, x
+        halves, observer = call.plan.halves, call.observer
+        if not (self._alone or call.collected or observer):  # as the loop would, at once
+            return (self._some(x, call, 0, len(halves), x),)
+        states, begin, current, entered = [], 0, call.plan.start, x
         for end, half in enumerate(halves, start=1):
             layer, attention = half
             if begin == end - 1 and layer != current:
                 current, entered = layer, x
-            shown = not attention and layer in collected
+            shown = not attention and layer in call.collected
             more = observer is None and not shown and end < len(halves)
-            if more and self._go_together(half, halves[end]):
+            if more and half not in self._alone and halves[end] in self._following:
                 continue
-            before, x = x, self._some(x, plan, begin, end, cache, layout, entered)
+            before, x = x, self._some(x, call, begin, end, entered)
             begin = end
             if observer:
                 observer(layer, attention, before, x)
@@ -91,25 +81,13 @@ class Passes:
                 states.append(x)
         return x, *states
 
-    def _go_together(self, half: Which, following: Which) -> bool:
-        return not self._alone or (half not in self._alone and following in self._following)
-
-    def _some(
-        self,
-        x: Tensor,
-        plan: LayerPlan,
-        begin: int,
-        end: int,
-        cache: KVCache,
-        layout: TokenLayout,
-        entered: Tensor,
-    ) -> Tensor:
+    def _some(self, x: Tensor, call: Call, begin: int, end: int, entered: Tensor) -> Tensor:
         """The stream after the plan's halves [begin, end), which go together or are one."""
-        layer, attention = half = plan.halves[begin]
+        layer, attention = half = call.plan.halves[begin]
         if half not in self._alone:
-            return self._fused.run(x, plan, begin, end, cache, layout, entered)
+            return self._fused.run(x, call.plan, begin, end, call.cache, call.layout, entered)
         block = self._blocks[layer]
-        return block.attention(x, cache, layout) if attention else block.mlp(x, entered)
+        return block.attention(x, call.cache, call.layout) if attention else block.mlp(x, entered)
 
 
 def _sorted(halves: Mapping[Which, Half]) -> tuple[dict[Which, HalfParts], dict[Which, str]]:

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 
@@ -29,28 +28,22 @@ class Added:
 def taken_apart(found: nn.Module) -> tuple[nn.Module, Sequence[Added]]:
     """The linear under a layer of PEFT and what its adapters add; anything else as it is."""
     peft: Any = sys.modules.get("peft")
-    if peft is None or not isinstance(found, peft.tuners.lora.LoraLayer) or not _is_plain(found):
+    if peft is None or not isinstance(found, peft.tuners.lora.LoraLayer):
         return found, ()
     layer: Any = found
+    names = [name for name in layer.active_adapters if name in layer.lora_A]
+    # its forward has to be that of the paper, and not about to change its own weights
+    special = any(name in layer.lora_variant or layer.lora_bias[name] for name in names)
+    rates = [getattr(layer.lora_dropout[name], "p", 0.0) for name in names]
+    if special or (layer.training and any(rates)) or (layer.disable_adapters and layer.merged):
+        return found, ()
     base: nn.Module = layer.get_base_layer()
     if layer.disable_adapters or layer.merged:
         return base, ()
-    return base, [_added(layer, name) for name in layer.active_adapters if name in layer.lora_A]
-
-
-def _is_plain(layer: Any) -> bool:
-    """Whether its forward is that of the paper, and not about to change its own weights."""
-    own = [name for name in layer.active_adapters if name in layer.lora_A]
-    special = any(name in layer.lora_variant or layer.lora_bias[name] for name in own)
-    dropping = layer.training and any(
-        getattr(layer.lora_dropout[name], "p", 0.0) > 0 for name in own
-    )
-    return not (special or dropping or (layer.disable_adapters and layer.merged))
+    return base, [_added(layer, name) for name in names]
 
 
 def _added(layer: Any, name: str) -> Added:
-    down, up = (
-        matrices[name].weight.detach().to(torch.float32)
-        for matrices in (layer.lora_A, layer.lora_B)
-    )
+    down = layer.lora_A[name].weight.detach().float()
+    up = layer.lora_B[name].weight.detach().float()
     return Added(down, up * layer.scaling[name])

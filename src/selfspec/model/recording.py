@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from .compute.cache import KVCache, TokenLayout
-from .compute.cuda.steps import Layers, StepRunner
+from .compute.cache import CacheShape, KVCache
+from .compute.call import Call, Layers
+from .compute.cuda.steps import StepRunner
 from .compute.cuda.storage import StaticCache, StoragePool
 from .compute.linear import Linear
-from .compute.plan import LayerPlan
 from .compute.rope import RopeTable
 from .families import Shape
 
@@ -47,20 +48,11 @@ class EagerSteps:
 
     def new_cache(self, shape: Shape, rows: int, capacity: int) -> KVCache:
         """A cache for a model of this shape, on which these calls run."""
-        return KVCache(*_sizes(shape, rows), capacity, self._dtype, self._device)
+        return KVCache(_sizes(shape, rows), capacity, self._dtype, self._device)
 
-    def run(
-        self,
-        layers: Layers,
-        x: Tensor,
-        plan: LayerPlan,
-        cache: KVCache,
-        layout: TokenLayout,
-        collected: Sequence[int],
-    ) -> tuple[Tensor, ...]:
-        """What `layers` makes of a call: the hidden states that leave the plan, then those that
-        left each collected layer."""
-        return layers(x, plan, cache, layout.on(self._device), collected)
+    def run(self, layers: Layers, x: Tensor, call: Call) -> tuple[Tensor, ...]:
+        """What `layers` makes of a call whose layout may still be on the host."""
+        return layers(x, replace(call, layout=call.layout.on(self._device)))
 
     def head(self, score: Score, heads: Heads, x: Tensor) -> Tensor:
         """score(x, heads)."""
@@ -109,24 +101,16 @@ class RecordedSteps(EagerSteps):
 
     def new_cache(self, shape: Shape, rows: int, capacity: int) -> KVCache:
         self.runner.follow()
-        return StaticCache(self.pool, *_sizes(shape, rows), capacity)
+        return StaticCache(self.pool, _sizes(shape, rows), capacity)
 
-    def run(
-        self,
-        layers: Layers,
-        x: Tensor,
-        plan: LayerPlan,
-        cache: KVCache,
-        layout: TokenLayout,
-        collected: Sequence[int],
-    ) -> tuple[Tensor, ...]:
-        if isinstance(cache, StaticCache):
+    def run(self, layers: Layers, x: Tensor, call: Call) -> tuple[Tensor, ...]:
+        if isinstance(call.cache, StaticCache) and call.observer is None:  # who has to be called
             for rope in self._ropes:
-                rope.reserve(cache.capacity)
-            states = self.runner.run(layers, x, plan, cache, layout, collected, self._tables)
+                rope.reserve(call.cache.capacity)
+            states = self.runner.run(layers, x, call, call.cache, self._tables)
             if states is not None:
                 return states
-        return super().run(layers, x, plan, cache, layout, collected)
+        return super().run(layers, x, call)
 
     def head(self, score: Score, heads: Heads, x: Tensor) -> Tensor:
         # several heads were put together for one request: not worth a step, nor kept for one
@@ -148,5 +132,5 @@ class RecordedSteps(EagerSteps):
         return [(rope.cosines, rope.sines) for rope in self._ropes]
 
 
-def _sizes(shape: Shape, rows: int) -> tuple[int, int, int, int]:
+def _sizes(shape: Shape, rows: int) -> CacheShape:
     return shape.layers, rows, shape.kv_heads, shape.head_size

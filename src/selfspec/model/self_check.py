@@ -37,22 +37,19 @@ class SelfCheck:
     start."""
 
     def __init__(self, model: PreTrainedModel, probe: Tensor, first: int = 0) -> None:
-        positions = (
-            {"position_ids": torch.arange(first, first + len(probe), device=probe.device)[None]}
-            if first
-            else {}
-        )
+        positions = {}
+        if first:
+            places = torch.arange(first, first + len(probe), device=probe.device)
+            positions["position_ids"] = places[None]
         self._family: str = model.config.model_type
         self._expected = _logits(model, input_ids=probe[None], **positions)
         self._scale = self._expected.abs().max().item()
         self._allowed = TOLERANCE.get(model.dtype, 6e-2) * max(self._scale, 1e-3)
         if calls_modules(model):
-            moved = self._gap(
-                _logits(model, inputs_embeds=_changed_in_last_bits(model, probe), **positions)
-            )
-            self._allowed = max(
-                self._allowed, MODULES * self._scale, min(MOVES * moved, AT_MOST * self._scale)
-            )
+            changed = _changed_in_last_bits(model, probe)
+            moved = self._gap(_logits(model, inputs_embeds=changed, **positions))
+            as_it_moves = min(MOVES * moved, AT_MOST * self._scale)
+            self._allowed = max(self._allowed, MODULES * self._scale, as_it_moves)
 
     def compare(self, ours: Tensor, rounding: float = 0.0) -> None:
         """Raise unless our logits of the probe are the model's. `rounding`: the share of the
@@ -62,8 +59,8 @@ class SelfCheck:
             raise SelfCheckFailed(
                 f"this {self._family} model gives logits that differ from transformers' by "
                 f"{gap:.3g} (largest logit {self._scale:.3g}, allowed {allowed:.2g}) on a "
-                f"probe prompt, so its output would not be the model's own. It has a peculiarity "
-                f"that selfspec does not know; please report it. Known families: "
+                "probe prompt, so its output would not be the model's own. It has a peculiarity "
+                "that selfspec does not know. Please report it. Known families: "
                 f"{', '.join(sorted(FAMILIES))}."
             )
 

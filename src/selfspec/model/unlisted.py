@@ -105,14 +105,6 @@ def _recognised_norms(config: Any, layers: nn.ModuleList) -> _Places:
     return _NORMS[norms]
 
 
-def _children_of(layer: nn.Module) -> tuple[str, ...]:
-    """The names of a layer's norms and of all else in it that has weights."""
-    children = layer.named_children()
-    return tuple(
-        sorted(name for name, child in children if "norm" in name or [*child.parameters()])
-    )
-
-
 def module_ops(kernel: str, config: Any, weights: str = "auto") -> Ops:
     """torch's operations for what lies around the modules."""
     check_weights(weights)
@@ -203,11 +195,7 @@ class ModuleAttention:
                 "the model is in training mode, and its own modules would apply dropout; call "
                 "model.eval() first"
             )
-        pieces, first = [], 0
-        for span in layout.spans:
-            pieces.append(self._row(x, cache, layout, span, slice(first, first + span.count)))
-            first += span.count
-        y = torch.cat(pieces)
+        y = torch.cat([self._row(x, cache, layout, *each) for each in layout.pieces])
         return y if residual is None else residual + y
 
     def _row(

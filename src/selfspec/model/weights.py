@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any
 
@@ -76,9 +76,8 @@ def linear_weights_of(given: nn.Module, path: str) -> LinearWeights:
     if not (isinstance(outputs, int) and isinstance(inputs, int)):
         raise UnsupportedModel(
             f"the model's {path} is a {type(found).__name__}, which is no linear that could be "
-            f"called as a module. Load the "
-            "model without quantisation (or call its dequantize()), merge adapters "
-            "(merge_and_unload()), and pass that."
+            "called as a module. Load the model without quantisation (or call its dequantize()), "
+            "merge adapters (merge_and_unload()), and pass that."
         )
     return LinearWeights(None, None, outputs, inputs, found, added)
 
@@ -89,9 +88,8 @@ def table(root: nn.Module, path: str) -> Tensor:
     if not is_plain(found):
         raise UnsupportedModel(
             f"the model's {path} is a {type(found).__name__} that does more than look up plain "
-            f"numbers: quantised, or wrapped by "
-            "an adapter. Leave the embedding out of the quantisation, or merge the adapter "
-            "(merge_and_unload()), and pass that."
+            "numbers: quantised, or wrapped by an adapter. Leave the embedding out of the "
+            "quantisation, or merge the adapter (merge_and_unload()), and pass that."
         )
     weight: Tensor = found.weight
     return weight
@@ -118,16 +116,11 @@ def _is_numbers(weight: Tensor) -> bool:
 
 def product(parts: Sequence[LinearWeights], ops: Ops, order: Tensor | None = None) -> Linear:
     """Linears of one input as one product. `order`: which output stands at each place."""
-    weights, biases = (
-        [each.weight for each in parts if each.weight is not None],
-        [each.bias for each in parts],
-    )
-    base: Linear
+    weights = [each.weight for each in parts if each.weight is not None]
+    biases = [each.bias for each in parts]
     if len(weights) < len(parts):
-        each_alone = [_single(each, ops) for each in parts]
-        base = (
-            each_alone[0] if len(parts) == 1 and order is None else JoinedLinear(each_alone, order)
-        )
+        alone = [_single(each, ops) for each in parts]
+        base = alone[0] if len(parts) == 1 and order is None else JoinedLinear(alone, order)
     elif order is None:
         base = ops.linear(weights, biases)
     else:
@@ -158,9 +151,9 @@ def _with_added(
         outputs, width = each.up.shape
         up[first : first + outputs, rank : rank + width] = each.up
         rank += width
-    return LowRank(
-        base, ops.linear([down], [None]), ops.linear([up if order is None else up[order]], [None])
-    )
+    if order is not None:
+        up = up[order]
+    return LowRank(base, ops.linear([down], [None]), ops.linear([up], [None]))
 
 
 def norm(root: nn.Module, path: str, kind: NormKind) -> Norm:
@@ -168,11 +161,11 @@ def norm(root: nn.Module, path: str, kind: NormKind) -> Norm:
     found: Any = module(root, path)
     eps = found.variance_epsilon if hasattr(found, "variance_epsilon") else found.eps
     dtype = torch.float32 if kind.wide else found.weight.dtype
-    bias = getattr(found, "bias", None)
     weight = found.weight.detach().to(dtype, copy=True) + kind.offset
-    return Norm(
-        weight, eps, None if bias is None else bias.detach().to(dtype, copy=True), kind.centred
-    )
+    bias = getattr(found, "bias", None)
+    if bias is not None:
+        bias = bias.detach().to(dtype, copy=True)
+    return Norm(weight, eps, bias, kind.centred)
 
 
 def head_norm(layer: nn.Module, path: str | None, family: Family, shape: Shape) -> Norm | None:
@@ -182,16 +175,15 @@ def head_norm(layer: nn.Module, path: str | None, family: Family, shape: Shape) 
     found = norm(layer, path, family.norms)
     if family.interleaved:
         order = torch.cat([torch.arange(first, shape.head_size, 2) for first in (0, 1)])
-        return Norm(found.weight[..., order].contiguous(), found.eps, found.bias, found.centred)
+        return replace(found, weight=found.weight[..., order].contiguous())
     return found
 
 
 def qkv(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Linear:
     """The projections: all queries, all keys, all values; in each head of the first two, rotary
     pairs half a head apart."""
-    return product(
-        [linear_weights(layer, name) for name in family.qkv], ops, _qkv_order(family, shape)
-    )
+    parts = [linear_weights(layer, name) for name in family.qkv]
+    return product(parts, ops, _qkv_order(family, shape))
 
 
 def _qkv_order(family: Family, shape: Shape) -> Tensor | None:
@@ -201,13 +193,9 @@ def _qkv_order(family: Family, shape: Shape) -> Tensor | None:
     if family.by_head:
         return order.view(heads, 3, size).transpose(0, 1).flatten()
     if family.interleaved:
-        turned = order[: heads + shape.kv_heads]
-        return torch.cat(
-            [
-                turned.view(-1, size // 2, 2).transpose(1, 2).flatten(),
-                order[len(turned) :].flatten(),
-            ]
-        )
+        turned, values = order.split([heads + shape.kv_heads, shape.kv_heads])
+        pairs = turned.view(-1, size // 2, 2).transpose(1, 2)
+        return torch.cat([pairs.flatten(), values.flatten()])
     return None
 
 
@@ -222,9 +210,8 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
     )):  # fmt: skip
         raise UnsupportedModel(
             f"the model's experts ({type(experts).__name__}, router {type(gate).__name__}) are "
-            f"quantised, or wrapped by an "
-            "adapter; selfspec reads plain weights of experts only. Leave them out, or merge the "
-            "adapter (merge_and_unload())."
+            "quantised, or wrapped by an adapter. selfspec reads plain weights of experts only. "
+            "Leave them out, or merge the adapter (merge_and_unload())."
         )
     normalised = getattr(gate, "norm_topk_prob", True)
     return ExpertWeights(

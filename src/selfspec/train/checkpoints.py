@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Mapping
@@ -20,8 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import OptionError, ResourceError, TrainingError
+from ..trained.files import write_whole
 
 MARK = "selfspec.json"
+KEPT = 2  # checkpoints; while the next is written there is one more
 _NAME = re.compile(r"checkpoint-(\d+)")
 
 
@@ -43,11 +44,6 @@ def data_fingerprint(*tensors: Tensor) -> str:
     return digest.hexdigest()
 
 
-def mark(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Say that the checkpoint is complete, and whose it is."""
-    write_json(folder / MARK, dict(identity))
-
-
 def make_folder(path: Path) -> None:
     """Make a folder and those above it. What stands in the way is said before hours of work."""
     exists = next((place for place in (path, *path.parents) if place.exists()), path)
@@ -61,18 +57,13 @@ def make_folder(path: Path) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Written whole or not at all."""
-    part = path.with_suffix(".part")
-    with part.open("w", encoding="utf-8") as file:
-        json.dump(value, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
+    write_whole(path, json.dumps(value, indent=1).encode())
 
 
 def latest(folder: Path) -> Path | None:
     """The newest complete checkpoint in a folder, if there is one."""
-    complete = [path for path in _numbered(folder) if (path / MARK).is_file()]
-    return complete[-1] if complete else None
+    complete = (path for path in reversed(_numbered(folder)) if (path / MARK).is_file())
+    return next(complete, None)
 
 
 def clear_incomplete(folder: Path) -> None:
@@ -86,8 +77,8 @@ def require_same(folder: Path, identity: Mapping[str, Any]) -> None:
     """Raise unless the checkpoint belongs to a run with these settings."""
     if not (folder / MARK).is_file():
         raise TrainingError(
-            f"{folder} has no {MARK}, so it is not a checkpoint of selfspec or was cut off while "
-            "being written; choose another"
+            f"{folder} has no {MARK}: it is no checkpoint of selfspec, or was cut off while being "
+            "written. Choose another"
         )
     require_equal(json.loads((folder / MARK).read_text(encoding="utf-8")), identity, folder)
 
@@ -107,14 +98,14 @@ def require_equal(stored: Mapping[str, Any], identity: Mapping[str, Any], folder
         )
 
 
-def require_room(folder: Path, weights: int, trained: int, kept: int = 2) -> None:
+def require_room(folder: Path, weights: int, trained: int) -> None:
     """Raise unless the disk holds the trained model and the checkpoints that are kept. Each of them
     has the weights, and two moments of what is trained."""
-    needed = (kept + 1) * (weights + 2 * trained) + weights
+    needed = (KEPT + 1) * (weights + 2 * trained) + weights
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise ResourceError(
-            f"{folder} has {free / 1e9:.1f} GB free; {kept + 1} checkpoints and the trained model "
+            f"{folder} has {free / 1e9:.1f} GB free; {KEPT + 1} checkpoints and the trained model "
             f"need {needed / 1e9:.1f} GB. Make room, choose another folder, or train with LoRA"
         )
 

@@ -32,14 +32,6 @@ def time_scale(step: int, steps: int, shape: str = "constant") -> float:
     return 1.0 if shape == "constant" else _rise(min(step, steps - 1), steps)
 
 
-def dropout_rates(
-    layers: int, step: int, steps: int, peak: float, depth: str, time: str
-) -> list[float]:
-    """p(l, t) of every layer; `peak` is p_max."""
-    now = time_scale(step, steps, time)
-    return [peak * now * rate for rate in depth_rates(layers, depth)]
-
-
 def exit_scales(layers: int, scale: float) -> list[float]:
     """e(l): later exits weigh quadratically more. If e_scale is 0, only the last layer counts."""
     early = [scale * layer * (layer + 1) / 2 for layer in range(layers - 1)]

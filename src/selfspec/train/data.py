@@ -24,7 +24,7 @@ from transformers import PreTrainedTokenizerBase
 from ..core.text_rows import read_rows
 from ..errors import TrainingError
 
-IGNORED = -100
+IGNORED = -100  # transformers' label of a position that is not trained
 Tokens = tuple[list[int], list[bool]]  # ids, and which of them are trained
 
 
@@ -51,13 +51,10 @@ class DataOptions:
     def __post_init__(self) -> None:
         if not 0 < self.held_out < 1:
             raise TrainingError(
-                f"held_out={self.held_out} is outside 0 to 1; some text is needed to measure on, "
-                "e.g. 0.02"
+                f"held_out={self.held_out} is outside 0 to 1; some text is needed to measure on"
             )
         if self.length < 8:
-            raise TrainingError(
-                f"length={self.length} tokens is too short to predict anything in; use at least 8"
-            )
+            raise TrainingError(f"length={self.length} is too short to learn from; use 8 or more")
 
 
 class Blocks(Dataset[dict[str, Tensor]]):
@@ -92,7 +89,7 @@ def load_data(
     files: Sequence[str | Path], tokenizer: PreTrainedTokenizerBase, options: DataOptions
 ) -> Data:
     """Read, tokenize, hold some out, pack."""
-    writer, names = _Writer(tokenizer, options), ", ".join(map(str, files))
+    writer, sources = _Writer(tokenizer, options), ", ".join(map(str, files))
     examples = [
         piece
         for path in files
@@ -102,9 +99,8 @@ def load_data(
     if len(examples) < 2:
         count = sum(len(ids) for ids, _ in examples)
         raise TrainingError(
-            f"{names}: {len(examples)} examples with {count} tokens, where at least 2 are needed "
-            "(one is held out for measuring). Give more text, or a smaller length than "
-            f"{options.length}"
+            f"{sources}: {len(examples)} examples with {count} tokens, where at least 2 are needed "
+            f"(one is to measure on). Give more text, or a smaller length than {options.length}"
         )
     random.Random(options.seed).shuffle(examples)
     apart = max(1, min(len(examples) - 1, round(len(examples) * options.held_out)))
@@ -114,7 +110,7 @@ def load_data(
     for name, blocks in (("train on", kept), ("hold out", held)):
         if not blocks.tokens:
             raise TrainingError(
-                f"{names}: no token to {name}; the answers are empty, or beyond the "
+                f"{sources}: no token to {name}; the answers are empty, or beyond the "
                 f"{options.length} tokens of a block. Give more text, or raise the length"
             )
     return Data(kept, held, len(examples))
@@ -148,9 +144,9 @@ class _Writer:
             yield from ((piece, [True] * len(piece)) for piece in pieces)
         else:
             raise TrainingError(
-                f"{where} has the columns {', '.join(map(repr, example)) or '(none)'}, none of "
-                f"which can be trained on: it needs {column!r}, or 'prompt' and 'response', as "
-                "text, or 'messages' as a list. Name the text's column (text_column)"
+                f"{where} has the columns {names(example)}, none of which can be trained on: it "
+                f"needs {column!r}, or 'prompt' and 'response', as text, or 'messages' as a list. "
+                "Name the text's column (text_column)"
             )
 
     def _answer(self, prompt: str, response: str, where: str) -> Tokens:
@@ -164,8 +160,7 @@ class _Writer:
     def _conversation(self, messages: list[Any], where: str) -> Tokens:
         if not self._tokenizer.chat_template:
             raise TrainingError(
-                f"{where} is a conversation, and the model has no chat template to write it with; "
-                "use 'text'"
+                f"{where} is a conversation, and the model has no chat template; use 'text'"
             )
         require_messages(messages, where, TrainingError)
         tokens: Tokens = ([], [])
@@ -197,6 +192,11 @@ class _Writer:
 
     def _bare(self, text: str) -> list[int]:
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def names(row: dict[str, Any]) -> str:
+    """A row's columns, for an error."""
+    return ", ".join(map(repr, row)) or "(none)"
 
 
 def require_messages(messages: list[Any], where: str, error: type[Exception]) -> None:

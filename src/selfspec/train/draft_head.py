@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import OptionError
 from ..model.compute.hidden_states import StateCollector
 from ..model.families import Shape
 from ..model.layered import LayeredModel
 from ..model.weights import module
-from ..trained.blocks import BlockSize, SmallBlock
-from .head_net import Batch, Drafted, HeadNet, roots_of
+from ..trained.blocks import BlockSize
+from .head_net import Batch, Drafted, HeadNet, Roots, begins
 from .parts import FrozenModel, PartOptions, SmallPart
 
 STARTS = ("last-layer", "random")
@@ -27,7 +27,7 @@ STARTS = ("last-layer", "random")
 
 @dataclass(frozen=True)
 class HeadRecipe:
-    """What kind of head."""
+    """How a head is built."""
 
     layers: tuple[int, ...] = ()
     """Layers whose states the head reads, from 0. By default at 1/4 and 1/2 of the depth, and the
@@ -40,14 +40,13 @@ class HeadRecipe:
     kind = "draft-head"
 
     def state_layers(self, shape: Shape) -> tuple[int, ...]:
-        """The layers whose states are needed, for a model of that shape."""
         count = shape.layers
         layers = self.layers or tuple(sorted({count // 4, count // 2, count - 1}))
-        outside = [layer for layer in layers if not 0 <= layer < count]
-        if outside or not self.vocabulary > 0 or self.start not in STARTS:
+        inside = all(0 <= layer < count for layer in layers)
+        if not inside or self.vocabulary < 1 or self.start not in STARTS:
             raise OptionError(
                 f"layers={layers}, vocabulary={self.vocabulary}, start={self.start!r}: this model "
-                f"has layers 0 to {count - 1}, the vocabulary has to be 1 or more, and the start "
+                f"has layers 0 to {count - 1}, a vocabulary is 1 or more, and the start is "
                 f"{' or '.join(STARTS)}"
             )
         return layers
@@ -59,25 +58,21 @@ class HeadRecipe:
 class HeadTraining(SmallPart):
     """A draft head under training."""
 
-    kind = "draft-head"
     net: HeadNet
 
-    def __init__(self, model: FrozenModel, recipe: HeadRecipe, options: PartOptions) -> None:
-        super().__init__(model, options)
-        self.layers, size = recipe.state_layers(model.shape), block_size(model)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(options.seed)
-            self.net = HeadNet(size, len(self.layers), model.shape.context)
-            if recipe.start == "last-layer":
-                _begin_as_last_layer(self.net, model)
-        self.net.to(self.device)
+    def build(self, model: FrozenModel, recipe: HeadRecipe) -> HeadNet:
+        self.layers = recipe.state_layers(model.shape)
+        net = HeadNet(block_size(model), len(self.layers), model.shape.context)
+        if recipe.start == "last-layer":
+            _begin_as_last_layer(net, model)
+        return net
 
     def drafted(self, batch: Batch, generator: torch.Generator | None, measure: bool) -> Drafted:
         batch = {name: values.to(self.device) for name, values in batch.items()}
         batch["states"] = batch["states"].float()
         if generator and self.options.noise:
             batch["states"] += self.noise(batch["states"], generator)
-        roots = roots_of(batch, self.options.share if generator else 1.0, generator)
+        roots = Roots.at(self.some(begins(batch), generator))
         ahead = max(4, self.options.ahead) if measure else self.options.ahead
         candidates = self.candidates(batch, generator)
         with self.precision():
@@ -101,7 +96,7 @@ def block_size(model: FrozenModel) -> BlockSize:
 def _begin_as_last_layer(net: HeadNet, model: FrozenModel) -> None:
     """The block is the model's last layer. `enter` hands it the last states read, as large as that
     layer is used to. Embeddings and other states come in small."""
-    copy_layer(net.block(0), model, -1)
+    copy_layer(net.blocks[0], model, -1)
     width = net.size.width
     net.enter.weight.mul_(0.3 * model.scale)
     net.enter.weight[:, -width:] += model.scale * torch.eye(width)
@@ -109,7 +104,7 @@ def _begin_as_last_layer(net: HeadNet, model: FrozenModel) -> None:
 
 
 @torch.no_grad()
-def copy_layer(block: SmallBlock, model: FrozenModel, index: int) -> None:
+def copy_layer(block: nn.Module, model: FrozenModel, index: int) -> None:
     """Give a block the weights of one of the model's layers, where names and shapes agree."""
     layer = list(module(model.network, model.family.layers).children())[index]
     theirs = dict(layer.named_parameters())

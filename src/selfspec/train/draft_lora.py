@@ -3,9 +3,8 @@ only while it drafts.
 
 Draft & Verify drafts with the model less some halves, and what is left was never trained to do
 without them. Here it is, without touching the model: y = W x + B A x (LoRA, Hu et al. 2021, arXiv
-2106.09685) on what is not skipped, B = 0 at first. One loss at every answered token, cross entropy
-to the whole model's distribution there (head_net.py). In use the draft has keys and values of its
-own, so it sees what it saw here. Does not know how a skip set is found.
+2106.09685) on what is not skipped, B = 0 at first. The loss is that of an exit adapter. In use the
+draft has keys and values of its own, as here. Does not know how a skip set is found.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import OptionError, UnsupportedModel
-from ..model.families import Family, Shape
+from ..model.families import Shape
 from ..model.weights import module
 from ..trained.lora import stored_name
 from .exit_adapter import drafted_once
@@ -70,7 +69,6 @@ class LoraRecipe:
         return both
 
     def state_layers(self, shape: Shape) -> tuple[int, ...]:
-        """No states are needed: all is computed from the tokens."""
         if shape.family not in PROVEN:
             raise UnsupportedModel(
                 f"a draft-lora cannot be trained for a {shape.family} model, only for "
@@ -98,14 +96,14 @@ class Added(nn.Module):
 
 
 class NoAttention(nn.Module):
-    """A skipped half adds nothing to the stream."""
+    """A skipped attention adds nothing to the stream."""
 
     def forward(self, hidden_states: Tensor, **_: Any) -> tuple[Tensor, None]:
         return torch.zeros_like(hidden_states), None
 
 
 class NoMlp(nn.Module):
-    """The same of an MLP."""
+    """A skipped MLP adds nothing to the stream."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.zeros_like(x)
@@ -114,24 +112,15 @@ class NoMlp(nn.Module):
 class LoraTraining(SmallPart):
     """A draft-LoRA under training. It takes the network apart: pass a copy to keep it whole."""
 
-    kind = "draft-lora"
-
-    def __init__(self, model: FrozenModel, recipe: LoraRecipe, options: PartOptions) -> None:
-        super().__init__(model, options)
+    def build(self, model: FrozenModel, recipe: LoraRecipe) -> nn.ModuleDict:
+        """Take the skipped halves out and put matrices beside the linears of the others. Returns
+        the matrices, by layer and name."""
         self._skipped, self._rank = recipe.skipped(model.shape), recipe.rank
         self._body = model.network.model
         self._body.norm = nn.Identity()  # `ends` puts the stream through the model's own
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(options.seed)
-            layers = module(model.network, model.family.layers)
-            self.net = self._prepared(layers, model.family).to(self.device)
-
-    def _prepared(self, layers: nn.Module, family: Family) -> nn.ModuleDict:
-        """Take the skipped halves out and put matrices beside the linears of the others. Returns
-        the matrices, by layer and name."""
-        attention, mlp = self._skipped
+        (attention, mlp), family = self._skipped, model.family
         matrices: dict[str, nn.Module] = {}
-        for index, layer in enumerate(layers.children()):
+        for index, layer in enumerate(module(model.network, family.layers).children()):
             names = [] if index in attention else [*family.qkv, family.out]
             names += [] if index in mlp else [*family.gate_up, family.down]
             for name in names:

@@ -69,8 +69,7 @@ def evaluate_exits(
             agreed[layer] += int((picks == scores[model.layers][1]).sum())
     if not positions:
         raise OptionError(
-            "the text has no position at which a token is predicted, so exits cannot be compared; "
-            "give longer text"
+            "the text has no position at which a token is predicted; give longer text"
         )
     return [ExitScore(at, losses[at] / positions, agreed[at] / positions) for at in chosen]
 
@@ -87,14 +86,11 @@ def _read(
     for layer in exits:
         x = model.run(x, LayerPlan(start, layer), cache, layout)
         start = layer
-        scores[layer] = _score(model, x[at], following[at])
+        loss, picks = 0.0, []
+        for some in at.split(POSITIONS):
+            logits = model.head(x[some]).float()
+            wanted = following[some]
+            loss += float(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum"))
+            picks.append(logits.argmax(-1))
+        scores[layer] = loss, torch.cat(picks)
     return scores
-
-
-def _score(model: LayeredModel, states: Tensor, following: Tensor) -> tuple[float, Tensor]:
-    loss, picks = 0.0, []
-    for some, wanted in zip(states.split(POSITIONS), following.split(POSITIONS), strict=True):
-        logits = model.head(some).float()
-        loss += float(torch.nn.functional.cross_entropy(logits, wanted, reduction="sum"))
-        picks.append(logits.argmax(-1))
-    return loss, torch.cat(picks)

@@ -1,9 +1,9 @@
 """Training an exit adapter: one or two blocks after layer E, for the model's own norm and head.
 
 The first E layers of a draft are the model's own and exact. So the adapter sees in use what it sees
-here, whatever was drafted before: one loss at every answered token, cross entropy to the whole
-model's distribution there (see head_net.py), and no feeding back. The blocks begin as the model's
-last layers. Ours. The idea is that of LayerSkip's exits, without touching the model.
+here, and is not fed with its own outputs. There is one loss at every answered token: cross entropy
+to the whole model's distribution (see head_net.py). The blocks begin as the model's last layers.
+Ours. The idea is that of LayerSkip's exits, without touching the model.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MEASURED_DEPTHS = 4
 
 @dataclass(frozen=True)
 class AdapterRecipe:
-    """What kind of adapter."""
+    """How an adapter is built."""
 
     exit: int | None = None
     """How many first layers of the model run before the adapter (E). By default a quarter."""
@@ -40,14 +40,13 @@ class AdapterRecipe:
     kind = "exit-adapter"
 
     def state_layers(self, shape: Shape) -> tuple[int, ...]:
-        """The layer whose states the adapter reads."""
         layer = max(1, shape.layers // 4) if self.exit is None else self.exit
         inside = 0 < layer < shape.layers and 0 < self.blocks < shape.layers
         if not inside or self.vocabulary < 1 or self.start not in STARTS:
             raise OptionError(
                 f"exit={layer}, blocks={self.blocks}, vocabulary={self.vocabulary}, "
                 f"start={self.start!r}: this model has {shape.layers} layers, so exit and blocks "
-                f"are 1 to {shape.layers - 1}, the vocabulary is 1 or more, the start "
+                f"are 1 to {shape.layers - 1}, a vocabulary is 1 or more, and the start is "
                 f"{' or '.join(STARTS)}"
             )
         return (layer - 1,)
@@ -66,9 +65,9 @@ class AdapterNet(BlockNet):
     def forward(self, states: Tensor, tokens: Tensor, roots: Roots) -> Tensor:
         """The adapted states of the roots, (roots, width)."""
         x: Tensor = self.enter(states)
-        everywhere = Roots(*torch.ones_like(tokens, dtype=torch.bool).nonzero(as_tuple=True))
-        for index in range(len(self.blocks)):
-            block, last = self.block(index), index == len(self.blocks) - 1
+        everywhere = Roots.at(torch.ones_like(tokens, dtype=torch.bool))
+        for index, block in enumerate(self.blocks):
+            last = index == len(self.blocks) - 1
             at = roots if last else everywhere
             keys = [self.keys(block, x, positions_of(tokens))]
             out = self.through(block, at.take(x), at, 1, keys, tokens)
@@ -79,21 +78,17 @@ class AdapterNet(BlockNet):
 class AdapterTraining(SmallPart):
     """An exit adapter under training."""
 
-    kind = "exit-adapter"
     net: AdapterNet
 
-    def __init__(self, model: FrozenModel, recipe: AdapterRecipe, options: PartOptions) -> None:
-        super().__init__(model, options)
+    def build(self, model: FrozenModel, recipe: AdapterRecipe) -> AdapterNet:
         self._exit = recipe.state_layers(model.shape)[0] + 1
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(options.seed)
-            self.net = AdapterNet(block_size(model), recipe.blocks, model.shape.context)
+        net = AdapterNet(block_size(model), recipe.blocks, model.shape.context)
         if recipe.start == "last-layer":
-            for index in range(recipe.blocks):
-                copy_layer(self.net.block(index), model, index - recipe.blocks)
+            for index, block in enumerate(net.blocks):
+                copy_layer(block, model, index - recipe.blocks)
         with torch.no_grad():
-            self.net.enter.weight.copy_(model.scale * torch.eye(model.shape.width))
-        self.net.to(self.device)
+            net.enter.weight.copy_(model.scale * torch.eye(model.shape.width))
+        return net
 
     def drafted(self, batch: Batch, generator: torch.Generator | None, measure: bool) -> Drafted:
         batch = {name: values.to(self.device) for name, values in batch.items()}
@@ -118,7 +113,7 @@ def drafted_once(
     """One draft at every answered token, by a part that is not fed with its own outputs."""
     candidates = part.candidates(batch, generator)
     answered = batch["chances"].sum(-1) > 0
-    roots = Roots(*part.some(answered, generator).nonzero(as_tuple=True))
+    roots = Roots.at(part.some(answered, generator))
     with part.precision():
         x = states_at(roots)
         losses, counted, logits = losses_of(x, part.ends, batch, roots, 0, candidates)

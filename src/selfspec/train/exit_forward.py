@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -24,12 +25,11 @@ from ..errors import OptionError, SelfCheckFailed
 from ..model.families import shape_of
 from ..model.weights import module
 from .candidates import Candidates, candidates
+from .data import IGNORED
 from .exit_loss import LIVE_LOGITS, Exit, Finish, exit_loss
 from .layer_dropout import LayerDropout, counted_generator, draw_keep, one_tensor
 from .recipe import Recipe
 from .supported import trainable_family
-
-IGNORED = -100  # transformers' label of a position that is not trained
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,15 @@ class ExitForward:
     def installed(self) -> Iterator[None]:
         """The model's forward is ours within this block, and its own after it."""
         before = vars(self.model).get("forward")
-        layers = enumerate(self.layers)
-        hooks = [layer.register_forward_hook(self._catcher(index)) for index, layer in layers]
+
+        def catch(index: int, layer: nn.Module, given: Any, output: Any) -> None:
+            if index in self._wanted:
+                self._states[index] = one_tensor(output)
+
+        hooks = [
+            layer.register_forward_hook(partial(catch, index))
+            for index, layer in enumerate(self.layers)
+        ]
 
         def forward(_: Any, input_ids: Tensor, labels: Tensor, **given: Any) -> CausalLMOutput:
             return CausalLMOutput(loss=self.loss(input_ids, labels, given.get("attention_mask")))
@@ -88,19 +95,14 @@ class ExitForward:
             if before is not None:
                 self.model.forward = before
 
-    def _catcher(self, index: int) -> Any:
-        def catch(layer: nn.Module, given: Any, output: Any) -> None:
-            if index in self._wanted:
-                self._states[index] = one_tensor(output)
-
-        return catch
-
     def loss(
         self, input_ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None
     ) -> Tensor:
         """J of this batch at this moment. Out of training, the last layer's loss alone."""
-        training = self.model.training
-        weights = self.weights() if training else {self.depth - 1: 1.0}
+        training, now = self.model.training, self.moment
+        weights = {self.depth - 1: 1.0}
+        if training:
+            weights = self.recipe.exit_weights(self.depth, now.step, now.steps)
         input_ids, labels, attention_mask = _without_tail(input_ids, labels, attention_mask)
         drop = training and self.recipe.dropout
         self.dropout.set(self.draw(len(input_ids)) if drop else None, input_ids.device)
@@ -123,10 +125,6 @@ class ExitForward:
         self.sums = {layer: sums[i] * scales[i] / count for i, layer in enumerate(weights)}
         return total
 
-    def weights(self) -> dict[int, float]:
-        """The exits of this moment and their weights."""
-        return self.recipe.exit_weights(self.depth, self.moment.step, self.moment.steps)
-
     def draw(self, rows: int) -> Tensor:
         """Which of these samples pass through which layer at this moment."""
         now = self.moment
@@ -144,8 +142,7 @@ class ExitForward:
         finally:
             self._wanted = frozenset()
         states, self._states = {**self._states, self.depth - 1: last}, {}
-        seen = all(states[layer].requires_grad for layer in wanted)
-        hidden = torch.is_grad_enabled() and not seen
+        hidden = torch.is_grad_enabled() and not all(states[at].requires_grad for at in wanted)
         if hidden and self.model.is_gradient_checkpointing:
             raise OptionError(
                 "reentrant gradient checkpointing hides the layers' states from the early-exit "
@@ -165,10 +162,8 @@ class ExitForward:
     def _among(self, input_ids: Tensor) -> Candidates | None:
         """The tokens that early exits choose among now: those of the batch, and some others."""
         others = self.recipe.exit_others
-        if not others:
-            return None
-        size = self._head.weight.shape[0]
-        return candidates(input_ids.unique(), size, others, self._generator("others"))
+        generator, size = self._generator("others"), self._head.weight.shape[0]
+        return candidates(input_ids.unique(), size, others, generator) if others else None
 
     def _generator(self, use: str) -> torch.Generator:
         return counted_generator(use, self.seed, self.moment.step, self.moment.micro)
@@ -212,7 +207,7 @@ def _without_tail(
 def _plain_head(head: nn.Module) -> nn.Linear:
     if not isinstance(head, nn.Linear):
         raise OptionError(
-            f"the head is a {type(head).__name__}, not a plain linear, so exits cannot share its "
-            "product; leave the head out of LoRA and of quantisation"
+            f"the head is a {type(head).__name__}, and exits need a plain linear; leave it out of "
+            "LoRA and of quantisation"
         )
     return head

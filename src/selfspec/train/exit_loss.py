@@ -68,24 +68,18 @@ def exit_loss(
 ) -> tuple[Tensor, Tensor]:
     """The loss through the head of this weight (vocab, width) and bias. Also the sum of each exit's
     cross entropies, detached."""
-    scales = torch.stack([part.scale for part in exits])
-    among = [part.among for part in exits]
-    targets = [
-        part.targets if part.among is None else part.among.index[part.targets] for part in exits
-    ]
-    setup = _Setup(live, _compute_dtype(weight), torch.is_grad_enabled(), finish or Finish(), among)
+    setup = _Setup(exits, live, finish or Finish(), torch.is_grad_enabled())
     apply: Any = _ExitLoss.apply
-    loss, sums = apply(setup, targets, scales, weight, bias, *[part.states for part in exits])
+    loss, sums = apply(setup, weight, bias, *[part.states for part in exits])
     return loss, sums
 
 
 @dataclass(frozen=True)
 class _Setup:
+    exits: Sequence[Exit]
     live: int
-    dtype: torch.dtype
-    training: bool
     finish: Finish
-    among: list[Candidates | None]
+    training: bool
 
 
 @dataclass(frozen=True)
@@ -150,31 +144,25 @@ class _Gradients:
 class _ExitLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        setup: _Setup,
-        targets: list[Tensor],
-        scales: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        *states: Tensor,
+        ctx: Any, setup: _Setup, weight: Tensor, bias: Tensor | None, *states: Tensor
     ) -> tuple[Tensor, Tensor]:
-        device = weight.device.type
-        with torch.autocast(device, enabled=False):
-            low_bias = None if bias is None else bias.to(setup.dtype)
-            head, gradients = _Rows(weight.to(setup.dtype), low_bias, None), None
+        scales, dtype = torch.stack([part.scale for part in setup.exits]), _compute_dtype(weight)
+        with torch.autocast(weight.device.type, enabled=False):
+            low_bias = None if bias is None else bias.to(dtype)
+            head, gradients = _Rows(weight.to(dtype), low_bias, None), None
             if setup.training:
-                gradients = _Gradients(weight, bias, states, ctx.needs_input_grad[3:])
+                gradients = _Gradients(weight, bias, states, ctx.needs_input_grad[1:])
             sums = torch.zeros_like(scales)
-            exits = zip(states, targets, setup.among, strict=True)
-            for index, (exit_states, following, among) in enumerate(exits):
-                rows = head.of(among)
+            for index, (part, given) in enumerate(zip(setup.exits, states, strict=True)):
+                rows, among = head.of(part.among), part.among
+                targets = part.targets if among is None else among.index[part.targets]
                 chunk = max(1, setup.live // len(rows.weight))
-                for start in range(0, len(following), chunk):
+                for start in range(0, len(targets), chunk):
                     at = slice(start, start + chunk)
-                    piece = exit_states[at].to(setup.dtype)
+                    piece = given[at].to(dtype)
                     logits = torch.nn.functional.linear(piece, rows.weight, rows.bias)
                     logits = logits.to(scales.dtype)
-                    errors, total = _errors(logits, following[at], setup.finish, among)
+                    errors, total = _errors(logits, targets[at], setup.finish, among)
                     sums[index] += total
                     if gradients is not None:
                         gradients.add(index, at, errors, piece, rows, scales[index])
@@ -193,7 +181,7 @@ class _ExitLoss(torch.autograd.Function):
         given = [value.mul_(outer) if value is not None else None for value in sums]
         of_weight = None if given[0] is None else given[0].to(ctx.dtypes[0])
         of_bias = None if given[1] is None else given[1].to(ctx.dtypes[1])
-        return (None, None, None, of_weight, of_bias, *given[2:])
+        return (None, of_weight, of_bias, *given[2:])
 
 
 def _errors(

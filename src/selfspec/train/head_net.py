@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import TrainingError
 from ..model.families import Shape
 from ..model.weights import linear_weights, module, table
-from ..trained.blocks import BlockSize, Rotary, SmallBlock, unit
+from ..trained.blocks import BlockSize, Rotary, small_block, unit
 from .candidates import Candidates, candidates
 
 Batch = dict[str, Tensor]  # what `States.batch` returns
@@ -74,6 +74,11 @@ class Roots:
     rows: Tensor
     tokens: Tensor
 
+    @classmethod
+    def at(cls, places: Tensor) -> Roots:
+        """Those of a mask, (n, tokens)."""
+        return cls(*places.nonzero(as_tuple=True))
+
     def take(self, x: Tensor, ahead: int = 0) -> Tensor:
         """x (n, tokens, ...) at the roots, or `ahead` tokens later (at the end: at the last)."""
         return x[self.rows, (self.tokens + ahead).clamp(max=x.shape[1] - 1)]
@@ -100,19 +105,14 @@ class BlockNet(nn.Module):
     def __init__(self, size: BlockSize, count: int, context: int) -> None:
         super().__init__()
         self.size = size
-        self.blocks = nn.ModuleList([SmallBlock(size) for _ in range(count)])
+        self.blocks: Any = nn.ModuleList([small_block(size) for _ in range(count)])
         self._cosine: Tensor
         self._sine: Tensor
         cosine, sine = Rotary(size)(torch.empty(0), torch.arange(context)[None])
         self.register_buffer("_cosine", cosine[0], persistent=False)
         self.register_buffer("_sine", sine[0], persistent=False)
 
-    def block(self, index: int) -> SmallBlock:
-        block = self.blocks[index]
-        assert isinstance(block, SmallBlock)
-        return block
-
-    def keys(self, block: SmallBlock, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def keys(self, block: Any, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """(..., width) -> keys and values, (..., heads, size)."""
         x = block.input_layernorm(x)
         shape = (*x.shape[:-1], self.size.kv_heads, self.size.head_size)
@@ -121,7 +121,7 @@ class BlockNet(nn.Module):
 
     def through(
         self,
-        block: SmallBlock,
+        block: Any,
         x: Tensor,
         roots: Roots,
         depth: int,
@@ -161,7 +161,7 @@ class HeadNet(BlockNet):
         measure: bool = False,
     ) -> Drafted:
         """Draft `ahead` tokens from each root. With candidates the loss is taken over these."""
-        tokens, states, block = batch["tokens"].long(), batch["states"], self.block(0)
+        tokens, states, block = batch["tokens"].long(), batch["states"], self.blocks[0]
         following = ends.embed(torch.cat([tokens[:, 1:], tokens[:, -1:]], dim=1))
         entered = self.enter(torch.cat([following, states.flatten(2)], dim=2))
         entries = [self.keys(block, entered, positions_of(tokens))]
@@ -231,10 +231,7 @@ def positions_of(tokens: Tensor) -> Tensor:
     return torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
 
 
-def roots_of(batch: Batch, share: float = 1.0, generator: torch.Generator | None = None) -> Roots:
-    """The tokens after which a draft begins: those before an answered one, or a share of them."""
+def begins(batch: Batch) -> Tensor:
+    """(n, tokens): whether a draft begins after a token, as the next one is answered."""
     answered = batch["chances"].sum(-1) > 0
-    begins = torch.cat([answered[:, 1:], torch.zeros_like(answered[:, :1])], dim=1)
-    if share < 1:
-        begins = begins & (torch.rand(begins.shape, generator=generator) < share).to(begins.device)
-    return Roots(*begins.nonzero(as_tuple=True))
+    return torch.cat([answered[:, 1:], torch.zeros_like(answered[:, :1])], dim=1)

@@ -1,9 +1,8 @@
 """Layer dropout per sample on transformers' own decoder layers.
 
-A sample that is dropped at a layer is taken out of the batch, with its rows of the mask and of the
-positions. The layer runs on the rest, and the rows are put back in place. Source: LayerSkip,
-section 4.1.1. Only `forward` of each layer object is replaced, and given back afterwards, so what
-is saved is an ordinary model.
+A layer runs on the rows of a batch that are not dropped there (LayerSkip, section 4.1.1). Only
+`forward` of each layer object is replaced, and given back afterwards, so what is saved is an
+ordinary model.
 
 Which samples are dropped is a function of (seed, step, micro-batch). So there is no generator whose
 state could be lost, every rank draws the same, and gradient checkpointing that runs a layer twice
@@ -95,12 +94,21 @@ class LayerDropout:
 
 def _take(given: dict[str, Any], rows: Tensor, total: int) -> dict[str, Any]:
     """The arguments of these rows of a batch of `total`. One row for all samples stays."""
+
+    def cut(name: str, value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(cut(name, piece) for piece in value)
+        if not isinstance(value, Tensor):
+            raise UnsupportedModel(
+                f"layer dropout cannot take samples out of a {name} of type "
+                f"{type(value).__name__}; load the model with attn_implementation='sdpa' or 'eager'"
+            )
+        return value[rows] if value.shape[0] == total else value
+
     taken = dict(given)
     for name, value in given.items():
         if name in BATCHED and value is not None:
-            pieces = value if isinstance(value, tuple) else (value,)
-            cut = tuple(_rows_of(name, piece, rows, total) for piece in pieces)
-            taken[name] = cut if isinstance(value, tuple) else cut[0]
+            taken[name] = cut(name, value)
         elif isinstance(value, Tensor) or (name == "past_key_values" and value is not None):
             raise UnsupportedModel(
                 f"the model hands {name!r} to its layers, and layer dropout does not know whose "
@@ -108,15 +116,6 @@ def _take(given: dict[str, Any], rows: Tensor, total: int) -> dict[str, Any]:
                 "flash attention)"
             )
     return taken
-
-
-def _rows_of(name: str, value: Any, rows: Tensor, total: int) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise UnsupportedModel(
-            f"layer dropout cannot take samples out of a {name} of type {type(value).__name__}; "
-            "load the model with attn_implementation='sdpa' or 'eager'"
-        )
-    return value[rows] if value.shape[0] == total else value
 
 
 def one_tensor(output: Any) -> Tensor:

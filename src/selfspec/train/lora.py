@@ -38,16 +38,11 @@ class Lora:
             raise OptionError(f"rank={self.rank} leaves nothing to train; LoRA needs at least 1")
 
 
-def linear_names(model: PreTrainedModel) -> list[str]:
-    """The last names of all linears inside the layers."""
-    modules = module(model, trainable_family(model.config).layers).named_modules()
-    names = {name for name, inner in modules if isinstance(inner, nn.Linear | Conv1D)}
-    return sorted({name.rpartition(".")[2] for name in names})
-
-
 def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
     """A PEFT model around this one, in which only the added matrices are trained."""
-    names = linear_names(model)
+    inside = module(model, trainable_family(model.config).layers).named_modules()
+    linears = [name for name, inner in inside if isinstance(inner, nn.Linear | Conv1D)]
+    names = sorted({name.rpartition(".")[2] for name in linears})
     unknown = [name for name in lora.modules if name not in names]
     if unknown:
         raise OptionError(
@@ -70,10 +65,14 @@ def add_lora(model: PreTrainedModel, lora: Lora) -> Any:
     return peft.get_peft_model(model, settings)
 
 
+def _is_peft(model: Any) -> bool:
+    peft = sys.modules.get("peft")  # who has a PEFT model has imported peft
+    return peft is not None and isinstance(model, peft.PeftModel)
+
+
 def base_of(model: Any) -> PreTrainedModel:
     """The causal language model inside a PEFT model, or the model itself."""
-    peft = sys.modules.get("peft")  # who has a PEFT model has imported peft
-    if peft is not None and isinstance(model, peft.PeftModel):
+    if _is_peft(model):
         model = model.get_base_model()
     if not isinstance(model, PreTrainedModel):
         raise OptionError(
@@ -85,8 +84,5 @@ def base_of(model: Any) -> PreTrainedModel:
 
 def merged(model: Any) -> PreTrainedModel:
     """An ordinary model with what was learned in its own weights."""
-    peft = sys.modules.get("peft")
-    if peft is not None and isinstance(model, peft.PeftModel):
-        model = model.merge_and_unload()
-    assert isinstance(model, PreTrainedModel)
-    return model
+    merged_model: PreTrainedModel = model.merge_and_unload() if _is_peft(model) else model
+    return merged_model

@@ -1,11 +1,10 @@
 """The model writes its own training text: answers to given prompts, or to prompts it makes up.
 
-Drafts are checked against the model's own distribution, so its own text is the best text to train a
-drafting part on. Prompts come from rows (`text_rows.py`), or the model is shown how a user's
-message begins and writes one (Magpie, Xu et al. 2024). The result is JSONL: prompt and response as
-text, which every recipe reads, and as the exact token ids. A run can be stopped at any time and
-goes on where it was, as a line that is there is not made again. Does not know what the text is
-used for.
+Drafts are checked against the model's own distribution, so its own text teaches drafting best.
+Prompts come from rows (`text_rows.py`), or the model is shown how a user's message begins and
+writes one (Magpie, Xu et al. 2024). The result is JSONL: prompt and response as text, which every
+recipe reads, and as token ids. A run can be stopped at any time: what was written is not written
+again. Does not know what the text is used for.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import itertools
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
@@ -27,7 +27,7 @@ from ..core.text_rows import Row
 from ..errors import DataError, OptionError
 from ..llm import LLM
 from ..results import Result
-from .data import require_messages
+from .data import names, require_messages
 
 MADE_UP = "made up"
 LONGEST_QUESTION = 300  # tokens of a message the model makes up; longer ones rarely end
@@ -55,8 +55,7 @@ class OwnText:
     def __post_init__(self) -> None:
         if self.samples > 1 and not self.temperature:
             raise OptionError(
-                f"samples={self.samples} greedy answers would all be the same; set a temperature, "
-                "e.g. 0.8"
+                f"samples={self.samples} greedy answers would all be the same; set a temperature"
             )
         for name in ("max_new_tokens", "samples", "batch"):
             value = getattr(self, name)
@@ -102,8 +101,8 @@ def questions_from(
     llm: LLM, rows: Iterable[tuple[str, Row]], column: str | None = None
 ) -> Iterator[Question]:
     """Prompts of rows: a column by name, or the first that is there of `messages`, `turns`,
-    `prompt`, `question`, `instruction` (with its `input`), `text`. A conversation is answered after
-    its user's last message."""
+    `prompt`, `question`, `instruction` (with its `input`), `text`. Of a conversation the last
+    message of the user is answered."""
     for where, row in rows:
         messages = _messages(row, where, column)
         text = messages[-1]["content"]
@@ -123,22 +122,22 @@ def _ids(llm: LLM, messages: list[dict[str, str]]) -> list[int]:
 def _messages(row: Row, where: str, column: str | None) -> list[dict[str, str]]:
     if column is not None:
         if not isinstance(row.get(column), str):
-            columns = ", ".join(map(repr, row)) or "(none)"
             raise DataError(
-                f"{where} has no text in a column {column!r}; its columns are {columns}"
+                f"{where} has no text in a column {column!r}; its columns are {names(row)}"
             )
         return [_user(row[column])]
     if isinstance(row.get("messages"), list):
         return _until_user(row["messages"], where)
-    if isinstance(row.get("turns"), list) and row["turns"] and isinstance(row["turns"][0], str):
-        return [_user(row["turns"][0])]
+    turns = row.get("turns")
+    if isinstance(turns, list) and turns and isinstance(turns[0], str):
+        return [_user(turns[0])]
     for name in KEYS:
         if isinstance(row.get(name), str):
             more = row.get("input") if name == "instruction" else None
             return [_user(row[name] + (f"\n\n{more}" if isinstance(more, str) and more else ""))]
     raise DataError(
-        f"{where} has the columns {', '.join(map(repr, row)) or '(none)'}, none of which is known "
-        "to hold a prompt; name the one that does (column)"
+        f"{where} has the columns {names(row)}, none of which is known to hold a prompt; name the "
+        "one that does (column)"
     )
 
 
@@ -206,8 +205,7 @@ def _opened(llm: LLM, opening: str) -> list[int]:
     mark = "\N{OBJECT REPLACEMENT CHARACTER}"
     if tokenizer is None or not tokenizer.chat_template:
         raise OptionError(
-            f"{llm.info.name} has no chat template, so it cannot write in its user's place; give "
-            "prompts in files"
+            f"{llm.info.name} has no chat template to make prompts up with; give prompts in files"
         )
     text = tokenizer.apply_chat_template([_user(mark)], tokenize=False)
     begun = text[: text.index(mark)] + opening
@@ -219,10 +217,19 @@ def _opened(llm: LLM, opening: str) -> list[int]:
 
 @dataclass
 class _Written:
-    """What the file holds: how many answers to each prompt, and digests of all."""
+    """What the file holds."""
 
-    counts: dict[str, int] = field(default_factory=dict)
-    answers: set[str] = field(default_factory=set)
+    counts: Counter[str] = field(default_factory=Counter)  # answers to each prompt
+    answers: set[tuple[str, int]] = field(default_factory=set)  # prompt, hash of the answer
+
+    def add(self, line: dict[str, Any]) -> bool:
+        """Book an answer. Returns whether it is new: one that its prompt already has counts, but is
+        not written twice."""
+        self.counts[line["key"]] += 1
+        answer = line["key"], hash(tuple(line["response_ids"]))
+        new = answer not in self.answers and bool(line["response_ids"])
+        self.answers.add(answer)
+        return new
 
 
 def write(
@@ -247,7 +254,9 @@ def write(
             max_new_tokens=options.max_new_tokens,
         )
         lines = [_record(*job, result, options) for job, result in zip(batch, results, strict=True)]
-        _append(out, [line for line in lines if _is_new(line, written, report)])
+        new = [line for line in lines if written.add(line)]
+        _append(out, new)
+        report.repeated += len(lines) - len(new)
         report.answers = sum(written.counts.values()) - report.found
         report.tokens += sum(len(result.tokens) for result in results)
         report.seconds = time.perf_counter() - start
@@ -272,7 +281,7 @@ def _jobs(
         if len(question.ids) + 1 >= llm.info.context:
             report.too_long += 1
             continue
-        for sample in range(written.counts.get(question.key, 0), options.samples):
+        for sample in range(written.counts[question.key], options.samples):
             yield question, sample
 
 
@@ -298,22 +307,10 @@ def _record(question: Question, sample: int, result: Result, options: OwnText) -
     }
 
 
-def _is_new(line: dict[str, Any], written: _Written, report: Report) -> bool:
-    """Book an answer. One that the same prompt already has counts, but is not written twice."""
-    written.counts[line["key"]] = written.counts.get(line["key"], 0) + 1
-    digest = f"{line['key']}:{hash(tuple(line['response_ids']))}"
-    if digest in written.answers or not line["response_ids"]:
-        report.repeated += 1
-        return False
-    written.answers.add(digest)
-    return True
-
-
 def _append(out: Path, lines: Sequence[dict[str, Any]]) -> None:
-    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
     out.parent.mkdir(parents=True, exist_ok=True)
     with out.open("a", encoding="utf-8") as file:
-        file.write(text)
+        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
         file.flush()
         os.fsync(file.fileno())
 
@@ -325,19 +322,17 @@ def _resume(out: Path, options: OwnText) -> _Written:
         raw = out.read_bytes()
         os.truncate(out, raw.rfind(b"\n") + 1)
     for number, line in _lines(out):
-        key, temperature = line["key"], line["temperature"]
-        if temperature != options.temperature:
+        if line["temperature"] != options.temperature:
             raise DataError(
-                f"{out}:{number} was written at temperature {temperature}, and "
+                f"{out}:{number} was written at temperature {line['temperature']}, and "
                 f"{options.temperature} is asked for; write to another file"
             )
-        written.counts[key] = written.counts.get(key, 0) + 1
-        written.answers.add(f"{key}:{hash(tuple(line['response_ids']))}")
+        written.add(line)
     return written
 
 
 def _lines(out: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The answers that a file holds. What follows its last end of line was cut off by a kill."""
+    """The answers that a file holds, without a last line that was cut off by a kill."""
     raw = out.read_bytes() if out.exists() else b""
     for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), start=1):
         where = f"{out}:{number} is not an answer that was written here"

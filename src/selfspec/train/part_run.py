@@ -26,8 +26,7 @@ from ..model.families import family_of
 from ..model.from_transformers import from_transformers
 from ..model.layered import LayeredModel
 from ..model.load.loading import load
-from ..trained.files import TrainedPart, load_part, signature
-from ..trained.kinds import KINDS
+from ..trained.files import KINDS, TrainedPart, load_part, signature
 from ..trained.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size
@@ -92,43 +91,32 @@ def train_small_part(
     `start_from`: a part to begin with.
     """
     recipe, options = recipe or HeadRecipe(), options or PartOptions()
-    observer, began = observer or Observer(), time.monotonic()
-    sources = [os.fspath(file) for file in files]
-    folder = _prepare(Path(out), sources, plot)
-    kept = Path(states) if states else folder / "states"
-    loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
-    layered = from_transformers(loaded.model, owned=False)
-    base, layers = signature(layered), recipe.state_layers(layered.shape)
-    wanted = StateOptions(layers, length=length, held_out=held_out)
-    go_on = _reading(observer, began, options.max_minutes)
-    if not gather(layered, base, sources, kept, wanted, go_on):
-        return PartReport(recipe.kind, folder, False, 0, 0, 0.0, ())
-    text = States(kept)
-    frozen = _frozen(loaded.model, layered, text, recipe.vocabulary)
-    del layered
+    observer, deadline = observer or Observer(), _deadline(options.max_minutes)
+    job = _Job(model, files, out, states, plot, owned=False)
+    layers = recipe.state_layers(job.layered.shape)
+    text = job.read(StateOptions(layers, length=length, held_out=held_out), deadline, observer)
+    if text is None:
+        return PartReport(recipe.kind, job.folder, False, 0, 0, 0.0, ())
+    frozen = _frozen(job.network, job.layered, text, recipe.vocabulary)
+    del job.layered  # from here on only the network itself is needed
     trained = recipe.training(frozen, options)
     if start_from is not None:
         trained.begin_with(load_part(start_from))
     identity = {
-        "base": base["values"],
+        "base": job.base["values"],
         "recipe": {"kind": recipe.kind, **vars(recipe)},
         "options": {**asdict(options), "max_minutes": None},
-        "text": _text_name(text),
+        "text": hashlib.blake2b(" ".join(sorted(text.names)).encode(), digest_size=8).hexdigest(),
         "start_from": None if start_from is None else str(start_from),
     }
-    left = options.max_minutes
-    if left is not None:
-        left = max(1e-6, left - (time.monotonic() - began) / 60)
-    limited = replace(options, max_minutes=left)
-    run, done = train_part(trained, text, folder, limited, identity, observer.training)
+    run, done = train_part(trained, text, job.folder, identity, deadline, observer.training)
     acceptance = tuple(run.log[-1]["acceptance"]) if run.log else ()
     report = PartReport(
-        recipe.kind, folder, done, run.step, run.tokens, run.seconds, acceptance, tuple(run.log)
+        recipe.kind, job.folder, done, run.step, run.tokens, run.seconds, acceptance, tuple(run.log)
     )
-    facts = _facts(report, loaded.name, text)
-    facts |= {"recipe": dict(vars(recipe)), "options": asdict(options)}
-    TrainedPart(recipe.kind, base, trained.settings(), trained.tensors(), facts).save(folder)
-    _write_report(folder, report, facts, plot)
+    said = {"recipe": dict(vars(recipe)), "options": asdict(options)}
+    part = TrainedPart(recipe.kind, job.base, trained.settings(), trained.tensors(), said)
+    job.save(part, report, text)
     return report
 
 
@@ -146,64 +134,88 @@ def train_successors(
 ) -> PartReport:
     """Count what the model says after tokens and pairs of them, on text that it wrote. `states` may
     be those of another part."""
-    options, observer, began = options or CountOptions(), observer or Observer(), time.monotonic()
-    sources = [os.fspath(file) for file in files]
-    folder = _prepare(Path(out), sources, plot=False)
-    kept = Path(states) if states else folder / "states"
-    loaded = load(model, dtype="float32", device="cuda" if torch.cuda.is_available() else "cpu")
-    layered = from_transformers(loaded.model, owned=True)
-    base, vocabulary = signature(layered), layered.shape.vocabulary
-    wanted = kept_options(kept) or StateOptions((), length=length, held_out=held_out)
-    if not gather(layered, base, sources, kept, wanted, _reading(observer, began, max_minutes)):
-        return PartReport(SUCCESSORS, folder, False, 0, 0, 0.0, ())
-    text = States(kept)
+    options, began = options or CountOptions(), time.monotonic()
+    job = _Job(model, files, out, states)
+    wanted = kept_options(job.kept) or StateOptions((), length=length, held_out=held_out)
+    text = job.read(wanted, _deadline(max_minutes), observer or Observer())
+    if text is None:
+        return PartReport(SUCCESSORS, job.folder, False, 0, 0, 0.0, ())
+    vocabulary, said = job.layered.shape.vocabulary, {"options": asdict(options)}
     tensors = count(places(text, text.trained), vocabulary, options)
-    part = TrainedPart(SUCCESSORS, base, {"vocabulary": vocabulary}, tensors)
+    part = TrainedPart(SUCCESSORS, job.base, {"vocabulary": vocabulary}, tensors, said)
     acceptance = measure(Successors(part).after, text, text.held_out)
     seconds = time.monotonic() - began
-    report = PartReport(SUCCESSORS, folder, True, 1, text.tokens, seconds, acceptance)
-    facts = _facts(report, loaded.name, text) | {"options": asdict(options)}
-    replace(part, facts=facts).save(folder)
-    _write_report(folder, report, facts, plot=False)
+    report = PartReport(SUCCESSORS, job.folder, True, 1, text.tokens, seconds, acceptance)
+    job.save(part, report, text)
     return report
 
 
-def _prepare(out: Path, sources: Sequence[str], plot: bool) -> Path:
-    """The output folder. What would fail late and can be known now fails here."""
-    if not sources:
-        raise DataError(
-            "no data was named to train on; make some with: selfspec data MODEL --prompts FILES"
-        )
-    require(sources)
-    if plot:
-        plots.require_matplotlib()
-    if (out / "config.json").exists():
-        raise OptionError(f"{out} holds a model; name a folder of its own for the part")
-    checkpoints.make_folder(out)
-    return out
+def _deadline(max_minutes: float | None) -> float:
+    return time.monotonic() + 60 * (max_minutes or math.inf)
 
 
-def _reading(observer: Observer, began: float, max_minutes: float | None) -> Callable[[int], bool]:
-    def go_on(tokens: int) -> bool:
-        spent = time.monotonic() - began
-        observer.reading(tokens, round(tokens / spent))
-        return spent < 60 * (max_minutes or math.inf)
+class _Job:
+    """The model and the text of a run, and the folder for its part."""
 
-    return go_on
+    def __init__(
+        self,
+        model: str,
+        files: Sequence[str | os.PathLike[str]],
+        out: str | os.PathLike[str],
+        states: str | os.PathLike[str] | None,
+        plot: bool = False,
+        owned: bool = True,
+    ) -> None:
+        """Load the model. What would fail late and can be known now fails here."""
+        self.sources, self.plot = [os.fspath(file) for file in files], plot
+        self.folder = Path(out)
+        self.kept = Path(states) if states else self.folder / "states"
+        if not self.sources:
+            raise DataError(
+                "no data was named to train on; make some with: selfspec data MODEL --prompts FILES"
+            )
+        require(self.sources)
+        if plot:
+            plots.require_matplotlib()
+        if (self.folder / "config.json").exists():
+            raise OptionError(f"{out} holds a model; name a folder of its own for the part")
+        checkpoints.make_folder(self.folder)
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        loaded = load(model, dtype="float32", device=device)
+        self.name, self.network = Path(loaded.name).name, loaded.model
+        self.layered = from_transformers(self.network, owned=owned)
+        self.base = signature(self.layered)
 
+    def read(self, wanted: StateOptions, deadline: float, observer: Observer) -> States | None:
+        """What the model computes on the text; None if the deadline came before its end."""
+        began = time.monotonic()
 
-def _facts(report: PartReport, model: str, text: States) -> dict[str, Any]:
-    """What a part says of itself."""
-    said = report.as_dict()
-    return {name: said[name] for name in said if name not in ("log", "schema")} | {
-        "model": Path(model).name,
-        "text": {
-            "conversations": len(text.trained),
-            "tokens": text.tokens,
-            "held_out": len(text.held_out),
-        },
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
-    }
+        def go_on(tokens: int) -> bool:
+            now = time.monotonic()
+            observer.reading(tokens, round(tokens / (now - began)))
+            return now < deadline
+
+        done = gather(self.layered, self.base, self.sources, self.kept, wanted, go_on)
+        return States(self.kept) if done else None
+
+    def save(self, part: TrainedPart, report: PartReport, text: States) -> None:
+        """Write the part, its report and its card."""
+        said = report.as_dict()
+        facts = {name: said[name] for name in said if name not in ("log", "schema")} | {
+            "model": self.name,
+            "text": {
+                "conversations": len(text.trained),
+                "tokens": text.tokens,
+                "held_out": len(text.held_out),
+            },
+            "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+            **part.facts,
+        }
+        replace(part, facts=facts).save(self.folder)
+        checkpoints.write_json(self.folder / REPORT, {**said, **facts})
+        (self.folder / "README.md").write_text(_card(report, facts), encoding="utf-8")
+        if self.plot:
+            plots.plot_part(said, self.folder / "training.png")
 
 
 def _frozen(network: Any, layered: LayeredModel, text: States, vocabulary: int) -> FrozenModel:
@@ -214,17 +226,6 @@ def _frozen(network: Any, layered: LayeredModel, text: States, vocabulary: int) 
     tokens = likeliest(text.frequencies(shape.vocabulary), vocabulary).to(network.device)
     scale = stream_size(layered, text.batch(text.trained[:1])["tokens"][0].tolist())
     return FrozenModel(network, family, shape, tokens, scale)
-
-
-def _text_name(states: States) -> str:
-    return hashlib.blake2b(" ".join(sorted(states.names)).encode(), digest_size=8).hexdigest()
-
-
-def _write_report(folder: Path, report: PartReport, facts: dict[str, Any], plot: bool) -> None:
-    checkpoints.write_json(folder / REPORT, {**report.as_dict(), **facts})
-    (folder / "README.md").write_text(_card(report, facts), encoding="utf-8")
-    if plot:
-        plots.plot_part(report.as_dict(), folder / "training.png")
 
 
 def _card(report: PartReport, facts: dict[str, Any]) -> str:

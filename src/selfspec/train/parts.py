@@ -1,10 +1,8 @@
 """Training a small part on a frozen model: options, the loop, checkpoints, and what is reported.
 
 Everything random is a function of (seed, step), so a run that was interrupted goes on with the same
-bits. A step takes some conversations of like length, adds the losses of all depths, weighted
-0.8^(k-1), and makes one AdamW update. What counts is measured on prompts that are never trained:
-how often draft k is the model's own next token, given that drafts 1 to k-1 were. Knows no command
-line and no kind of part (`draft_head.py` and its neighbours are kinds).
+bits. A step takes some conversations of like length and adds the losses of all depths, weighted
+0.8^(k-1). Knows no kind of part (`draft_head.py` and its neighbours are kinds).
 """
 
 from __future__ import annotations
@@ -16,8 +14,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from safetensors import safe_open
@@ -69,20 +68,20 @@ class PartOptions:
     """Stop at a checkpoint after this many minutes; the same command goes on. By default never."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "learning_rate", "batch_tokens", "ahead", "save_every"):
-            if not getattr(self, name) > 0:
-                value = getattr(self, name)
+        for name in (
+            *("epochs", "learning_rate", "batch_tokens", "ahead", "share"),
+            *("save_every", "measured", "max_minutes"),
+        ):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
                 raise OptionError(f"{name}={value} would train nothing; choose more than 0")
-        if not 0 < self.share <= 1 or self.noise < 0 or self.measured < 1 or self.others < 0:
+        if self.share > 1 or self.noise < 0 or self.others < 0:
             raise OptionError(
-                f"share={self.share}, noise={self.noise}, measured={self.measured}, "
-                f"others={self.others}: a share is above 0 and up to 1, noise and others are 0 or "
-                "more, and 1 conversation or more is measured"
+                f"share={self.share}, noise={self.noise}, others={self.others}: a share is at most "
+                "1, noise and others are 0 or more"
             )
         if self.precision not in ("float32", "bfloat16"):
             raise OptionError(f"precision={self.precision!r} is not known; use float32 or bfloat16")
-        if self.max_minutes is not None and not self.max_minutes > 0:
-            raise OptionError(f"max_minutes={self.max_minutes} leaves no time; give more than 0")
 
 
 @dataclass(frozen=True)
@@ -99,12 +98,18 @@ class FrozenModel:
 class SmallPart(ABC):
     """A part under training: the weights, what a batch costs, and what is stored."""
 
-    kind: ClassVar[str]
     net: nn.Module
 
-    def __init__(self, model: FrozenModel, options: PartOptions) -> None:
-        self.options, self.device = options, model.vocabulary.device
+    def __init__(self, model: FrozenModel, recipe: Any, options: PartOptions) -> None:
+        self.kind, self.options, self.device = recipe.kind, options, model.vocabulary.device
         self.ends = Ends(model.network, model.family, model.shape, model.vocabulary)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(options.seed)
+            self.net = self.build(model, recipe).to(self.device)
+
+    @abstractmethod
+    def build(self, model: FrozenModel, recipe: Any) -> nn.Module:
+        """The weights to be trained, as they are at first."""
 
     @abstractmethod
     def drafted(self, batch: Batch, generator: torch.Generator | None, measure: bool) -> Drafted:
@@ -125,7 +130,7 @@ class SmallPart(ABC):
         if part.kind != self.kind or dict(part.settings) != self.settings():
             raise OptionError(
                 f"a {part.kind} with {dict(part.settings)} cannot begin a {self.kind} with "
-                f"{self.settings()}; ask for its settings"
+                f"{self.settings()}; use the settings of the first"
             )
         state = {name: part.tensors[name].float() for name in self.net.state_dict()}
         self.net.load_state_dict(state)
@@ -163,7 +168,7 @@ class PartRecipe(Protocol):
     def vocabulary(self) -> int: ...
 
     def state_layers(self, shape: Shape) -> tuple[int, ...]:
-        """The layers whose states are needed, for a model of that shape."""
+        """The layers whose states are read, in a model of that shape."""
 
     def training(self, model: FrozenModel, options: PartOptions) -> SmallPart:
         """The part, ready to be trained."""
@@ -195,47 +200,51 @@ def train_part(
     trained: SmallPart,
     states: States,
     folder: Path,
-    options: PartOptions,
     identity: dict[str, Any],
+    deadline: float = math.inf,
     observer: Callable[[Progress], None] = lambda progress: None,
 ) -> tuple[Run, bool]:
-    """Train until done or until the time is up. Returns what was done, and whether it was all."""
-    order = _Order(states, options)
-    steps = math.ceil(options.epochs * order.per_epoch)
+    """Train until done, or until the first step that ends after the deadline (of
+    `time.monotonic`). Returns what was done, and whether it was all."""
+    options, lengths = trained.options, states.lengths()
+    epoch_batches = lru_cache(maxsize=1)(partial(_epoch_batches, states, options))
+    per_epoch = len(epoch_batches(0))  # of every epoch
+    steps = math.ceil(options.epochs * per_epoch)
     optimizer = _optimizer(trained.net, options)
-    run = _resume(folder, identity, trained.net, optimizer)
-    deadline = time.monotonic() + 60 * options.max_minutes if options.max_minutes else math.inf
+    checkpoint = _Checkpoint(folder / "checkpoint.safetensors", identity, trained.net, optimizer)
+    run = checkpoint.resume()
     recent: list[float] = []
-    while run.step < steps:
+    late = False
+    while run.step < steps and not late:
         start = time.perf_counter()
-        numbers = order[run.step]
-        loss = _step(trained, states.batch(numbers), optimizer, run.step, steps, options)
-        run.step += 1
-        run.tokens += (tokens := sum(states.lengths()[number] for number in numbers))
+        epoch, index = divmod(run.step, per_epoch)
+        batches = epoch_batches(epoch)
+        numbers = batches[index % len(batches)]
+        loss = _step(trained, states.batch(numbers), optimizer, run.step, steps)
         seconds = time.perf_counter() - start
+        run.step += 1
+        run.tokens += (tokens := sum(lengths[number] for number in numbers))
         run.seconds += seconds
         recent.append(loss)
         late = time.monotonic() > deadline
         acceptance: tuple[float, ...] = ()
         if run.step % options.save_every == 0 or run.step == steps or late:
-            acceptance = measure(trained, states, options)
+            acceptance = measure(trained, states)
             mean = sum(recent) / len(recent)
             run.log.append({"step": run.step, "loss": mean, "acceptance": list(acceptance)})
             recent = []
-            _save(folder, identity, trained.net, optimizer, run)
+            checkpoint.save(run)
         observer(Progress(run.step, steps, loss, tokens / seconds, acceptance))
-        if late:
-            break
     return run, run.step >= steps
 
 
-def measure(trained: SmallPart, states: States, options: PartOptions) -> tuple[float, ...]:
+def measure(trained: SmallPart, states: States) -> tuple[float, ...]:
     """By depth: the share of drafts that are the text's own next token, if those before were."""
-    numbers = states.held_out[: options.measured]
+    numbers = states.held_out[: trained.options.measured]
     tried, right = torch.zeros(()), torch.zeros(())
     trained.net.eval()
     with torch.no_grad():
-        for batch in _packed(numbers, states.lengths(), options.batch_tokens):
+        for batch in _packed(numbers, states.lengths(), trained.options.batch_tokens):
             drafted = trained.drafted(states.batch(batch), None, True)
             tried, right = tried + drafted.tried.cpu(), right + drafted.right.cpu()
     trained.net.train()
@@ -246,13 +255,9 @@ def measure(trained: SmallPart, states: States, options: PartOptions) -> tuple[f
 
 
 def _step(
-    trained: SmallPart,
-    batch: Batch,
-    optimizer: torch.optim.Optimizer,
-    step: int,
-    steps: int,
-    options: PartOptions,
+    trained: SmallPart, batch: Batch, optimizer: torch.optim.Optimizer, step: int, steps: int
 ) -> float:
+    options = trained.options
     for group in optimizer.param_groups:
         group["lr"] = options.learning_rate * _rate(step, steps)
     generator = torch.Generator().manual_seed(options.seed * 1_000_003 + step)
@@ -266,9 +271,8 @@ def _step(
     value = float(loss.detach())
     if not (math.isfinite(value) and math.isfinite(float(size))):
         raise TrainingError(
-            f"step {step + 1}: the loss is {value}, its gradient {float(size)}, which would spoil "
-            "the weights. Go on from the last checkpoint, which is as it was, with a smaller "
-            "learning rate in another folder"
+            f"step {step + 1}: the loss is {value} and its gradient {float(size)}, so training "
+            "stopped before taking it. Train into another folder with a smaller learning rate"
         )
     optimizer.step()
     return value
@@ -299,7 +303,7 @@ def _epoch_batches(states: States, options: PartOptions, epoch: int) -> list[lis
     if not states.trained or not states.held_out:
         raise TrainingError(
             f"{len(states.trained)} conversations to train and {len(states.held_out)} to measure "
-            "on are too few; give more text"
+            "are too few; give more text"
         )
     generator = torch.Generator().manual_seed(options.seed * 7919 + epoch)
     shuffled = torch.randperm(len(states.trained), generator=generator).tolist()
@@ -324,58 +328,42 @@ def _packed(numbers: Sequence[int], lengths: Sequence[int], limit: int) -> Itera
         yield batch
 
 
-class _Order:
-    """Which conversations a step takes. All epochs have as many steps as the first."""
-
-    def __init__(self, states: States, options: PartOptions) -> None:
-        self._states, self._options = states, options
-        self._epoch, self._batches = 0, _epoch_batches(states, options, 0)
-        self.per_epoch = len(self._batches)
-
-    def __getitem__(self, step: int) -> list[int]:
-        epoch, index = divmod(step, self.per_epoch)
-        if epoch != self._epoch:
-            self._epoch, self._batches = epoch, _epoch_batches(self._states, self._options, epoch)
-        return self._batches[index % len(self._batches)]
-
-
 # -------------------------------------------------------------------------------------- checkpoints
 
 
-def _save(
-    folder: Path,
-    identity: dict[str, Any],
-    net: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    run: Run,
-) -> None:
-    """Weights, moments and the log in one file, replaced whole."""
-    tensors = {f"net.{name}": value for name, value in net.state_dict().items()}
-    for index, moments in optimizer.state_dict()["state"].items():
-        tensors |= {f"moment.{index}.{name}": value for name, value in moments.items()}
-    tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-    new = folder / "checkpoint.new"
-    save_file(tensors, new, {"run": json.dumps(asdict(run)), "identity": json.dumps(identity)})
-    new.replace(folder / "checkpoint.safetensors")
+@dataclass(frozen=True)
+class _Checkpoint:
+    """Weights, moments and the log in one file, replaced whole. `identity` says what run it is."""
 
+    path: Path
+    identity: dict[str, Any]
+    net: nn.Module
+    optimizer: torch.optim.Optimizer
 
-def _resume(
-    folder: Path, identity: dict[str, Any], net: nn.Module, optimizer: torch.optim.Optimizer
-) -> Run:
-    """Go on from the folder's checkpoint, if there is one of this run."""
-    path = folder / "checkpoint.safetensors"
-    if not path.is_file():
-        return Run()
-    with safe_open(path, "pt") as file:
-        facts = file.metadata()
-        checkpoints.require_equal(json.loads(facts["identity"]), identity, path)
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
-    weights = [name for name in tensors if name.startswith("net.")]
-    net.load_state_dict({name.removeprefix("net."): tensors[name] for name in weights})
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, value in tensors.items():
-        if name.startswith("moment."):
-            _, index, moment = name.split(".")
-            state.setdefault(int(index), {})[moment] = value
-    optimizer.load_state_dict({**optimizer.state_dict(), "state": state})
-    return Run(**json.loads(facts["run"]))
+    def save(self, run: Run) -> None:
+        tensors = {f"net.{name}": value for name, value in self.net.state_dict().items()}
+        for index, moments in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"moment.{index}.{name}": value for name, value in moments.items()}
+        tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
+        new = self.path.with_suffix(".new")
+        facts = {"run": json.dumps(asdict(run)), "identity": json.dumps(self.identity)}
+        save_file(tensors, new, facts)
+        new.replace(self.path)
+
+    def resume(self) -> Run:
+        """Go on from the file, if it is there and of this run."""
+        if not self.path.is_file():
+            return Run()
+        with safe_open(self.path, "pt") as file:
+            facts = file.metadata()
+            checkpoints.require_equal(json.loads(facts["identity"]), self.identity, self.path)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+        weights = [name for name in tensors if name.startswith("net.")]
+        self.net.load_state_dict({name.removeprefix("net."): tensors[name] for name in weights})
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, value in tensors.items():
+            if name.startswith("moment."):
+                _, index, moment = name.split(".")
+                state.setdefault(int(index), {})[moment] = value
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": state})
+        return Run(**json.loads(facts["run"]))

@@ -6,6 +6,8 @@ an old one can be drawn again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +30,24 @@ def require_matplotlib() -> Any:
 
 def plot_training(report: dict[str, Any], path: Path) -> None:
     """Loss by exit over the steps on the left, what each exit is worth on the right."""
-    pyplot = require_matplotlib()
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(14, 5), layout="constrained")
-    _losses(left, report["log"])
-    _exits(right, report["exits"])
-    figure.suptitle(f"{report['model']}, {report['steps']} steps")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with _figure(path, f"{report['model']}, {report['steps']} steps", 14, 5, 2) as (left, right):
+        _losses(left, report["log"])
+        _exits(right, report["exits"])
 
 
 def plot_exits(scores: dict[str, list[dict[str, Any]]], path: Path, title: str) -> None:
     """Agreement and perplexity by exit, a line for each named model or time."""
+    with _figure(path, title, 8, 5) as (axes,):
+        _exits(axes, scores)
+
+
+@contextmanager
+def _figure(path: Path, title: str, width: float, height: float, plots: int = 1) -> Iterator[Any]:
+    """Axes for plots side by side, saved when they are drawn."""
     pyplot = require_matplotlib()
-    figure, axes = pyplot.subplots(figsize=(8, 5), layout="constrained")
-    _exits(axes, scores)
+    size = (width, height)
+    figure, axes = pyplot.subplots(1, plots, figsize=size, layout="constrained", squeeze=False)
+    yield axes[0]
     figure.suptitle(title)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
@@ -81,20 +87,16 @@ def _exits(axes: Any, scores: dict[str, list[dict[str, Any]]]) -> None:
 
 def plot_part(report: dict[str, Any], path: Path) -> None:
     """A small part: loss over the steps on the left, the share of right drafts on the right."""
-    pyplot = require_matplotlib()
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.5), layout="constrained")
-    log = report["log"]
+    log, title = report["log"], f"{report['kind']}, {report['tokens']:,} tokens"
     steps = [line["step"] for line in log]
-    left.plot(steps, [line["loss"] for line in log], marker="o", markersize=3)
-    left.set_ylabel("loss")
-    for depth in range(len(report["acceptance"])):
-        shares = [line["acceptance"][depth] for line in log]
-        right.plot(steps, shares, marker="o", markersize=3, label=f"draft {depth + 1}")
-    right.set_ylabel("right, given that those before were (held-out text)")
-    right.set_ylim(0, 1)
-    right.legend()
-    for axes in (left, right):
-        axes.set_xlabel("step")
-    figure.suptitle(f"{report['kind']}, {report['tokens']:,} tokens")
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    with _figure(path, title, 12, 4.5, 2) as (left, right):
+        left.plot(steps, [line["loss"] for line in log], marker="o", markersize=3)
+        left.set_ylabel("loss")
+        for depth in range(len(report["acceptance"])):
+            shares = [line["acceptance"][depth] for line in log]
+            right.plot(steps, shares, marker="o", markersize=3, label=f"draft {depth + 1}")
+        right.set_ylabel("right, given that those before were (held-out text)")
+        right.set_ylim(0, 1)
+        right.legend()
+        for axes in (left, right):
+            axes.set_xlabel("step")

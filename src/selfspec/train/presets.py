@@ -26,15 +26,11 @@ class Preset:
     devices: int
 
 
-_CONTINUAL_7B = Recipe(dropout=0.1, exit_scale=0.2, curriculum="rotational", rotation=8)
-_CONTINUAL_13B = Recipe(dropout=0.1, exit_scale=0.1, curriculum="rotational", rotation=39)
-_SCRATCH_1B = Recipe(
-    dropout=0.1, dropout_time="exponential", exit_scale=0.2, curriculum="rotational", rotation=23
-)
-_SCRATCH_7B = Recipe(
-    dropout=0.2, dropout_time="exponential", exit_scale=0.2, curriculum="rotational", rotation=31
-)
-_CODE_7B = Recipe(dropout=0.1, exit_scale=1.0, curriculum="rotational", rotation=16)
+_CONTINUAL_7B = Recipe(dropout=0.1, exit_scale=0.2, rotation=8)
+_CONTINUAL_13B = Recipe(dropout=0.1, exit_scale=0.1, rotation=39)
+_SCRATCH_1B = Recipe(dropout=0.1, dropout_time="exponential", exit_scale=0.2, rotation=23)
+_SCRATCH_7B = Recipe(dropout=0.2, dropout_time="exponential", exit_scale=0.2, rotation=31)
+_CODE_7B = Recipe(dropout=0.1, exit_scale=1.0, rotation=16)
 _TASK_1B = Recipe(dropout=0.2, exit_scale=1.0, curriculum="gradual")
 
 PRESETS: dict[str, Preset] = {

@@ -51,27 +51,21 @@ class Recipe:
     steps cheaper. 0 takes the whole vocabulary, as the last layer always does."""
 
     def __post_init__(self) -> None:
-        for name, value in (("dropout", self.dropout), ("exit_scale", self.exit_scale)):
-            if not 0 <= value <= 1:
-                raise OptionError(
-                    f"{name}={value} is outside 0 to 1, where the recipe is defined; 0 turns it off"
-                )
-        if self.dropout == 1:
-            raise OptionError(
-                "dropout=1 drops the last layer always, so it would never be trained; choose less"
-            )
-        if not 0 < self.share <= 1:
-            raise OptionError(
-                f"share={self.share} is outside 0 to 1, so no position would be trained; 1 is all"
-            )
-        if self.exit_others < 0:
-            raise OptionError(
-                f"exit_others={self.exit_others} is no number of tokens; 0 takes all of them"
-            )
-        if self.rotation is not None and self.rotation < 1:
-            raise OptionError(
-                f"rotation={self.rotation} is not a number of steps; 1 trains all exits at each"
-            )
+        turn = self.rotation is None or self.rotation >= 1
+        for fits, name, why in (
+            (0 <= self.dropout <= 1, "dropout", "is outside 0 to 1; 0 turns it off"),
+            (
+                self.dropout != 1,
+                "dropout",
+                "drops the last layer always. It would never be trained",
+            ),
+            (0 <= self.exit_scale <= 1, "exit_scale", "is outside 0 to 1; 0 turns it off"),
+            (0 < self.share <= 1, "share", "is outside 0 to 1; at 0 no position would be trained"),
+            (self.exit_others >= 0, "exit_others", "is no number of tokens; 0 takes all of them"),
+            (turn, "rotation", "is not a number of steps; 1 trains all exits at each"),
+        ):
+            if not fits:
+                raise OptionError(f"{name}={getattr(self, name)} {why}")
         for name, known in WORDS.items():
             if (given := getattr(self, name)) not in known:
                 raise OptionError(f"{name}={given!r} is not known; {nearest(given, known)}")
@@ -87,8 +81,7 @@ class Recipe:
         """Raise unless the recipe makes sense for a model of that many layers."""
         if layers < 2 and (self.exit_scale or self.dropout):
             raise OptionError(
-                f"this model has {layers} layer, so there is nothing to exit from or to drop; use "
-                "variant 'plain'"
+                f"this model has {layers} layer, so nothing can be dropped; use variant 'plain'"
             )
         for layer in self.exits:
             if not 0 < layer < layers:
@@ -108,24 +101,19 @@ class Recipe:
 
     def dropout_rates(self, layers: int, step: int, steps: int) -> list[float]:
         """Each layer's chance of being dropped for a sample at this step."""
-        return curriculum.dropout_rates(
-            layers, step, steps, self.dropout, self.dropout_depth, self.dropout_time
-        )
+        peak = self.dropout * curriculum.time_scale(step, steps, self.dropout_time)
+        return [peak * rate for rate in curriculum.depth_rates(layers, self.dropout_depth)]
 
     def exits_on(self, layers: int, step: int, steps: int) -> list[bool]:
         """Which exits the curriculum has on at this step."""
-        if not self.exits:
-            return self._curriculum(layers, step, steps)
-        chosen = [*sorted(self.exits), layers]
-        on = dict(zip(chosen, self._curriculum(len(chosen), step, steps), strict=True))
-        return [on.get(layer + 1, False) for layer in range(layers)]
-
-    def _curriculum(self, exits: int, step: int, steps: int) -> list[bool]:
-        """Which of these exits, the last layer's among them, are on."""
+        chosen = [*(sorted(self.exits) or range(1, layers)), layers]
         if self.curriculum == "gradual":
-            return curriculum.gradual(exits, step, steps)
-        dilation = 1 if self.curriculum == "all" else self.rotation or max(1, exits // 2)
-        return curriculum.rotational(exits, step, dilation)
+            on = curriculum.gradual(len(chosen), step, steps)
+        else:
+            rotation = 1 if self.curriculum == "all" else self.rotation or max(1, len(chosen) // 2)
+            on = curriculum.rotational(len(chosen), step, rotation)
+        turned = dict(zip(chosen, on, strict=True))
+        return [turned.get(layer + 1, False) for layer in range(layers)]
 
     def exit_weights(self, layers: int, step: int, steps: int) -> dict[int, float]:
         """Weights of the losses that count at this step, by layer. They add up to 1."""

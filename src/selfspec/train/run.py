@@ -36,7 +36,7 @@ from ..model.load.checkpoint import quiet_transformers
 from ..model.load.loading import load
 from ..model.load.source import locate
 from . import checkpoints, plots
-from .data import Blocks, Data, DataOptions, load_data
+from .data import Blocks, DataOptions, load_data
 from .evaluate import ExitScore, evaluate_exits
 from .lora import Lora, add_lora, merged
 from .recipe import Recipe
@@ -83,19 +83,16 @@ class TrainOptions:
     """Send the logs to another place too, by transformers' name for it: tensorboard, wandb, ..."""
 
     def __post_init__(self) -> None:
-        for name in ("batch", "accumulate", "save_every", "log_every"):
-            if getattr(self, name) < 1:
-                raise OptionError(f"{name}={getattr(self, name)} has to be at least 1")
+        for name in ("steps", "batch", "accumulate", "save_every", "log_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise OptionError(f"{name}={value} has to be at least 1")
+        for name in ("epochs", "learning_rate"):
+            if not getattr(self, name) > 0:
+                value = getattr(self, name)
+                raise OptionError(f"{name}={value} would change nothing; use more than 0")
         if self.score_blocks < 0:
             raise OptionError(f"score_blocks={self.score_blocks} is below 0; 0 scores none")
-        if (self.steps is not None and self.steps < 1) or not self.epochs > 0:
-            raise OptionError(
-                f"steps={self.steps}, epochs={self.epochs} train nothing; ask for more than 0"
-            )
-        if not self.learning_rate > 0:
-            raise OptionError(
-                f"learning_rate={self.learning_rate} would change nothing; use more, e.g. 1e-4"
-            )
         if self.precision not in PRECISIONS:
             hint = nearest(self.precision, PRECISIONS)
             raise OptionError(f"precision={self.precision!r} is not known; {hint}")
@@ -142,8 +139,7 @@ def train(
     shape = shape_of(network.config, trainable_family(network.config))
     if data_options.length > shape.context:
         raise OptionError(
-            f"length={data_options.length} exceeds the context of {name}, {shape.context} tokens; "
-            "choose less"
+            f"length={data_options.length} exceeds the context of {name}, {shape.context} tokens"
         )
     blocks = load_data(files, tokenizer, data_options)
     if (highest := int(blocks.train.ids.max())) >= shape.vocabulary:
@@ -162,10 +158,11 @@ def train(
         "data": checkpoints.data_fingerprint(blocks.train.ids, blocks.train.trained),
         "lora": settings["lora"],
     }
-    before = _score_before(network, blocks.held_out, folder, options, identity)
+    before = _score_before(network, blocks.held_out, folder, options.score_blocks, identity)
     torch.manual_seed(options.seed)  # LoRA's matrices are drawn
     tuned: Any = network if lora is None else add_lora(network, lora)
-    trainer = _trainer(tuned, recipe, options, blocks, folder, identity, callbacks, tokenizer)
+    given: dict[str, Any] = {"recipe": recipe, "identity": identity, "callbacks": list(callbacks)}
+    trainer = _trainer(tuned, options, blocks.train, folder, processing_class=tokenizer, **given)
     if trainer.is_world_process_zero():
         checkpoints.clear_incomplete(trainer.folder)
     start = time.perf_counter()
@@ -192,8 +189,7 @@ def _prepare(out: Path, files: Sequence[str | Path], options: TrainOptions) -> P
     ours = (out / REPORT).exists() or (out / "checkpoints").is_dir()
     if (out / "config.json").exists() and not ours:
         raise OptionError(
-            f"{out} holds a model that is not selfspec's and would be overwritten; name another "
-            "folder"
+            f"{out} holds another model, which would be overwritten; name another folder"
         )
     checkpoints.make_folder(out / "checkpoints")
     return out
@@ -226,17 +222,11 @@ def _load(model: str, options: TrainOptions) -> tuple[PreTrainedModel, Any, str]
 
 
 def _trainer(
-    model: Any,
-    recipe: Recipe,
-    options: TrainOptions,
-    data: Data,
-    folder: Path,
-    identity: dict[str, Any],
-    callbacks: Sequence[TrainerCallback],
-    tokenizer: Any,
+    model: Any, options: TrainOptions, train: Blocks, folder: Path, **given: Any
 ) -> LayerSkipTrainer:
+    """The trainer with these options; `given` is what it takes beside them."""
     step_blocks = options.batch * options.accumulate * _ranks()
-    steps = options.steps or math.ceil(options.epochs * len(data.train) / step_blocks)
+    steps = options.steps or math.ceil(options.epochs * len(train) / step_blocks)
     if options.gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         model.enable_input_require_grads()  # with LoRA nothing before the first layer is trained
@@ -254,7 +244,7 @@ def _trainer(
         bf16=options.precision == "bfloat16",
         fp16=options.precision == "float16",
         save_steps=options.save_every,
-        save_total_limit=2,
+        save_total_limit=checkpoints.KEPT,
         logging_steps=options.log_every,
         report_to=options.report_to,
         use_cpu=not torch.cuda.is_available(),
@@ -265,36 +255,24 @@ def _trainer(
     weights = sum(size for size, _ in sizes)
     trained = sum(size for size, has_gradient in sizes if has_gradient)
     checkpoints.require_room(folder, weights, trained)
-    trainer = LayerSkipTrainer(
-        model,
-        arguments,
-        recipe,
-        identity,
-        train_dataset=data.train,
-        processing_class=tokenizer,
-        callbacks=list(callbacks),
-    )
+    trainer = LayerSkipTrainer(model, arguments, train_dataset=train, **given)
     # it prints. Pass a callback to see the logs
     trainer.remove_callback(transformers.PrinterCallback)
     return trainer
 
 
 def _score_before(
-    model: PreTrainedModel,
-    blocks: Blocks,
-    folder: Path,
-    options: TrainOptions,
-    identity: dict[str, Any],
+    model: PreTrainedModel, blocks: Blocks, folder: Path, most: int, identity: dict[str, Any]
 ) -> dict[str, list[ExitScore]]:
     """Scores of the untrained model. Kept, so that a resumed run need not measure them."""
-    if not options.score_blocks or int(os.environ.get("RANK", "0")):
+    if not most or int(os.environ.get("RANK", "0")):
         return {}
     kept = folder / "checkpoints" / "before.json"
     text = checkpoints.data_fingerprint(blocks.ids, blocks.trained)
-    key = [identity["model"], text, options.score_blocks]
+    key = [identity["model"], text, most]
     if kept.exists() and (earlier := json.loads(kept.read_text(encoding="utf-8")))["key"] == key:
         return {"before": [ExitScore(**score) for score in earlier["scores"]]}
-    scores = evaluate_exits(from_transformers(model.eval()), blocks, most=options.score_blocks)
+    scores = evaluate_exits(from_transformers(model.eval()), blocks, most=most)
     checkpoints.write_json(kept, {"key": key, "scores": [asdict(score) for score in scores]})
     return {"before": scores}
 

@@ -35,6 +35,7 @@ from ..trained.files import unlike
 SHARD_TOKENS = 20_000
 PASS_TOKENS = 1024
 SCHEMA = 1
+ARRAYS = ("tokens", "states", "ids", "chances")  # of a shard
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,8 @@ def _conversation(row: Row, where: str, length: int, vocabulary: int) -> Convers
         answer = [int(token) for token in row["response_ids"]]
     except (ValueError, KeyError, TypeError) as error:
         raise TrainingError(
-            f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}), "
-            "which say what the model wrote; make such a file with: selfspec data MODEL --prompts "
-            "FILES"
+            f"{where} has no 'prompt_ids' and 'response_ids' ({type(error).__name__}: {error}). "
+            "Write text with them by: selfspec data MODEL --prompts FILES"
         ) from error
     tokens = tuple((prompt + answer)[:length])
     outside = [token for token in tokens if not 0 <= token < vocabulary]
@@ -119,26 +119,22 @@ class States:
     """Shards in a folder, as conversations by number."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self._shards: list[dict[str, Any]] = []
         self.where: list[Span] = []
         self.held_out: list[int] = []
         self.trained: list[int] = []
         self.names: set[str] = set()
-        for shard in _shards(folder):
-            self._open(shard)
-
-    def _open(self, folder: Path) -> None:
-        facts = json.loads((folder / "shard.json").read_text(encoding="utf-8"))
-        names = ("tokens", "states", "ids", "chances")
-        arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="r") for name in names}
-        first = 0
-        for name, count, begin, held in facts["conversations"]:
-            (self.held_out if held else self.trained).append(len(self.where))
-            self.where.append(Span(len(self._shards), first, first + count, begin))
-            self.names.add(name)
-            first += count
-        self._shards.append(arrays)
+        for index, shard in enumerate(_shards(folder)):
+            self._shards.append(
+                {name: np.load(shard / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+            )
+            facts = json.loads((shard / "shard.json").read_text(encoding="utf-8"))
+            first = 0
+            for name, count, begin, held in facts["conversations"]:
+                (self.held_out if held else self.trained).append(len(self.where))
+                self.where.append(Span(index, first, first + count, begin))
+                self.names.add(name)
+                first += count
 
     def lengths(self) -> list[int]:
         return [span.stop - span.first for span in self.where]
@@ -153,7 +149,7 @@ class States:
         spans = [self.where[number] for number in numbers]
         longest = max(span.stop - span.first for span in spans)
         batch: dict[str, Tensor] = {}
-        for name in ("tokens", "states", "ids", "chances"):
+        for name in ARRAYS:
             first = self._shards[0][name]
             array = np.zeros((len(numbers), longest, *first.shape[1:]), dtype=first.dtype)
             for row, span in enumerate(spans):
@@ -165,13 +161,11 @@ class States:
     def frequencies(self, vocabulary: int) -> Tensor:
         """(vocabulary,): how often each token was likely in the answers that are trained."""
         total = np.zeros(vocabulary)
-        held = {self.where[number] for number in self.held_out}
-        for span in self.where:
-            if span not in held:
-                shard, at = self._shards[span.shard], slice(span.first, span.stop)
-                ids = shard["ids"][at].reshape(-1)
-                chances = shard["chances"][at].reshape(-1).astype(np.float64)
-                total += np.bincount(ids, weights=chances, minlength=vocabulary)
+        for span in (self.where[number] for number in self.trained):
+            shard, at = self._shards[span.shard], slice(span.first, span.stop)
+            ids = shard["ids"][at].reshape(-1)
+            chances = shard["chances"][at].reshape(-1).astype(np.float64)
+            total += np.bincount(ids, weights=chances, minlength=vocabulary)
         return torch.from_numpy(total)
 
 
@@ -241,17 +235,15 @@ def _write_shard(
     tokens = np.array([*chain.from_iterable(member.tokens for member in shard)], dtype=np.int32)
     needed = len(tokens) * (2 * len(options.layers) * model.shape.width + 6 * options.top + 4)
     if needed * 1.2 > shutil.disk_usage(folder).free:
-        size = f"{needed / 1e6:.0f} MB"
         raise ResourceError(
-            f"{folder} is nearly full: the next part of the model's states needs {size}. Make room"
+            f"{folder} is nearly full: the next states need {needed / 1e6:.0f} MB. Make room"
         )
-    computed = [_computed(model, group, options) for group in _groups(shard)]
-    states, ids, chances = (np.concatenate(arrays) for arrays in zip(*computed, strict=True))
+    pieces = [_computed(model, group, options) for group in _groups(shard)]
+    computed = [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
     target = folder / f"shard-{len(_shards(folder)):05}"
     new = target.with_name(target.name + ".new")
     new.mkdir()
-    arrays = {"tokens": tokens, "states": states, "ids": ids, "chances": chances}
-    for name, array in arrays.items():
+    for name, array in zip(ARRAYS, (tokens, *computed), strict=True):
         np.save(new / f"{name}.npy", array)
     share = options.held_out
     facts = [[text.name, len(text.tokens), text.begin, text.held_out(share)] for text in shard]
@@ -275,7 +267,7 @@ def _groups(shard: Sequence[Conversation]) -> Iterator[list[Conversation]]:
 def _computed(
     model: LayeredModel, group: Sequence[Conversation], options: StateOptions
 ) -> list[np.ndarray[Any, Any]]:
-    """States, likeliest tokens and their probabilities of conversations, one after the other."""
+    """Of the tokens of all conversations: states, likeliest next tokens, their probabilities."""
     lengths = [len(text.tokens) for text in group]
     collector, cache = StateCollector(options.layers), model.new_cache(len(group), max(lengths))
     layout = cache.layout_at([RowSpan(row, 0, length) for row, length in enumerate(lengths)])
@@ -286,19 +278,20 @@ def _computed(
         states = unit(taken[0][1].float()).half()
     else:
         states = x.new_empty(len(x), 0, x.shape[1], dtype=torch.float16)
-    answered = torch.cat([_answered(text) for text in group]).to(model.device)
+    # the answer's tokens but its last: those whose next one is known to be the model's own
+    answered = torch.tensor(
+        [
+            text.begin <= at < len(text.tokens) - 1
+            for text in group
+            for at in range(len(text.tokens))
+        ]
+    )
     ids = torch.zeros(len(x), options.top, dtype=torch.int32, device=model.device)
     chances = torch.zeros(len(x), options.top, dtype=torch.float16, device=model.device)
-    for piece in answered.nonzero()[:, 0].split(256):
+    for piece in answered.nonzero()[:, 0].to(model.device).split(256):
         best = model.head(x[piece]).float().softmax(-1).topk(options.top)
         ids[piece], chances[piece] = best.indices.int(), best.values.half()
     return [values.cpu().numpy() for values in (states, ids, chances)]
-
-
-def _answered(conversation: Conversation) -> Tensor:
-    """Tokens whose next one is known to be the model's own: the answer's but its last."""
-    index = torch.arange(len(conversation.tokens))
-    return (index >= conversation.begin) & (index < len(conversation.tokens) - 1)
 
 
 def _digest(tokens: Sequence[int]) -> str:

@@ -1,9 +1,8 @@
 """Counting trained successors: what the model says after a token and after a pair of tokens.
 
-It is counted in text that the model wrote. For every context the probabilities that the model gave
-to its likeliest next tokens are added up over all places, and divided by the number of places plus
-a half, so that a context that was met once promises less. Nothing is trained by gradient, and half
-an hour of the model's own text is of use. Knows no part's folder and no drafting.
+For every context in text that the model wrote, the probabilities that it gave to its likeliest next
+tokens are added up over all places, and divided by the number of places plus a half, so that a
+context that was met once promises less. Knows no part's folder and no drafting.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import OptionError
+from .exit_adapter import MEASURED_DEPTHS, in_a_row
 from .states import States
 
 PRIOR = 0.5
@@ -55,17 +55,15 @@ class Seen:
 
 def places(states: States, numbers: Sequence[int]) -> Seen:
     """The places of some conversations."""
-    columns = [_places_of(states, number) for number in numbers]
+    columns = []
+    for number in numbers:
+        batch = {name: values[0].numpy() for name, values in states.batch([number]).items()}
+        tokens, chances = batch["tokens"].astype(np.int64), batch["chances"].astype(np.float64)
+        where = np.flatnonzero(chances[:, 0])
+        where = where[where > 0]
+        likeliest = batch["ids"][where].astype(np.int64)
+        columns.append((tokens[where - 1], tokens[where], likeliest, chances[where]))
     return Seen(*(np.concatenate(arrays) for arrays in zip(*columns, strict=True)))
-
-
-def _places_of(states: States, number: int) -> tuple[Array, Array, Array, Array]:
-    batch = {name: values[0].numpy() for name, values in states.batch([number]).items()}
-    tokens, chances = batch["tokens"].astype(np.int64), batch["chances"]
-    where = np.flatnonzero(chances[:, 0])
-    where = where[where > 0]
-    likeliest = batch["ids"][where].astype(np.int64)
-    return tokens[where - 1], tokens[where], likeliest, chances[where].astype(np.float64)
 
 
 def count(seen: Seen, vocabulary: int, options: CountOptions) -> dict[str, Tensor]:
@@ -111,21 +109,17 @@ def _table(
     return keys[often], successors, chances
 
 
-def measure(
-    guess: Guess, states: States, numbers: Sequence[int], depths: int = 4
-) -> tuple[float, ...]:
+def measure(guess: Guess, states: States, numbers: Sequence[int]) -> tuple[float, ...]:
     """By depth: how often the best guess is the text's own next token, if those before were."""
-    tried, right = np.zeros(depths), np.zeros(depths)
+    counts = torch.zeros(2, MEASURED_DEPTHS, dtype=torch.long)
     for number in numbers:
         tokens = states.batch([number])["tokens"][0].tolist()
-        begin = states.where[number].begin
+        hits = []
         # guesses begin at every token of the answer but its first
-        for end in range(max(2, begin + 1), len(tokens)):
-            for depth in range(min(depths, len(tokens) - end)):
-                context = tuple(tokens[end + depth - 2 : end + depth])
-                guesses = guess(context) or guess(context[-1:])
-                tried[depth] += 1
-                if not guesses or max(guesses, key=itemgetter(1))[0] != tokens[end + depth]:
-                    break
-                right[depth] += 1
-    return tuple((right / np.maximum(tried, 1)).tolist())
+        for end in range(max(2, states.where[number].begin + 1), len(tokens)):
+            guesses = guess(tuple(tokens[end - 2 : end])) or guess((tokens[end - 1],))
+            best = max(guesses, key=itemgetter(1), default=(None, 0.0))
+            hits.append([best[0] == tokens[end]])
+        row = torch.tensor(hits).T
+        counts += torch.stack(in_a_row(row, torch.ones_like(row)))
+    return tuple(right / max(1, tried) for tried, right in counts.T.tolist())

@@ -167,15 +167,13 @@ class LayerSkipTrainer(Trainer):
             super()._save_checkpoint(model, trial)
             self.accelerator.wait_for_everyone()
             if self.is_world_process_zero():
-                checkpoints.mark(here, self._whole_identity())
+                checkpoints.write_json(here / checkpoints.MARK, self._whole_identity())
         except (OSError, SafetensorError, RuntimeError) as error:
             last = checkpoints.latest(folder)
-            kept = "No earlier one exists"
-            if last:
-                kept = f"{last} is complete: make room and run the same command again"
             raise ResourceError(
                 f"the checkpoint of step {self.state.global_step} cannot be written to {folder} "
-                f"({error}); is the disk full? {kept}"
+                f"({error}); is the disk full? {last or 'No earlier one'} is complete: make room "
+                "and run the same command again"
             ) from error
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:

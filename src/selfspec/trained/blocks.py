@@ -1,13 +1,13 @@
 """Small decoder blocks for trained parts: Llama's block, with the numbers that the part names.
 
-`SmallBlock` holds the weights, with Llama's names, and is what is trained (train/). `Stack` runs
-such blocks with the operations of the model room, on a cache of their own. The same for every
-family of base: a part's block need not look like the base's.
+`small_block` makes the weights, which `train/` trains. Its class is Mistral's of transformers: the
+same block, but its heads may have any size. `Stack` runs such blocks with the operations of the
+model room, on a cache of their own. All bases have the same block, whatever theirs looks like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..model.block import Block, own_block
 from ..model.compute.cache import KVCache, TokenLayout
+from ..model.compute.call import Call
 from ..model.compute.norms import Norm
 from ..model.compute.ops import Ops
 from ..model.compute.plan import LayerPlan
@@ -59,54 +60,30 @@ class Rotary(nn.Module):
         return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
 
 
-class RmsNorm(nn.Module):
-    """x / rms(x) * w."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.variance_epsilon = EPS
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight * unit(x)
-
-
-class _Attention(nn.Module):
-    def __init__(self, size: BlockSize) -> None:
-        super().__init__()
-        queries, keys = size.heads * size.head_size, size.kv_heads * size.head_size
-        self.q_proj = nn.Linear(size.width, queries, bias=False)
-        self.k_proj = nn.Linear(size.width, keys, bias=False)
-        self.v_proj = nn.Linear(size.width, keys, bias=False)
-        self.o_proj = nn.Linear(queries, size.width, bias=False)
-        self.scaling = size.head_size**-0.5
-
-
-class _Mlp(nn.Module):
-    def __init__(self, size: BlockSize) -> None:
-        super().__init__()
-        self.gate_proj = nn.Linear(size.width, size.inner, bias=False)
-        self.up_proj = nn.Linear(size.width, size.inner, bias=False)
-        self.down_proj = nn.Linear(size.inner, size.width, bias=False)
-
-
-class SmallBlock(nn.Module):
+def small_block(size: BlockSize) -> Any:
     """The weights of one block. How they are run is `Stack`'s business, or the trainer's."""
+    # takes a second, and only those who have a part need it
+    from transformers import MistralConfig
+    from transformers.models.mistral.modeling_mistral import MistralDecoderLayer
 
-    def __init__(self, size: BlockSize) -> None:
-        super().__init__()
-        self.size = size
-        self.self_attn = _Attention(size)
-        self.mlp = _Mlp(size)
-        self.input_layernorm = RmsNorm(size.width)
-        self.post_attention_layernorm = RmsNorm(size.width)
+    config = MistralConfig(
+        hidden_size=size.width,
+        intermediate_size=size.inner,
+        num_attention_heads=size.heads,
+        num_key_value_heads=size.kv_heads,
+        head_dim=size.head_size,
+        rms_norm_eps=EPS,
+    )
+    return MistralDecoderLayer(config, 0)
 
 
 class Stack:
     """Some blocks, one after the other, ready to run."""
 
-    def __init__(self, blocks: Sequence[SmallBlock], model: LayeredModel) -> None:
-        size, count = blocks[0].size, len(blocks)
+    def __init__(
+        self, size: BlockSize, tensors: Mapping[str, Tensor], count: int, model: LayeredModel
+    ) -> None:
+        """`tensors`: a part's, those of the blocks named blocks.0..., and so on."""
         shape = Shape(
             family="llama",
             layers=count,
@@ -122,35 +99,26 @@ class Stack:
             scales=Scales(),
             parallel=False,
         )
-        self.ops: Ops = operations_for("auto", model.dtype, model.device)
-        self._model, self._size = model, size
-        self._rope = RopeTable(Rotary(size), shape.context, model.device)
-        self.blocks: list[Block] = [
-            own_block(
-                block.to(model.device, model.dtype),
-                index,
-                FAMILIES["llama"],
-                shape,
-                self.ops,
-                self._rope,
-            )
-            for index, block in enumerate(blocks)
-        ]
+        device, dtype = self._place = model.device, model.dtype
+        self.ops: Ops = operations_for("auto", dtype, device)
+        self._size, family = size, FAMILIES["llama"]
+        self._rope = rope = RopeTable(Rotary(size), shape.context, device)
+        self.blocks: list[Block] = []
+        for index in range(count):
+            with torch.device("meta"):
+                block = small_block(size)
+            own = {name: tensors[f"blocks.{index}.{name}"].float() for name in block.state_dict()}
+            block.load_state_dict(own, assign=True)
+            block.requires_grad_(False).to(device, dtype)
+            self.blocks.append(own_block(block, index, family, shape, self.ops, rope))
         self._passes, self._plan = Passes(self.blocks), LayerPlan(0, count)
-        self._ones = Norm(torch.ones(size.width, dtype=model.dtype, device=model.device), EPS)
+        self._ones = Norm(torch.ones(size.width, dtype=dtype, device=device), EPS)
 
     def new_cache(self, rows: int, capacity: int) -> KVCache:
         """A cache of these blocks' own."""
-        size, model = self._size, self._model
-        return KVCache(
-            len(self.blocks),
-            rows,
-            size.kv_heads,
-            size.head_size,
-            capacity,
-            model.dtype,
-            model.device,
-        )
+        (device, dtype), size = self._place, self._size
+        shape = (len(self.blocks), rows, size.kv_heads, size.head_size)
+        return KVCache(shape, capacity, dtype, device)
 
     def unit(self, x: Tensor) -> Tensor:
         """(tokens, width), RMS-normalised."""
@@ -160,7 +128,7 @@ class Stack:
     def run(self, x: Tensor, cache: KVCache, layout: TokenLayout) -> Tensor:
         """(tokens, width) through all blocks."""
         self._rope.reserve(max(span.first + span.count for span in layout.spans))
-        x, *_ = self._passes.run(x, self._plan, cache, layout.on(self._model.device))
+        x, *_ = self._passes.run(x, Call(self._plan, cache, layout.on(self._place[0])))
         cache.advance(layout, tuple(range(len(self.blocks))))
         return x
 
@@ -169,20 +137,3 @@ def unit(x: Tensor) -> Tensor:
     """x / rms(x), in float32. What `Stack.unit` computes."""
     wide = x.float()
     return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)).to(x.dtype)
-
-
-def blocks_of(size: BlockSize, tensors: Mapping[str, Tensor], count: int) -> list[SmallBlock]:
-    """Blocks from a part's tensors, named blocks.0..., in float32."""
-    blocks = []
-    for index in range(count):
-        prefix = f"blocks.{index}."
-        with torch.device("meta"):
-            block = SmallBlock(size)
-        own = {
-            name.removeprefix(prefix): tensor.float()
-            for name, tensor in tensors.items()
-            if name.startswith(prefix)
-        }
-        block.load_state_dict(own, assign=True)
-        blocks.append(block.requires_grad_(False))
-    return blocks

@@ -2,14 +2,12 @@
 safetensors and JSON.
 
 `part.json` says what the part is, how it is built and on which model it was trained.
-`part.safetensors` holds its tensors. No pickle. Rows of the head and embeddings are the model's
-own, named by token ids, not stored again.
+`part.safetensors` holds its tensors. Rows of the head and embeddings are the model's own, named by
+token ids, not stored again.
 
-With a part of another model the text would still be right, but the drafts would be rubbish. So the
-model is recognised by what it computes: some numbers of its hidden states after a fixed text. They
-do not depend on kernels, nor (within rounding) on the precision.
-
-Does not know how a part drafts or learns.
+With a part of another model the text would still be right, but the drafts useless. So the model is
+recognised by what it computes: some numbers of its hidden states after a fixed text, which kernels
+and precision change within rounding. Does not know how a part drafts or learns.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from torch import Tensor
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from ..model.layered import LayeredModel
 from ..model.partial_head import PartialHead, head_over
-from .kinds import KINDS
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
@@ -37,6 +34,45 @@ SHIPPED = Path(__file__).parent / "shipped"  # a folder for each part that comes
 T = TypeVar("T")
 # relative distance of two signatures of one model: bfloat16 gives 0.01, another model about 1
 _NEAR = 0.05
+_SIZES = ("family", "layers", "width", "vocabulary")  # of a model, in its signature
+_DESCRIBED = ("base", "settings", "facts")  # of a part, in its description
+
+
+@dataclass(frozen=True)
+class PartKind:
+    """What all parts of one kind have in common."""
+
+    drafter: str
+    """The drafter that takes such a part, by name."""
+    tensors: tuple[str, ...]
+    """Tensors that every such part holds. There may be more, as many as it has blocks or layers."""
+    settings: tuple[str, ...]
+    """What its settings say."""
+
+
+KINDS: Mapping[str, PartKind] = {
+    "draft-head": PartKind(
+        drafter="draft-head",
+        tensors=("vocabulary", "enter.weight", "again.weight"),
+        settings=("layers", "block"),
+    ),
+    "exit-adapter": PartKind(
+        drafter="early-exit",
+        tensors=("vocabulary", "enter.weight"),
+        settings=("exit", "blocks", "block"),
+    ),
+    "draft-lora": PartKind(
+        drafter="layer-skip", tensors=("vocabulary",), settings=("attention", "mlp", "rank")
+    ),
+    "successors": PartKind(
+        drafter="recycle",
+        tensors=(
+            *("tokens.keys", "tokens.successors", "tokens.chances"),
+            *("pairs.keys", "pairs.successors", "pairs.chances"),
+        ),
+        settings=("vocabulary",),
+    ),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,45 +91,32 @@ class TrainedPart:
     def require(self, kind: str, model: LayeredModel) -> None:
         """Raise unless this is a part of that kind for that model."""
         if self.kind != kind:
-            raise OptionError(
-                f"this part is of kind {self.kind!r}, and {kind!r} is needed here; name the folder "
-                f"of such a part"
-            )
+            raise OptionError(f"this part is of kind {self.kind!r}; name the folder of a {kind!r}")
         if difference := unlike(self.base, signature(model)):
             raise OptionError(
                 f"this {kind} was trained on another model ({difference}), so its drafts would be "
-                f"rubbish; train one for this model: selfspec train MODEL --recipe {kind}"
+                f"useless; train one for this model: selfspec train MODEL --recipe {kind}"
             )
 
     def save(self, folder: Path, eight_bits: bool = False) -> None:
         """Write the folder; the tensors first, so that a description never lacks them. `eight_bits`
         halves the size: each row of a matrix as whole numbers of up to 127 times a scale."""
         folder.mkdir(parents=True, exist_ok=True)
-        described = {
-            "schema": SCHEMA,
-            "kind": self.kind,
-            "base": dict(self.base),
-            "settings": dict(self.settings),
-            "facts": dict(self.facts),
-        }
+        described: dict[str, Any] = {"schema": SCHEMA, "kind": self.kind}
+        described |= {name: dict(getattr(self, name)) for name in _DESCRIBED}
         stored = {name: tensor.contiguous() for name, tensor in _stored(self.tensors, eight_bits)}
-        _replace(folder / TENSORS, save(stored))
-        _replace(folder / DESCRIPTION, (json.dumps(described, indent=1) + "\n").encode())
+        write_whole(folder / TENSORS, save(stored))
+        write_whole(folder / DESCRIPTION, (json.dumps(described, indent=1) + "\n").encode())
 
 
 def load_part(folder: str | os.PathLike[str]) -> TrainedPart:
     """The part in a folder."""
     path = Path(folder).expanduser()
     if not (path / DESCRIPTION).is_file():
-        shipped = [path.name for path in shipped_parts()]
-        hint = (
-            f" or the name of one that is shipped: {nearest(str(folder), shipped)}"
-            if shipped
-            else ""
-        )
+        shipped = nearest(str(folder), [path.name for path in shipped_parts()])
         raise OptionError(
             f"{folder} is no part: it has no {DESCRIPTION}. Name a folder that `selfspec train` "
-            f"wrote{hint}"
+            f"wrote, or a part that comes with selfspec ({shipped})"
         )
     try:
         described = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
@@ -108,24 +131,17 @@ def load_part(folder: str | os.PathLike[str]) -> TrainedPart:
             f"{described.get('kind')!r}; this version reads schema {SCHEMA} and "
             f"{', '.join(KINDS)}. Train it again, or use the version that wrote it"
         )
-    _refuse_incomplete(folder, described, tensors)
-    return TrainedPart(
-        described["kind"], described["base"], described["settings"], tensors, described["facts"]
-    )
-
-
-def _refuse_incomplete(
-    folder: str | os.PathLike[str], described: Mapping[str, Any], tensors: Mapping[str, Tensor]
-) -> None:
     kind = KINDS[described["kind"]]
-    missing = [name for name in ("base", "settings", "facts") if name not in described]
+    missing = [name for name in _DESCRIBED if name not in described]
     missing += sorted({*kind.settings}.difference(described.get("settings", ())))
     missing += sorted({*kind.tensors}.difference(tensors))
     if missing:
         raise BrokenCheckpoint(
-            f"the part in {folder} is a {described['kind']} without {', '.join(missing)}, so it "
-            f"could not draft; copy or train it again"
+            f"the part in {folder} is a {described['kind']} without {', '.join(missing)}; copy or "
+            "train it again"
         )
+    known = {name: described[name] for name in _DESCRIBED}
+    return TrainedPart(described["kind"], tensors=tensors, **known)
 
 
 _WHOLE, _SCALE = ".whole", ".scale"  # after the name of a matrix that is stored in eight bits
@@ -142,13 +158,13 @@ def _stored(tensors: Mapping[str, Tensor], eight_bits: bool) -> Iterator[tuple[s
 
 
 def _restored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    restored = {
-        name: tensor for name, tensor in tensors.items() if not name.endswith((_WHOLE, _SCALE))
-    }
+    restored = {}
     for name, tensor in tensors.items():
-        if name.endswith(_WHOLE):
-            plain = name.removesuffix(_WHOLE)
+        plain = name.removesuffix(_WHOLE)
+        if plain != name:
             restored[plain] = tensor.float() * tensors[plain + _SCALE][:, None]
+        elif not name.endswith(_SCALE):
+            restored[name] = tensor
     return restored
 
 
@@ -172,12 +188,9 @@ def find_part(
     if isinstance(source, TrainedPart):
         source.require(kind, model)
         return source
-    shipped = (
-        SHIPPED / source
-        if isinstance(source, str) and (SHIPPED / source / DESCRIPTION).is_file()
-        else None
-    )
-    return _loaded(shipped or Path(source), kind, model)
+    shipped = SHIPPED / source
+    named = isinstance(source, str) and (shipped / DESCRIPTION).is_file()
+    return _loaded(shipped if named else Path(source), kind, model)
 
 
 def _loaded(folder: Path, kind: str, model: LayeredModel) -> TrainedPart:
@@ -195,18 +208,18 @@ def _loaded(folder: Path, kind: str, model: LayeredModel) -> TrainedPart:
 
 def shipped_part(kind: str, model: LayeredModel) -> TrainedPart | None:
     """The part of that kind that comes with selfspec for this model. Looked for once."""
-    return model.once((shipped_part, kind), lambda: _shipped_for(kind, model))
 
+    def look() -> TrainedPart | None:
+        own: dict[str, Any] | None = None
+        for folder in shipped_parts():
+            described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
+            if described["kind"] == kind:
+                own = own or signature(model)
+                if not unlike(described["base"], own):
+                    return _loaded(folder, kind, model)
+        return None
 
-def _shipped_for(kind: str, model: LayeredModel) -> TrainedPart | None:
-    own: dict[str, Any] | None = None
-    for folder in shipped_parts():
-        described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-        if described["kind"] == kind:
-            own = own or signature(model)
-            if not unlike(described["base"], own):
-                return _loaded(folder, kind, model)
-    return None
+    return model.once((shipped_part, kind), look)
 
 
 def ready(
@@ -233,18 +246,13 @@ def signature(model: LayeredModel) -> dict[str, Any]:
     layout = cache.layout([len(tokens)])
     x = model.run(model.embed(tokens), model.full_plan, cache, layout)[1:].float()
     some = (x / x.pow(2).mean(-1, keepdim=True).sqrt()).flatten()[:: max(1, x.numel() // 48)][:48]
-    numbers = {
-        "family": shape.family,
-        "layers": shape.layers,
-        "width": shape.width,
-        "vocabulary": shape.vocabulary,
-    }
-    return {**numbers, "values": [round(value, 5) for value in some.tolist()]}
+    sizes = {name: getattr(shape, name) for name in _SIZES}
+    return {**sizes, "values": [round(value, 5) for value in some.tolist()]}
 
 
 def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     """In what two signatures differ; None if they are of one model."""
-    for name in ("family", "layers", "width", "vocabulary"):
+    for name in _SIZES:
         if one.get(name) != other.get(name):
             return f"its {name} was {one.get(name)}, this one's is {other.get(name)}"
     a, b = torch.tensor(one["values"]), torch.tensor(other["values"])
@@ -254,7 +262,7 @@ def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     return f"of the same shape, with other weights: hidden states differ by {distance:.0%}"
 
 
-def _replace(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Written whole or not at all."""
     new = path.with_name(path.name + ".new")
     with new.open("wb") as file:

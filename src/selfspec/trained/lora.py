@@ -8,14 +8,14 @@ without them. Does not know what the view is for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from ..errors import OptionError
 from ..model.block import Block
 from ..model.compute.linear import Linear, LowRank
-from ..model.families import FAMILIES, Family
+from ..model.families import FAMILIES
 from ..model.layered import LayeredModel
 from .files import TrainedPart
 
@@ -26,32 +26,21 @@ def lora_view(part: TrainedPart, model: LayeredModel) -> LayeredModel:
     if family is None or family.by_head or family.interleaved or family.experts:
         raise OptionError(
             f"a draft-lora cannot be put on a {model.shape.family} model, whose linears are "
-            f"stored otherwise; use a draft-head"
+            "stored otherwise; use a draft-head"
         )
-    blocks = enumerate(model.blocks)
-    return model.view(
-        blocks=[_with_matrices(block, layer, family, part, model) for layer, block in blocks]
-    )
+    # in the order in which a block has them
+    fused = (family.qkv, (family.out,), family.gate_up, (family.down,))
+
+    def changed(layer: int, block: Block) -> Block:
+        names = iter([[stored_name(layer, name) for name in pieces] for pieces in fused])
+        return block.with_linears(lambda linear: _low_rank(linear, next(names), part, model))
+
+    return model.view(blocks=[changed(*item) for item in enumerate(model.blocks)])
 
 
 def stored_name(layer: int, name: str) -> str:
     """How a part calls the matrices of a linear."""
     return f"layers/{layer}/{name.replace('.', '/')}"
-
-
-def _with_matrices(
-    block: Block, layer: int, family: Family, part: TrainedPart, model: LayeredModel
-) -> Block:
-    # in the order in which a block has them
-    fused: Iterator[Sequence[str]] = iter(
-        (family.qkv, (family.out,), family.gate_up, (family.down,))
-    )
-
-    def change(linear: Linear) -> Linear:
-        names = [stored_name(layer, name) for name in next(fused)]
-        return _low_rank(linear, names, part, model)
-
-    return block.with_linears(change)
 
 
 def _low_rank(base: Linear, names: Sequence[str], part: TrainedPart, model: LayeredModel) -> Linear:

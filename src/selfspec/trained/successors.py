@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
 
 import numpy as np
-from torch import Tensor
 
 from ..model.layered import LayeredModel
 from .files import TrainedPart, find_part, shipped_part
@@ -40,15 +39,9 @@ class _Sorted:
     first asked for."""
 
     def __init__(self, part: TrainedPart, name: str) -> None:
-        self._keys, self._tokens, self._chances = (
-            _array(part.tensors[f"{name}.{column}"]) for column in ("keys", "successors", "chances")
-        )
-        self._asked: dict[int, Chances] = {}
-
-    def find(self, key: int) -> Chances:
-        if key not in self._asked:
-            self._asked[key] = self._look_up(key)
-        return self._asked[key]
+        columns = (part.tensors[f"{name}.{what}"] for what in ("keys", "successors", "chances"))
+        self._keys, self._tokens, self._chances = (column.numpy() for column in columns)
+        self.find = cache(self._look_up)
 
     def _look_up(self, key: int) -> Chances:
         at = int(np.searchsorted(self._keys, key))
@@ -58,16 +51,11 @@ class _Sorted:
         return tuple((int(token), float(chance)) for token, chance in pairs if chance > 0)
 
 
-def _array(tensor: Tensor) -> np.ndarray[Any, Any]:
-    array: np.ndarray[Any, Any] = tensor.numpy()
-    return array
-
-
 def trained_successors(
     source: str | os.PathLike[str] | TrainedPart | None, model: LayeredModel
 ) -> Successors | None:
-    """Those of a part, by folder or name. Without a name those that come with selfspec for this
-    model, if any. "none" is none."""
+    """The successors of a part, by folder or name. None: the part that comes with selfspec for this
+    model, if any. "none": no part."""
     if source == "none":
         return None
     part = (

@@ -21,7 +21,7 @@ from torch import Tensor
 from ...core.contract import Budget, Draft
 from ...errors import OptionError
 from ...model.compute.plan import LayerPlan
-from ..base import Drafter, DraftSession, Target
+from ..base import Drafter, DraftSession, Target, Texts
 from ..chain import LayerSession
 
 
@@ -95,21 +95,15 @@ class CosineDrafting(LayerSession):
         self._sums[layer] = self._sums[layer] + similarity if layer in self._sums else similarity
         self._positions[layer] += len(before)
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         if self.cosines is None or sum(self._positions) > self._chosen_at:
-            self._choose_plan()
+            self._chosen_at = sum(self._positions)
+            # a layer that was not watched counts as changing everything: only rule 1 can skip it
+            self.cosines = [
+                float(self._sums[layer]) / count if count else float("-inf")
+                for layer, count in enumerate(self._positions)
+            ]
+            attention, mlp = self._options.choose(self.cosines)
+            whole = not (attention or mlp)  # which is no draft
+            self.use(None if whole else LayerPlan.skipping(len(self.cosines), attention, mlp))
         return super().propose(rows, texts, budget)
-
-    def _choose_plan(self) -> None:
-        """Choose the draft, anew when more prompts were read. A layer that was not watched counts
-        as changing everything, so that only rule 1 can skip it."""
-        self._chosen_at = sum(self._positions)
-        self.cosines = [
-            float(self._sums[layer]) / count if count else float("-inf")
-            for layer, count in enumerate(self._positions)
-        ]
-        attention, mlp = self._options.choose(self.cosines)
-        whole = not (attention or mlp)  # which is no draft
-        self.use(None if whole else LayerPlan.skipping(len(self.cosines), attention, mlp))

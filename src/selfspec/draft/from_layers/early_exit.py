@@ -16,17 +16,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...core.contract import Budget, Draft, Outcome
-from ...core.sampling import Sampler
+from ...core.contract import Budget, Draft
 from ...errors import OptionError
 from ...model.compute.cache import RowSpan, TokenLayout
 from ...model.compute.plan import LayerPlan
 from ...model.layered import LayeredModel
-from ...trained.blocks import BlockSize, Stack, blocks_of
+from ...trained.blocks import BlockSize, Stack
 from ...trained.files import TrainedPart, find_part, partial_head_of, ready
-from ..base import Drafter, DraftSession, Target
+from ..base import Drafter, DraftSession, Target, Texts
 from ..chain import LayerSession
-from ..entries import Entries
+from ..entries import EntriesSession
 
 
 @dataclass(frozen=True)
@@ -81,7 +80,7 @@ class _Adapter:
 
     def __init__(self, part: TrainedPart, model: LayeredModel) -> None:
         size = BlockSize(**part.settings["block"])
-        self.stack = Stack(blocks_of(size, part.tensors, part.settings["blocks"]), model)
+        self.stack = Stack(size, part.tensors, part.settings["blocks"], model)
         self.rows = partial_head_of(part, model)
         enter = part.tensors["enter.weight"].to(model.device, model.dtype)
         self._enter = self.stack.ops.linear([enter], [None])
@@ -91,41 +90,23 @@ class _Adapter:
         return self._enter(self.stack.unit(x))
 
 
-class _Adapted(LayerSession):
+class _Adapted(EntriesSession, LayerSession):
     def __init__(
         self, target: Target, layer: int, adapter: _Adapter, reuse: bool, sample: bool
     ) -> None:
         super().__init__(target, LayerPlan(0, layer), adapter.rows, reuse, sample)
         self._adapter = adapter
-        self._entries = Entries([layer - 1], adapter.stack.new_cache(target.cache.rows, 1))
-        self.collectors = [self._entries.collectors]
+        self.use_entries([layer - 1], adapter.stack.new_cache(target.cache.rows, 1))
 
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
-        super().admit(row, prompt, sampler, ends)
-        self._entries.admit(row)
-        self._entries.cache.reserve(len(prompt) + 64)
-
-    def drop(self, row: int) -> None:
-        super().drop(row)
-        self._entries.drop(row)
-
-    def observe(self, outcome: Outcome) -> None:
-        self._entries.observe(outcome)
-
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         self._entries.gather()
-        for unread in self._entries.unread(rows):
-            self._adapt(unread.states[:, 0], unread.spans)
+        for spans, states in self._entries.unread(rows):
+            self._adapt(states[:, 0], spans)
         return super().propose(rows, texts, self._entries.allow(rows, texts, budget))
 
     def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
-        begins = [self._entries[span.row].first for span in layout.spans]
-        places = zip(layout.spans, begins, strict=True)
-        spans = [RowSpan(span.row, span.first - begin, 1) for span, begin in places]
+        entries = self._entries
+        spans = [RowSpan(s.row, s.first - entries[s.row].first, 1) for s in layout.spans]
         return self._adapt(super().hidden(tokens, layout, rows), spans)
 
     def _adapt(self, x: Tensor, spans: Sequence[RowSpan]) -> Tensor:

@@ -12,6 +12,7 @@ the first attention on, the draft's states are not the model's.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -20,10 +21,9 @@ import torch
 from torch import Tensor
 
 from ...core.contract import Budget, Draft
-from ...core.sampling import Sampler
 from ...errors import OptionError
-from ...model.compute.cache import KVCache, TokenLayout
-from ..base import Drafter, DraftSession, Target
+from ...model.compute.cache import TokenLayout
+from ..base import Drafter, DraftSession, Target, Texts
 from ..chain import ChainSession
 
 LOOKS = 8  # how many of the last keys say what is looked for
@@ -78,22 +78,15 @@ class _Subset(ChainSession):
     def __init__(self, target: Target, options: KVSubset) -> None:
         super().__init__(target, options.vocabulary)
         self._options = options
-        self._means: dict[int, list[Tensor]] = {}  # of each row's blocks: (layers, heads, size)
+        # of each row's blocks: (layers, heads, size)
+        self._means = defaultdict[int, list[Tensor]](list)
         self._seen: dict[int, tuple[int, ...]] = {}
-
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
-        super().admit(row, prompt, sampler, ends)
-        self._means[row] = []
 
     def drop(self, row: int) -> None:
         super().drop(row)
-        del self._means[row]
+        self._means.pop(row, None)
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         known = [len(text) - 1 for text in texts]
         most = [
             tokens if length > self._options.size else 0
@@ -124,18 +117,11 @@ class _Subset(ChainSession):
         for block in range(len(means), middle):
             first = sink + block * size
             means.append(cache.keys[:, row, :, first : first + size].float().mean(2))
-        chosen = _most_similar(means[:middle], cache, row, length, self._options.blocks)
+        chosen: Sequence[int] = range(middle)
+        if self._options.blocks < middle:  # those most like the last keys
+            asked = cache.keys[:, row, :, length - LOOKS : length].float().mean(2)
+            likeness = torch.stack([(mean * asked).sum() for mean in means[:middle]])
+            chosen = sorted(likeness.topk(self._options.blocks).indices.tolist())
         begins = [sink + block * size for block in chosen]
         slots = [slot for begin in begins for slot in range(begin, begin + size)]
         return (*slots, *range(sink + middle * size, length))
-
-
-def _most_similar(
-    means: Sequence[Tensor], cache: KVCache, row: int, length: int, count: int
-) -> list[int]:
-    """The `count` blocks whose mean keys have the largest products with that of the last keys."""
-    if count >= len(means):
-        return list(range(len(means)))
-    asked = cache.keys[:, row, :, length - LOOKS : length].float().mean(2)
-    likeness = torch.stack([(mean * asked).sum() for mean in means])
-    return sorted(likeness.topk(count).indices.tolist())

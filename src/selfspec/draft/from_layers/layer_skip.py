@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from ...errors import OptionError, nearest
 from ...model.compute.plan import LayerPlan
@@ -65,8 +65,13 @@ class LayerSkip(Drafter):
             raise OptionError(
                 f"profile {self.profile!r} and lists of layers both say what to skip; give one"
             )
-        if listed or self.profile or self.part is not None:
-            self._refuse_unused()
+        if listed or self.profile or self.part is not None:  # which no strategy has to choose
+            defaults = {field.name: field.default for field in fields(self)}
+            for option in ("strategy", "attention_share", "mlp_share", "seed"):
+                if (value := getattr(self, option)) != defaults[option]:
+                    raise OptionError(
+                        f"{option}={value!r} is for a strategy, but layers are given; leave out one"
+                    )
         if self.part is not None and (listed or self.profile or self.vocabulary):
             raise OptionError(
                 "a part says itself which layers are skipped and which tokens it can say; leave "
@@ -80,15 +85,6 @@ class LayerSkip(Drafter):
             if not 0 <= (share := getattr(self, option)) <= 1:
                 raise OptionError(
                     f"{option}={share} is no share of the layers; use 0 (none) to 1 (all)"
-                )
-
-    def _refuse_unused(self) -> None:
-        """A strategy's options would be ignored beside lists, a profile or a part."""
-        defaults = {field.name: field.default for field in fields(self)}
-        for option in ("strategy", "attention_share", "mlp_share", "seed"):
-            if (value := getattr(self, option)) != defaults[option]:
-                raise OptionError(
-                    f"{option}={value!r} is for a strategy, but layers are given; leave out one"
                 )
 
     def start(self, target: Target) -> DraftSession:
@@ -137,21 +133,6 @@ def read_profile(path: str, shape: Shape) -> tuple[tuple[int, ...], tuple[int, .
 
     {"schema_version": 1, "family": "llama", "layers": 30, "attention": [11, 14], "mlp": [14]}
     """
-    profile = _read_json(path)
-    if profile.get("schema_version") != SCHEMA_VERSION:
-        version = f"schema_version {profile.get('schema_version')!r}"
-        raise OptionError(
-            f"profile {path} has {version}, and this selfspec reads {SCHEMA_VERSION}; make it "
-            "again, or use another selfspec"
-        )
-    for key, ours in (("family", shape.family), ("layers", shape.layers)):
-        if profile.get(key) != ours:
-            made = f"was made for a model with {key} {profile.get(key)!r}, this one has {ours!r}"
-            raise OptionError(f"profile {path} {made}; use a profile of this model")
-    return _layers(profile, "attention", path), _layers(profile, "mlp", path)
-
-
-def _read_json(path: str) -> dict[str, Any]:
     try:
         profile = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
@@ -167,14 +148,24 @@ def _read_json(path: str) -> dict[str, Any]:
             f"profile {path} holds a JSON {type(profile).__name__} where an object is needed; it "
             "is no profile"
         )
-    return profile
-
-
-def _layers(profile: Mapping[str, Any], key: str, path: str) -> tuple[int, ...]:
-    layers = profile.get(key)
-    if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+    if (version := profile.get("schema_version")) != SCHEMA_VERSION:
         raise OptionError(
-            f"profile {path}: {key!r} is {layers!r} where a list of layer numbers is needed; make "
-            "the profile again"
+            f"profile {path} has schema_version {version!r}, and this selfspec reads "
+            f"{SCHEMA_VERSION}; make it again, or use another selfspec"
         )
-    return tuple(layers)
+    for key, ours in (("family", shape.family), ("layers", shape.layers)):
+        if (theirs := profile.get(key)) != ours:
+            raise OptionError(
+                f"profile {path} was made for a model with {key} {theirs!r}, this one has {ours!r};"
+                " use a profile of this model"
+            )
+    skipped: dict[str, tuple[int, ...]] = {}
+    for key in ("attention", "mlp"):
+        layers = profile.get(key)
+        if not isinstance(layers, list) or not all(type(layer) is int for layer in layers):
+            raise OptionError(
+                f"profile {path}: {key!r} is {layers!r} where a list of layer numbers is needed; "
+                "make the profile again"
+            )
+        skipped[key] = tuple(layers)
+    return skipped["attention"], skipped["mlp"]

@@ -18,17 +18,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...core.contract import Budget, Draft, Outcome
-from ...core.sampling import Sampler
+from ...core.contract import Budget, Draft
 from ...errors import OptionError
 from ...model.compute.cache import TokenLayout
 from ...model.layered import LayeredModel
-from ...trained.blocks import BlockSize, Stack, blocks_of
+from ...trained.blocks import BlockSize, Stack
 from ...trained.files import TrainedPart, find_part, partial_head_of, ready
-from ..base import Drafter, DraftSession, Target
+from ..base import Drafter, DraftSession, Target, Texts
 from ..beam import Beam, layout_of
-from ..chain import ChainSession
-from ..entries import Entries
+from ..entries import EntriesSession
 
 
 @dataclass(frozen=True)
@@ -66,7 +64,7 @@ class _Head:
 
     def __init__(self, part: TrainedPart, model: LayeredModel) -> None:
         self.layers = tuple(part.settings["layers"])
-        self.stack = Stack(blocks_of(BlockSize(**part.settings["block"]), part.tensors, 1), model)
+        self.stack = Stack(BlockSize(**part.settings["block"]), part.tensors, 1, model)
         self.rows = partial_head_of(part, model)
         names, width = ("enter.weight", "again.weight"), model.shape.width
         enter, again = (part.tensors[name].to(model.device, model.dtype) for name in names)
@@ -87,34 +85,17 @@ class _Head:
         return self.stack.unit(self._model.embed(tokens))
 
 
-class _Drafting(ChainSession):
+class _Drafting(EntriesSession):
     """Entry i of the text is token i + 1 with the states at token i."""
 
     def __init__(self, target: Target, head: _Head, width: int, sample: bool) -> None:
         super().__init__(target, head.rows, sample)
         self._head, self._width = head, width
         self.cache = head.stack.new_cache(target.cache.rows, 1)
-        self._entries = Entries(head.layers, self.cache)
-        self.collectors = [self._entries.collectors]
+        self.use_entries(head.layers, self.cache)
         self._own: dict[int, Tensor] = {}  # of each row: the output for its last entry, (1, width)
 
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
-        super().admit(row, prompt, sampler, ends)
-        self._entries.admit(row)
-        self.cache.reserve(len(prompt) + 64)
-
-    def drop(self, row: int) -> None:
-        super().drop(row)
-        self._entries.drop(row)
-
-    def observe(self, outcome: Outcome) -> None:
-        self._entries.observe(outcome)
-
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         self._entries.gather()
         budget = self._entries.allow(rows, texts, budget)
         asked = [index for index, tokens in enumerate(budget.tokens) if tokens]
@@ -137,23 +118,19 @@ class _Drafting(ChainSession):
     def _read(self, texts: Mapping[int, Sequence[int]]) -> None:
         """Bring the head's cache up to the kept text."""
         self._own = {}
-        for unread in self._entries.unread(list(texts)):
+        for spans, states in self._entries.unread(list(texts)):
             tokens: list[int] = []
-            for span, begin in zip(unread.spans, unread.begins, strict=True):
-                tokens += texts[span.row][begin + 1 : begin + 1 + span.count]
+            for span in spans:
+                begin = self._entries[span.row].first + span.first + 1
+                tokens += texts[span.row][begin : begin + span.count]
             ids = torch.tensor(tokens, device=self.target.model.device)
-            x = self._head.enter(ids, unread.states)
-            x = self._head.stack.run(x, self.cache, self.cache.layout_at(unread.spans))
-            pieces = x.split([span.count for span in unread.spans])
-            for span, piece in zip(unread.spans, pieces, strict=True):
-                self._own[span.row] = piece[-1:]
+            layout = self.cache.layout_at(spans)
+            x = self._head.stack.run(self._head.enter(ids, states), self.cache, layout)
+            for span, piece in layout.pieces:
+                self._own[span.row] = x[piece][-1:]
 
     def _grow(
-        self,
-        rows: Sequence[int],
-        texts: Sequence[Sequence[int]],
-        asked: Sequence[int],
-        budget: Budget,
+        self, rows: Sequence[int], texts: Texts, asked: Sequence[int], budget: Budget
     ) -> Sequence[Draft]:
         """Trees: at each depth the likeliest guesses of every row are read together."""
         held = [self._entries[row].held for row in rows]

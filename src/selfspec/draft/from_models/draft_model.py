@@ -9,10 +9,8 @@ counted as time, not in `Stats.layer_tokens`, which are the target's.
 from __future__ import annotations
 
 import os
-import threading
 from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
-from weakref import WeakKeyDictionary
 
 from transformers import PreTrainedModel
 
@@ -61,12 +59,6 @@ class DraftModel(Drafter):
         return SecondModelSession(Target(model, cache), self.vocabulary)
 
 
-_loaded: WeakKeyDictionary[LayeredModel, dict[tuple[object, str], LayeredModel]] = (
-    WeakKeyDictionary()
-)
-_loading = threading.Lock()
-
-
 def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:
     """The draft model, ready to run. One that had to be made is kept as long as its target."""
     if isinstance(source, LayeredModel):
@@ -78,11 +70,11 @@ def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:
             f"model={source!r} is no model to draft with; give a name, a folder, a live model or "
             "an LLM"
         )
-    key = (source if isinstance(source, PreTrainedModel) else os.fspath(source), dtype)
-    with _loading:
-        kept = _loaded.setdefault(target, {})
-        if key not in kept:
-            device = "auto" if isinstance(source, PreTrainedModel) else target.device
-            loaded = load(source, dtype=dtype, device=device)
-            kept[key] = from_transformers(loaded.model, owned=loaded.owned)
-        return kept[key]
+    live = isinstance(source, PreTrainedModel)
+    name = source if isinstance(source, PreTrainedModel) else os.fspath(source)
+
+    def make() -> LayeredModel:
+        loaded = load(source, dtype=dtype, device="auto" if live else target.device)
+        return from_transformers(loaded.model, owned=loaded.owned)
+
+    return target.once((DraftModel, name, dtype), make)

@@ -14,7 +14,7 @@ from typing import ClassVar
 from ...core.contract import Budget, Draft, Outcome
 from ...core.randomness import uniform
 from ...errors import OptionError, nearest
-from ..base import Drafter, DraftSession, Target
+from ..base import Drafter, DraftSession, Target, Texts
 
 FILLS = ("text", "last")
 
@@ -44,21 +44,17 @@ class _Iterating(DraftSession):
     def drop(self, row: int) -> None:
         self._guesses.pop(row, None)
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         drafts = []
         for row, text, most in zip(rows, texts, budget.tokens, strict=True):
             guesses = self._guesses.get(row, [])[:most]
-            more = [self._any(text, depth) for depth in range(len(guesses), most)]
+            # first guesses are a function of the text alone, so that runs repeat
+            more = [
+                text[-1 if self._fill == "last" else int(uniform(depth, len(text)) * len(text))]
+                for depth in range(len(guesses), most)
+            ]
             drafts.append(Draft.chain(text, guesses + more))
         return drafts
-
-    def _any(self, text: Sequence[int], depth: int) -> int:
-        """A first guess, a function of the text alone, so that runs repeat."""
-        if self._fill == "last":
-            return text[-1]
-        return text[int(uniform(depth, len(text)) * len(text))]
 
     def observe(self, outcome: Outcome) -> None:
         for row in outcome.rows:

@@ -7,17 +7,14 @@ Does not know what the model finds likely, only what was written.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
 from typing import ClassVar, NamedTuple
 
-from ...core.contract import Budget, Draft
-from ...core.sampling import Sampler
 from ...core.tree import TreeBuilder
 from ...errors import OptionError
 from ..base import Drafter, DraftSession, Target
+from ..growing import GrowingSession, grow
 
 # How often the token after a match of 1, 2, ... tokens was right, in 30 answers of
 # SmolLM2-135M-Instruct to Spec-Bench prompts. Used for `least`, and the order of guesses.
@@ -62,58 +59,40 @@ class NGram(Drafter):
         return _LookingUp(self)
 
 
-class _LookingUp(DraftSession):
+class _LookingUp(GrowingSession):
     def __init__(self, options: NGram) -> None:
         self._options = options
         self._index: dict[int, _Index] = {}
 
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
-        self._index[row] = _Index(self._options.shortest, self._options.longest)
-
     def drop(self, row: int) -> None:
-        del self._index[row]
+        self._index.pop(row, None)
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
-        drafts = []
-        for row, text, most in zip(rows, texts, budget.tokens, strict=True):
-            tree = TreeBuilder(text[-1], most)
-            if most:
-                self._index[row].grow(text)
-                self._guess(self._index[row], text, tree)
-            drafts.append(Draft(tree.tree()))
-        return drafts
+    def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
+        options = self._options
+        index = self._index.setdefault(row, _Index(options.shortest, options.longest))
+        index.enter(text)
 
-    def _guess(self, index: _Index, text: Sequence[int], tree: TreeBuilder) -> None:
-        """Fill the tree, likeliest token first. A path that reaches the text's end goes on with its
-        own guesses."""
-        order, left = count(), 1.0
-        heap: list[_Next] = []
-        for matched, place in index.continuations(text, self._options.branches):
-            chance = left * _chance(matched)
-            left -= chance
-            heapq.heappush(heap, _Next(-chance, next(order), 0, place, matched, ()))
-        while heap and tree.room and -heap[0].minus_chance >= self._options.least:
-            loss, _, parent, place, matched, guesses = heapq.heappop(heap)
-            token = text[place] if place < len(text) else guesses[place - len(text)]
-            node = tree.add(parent, token)
-            assert node is not None, "the loop ends when the tree is full"
-            loss *= _chance(matched + 1)
-            after = _Next(loss, next(order), node, place + 1, matched + 1, (*guesses, token))
-            heapq.heappush(heap, after)
+        def following(place: _Place | None) -> Iterator[tuple[float, int, _Place]]:
+            if place is not None:  # a path that reaches the text's end goes on with its own guesses
+                at, matched, guesses = place
+                token = text[at] if at < len(text) else guesses[at - len(text)]
+                yield _chance(matched), token, _Place(at + 1, matched + 1, (*guesses, token))
+                return
+            left = 1.0
+            for matched, at in index.continuations(text, options.branches):
+                chance = left * _chance(matched)
+                left -= chance
+                yield chance, text[at], _Place(at + 1, matched + 1, (text[at],))
+
+        grow(tree, None, following, options.least)
 
 
-class _Next(NamedTuple):
-    """What could be drafted next: the token at `place` of text and `guesses`. Sorts by chance."""
+class _Place(NamedTuple):
+    """Behind a guess: what comes `at` there in the text and then in `guesses`, may come next."""
 
-    minus_chance: float
-    order: int
-    parent: int
-    place: int
+    at: int
     matched: int
+    """How many tokens before it are also the last of text and guesses."""
     guesses: tuple[int, ...]
 
 
@@ -125,7 +104,7 @@ class _Index:
         self._places: dict[tuple[int, ...], list[int]] = {}
         self._entered: list[int] = []  # the text whose n-grams are here
 
-    def grow(self, text: Sequence[int]) -> None:
+    def enter(self, text: Sequence[int]) -> None:
         """Enter what is new, and take back what is not part of the text any more: its end may
         have been another drafter's guess."""
         known = self._entered

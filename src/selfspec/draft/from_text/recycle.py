@@ -10,27 +10,25 @@ fixed shape. Costs no model. Knows nothing of the text but its last two tokens.
 
 from __future__ import annotations
 
-import heapq
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from ...core.contract import Budget, Draft, Outcome
-from ...core.sampling import Sampler
+from ...core.contract import Outcome
 from ...core.tree import TreeBuilder
 from ...errors import OptionError
 from ...model.layered import LayeredModel
 from ...trained.files import TrainedPart
 from ...trained.successors import Chances, Successors, trained_successors
 from ..base import Drafter, DraftSession, Target
+from ..growing import GrowingSession, grow
 
 # How often the successor of each rank was right, after a pair of tokens and after a single one, in
 # 30 answers of SmolLM2-135M-Instruct to Spec-Bench prompts. They only shape the tree.
@@ -87,29 +85,26 @@ class TokenRecycling(Drafter):
         return _Recycling(lambda: kept, self.successors)
 
 
-class _Recycling(DraftSession):
+class _Recycling(GrowingSession):
     def __init__(self, make_table: Callable[[], _Table], count: int) -> None:
         self._make_table, self._count = make_table, count
         self._tables: dict[int, _Table] = {}
 
-    def admit(
-        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
-    ) -> None:
+    def admit(self, row: int, prompt: Sequence[int], *_: object) -> None:
         self._tables[row] = self._make_table()
         self._tables[row].read(prompt)
 
     def drop(self, row: int) -> None:
         del self._tables[row]
 
-    def propose(
-        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
-    ) -> Sequence[Draft]:
-        drafts = []
-        for row, text, most in zip(rows, texts, budget.tokens, strict=True):
-            tree = TreeBuilder(text[-1], most)
-            _grow(tree, self._tables[row], tuple(text[-2:]))
-            drafts.append(Draft(tree.tree()))
-        return drafts
+    def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
+        table = self._tables[row]
+
+        def following(context: Context) -> Iterator[tuple[float, int, Context]]:
+            for token, chance in table.after(context):
+                yield chance, token, (context[-1], token)
+
+        grow(tree, tuple(text[-2:]), following)
 
     def observe(self, outcome: Outcome) -> None:
         """Every verified token, rejected or not, gets new successors. One read from the device."""
@@ -186,25 +181,6 @@ class _Table:
             if len(self._order) > PAIRS_KEPT:
                 oldest = next(iter(self._order))
                 del self._order[oldest], self._known[oldest]
-
-
-def _grow(tree: TreeBuilder, table: _Table, context: Context) -> None:
-    """Fill the tree with the likeliest paths. A path's chance is the product of its tokens'."""
-    order = count()
-    # -chance, order, parent, the last token before the guess and the guess
-    heap: list[tuple[float, int, int, Context]] = []
-
-    def push(parent: int, context: Context, chance: float) -> None:
-        for token, share in table.after(context):
-            heapq.heappush(heap, (-chance * share, next(order), parent, (context[-1], token)))
-
-    if tree.room:
-        push(0, context, 1.0)
-    while heap and tree.room:
-        chance, _, parent, guess = heapq.heappop(heap)
-        node = tree.add(parent, guess[-1])
-        assert node is not None, "the loop ends when the tree is full"
-        push(node, guess, -chance)
 
 
 def _likeliest(logits: Tensor, count: int) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import accumulate
 from typing import Self
 
 import numpy as np
@@ -21,6 +22,8 @@ from .memo import Memo
 from .memory import cache_too_large
 
 CHUNK = 512  # capacity grows by whole chunks
+
+CacheShape = tuple[int, int, int, int]  # layers, rows, heads, size
 
 
 @dataclass(frozen=True)
@@ -57,9 +60,8 @@ class TokenLayout(Memo):
     slots: Tensor
     positions: Tensor
     stops: Tensor
-    ancestors: tuple[tuple[int, ...], ...] | None = (
-        None  # slots, the token's own last; None for chains
-    )
+    # slots, the token's own last; None for chains
+    ancestors: tuple[tuple[int, ...], ...] | None = None
 
     @classmethod
     def chains(cls, spans: Sequence[RowSpan]) -> TokenLayout:
@@ -69,37 +71,34 @@ class TokenLayout(Memo):
             slots = torch.arange(span.first, span.first + span.count)
             return cls(spans, torch.full_like(slots, span.row), slots, slots, slots + 1)
         row, first, count = np.array([(s.row, s.first, s.count) for s in spans], dtype=np.int64).T
-        slots = torch.from_numpy(
-            np.arange(count.sum()) + (first + count - count.cumsum()).repeat(count)
-        )
+        begins = (first + count - count.cumsum()).repeat(count)
+        slots = torch.from_numpy(np.arange(count.sum()) + begins)
         return cls(spans, torch.from_numpy(row.repeat(count)), slots, slots, slots + 1)
 
     @classmethod
     def trees(cls, spans: Sequence[RowSpan], parents: Sequence[Sequence[int]]) -> TokenLayout:
         """`parents[i]`: for each token of span i its parent's index, -1 for the first."""
-        rows, slots, positions, stops, ancestors = [], [], [], [], []
+        places: list[tuple[int, int, int, int]] = []
+        ancestors: list[tuple[int, ...]] = []
         for span, family in zip(spans, parents, strict=True):
             paths: list[tuple[int, ...]] = []
             for index, parent in enumerate(family):
                 assert -1 <= parent < index, "a parent comes before its children"
-                paths.append((*(paths[parent] if parent >= 0 else ()), span.first + index))
-                rows.append(span.row)
-                slots.append(span.first + index)
-                positions.append(span.first + len(paths[-1]) - 1)
-                stops.append(span.first)
+                slot = span.first + index
+                paths.append((*(paths[parent] if parent >= 0 else ()), slot))
+                places.append((span.row, slot, span.first + len(paths[-1]) - 1, span.first))
             ancestors += paths
-        as_tensor = torch.tensor
-        return cls(
-            tuple(spans),
-            as_tensor(rows),
-            as_tensor(slots),
-            as_tensor(positions),
-            as_tensor(stops),
-            tuple(ancestors),
-        )
+        rows, slots, positions, stops = torch.tensor(places).T.contiguous()
+        return cls(tuple(spans), rows, slots, positions, stops, tuple(ancestors))
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def pieces(self) -> list[tuple[RowSpan, slice]]:
+        """The spans, each with where its tokens are among all."""
+        ends = accumulate(span.count for span in self.spans)
+        return [(s, slice(end - s.count, end)) for s, end in zip(self.spans, ends, strict=True)]
 
     def select(self, tokens: Sequence[int]) -> TokenLayout:
         """The layout of some of the tokens, in their order."""
@@ -136,11 +135,9 @@ class TokenLayout(Memo):
         return self.once(("visible", window), lambda: self._visible(window))
 
     def _visible(self, window: int | None) -> Visibility:
-        starts = (
-            torch.zeros_like(self.slots)
-            if window is None
-            else (self.positions - window + 1).clamp_(min=0)
-        )
+        starts = torch.zeros_like(self.slots)
+        if window is not None:
+            starts = (self.positions - window + 1).clamp_(min=0)
         first_extra = extras = None
         seen = self._seen_beside(window)
         if seen is not None:
@@ -150,34 +147,26 @@ class TokenLayout(Memo):
 
     def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
         """The slots that each token sees beside [start, stop): its ancestors, itself last."""
-        return (
-            self.ancestors
-            if self.ancestors is None or window is None
-            else [path[-window:] for path in self.ancestors]
-        )
+        if self.ancestors is None or window is None:
+            return self.ancestors
+        return [path[-window:] for path in self.ancestors]
 
 
 class KVCache:
     """Keys and values of some rows in all layers. `lengths[row, layer]` entries are valid."""
 
     def __init__(
-        self,
-        layers: int,
-        rows: int,
-        heads: int,
-        size: int,
-        capacity: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, shape: CacheShape, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
+        layers, rows, _, _ = self._shape = shape
         self.lengths = np.zeros((rows, layers), dtype=np.int64)
         # tokens that each layer's attention ever ran on, kept or not
         self.computed = np.zeros((rows, layers), dtype=np.int64)
-        self._shape = (layers, rows, heads, size)
         self._dtype, self._device = dtype, device
-        self._tensors = self._room(_rounded(capacity))
+        self._tensors = self._room(rounded(capacity))
 
     def _room(self, capacity: int) -> tuple[Tensor, Tensor]:
+        """Keys and values for so many slots."""
         return zeros(self._shape, capacity, self._dtype, self._device)
 
     @property
@@ -225,7 +214,7 @@ class KVCache:
 
     def _grow(self, capacity: int) -> None:
         """Move to a larger room. Both tensors are replaced at once, in case of an interruption."""
-        room = self._room(_rounded(capacity))
+        room = self._room(rounded(capacity))
         for new, old in zip(room, self._tensors, strict=True):
             new[:, : old.shape[1], :, : old.shape[3]] = old
         self._tensors = room
@@ -279,16 +268,17 @@ class KVCache:
 
 
 def zeros(
-    shape: tuple[int, int, int, int], slots: int, dtype: torch.dtype, device: torch.device
+    shape: CacheShape, slots: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values for (layers, rows, heads, size) and so many slots. Zeros: a masked NaN would
+    """Keys and values for so many slots. Zeros: a masked NaN would
     still poison SDPA."""
     layers, rows, heads, size = shape
-    whole = (layers, rows, heads, slots, size)
+
+    def room() -> Tensor:
+        return torch.zeros((layers, rows, heads, slots, size), dtype=dtype, device=device)
+
     try:
-        return torch.zeros(whole, dtype=dtype, device=device), torch.zeros(
-            whole, dtype=dtype, device=device
-        )
+        return room(), room()
     except torch.OutOfMemoryError as error:
         raise cache_too_large(shape, slots, dtype, device) from error
 
@@ -301,5 +291,6 @@ def _index_of(layers: tuple[int, ...]) -> slice | list[int]:
     return list(layers)
 
 
-def _rounded(slots: int) -> int:
+def rounded(slots: int) -> int:
+    """A number of slots that whole chunks have room for."""
     return -(-max(slots, 1) // CHUNK) * CHUNK

@@ -1,13 +1,8 @@
 """Linears behind one call: `linear(x, residual=None)`, where several weights that read the same
 input run as one product.
 
-Those that own their weights: ours (cpu/linear.py), `MklLinear` and `PlainLinear`. MKL's pack is
-made once for 64 rows; it is fast and row-stable on Intel processors, neither on others, so whoever
-uses it asks first (`mkl_is_row_stable`). `PlainLinear` is `F.linear`, everywhere. A packed weight
-replaces the original; nothing here keeps a second copy. Three that are made of others:
-`ModuleLinear` calls a module that keeps its own weights (quantised ones), `JoinedLinear` puts
-several products side by side, `LowRank` adds what an adapter learned, W x + U (D x), and leaves W's
-product as it was.
+Our own kernels' is in cpu/linear.py. A packed weight replaces the original: nothing here keeps a
+second copy.
 """
 
 from __future__ import annotations
@@ -42,9 +37,9 @@ class Linear(ABC):
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x (rows, inputs) -> (rows, outputs), plus the residual if there is one."""
 
-    @abstractmethod
     def rows(self, index: Tensor) -> Tensor:
         """Rows of the weight itself, (n, inputs): how a tied head serves as the embedding."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be read back; keep the embedding")
 
     @property
     def bytes(self) -> int:
@@ -63,12 +58,8 @@ def joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> T
     """The biases of joined weights; zeros where one has none."""
     if all(bias is None for bias in biases):
         return None
-    return torch.cat(
-        [
-            w.new_zeros(len(w)) if b is None else b.detach()
-            for w, b in zip(weights, biases, strict=True)
-        ]
-    )
+    pairs = zip(weights, biases, strict=True)
+    return torch.cat([w.new_zeros(len(w)) if b is None else b.detach() for w, b in pairs])
 
 
 class PlainLinear(Linear):
@@ -89,10 +80,14 @@ class PlainLinear(Linear):
 
 
 class MklLinear(Linear):
-    """MKL's packed product. The operator compares its last argument with the rows of x and silently
-    runs a plain product with the third argument when they differ; hence `x.shape[0]`, always."""
+    """MKL's packed product: fast and row-stable on Intel processors, neither on others, so whoever
+    uses it asks first (`mkl_is_row_stable`).
 
-    ROWS = 64
+    The operator compares its last argument with the rows of x and silently runs a plain product
+    with the third argument when they differ. Hence `x.shape[0]`, always.
+    """
+
+    ROWS = 64  # for which the weight is packed, once
     readable = False
 
     def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
@@ -107,9 +102,6 @@ class MklLinear(Linear):
             x.contiguous(), self._pack, self._shape_only, self.bias, x.shape[0]
         )
         return out if residual is None else residual + out
-
-    def rows(self, index: Tensor) -> Tensor:
-        raise NotImplementedError("an MKL pack cannot be read back; keep the embedding beside it")
 
 
 class ModuleLinear(Linear):
@@ -133,11 +125,6 @@ class ModuleLinear(Linear):
             )
         out: Tensor = self._module(x).to(x.dtype)
         return out.contiguous() if residual is None else residual + out
-
-    def rows(self, index: Tensor) -> Tensor:
-        raise NotImplementedError(
-            "a module's weights are its own affair; keep the embedding beside it"
-        )
 
     @property
     def bytes(self) -> int:
@@ -179,17 +166,13 @@ class JoinedLinear(Linear):
             out = out[:, self._order]
         return out if residual is None else residual + out
 
-    def rows(self, index: Tensor) -> Tensor:
-        raise NotImplementedError("a joined product is no embedding")
-
     @property
     def bytes(self) -> int:
         return sum(linear.bytes for linear in self.linears)
 
 
 class LowRank(Linear):
-    """What an adapter adds, in float32: `base` and beside it `up(down(x))`. Switched off by using
-    `base`, which is untouched."""
+    """What an adapter adds, in float32: `base(x) + up(down(x))`. `base` is the same without it."""
 
     alone = "an adapter beside its weights"
 
@@ -226,10 +209,8 @@ def mkl_is_row_stable() -> bool:
         return False
     generator = torch.Generator().manual_seed(0)
     for shape in ((960, 576), (576, 1536), (512, 512)):
-        weight, x = (
-            torch.randn(shape, generator=generator),
-            torch.randn((64, shape[1]), generator=generator),
-        )
+        weight = torch.randn(shape, generator=generator)
+        x = torch.randn((64, shape[1]), generator=generator)
         packed = MklLinear([weight], [None])
         alone = torch.cat([packed(x[i : i + 1]) for i in range(64)])
         if not torch.allclose(alone, F.linear(x, weight), atol=1e-3):

@@ -47,8 +47,8 @@ def cache_too_large(
         remedy += "; dtype='bfloat16' halves it"
     return ResourceError(
         f"keys and values for {rows} rows of {slots} tokens take {gigabytes(rows * slots * each)} "
-        f"in {_name(dtype)}, and "
-        f"{gigabytes(free)} are free on {device}; {would}. To go on: {remedy}."
+        f"in {_name(dtype)}, and {gigabytes(free)} are free on {device}; {would}. "
+        f"To go on: {remedy}."
     )
 
 
@@ -84,9 +84,8 @@ def work_too_large(
     fewer = f"fewer rows at a time (there are {rows})" if rows > 1 else "a shorter text"
     return ResourceError(
         f"the memory of {device} ran out in the middle of a step; keys and values of the {rows} "
-        f"rows hold {gigabytes(cached)}, "
-        f"{gigabytes(free)} are free now. To go on: {fewer}, fewer drafts a round, or a smaller "
-        f"dtype."
+        f"rows hold {gigabytes(cached)}, {gigabytes(free)} are free now. "
+        f"To go on: {fewer}, fewer drafts a round, or a smaller dtype."
     )
 
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cache import CHUNK, KVCache, RowSpan, TokenLayout
+from .cache import KVCache, RowSpan, TokenLayout, rounded
 from .linear import Linear, MklLinear, PlainLinear
 from .memo import Memo
 from .norms import Norm
@@ -115,29 +115,22 @@ class TorchOps(Ops):
 
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
         # (tokens, heads, size)
-        q, k, v = qkv.view(len(qkv), -1, heads.size).split(
-            [heads.queries, heads.keys, heads.keys], dim=1
-        )
+        counts = [heads.queries, heads.keys, heads.keys]
+        q, k, v = qkv.view(len(qkv), -1, heads.size).split(counts, dim=1)
         q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
         if heads.rope:
-            cosine, sine = (
-                heads.rope.cosines[layout.positions][:, None],
-                heads.rope.sines[layout.positions][:, None],
-            )
+            cosine = heads.rope.cosines[layout.positions][:, None]
+            sine = heads.rope.sines[layout.positions][:, None]
             q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
         cache.keys[heads.layer][layout.rows, :, layout.slots] = k
         cache.values[heads.layer][layout.rows, :, layout.slots] = v
-        out, first = [], 0
-        for span in layout.spans:
-            piece = slice(first, first + span.count)
-            out.append(self._attend_row(q[piece], heads, cache, layout, span, piece))
-            first += span.count
-        return torch.cat(out).reshape(len(qkv), -1)
+        rows = [self._attend_row(q, heads, cache, layout, *each) for each in layout.pieces]
+        return torch.cat(rows).reshape(len(qkv), -1)
 
     def _norm_groups(self, x: Tensor, norm: Norm | None) -> Tensor:
-        return (
-            x if norm is None else self.norm(x.reshape(len(x), -1, norm.size), norm).view(x.shape)
-        )
+        if norm is None:
+            return x
+        return self.norm(x.reshape(len(x), -1, norm.size), norm).view(x.shape)
 
     def _attend_row(
         self,
@@ -151,42 +144,26 @@ class TorchOps(Ops):
         """One row's queries. Row-stable: each is a batch row over stride-0 keys, the groups are
         SDPA's queries, the key length is a multiple of the cache's chunk. Otherwise the row's
         queries are attended together."""
-        row, length = (
-            span.row,
-            min(-(-(span.first + span.count) // CHUNK) * CHUNK, cache.keys.shape[3]),
-        )
+        length = min(rounded(span.first + span.count), cache.keys.shape[3])
         mask = layout.once(
             (piece.start, heads.window, length),
             lambda: visible_mask(layout, piece, heads.window, length),
         )
-        tokens, group = len(q), heads.queries // heads.keys
-        k, v = cache.keys[heads.layer, row, :, :length], cache.values[heads.layer, row, :, :length]
+        k, v = (room[heads.layer, span.row, :, :length] for room in (cache.keys, cache.values))
+        tokens, group = span.count, heads.queries // heads.keys
+        queries = q[piece].view(tokens, heads.keys, group, heads.size)
         if self._row_stable and not heads.cap:
-            queries, k, v = (
-                q.view(tokens, heads.keys, group, heads.size),
-                k.expand(tokens, -1, -1, -1),
-                v.expand(tokens, -1, -1, -1),
-            )
+            k, v = k.expand(tokens, -1, -1, -1), v.expand(tokens, -1, -1, -1)
             return F.scaled_dot_product_attention(
                 queries, k, v, mask[:, None, None], scale=heads.scale
             )
-        queries = (
-            q.view(tokens, heads.keys, group, heads.size)
-            .permute(1, 2, 0, 3)
-            .reshape(1, heads.keys, group * tokens, heads.size)
-        )
+        queries = queries.permute(1, 2, 0, 3).reshape(1, heads.keys, -1, heads.size)
+        k, v, mask = k[None], v[None], mask.repeat(group, 1)
         if heads.cap:  # which SDPA does not know
-            scores = self.soft_cap(
-                queries @ k[None].transpose(-1, -2) * heads.scale, heads.cap
-            ).float()
-            out = (
-                scores.masked_fill(~mask.repeat(group, 1), -torch.inf).softmax(-1).to(v.dtype)
-                @ v[None]
-            )
+            scores = self.soft_cap(queries @ k.transpose(-1, -2) * heads.scale, heads.cap).float()
+            out = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype) @ v
         else:
-            out = F.scaled_dot_product_attention(
-                queries, k[None], v[None], mask.repeat(group, 1), scale=heads.scale
-            )
+            out = F.scaled_dot_product_attention(queries, k, v, mask, scale=heads.scale)
         return out.view(heads.keys, group, tokens, heads.size).permute(2, 0, 1, 3)
 
 

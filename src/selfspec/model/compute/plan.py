@@ -42,8 +42,7 @@ class LayerPlan(Memo):
         if outside:
             raise OptionError(
                 f"skipped layer {outside[0]} is outside the plan's layers {self.start} to "
-                f"{self.stop - 1}; "
-                "leave it out of the skip set"
+                f"{self.stop - 1}; leave it out of the skip set"
             )
         if not self.halves:
             raise OptionError(

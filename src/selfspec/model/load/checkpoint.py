@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import math
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from huggingface_hub import utils as hub_utils
 
 from selfspec.errors import BrokenCheckpoint, ResourceError, UnsupportedModel
 
+from ...core.user_cache import CACHE_VARIABLE
 from ..compute.memory import gigabytes
 
 WEIGHTS = "model.safetensors"
@@ -178,6 +180,16 @@ def require_memory(needed: int, device: torch.device, what: str) -> None:
             f"{what} needs about {gigabytes(needed)} of memory on {device} while loading, and "
             f"{gigabytes(available)} are available. Free some memory, or choose a smaller dtype "
             "(dtype='bfloat16'), another device or a smaller model."
+        )
+
+
+def require_disk(needed: int, folder: Path, what: str) -> None:
+    """Raise ResourceError unless the cache's folder has room for `needed` bytes."""
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise ResourceError(
+            f"{what} needs {gigabytes(needed)} in {folder}, where {gigabytes(free)} are free. Free "
+            f"some space, or name a folder on another disk in ${CACHE_VARIABLE}."
         )
 
 

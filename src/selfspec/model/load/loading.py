@@ -39,6 +39,7 @@ from selfspec.errors import (
     ResourceError,
     Unavailable,
     UnsupportedModel,
+    nearest,
 )
 
 from ..compute.memory import weights_too_large
@@ -95,9 +96,9 @@ def load(
     own on a GPU.
     """
     kind, target = parse_dtype(dtype), parse_device(device)
-    peft_folder.check_mode(adapter)
-    if (inner := peft_folder.inside(model)) is not None:
-        model = inner
+    if adapter not in (modes := peft_folder.MODES):
+        raise OptionError(f"adapter={adapter!r} is not known; {nearest(str(adapter), modes)}")
+    model = peft_folder.inside(model) or model  # a live PEFT model's own
     if isinstance(model, PreTrainedModel):
         refuse_revision(revision, "a live model")
         reason = "a live model is left as it is, so merge it yourself (merge_and_unload())"

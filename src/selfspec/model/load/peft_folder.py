@@ -15,18 +15,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ...errors import OptionError, Unavailable, UnsupportedModel, nearest
+from ...errors import OptionError, Unavailable, UnsupportedModel
 from .checkpoint import AGAIN, read_header, read_json
 from .quantised import method_of
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-_MODES = ("auto", "merge", "live")
-
-
-def check_mode(adapter: str) -> None:
-    if adapter not in _MODES:
-        raise OptionError(f"adapter={adapter!r} is not known; {nearest(str(adapter), _MODES)}")
+MODES = ("auto", "merge", "live")
 
 
 def refuse_mode(adapter: str, mode: str, reason: str) -> None:

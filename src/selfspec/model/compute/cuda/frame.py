@@ -161,20 +161,16 @@ class Frame(TokenLayout):
 
         Numbers of a head that are not rotated have cosine 1 and sine 0.
         """
-        half, name = rope.rotary // 2, ("rotation", id(rope))
 
-        def cosine() -> Tensor:
-            some = rope.cosines[self.positions][:, None]
-            return torch.cat([some, some, some.new_ones((len(some), 1, size - 2 * half))], dim=-1)
-
-        def sine() -> Tensor:
-            some = rope.sines[self.positions][:, None]
-            return torch.cat([-some, some, some.new_zeros((len(some), 1, size - 2 * half))], dim=-1)
-
-        def partner() -> Tensor:
+        def make() -> tuple[Tensor, Tensor, Tensor]:
+            half = rope.rotary // 2
+            cosine, sine = (t[self.positions][:, None] for t in (rope.cosines, rope.sines))
+            rest = (len(cosine), 1, size - 2 * half)
             order = torch.arange(size, device=self.bits.device)
-            return torch.cat([order[half : 2 * half], order[:half], order[2 * half :]])
+            return (
+                torch.cat([cosine, cosine, cosine.new_ones(rest)], dim=-1),
+                torch.cat([-sine, sine, sine.new_zeros(rest)], dim=-1),
+                torch.cat([order[half : 2 * half], order[:half], order[2 * half :]]),
+            )
 
-        made = (("cosine", cosine), ("sine", sine), ("partner", partner))
-        cosines, sines, partners = (self.once((name, part), make) for part, make in made)
-        return cosines, sines, partners
+        return self.once(("rotation", id(rope)), make)

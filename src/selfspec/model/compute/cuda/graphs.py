@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -47,17 +48,17 @@ class Recorder(Protocol):
         """Wait until the device has nothing left to do."""
 
 
+@dataclass(eq=False)
 class _Graph:
-    def __init__(self, graph: torch.cuda.CUDAGraph, out: tuple[Tensor, ...]) -> None:
-        self._graph = graph
-        self.out: tuple[Tensor, ...] | None = out
+    graph: torch.cuda.CUDAGraph
+    out: tuple[Tensor, ...] | None
 
     def replay(self) -> None:
-        self._graph.replay()
+        self.graph.replay()
 
     def release(self) -> None:
         self.out = None
-        self._graph.reset()
+        self.graph.reset()
 
 
 class CudaRecorder:

@@ -14,23 +14,21 @@ from __future__ import annotations
 import threading
 import warnings
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from ..cache import KVCache, TokenLayout
-from ..plan import LayerPlan
-from .frame import FIELDS, MAX_TOKENS, WIDTHS, Frame, Grid, bucket, grid_for, packed
+from ..call import Call, Layers
+from .frame import FIELDS, MAX_TOKENS, WIDTHS, Frame, bucket, grid_for, packed
 from .graphs import CudaRecorder, Recorder, Recording, Work
 from .storage import StaticCache, Storage
 
 MAX_STEPS = 128  # recorded at the same time: the least recently used one is dropped
 HEAD_TOKENS = (*WIDTHS, 64, 96, 128, 192, 256, 384, MAX_TOKENS)  # that a head's step takes
 
-Layers = Callable[[Tensor, LayerPlan, KVCache, TokenLayout, Sequence[int]], tuple[Tensor, ...]]
 Head = Callable[[Tensor], Tensor]
 Key = tuple[Hashable, ...]  # begins with a storage's number, or with the name of a head
 
@@ -72,27 +70,25 @@ class StepRunner:
         return sum(step.recording is not None for step in list(self._steps.values()))
 
     def run(
-        self,
-        layers: Layers,
-        x: Tensor,
-        plan: LayerPlan,
-        cache: StaticCache,
-        layout: TokenLayout,
-        collected: Sequence[int],
-        reads: Callable[[], object],
+        self, layers: Layers, x: Tensor, call: Call, cache: StaticCache, reads: Callable[[], object]
     ) -> tuple[Tensor, ...] | None:
-        """The hidden states that `layers` returns for a call, or None if it does not fit a step.
+        """What `layers` makes of a call on this cache, or None if it does not fit a step.
 
         `reads()` gives the tensors that a step reads beside weights, buffers and storage.
         """
-        storage = cache.storage
+        storage, layout = cache.storage, call.layout
         grid = grid_for(layout, storage.rows, storage.slots)
         if grid is None:
             return None
         table = packed(layout, grid, cache.spare)
         with self._lock:
             self.follow()
-            inputs = self._inputs_for(grid)
+            shape = (grid.rows, grid.width)
+            if shape not in self._inputs:
+                table_buffer = self._buffer(FIELDS, *shape, dtype=torch.int64)
+                x_buffer = self._buffer(grid.tokens, self._width, dtype=self._dtype)
+                self._inputs[shape] = _Inputs(table_buffer, x_buffer)
+            inputs = self._inputs[shape]
             inputs.table.copy_(table, non_blocking=True)
             in_order = [span.row for span in layout.spans] == list(range(grid.rows))
             where = None  # the call's tokens are the grid's
@@ -105,9 +101,9 @@ class StepRunner:
 
             def work() -> tuple[Tensor, ...]:
                 frame = Frame.of(inputs.table, grid, storage.keys, storage.values)
-                return layers(inputs.x, plan, cache, frame, collected)
+                return layers(inputs.x, replace(call, layout=frame))
 
-            key = (storage.number, plan, grid, *collected)
+            key = (storage.number, call.plan, grid, *call.collected)
             states = self._run(key, work, lambda: (storage, inputs, reads()))
             return tuple(out.clone() if where is None else out[where] for out in states)
 
@@ -189,14 +185,6 @@ class StepRunner:
         step = self._steps.pop(key)
         if step.recording is not None:
             step.recording.release()
-
-    def _inputs_for(self, grid: Grid) -> _Inputs:
-        key = (grid.rows, grid.width)
-        if key not in self._inputs:
-            table = self._buffer(FIELDS, *key, dtype=torch.int64)
-            x = self._buffer(grid.tokens, self._width, dtype=self._dtype)
-            self._inputs[key] = _Inputs(table, x)
-        return self._inputs[key]
 
     def _buffer(self, *shape: int, dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False):

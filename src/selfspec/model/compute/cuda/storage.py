@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ....errors import ResourceError
-from ..cache import KVCache, zeros
+from ..cache import CacheShape, KVCache, zeros
 
 IDLE = 4  # storages kept for the next generation
 _numbers = itertools.count()
@@ -31,6 +31,11 @@ class Storage:
     keys: Tensor  # (layers, rows, heads, slots, size)
     values: Tensor
     number: int = field(default_factory=lambda: next(_numbers))
+
+    @property
+    def shape(self) -> CacheShape:
+        layers, rows, heads, _, size = self.keys.shape
+        return layers, rows, heads, size
 
     @property
     def rows(self) -> int:
@@ -53,11 +58,12 @@ class StoragePool:
         self._returned: deque[Storage] = deque()
         self._lock = threading.Lock()
 
-    def take(self, shape: tuple[int, int, int, int], slots: int) -> Storage:
-        """A storage for (layers, rows, heads, size), with at least `slots` slots, all zeros."""
+    def take(self, shape: CacheShape, slots: int) -> Storage:
+        """A storage of this shape with at least `slots` slots, all zeros."""
         with self._lock:
             self._sort_in()
-            idle = [s for s in self._idle if s.rows == shape[1] and slots <= s.slots <= 2 * slots]
+            fitting = (s for s in self._idle if slots <= s.slots <= 2 * slots)
+            idle = [s for s in fitting if s.shape == shape]
             if idle:
                 # the smallest, and of equal ones that which was used last: its steps are recorded
                 storage = min(reversed(idle), key=lambda storage: storage.slots)
@@ -84,7 +90,7 @@ class StoragePool:
         """Take a storage back. May be called from anywhere."""
         self._returned.append(storage)
 
-    def _new(self, shape: tuple[int, int, int, int], slots: int) -> Storage:
+    def _new(self, shape: CacheShape, slots: int) -> Storage:
         with torch.inference_mode(False):  # so that it can be written in and out of that mode
             return Storage(*zeros(shape, slots, self.dtype, self.device))
 
@@ -110,14 +116,12 @@ class StoragePool:
 class StaticCache(KVCache):
     """A cache in a storage of the pool, whose last slot is spare: padding is written there."""
 
-    def __init__(
-        self, pool: StoragePool, layers: int, rows: int, heads: int, size: int, capacity: int
-    ) -> None:
+    def __init__(self, pool: StoragePool, shape: CacheShape, capacity: int) -> None:
         self._pool = pool
         self._held: list[Storage] = []  # one, in a list that the finaliser sees too
         finalizer = weakref.finalize(self, _give_back, pool, self._held)
         finalizer.atexit = False
-        super().__init__(layers, rows, heads, size, capacity + 1, pool.dtype, pool.device)
+        super().__init__(shape, capacity + 1, pool.dtype, pool.device)
 
     @property
     def storage(self) -> Storage:
