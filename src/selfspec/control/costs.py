@@ -184,8 +184,9 @@ class CostModel:
         return chances
 
     def rates(self, rows: int, most: int, beside: int = 0) -> list[float]:
-        """Expected tokens per second of these rows by the number of drafts a row, from 0 on as far as
-        it could pay, once a pass was measured. `beside`: tokens of other rows in the same pass."""
+        """Expected tokens per second of these rows by the number of drafts a row, from 0 on as far
+        as it could pay, once a pass was measured. `beside`: tokens of other rows in the same
+        pass."""
         key = rows, most, beside
         if key in self._rates:
             return self._rates[key]

@@ -56,6 +56,8 @@ class DraftSession(ABC):
         """Guess at most `budget.tokens[i]` tokens after each of `texts`.
 
         All of a text but its last token is in the cache. Slots behind that may be written freely.
+        A text's last tokens may be others than at the last call: where a drafter guesses for
+        another one, what that one keeps is a guess too.
         """
 
     def observe(self, outcome: Outcome) -> None:  # noqa: B027  (most drafters learn nothing)

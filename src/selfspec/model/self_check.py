@@ -52,9 +52,12 @@ class SelfCheck:
             self._allowed = max(self._allowed, MODULES * self._scale, as_it_moves)
 
     def compare(self, ours: Tensor, rounding: float = 0.0) -> None:
-        """Raise unless our logits of the probe are the model's. `rounding`: the share of the
-        largest logit that rounded weights may move them by."""
-        gap, allowed = self._gap(ours), max(self._allowed, rounding * self._scale)
+        """Raise unless our logits of the probe are the model's. `rounding`: how far rounded weights
+        may move all of them together, as a share of their norm."""
+        gap, allowed = self._gap(ours), self._allowed
+        if rounding:
+            apart = (ours.float() - self._expected).norm().item()
+            gap, allowed = apart, rounding * self._expected.norm().item()
         if not gap <= allowed:  # also refuses NaN
             raise SelfCheckFailed(
                 f"this {self._family} model gives logits that differ from transformers' by "

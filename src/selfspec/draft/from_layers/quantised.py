@@ -24,6 +24,7 @@ from ...core.sampling import Sampler
 from ...core.tree import Tree
 from ...errors import OptionError, ResourceError
 from ...model.compute.cache import RowSpan
+from ...model.compute.cpu.choosing import likeliest
 from ...model.copies import copy_in
 from ...verify.outright import accepted_path
 from ..base import Drafter, DraftSession, Target
@@ -196,7 +197,7 @@ class _Session(DraftSession):
         """What the copy chooses at every node, as the row's own sampler would choose."""
         sizes = [len(draft.tree) for draft in drafts]
         if all(self._rows[row].sampler.plain for row in rows):
-            return [piece.tolist() for piece in logits.argmax(-1).split(sizes)]
+            return [piece.tolist() for piece in likeliest(logits)[:, 0].split(sizes)]
         choices = []
         for row, text, draft, piece in zip(rows, texts, drafts, logits.split(sizes), strict=True):
             contexts = draft.tree.contexts(text)

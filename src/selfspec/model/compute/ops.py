@@ -50,7 +50,7 @@ class Ops(ABC):
 
     kernel: Kernel
     rounding: float = 0.0
-    """How far rounded weights may move a model's logits, as a share of the largest."""
+    """How far rounded weights may move a model's logits, as a share of their norm."""
     weights: str | None = None
     """How products are stored: a kind of our kernels', or None: as torch does, in its dtype."""
 

@@ -299,6 +299,8 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
     }
 }
 
+extern "C" int64_t panel_width() { return PANEL; }
+
 extern "C" void multiply_int8(const Product* weight, const void* x, int64_t rows,
                               const float* residual, float* out, int part, int parts) {
     multiply<EightBits>(weight, x, rows, residual, out, part, parts);

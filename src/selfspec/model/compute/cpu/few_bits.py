@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .interface import function
 from .linear import PackedLinear
-from .native import compiled, library
+from .native import compiled
 
 SOURCE = Path(__file__).with_name("few_bits.cpp")
 GROUP = 32  # inputs that share a scale
@@ -33,7 +33,7 @@ class PanelBytes(PackedLinear):
     """Inputs are filled up to a multiple of this; 1 if rows of x are read as they are."""
 
     def pack(self, weight: Tensor) -> Tensor:
-        self._width = int(library().panel_width())
+        self._width = int(compiled(SOURCE).panel_width())
         self._groups = -(-self.inputs // self.group)
         if self.group > 1:  # bytes, and three numbers a group (`Row` of few_bits.cpp)
             self.prepared = 64 * -(-self._groups * (self.group + 12) // 64)
@@ -87,7 +87,8 @@ class Int8(PanelBytes):
         end = self._groups * GROUP * self._width
         numbers = self._packed[:, :end].unflatten(1, (-1, self._width, 4))[panel, :, column]
         scale = self._packed[:, end:].view(torch.float32)[panel, column]
-        return (numbers.flatten(1).float() - 128) * scale[:, None]
+        rows: Tensor = (numbers.flatten(1).float() - 128) * scale[:, None]
+        return rows
 
 
 class Int4(PanelBytes):
@@ -120,7 +121,8 @@ class Int4(PanelBytes):
         numbers = torch.stack([both & 15, both >> 4], dim=3).flatten(2).float()
         halves = groups[:, :, 16 * width :].view(torch.float16).unflatten(2, (2, width))
         scale, least = halves[panel, :, :, column].float().unbind(-1)
-        return (least[..., None] + scale[..., None] * numbers).flatten(1)
+        rows: Tensor = (least[..., None] + scale[..., None] * numbers).flatten(1)
+        return rows
 
 
 class BFloat16(PanelBytes):
@@ -132,10 +134,11 @@ class BFloat16(PanelBytes):
     group = 1
 
     def packed(self, panels: Tensor) -> Tensor:
-        pairs = panels.bfloat16().unflatten(1, (2, -1)).permute(0, 3, 2, 1)
+        pairs: Tensor = panels.bfloat16().unflatten(1, (2, -1)).permute(0, 3, 2, 1)
         return pairs.flatten(1).contiguous().view(torch.uint8)
 
     def unpacked(self, panel: Tensor, column: Tensor) -> Tensor:
         lanes = self._width // 2
         numbers = self._packed.view(torch.bfloat16).unflatten(1, (-1, lanes, 2))
-        return numbers[panel, :, column % lanes, column // lanes].float()
+        rows: Tensor = numbers[panel, :, column % lanes, column // lanes].float()
+        return rows

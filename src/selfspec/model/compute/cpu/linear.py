@@ -29,8 +29,8 @@ class PackedLinear(Linear):
     head: ClassVar[str] = ""
     """The kind that a model's head is kept in, where it is another."""
     rounding: ClassVar[float] = 0.0
-    """How far rounding may move a model's logits, as a share of the largest: what the check at
-    load allows."""
+    """How far rounding may move a model's logits, as a share of their norm: what the check at load
+    allows."""
     prepared: int = 0
     """Bytes of a row of x once the kind's kernel has prepared it."""
 
