@@ -135,8 +135,8 @@ class Share:
 class CostModel:
     """Tokens per second by the number of drafts a row, for one drafter in one request."""
 
-    def __init__(self, prior: CostModel | None = None) -> None:
-        self._prior = prior
+    def __init__(self, prior: CostModel | None = None, likely: float = FIRST_CHANCE) -> None:
+        self._prior, self._likely = prior, likely  # likely: that a first draft is kept, at first
         self.passes: Curve = Curve(GROWTH, prior.passes if prior else None)  # by tokens of all rows
         # by drafts of the longest row, from 1 on
         self.drafting: Curve = Curve(None, prior.drafting if prior else None)
@@ -173,11 +173,14 @@ class CostModel:
         return self._found.expected(self._prior.coverage if self._prior else 1.0)
 
     def chances(self, count: int) -> list[float]:
-        """How likely each place in a draft is kept. Unknown places fall off from the one before."""
+        """How likely each place in a draft is kept. Unknown places fall off from the one before,
+        as those before them did on average if that is less."""
         before = self._prior.chances(count) if self._prior else []
         chances: list[float] = []
         for place in range(count):
-            chance = chances[-1] * FALLOFF if chances else FIRST_CHANCE
+            chance = self._likely
+            if chances:
+                chance = chances[-1] * max(FALLOFF, chances[-1] ** (1 / place))
             chance = before[place] if before else chance
             known = place < len(self._kept)
             chances.append(self._kept[place].expected(chance) if known else chance)

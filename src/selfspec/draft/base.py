@@ -70,6 +70,8 @@ class Drafter(ABC):
     name: ClassVar[str]
     trees: ClassVar[bool] = False
     """Whether it proposes trees."""
+    likely: ClassVar[float] = 0.4
+    """How likely its first guess is kept: what a controller expects before it has seen any."""
     decides_how_much: ClassVar[bool] = False
     """Whether it brings a controller of its own."""
 

@@ -36,6 +36,7 @@ class Quantised(Drafter):
     """Draft with a copy of the model in 8 or 4 bits."""
 
     name: ClassVar[str] = "quantised"
+    likely: ClassVar[float] = 0.9
 
     weights: str = "int8"
     """What the copy's weights are stored as: int8 or int4."""
