@@ -18,17 +18,26 @@ from .load.checkpoint import available_memory
 from .measuring import weight_bytes
 from .operations import check_weights
 
+SAMPLE = 128  # rows of a matrix that tell how it was rounded
+SAME = 0.01  # a difference that is not worth more bits, as a share
 SPARE = 1.25  # what making a copy needs, in sizes of the copy
 
 
 def copy_in(model: LayeredModel, weights: str) -> LayeredModel:
-    """The model with its weights in another kind, made once and kept as long as the model."""
+    """The model with its weights in another kind, made once and kept as long as the model.
+
+    "auto": 4 bits where they lose nothing, since the weights were rounded to 4 bits before, or
+    where the model has 8 bits itself; else 8 bits.
+    """
     check_weights(weights)
     if model.ops.kernel != "native":
         raise OptionError(
             f"a copy in {weights} needs our kernels, which run float32 on a CPU, and this model is "
             f"run by kernel {model.ops.kernel!r}; draft with 'hybrid' or 'early-exit' there"
         )
+    if weights == "auto":
+        small = model.ops.weights == "int8" or model.once(_fits_4_bits, lambda: _fits_4_bits(model))
+        weights = "int4" if small else "int8"
     return model.once((copy_in, weights), lambda: _made(model, weights))
 
 
@@ -50,6 +59,18 @@ def _made(model: LayeredModel, weights: str) -> LayeredModel:
             f"{model.ops.weights}; name a kind of fewer bits"
         )
     return copy
+
+
+def _fits_4_bits(model: LayeredModel) -> bool:
+    """Whether some rows of the middle layer's products are the same numbers in 4 bits."""
+    block = model.blocks[len(model.blocks) // 2]
+    for linear in block.linears:
+        if linear.readable and not linear.alone:
+            rows = linear.rows(torch.arange(min(SAMPLE, linear.outputs)))
+            rounded = KINDS["int4"]([rows], [None]).rows(torch.arange(len(rows)))
+            if (rounded - rows).norm() > SAME * rows.norm():
+                return False
+    return True
 
 
 def _in_kind(linear: Linear, kind: type[PackedLinear]) -> Linear:

@@ -38,8 +38,9 @@ class Quantised(Drafter):
     name: ClassVar[str] = "quantised"
     likely: ClassVar[float] = 0.9
 
-    weights: str = "int8"
-    """What the copy's weights are stored as: int8 or int4."""
+    weights: str = "auto"
+    """What the copy's weights are stored as: int8 or int4. auto is int4 where that loses nothing,
+    since the weights were rounded to 4 bits before, or where the model has 8 bits; else int8."""
     first: str | Drafter = "hybrid"
     """The drafter that guesses for the copy, by name or as an object. "none" guesses nothing."""
     guesses: int = 7
