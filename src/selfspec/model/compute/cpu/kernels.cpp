@@ -98,10 +98,20 @@ struct Share {
 
 // ---------------------------------------------------------------------------------------- products
 
-// How many steps ahead a weight is asked for. A panel is read once, front to back, and the
-// processor's own prefetcher stops at each page of it: on an Intel Xeon 8 rows take 36 ms a pass
-// without these two, 19 with them. Asking beyond the end is harmless.
-constexpr int SOON = 16, LATER = 128;  // for the first cache, for the second
+// How many steps ahead a weight is asked for, and how many rows share a read of it at most. A panel
+// is read once, front to back, and the processor's own prefetcher stops at each page of it: on an
+// Intel Xeon 8 rows take 36 ms a pass without asking, 19 with it. Asking beyond the end is
+// harmless. None of these changes a bit; tuning.py chooses them by a measurement.
+static struct {
+    int64_t soon = 16, later = 128;  // for the first cache, for the second
+    int64_t rows = MAX_ROWS;
+} tuned;
+
+extern "C" void tune(int64_t soon, int64_t later, int64_t rows) {
+    tuned = {soon, later, std::clamp<int64_t>(rows, 1, MAX_ROWS)};
+}
+
+extern "C" int64_t most_rows() { return MAX_ROWS; }
 
 // One panel times ROWS rows. The weights of a step lie side by side, so the panel is one stream
 // from memory, read once for all rows. The rows are read a number at a time: they are short and
@@ -109,11 +119,12 @@ constexpr int SOON = 16, LATER = 128;  // for the first cache, for the second
 template <int ROWS>
 static inline void tile(const float* x, int64_t inputs, const float* panel, float* sums) {
     Vector total[ROWS][WIDE] = {};
+    const float *soon = panel + tuned.soon * PANEL, *later = panel + tuned.later * PANEL;
     for (int64_t k = 0; k < inputs; k++) {
         Vector weight[WIDE];
         for (int c = 0; c < WIDE; c++) {
-            __builtin_prefetch(panel + (k + SOON) * PANEL + c * LANES, 0, 3);
-            __builtin_prefetch(panel + (k + LATER) * PANEL + c * LANES, 0, 2);
+            __builtin_prefetch(soon + k * PANEL + c * LANES, 0, 3);
+            __builtin_prefetch(later + k * PANEL + c * LANES, 0, 2);
         }
         for (int c = 0; c < WIDE; c++) weight[c] = load(panel + k * PANEL + c * LANES);
         for (int r = 0; r < ROWS; r++)
@@ -138,15 +149,15 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
                                  const float* residual, float* out, int part, int parts) {
     const float *x = (const float*)rows_of_x, *pack = (const float*)weight->weights,
         *bias = weight->bias;
-    int64_t outputs = weight->outputs, inputs = weight->inputs;
+    int64_t outputs = weight->outputs, inputs = weight->inputs, most = tuned.rows;
     Share share((outputs + PANEL - 1) / PANEL, part, parts);
     float sums[MAX_ROWS * PANEL];
     for (int64_t p = share.begin; p < share.end; p++) {
         int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
         for (int64_t r = 0; r < rows;) {
             int64_t left = rows - r;  // two even halves beat a full tile and a sliver
-            int64_t half = left < 2 * MAX_ROWS ? (left + 1) / 2 : MAX_ROWS;
-            int64_t take = left <= MAX_ROWS ? left : half;
+            int64_t half = left < 2 * most ? (left + 1) / 2 : most;
+            int64_t take = left <= most ? left : half;
             tile_of<MAX_ROWS>(take, x + r * inputs, inputs, pack + first * inputs, sums);
             for (int64_t i = 0; i < take; i++) {
                 float* target = out + (r + i) * outputs + first;
@@ -423,7 +434,7 @@ static inline void transpose(Vector* part) {
     if constexpr (HALF > 1) transpose<HALF / 2>(part);
 }
 
-// The bits of a lane's number, mirrored: the order in which the tree of sum_lanes first meets lanes.
+// The bits of a lane's number, mirrored: in this order the tree of sum_lanes meets the lanes.
 static inline int mirrored(int lane) {
     int found = 0;
     for (int bit = 1; bit < LANES; bit *= 2) found += lane & bit ? LANES / 2 / bit : 0;
@@ -431,8 +442,8 @@ static inline int mirrored(int lane) {
 }
 
 // The keys of a head once more, for many queries: panels of PANEL keys, so that a vector holds the
-// same number of LANES keys and no sum has to be folded. A panel's numbers lie in the order in which
-// they are used: [mirrored lane][size / LANES][PANEL].
+// same number of LANES keys and no sum has to be folded. A panel's numbers lie in the order in
+// which they are used: [mirrored lane][size / LANES][PANEL].
 class KeyPanels {
     Bytes room;
     const float* from = nullptr;
@@ -892,14 +903,24 @@ static void norm_rows(const float* x, const Norm& norm, const Call& call, float*
         norm_row(x + rows.begin * call.width, norm, 0, out + rows.begin * call.width);
 }
 
-// This thread's part of a product. Its inputs are complete; its outputs are when the threads have
-// met again.
+// Items that nobody has taken yet, of each step of a half whose work is taken in pieces.
+struct Next {
+    std::atomic<int64_t> into, attention, out;
+};
+
+constexpr int PIECES = 8;  // of a product, for each thread
+
+// A product, piece by piece as this thread comes to it: one whose core is wanted elsewhere takes
+// fewer, and the others do not wait for it. Its inputs are complete; its outputs are when the
+// threads have met again.
 static void multiply(const Product& weight, const float* x, const float* residual, float* out,
-                     const Call& call, const Room& room, Meeting& meeting) {
+                     const Call& call, const Room& room, Meeting& meeting,
+                     std::atomic<int64_t>& next) {
     const void* read = prepare(weight, x, call.tokens, room.prepared);
     if (weight.prepare) meeting.wait();
-    weight.multiply(&weight, read, call.tokens, residual, out, omp_get_thread_num(),
-                    omp_get_num_threads());
+    int pieces = omp_get_num_threads() == 1 ? 1 : omp_get_num_threads() * PIECES;
+    for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;)
+        weight.multiply(&weight, read, call.tokens, residual, out, piece, pieces);
 }
 
 // What stands between the two products of a half; gives where its result lies.
@@ -929,20 +950,20 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
 }
 
 static void run_half(const Half& half, const Call& call, float* x, Room& room, Meeting& meeting,
-                     std::atomic<int64_t>& next, Memory& memory) {
+                     Next& next, Memory& memory) {
     const float* read = half.parallel && !half.attention ? room.entered.get() : x;
     if (half.before) {
         norm_rows(read, *half.before, call, room.normed.get());
         meeting.wait();
         read = room.normed.get();
     }
-    multiply(half.into, read, nullptr, room.first.get(), call, room, meeting);
+    multiply(half.into, read, nullptr, room.first.get(), call, room, meeting, next.into);
     meeting.wait();
-    const float* result = between(half, call, room, meeting, next, memory);
+    const float* result = between(half, call, room, meeting, next.attention, memory);
     meeting.wait();
     bool plain = !half.after && half.scale == 1;
     float* added = plain ? x : room.normed.get();
-    multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting);
+    multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting, next.out);
     meeting.wait();
     if (plain) return;
     if (half.after) norm_rows(added, *half.after, call, added);
@@ -957,7 +978,7 @@ extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, 
                            const Call* call, int threads) {
     Room room(halves, chosen, count, *call);
     Meeting meeting;
-    std::vector<std::atomic<int64_t>> next(count);  // attention's items, of each half
+    std::vector<Next> next(count);
 #pragma omp parallel num_threads(threads)
     {
         Memory memory;
