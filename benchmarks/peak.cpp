@@ -19,7 +19,8 @@ extern "C" int64_t operations_of_a_step() { return 2 * LANES * CHAINS; }
 extern "C" void multiply_and_add(int64_t steps, int threads, float* out) {
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int thread = 0; thread < threads; thread++) {
-        Vector sums[CHAINS] = {}, factor = Vector{} + 0.999f, added = Vector{} + 0.001f;
+        Vector sums[CHAINS], factor = Vector{} + 0.999f, added = Vector{} + 0.001f;
+        for (int c = 0; c < CHAINS; c++) sums[c] = Vector{} + float(c);  // equal: merged
         for (int64_t step = 0; step < steps; step++)
             for (int c = 0; c < CHAINS; c++) sums[c] = sums[c] * factor + added;
         out[thread] = 0;
