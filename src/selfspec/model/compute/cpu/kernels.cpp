@@ -908,7 +908,7 @@ struct Next {
     std::atomic<int64_t> into, attention, out;
 };
 
-constexpr int PIECES = 8;  // of a product, for each thread
+constexpr int PIECES = 3;  // of a product, for each thread
 
 // A product, piece by piece as this thread comes to it: one whose core is wanted elsewhere takes
 // fewer, and the others do not wait for it. Its inputs are complete; its outputs are when the
@@ -954,7 +954,7 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     const float* read = half.parallel && !half.attention ? room.entered.get() : x;
     if (half.before) {
         norm_rows(read, *half.before, call, room.normed.get());
-        meeting.wait();
+        if (!half.into.prepare) meeting.wait();  // else each thread prepares the rows it normed
         read = room.normed.get();
     }
     multiply(half.into, read, nullptr, room.first.get(), call, room, meeting, next.into);
