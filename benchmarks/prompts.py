@@ -58,10 +58,10 @@ class PromptsRun(Result):
 
 def operations(config: Any, weights: int, tokens: int) -> int:
     """Multiplications and additions of a prompt. `weights`: of the layers' matrices."""
-    heads = config.num_attention_heads
-    size = getattr(config, "head_dim", None) or config.hidden_size // heads
+    heads, layers = int(config.num_attention_heads), int(config.num_hidden_layers)
+    size = int(getattr(config, "head_dim", None) or config.hidden_size // heads)
     pairs = tokens * (tokens + 1) // 2
-    return 2 * weights * tokens + 4 * size * heads * config.num_hidden_layers * pairs
+    return 2 * weights * tokens + 4 * size * heads * layers * pairs
 
 
 class Peak:
@@ -114,7 +114,7 @@ def measure(model: str, lengths: list[int], rounds: int, threads: int, out: Path
             say(f"{length} tokens")
             ids = torch.randint(0, llm.info.vocabulary, (length,), generator=chance).tolist()
             peak = Peak(threads)
-            contestants = {**readers(llm, other, ids), "peak": peak}
+            contestants: dict[str, Contestant] = {**readers(llm, other, ids), "peak": peak}
             timings = interleave(contestants, rounds, warmup=1, on_turn=tick)
             row = LengthRow(length, operations(other.config, weights, length))
             row.seconds = {name: timings.seconds[name] for name in ("selfspec", "transformers")}
