@@ -20,13 +20,14 @@ import torch
 import typer
 
 from benchmarks.command import Model, Out, Show, Threads, made_by, result_path, run_command
+from benchmarks.ratios import median, ratio
 from selfspec import LLM
 from selfspec.bench.html import Table
 from selfspec.bench.schema import Result, Seconds, read, write
 from selfspec.bench.suite_run import folder_of
 from selfspec.bench.tables import interval
 from selfspec.bench.tables import markdown as as_text
-from selfspec.bench.timing import Contestant, interleave, median, ratio, timed
+from selfspec.bench.timing import Contestant, interleave, timed
 from selfspec.cli.bench import progress_bar
 from selfspec.core.options import numbers
 from selfspec.model.compute.cpu.native import compiled
