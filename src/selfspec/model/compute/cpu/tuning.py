@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import json
+import logging
 import os
 import statistics
 import tempfile
@@ -24,6 +25,7 @@ import torch
 
 from .interface import ProductStruct, address, function
 
+_log = logging.getLogger(__name__)
 INPUTS, OUTPUTS = 512, 65536  # 128 MiB of weights, more than most caches hold
 ROUNDS = 5
 CLEARLY = 0.96  # of the default's time
@@ -113,5 +115,5 @@ def _keep(chosen: Tuning, path: Path) -> None:
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             json.dump(asdict(chosen), file)
         os.replace(file.name, path)
-    except OSError:
-        pass
+    except OSError as error:
+        _log.debug("How weights are read could not be kept in %s: %s", path, error)
