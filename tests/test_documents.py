@@ -135,8 +135,9 @@ def test_controllers_come_with_their_defaults() -> None:
 def test_auto_tries_what_the_page_says() -> None:
     """choosing.md says what the default begins with."""
     page = text_of("choosing.md")
-    assert Auto().candidates == ("hybrid", "early-exit")
-    assert "begins with a lookup and token recycling, looks now and then at an early exit" in page
+    assert Auto().candidates == ("hybrid", "quantised", "early-exit")
+    assert "begins with a lookup and token recycling, soon tries a copy of the model" in page
+    assert "looks now and then at an early exit" in page
 
 
 def test_the_curve_of_verifying_is_what_was_measured() -> None:

@@ -207,6 +207,18 @@ def skipping(here: World, script: list[list[int]]) -> Drafter:
     return LayerSkip(part=tiny_lora(here.llm.model))
 
 
+def copied(**options: Any) -> Make:
+    """A copy in fewer bits. Models that torch runs cannot have one, and draft without."""
+
+    def make(here: World, script: list[list[int]]) -> Drafter:
+        ours = here.llm.model.ops.kernel == "native"
+        made = make_drafter("quantised", options) if ours else make_drafter("ngram", {})
+        assert made is not None
+        return made
+
+    return make
+
+
 # Of each drafter: the options it is tried with on these tiny models.
 DRAFTERS: dict[str, list[Make]] = {
     "auto": [
@@ -257,6 +269,12 @@ DRAFTERS: dict[str, list[Make]] = {
         skipping,
     ],
     "ngram": [named("ngram"), named("ngram", branches=1, shortest=2)],
+    "quantised": [
+        copied(),
+        copied(weights="int4", first="none"),
+        copied(first="early-exit", guesses=3, sure=0.02),
+        copied(weights="int4", first="recycle", guesses=20),
+    ],
     "recycle": [named("recycle"), named("recycle", keep_table=True, pairs=False)],
     "scripted": [
         lambda here, script: ScriptedDrafter(script),

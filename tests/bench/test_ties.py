@@ -93,7 +93,7 @@ def test_the_command_writes_and_says_it(
         "model": str(tmp_path / "model"),
         "rows": 2,
         "length": 40,
-        "new_tokens": 6,
+        "max_new_tokens": 6,
         "draft": "hybrid",
     }
     exact(**arguments, dtype="bfloat16", out=tmp_path / "ties.json")

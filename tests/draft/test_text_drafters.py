@@ -280,14 +280,6 @@ def test_ngram_forgets_a_row_that_was_dropped(model):
 # ------------------------------------------------------------------------------------------ recycle
 
 
-@pytest.mark.parametrize("size", [5, 259, 49152, 49152 + 77])
-def test_likeliest_tokens_are_those_of_topk(size):
-    """A block, or the rest after the last whole block, that is never looked at."""
-    logits = torch.randn(6, size, generator=torch.Generator().manual_seed(size))
-    logits[0, -1], logits[1, 0] = 9.0, 9.0
-    assert torch.equal(recycle._likeliest(logits, 7), logits.topk(min(7, size)).indices)
-
-
 def test_recycle_begins_with_the_prompts_bigrams(model):
     """An empty table in the first round, a bigram read backwards, the older successor before the
     latest one."""

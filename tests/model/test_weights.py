@@ -3,6 +3,7 @@ kernels alone."""
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
@@ -13,9 +14,11 @@ from test_passes import one_by_one, states_of
 from selfspec import LLM
 from selfspec.errors import OptionError, Unavailable
 from selfspec.model import operations
+from selfspec.model.compute.cpu import few_bits, native
+from selfspec.model.compute.cpu.few_bits import BFloat16, Int4, Int8
 from selfspec.model.compute.cpu.interface import function
 from selfspec.model.compute.cpu.kinds import KINDS
-from selfspec.model.compute.cpu.linear import PackedLinear
+from selfspec.model.compute.cpu.linear import Float32, PackedLinear
 from selfspec.model.compute.cpu.native import NoNative, compiled
 from selfspec.model.compute.plan import LayerPlan
 from selfspec.model.from_transformers import from_transformers
@@ -70,11 +73,18 @@ def mirrored(monkeypatch, tmp_path_factory):
     monkeypatch.setitem(KINDS, "mirrored", Mirrored)
 
 
-@pytest.mark.parametrize("kind", ["float32", "mirrored"])
+def rounded(x):
+    """Rows as the integer products see them: 8 bits in groups of 32."""
+    groups = F.pad(x, (0, -x.shape[1] % 32)).unflatten(1, (-1, 32))
+    scale = groups.abs().amax(-1, keepdim=True) / 127
+    return ((groups / scale).round() * scale).flatten(1)[:, : x.shape[1]]
+
+
+@pytest.mark.parametrize("kind", ["float32", "mirrored", "bfloat16", "int8", "int4"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_product_of_any_kind(kind, threads):
     """Rows prepared by nobody or twice, a bias or a residual that got lost, a part that two threads
-    or none take."""
+    or none take; weights that are read back otherwise than they are multiplied with."""
     generator = torch.Generator().manual_seed(0)
     weight, x, bias, residual = (
         torch.randn(shape, generator=generator) for shape in ((70, 52), (13, 52), (70,), (13, 70))
@@ -83,15 +93,89 @@ def test_a_product_of_any_kind(kind, threads):
     torch.set_num_threads(threads)
     try:
         linear = KINDS[kind]([weight], [bias])
-        assert torch.allclose(linear(x), F.linear(x, weight, bias), atol=1e-4)
+        seen, read = linear.rows(torch.arange(70)), rounded(x) if kind.startswith("int") else x
+        expected = F.linear(read, seen, bias)
+        assert torch.allclose(linear(x), expected, atol=1e-4)
         whole = linear(x, residual=residual)
-        assert torch.allclose(whole, residual + F.linear(x, weight, bias), atol=1e-4)
+        assert torch.allclose(whole, residual + expected, atol=1e-4)
         alone = [linear(x[i : i + 1], residual=residual[i : i + 1]) for i in range(13)]
         assert torch.equal(whole, torch.cat(alone))
     finally:
         torch.set_num_threads(before)
-    assert torch.equal(linear.rows(torch.tensor([69, 0, 3])), weight[[69, 0, 3]])
-    assert linear.bytes == 70 * 52 * 4
+    assert torch.equal(linear.rows(torch.tensor([69, 0, 3])), seen[[69, 0, 3]])
+    bits = {"bfloat16": 2**-8, "int8": 1 / 254, "int4": 1 / 30}.get(kind, 0.0)
+    spread = weight.abs() if kind == "bfloat16" else weight.max() - weight.min()
+    assert ((seen - weight).abs() <= 1.01 * bits * spread).all()
+    if not bits:
+        assert linear.bytes == 70 * 52 * 4
+
+
+def test_bfloat16_weights_give_the_bits_of_float32():
+    """Sums in another order, or inputs that are rounded too."""
+    generator = torch.Generator().manual_seed(1)
+    weight, x = (torch.randn(shape, generator=generator) for shape in ((70, 52), (13, 52)))
+    weight = weight.bfloat16().float()
+    assert torch.equal(BFloat16([weight], [None])(x), Float32([weight], [None])(x))
+
+
+MACHINES = {"avx512": "avx512f", "avx512vnni": "avx512_vnni", "avx2": "avx2", "plain": ""}
+MARCH = {
+    "avx512": "x86-64-v4", "avx512vnni": "cascadelake", "avx2": "x86-64-v3", "plain": "x86-64"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Int8, Int4])
+@pytest.mark.parametrize("machine", MACHINES)
+def test_integer_products_are_the_same_numbers_on_every_processor(machine, kind, monkeypatch):
+    """An instruction that saturates, a variant that lays weights out for another one. Inputs are
+    extreme: whole groups of largest numbers."""
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    if MACHINES[machine] not in flags or "x86" not in platform.machine():
+        pytest.skip(f"this processor has no {MACHINES[machine]}")
+    generator = torch.Generator().manual_seed(2)
+    weight, x = (torch.randn(shape, generator=generator) for shape in ((40, 96), (14, 96)))
+    weight[:, 32:64], x[:, 32:64] = weight[:, 32:64].sign(), x[:, 32:64].sign()
+    weight[3], x[2] = 1.0, 1.0
+    here = kind([weight], [None])
+    march = tuple(f"-march={MARCH[machine]}" if "march" in f else f for f in native.FLAGS)
+    monkeypatch.setattr(native, "FLAGS", march)
+    monkeypatch.setattr(few_bits, "compiled", native.compiled.__wrapped__)
+    there = kind([weight], [None])
+    assert torch.equal(here.rows(torch.arange(40)), there.rows(torch.arange(40)))
+    expected, found = here(x), there(x)
+    # without fused multiplication and addition each group is rounded once more
+    assert torch.allclose(found, expected, rtol=1e-6, atol=1e-5)
+    assert torch.equal(found, expected) or machine == "plain"
+
+
+@pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "qwen3"])
+def test_models_of_few_bits(kind, family):
+    """Halves that are run otherwise alone than together, a head or an embedding of other weights
+    than the model's, rows that depend on their neighbours."""
+    hf = tiny_model(family)
+    model = from_transformers(hf, weights=kind)
+    assert model.row_stable and model.alone == [] and model.ops.weights == kind
+    with torch.inference_mode():
+        for plan in (LayerPlan(0, 4), LayerPlan.skipping(4, attention=[1], mlp=[1, 2])):
+            together, alone = states_of(model, plan), states_of(one_by_one(model), plan)
+            assert all(torch.equal(one, other) for one, other in zip(together, alone, strict=True))
+    tokens = torch.arange(3, 40)
+    plain = from_transformers(hf)
+    ours, theirs = (
+        each.forward(tokens, cache, cache.layout([37]))
+        for each in (model, plain)
+        for cache in [each.new_cache(1, 64)]
+    )
+    near = {"bfloat16": 0.02, "int8": 0.05, "int4": 0.5}[kind]
+    assert (ours - theirs).norm() < near * theirs.norm()
+
+
+def test_the_head_of_a_4_bit_model_has_8_bits():
+    """The layer that suffers most from rounding rounded like all others."""
+    model = from_transformers(tiny_model(), weights="int4")
+    assert isinstance(model.head_product, Int8)
+    assert all(isinstance(linear, Int4) for linear in model.linears[:-1])
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neox"])

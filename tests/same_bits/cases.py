@@ -96,6 +96,7 @@ DRAFTERS: dict[str, Tried] = {
     "kv-subset": Tried(("kv-subset", {"sink": 1, "recent": 2, "blocks": 1, "block_size": 2})),
     "layer-skip": Tried(("layer-skip", {"attention": (1, 2), "mlp": (2,)}), SHY),
     "ngram": Tried(("ngram", {})),
+    "quantised": Tried(("quantised", {"weights": "int4"})),
     "recycle": Tried(("recycle", {})),
     "scripted": Tried(("scripted", {"wrong_every": 3})),
 }

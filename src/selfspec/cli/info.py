@@ -73,6 +73,8 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
     grid.add_row("runs in", f"{info.dtype} on {info.device}, {info.threads} threads")
     grid.add_row("kernel", products(info))
     grid.add_row("weights", stored(info))
+    if reading := reads(info):
+        grid.add_row("reads weights", f"{reading} (chosen by a measurement on this machine)")
     grid.add_row("passes", passes(info))
     if info.device != "cpu":
         grid.add_row("recorded", info.recorded)
@@ -95,6 +97,16 @@ def stored(info: ModelInfo) -> str:
     """How the weights are stored, and for whom."""
     ours = info.kernel == "native"
     return f"{info.weights}, {'packed for our kernels' if ours else 'as torch stores them'}"
+
+
+def reads(info: ModelInfo) -> str:
+    """How our kernels read float32 weights here; "" where they do not."""
+    if info.kernel != "native":
+        return ""
+    from ..model.compute.cpu.native import library
+    from ..model.compute.cpu.tuning import tuning
+
+    return str(tuning(library()))
 
 
 def passes(info: ModelInfo) -> str:
@@ -133,6 +145,8 @@ def explanation(bound: Bound) -> str:
 def as_dict(info: ModelInfo, bound: Bound | None) -> dict[str, object]:
     """The same facts for a program."""
     facts: dict[str, object] = {**asdict(info), "halves": info.halves}
+    if reading := reads(info):
+        facts["reads_weights"] = reading
     if bound is not None:
         facts["bound"] = {**asdict(bound), "floor_seconds": bound.floor_seconds}
     return facts

@@ -29,6 +29,7 @@ SOONER = 8  # what divides this wait when a look paid. Not all of it: one draft 
 FIRST_LENGTH = 2  # drafts of a drafter's first try, when nothing is known of what they cost
 # While nothing is known: what one more token adds to a pass. Little, so that more is tried.
 GROWTH = 0.02
+WORSE = 0.7  # of the best rate so far: where looking further ends
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
 # Rounds with drafts between two plain ones: if in doubt, if it is close, else.
 AT_ONCE, SOON, SELDOM = 2, 32, 128
@@ -134,8 +135,8 @@ class Share:
 class CostModel:
     """Tokens per second by the number of drafts a row, for one drafter in one request."""
 
-    def __init__(self, prior: CostModel | None = None) -> None:
-        self._prior = prior
+    def __init__(self, prior: CostModel | None = None, likely: float = FIRST_CHANCE) -> None:
+        self._prior, self._likely = prior, likely  # likely: that a first draft is kept, at first
         self.passes: Curve = Curve(GROWTH, prior.passes if prior else None)  # by tokens of all rows
         # by drafts of the longest row, from 1 on
         self.drafting: Curve = Curve(None, prior.drafting if prior else None)
@@ -172,19 +173,23 @@ class CostModel:
         return self._found.expected(self._prior.coverage if self._prior else 1.0)
 
     def chances(self, count: int) -> list[float]:
-        """How likely each place in a draft is kept. Unknown places fall off from the one before."""
+        """How likely each place in a draft is kept. Unknown places fall off from the one before,
+        as those before them did on average if that is less."""
         before = self._prior.chances(count) if self._prior else []
         chances: list[float] = []
         for place in range(count):
-            chance = chances[-1] * FALLOFF if chances else FIRST_CHANCE
+            chance = self._likely
+            if chances:
+                chance = chances[-1] * max(FALLOFF, chances[-1] ** (1 / place))
             chance = before[place] if before else chance
             known = place < len(self._kept)
             chances.append(self._kept[place].expected(chance) if known else chance)
         return chances
 
     def rates(self, rows: int, most: int, beside: int = 0) -> list[float]:
-        """Expected tokens per second of these rows by the number of drafts a row, from 0 on, once a
-        pass was measured. `beside`: tokens of other rows in the same pass."""
+        """Expected tokens per second of these rows by the number of drafts a row, from 0 on as far
+        as it could pay, once a pass was measured. `beside`: tokens of other rows in the same
+        pass."""
         key = rows, most, beside
         if key in self._rates:
             return self._rates[key]
@@ -196,6 +201,8 @@ class CostModel:
             verifying = self.passes(rows * (count + 1) + beside)
             seconds = coverage * (verifying + self.drafting(count)) + nothing
             rates.append(rows * (1 + coverage * gained) / seconds)
+            if rates[-1] < WORSE * max(rates):
+                break  # ever more drafts would only be worse
         self._rates[key] = rates
         return rates
 

@@ -39,9 +39,9 @@ class Auto(Drafter):
     trees: ClassVar[bool] = True
     decides_how_much: ClassVar[bool] = True
 
-    candidates: Sequence[str | Drafter] = ("hybrid", "early-exit")
+    candidates: Sequence[str | Drafter] = ("hybrid", "quantised", "early-exit")
     """Drafters to choose from, by name or as objects. Those that do not fit are left out."""
-    most: int = 7
+    most: int = 16
     """Most tokens to draft for a row in one round, all guesses of a tree counted."""
 
     def __post_init__(self) -> None:
@@ -74,8 +74,13 @@ class Auto(Drafter):
         return any(drafter.learns_across_requests for drafter in self._drafters)
 
     def start(self, target: Target) -> AutoSession:
-        waits = [1, *[FIRST_LOOK] * (len(self._drafters) - 1)]  # the first is tried at once
-        memories = self._known.setdefault(target.model, [_Known(looks=Looks(n)) for n in waits])
+        # the first is tried at once, and what is likely to be right soon after
+        waits = [FIRST_LOOK if each.likely < 0.5 else 2 for each in self._drafters]
+        made = [
+            _Known(CostModel(likely=each.likely), Looks(wait if index else 1))
+            for index, (each, wait) in enumerate(zip(self._drafters, waits, strict=True))
+        ]
+        memories = self._known.setdefault(target.model, made)
         arms = []
         for drafter, memory in zip(self._drafters, memories, strict=True):
             try:

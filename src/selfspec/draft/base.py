@@ -56,6 +56,8 @@ class DraftSession(ABC):
         """Guess at most `budget.tokens[i]` tokens after each of `texts`.
 
         All of a text but its last token is in the cache. Slots behind that may be written freely.
+        A text's last tokens may be others than at the last call: where a drafter guesses for
+        another one, what that one keeps is a guess too.
         """
 
     def observe(self, outcome: Outcome) -> None:  # noqa: B027  (most drafters learn nothing)
@@ -68,6 +70,8 @@ class Drafter(ABC):
     name: ClassVar[str]
     trees: ClassVar[bool] = False
     """Whether it proposes trees."""
+    likely: ClassVar[float] = 0.4
+    """How likely its first guess is kept: what a controller expects before it has seen any."""
     decides_how_much: ClassVar[bool] = False
     """Whether it brings a controller of its own."""
 

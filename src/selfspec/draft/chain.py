@@ -23,6 +23,7 @@ from ..core.sampling import Sampler
 from ..core.tree import Tree
 from ..errors import OptionError
 from ..model.compute.cache import RowSpan, TokenLayout
+from ..model.compute.cpu.choosing import likeliest
 from ..model.compute.plan import LayerPlan
 from ..model.partial_head import PartialHead, partial_head
 from .base import DraftSession, Target, Texts
@@ -158,7 +159,7 @@ class ChainSession(DraftSession):
         return self._partial(x) if self._partial else self.target.model.head(x)
 
     def _best(self, logits: Tensor) -> Tensor:
-        best = logits.argmax(-1)
+        best = likeliest(logits)[:, 0]
         return self._partial.tokens[best] if self._partial else best
 
     def _choose(

@@ -25,6 +25,7 @@ BUILT_IN = {
     "kv-subset": "from_layers.kv_subset:KVSubset",
     "layer-skip": "from_layers.layer_skip:LayerSkip",
     "ngram": "from_text.ngram:NGram",
+    "quantised": "from_layers.quantised:Quantised",
     "recycle": "from_text.recycle:TokenRecycling",
     "scripted": "scripted:ScriptedDrafter",
 }

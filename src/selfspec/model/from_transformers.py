@@ -83,7 +83,7 @@ def from_transformers(
         layered.steps.give_up(f"products are left to modules of kind {kinds}")
     if own is not None:
         with nullcontext() if listed else refusing(config):
-            own.compare(probe_logits(layered))
+            own.compare(probe_logits(layered), ops.rounding)
             if not listed:  # their modules may read our cache otherwise than we think
                 own.compare(probe_logits(layered, at_a_time=5))
     layered = replace(layered, row_stable=is_row_stable(layered))
@@ -169,7 +169,7 @@ def _ends(
     output: Any = model.get_output_embeddings()  # not by name: GPT-NeoX's was another once
     table_weight = table(model, family.embedding)
     weights = linear_weights_of(output, "language-model head")
-    head = product([weights], ops)
+    head = product([weights], ops.of_head)
     scale = torch.tensor(shape.scales.embedding)  # rounded as transformers does
     same = weights.weight is not None and table_weight.data_ptr() == weights.weight.data_ptr()
     tied = same and not weights.added

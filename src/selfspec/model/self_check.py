@@ -51,13 +51,17 @@ class SelfCheck:
             as_it_moves = min(MOVES * moved, AT_MOST * self._scale)
             self._allowed = max(self._allowed, MODULES * self._scale, as_it_moves)
 
-    def compare(self, ours: Tensor) -> None:
-        """Raise unless our logits of the probe are the model's."""
-        gap = self._gap(ours)
-        if not gap <= self._allowed:  # also refuses NaN
+    def compare(self, ours: Tensor, rounding: float = 0.0) -> None:
+        """Raise unless our logits of the probe are the model's. `rounding`: how far rounded weights
+        may move all of them together, as a share of their norm."""
+        gap, allowed = self._gap(ours), self._allowed
+        if rounding:
+            apart = (ours.float() - self._expected).norm().item()
+            gap, allowed = apart, rounding * self._expected.norm().item()
+        if not gap <= allowed:  # also refuses NaN
             raise SelfCheckFailed(
                 f"this {self._family} model gives logits that differ from transformers' by "
-                f"{gap:.3g} (largest logit {self._scale:.3g}, allowed {self._allowed:.2g}) on a "
+                f"{gap:.3g} (largest logit {self._scale:.3g}, allowed {allowed:.2g}) on a "
                 "probe prompt, so its output would not be the model's own. It has a peculiarity "
                 "that selfspec does not know. Please report it. Known families: "
                 f"{', '.join(sorted(FAMILIES))}."

@@ -20,6 +20,7 @@ from ..growing import GrowingSession, grow
 # SmolLM2-135M-Instruct to Spec-Bench prompts. Used for `least`, and the order of guesses.
 CHANCES = (0.27, 0.52, 0.63, 0.64, 0.75, 0.75, 0.75, 0.91)
 LOOK_BACK = 16  # how many places of one n-gram are looked at, the latest first
+WITHDRAWN = 64  # how many last tokens of a text may be replaced by others
 
 
 @dataclass(frozen=True)
@@ -101,14 +102,29 @@ class _Index:
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest
         self._places: dict[tuple[int, ...], list[int]] = {}
-        self._done = 1  # positions below this are entered; nothing stands before position 0
+        self._entered: list[int] = []  # the text whose n-grams are here
 
     def enter(self, text: Sequence[int]) -> None:
-        """Enter what is new."""
-        for place in range(self._done, len(text)):
-            for size in range(self._shortest, min(self._longest, place) + 1):
-                self._places.setdefault(tuple(text[place - size : place]), []).append(place)
-        self._done = max(self._done, len(text))
+        """Enter what is new, and take back what is not part of the text any more: its end may
+        have been another drafter's guess."""
+        known = self._entered
+        recent = range(max(0, len(known) - WITHDRAWN), len(known))
+        if known[recent.start :] != list(text[recent.start : recent.stop]):
+            changed = (at for at in recent if at >= len(text) or text[at] != known[at])
+            first = next(changed)
+            for place in range(len(known) - 1, first - 1, -1):
+                for gram in self._before(known, place):
+                    self._places[gram].pop()
+            del known[first:]
+        for place in range(len(known), len(text)):
+            for gram in self._before(text, place):
+                self._places.setdefault(gram, []).append(place)
+        known += text[len(known) :]
+
+    def _before(self, text: Sequence[int], place: int) -> Iterator[tuple[int, ...]]:
+        """The n-grams that end before a place."""
+        for size in range(self._shortest, min(self._longest, place) + 1):
+            yield tuple(text[place - size : place])
 
     def continuations(self, text: Sequence[int], most: int) -> Iterator[tuple[int, int]]:
         """(length of the match, position of what followed), longest and latest match first."""

@@ -49,12 +49,19 @@ class Ops(ABC):
     """The operations; `kernel` says who computes."""
 
     kernel: Kernel
+    rounding: float = 0.0
+    """How far rounded weights may move a model's logits, as a share of their norm."""
     weights: str | None = None
     """How products are stored: a kind of our kernels', or None: as torch does, in its dtype."""
 
     @abstractmethod
     def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
         """Weights that read the same input, as one product."""
+
+    @property
+    def of_head(self) -> Ops:
+        """What the model's head is multiplied by, which may be stored more exactly."""
+        return self
 
     @abstractmethod
     def norm(self, x: Tensor, norm: Norm) -> Tensor:

@@ -154,6 +154,7 @@ _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
     "rotate_and_store": "pnHRWLi",
     "attend": "pnHLSpi",
     "run_halves": "pppnCi",
+    "tune": "nnn",
 }
 
 
@@ -163,6 +164,7 @@ def declare(kernels: ctypes.CDLL) -> None:
         getattr(kernels, name).argtypes = [_TYPES[letter] for letter in arguments]
         getattr(kernels, name).restype = None
     kernels.panel_width.restype = c_int64
+    kernels.most_rows.restype = c_int64
 
 
 def function(kernels: ctypes.CDLL, name: str) -> int:

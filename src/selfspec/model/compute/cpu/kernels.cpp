@@ -43,6 +43,16 @@ typedef float Unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_a
 
 static inline Vector load(const float* p) { return *(const Unaligned*)p; }
 static inline void store(float* p, Vector v) { *(Unaligned*)p = v; }
+
+// Loaded once for several uses: a compiler may otherwise read memory again at each of them, and
+// then loads, not multiplications, are what takes the time.
+static inline Vector load_once(const float* p) {
+    Vector v = load(p);
+#if defined(__x86_64__)
+    __asm__("" : "+v"(v));
+#endif
+    return v;
+}
 static inline Vector splat(float s) { return Vector{} + s; }
 
 static inline float sum_lanes(Vector v) {
@@ -88,10 +98,20 @@ struct Share {
 
 // ---------------------------------------------------------------------------------------- products
 
-// How many steps ahead a weight is asked for. A panel is read once, front to back, and the
-// processor's own prefetcher stops at each page of it: on an Intel Xeon 8 rows take 36 ms a pass
-// without these two, 19 with them. Asking beyond the end is harmless.
-constexpr int SOON = 16, LATER = 128;  // for the first cache, for the second
+// How many steps ahead a weight is asked for, and how many rows share a read of it at most. A panel
+// is read once, front to back, and the processor's own prefetcher stops at each page of it: on an
+// Intel Xeon 8 rows take 36 ms a pass without asking, 19 with it. Asking beyond the end is
+// harmless. None of these changes a bit; tuning.py chooses them by a measurement.
+static struct {
+    int64_t soon = 16, later = 128;  // for the first cache, for the second
+    int64_t rows = MAX_ROWS;
+} tuned;
+
+extern "C" void tune(int64_t soon, int64_t later, int64_t rows) {
+    tuned = {soon, later, std::clamp<int64_t>(rows, 1, MAX_ROWS)};
+}
+
+extern "C" int64_t most_rows() { return MAX_ROWS; }
 
 // One panel times ROWS rows. The weights of a step lie side by side, so the panel is one stream
 // from memory, read once for all rows. The rows are read a number at a time: they are short and
@@ -99,11 +119,12 @@ constexpr int SOON = 16, LATER = 128;  // for the first cache, for the second
 template <int ROWS>
 static inline void tile(const float* x, int64_t inputs, const float* panel, float* sums) {
     Vector total[ROWS][WIDE] = {};
+    const float *soon = panel + tuned.soon * PANEL, *later = panel + tuned.later * PANEL;
     for (int64_t k = 0; k < inputs; k++) {
         Vector weight[WIDE];
         for (int c = 0; c < WIDE; c++) {
-            __builtin_prefetch(panel + (k + SOON) * PANEL + c * LANES, 0, 3);
-            __builtin_prefetch(panel + (k + LATER) * PANEL + c * LANES, 0, 2);
+            __builtin_prefetch(soon + k * PANEL + c * LANES, 0, 3);
+            __builtin_prefetch(later + k * PANEL + c * LANES, 0, 2);
         }
         for (int c = 0; c < WIDE; c++) weight[c] = load(panel + k * PANEL + c * LANES);
         for (int r = 0; r < ROWS; r++)
@@ -128,15 +149,15 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
                                  const float* residual, float* out, int part, int parts) {
     const float *x = (const float*)rows_of_x, *pack = (const float*)weight->weights,
         *bias = weight->bias;
-    int64_t outputs = weight->outputs, inputs = weight->inputs;
+    int64_t outputs = weight->outputs, inputs = weight->inputs, most = tuned.rows;
     Share share((outputs + PANEL - 1) / PANEL, part, parts);
     float sums[MAX_ROWS * PANEL];
     for (int64_t p = share.begin; p < share.end; p++) {
         int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
         for (int64_t r = 0; r < rows;) {
             int64_t left = rows - r;  // two even halves beat a full tile and a sliver
-            int64_t half = left < 2 * MAX_ROWS ? (left + 1) / 2 : MAX_ROWS;
-            int64_t take = left <= MAX_ROWS ? left : half;
+            int64_t half = left < 2 * most ? (left + 1) / 2 : most;
+            int64_t take = left <= most ? left : half;
             tile_of<MAX_ROWS>(take, x + r * inputs, inputs, pack + first * inputs, sums);
             for (int64_t i = 0; i < take; i++) {
                 float* target = out + (r + i) * outputs + first;
@@ -153,33 +174,40 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
     }
 }
 
-// Room for prepared rows, aligned for every vector; too short-lived to be cleared first.
-class Prepared {
+// Memory for any use, aligned for every vector; too short-lived to be cleared first.
+class Bytes {
     struct alignas(64) Line {
         char bytes[64];
     };
     std::unique_ptr<Line[]> lines;
+    int64_t held = 0;
 
    public:
-    explicit Prepared(int64_t bytes) : lines(bytes ? new Line[(bytes + 63) / 64] : nullptr) {}
-    char* row(int64_t index, const Product& weight) const {
-        return (char*)lines.get() + index * weight.prepared;
+    explicit Bytes(int64_t bytes = 0) { hold(bytes); }
+    // Room for so many; what was there is kept only if they fit already.
+    void hold(int64_t bytes) {
+        if (bytes <= held) return;
+        lines.reset(new Line[(bytes + 63) / 64]);
+        held = bytes;
     }
+    char* at(int64_t byte = 0) const { return (char*)lines.get() + byte; }
+    float* floats() const { return (float*)lines.get(); }
 };
 
 // This thread's rows as the weight's kind reads them, and where all of them lie. Unless it is x
 // itself, the threads have to meet before they read it.
 static const void* prepare(const Product& weight, const float* x, int64_t rows,
-                           const Prepared& prepared) {
+                           const Bytes& prepared) {
     if (!weight.prepare) return x;
     for (Share mine(rows); mine.begin < mine.end; mine.begin++)
-        weight.prepare(&weight, x + mine.begin * weight.inputs, prepared.row(mine.begin, weight));
-    return prepared.row(0, weight);
+        weight.prepare(&weight, x + mine.begin * weight.inputs,
+                       prepared.at(mine.begin * weight.prepared));
+    return prepared.at();
 }
 
 extern "C" void linear(const float* x, int64_t rows, const Product* weight, const float* residual,
                        float* out, int threads) {
-    Prepared prepared(weight->prepare ? rows * weight->prepared : 0);
+    Bytes prepared(weight->prepare ? rows * weight->prepared : 0);
 #pragma omp parallel num_threads(threads)
     {
         const void* read = prepare(*weight, x, rows, prepared);
@@ -387,15 +415,122 @@ static inline float score_key(const float* query, const float* key, int64_t size
     return sum;
 }
 
+constexpr int TILE = 3;  // queries that share what is read of keys and values
+
+// Swaps rows and columns of LANES vectors, in quarters of ever smaller squares.
+template <int HALF>
+static inline void transpose(Vector* part) {
+    IntVector low, high;
+    for (int lane = 0; lane < LANES; lane++) {
+        low[lane] = lane & HALF ? lane - HALF + LANES : lane;
+        high[lane] = lane & HALF ? lane + LANES : lane + HALF;
+    }
+    for (int j = 0; j < LANES; j++) {
+        if (j & HALF) continue;
+        Vector upper = part[j], lower = part[j + HALF];
+        part[j] = __builtin_shuffle(upper, lower, low);
+        part[j + HALF] = __builtin_shuffle(upper, lower, high);
+    }
+    if constexpr (HALF > 1) transpose<HALF / 2>(part);
+}
+
+// The bits of a lane's number, mirrored: in this order the tree of sum_lanes meets the lanes.
+static inline int mirrored(int lane) {
+    int found = 0;
+    for (int bit = 1; bit < LANES; bit *= 2) found += lane & bit ? LANES / 2 / bit : 0;
+    return found;
+}
+
+// The keys of a head once more, for many queries: panels of PANEL keys, so that a vector holds the
+// same number of LANES keys and no sum has to be folded. A panel's numbers lie in the order in
+// which they are used: [mirrored lane][size / LANES][PANEL].
+class KeyPanels {
+    Bytes room;
+    const float* from = nullptr;
+    int64_t blocks = 0;  // of LANES keys that are complete
+
+   public:
+    // Forgets what it holds, and makes room for heads of so many keys.
+    void clear(int64_t most, int64_t size) {
+        room.hold((most + PANEL) * size * 4);
+        from = nullptr;
+    }
+
+    // The first `count` keys. What lies behind them in the last panel is never looked at.
+    const float* of(const float* keys, int64_t size, int64_t count) {
+        if (keys != from) blocks = 0;
+        from = keys;
+        for (; blocks * LANES < count; blocks++) {
+            float* panel = room.floats() + blocks / WIDE * PANEL * size + blocks % WIDE * LANES;
+            for (int64_t i = 0; i < size; i += LANES) {
+                Vector part[LANES];
+                for (int64_t l = 0; l < LANES; l++)
+                    part[l] = load(keys + std::min(blocks * LANES + l, count - 1) * size + i);
+                transpose<LANES / 2>(part);
+                for (int l = 0; l < LANES; l++)
+                    store(panel + (mirrored(l) * size + i) / LANES * PANEL, part[l]);
+            }
+        }
+        blocks = count / LANES;
+        return room.floats();
+    }
+};
+
+// Numbers 0, LANES, 2 * LANES ... of ROWS queries times those of the keys of a panel.
+template <int ROWS>
+static inline void score_lane(const float* const* queries, int64_t lane, const float* panel,
+                              int64_t size, Vector (*sums)[WIDE]) {
+    for (int64_t i = lane; i < size; i += LANES, panel += PANEL) {
+        Vector key[WIDE];
+        for (int c = 0; c < WIDE; c++) key[c] = load_once(panel + c * LANES);
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < WIDE; c++) sums[r][c] += queries[r][i] * key[c];
+    }
+}
+
+// The products of ROWS queries with the keys of a panel, number by number as `score_keys` makes
+// them: its lanes' sums come one after another here, in the order in which its tree adds them.
+template <int ROWS>
+static inline void score_panel(const float* const* queries, const float* panel, int64_t size,
+                               float* const* out) {
+    Vector waiting[LANES][ROWS][WIDE];  // sums of 2, 4, 8 ... lanes
+    int level = 0;
+    for (int n = 0; n < LANES; n += 2) {
+        Vector sums[ROWS][WIDE] = {}, other[ROWS][WIDE] = {};
+        const float* numbers = panel + n * size / LANES * PANEL;
+        score_lane<ROWS>(queries, mirrored(n), numbers, size, sums);
+        score_lane<ROWS>(queries, mirrored(n + 1), numbers + size / LANES * PANEL, size, other);
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < WIDE; c++) sums[r][c] += other[r][c];
+        for (level = 0; n >> level & 2; level++)
+            for (int r = 0; r < ROWS; r++)
+                for (int c = 0; c < WIDE; c++) sums[r][c] += waiting[level][r][c];
+        std::memcpy(waiting[level], sums, sizeof sums);
+    }
+    for (int r = 0; r < ROWS; r++)
+        for (int c = 0; c < WIDE; c++) store(out[r] + c * LANES, waiting[level][r][c]);
+}
+
+template <int ROWS>
+static inline void score_some(int64_t rows, const float* const* queries, const float* panel,
+                              int64_t size, float* const* out) {
+    if (rows == ROWS) return score_panel<ROWS>(queries, panel, size, out);
+    if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, out);
+}
+
 // Scores become weights that sum to 1. `count` is rounded up to LANES by the caller's buffer.
 static inline void softmax(float* scores, int64_t count, float scale, float cap) {
-    float largest = -INFINITY;
-    for (int64_t j = 0; j < count; j++) {
-        float score = scores[j] * scale;
-        scores[j] = cap > 0 ? cap * std::tanh(score / cap) : score;
-        largest = std::max(largest, scores[j]);
-    }
     for (int64_t j = count; j % LANES; j++) scores[j] = -INFINITY;
+    Vector most = splat(-INFINITY);
+    for (int64_t j = 0; j < count; j += LANES) {
+        Vector score = load(scores + j) * scale;
+        if (cap > 0)
+            for (int l = 0; l < LANES; l++) score[l] = cap * std::tanh(score[l] / cap);
+        store(scores + j, score);
+        most = lanes_max(score, most);
+    }
+    float largest = -INFINITY;
+    for (int l = 0; l < LANES; l++) largest = std::max(largest, most[l]);
     Vector total = {};
     for (int64_t j = 0; j < count; j += LANES) {
         Vector weight = exponential(load(scores + j) - largest);
@@ -408,51 +543,52 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap)
     for (int64_t j = 0; j < count; j++) scores[j] *= inverse;
 }
 
-constexpr int GROUP = 4, SPAN = 4;  // queries and vectors of one head that are summed together
+constexpr int SPAN = 4;             // vectors of one head that are summed together
 constexpr int BLOCK = 4 * LANES;    // keys or values that stay near while a batch uses them
 constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended together
+constexpr int MANY_QUERIES = 16;    // from so many on, panels of keys pay
 
-// out[g, :] += sum over j of weights[g, j] * value(j). A value is read once for all queries, and
-// only SPAN vectors of it at a time, so that the running sums fit into registers. The running sums
-// rest in `out` between calls, which changes no bit.
-template <int QUERIES, class Value>
-static inline void weigh_some(const float* weights, int64_t stride, Value value, int64_t count,
-                              int64_t size, float* out) {
-    int64_t i = 0;
-    for (; i + SPAN * LANES <= size; i += SPAN * LANES) {
-        Vector total[QUERIES][SPAN];
-        for (int g = 0; g < QUERIES; g++)
-            for (int c = 0; c < SPAN; c++) total[g][c] = load(out + g * size + i + c * LANES);
+// out[r][begin:] += sum over j of weights[r][j] * value(j)[begin:], SPANS vectors at a time, as far
+// as they go: they fit into registers, and a value is read once for all queries. The running sums
+// rest in `out` between calls, which changes no bit. Gives the first number that is left.
+template <int ROWS, int SPANS, class Value>
+static inline int64_t weigh_spans(const float* const* weights, Value value, int64_t count,
+                                  int64_t begin, int64_t size, float* const* out) {
+    int64_t i = begin;
+    for (; i + SPANS * LANES <= size; i += SPANS * LANES) {
+        Vector total[ROWS][SPANS];
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < SPANS; c++) total[r][c] = load(out[r] + i + c * LANES);
         for (int64_t j = 0; j < count; j++)
-            for (int c = 0; c < SPAN; c++) {
-                Vector here = load(value(j) + i + c * LANES);
-                for (int g = 0; g < QUERIES; g++) total[g][c] += weights[g * stride + j] * here;
+            for (int c = 0; c < SPANS; c++) {
+                Vector here = load_once(value(j) + i + c * LANES);
+                for (int r = 0; r < ROWS; r++) total[r][c] += weights[r][j] * here;
             }
-        for (int g = 0; g < QUERIES; g++)
-            for (int c = 0; c < SPAN; c++) store(out + g * size + i + c * LANES, total[g][c]);
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < SPANS; c++) store(out[r] + i + c * LANES, total[r][c]);
     }
+    return i;
+}
+
+template <int ROWS, class Value>
+static inline void weigh_rows(const float* const* weights, Value value, int64_t count,
+                              int64_t size, float* const* out) {
+    int64_t i = weigh_spans<ROWS, SPAN>(weights, value, count, 0, size, out);
+    i = weigh_spans<ROWS, 1>(weights, value, count, i, size, out);
     // numbers side by side, never one sum cut into vectors: that would change its bits
-    for (int g = 0; g < QUERIES && i < size; g++)
+    for (int r = 0; r < ROWS && i < size; r++)
         for (int64_t j = 0; j < count; j++) {
             const float* __restrict here = value(j);
-            float weight = weights[g * stride + j], * __restrict total = out + g * size;
+            float weight = weights[r][j], * __restrict total = out[r];
             for (int64_t at = i; at < size; at++) total[at] += weight * here[at];
         }
 }
 
-template <class Value>
-static inline void weigh(const float* weights, int64_t stride, int64_t group, Value value,
-                         int64_t count, int64_t size, float* out) {
-    for (int64_t g = 0; g < group; g += GROUP) {
-        const float* some = weights + g * stride;
-        float* target = out + g * size;
-        switch (std::min<int64_t>(GROUP, group - g)) {
-            case 4: weigh_some<4>(some, stride, value, count, size, target); break;
-            case 3: weigh_some<3>(some, stride, value, count, size, target); break;
-            case 2: weigh_some<2>(some, stride, value, count, size, target); break;
-            default: weigh_some<1>(some, stride, value, count, size, target);
-        }
-    }
+template <int ROWS, class Value>
+static inline void weigh(int64_t rows, const float* const* weights, Value value, int64_t count,
+                         int64_t size, float* const* out) {
+    if (rows == ROWS) return weigh_rows<ROWS>(weights, value, count, size, out);
+    if constexpr (ROWS > 1) weigh<ROWS - 1>(rows, weights, value, count, size, out);
 }
 
 // What each query of a call sees: slots [start, stop) of its row and then the listed ones (a tree's
@@ -469,6 +605,29 @@ struct Sight {
     }
 };
 
+// Some queries of a batch: where they, their scores and their sums lie, and how many keys of the
+// run each sees.
+struct Tile {
+    int64_t rows = 0, least = INT64_MAX, runs[TILE];
+    const float* queries[TILE];
+    float *scores[TILE], *out[TILE];
+
+    void add(const float* query, float* its_scores, float* its_out, int64_t run) {
+        queries[rows] = query;
+        scores[rows] = its_scores;
+        out[rows] = its_out;
+        runs[rows++] = run;
+        least = std::min(least, run);
+    }
+};
+
+// What a thread keeps while it attends.
+struct Memory {
+    Bytes scores;
+    std::vector<Tile> tiles;
+    KeyPanels panels;
+};
+
 // Some tokens of one row that begin to see at the same slot, with the queries of one group of
 // heads. Keys and values are gone through in blocks, and every block is used by all tokens while it
 // is near; each token's numbers come in the order of its own list.
@@ -479,13 +638,13 @@ struct Batch {
     const Layer* layer;
     const Sight* sight;
     int64_t first, tokens;
-    std::vector<float>& scores;
+    Memory& memory;
     int64_t room;  // scores of one query
 
     const float* query(int64_t t, int64_t g) const {
         return queries + t * stride + g * layer->size;
     }
-    float* of(int64_t t) const { return scores.data() + t * group * room; }
+    float* of(int64_t t) const { return memory.scores.floats() + t * group * room; }
     int64_t slot(int64_t t, int64_t j) const {  // relative to the first slot seen
         int64_t run = sight->run(first + t), token = first + t;
         if (j < run) return j;
@@ -493,18 +652,33 @@ struct Batch {
     }
     int64_t count(int64_t t) const { return sight->run(first + t) + sight->listed(first + t); }
 
+    // The queries in tiles, counted token by token. `out`: where the sums of the first token go.
+    void cut_tiles(float* out, int64_t out_stride) {
+        memory.tiles.clear();
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t g = 0; g < group; g++) {
+                if ((t * group + g) % TILE == 0) memory.tiles.emplace_back();
+                memory.tiles.back().add(query(t, g), of(t) + g * room,
+                                        out + t * out_stride + g * layer->size,
+                                        sight->run(first + t));
+            }
+    }
+
     void score() {
         int64_t size = layer->size, longest = 0;
         if (size % LANES) return score_slowly();
         for (int64_t t = 0; t < tokens; t++) longest = std::max(longest, sight->run(first + t));
-        for (int64_t j = 0; j + LANES <= longest; j += LANES)
+        bool many = tokens * group >= MANY_QUERIES;
+        if (many) score_panels(longest);
+        for (int64_t j = 0; j + LANES <= longest && !many; j += LANES)
             for (int64_t t = 0; t < tokens; t++) {
                 if (j + LANES > sight->run(first + t)) continue;
                 auto key = [&](int64_t l) { return keys + (j + l) * size; };
                 for (int64_t g = 0; g < group; g++)
                     store(of(t) + g * room + j, score_keys(query(t, g), key, size));
             }
-        for (int64_t t = 0; t < tokens; t++)  // what is left of the run, and the listed ones
+        for (int64_t t = 0; t < tokens; t++) {  // what is left of the run, and the listed ones
+            if (many && !sight->listed(first + t)) continue;
             for (int64_t j = sight->run(first + t) / LANES * LANES; j < count(t); j += LANES) {
                 const float* rest[LANES];
                 for (int64_t l = 0; l < LANES; l++)
@@ -512,6 +686,20 @@ struct Batch {
                 auto key = [&](int64_t l) { return rest[l]; };
                 for (int64_t g = 0; g < group; g++)
                     store(of(t) + g * room + j, score_keys(query(t, g), key, size));
+            }
+        }
+    }
+
+    // Of all queries with the keys of the longest run; what a query does not see is written over,
+    // or not looked at.
+    void score_panels(int64_t longest) {
+        int64_t size = layer->size;
+        const float* panels = memory.panels.of(keys, size, longest);
+        for (int64_t j = 0; j < longest; j += PANEL)
+            for (const Tile& tile : memory.tiles) {
+                float* out[TILE];
+                for (int64_t r = 0; r < tile.rows; r++) out[r] = tile.scores[r] + j;
+                score_some<TILE>(tile.rows, tile.queries, panels + j * size, size, out);
             }
     }
 
@@ -530,17 +718,31 @@ struct Batch {
             std::fill_n(out + t * out_stride, group * size, 0.0f);
         }
         for (int64_t j = 0; j < longest; j += BLOCK)
-            for (int64_t t = 0; t < tokens; t++) {
-                int64_t many = std::min<int64_t>(BLOCK, sight->run(first + t) - j);
-                auto value = [&](int64_t l) { return values + (j + l) * size; };
-                if (many > 0)
-                    weigh(of(t) + j, room, group, value, many, size, out + t * out_stride);
-            }
+            for (const Tile& tile : memory.tiles) sum_block(tile, j);
         for (int64_t t = 0; t < tokens; t++) {
             int64_t run = sight->run(first + t);
             auto value = [&](int64_t l) { return values + slot(t, run + l) * size; };
-            if (count(t) > run)
-                weigh(of(t) + run, room, group, value, count(t) - run, size, out + t * out_stride);
+            for (int64_t g = 0; g < group && count(t) > run; g++) {
+                const float* weights = of(t) + g * room + run;
+                float* target = out + t * out_stride + g * size;
+                weigh<1>(1, &weights, value, count(t) - run, size, &target);
+            }
+        }
+    }
+
+    // The values from j on that all queries of a tile see, then those that only some see.
+    void sum_block(const Tile& tile, int64_t j) {
+        const float* weights[TILE];
+        for (int64_t r = 0; r < tile.rows; r++) weights[r] = tile.scores[r] + j;
+        auto value = [&](int64_t l) { return values + (j + l) * layer->size; };
+        int64_t common = std::clamp<int64_t>(tile.least - j, 0, BLOCK);
+        weigh<TILE>(tile.rows, weights, value, common, layer->size, tile.out);
+        for (int64_t r = 0; r < tile.rows; r++) {
+            int64_t own = std::clamp<int64_t>(tile.runs[r] - j, 0, BLOCK);
+            auto later = [&](int64_t l) { return value(common + l); };
+            const float* rest = weights[r] + common;
+            if (own > common)
+                weigh<1>(1, &rest, later, own - common, layer->size, &tile.out[r]);
         }
     }
 };
@@ -573,11 +775,11 @@ struct Pieces {
 // the first item that nobody has taken.
 static void attend_some(const float* qkv, const Heads& heads, const Layer& layer,
                         const Sight& sight, const Pieces& pieces,
-                        std::atomic<int64_t>& next, std::vector<float>& scores, float* out) {
+                        std::atomic<int64_t>& next, Memory& memory, float* out) {
     int64_t size = heads.size, shared = heads.queries / heads.keys;
     int64_t batches = pieces.batches(), room = pieces.room();
-    if (int64_t needed = pieces.together * shared * room; (int64_t)scores.size() < needed)
-        scores.resize(needed);
+    memory.scores.hold(pieces.together * shared * room * 4);
+    memory.panels.clear(pieces.together * shared < MANY_QUERIES ? 0 : pieces.most, size);
     int64_t items = batches * heads.keys * pieces.cuts;
     for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
         int64_t cut = item % pieces.cuts, batch_index = item / pieces.cuts % batches,
@@ -589,12 +791,14 @@ static void attend_some(const float* qkv, const Heads& heads, const Layer& layer
                      sight.starts[first] * size;
         Batch batch{qkv + first * heads.width() + query * size, heads.width(), group,
                     layer.keys + at, layer.values + at,
-                    &layer, &sight, first, many, scores, room};
+                    &layer, &sight, first, many, memory, room};
+        float* target = out + (first * heads.queries + query) * size;
+        batch.cut_tiles(target, heads.queries * size);
         batch.score();
         for (int64_t t = 0; t < many; t++)
             for (int64_t g = 0; g < group; g++)
                 softmax(batch.of(t) + g * room, batch.count(t), heads.scale, heads.cap);
-        batch.sum(out + (first * heads.queries + query) * size, heads.queries * size);
+        batch.sum(target, heads.queries * size);
     }
 }
 
@@ -604,8 +808,8 @@ extern "C" void attend(const float* qkv, int64_t tokens, const Heads* heads, con
     std::atomic<int64_t> next{0};
 #pragma omp parallel num_threads(threads) if (pieces.work > 40000)
     {
-        std::vector<float> scores;
-        attend_some(qkv, *heads, *layer, *sight, pieces, next, scores, out);
+        Memory memory;
+        attend_some(qkv, *heads, *layer, *sight, pieces, next, memory, out);
     }
 }
 
@@ -671,7 +875,7 @@ struct Call {
 // Numbers between the steps of a half; too short-lived to be cleared first.
 struct Room {
     std::unique_ptr<float[]> entered, normed, first, second;
-    Prepared prepared;
+    Bytes prepared;
 
     static int64_t widest_row(const Half* halves, const int64_t* chosen, int64_t count) {
         int64_t bytes = 0;
@@ -699,19 +903,29 @@ static void norm_rows(const float* x, const Norm& norm, const Call& call, float*
         norm_row(x + rows.begin * call.width, norm, 0, out + rows.begin * call.width);
 }
 
-// This thread's part of a product. Its inputs are complete; its outputs are when the threads have
-// met again.
+// Items that nobody has taken yet, of each step of a half whose work is taken in pieces.
+struct Next {
+    std::atomic<int64_t> into, attention, out;
+};
+
+constexpr int PIECES = 3;  // of a product, for each thread
+
+// A product, piece by piece as this thread comes to it: one whose core is wanted elsewhere takes
+// fewer, and the others do not wait for it. Its inputs are complete; its outputs are when the
+// threads have met again.
 static void multiply(const Product& weight, const float* x, const float* residual, float* out,
-                     const Call& call, const Room& room, Meeting& meeting) {
+                     const Call& call, const Room& room, Meeting& meeting,
+                     std::atomic<int64_t>& next) {
     const void* read = prepare(weight, x, call.tokens, room.prepared);
     if (weight.prepare) meeting.wait();
-    weight.multiply(&weight, read, call.tokens, residual, out, omp_get_thread_num(),
-                    omp_get_num_threads());
+    int pieces = omp_get_num_threads() == 1 ? 1 : omp_get_num_threads() * PIECES;
+    for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;)
+        weight.multiply(&weight, read, call.tokens, residual, out, piece, pieces);
 }
 
 // What stands between the two products of a half; gives where its result lies.
 static float* between(const Half& half, const Call& call, Room& room, Meeting& meeting,
-                      std::atomic<int64_t>& next, std::vector<float>& scores) {
+                      std::atomic<int64_t>& next, Memory& memory) {
     float *first = room.first.get(), *second = room.second.get();
     if (half.attention) {
         Layer layer = call.cache.layer(half.layer, half.heads.size);
@@ -720,7 +934,7 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
                        call.ropes[half.rope], call.where, layer);
         Pieces pieces(call.sights[half.sight], call.tokens, half.heads, omp_get_num_threads());
         meeting.wait();
-        attend_some(first, half.heads, layer, call.sights[half.sight], pieces, next, scores,
+        attend_some(first, half.heads, layer, call.sights[half.sight], pieces, next, memory,
                     second);
         return second;
     }
@@ -736,20 +950,20 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
 }
 
 static void run_half(const Half& half, const Call& call, float* x, Room& room, Meeting& meeting,
-                     std::atomic<int64_t>& next, std::vector<float>& scores) {
+                     Next& next, Memory& memory) {
     const float* read = half.parallel && !half.attention ? room.entered.get() : x;
     if (half.before) {
         norm_rows(read, *half.before, call, room.normed.get());
-        meeting.wait();
+        if (!half.into.prepare) meeting.wait();  // else each thread prepares the rows it normed
         read = room.normed.get();
     }
-    multiply(half.into, read, nullptr, room.first.get(), call, room, meeting);
+    multiply(half.into, read, nullptr, room.first.get(), call, room, meeting, next.into);
     meeting.wait();
-    const float* result = between(half, call, room, meeting, next, scores);
+    const float* result = between(half, call, room, meeting, next.attention, memory);
     meeting.wait();
     bool plain = !half.after && half.scale == 1;
     float* added = plain ? x : room.normed.get();
-    multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting);
+    multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting, next.out);
     meeting.wait();
     if (plain) return;
     if (half.after) norm_rows(added, *half.after, call, added);
@@ -764,10 +978,10 @@ extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, 
                            const Call* call, int threads) {
     Room room(halves, chosen, count, *call);
     Meeting meeting;
-    std::vector<std::atomic<int64_t>> next(count);  // attention's items, of each half
+    std::vector<Next> next(count);
 #pragma omp parallel num_threads(threads)
     {
-        std::vector<float> scores;
+        Memory memory;
         for (int64_t i = 0; i < count; i++) {
             const Half& half = halves[chosen[i]];
             if (half.parallel && (i == 0 || halves[chosen[i - 1]].layer != half.layer)) {
@@ -777,7 +991,7 @@ extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, 
                           room.entered.get() + rows.begin * call->width);
                 meeting.wait();
             }
-            run_half(half, *call, x, room, meeting, next[i], scores);
+            run_half(half, *call, x, room, meeting, next[i], memory);
         }
     }
 }

@@ -7,6 +7,12 @@ knows how many bytes it reads. Then give it a line here. Nothing else has to kno
 
 from __future__ import annotations
 
+from .few_bits import BFloat16, Int4, Int8
 from .linear import Float32, PackedLinear
 
-KINDS: dict[str, type[PackedLinear]] = {"float32": Float32}
+KINDS: dict[str, type[PackedLinear]] = {
+    "float32": Float32,
+    "bfloat16": BFloat16,
+    "int8": Int8,
+    "int4": Int4,
+}

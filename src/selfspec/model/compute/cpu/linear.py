@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +24,13 @@ class PackedLinear(Linear):
     """A product whose weights are packed for a kernel. A subclass is a kind of weights."""
 
     alone = ""
+    bits: ClassVar[float] = 32
+    """About how many bits a weight takes."""
+    head: ClassVar[str] = ""
+    """The kind that a model's head is kept in, where it is another."""
+    rounding: ClassVar[float] = 0.0
+    """How far rounding may move a model's logits, as a share of their norm: what the check at load
+    allows."""
     prepared: int = 0
     """Bytes of a row of x once the kind's kernel has prepared it."""
 

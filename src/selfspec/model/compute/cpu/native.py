@@ -22,6 +22,7 @@ import torch  # noqa: F401  (loads its OpenMP runtime, which the kernels share)
 
 from ....core.user_cache import cache_root
 from .interface import declare
+from .tuning import tuning, use
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 HEADERS = SOURCE.parent
@@ -34,9 +35,10 @@ class NoNative(Exception):
 
 @functools.cache
 def library() -> ctypes.CDLL:
-    """The kernels, built if this machine has not built them yet."""
+    """The kernels, built and tuned if this machine has not done so yet."""
     native = compiled(SOURCE)
     declare(native)
+    use(native, tuning(native))
     return native
 
 

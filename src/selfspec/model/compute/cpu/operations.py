@@ -32,9 +32,14 @@ class NativeOps(Ops):
         self._native = library()
         self.weights = weights
         self._kind = KINDS[weights]
+        self.rounding = self._kind.rounding
 
     def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
         return self._kind(weights, biases)
+
+    @property
+    def of_head(self) -> Ops:
+        return NativeOps(self._kind.head) if self._kind.head else self
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         (rows, size), native = x.shape, norm_struct(norm)

@@ -1,0 +1,119 @@
+"""How our kernels read weights on this machine: chosen by a short measurement, never a change of
+bits.
+
+How far ahead a weight is best asked for, and how many rows best share a read of it, differ between
+processors. The choice lies as JSON beside the compiled kernels. Without that file, or with one that
+cannot be read, it is measured again. Processes that do so at once replace each other's file whole.
+What is slower by noise only is not chosen: another choice than `DEFAULT` has to win clearly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import logging
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from .interface import ProductStruct, address, function
+
+_log = logging.getLogger(__name__)
+INPUTS, OUTPUTS = 512, 65536  # 128 MiB of weights, more than most caches hold
+ROUNDS = 5
+CLEARLY = 0.96  # of the default's time
+SECONDS = 1.2  # after which no further round is begun
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How the product of float32 weights reads them."""
+
+    soon: int = 16
+    """Steps ahead at which a weight is asked for into the first cache."""
+    later: int = 128
+    """Steps ahead at which it is asked for into the second cache."""
+    rows: int = 12
+    """Rows that share a read of a weight at most; no more than registers hold."""
+
+    def __str__(self) -> str:
+        return f"asks {self.soon} and {self.later} steps ahead, {self.rows} rows share a read"
+
+
+def use(kernels: ctypes.CDLL, chosen: Tuning) -> None:
+    """From now on the kernels read so."""
+    kernels.tune(chosen.soon, chosen.later, chosen.rows)
+
+
+@functools.cache
+def tuning(kernels: ctypes.CDLL) -> Tuning:
+    """What was chosen for these kernels, on this machine."""
+    path = Path(kernels._name).with_suffix(".json")
+    kept = _kept(path, int(kernels.most_rows()))
+    if kept is None:
+        kept = measured(kernels)
+        _keep(kept, path)
+    return kept
+
+
+def measured(kernels: ctypes.CDLL) -> Tuning:
+    """The best for reading weights from memory for 8 rows, then for 24."""
+    default = Tuning(rows=int(kernels.most_rows()))
+    ahead = ((0, 0), (8, 64), (16, 64), (32, 128), (32, 256))
+    reads = [default, *(replace(default, soon=soon, later=later) for soon, later in ahead)]
+    weights = torch.ones(OUTPUTS * INPUTS)
+    best = _best(reads, lambda each: _seconds(kernels, each, weights, 8))
+    shared = {max(1, default.rows * part // 4) for part in (2, 3)}
+    tiles = [best, *(replace(best, rows=rows) for rows in sorted(shared))]
+    return _best(tiles, lambda each: _seconds(kernels, each, weights, 2 * default.rows))
+
+
+def _seconds(kernels: ctypes.CDLL, chosen: Tuning, weights: torch.Tensor, rows: int) -> float:
+    use(kernels, chosen)
+    x, out = torch.ones(rows, INPUTS), torch.empty(rows, OUTPUTS)
+    multiply = function(kernels, "multiply_float32")
+    product = ProductStruct(multiply, None, 0, address(weights), None, OUTPUTS, INPUTS)
+    start = time.perf_counter()
+    kernels.linear(x.data_ptr(), rows, product, None, out.data_ptr(), torch.get_num_threads())
+    return time.perf_counter() - start
+
+
+def _best(candidates: Sequence[Tuning], seconds: Callable[[Tuning], float]) -> Tuning:
+    """The first, unless another takes clearly less in the median of rounds, in turns."""
+    ratios: dict[Tuning, list[float]] = {each: [] for each in candidates}
+    end = time.perf_counter() + SECONDS / 2
+    seconds(candidates[0])  # warm-up
+    for _ in range(ROUNDS):
+        times = {each: seconds(each) for each in candidates}
+        for each, took in times.items():
+            ratios[each].append(took / times[candidates[0]])
+        if time.perf_counter() > end:
+            break
+    fastest = min(candidates, key=lambda each: statistics.median(ratios[each]))
+    return fastest if statistics.median(ratios[fastest]) < CLEARLY else candidates[0]
+
+
+def _kept(path: Path, most_rows: int) -> Tuning | None:
+    try:
+        found = Tuning(**{name: int(n) for name, n in json.loads(path.read_text("utf-8")).items()})
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+    sound = min(found.soon, found.later) >= 0 and 1 <= found.rows <= most_rows
+    return found if sound else None
+
+
+def _keep(chosen: Tuning, path: Path) -> None:
+    """Written whole or not at all. Where nothing can be written, the next process measures."""
+    try:
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump(asdict(chosen), file)
+        os.replace(file.name, path)
+    except OSError as error:
+        _log.debug("How weights are read could not be kept in %s: %s", path, error)

@@ -1,0 +1,80 @@
+"""A copy of a model's weights in fewer bits, as a view of the model: what can draft for it.
+
+The copy has the model's embeddings, norms and cache; its products are its own. It is made once from
+the weights that the model has, whatever they are stored as. Does not know who drafts.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import OptionError, ResourceError
+from .compute.cpu.kinds import KINDS
+from .compute.cpu.linear import PackedLinear
+from .compute.linear import Linear
+from .compute.memory import gigabytes
+from .layered import LayeredModel
+from .load.checkpoint import available_memory
+from .measuring import weight_bytes
+from .operations import check_weights
+
+SAMPLE = 128  # rows of a matrix that tell how it was rounded
+SAME = 0.01  # a difference that is not worth more bits, as a share
+SPARE = 1.25  # what making a copy needs, in sizes of the copy
+
+
+def copy_in(model: LayeredModel, weights: str) -> LayeredModel:
+    """The model with its weights in another kind, made once and kept as long as the model.
+
+    "auto": 4 bits where they lose nothing, since the weights were rounded to 4 bits before, or
+    where the model has 8 bits itself; else 8 bits.
+    """
+    check_weights(weights)
+    if model.ops.kernel != "native":
+        raise OptionError(
+            f"a copy in {weights} needs our kernels, which run float32 on a CPU, and this model is "
+            f"run by kernel {model.ops.kernel!r}; draft with 'hybrid' or 'early-exit' there"
+        )
+    if weights == "auto":
+        small = model.ops.weights == "int8" or model.once(_fits_4_bits, lambda: _fits_4_bits(model))
+        weights = "int4" if small else "int8"
+    return model.once((copy_in, weights), lambda: _made(model, weights))
+
+
+def _made(model: LayeredModel, weights: str) -> LayeredModel:
+    kind = KINDS[weights]
+    head_kind = KINDS[kind.head or weights]
+    needed = sum(linear.outputs * linear.inputs for linear in model.linears)
+    needed = int(SPARE * needed * kind.bits / 8)
+    if needed > (free := available_memory(model.device)):
+        raise ResourceError(
+            f"a copy of the weights in {weights} needs about {gigabytes(needed)}, and "
+            f"{gigabytes(free)} are free"
+        )
+    blocks = [block.with_linears(lambda each: _in_kind(each, kind)) for block in model.blocks]
+    copy = model.view(blocks=blocks, head=_in_kind(model.head_product, head_kind))
+    if weight_bytes(copy) >= weight_bytes(model):
+        raise OptionError(
+            f"a copy in {weights} is no smaller than the model, whose weights are "
+            f"{model.ops.weights}; name a kind of fewer bits"
+        )
+    return copy
+
+
+def _fits_4_bits(model: LayeredModel) -> bool:
+    """Whether some rows of the middle layer's products are the same numbers in 4 bits."""
+    block = model.blocks[len(model.blocks) // 2]
+    for linear in block.linears:
+        if linear.readable and not linear.alone:
+            rows = linear.rows(torch.arange(min(SAMPLE, linear.outputs)))
+            rounded = KINDS["int4"]([rows], [None]).rows(torch.arange(len(rows)))
+            if (rounded - rows).norm() > SAME * rows.norm():
+                return False
+    return True
+
+
+def _in_kind(linear: Linear, kind: type[PackedLinear]) -> Linear:
+    """The product in another kind. One whose weights cannot be read stays as it is."""
+    if not linear.readable or linear.alone:
+        return linear
+    return kind([linear.rows(torch.arange(linear.outputs))], [linear.bias])
