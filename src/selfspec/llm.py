@@ -113,8 +113,9 @@ class LLM:
 
         `kernel` says who computes: "auto", or one to insist on. "native": our own kernels, float32
         on a CPU. "mkl", "plain": torch. "static": torch by steps of a fixed shape, which a GPU
-        records. `weights` says how our own kernels store weights: "auto", or "float32" to insist
-        on it. Where torch computes, weights are stored in `dtype`. `selfspec info` shows both.
+        records. `weights` says how our own kernels store weights: "auto" (float32), "float32",
+        "bfloat16", "int8" or "int4"; fewer bits change the model. Where torch computes, weights are
+        stored in `dtype`. `selfspec info` shows both.
         """
         check_weights(weights)
         if threads is not None:

@@ -75,7 +75,7 @@ class ModelOptions:
     """Who computes: auto, native (our own kernels: float32 on a CPU), mkl, plain or static
     (torch)."""
     weights: str = "auto"
-    """How our own kernels store weights: auto or float32."""
+    """How our own kernels store weights: auto (float32), bfloat16, int8 or int4."""
     revision: str | None = None
     """Branch, tag or commit of a model on the hub."""
     token: str | None = None
