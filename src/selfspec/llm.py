@@ -28,7 +28,6 @@ from .errors import OptionError, PromptError, Unavailable, nearest
 from .model.compute.memory import weights_too_large
 from .model.from_transformers import from_transformers
 from .model.layered import LayeredModel
-from .model.load.loading import load
 from .model.measuring import product_modules, weight_bytes
 from .model.operations import check_weights
 from .results import ModelInfo, Result
@@ -121,6 +120,8 @@ class LLM:
             if threads < 1:
                 raise OptionError(f"threads={threads} cannot compute anything; use 1 or more")
             torch.set_num_threads(threads)
+        from .model.load.loading import load  # only here: transformers takes two seconds
+
         loaded = load(
             model,
             revision=revision,
