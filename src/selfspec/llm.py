@@ -120,7 +120,24 @@ class LLM:
             if threads < 1:
                 raise OptionError(f"threads={threads} cannot compute anything; use 1 or more")
             torch.set_num_threads(threads)
-        from .model.load.loading import load  # only here: transformers takes two seconds
+        plain = revision is None and tokenizer is None and adapter == "auto"
+        plain = plain and not (trust_remote_code or long_context) and kernel in ("auto", "native")
+        plain = plain and dtype in ("auto", "float32", torch.float32)
+        # not imported before it is needed: transformers takes seconds
+        from .model import remembered
+
+        known = remembered.recall(model, device, kernel, weights) if plain else None
+        if known is not None:
+            layered = from_transformers(
+                known.model,
+                owned=True,
+                kernel=kernel,
+                weights=weights,
+                check=False,
+                row_stable=known.row_stable,
+            )
+            return cls(layered, known.tokenizer, known.name, known.model.generation_config)
+        from .model.load.loading import load
 
         loaded = load(
             model,
@@ -133,6 +150,9 @@ class LLM:
             adapter=adapter,
         )
         target, parameters = loaded.model.device, loaded.model.num_parameters()
+        keeping = None
+        if plain and loaded.folder is not None:
+            keeping = remembered.keeping(loaded.model, loaded.tokenizer, loaded.folder)
         try:
             layered = from_transformers(
                 loaded.model,
@@ -143,6 +163,8 @@ class LLM:
             )
         except torch.OutOfMemoryError as error:
             raise weights_too_large(loaded.name, parameters, loaded.model.dtype, target) from error
+        if keeping is not None:
+            keeping(layered, kernel, weights)
         return cls(layered, loaded.tokenizer, loaded.name, loaded.model.generation_config)
 
     @property

@@ -25,6 +25,7 @@ from .families import Family, Shape, checked_switch, family_of, shape_of
 from .layered import Embedding, LayeredModel
 from .measuring import product_modules
 from .operations import operations_for, why_not_recorded
+from .plain import Plain
 from .probing import check_recordings, is_row_stable, probe, probe_logits
 from .recording import EagerSteps, RecordedSteps
 from .self_check import SelfCheck
@@ -46,18 +47,20 @@ _SHORTENED = (
 
 
 def from_transformers(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Plain,
     *,
     owned: bool = False,
     kernel: str = "auto",
     weights: str = "auto",
     check: bool = True,
     long_context: bool = False,
+    row_stable: bool | None = None,
 ) -> LayeredModel:
     """The model as layers that run one by one.
 
     `owned`: the Hugging Face model may be taken apart, each weight released once it is packed, so
-    that there is one copy. Otherwise it is left untouched and lives on beside ours.
+    that there is one copy. Otherwise it is left untouched and lives on beside ours. `check`: if
+    to compare with the model itself. `row_stable`: what a test of it gave, None to test it.
     """
     config, listed = model.config, family_of(model.config)
     switch = checked_switch(config, long_context)
@@ -86,13 +89,19 @@ def from_transformers(
             own.compare(probe_logits(layered))
             if not listed:  # their modules may read our cache otherwise than we think
                 own.compare(probe_logits(layered, at_a_time=5))
-    layered = replace(layered, row_stable=is_row_stable(layered))
+    stable = is_row_stable(layered) if row_stable is None else row_stable
+    layered = replace(layered, row_stable=stable)
     check_recordings(layered)
     return layered
 
 
 def _taken_over(
-    model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, switch: int | None, owned: bool
+    model: PreTrainedModel | Plain,
+    family: Family,
+    shape: Shape,
+    ops: Ops,
+    switch: int | None,
+    owned: bool,
 ) -> LayeredModel:
     """The model's pieces, ready to run; none of them is checked yet."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -126,7 +135,11 @@ def _taken_over(
 
 
 def _steps(
-    model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, ropes: Sequence[RopeTable]
+    model: PreTrainedModel | Plain,
+    family: Family,
+    shape: Shape,
+    ops: Ops,
+    ropes: Sequence[RopeTable],
 ) -> EagerSteps:
     if ops.kernel == "static":
         return RecordedSteps(shape.width, model.dtype, model.device, ropes)
@@ -135,7 +148,7 @@ def _steps(
 
 
 def _ropes(
-    model: PreTrainedModel, family: Family, shape: Shape, switch: int | None
+    model: PreTrainedModel | Plain, family: Family, shape: Shape, switch: int | None
 ) -> dict[str | None, RopeTable]:
     """The rotary tables, one of each kind."""
     if family.rotary is None:
@@ -146,7 +159,7 @@ def _ropes(
 
 
 def _own_blocks(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Plain,
     family: Family,
     shape: Shape,
     ops: Ops,
@@ -163,7 +176,7 @@ def _own_blocks(
 
 
 def _ends(
-    model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, owned: bool
+    model: PreTrainedModel | Plain, family: Family, shape: Shape, ops: Ops, owned: bool
 ) -> tuple[Embedding, Linear]:
     """Embedding and head. Weights that both share are kept once."""
     output: Any = model.get_output_embeddings()  # not by name: GPT-NeoX's was another once
