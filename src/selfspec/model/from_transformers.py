@@ -25,7 +25,6 @@ from .families import Family, Shape, checked_switch, family_of, shape_of
 from .layered import Embedding, LayeredModel
 from .measuring import product_modules
 from .operations import operations_for, why_not_recorded
-from .plain import Plain
 from .probing import check_recordings, is_row_stable, probe, probe_logits
 from .recording import EagerSteps, RecordedSteps
 from .self_check import SelfCheck
@@ -47,7 +46,7 @@ _SHORTENED = (
 
 
 def from_transformers(
-    model: PreTrainedModel | Plain,
+    model: PreTrainedModel,
     *,
     owned: bool = False,
     kernel: str = "auto",
@@ -96,12 +95,7 @@ def from_transformers(
 
 
 def _taken_over(
-    model: PreTrainedModel | Plain,
-    family: Family,
-    shape: Shape,
-    ops: Ops,
-    switch: int | None,
-    owned: bool,
+    model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, switch: int | None, owned: bool
 ) -> LayeredModel:
     """The model's pieces, ready to run; none of them is checked yet."""
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -135,11 +129,7 @@ def _taken_over(
 
 
 def _steps(
-    model: PreTrainedModel | Plain,
-    family: Family,
-    shape: Shape,
-    ops: Ops,
-    ropes: Sequence[RopeTable],
+    model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, ropes: Sequence[RopeTable]
 ) -> EagerSteps:
     if ops.kernel == "static":
         return RecordedSteps(shape.width, model.dtype, model.device, ropes)
@@ -148,7 +138,7 @@ def _steps(
 
 
 def _ropes(
-    model: PreTrainedModel | Plain, family: Family, shape: Shape, switch: int | None
+    model: PreTrainedModel, family: Family, shape: Shape, switch: int | None
 ) -> dict[str | None, RopeTable]:
     """The rotary tables, one of each kind."""
     if family.rotary is None:
@@ -159,7 +149,7 @@ def _ropes(
 
 
 def _own_blocks(
-    model: PreTrainedModel | Plain,
+    model: PreTrainedModel,
     family: Family,
     shape: Shape,
     ops: Ops,
@@ -176,7 +166,7 @@ def _own_blocks(
 
 
 def _ends(
-    model: PreTrainedModel | Plain, family: Family, shape: Shape, ops: Ops, owned: bool
+    model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, owned: bool
 ) -> tuple[Embedding, Linear]:
     """Embedding and head. Weights that both share are kept once."""
     output: Any = model.get_output_embeddings()  # not by name: GPT-NeoX's was another once

@@ -100,7 +100,7 @@ def _here() -> list[str]:
 class Recalled:
     """A folder's model, tokenizer and name, loaded by what was kept of an earlier load."""
 
-    model: Plain
+    model: Any  # a `Plain`, which stands for a PreTrainedModel
     tokenizer: Any
     name: str
     row_stable: bool
