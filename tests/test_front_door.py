@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.util
 import inspect
 import os
 import re
@@ -184,6 +185,20 @@ def test_importing_selfspec_is_light() -> None:
     code = f"import sys, selfspec, selfspec.errors; sys.exit(str({heavy} or ''))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert not done.stderr.strip(), f"imported at once: {done.stderr}"
+
+
+def test_importing_llm_brings_torch_and_little_else() -> None:
+    """Everyone waits for the import of a library that only loading, training or plots need."""
+    heavy = {
+        "transformers", "huggingface_hub", "safetensors", "tokenizers", "accelerate", "peft",
+        "matplotlib", "sympy", "pandas", "PIL", "jinja2", "rich", "typer", "psutil",
+        "torch._dynamo", "torch._inductor", "torch.distributed.tensor",
+    }  # fmt: skip
+    code = f"import sys; from selfspec import LLM; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stdout + done.stderr
+    for name in ("transformers", "huggingface_hub", "safetensors", "torch._dynamo"):
+        assert importlib.util.find_spec(name), f"{name} is not the name of a module"
 
 
 @pytest.mark.parametrize("name", selfspec.__all__)

@@ -25,11 +25,9 @@ from .engine.chat_cache import ChatCaches
 from .engine.generation import Generation
 from .engine.row import Request
 from .errors import OptionError, PromptError, Unavailable, nearest
-from .model.compute.memory import weights_too_large
-from .model.from_transformers import from_transformers
 from .model.layered import LayeredModel
-from .model.load.loading import load
 from .model.measuring import product_modules, weight_bytes
+from .model.opening import opened
 from .model.operations import check_weights
 from .results import ModelInfo, Result
 
@@ -122,7 +120,7 @@ class LLM:
             if threads < 1:
                 raise OptionError(f"threads={threads} cannot compute anything; use 1 or more")
             torch.set_num_threads(threads)
-        loaded = load(
+        found = opened(
             model,
             revision=revision,
             token=token,
@@ -131,19 +129,11 @@ class LLM:
             device=device,
             tokenizer=tokenizer,
             adapter=adapter,
+            kernel=kernel,
+            weights=weights,
+            long_context=long_context,
         )
-        target, parameters = loaded.model.device, loaded.model.num_parameters()
-        try:
-            layered = from_transformers(
-                loaded.model,
-                owned=loaded.owned,
-                kernel=kernel,
-                weights=weights,
-                long_context=long_context,
-            )
-        except torch.OutOfMemoryError as error:
-            raise weights_too_large(loaded.name, parameters, loaded.model.dtype, target) from error
-        return cls(layered, loaded.tokenizer, loaded.name, loaded.model.generation_config)
+        return cls(found.layered, found.tokenizer, found.name, found.generation_config)
 
     @property
     def info(self) -> ModelInfo:

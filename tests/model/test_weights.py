@@ -246,7 +246,9 @@ def test_weights_of_a_family_that_runs_by_modules_are_a_conflict():
 
 def test_an_unknown_kind_is_refused_before_anything_is_loaded(monkeypatch):
     """Minutes of loading for an answer that was known."""
-    monkeypatch.setattr("selfspec.llm.load", lambda *_, **__: pytest.fail("it was loaded"))
+    monkeypatch.setattr(
+        "selfspec.model.load.loading.load", lambda *_, **__: pytest.fail("it was loaded")
+    )
     with pytest.raises(OptionError, match="weights 'flaot32' is unknown; did you mean 'float32'"):
         LLM.from_pretrained("demo", weights="flaot32")
 

@@ -53,11 +53,13 @@ def from_transformers(
     weights: str = "auto",
     check: bool = True,
     long_context: bool = False,
+    row_stable: bool | None = None,
 ) -> LayeredModel:
     """The model as layers that run one by one.
 
     `owned`: the Hugging Face model may be taken apart, each weight released once it is packed, so
-    that there is one copy. Otherwise it is left untouched and lives on beside ours.
+    that there is one copy. Otherwise it is left untouched and lives on beside ours. `check`: if
+    to compare with the model itself. `row_stable`: what a test of it gave, None to test it.
     """
     config, listed = model.config, family_of(model.config)
     switch = checked_switch(config, long_context)
@@ -86,7 +88,8 @@ def from_transformers(
             own.compare(probe_logits(layered), ops.rounding)
             if not listed:  # their modules may read our cache otherwise than we think
                 own.compare(probe_logits(layered, at_a_time=5))
-    layered = replace(layered, row_stable=is_row_stable(layered))
+    stable = is_row_stable(layered) if row_stable is None else row_stable
+    layered = replace(layered, row_stable=stable)
     check_recordings(layered)
     return layered
 

@@ -10,6 +10,7 @@ stands beside (peft_layers.py). Does not know how a half is run.
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
@@ -17,7 +18,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from ..errors import UnsupportedModel
 from .compute.linear import JoinedLinear, Linear, LowRank, ModuleLinear, joined_bias
@@ -25,8 +25,6 @@ from .compute.norms import Norm, NormKind
 from .compute.ops import Ops
 from .families import Family, Shape
 from .peft_layers import Added, taken_apart
-
-_PLAIN = (nn.Linear, nn.Embedding, Conv1D)
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,7 @@ def linear_weights_of(given: nn.Module, path: str) -> LinearWeights:
     found: Any
     found, added = taken_apart(given)
     if is_plain(found):
-        weight: Tensor = found.weight.T if isinstance(found, Conv1D) else found.weight
+        weight: Tensor = found.weight.T if _is_conv(found) else found.weight
         return LinearWeights(weight, found.bias, len(weight), weight.shape[1], added=added)
     outputs, inputs = getattr(found, "out_features", None), getattr(found, "in_features", None)
     if not (isinstance(outputs, int) and isinstance(inputs, int)):
@@ -97,7 +95,14 @@ def table(root: nn.Module, path: str) -> Tensor:
 
 def is_plain(found: Any) -> bool:
     """Whether a linear or embedding has a weight that our products can read."""
-    return isinstance(found, _PLAIN) and _is_numbers(found.weight)
+    linear = isinstance(found, nn.Linear | nn.Embedding) or _is_conv(found)
+    return linear and _is_numbers(found.weight)
+
+
+def _is_conv(found: Any) -> bool:
+    """Whether a linear is GPT-2's, whose weight is stored transposed."""
+    home: Any = sys.modules.get("transformers.pytorch_utils")  # who has one has imported it
+    return home is not None and isinstance(found, home.Conv1D)
 
 
 def calls_modules(model: nn.Module) -> bool:

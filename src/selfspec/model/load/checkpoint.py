@@ -143,6 +143,14 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     return tensors
 
 
+def bytes_while_loading(folder: Path, dtype: torch.dtype | None) -> int:
+    """All weights of a folder in `dtype` (None: as stored), and the largest twice, since it is
+    converted. The headers are checked on the way."""
+    stored = [tensor for file in weight_files(folder) for tensor in read_header(file).values()]
+    largest = max((tensor.nbytes for tensor in stored), default=0)
+    return sum(tensor.bytes_as(dtype) for tensor in stored) + largest
+
+
 def first_line(error: BaseException) -> str:
     return next(iter(str(error).strip().splitlines()), type(error).__name__)
 

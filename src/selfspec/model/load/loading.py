@@ -46,12 +46,11 @@ from ..compute.memory import weights_too_large
 from . import peft_folder, quantised
 from .checkpoint import (
     AGAIN,
+    bytes_while_loading,
     first_line,
     quiet_transformers,
-    read_header,
     read_json,
     require_memory,
-    weight_files,
 )
 from .placement import DTYPES, parse_device, parse_dtype
 from .source import Source, cached_folder, locate, refuse_revision
@@ -69,12 +68,14 @@ _TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model ready to be run. `owned`: not a user's live model, so weights may be repacked."""
+    """A model ready to be run. `owned`: not a user's live model, so weights may be repacked.
+    `folder`: of a model that is what this folder holds and nothing else."""
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase | None
     name: str
     owned: bool
+    folder: Path | None = None
 
 
 def load(
@@ -122,7 +123,7 @@ def load(
         plain = quantised.method_of(base.model.config) is None
         live = adapter == "live" or (adapter == "auto" and not plain)
         adapted = peft_folder.adapted(base.model, source.folder, source.name, live)
-        return replace(base, model=adapted, name=source.name)
+        return replace(base, model=adapted, name=source.name, folder=None)
     for mode in ("merge", "live"):
         peft_folder.refuse_mode(adapter, mode, f"{source.name} is no PEFT adapter")
     config = _read_config(source)
@@ -136,7 +137,8 @@ def load(
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
     own = _read_tokenizer(source) if asked is None else asked
-    return Loaded(_load_weights(source, config, kind, target), own, source.name, owned=True)
+    read = _load_weights(source, config, kind, target)
+    return Loaded(read, own, source.name, owned=True, folder=source.folder)
 
 
 def estimate_bytes(
@@ -148,9 +150,7 @@ def estimate_bytes(
     safetensors files, which are checked on the way, and a configuration by an empty model.
     """
     if isinstance(source, Path):
-        stored = [tensor for file in weight_files(source) for tensor in read_header(file).values()]
-        largest = max((tensor.nbytes for tensor in stored), default=0)
-        return sum(tensor.bytes_as(dtype) for tensor in stored) + largest
+        return bytes_while_loading(source, dtype)
     kind = dtype or DTYPES.get(str(source.dtype).removeprefix("torch."), torch.float32)
     auto: Any = AutoModelForCausalLM
     with torch.device("meta"):

@@ -1,0 +1,252 @@
+"""What the first load of a folder found out, kept for the next ones.
+
+transformers takes seconds to import a model's code, and the self-check needs that model. Both are
+needed once: the first load keeps where the weights belong, the numbers that are in no file (eps,
+frequencies), and that the check was passed. A later load of the same folder reads the weights by
+that, as modules of the same names, and leaves transformers' model out. Whatever could change a bit
+is in the key: files, sources, versions, processor, options. What is unusual is not kept and goes
+through transformers every time. Does not know how a model is run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module, metadata
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..core.user_cache import cache_root
+from .compute.rope import RopeTable
+from .families import family_of, shape_of
+from .layered import LayeredModel
+from .load.checkpoint import bytes_while_loading, require_memory, weight_files
+from .load.placement import parse_device
+from .load.source import DEMO, locate
+from .operations import operations_for
+from .plain import Plain, plain_model
+from .weights import module
+
+_FROM_CODE = ("eps", "variance_epsilon", "scaling")  # numbers of modules that we read
+_ROPES = ("default", "linear", "llama3", "yarn")  # whose frequencies are the same for all texts
+_KEPT = 50  # folders
+_ROTATED = 8192  # positions that are compared
+NATIVE = "native"
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a folder's facts are kept, and what they hold for."""
+
+    file: Path
+    key: str
+
+    def read(self) -> dict[str, Any] | None:
+        """The facts, if there are some and nothing has changed since."""
+        try:
+            facts = json.loads(self.file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):  # none yet, or damaged: they are found out again
+            return None
+        same = isinstance(facts, dict) and facts.get("key") == self.key
+        return facts if same else None
+
+    def write(self, facts: dict[str, Any]) -> None:
+        """Keep the facts, of the last folders only. A cache that cannot be written keeps none."""
+        temporary = self.file.with_suffix(f".{os.getpid()}")
+        with suppress(OSError):
+            self.file.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps({**facts, "key": self.key}), encoding="utf-8")
+            os.replace(temporary, self.file)
+            others = sorted(self.file.parent.glob("*.json"), key=lambda file: -file.stat().st_mtime)
+            for old in others[_KEPT:]:
+                old.unlink()
+
+
+def place_of(folder: Path, kernel: str, weights: str) -> Place:
+    """Where the facts about a folder are, for these options."""
+    folder = folder.resolve()
+    files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()]
+    sizes = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
+    asked = [str(folder), kernel, weights]
+    key = [asked, sizes, _here(), torch.get_num_threads()]
+    name, digest = (hashlib.sha256(json.dumps(x).encode()).hexdigest() for x in (asked, key))
+    return Place(cache_root() / "loaded" / f"{name[:16]}.json", digest)
+
+
+@cache
+def _here() -> list[str]:
+    """What besides folder and options decides about bits: sources, versions, processor."""
+    room = Path(__file__).parent
+    sources = [file for file in sorted(room.rglob("*")) if file.suffix in (".py", ".cpp", ".h")]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()
+    versions = [metadata.version(name) for name in ("torch", "transformers", "safetensors")]
+    info = Path("/proc/cpuinfo")
+    lines = set(info.read_text().splitlines()) if info.exists() else set[str]()
+    processor = sorted(each for each in lines if each.startswith(("model name", "flags", "Feat")))
+    return [digest, *versions, *processor]
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """A folder's model, tokenizer and name, loaded by what was kept of an earlier load."""
+
+    model: Any  # a `Plain`, which stands for a PreTrainedModel
+    tokenizer: Any
+    name: str
+    row_stable: bool
+
+
+def recall(
+    model: Any, device: str | torch.device | Mapping[str, Any], kernel: str, weights: str
+) -> Recalled | None:
+    """A folder that was loaded before, or the demo. None: it has to be loaded in the usual way."""
+    if not isinstance(model, str | os.PathLike) or parse_device(device).type != "cpu":
+        return None
+    if model != DEMO and not Path(model).expanduser().is_dir():
+        return None
+    source = locate(model, None, None, False)
+    facts = place_of(source.folder, kernel, weights).read()
+    if facts is None or operations_for(kernel, torch.float32, CPU, False, weights).kernel != NATIVE:
+        return None
+    require_memory(bytes_while_loading(source.folder, torch.float32), CPU, source.name)
+    tokenizer = None
+    if facts["tokenizer"]:  # by its class alone: looking for the class would import models
+        home, name = facts["tokenizer"]
+        tokenizer = getattr(import_module(home), name).from_pretrained(source.folder)
+    return Recalled(plain_model(source.folder, facts), tokenizer, source.name, facts["row_stable"])
+
+
+def keeping(
+    model: Any, tokenizer: Any, folder: Path
+) -> Callable[[LayeredModel, str, str], None] | None:
+    """What keeps the facts about a folder, to be called once its model has passed all checks."""
+    facts = facts_of(model, tokenizer, folder)
+    if facts is None:
+        return None
+
+    def keep(layered: LayeredModel, kernel: str, weights: str) -> None:
+        if layered.ops.kernel == NATIVE:
+            place = place_of(folder, kernel, weights)
+            place.write({**facts, "row_stable": layered.row_stable})
+
+    return keep
+
+
+def facts_of(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any] | None:
+    """What a later load needs to know, or None if something about the model is unusual.
+
+    Every weight and every angle that would be read by it is compared with the model's own.
+    """
+    config, family = model.config, family_of(model.config)
+    rope = getattr(config, "rope_parameters", None) or {}
+    usual = family is not None and family.rotary is not None and rope.get("rope_type") in _ROPES
+    plain = set(model.state_dict()) == {name for name, _ in _parameters(model)}
+    if not usual or not plain or model.dtype != torch.float32 or model.device.type != "cpu":
+        return None
+    assert family is not None and family.rotary is not None
+    kept = json.loads(json.dumps(config.to_dict(), default=str))
+    try:
+        same = shape_of(SimpleNamespace(**kept), family) == shape_of(config, family)
+    except AttributeError:
+        return None
+    modules, stored = _modules(model, family.rotary), _stored(model, weight_files(folder))
+    words = _tokenizer(tokenizer, folder)
+    if not same or modules is None or stored is None or words is None:
+        return None
+    generation = model.generation_config
+    said = {
+        name: getattr(generation, name, None) for name in ("eos_token_id", "repetition_penalty")
+    }
+    facts = {"config": kept, "generation": said, "head": family.head, "modules": modules,
+             "files": stored, "tokenizer": words}  # fmt: skip
+    again = plain_model(folder, facts)
+    return facts if _same_weights(model, again) and _same_angles(model, again, family) else None
+
+
+def _modules(model: Any, rotary: str) -> dict[str, tuple[str, dict[str, Any]]] | None:
+    """What stands at each path. None: something other than linears, embeddings and norms."""
+    found: dict[str, tuple[str, dict[str, Any]]] = {}
+    for path, part in model.named_modules():
+        own = dict(part.named_parameters(recurse=False))
+        numbers = {name: vars(part)[name] for name in _FROM_CODE if name in vars(part)}
+        kind = "linear" if type(part) is nn.Linear else ""
+        kind = "embedding" if isinstance(part, nn.Embedding) else kind
+        if path == rotary:
+            kind = "rotary"
+            frequencies = part.inv_freq.float().tolist()
+            numbers = {"frequencies": frequencies, "scaling": part.attention_scaling}
+        elif not kind and any(weight.dim() != 1 for weight in own.values()):
+            return None
+        if path:
+            found[path] = kind, numbers
+    return found
+
+
+def _stored(model: Any, files: list[Path]) -> dict[str, dict[str, list[str]]] | None:
+    """For each file its tensors, and the places of each: two where weights are tied."""
+    from safetensors import safe_open
+
+    places: dict[int, list[str]] = {}
+    for name, weight in _parameters(model):
+        places.setdefault(id(weight), []).append(name)
+    stored: dict[str, dict[str, list[str]]] = {}
+    for file in files:
+        with safe_open(file, "pt") as tensors:
+            names = set(tensors.keys())
+        stored[file.name] = {}
+        for key, wanted in list(places.items()):
+            if held := [name for name in wanted if name in names]:
+                stored[file.name][held[0]] = places.pop(key)
+    return None if places else stored  # the rest has other names there
+
+
+def _tokenizer(tokenizer: Any, folder: Path) -> tuple[str, ...] | None:
+    """The class of the tokenizer if that class alone gives the same one. (): there is none."""
+    if tokenizer is None:
+        return ()
+    home, name = type(tokenizer).__module__, type(tokenizer).__name__
+    if not home.startswith("transformers.") or not getattr(tokenizer, "is_fast", False):
+        return None
+    try:
+        alone = type(tokenizer).from_pretrained(folder)
+    except (OSError, TypeError, ValueError, KeyError, AttributeError, ImportError):  # needs more
+        return None
+    names = ("chat_template", "special_tokens_map", "all_special_ids", "padding_side",
+             "model_max_length", "clean_up_tokenization_spaces", "model_input_names")  # fmt: skip
+    same = all(getattr(tokenizer, each, None) == getattr(alone, each, None) for each in names)
+    strings = {each.backend_tokenizer.to_str() for each in (tokenizer, alone)}
+    return (home, name) if same and len(strings) == 1 else None
+
+
+def _parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
+    return model.named_parameters(remove_duplicate=False)
+
+
+def _same_weights(model: Any, again: Plain) -> bool:
+    ours = dict(_parameters(again))
+    theirs = dict(_parameters(model))
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(weight, ours[name]) for name, weight in theirs.items()
+    )
+
+
+def _same_angles(model: Any, again: Plain, family: Any) -> bool:
+    context = min(model.config.max_position_embeddings, _ROTATED)
+    tables = []
+    for each in (model, again):
+        table = RopeTable(module(each, family.rotary), context, CPU)
+        table.reserve(context)
+        tables.append(table.tables)
+    ours, theirs = tables
+    same = torch.equal(ours.cosines, theirs.cosines) and torch.equal(ours.sines, theirs.sines)
+    return same and not family.interleaved
