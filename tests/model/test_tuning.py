@@ -66,12 +66,19 @@ def test_noise_chooses_nothing(took: float, wins: bool):
     assert best == (other if wins else default)
 
 
-def test_it_takes_less_than_two_seconds(kernels):
-    """A first start that makes its user wait. The limit is in the loop, so a slow machine ends
-    sooner, not later."""
-    import time
+def test_a_lucky_round_is_asked_again():
+    """The luckiest of several candidates, taken for the best."""
+    default, lucky = Tuning(), Tuning(32, 256, 6)
+    asked = []
 
-    begin = time.perf_counter()
+    def seconds(each):
+        asked.append(each)
+        return 0.8 if each == lucky and len(asked) < 2 * tuning.ROUNDS else 1.0
+
+    assert tuning._best([default, lucky], seconds) == default
+
+
+def test_the_measurement_gives_what_the_kernels_can(kernels):
+    """More rows than registers hold, or kernels that ask for nothing ahead."""
     chosen = tuning.measured(kernels)
-    assert time.perf_counter() - begin < 10  # 0.7 s where nothing else runs
-    assert 1 <= chosen.rows <= kernels.most_rows()
+    assert 1 <= chosen.rows <= kernels.most_rows() and min(chosen.soon, chosen.later) > 0

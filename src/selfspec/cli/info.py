@@ -101,7 +101,7 @@ def stored(info: ModelInfo) -> str:
 
 def reads(info: ModelInfo) -> str:
     """How our kernels read float32 weights here; "" where they do not."""
-    if info.kernel != "native":
+    if info.kernel != "native" or info.weights != "float32":
         return ""
     from ..model.compute.cpu.native import library
     from ..model.compute.cpu.tuning import tuning
