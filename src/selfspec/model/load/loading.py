@@ -137,8 +137,7 @@ def load(
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
     own = _read_tokenizer(source) if asked is None else asked
-    read = _load_weights(source, config, kind, target)
-    return Loaded(read, own, source.name, owned=True, folder=source.folder)
+    return Loaded(_load_weights(source, config, kind, target), own, source.name, True, source.folder)
 
 
 def estimate_bytes(
