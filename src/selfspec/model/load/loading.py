@@ -136,8 +136,8 @@ def load(
         require_memory(estimate_bytes(config, kind, trust_remote_code), target, source.name)
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
-    own = _read_tokenizer(source) if asked is None else asked
-    return Loaded(_load_weights(source, config, kind, target), own, source.name, True, source.folder)
+    own, read = asked or _read_tokenizer(source), _load_weights(source, config, kind, target)
+    return Loaded(read, own, source.name, True, source.folder)
 
 
 def estimate_bytes(
