@@ -16,6 +16,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <climits>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -25,6 +26,12 @@
 #include <vector>
 
 #include <omp.h>
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "product.h"
 
@@ -815,25 +822,44 @@ extern "C" void attend(const float* qkv, int64_t tokens, const Heads* heads, con
 
 // ------------------------------------------------------------------------------------ whole passes
 
-// Where the threads of a call wait for one another. Who comes early spins; only after a while it
-// lets others have the core.
+constexpr int SPINS = 10000;  // about a fifth of a millisecond
+
+// Where the threads of a call wait for one another. Who comes early spins. After a while it sleeps:
+// the thread that it waits for may be waiting for this very core.
 class Meeting {
-    std::atomic<int> arrived{0}, held{0};
+    std::atomic<int> arrived{0}, held{0}, asleep{0};
+
+#if defined(__linux__)
+    void sleep(int now) {
+        asleep++;
+        while (held == now) syscall(SYS_futex, &held, FUTEX_WAIT_PRIVATE, now, nullptr);
+        asleep--;
+    }
+    void wake() {
+        if (asleep) syscall(SYS_futex, &held, FUTEX_WAKE_PRIVATE, INT_MAX);
+    }
+#else
+    void sleep(int now) {
+        while (held == now) std::this_thread::yield();
+    }
+    void wake() {}
+#endif
 
    public:
     void wait() {
         int now = held.load(std::memory_order_relaxed);
         if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == omp_get_num_threads()) {
             arrived.store(0, std::memory_order_relaxed);
-            held.store(now + 1, std::memory_order_release);
-            return;
+            held = now + 1;
+            return wake();
         }
-        for (int spins = 0; held.load(std::memory_order_acquire) == now; spins++) {
-            if (spins > 10000) std::this_thread::yield();
+        for (int spins = 0; spins < SPINS; spins++) {
+            if (held.load(std::memory_order_acquire) != now) return;
 #if defined(__x86_64__)
             __builtin_ia32_pause();
 #endif
         }
+        sleep(now);
     }
 };
 
