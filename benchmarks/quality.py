@@ -10,27 +10,32 @@ how weights are stored.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
-from benchmarks.command import Model, Out, Show, Threads, made_by, result_path, run_command
+from benchmarks.command import Model, Out, Show, Threads, result_path, run_command
 from benchmarks.paper.quality import judge
 from benchmarks.paper.sandbox import WARNING
+from selfspec import __version__
 from selfspec.bench.html import Table
+from selfspec.bench.peer_host import package_versions
 from selfspec.bench.peers import Peer, PeerFailed, find_peers
-from selfspec.bench.schema import Result, continued, read, write
+from selfspec.bench.provenance import gather
+from selfspec.bench.schema import Provenance, Result, continued, read, write
 from selfspec.bench.sources import read_text
-from selfspec.bench.suite_run import fitted
+from selfspec.bench.suite_run import PACKAGES, fitted
 from selfspec.bench.tables import failed, markdown, number, percent
 from selfspec.bench.tasks import Item, read_task
 from selfspec.cli import common
-from selfspec.cli.bench import progress_bar
+from selfspec.cli.bench import command_line, progress_bar
 from selfspec.errors import OptionError
 from selfspec.llm import LLM
 from selfspec.model.compute.cpu.kinds import KINDS
@@ -126,11 +131,9 @@ def read_window(model: LayeredModel, ids: Sequence[int]) -> tuple[float, list[in
     return loss.item(), logits.argmax(-1).tolist()
 
 
-@contextmanager
-def own(model: str, weights: str, threads: int) -> Iterator[tuple[ReadWindow, LLM, int]]:
-    """The model with its weights in one kind."""
-    llm = LLM.from_pretrained(model, weights=weights, threads=threads)
-    yield lambda ids: read_window(llm.model, ids), llm, weight_bytes(llm.model)
+def own(llm: LLM) -> AbstractContextManager[tuple[ReadWindow, LLM, int]]:
+    """A model of ours; it is let go with the last name for it."""
+    return nullcontext((partial(read_window, llm.model), llm, weight_bytes(llm.model)))
 
 
 @contextmanager
@@ -259,6 +262,8 @@ def _cells(way: Way, first: Way) -> list[str]:
         return [size, failed(way.failure, 80), "-", "-"]
     if way.loss is None or first.loss is None:
         return [size, "-", "-", "-"]
+    if len(way.windows) < len(first.windows):
+        return [size, f"unfinished, {len(way.windows)} windows", "-", "-"]
     beside = f"{math.exp(way.loss - first.loss) - 1:+.2%}"
     return [size, number(math.exp(way.loss), 3), beside, percent(way.agreement, 1)]
 
@@ -293,6 +298,29 @@ def questions(task: Sequence[str], sample: int, programs: bool) -> tuple[list[st
         names.append(part.sample.name)
         items[part.sample.task] = part.items
     return names, items
+
+
+def ways_of(
+    model: str, weights: Sequence[str], gguf: Path | None, threads: int
+) -> tuple[dict[str, Open], LLM]:
+    """How each way is loaded when its turn comes, and the first one, which all need."""
+
+    def load(kind: str) -> LLM:
+        return LLM.from_pretrained(model, weights=kind, threads=threads)
+
+    first = load(weights[0])
+    ways: dict[str, Open] = {weights[0]: lambda: own(first)}
+    ways |= {kind: partial(lambda kind: own(load(kind)), kind) for kind in weights[1:]}
+    if gguf is not None:
+        ways[f"{LLAMA_CPP}, {gguf.name}"] = partial(llama_cpp, gguf, threads)
+    return ways, first
+
+
+def provenance(threads: int, paths: Sequence[str]) -> Provenance:
+    """Where a run comes from, paths as their last part."""
+    versions = {"selfspec": __version__, **package_versions(PACKAGES)}
+    command = command_line(["quality", *sys.argv[1:]], paths, "scripts/bench")
+    return gather(command, threads, versions)
 
 
 def quality(
@@ -336,21 +364,16 @@ def quality(
     samples, items = questions(task or (), sample, run_programs)
     if run_programs:
         common.stderr().print(WARNING, style="dim", soft_wrap=True)
-    ways: dict[str, Open] = {
-        kind: lambda kind=kind: own(model, kind, threads)  # type: ignore[misc]
-        for kind in weights.split(",")
-    }
-    first = LLM.from_pretrained(model, weights=next(iter(ways)), threads=threads)
-    if gguf is not None:
-        ways[f"{LLAMA_CPP}, {gguf.name}"] = lambda: llama_cpp(gguf, threads)
+    ways, first = ways_of(model, weights.split(","), gguf, threads)
     size = min(WINDOW, first.info.context)
-    windows = windows_of(first, text, tokens, size)
-    fresh_run = QualityRun(
-        made_by("quality", threads), Path(model).name, text.name if text else "", tokens, size,
+    paths = [model, *(task or ()), *(str(path) for path in (text, gguf, out) if path)]
+    new = QualityRun(
+        provenance(threads, paths), Path(model).name, text.name if text else "", tokens, size,
         max_new_tokens, samples, [Way(name) for name in ways],
     )  # fmt: skip
+    windows = windows_of(first, text, tokens, size)
     target = out or result_path("quality")
-    run = fresh_run if fresh else continued(fresh_run, target, QualityRun.plan)
+    run = new if fresh else continued(new, target, QualityRun.plan)
     with progress_bar(1) as (_, say):
         Measuring(run, windows, items, lambda: write(run, target), say).measure(ways, first)
     run.complete = True
