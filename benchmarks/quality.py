@@ -139,8 +139,6 @@ def own(llm: LLM) -> AbstractContextManager[tuple[ReadWindow, LLM, int]]:
 @contextmanager
 def llama_cpp(file: Path, threads: int) -> Iterator[tuple[ReadWindow, None, int]]:
     """llama.cpp with a GGUF file; raises PeerFailed."""
-    if not file.is_file():
-        raise OptionError(f"there is no file {file.name!r} for llama.cpp; check --gguf")
     spec = find_peers()["xllamacpp"]
     spec.install()
     peer = Peer(spec, threads, LIMIT)
@@ -361,6 +359,8 @@ def quality(
         return
     if text is None and not task:
         raise OptionError("there is nothing to measure; give --text FILE, --task NAME=FILE or both")
+    if gguf is not None and not gguf.is_file():
+        raise OptionError(f"there is no file {gguf.name!r} for llama.cpp; check --gguf")
     samples, items = questions(task or (), sample, run_programs)
     if run_programs:
         common.stderr().print(WARNING, style="dim", soft_wrap=True)
