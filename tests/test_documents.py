@@ -195,6 +195,24 @@ def test_the_table_of_quality_is_what_was_measured() -> None:
     assert page[first : first + len(printed)] == printed
 
 
+def test_the_tables_of_copies_are_what_was_counted() -> None:
+    """The same for Draft & Verify's tables with few bits and with zeros."""
+    from benchmarks.paper import report, result, table
+    from selfspec.bench.schema import read
+
+    counted = set()
+    for number in ("11", "12"):
+        file = ROOT / f"benchmarks/results/dv-table{number}-amd-epyc.json"
+        spec, run = table.find_table(f"dv-table{number}"), read(result.PaperResult, file)
+        for name, *cells in report.cells(spec, run).rows:
+            ours = cells[len(spec.columns) :][:3]
+            if ours[0] != "-":
+                counted.add((number, name.removeprefix("summarization: "), *ours))
+    rows = re.findall(r"^\| (1[12]) \| (.*) \|$", text_of("measuring.md"), re.MULTILINE)
+    assert {(number, *cells.split(" | ")) for number, cells in rows} == counted
+    assert len(rows) == len(counted) > 10
+
+
 def test_the_table_of_weights_is_what_was_measured() -> None:
     """The same for what a pass costs and how much memory it reads."""
     from benchmarks import formats
