@@ -4,6 +4,7 @@ state are the code's."""
 from __future__ import annotations
 
 import re
+import statistics
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,53 @@ def _table_rows(text: str) -> list[list[str]]:
         if re.match(r"\| [a-z-]+/\S+ +\|", line)
     ]
     return [[cell.strip() for cell in row] for row in rows]
+
+
+def test_the_table_of_quality_is_what_was_measured() -> None:
+    """The same for what fewer bits do to perplexity, to the next token and to answers."""
+    from benchmarks import quality
+    from selfspec.bench.schema import read
+
+    run = read(quality.QualityRun, ROOT / "benchmarks/results/quality-amd-epyc.json")
+    printed = [line for line in quality.tables(run).splitlines() if line.startswith("|")]
+    page = text_of("choosing.md").splitlines()
+    assert len(printed) == 2 + len(run.ways) >= 7
+    first = page.index(printed[0])
+    assert page[first : first + len(printed)] == printed
+
+
+def test_the_tables_of_copies_are_what_was_counted() -> None:
+    """The same for Draft & Verify's tables with few bits and with zeros."""
+    from benchmarks.paper import report, result, table
+    from selfspec.bench.schema import read
+
+    counted = set()
+    for number in ("11", "12"):
+        file = ROOT / f"benchmarks/results/dv-table{number}-amd-epyc.json"
+        spec, run = table.find_table(f"dv-table{number}"), read(result.PaperResult, file)
+        for name, *cells in report.cells(spec, run).rows:
+            ours = cells[len(spec.columns) :][:3]
+            if ours[0] != "-":
+                counted.add((number, name.removeprefix("summarization: "), *ours))
+    rows = re.findall(r"^\| (1[12]) \| (.*) \|$", text_of("measuring.md"), re.MULTILINE)
+    assert {(number, *cells.split(" | ")) for number, cells in rows} == counted
+    assert len(rows) == len(counted) > 10
+
+
+def test_the_table_of_weights_is_what_was_measured() -> None:
+    """The same for what a pass costs and how much memory it reads."""
+    from benchmarks import formats
+    from selfspec.bench.schema import read
+
+    run = read(formats.FormatsRun, ROOT / "benchmarks/results/formats-amd-epyc.json")
+    rows = re.findall(
+        r"^\| `(\w+)`[^|]*\|[^|]*\| (\d+) MB \| ([\d.]+) \|$", text_of("choosing.md"), re.M
+    )
+    one = {kind.weights: statistics.median(kind.passes["64"]["1"]) for kind in run.kinds}
+    assert [name for name, _, _ in rows] == [kind.weights for kind in run.kinds]
+    for kind, (_, size, speed) in zip(run.kinds, rows, strict=True):
+        assert int(size) == round(kind.bytes / 1e6)
+        assert f"{one['float32'] / one[kind.weights]:.1f}" == f"{float(speed):.1f}", kind.weights
 
 
 def test_the_tables_of_the_task_model_are_what_was_measured() -> None:

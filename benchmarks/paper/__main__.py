@@ -65,6 +65,12 @@ def paper(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The JSON to write.")] = None,
+    untimed: Annotated[
+        bool,
+        typer.Option(
+            "--untimed", help="Count only, on a machine with other work (dv-table11, 12)."
+        ),
+    ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure over what is there.")] = False,
     show: Show = None,
     report: Annotated[Path | None, typer.Option(help="Write a page too.")] = None,
@@ -82,7 +88,7 @@ def paper(
         wishes = asked.make(
             Wishes, model=model, task=task or (), methods=(), new_tokens=limit, fresh=fresh
         )
-        show = measure(name, wishes, drafter(methods), out)
+        show = measure(name, wishes, drafter(methods), out, timed=not untimed)
     result = read(PaperResult, show)
     typer.echo(markdown(result))
     if report is not None:
@@ -91,7 +97,9 @@ def paper(
     typer.echo(json.dumps({"file": show.name, "runs": result.runs}))
 
 
-def measure(name: str, wishes: Wishes, draft: str | None, out: Path | None) -> Path:
+def measure(
+    name: str, wishes: Wishes, draft: str | None, out: Path | None, timed: bool = True
+) -> Path:
     """Measure a table; says where the result is."""
     table = find_table(name)
     common.quiet_bars()
@@ -102,7 +110,7 @@ def measure(name: str, wishes: Wishes, draft: str | None, out: Path | None) -> P
     target = out or Path(f"{name}-{Path(wishes.model).name}.json")
     paths = [wishes.model, *wishes.task, *([str(out)] if out else [])]
     command = command_line(["paper", *sys.argv[1:]], paths, "scripts/bench")
-    write(Measuring(table, wishes, draft, command, target, say).measure(sit), target)
+    write(Measuring(table, wishes, draft, command, target, say, timed).measure(sit), target)
     return target
 
 

@@ -1,11 +1,11 @@
-"""Draft & Verify's Tables 1 to 5, 7, 10, 13 and 15: figures from "Draft & Verify: Lossless Large
+"""Draft & Verify's Tables 1 to 5, 7, 10 to 13 and 15: figures from "Draft & Verify: Lossless Large
 Language Model Acceleration via Self-Speculative Decoding" (2024). The tables' bodies are not in the
 text these were taken from; what its prose says of them is.
 """
 
 from __future__ import annotations
 
-from benchmarks.paper.table import PLAIN, PaperRow, PaperTable
+from benchmarks.paper.table import COPIES, PLAIN, SUMMARIES, PaperRow, PaperTable
 
 PAPER = "Draft & Verify"
 DRAFT = "layer-skip"
@@ -20,7 +20,7 @@ SEARCH = (
 )
 MACHINE = "Their LLaMA-2-13B on an A100; yours may be any model on any machine: compare ratios."
 ADAPTIVE = "{draft}@adaptive:tokens=12,target=0.9"
-SUMMARIES = ("cnn-dm", "xsum")
+BOTH = ("cnn-dm", "xsum")
 
 
 def _main(figures: dict[str, str], target: float) -> tuple[PaperRow, ...]:
@@ -28,7 +28,7 @@ def _main(figures: dict[str, str], target: float) -> tuple[PaperRow, ...]:
     targets = {"cnn-dm": 0.9, "xsum": target}
     return tuple(
         row
-        for task in SUMMARIES
+        for task in BOTH
         for row in (
             PaperRow(task, "autoregressive", PLAIN, {"13B speedup": "1.000x"}),
             PaperRow(
@@ -114,10 +114,50 @@ TABLE13 = (
 )
 TABLE15 = tuple(
     PaperRow(task, name, method)
-    for task in SUMMARIES
+    for task in BOTH
     for name, method in (("autoregressive", PLAIN), ("self-speculative", ADAPTIVE))
 )
+COPY = "copy@fixed:tokens=6"  # a copy drafts for the model: ours, the paper's drafts skip layers
+
+
+def _copies(name: str, copy: str, figures: dict[str, str]) -> tuple[PaperRow, ...]:
+    """A copy decodes, and drafts for itself by skipping layers, as in the paper."""
+    return (
+        PaperRow(SUMMARIES, f"{name}, autoregressive", PLAIN, figures, copy=copy),
+        PaperRow(SUMMARIES, f"{name}, self-speculative", ADAPTIVE, figures, copy=copy),
+    )
+
+
+TABLE11 = (
+    *_copies("bf16 (ours float32)", "", {"13B VRAM": "nearly twice fp4's"}),
+    *_copies("fp8 (ours int8)", "int8", {}),
+    *_copies("fp4 and nf4 (ours int4)", "int4", {"13B VRAM": "19.6 GB (fp4)"}),
+    *(
+        PaperRow(SUMMARIES, f"ours: float32, its {copy} copy drafts", COPY, copy=copy)
+        for copy in ("bfloat16", "int8", "int4")
+    ),
+)
+_SPARSE = {"13B VRAM": "hardly less", "13B latency": "lower", "13B speedup": "slightly lower"}
+TABLE12 = (
+    *_copies("dense", "", {}),
+    *(
+        PaperRow(SUMMARIES, f"{mask}, self-speculative", ADAPTIVE, _SPARSE, copy=f"wanda {mask}")
+        for mask in ("unstructured", "4:8", "2:4")
+    ),
+    *(
+        PaperRow(
+            SUMMARIES, f"ours: dense, its {mask} copy by {by} drafts", COPY, copy=f"{by} {mask}"
+        )
+        for by in ("magnitude", "wanda")
+        for mask in ("unstructured", "4:8", "2:4")
+    ),
+)
 SPEEDS = ("accepted", "tokens/s", "speedup")
+COUNTED = ("accepted", "tokens a round", "memory, MB", "ms/token", "speedup")
+ASKED = (
+    "Theirs are CNN/DM's articles with one example before; ours Spec-Bench's, which come from it, "
+    "as a chat (--task spec-bench=FILE)."
+)
 COMMON = (SEARCH, MACHINE)
 
 DRAFT_VERIFY = (
@@ -223,6 +263,39 @@ DRAFT_VERIFY = (
         draft=DRAFT,
         missing=BODY,
         apart=COMMON,
+    ),
+    PaperTable(
+        "dv-table11",
+        PAPER,
+        "With weights in fewer bits",
+        TABLE11,
+        COUNTED,
+        COPIES,
+        draft=DRAFT,
+        missing=BODY,
+        apart=(
+            *COMMON,
+            ASKED,
+            "Their formats are bitsandbytes' fp8, fp4 and nf4, ours int8 and int4 in groups of 32; "
+            "the head is left alone in both. Memory is that of all products, ours without the "
+            "cache.",
+        ),
+    ),
+    PaperTable(
+        "dv-table12",
+        PAPER,
+        "With half of the weights zero",
+        TABLE12,
+        COUNTED,
+        COPIES,
+        draft=DRAFT,
+        missing=BODY,
+        apart=(
+            *COMMON,
+            ASKED,
+            "No kernel here uses zeros: masked weights are stored and multiplied like others. "
+            "Wanda's calibration text is yours (--task text=FILE), theirs is C4.",
+        ),
     ),
     PaperTable(
         "dv-table13",

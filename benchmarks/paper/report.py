@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from benchmarks.paper.copies import is_mask
 from benchmarks.paper.result import PaperResult, key_of
 from benchmarks.paper.table import COSINES, PaperRow, PaperTable, exit_of, find_table
 from selfspec.bench.html import Facts, Heading, Paragraph, Piece, Table, page
@@ -12,6 +13,7 @@ from selfspec.bench.tables import commit, table, threads, versions
 
 SHARES = ("accepted", "draft share", "verify share")
 LABELS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
+TIMES = ("tokens/s", "ms/token", "speedup")
 PERCENT = ("accuracy", "exact match", "pass@1", "pass@10")
 
 
@@ -22,6 +24,8 @@ def markdown(result: PaperResult) -> str:
     title = f"**{spec.paper}, {spec.name}: {spec.title}**; ours: {result.model}\n"
     length = "" if spec.kind == COSINES else f"up to {result.new_tokens} new tokens, "
     runs = f" Raw seconds: {', '.join(result.runs)}." if result.runs else ""
+    runs += f" Questions: {', '.join(result.samples)}." if result.samples else ""
+    runs += "" if result.timed else " No times were taken (--untimed)."
     made = (
         f"Ours: {length}{where.threads} threads on {where.cpu}, {where.date[:10]}; made with "
         f"`{where.command}`.{runs}"
@@ -55,17 +59,18 @@ def paper_page(result: PaperResult) -> str:
 def cells(spec: PaperTable, result: PaperResult) -> Table:
     """A line for each row: the paper's figures, then ours; measured rows that the paper does not
     have last."""
-    ours = [f"ours {LABELS.get(measure, measure)}" for measure in spec.measures]
+    head = [f"ours {LABELS.get(measure, measure)}" for measure in spec.measures]
     lines = []
     for row in spec.rows:
         figures = [row.figures.get(column, "-") for column in spec.columns]
         values = result.values.get(key_of(row), {})
-        lines.append([_named(row, result.layers), *figures, *_ours(spec, values)])
+        ours = _no_times(spec, values) if is_mask(row.copy) else _ours(spec, values)
+        lines.append([_named(row, result.layers), *figures, *ours])
     known = {key_of(row) for row in spec.rows}
     for name, values in result.values.items():
         if name not in known:
             lines.append([name, *("-" for _ in spec.columns), *_ours(spec, values)])
-    return Table(["", *spec.columns, *ours], lines)
+    return Table(["", *spec.columns, *head], lines)
 
 
 def _named(row: PaperRow, layers: int) -> str:
@@ -75,6 +80,12 @@ def _named(row: PaperRow, layers: int) -> str:
 
 def _ours(spec: PaperTable, values: Mapping[str, float]) -> list[str]:
     return [_shown(measure, values) for measure in spec.measures]
+
+
+def _no_times(spec: PaperTable, values: Mapping[str, float]) -> list[str]:
+    """Ours of a row whose weights no kernel makes use of."""
+    pairs = zip(spec.measures, _ours(spec, values), strict=True)
+    return ["no kernel" if measure in TIMES else shown for measure, shown in pairs]
 
 
 def _shown(measure: str, values: Mapping[str, float]) -> str:
@@ -87,6 +98,8 @@ def _shown(measure: str, values: Mapping[str, float]) -> str:
         return f"{value:.1%}"
     if measure in ("tokens/s", "ms/token"):
         return f"{value:.1f}"
+    if measure == "memory, MB":
+        return f"{value:.0f}"
     return f"{value:.3g}"
 
 

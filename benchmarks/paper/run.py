@@ -13,15 +13,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.paper.copies_run import Copies, asked
 from benchmarks.paper.inside import CHOICES, TEXT, Inside, Say
 from benchmarks.paper.quality import judge
 from benchmarks.paper.result import PaperResult, key_of
-from benchmarks.paper.table import COSINES, EXITS, LOSSY, OWN, PLAIN, PaperTable, exit_of
+from benchmarks.paper.table import (
+    COPIES,
+    COSINES,
+    EXITS,
+    LOSSY,
+    OWN,
+    PLAIN,
+    SUMMARIES,
+    PaperTable,
+    exit_of,
+)
 from selfspec import __version__
 from selfspec.bench.contestants import own_options
 from selfspec.bench.peer_host import package_versions
 from selfspec.bench.provenance import gather
-from selfspec.bench.schema import OURS, Score, SuiteRun, write
+from selfspec.bench.schema import OURS, Score, SuiteRun, continued, write
 from selfspec.bench.suite import Suite
 from selfspec.bench.suite_run import PACKAGES, Wishes, folder_of, prepare
 from selfspec.bench.suite_stats import Row, rows
@@ -38,6 +49,7 @@ def sources_of(table: PaperTable, given: Sequence[str]) -> dict[str, str]:
     """For each task of the table that is asked: how it is asked, NAME or NAME=PATH. All of them if
     nothing is given."""
     wanted = [task for task in table.tasks if task != "-"]
+    wanted += [TEXT] if any(row.copy.startswith("wanda") for row in table.rows) else []
     local = {OWN, TEXT, CHOICES}
     if not given:
         if table.kind != "speed" or set(wanted) <= local:
@@ -54,11 +66,14 @@ def sources_of(table: PaperTable, given: Sequence[str]) -> dict[str, str]:
             near = nearest(name, [_asked_as(task) for task in wanted])
             raise OptionError(f"{table.name} does not ask the task {name!r}; {near}")
         found |= dict.fromkeys(fitting, text)
+    if lacking := [task for task in wanted if table.kind == COPIES and task not in found]:
+        need = " ".join(f"--task {_asked_as(task)}=FILE" for task in lacking)
+        raise OptionError(f"{table.name} also needs {need}: without it rows would stay empty")
     return found
 
 
 def _asked_as(task: str) -> str:
-    return "spec-bench" if task == "conversation" else task
+    return "spec-bench" if task in ("conversation", SUMMARIES) else task
 
 
 class Measuring:
@@ -72,7 +87,13 @@ class Measuring:
         command: str,
         out: Path,
         say: Say,
+        timed: bool = True,
     ) -> None:
+        if not timed and table.kind != COPIES:
+            raise OptionError(
+                f"{table.name} is a table of times, so --untimed would leave nothing of it; tables "
+                "of copies (dv-table11, dv-table12) can be counted without"
+            )
         self._table, self._wishes, self._draft = table, wishes, draft
         self._command, self._out, self._say = command, out, say
         self._sources = sources_of(table, wishes.task)
@@ -80,7 +101,10 @@ class Measuring:
         self._layers, name = self._inside.words.layers, self._inside.folder.name
         versions = {"selfspec": __version__, **package_versions(PACKAGES)}
         provenance = gather(command, wishes.threads, versions)
-        self.result = PaperResult(provenance, table.name, name, self._layers, wishes.new_tokens)
+        self.result = PaperResult(
+            provenance, table.name, name, self._layers, wishes.new_tokens, draft=draft or "",
+            timed=timed,
+        )  # fmt: skip
 
     def measure(self, sit: Sit) -> PaperResult:
         """Everything the table asks; `sit` runs a prepared suite behind a progress bar."""
@@ -88,11 +112,23 @@ class Measuring:
             self.result.values = self._inside.exits(self._table, self._sources)
         elif self._table.kind == COSINES:
             self.result.values = self._inside.halves(Path(self._sources[TEXT].partition("=")[2]))
+        elif self._table.kind == COPIES:
+            self._copies()
         else:
             for task, text in self._sources.items():
                 self._task(task, text, sit)
         self.result.complete = True
         return self.result
+
+    def _copies(self) -> None:
+        samples = asked(self._table, self._sources, self._wishes)
+        self.result.samples = [part.sample.name for part in samples]
+        if not self._wishes.fresh:
+            self.result = continued(self.result, self._out, PaperResult.plan)
+        Copies(
+            self._table, self._inside, self._sources, self._draft, samples,
+            lambda result: write(result, self._out),
+        ).measure(self.result)  # fmt: skip
 
     def _task(self, task: str, text: str, sit: Sit) -> None:
         table, wishes = self._table, self._wishes

@@ -20,6 +20,8 @@ LOSSY = "lossy"  # early exit without verification
 SPEED = "speed"  # measured by the harness
 EXITS = "exits"  # perplexity and accuracy by exit
 COSINES = "cosines"  # similarities and times of halves
+COPIES = "copies"  # drafts by and for copies of the model with other matrices
+SUMMARIES = "summarization"  # Spec-Bench's part of that name
 MEASURES = ("tokens/s", "ms/token", "speedup", "accepted", "draft share", "verify share")
 
 
@@ -38,6 +40,8 @@ class PaperRow:
     """The exit layer as a share of the model's layers, so that a model of another depth exits at a
     like place."""
     why: str = ""
+    copy: str = ""
+    """In a table of copies: which one runs, or drafts where the method begins with "copy"."""
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from selfspec.train.evaluate import evaluate_exits
 
 SPEEDS = [table for table in tables().values() if table.kind == SPEED]
 WANTED = [f"layerskip-table{number}" for number in (1, 2, 3, 4, 5, 6, 10)]
-WANTED += [f"dv-table{number}" for number in (1, 2, 3, 4, 5, 7, 10, 13, 15)] + [
+WANTED += [f"dv-table{number}" for number in (1, 2, 3, 4, 5, 7, 10, 11, 12, 13, 15)] + [
     f"asd-table{number}" for number in (1, 3, 4, 5)
 ]
 

@@ -2,7 +2,7 @@
 like precisions are compared.
 
 Its completion call takes ids and answers with text; our conversion names token 17 "<17>", so the
-text is the ids.
+text is the ids. A GGUF file is taken as it is: `read` asks for ids only.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Peer:
     def load(self, folder: str, dtype: str, threads: int) -> None:
         if dtype != "float32":
             raise ValueError(f"dtype={dtype!r}: this peer is set up for float32")
-        self.path, self.threads = str(converted(folder, "gguf", write_gguf)), threads
+        as_it_is = folder.endswith(".gguf")
+        self.path = folder if as_it_is else str(converted(folder, "gguf", write_gguf))
+        self.threads = threads
         self.servers: dict[tuple[str, int], xllamacpp.Server] = {}
         self.server("plain", 0)
 
@@ -93,6 +95,34 @@ class Peer:
         # them stands for all
         ended = pieces[-1]["choices"][0]["finish_reason"]
         return made if ended == "length" else [*made, *eos[:1]]
+
+    def read(self, ids: list[int]) -> tuple[float, list[int]]:
+        """The summed loss of all ids but the first, and what was likeliest in their places.
+
+        A completion of one token each: a bias makes it the text's, and the log-probabilities that
+        come with it are those before the bias. The key/value cache is kept in between.
+        """
+        loss, said = 0.0, []
+        for end in range(1, len(ids)):
+            request = {
+                "prompt": ids[:end],
+                "n_predict": 1,
+                "temperature": 0,
+                "logprobs": 1,
+                "logit_bias": [[ids[end], 1e6]],
+                "cache_prompt": True,
+                "id_slot": 0,
+            }
+            pieces: list[dict[str, Any]] = []
+            self.server("plain", 0).handle_completions(request, pieces.append)
+            if "choices" not in pieces[-1]:
+                raise RuntimeError(str(pieces)[:300])
+            (token,) = pieces[-1]["choices"][0]["logprobs"]["content"]
+            if token["id"] != ids[end]:
+                raise RuntimeError(f"asked about token {ids[end]}, it spoke of {token['id']}")
+            loss -= token["logprob"]
+            said.append(int(token["top_logprobs"][0]["id"]))
+        return loss, said
 
     def hear(self, piece: dict[str, Any], pieces: list[dict[str, Any]]) -> None:
         if not pieces:
