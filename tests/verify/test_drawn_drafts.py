@@ -14,6 +14,7 @@ from chances import Law, chi_square, law_of_texts
 from selfspec import LLM, SamplingParams
 from selfspec.control.base import Controller
 from selfspec.control.registry import make_controller
+from selfspec.core import guessing
 from selfspec.core.contract import Budget, Draft, Outcome
 from selfspec.core.guessing import drawn
 from selfspec.core.randomness import key

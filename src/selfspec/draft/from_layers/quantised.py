@@ -212,12 +212,9 @@ class _Session(DraftSession):
         sizes = [len(draft.tree) for draft in drafts]
         if all(self._rows[row].sampler.plain for row in rows):
             return [(piece.tolist(), []) for piece in likeliest(logits)[:, 0].split(sizes)]
-        return [
-            _chosen(self._rows[row], draft.tree.contexts(text), piece)
-            for row, text, draft, piece in zip(
-                rows, texts, drafts, logits.split(sizes), strict=True
-            )
-        ]
+        contexts = [draft.tree.contexts(text) for draft, text in zip(drafts, texts, strict=True)]
+        states = [self._rows[row] for row in rows]
+        return list(map(_chosen, states, contexts, logits.split(sizes)))
 
     def _kept(
         self, row: int, tokens: list[int], scores: Tensor, sure: float
@@ -238,7 +235,7 @@ class _Session(DraftSession):
 def _chosen(
     row: _Row, contexts: Sequence[Sequence[int]], logits: Tensor
 ) -> tuple[list[int], list[Tensor]]:
-    """One row's choices. Where its sampler has none, the likeliest token of all is a certain guess."""
+    """One row's choices. Where its sampler has none, the likeliest token is a certain guess."""
     choices: list[int] = []
     drawn_from: list[Tensor] = []
     for context, scores in zip(contexts, logits, strict=True):
