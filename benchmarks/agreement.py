@@ -60,7 +60,9 @@ def by_coupling(p: Tensor, q: Tensor) -> float:
 def by_inversion(p: Tensor, q: Tensor) -> float:
     """How often one number, inverted through both in token order, gives the same token."""
     ends = [each.double().cumsum(0) / each.double().sum() for each in (p, q)]
-    begins = [end - each.double() / each.double().sum() for end, each in zip(ends, (p, q))]
+    begins = [
+        end - each.double() / each.double().sum() for end, each in zip(ends, (p, q), strict=True)
+    ]
     return float((torch.minimum(*ends) - torch.maximum(*begins)).clamp(min=0).sum())
 
 
@@ -93,9 +95,8 @@ def measure(
     llm: LLM, prompts: Sequence[Sequence[int]], drafter: Drafter, temperature: float, tokens: int
 ) -> dict[str, float]:
     """Drafts that were kept, and the means of what was allowed where they were made."""
-    samplers = [
-        Recording(SamplingParams(temperature=temperature), row) for row in range(len(prompts))
-    ]
+    params = SamplingParams(temperature=temperature)
+    samplers = [Recording(params, row) for row in range(len(prompts))]
     requests = [
         Request(prompt, sampler, tokens, drafter=drafter, controller=FixedLength(1))
         for prompt, sampler in zip(prompts, samplers, strict=True)
@@ -114,8 +115,8 @@ def measure(
 def report(rows: Sequence[dict[str, Any]]) -> list[str]:
     """A table of both ways to draft."""
     lines = [
-        "| drafter | temperature | drawn: kept | 1 - TV | outright: kept | by the coupling | at least "
-        "| by inversion |",
+        "| drafter | temperature | drawn: kept | 1 - TV "
+        "| outright: kept | by the coupling | at least | by inversion |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:

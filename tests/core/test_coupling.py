@@ -1,5 +1,5 @@
-"""Waiting times: what they are, that none is left out which could be first, and how often draws from
-two distributions agree."""
+"""Waiting times: what they are, that none is left out which could be first, and how often draws
+from two distributions agree."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_times_are_stable_across_versions() -> None:
     assert times(key(1, 5, 0), np.array([0, 1, 77, 50_000])) == pytest.approx(STABLE, rel=1e-14)
 
 
-STABLE: list[float] = []
+STABLE = [1.1190640391686872, 0.07040391670437351, 2.3555454939143328, 0.08068827006640658]
 
 
 def test_draws_without_replacement() -> None:

@@ -73,15 +73,15 @@ class _Peeking(JoinedSession):
                 self._dislikes.add(row.row)
 
 
-def small(seed: int = 4, layers: int = 4) -> Any:
+def small(seed: int = 4, layers: int = 4, late: float = 0.4) -> Any:
     """A model whose later layers change little: its parts are often right and often wrong."""
     model = tiny_model(
         "llama", seed, tie_word_embeddings=False, vocab_size=VOCABULARY, num_hidden_layers=layers,
         hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1,
     )  # fmt: skip
     for layer in model.model.layers[1:]:
-        layer.self_attn.o_proj.weight *= 0.4
-        layer.mlp.down_proj.weight *= 0.4
+        layer.self_attn.o_proj.weight *= late
+        layer.mlp.down_proj.weight *= late
     return model
 
 

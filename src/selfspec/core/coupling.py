@@ -71,7 +71,8 @@ def _able(logits: Numbers, key: int, count: int) -> npt.NDArray[np.int64]:
     scores = logits[likely] - np.log(times(key, likely))
     beat = np.partition(scores, -count)[-count] - _ROUNDING
     able = _tokens(blocks[highest - least >= beat], size)
-    return able[logits[able] - least[able >> _BITS] >= beat]
+    bounds: Numbers = logits[able] - least[able >> _BITS]
+    return able[bounds >= beat]
 
 
 def _tokens(blocks: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
