@@ -29,9 +29,13 @@ def law_of_texts(llm: LLM, prompt: Sequence[int], sampling: SamplingParams, leng
 
 
 def chi_square(texts: Iterable[Sequence[int]], law: Law) -> float:
-    """Of these texts; infinite if one of them is impossible."""
+    """Of these texts; infinite if one of them is impossible. Texts that are expected less than
+    twice count as one."""
     found = Counter(tuple(text) for text in texts)
     if not found.keys() <= law.keys():
         return math.inf
-    count = found.total()
-    return sum((found[text] - count * each) ** 2 / (count * each) for text, each in law.items())
+    count, rare = found.total(), [text for text in law if found.total() * law[text] < 2]
+    cells = [(found[text], count * law[text]) for text in law.keys() - set(rare)]
+    if rare:
+        cells.append((sum(found[text] for text in rare), count * sum(law[text] for text in rare)))
+    return sum((seen - expected) ** 2 / expected for seen, expected in cells)
