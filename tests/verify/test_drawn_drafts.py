@@ -212,5 +212,5 @@ def test_siblings_are_drawn_without_replacement(llm: LLM, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", ["ngram", "recycle", "jacobi", "hybrid"])
 def test_drafters_without_probabilities_cannot_draw(name: str) -> None:
     """An option that is ignored, or an error that names no way out."""
-    with pytest.raises(OptionError, match="sample=True would draw nothing; .* early-exit"):
+    with pytest.raises(OptionError, match=r"sample=True would draw nothing; .* early-exit"):
         make_drafter(name, {"sample": True})

@@ -70,9 +70,9 @@ def _able(logits: Numbers, key: int, count: int) -> npt.NDArray[np.int64]:
     likely = _tokens(np.argpartition(highest, -_FIRST)[-_FIRST:], size)
     scores = logits[likely] - np.log(times(key, likely))
     beat = np.partition(scores, -count)[-count] - _ROUNDING
-    able = _tokens(blocks[highest - least >= beat], size)
-    bounds: Numbers = logits[able] - least[able >> _BITS]
-    return able[bounds >= beat]
+    able: npt.NDArray[np.int64] = _tokens(blocks[highest - least >= beat], size)
+    able = able[logits[able] - least[able >> _BITS] >= beat]
+    return able
 
 
 def _tokens(blocks: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.int64]:
