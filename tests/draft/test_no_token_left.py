@@ -66,7 +66,7 @@ def test_a_draft_that_can_say_nothing_ends(llm: LLM, temperature: float, sample:
     """A draft that fails the request although the model has tokens left."""
     options: dict[str, Any] = {
         "sampling": SamplingParams(temperature=temperature, seed=5 if temperature else None),
-        "max_new_tokens": 24,
+        "max_new_tokens": 12,
         "eos": [],
         "logits_processors": [Above()],
     }
@@ -75,10 +75,10 @@ def test_a_draft_that_can_say_nothing_ends(llm: LLM, temperature: float, sample:
     drafted = 0
     for draft in drafters(llm, sample):
         found = llm.generate(prompt, **options, draft=draft)
-        assert len(found.tokens) == 24, draft
+        assert len(found.tokens) == 12, draft
         assert found.tokens == plain.tokens or (sample and temperature), draft
         drafted += found.stats.drafted
-    assert drafted > 20, "where some may be said, some are"
+    assert drafted > 10, "where some may be said, some are"
 
 
 @pytest.mark.parametrize("sample", [False, True])
