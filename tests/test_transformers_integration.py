@@ -439,8 +439,8 @@ def test_names_are_checked_at_once():
 
 
 def test_the_early_exit_of_huggingface_is_ours(model) -> None:
-    """`assistant_early_exit=`, as Hugging Face's blog has it: refused, ignored, or with a length and
-    a threshold that are not what was asked for."""
+    """`assistant_early_exit=`, as Hugging Face's blog has it: refused, ignored, or with a length
+    and a threshold that are not what was asked for."""
     decoding = selfspec.transformers()
     call = {"max_new_tokens": 24, "do_sample": False, "input_ids": PROMPT}
     expected = model.generate(**call)
