@@ -379,7 +379,7 @@ class Lenient(BaseStreamer):
     [
         ({"num_beams": 2}, "num_beams=2"),
         ({"prompt_lookup_num_tokens": 3}, r"selfspec.transformers\(draft="),
-        ({"assistant_early_exit": 2}, r"selfspec.transformers\(draft="),
+        ({"assistant_early_exit": 2}, "another way to draft"),
         ({"assistant_model": tiny_model(seed=1)}, "draft-model"),
         ({"return_dict_in_generate": True, "output_scores": True}, "output_scores=True"),
         (
@@ -436,3 +436,22 @@ def test_names_are_checked_at_once():
         selfspec.transformers("early-exti")
     with pytest.raises(OptionError, match=r"no option 'layers'.*did you mean 'layer'"):
         selfspec.transformers("early-exit", {"layers": 2})
+
+
+def test_the_early_exit_of_huggingface_is_ours(model) -> None:
+    """`assistant_early_exit=`, as Hugging Face's blog has it: refused, ignored, or with a length
+    and a threshold that are not what was asked for."""
+    decoding = selfspec.transformers()
+    call = {"max_new_tokens": 24, "do_sample": False, "input_ids": PROMPT}
+    expected = model.generate(**call)
+    found = model.generate(**call, assistant_early_exit=2, custom_generate=decoding)
+    assert torch.equal(expected, found)
+    assert decoding.stats is not None and decoding.stats.drafted > 0
+    model.generation_config.num_assistant_tokens = 3
+    model.generation_config.assistant_confidence_threshold = 0.0
+    try:
+        model.generate(**call, assistant_early_exit=2, custom_generate=decoding)
+    finally:
+        model.generation_config.num_assistant_tokens = None
+        model.generation_config.assistant_confidence_threshold = None
+    assert len(decoding.stats.drafted_at) <= 3 and decoding.stats.drafted > 24

@@ -18,6 +18,11 @@ SEARCH = (
     "(layer-skip's default), unless "
     "--methods 'layer-skip:profile=FILE' names halves that were found for this model."
 )
+DRAWN = (
+    "Drafts are chosen outright, which keeps each seed's text. Their Algorithm 4 draws them: "
+    "--methods 'layer-skip:sample=true@adaptive:tokens=12', whose texts are other ones than plain "
+    "decoding's, of the same distribution."
+)
 MACHINE = "Their LLaMA-2-13B on an A100; yours may be any model on any machine: compare ratios."
 ADAPTIVE = "{draft}@adaptive:tokens=12,target=0.9"
 BOTH = ("cnn-dm", "xsum")
@@ -182,7 +187,7 @@ DRAFT_VERIFY = (
         temperature=0.2,
         top_p=0.85,
         missing=BODY,
-        apart=COMMON,
+        apart=(*COMMON, DRAWN),
     ),
     PaperTable(
         "dv-table2",
@@ -210,6 +215,7 @@ DRAFT_VERIFY = (
         missing=BODY,
         apart=(
             *COMMON,
+            DRAWN,
             "Samples are drawn with the drafter; each seed's text is plain decoding's, so both "
             "rows share them.",
         ),

@@ -99,6 +99,8 @@ DRAFTERS: dict[str, Tried] = {
     "quantised": Tried(("quantised", {"weights": "int4"})),
     "recycle": Tried(("recycle", {})),
     "scripted": Tried(("scripted", {"wrong_every": 3})),
+    "quantised, drawn": Tried(("quantised", {"weights": "int4", "sample": True}), draws=True),
+    "draft-head, drawn tree": Tried(("draft-head", {"width": 3, "sample": True}), draws=True),
 }
 
 

@@ -8,15 +8,18 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise, product
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from chances import Law, chi_square, law_of_texts
 from selfspec import LLM, SamplingParams
 from selfspec.core.contract import Budget
+from selfspec.core.guessing import drawn
 from selfspec.core.randomness import invert
-from selfspec.core.sampling import Sampler, row_samplers
+from selfspec.core.sampling import row_samplers
 from selfspec.core.tree import Tree
 from selfspec.draft import chain
 from selfspec.draft.from_layers.early_exit import EarlyExit
@@ -31,7 +34,6 @@ P = torch.tensor([[2, 2, 2], [3, 2, 1], [2, 2, 2]]).double() / 6
 Q = torch.tensor([[8, 2, 2], [2, 8, 2], [3, 6, 3]]).double() / 12
 TOKENS = range(3)
 MIDDLES = [(part + 0.5) / 6 for part in range(6)]
-Law = dict[tuple[int, ...], float]
 
 
 def every_outcome(
@@ -223,31 +225,15 @@ def llm():
 
 @pytest.fixture(scope="module")
 def reference(llm) -> Law:
-    """The probability of every text of LENGTH tokens, by the model's own processed distribution."""
-    sampler, law = Sampler(SAMPLING), {(): 1.0}
-    for _ in range(LENGTH):
-        texts = [[*PROMPT, *text] for text in law]
-        logits = llm.model.prefill(texts, llm.model.new_cache(len(texts), 16))
-        rows = sampler.probabilities(logits, texts)
-        law = {
-            (*text, int(token)): chance * float(row[token])
-            for (text, chance), row in zip(law.items(), rows, strict=True)
-            for token in row.nonzero().flatten()
-        }
-    return law
+    return law_of_texts(llm, PROMPT, SAMPLING, LENGTH)
 
 
-def chi_square(llm, reference: Law, **options: object) -> float:
-    """Of ROWS texts, each with a seed of its own, against the reference."""
+def distance(llm, reference: Law, **options: object) -> float:
+    """Chi-square of ROWS texts, each with a seed of its own."""
     results = llm.generate(
         [PROMPT] * ROWS, sampling=SAMPLING, max_new_tokens=LENGTH, eos=[], **options
     )
-    found = Counter(tuple(result.tokens) for result in results)
-    if not found.keys() <= reference.keys():
-        return math.inf
-    return sum(
-        (found[text] - ROWS * chance) ** 2 / (ROWS * chance) for text, chance in reference.items()
-    )
+    return chi_square((result.tokens for result in results), reference)
 
 
 DRAWN = {"draft": EarlyExit(layer=2, sample=True), "control_options": {"tokens": 2}}
@@ -256,7 +242,7 @@ DRAWN = {"draft": EarlyExit(layer=2, sample=True), "control_options": {"tokens":
 def test_drafts_that_are_drawn_leave_the_distribution_alone(llm, reference) -> None:
     """The hook in the engine: p and q of other contexts or positions, random numbers used twice."""
     assert len(reference) == 81
-    plain, drawn = chi_square(llm, reference), chi_square(llm, reference, **DRAWN)
+    plain, drawn = distance(llm, reference), distance(llm, reference, **DRAWN)
     assert plain < CRITICAL and drawn < CRITICAL, (
         f"chi-square {plain:.0f} plain, {drawn:.0f} drafted"
     )
@@ -268,9 +254,12 @@ def test_drafts_that_are_drawn_leave_the_distribution_alone(llm, reference) -> N
     )
 
 
+def likeliest(*args: Any) -> list[tuple[int, Tensor]]:
+    return [(int(q.argmax()), q) for _, q in drawn(*args)]
+
+
 WRONG: dict[str, tuple[object, str, object]] = {
-    "argmax paired with softmax": (chain, "invert", lambda q, number: int(q.argmax())),
-    "the target's own number for the draft": (chain, "DRAFT", rejection.ACCEPT),
+    "argmax paired with softmax": (chain, "drawn", likeliest),
     "no residual": (rejection, "residual", lambda p, q: p),
     "bonus at another temperature": (rejection, "invert", lambda p, number: invert(p**4, number)),
 }
@@ -282,7 +271,7 @@ def test_wrong_sampling_is_caught(
 ) -> None:
     """The negative control of the chi-square test."""
     monkeypatch.setattr(*WRONG[fault])
-    assert chi_square(llm, reference, **DRAWN) > CRITICAL
+    assert distance(llm, reference, **DRAWN) > CRITICAL
 
 
 def test_greedy_rows_are_untouched(llm) -> None:

@@ -27,16 +27,23 @@ def _mix(x: int) -> int:
 
 
 # The streams of numbers at one position. Each has one use: no decision can be read off another.
-PLAIN = 0  # the target's own draw
-DRAFT = 1  # a draft's draw that is verified by rejection
+PLAIN = 0  # the target's own draw, which drafts that are chosen outright share
+DRAFT = 1  # a draft's draw that is verified by rejection, in a round of its own
 REMAINDER = 2  # the target's draw where every draft was rejected, or none is left
 ACCEPT = 3  # whether the first of a node's drafts is accepted; 4 and on: its next siblings
 
 
+def key(seed: int, *counters: int) -> int:
+    """64 random bits. They depend on the arguments only, their order included."""
+    x = _mix(seed & _MASK)
+    for counter in counters:
+        x = _mix(x ^ (counter & _MASK))
+    return x
+
+
 def uniform(seed: int, position: int, stream: int = PLAIN) -> float:
     """A number in [0, 1). It depends on the arguments only, and streams are independent."""
-    x = _mix(_mix(_mix(seed & _MASK) ^ (position & _MASK)) ^ (stream & _MASK))
-    return (x >> 11) * 2.0**-53  # 53 bits: exact in a float, and below 1
+    return (key(seed, position, stream) >> 11) * 2.0**-53  # exact in a float, and below 1
 
 
 def invert(probabilities: Tensor, u: float) -> int:

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ModelError, OptionError, SelfspecError, nearest
+from .coupling import earliest
 from .filters import min_p, top_k, top_p
-from .randomness import invert, uniform
+from .randomness import PLAIN, key
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -231,10 +232,18 @@ class Sampler:
             return logits.argmax(-1)
         tokens = []
         for row, context, position in zip(logits, self._needed(contexts), positions, strict=False):
-            indices, probabilities = self._distribution(row, context)
-            index = invert(probabilities, uniform(self.seed, position))
-            tokens.append(index if indices is None else int(indices[index]))
+            tokens += self.first(row, context, key(self.seed, position, PLAIN))
         return torch.tensor(tokens, dtype=torch.long, device=logits.device)
+
+    def first(self, row: Tensor, context: Sequence[int], times: int, count: int = 1) -> list[int]:
+        """The likeliest token, or the `count` that arrive first by the times of this key."""
+        indices, values = self._kept(row, context)
+        if not values.amax().isfinite():
+            raise self._nothing_left(row)
+        if self.params.greedy:
+            return [int(values.argmax())]
+        found = earliest(values, indices, times, count)
+        return found if indices is None else indices[found].tolist()
 
     def _needed(self, contexts: Sequence[Sequence[int]]) -> Iterable[Sequence[int]]:
         """The contexts, or nothing where no penalty reads them: making them may cost time."""

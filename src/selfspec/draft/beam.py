@@ -44,6 +44,11 @@ class Beam:
         self._tokens = [self.root]
 
     @property
+    def room(self) -> int:
+        """How many guesses may be added if none is dropped again: drawn ones have to stay."""
+        return self.most + 1 - len(self._tokens)
+
+    @property
     def front_tokens(self) -> list[int]:
         return [self._tokens[node] for node in self.front]
 

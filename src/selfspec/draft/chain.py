@@ -1,10 +1,11 @@
 """What drafters that run part of the model share: they draft one token after another.
 
 A subclass computes one more token. The row's own sampler chooses it from the draft's logits, with
-the random number that belongs to the position: under sampling, agreement with the target's draw is
-then as likely as the two distributions are alike. With `sample`, drafts are drawn with numbers of
-their own and verified by rejection (speculative sampling as published). A draft ends with a token
-that would end the row: nothing behind it could be kept.
+the random numbers that belong to the position: under sampling, the more alike the distributions are
+the likelier is agreement with the target's draw (core/coupling.py). With `sample`, drafts are drawn
+with numbers of their own and verified by rejection (speculative sampling as published). A draft
+ends with a token that would end the row, since nothing behind it could be kept, and where none can
+be chosen: a draft may not fail a request.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ..core.contract import Budget, Draft, ExitStates
-from ..core.randomness import DRAFT, invert, uniform
+from ..core.guessing import chosen, drawn
 from ..core.sampling import Sampler
 from ..core.tree import Tree
 from ..errors import OptionError
@@ -44,7 +45,7 @@ class _ChainRow:
 class ChainSession(DraftSession):
     """Drafts chains with part of the model, on the generation's own cache.
 
-    `vocabulary`, `tokens`: score only token ids below that number (most tokenizers give low ids to
+    `vocabulary`, `tokens`: score only token ids below that number (many tokenizers give low ids to
     frequent tokens), these tokens, and those of the prompts, from which much is copied. Without
     both, all are scored. `vocabulary` may also be a part's own choice. `sample`: under sampling,
     draw drafts independently of the target's own draws and report what they were drawn from.
@@ -119,15 +120,14 @@ class ChainSession(DraftSession):
             lengths = [len(s.guesses) + len(text) for s, text in zip(states, behind, strict=True)]
             x = self._next_hidden(torch.tensor(last, device=device), on, lengths)
             tokens, confident = self._choose(x, states, behind, budget.threshold)
-            for state, token in zip(states, tokens, strict=True):
+            goes_on = []
+            for index, state, token, sure in zip(active, states, tokens, confident, strict=True):
+                if token is None:
+                    continue
                 state.guesses.append(token)
-            active = [
-                index
-                for index, state, sure in zip(active, states, confident, strict=True)
-                if sure
-                and len(state.guesses) < budget.tokens[index]
-                and state.guesses[-1] not in state.ends
-            ]
+                if sure and len(state.guesses) < budget.tokens[index] and token not in state.ends:
+                    goes_on.append(index)
+            active = goes_on
 
     def _next_hidden(self, last: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> Tensor:
         """The states of these last tokens of texts that are so long, guesses included."""
@@ -164,28 +164,36 @@ class ChainSession(DraftSession):
 
     def _choose(
         self, x: Tensor, states: Sequence[_ChainRow], texts: Texts, threshold: float | None
-    ) -> tuple[list[int], list[bool]]:
-        """A token for each row, and whether the draft is sure enough to go on."""
+    ) -> tuple[Sequence[int | None], list[bool]]:
+        """A token for each row (None: there is none), and whether the draft is sure enough to go
+        on."""
         logits = self._logits(x)
         sure = [True] * len(states)
         if threshold is not None:
             sure = (logits.float().softmax(-1).amax(-1) >= threshold).tolist()
         if _all_plain(states):
             return self._best(logits).tolist(), sure
-        if self._partial:  # penalties and biases speak of the whole vocabulary
-            whole = logits.new_full((len(states), self.target.model.shape.vocabulary), -torch.inf)
-            whole[:, self._partial.tokens] = logits
-            logits = whole
-        chosen = []
-        for state, scores, text in zip(states, logits, texts, strict=True):
-            context = [*text, *state.guesses]
-            if state.drawn:
-                q = state.sampler.probabilities(scores[None], [context])[0]
-                state.drawn_from.append(q)
-                chosen.append(invert(q, uniform(state.sampler.seed, len(context), DRAFT)))
-            else:
-                chosen.append(int(state.sampler.choose(scores[None], [context], [len(context)])))
-        return chosen, sure
+        return list(map(_guess, states, self.whole(logits), texts)), sure
+
+    def whole(self, logits: Tensor) -> Tensor:
+        """Logits of the whole vocabulary, of which penalties and biases speak: -inf for tokens that
+        are not scored."""
+        if self._partial is None:
+            return logits
+        whole = logits.new_full((len(logits), self.target.model.shape.vocabulary), -torch.inf)
+        whole[:, self._partial.tokens] = logits
+        return whole
+
+
+def _guess(state: _ChainRow, logits: Tensor, text: Sequence[int]) -> int | None:
+    """One row's next guess, after its text and the guesses so far."""
+    context = [*text, *state.guesses]
+    if not state.drawn:
+        return chosen(state.sampler, logits, context)
+    for token, q in drawn(state.sampler, logits, context, len(text)):
+        state.drawn_from.append(q)
+        return token
+    return None
 
 
 def _all_plain(states: Sequence[_ChainRow]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -69,7 +70,14 @@ def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Dra
         return draft if isinstance(draft, Drafter) else None
     if draft == DEFAULT and not options:
         return _default()
-    return with_options(drafter_class(draft), options, f"drafter {draft!r}")
+    kind = drafter_class(draft)
+    if options.get("sample") and "sample" not in {field.name for field in fields(kind)}:  # type: ignore[arg-type]
+        raise OptionError(
+            f"drafter {draft!r} has no probabilities to draw from, so sample=True would draw "
+            "nothing; leave it out, or draft with early-exit, layer-skip, cosine, kv-subset, "
+            "quantised, draft-model or draft-head"
+        )
+    return with_options(kind, options, f"drafter {draft!r}")
 
 
 @functools.cache

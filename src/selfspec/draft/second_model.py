@@ -25,9 +25,13 @@ class SecondModelSession(ChainSession):
     """At work. `target` is the second model and its cache, `plan` says which halves of it run."""
 
     def __init__(
-        self, target: Target, vocabulary: int | PartialHead, plan: LayerPlan | None = None
+        self,
+        target: Target,
+        vocabulary: int | PartialHead,
+        plan: LayerPlan | None = None,
+        sample: bool = False,
     ) -> None:
-        super().__init__(target, vocabulary)
+        super().__init__(target, vocabulary, sample)
         self._plan = plan or target.model.full_plan
         self._read = defaultdict[int, list[int]](list)  # what its cache holds of each row
         self._behind: dict[int, Sequence[int]] = {}  # to read before the first new token

@@ -125,11 +125,40 @@ def _choose(block: Block, logits: Tensor) -> Tensor | Verdict | Exception:
     try:
         if draft.probs is None or len(draft.tree) == 1:
             return sampler.choose(logits, contexts, contexts.lengths)
-        p, position = sampler.probabilities(logits, contexts), len(row.tokens)
-
-        def dice(depth: int, stream: int) -> float:
-            return uniform(sampler.seed, position + depth, stream)
-
-        return verified(draft.tree, p, draft.probs, dice)
+        return _tested(block, sampler.probabilities(logits, contexts))
     except Exception as error:  # noqa: BLE001  (a user's logits processor: its row ends)
-        return error
+        return error if len(draft.tree) == 1 else _without_failures(block, logits)
+
+
+def _tested(block: Block, p: Tensor) -> Verdict:
+    """Drawn drafts against the model's distribution after every node."""
+    sampler, position = block.row.request.sampler, len(block.row.tokens)
+    assert block.draft.probs is not None
+
+    def dice(depth: int, stream: int) -> float:
+        return uniform(sampler.seed, position + depth, stream)
+
+    return verified(block.draft.tree, p, block.draft.probs, dice)
+
+
+def _without_failures(block: Block, logits: Tensor) -> Verdict | Exception:
+    """The same node by node, where the processors fail after some node. That ends the row only if
+    the node is kept: a draft may not fail a request."""
+    draft, sampler = block.draft, block.row.request.sampler
+    choices, p, failures = [], torch.zeros_like(logits, dtype=torch.float32), {}
+    for node, context in enumerate(draft.tree.contexts(block.row.tokens)):
+        choices.append(int(logits[node].argmax()))
+        p[node, choices[node]] = 1
+        row = logits[node : node + 1]
+        try:
+            if draft.probs is None:
+                choices[node] = int(sampler.choose(row, [context], [len(context)]))
+            else:
+                p[node] = sampler.probabilities(row, [context])[0]
+        except Exception as error:  # noqa: BLE001  (a user's logits processor)
+            failures[node] = error
+    if draft.probs is None:
+        verdict: Verdict = accepted_path(draft.tree, choices), choices
+    else:
+        verdict = _tested(block, p)
+    return next((failures[node] for node in verdict[0] if node in failures), verdict)

@@ -49,6 +49,7 @@ from ..errors import OptionError, UnsupportedModel
 from ..model.compute.linear import plain_tensors
 from ..model.from_transformers import from_transformers
 from ..model.layered import LayeredModel
+from .assisted import asked_for, check_assisted
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig, PreTrainedModel
@@ -121,7 +122,7 @@ class Decoding:
                 logits_processor,
                 stopping_criteria,
                 generation_config,
-                (self.drafter, self.control),
+                asked_for(generation_config, self.drafter, self.control),
             )
             for index, (row, pad) in enumerate(zip(input_ids.tolist(), pads, strict=True))
         ]
@@ -158,11 +159,8 @@ def _passed_to_generate() -> Mapping[str, Any]:
 def _refuse_config(config: GenerationConfig, processors: Sequence[LogitsProcessor]) -> None:
     mode = config.get_generation_mode()
     if mode is GenerationMode.ASSISTED_GENERATION:
-        raise OptionError(
-            "assisted generation was asked for (prompt_lookup_num_tokens, assistant_early_exit or "
-            "use_mtp) and would be ignored; choose a drafter: selfspec.transformers(draft=...)"
-        )
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
+        check_assisted(config)
+    elif mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise OptionError(
             f"the generation config (num_beams={config.num_beams}) asks for {mode.value}, and "
             "selfspec only decodes greedily or samples, one sequence a row; set num_beams=1"

@@ -42,6 +42,9 @@ class Cosine(Drafter):
     """Verify from the draft's states before the first skip. False runs all layers, to compare."""
     vocabulary: int = 0
     """Score only token ids below this (often the frequent ones) and the prompt's. 0 scores all."""
+    sample: bool = False
+    """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
+    other tokens for a seed. Prompts then add nothing to a shorter vocabulary."""
 
     def __post_init__(self) -> None:
         if not self.threshold >= -1:
@@ -79,7 +82,7 @@ class CosineDrafting(LayerSession):
     """Watches the prefill, then drafts with what it chose, which `cosines` and `plan` say."""
 
     def __init__(self, target: Target, options: Cosine) -> None:
-        super().__init__(target, None, options.vocabulary, options.reuse)
+        super().__init__(target, None, options.vocabulary, options.reuse, options.sample)
         self._options = options
         # on the model's device: nothing is read back while prompts are read
         self._sums: dict[int, Tensor] = {}

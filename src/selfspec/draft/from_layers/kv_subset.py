@@ -45,6 +45,9 @@ class KVSubset(Drafter):
     """How many tokens a block has."""
     vocabulary: int = 0
     """Score only token ids below this (often the frequent ones) and the prompt's. 0 scores all."""
+    sample: bool = False
+    """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
+    other tokens for a seed. Prompts then add nothing to a shorter vocabulary."""
 
     def __post_init__(self) -> None:
         for option, least in (("sink", 0), ("recent", 1), ("blocks", 0), ("block_size", 1)):
@@ -76,7 +79,7 @@ class _Part(TokenLayout):
 
 class _Subset(ChainSession):
     def __init__(self, target: Target, options: KVSubset) -> None:
-        super().__init__(target, options.vocabulary)
+        super().__init__(target, options.vocabulary, options.sample)
         self._options = options
         # of each row's blocks: (layers, heads, size)
         self._means = defaultdict[int, list[Tensor]](list)

@@ -56,6 +56,9 @@ class LayerSkip(Drafter):
     vocabulary: int = 0
     """Score only token ids below this (often the frequent ones) and the prompt's tokens. 0 scores
     all, or the part's own vocabulary."""
+    sample: bool = False
+    """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
+    other tokens for a seed. Prompts then add nothing to a shorter vocabulary."""
     part: str | os.PathLike[str] | TrainedPart | None = None
     """Folder of a draft-lora, which says what to skip. Its matrices are on only while drafting."""
 
@@ -89,14 +92,15 @@ class LayerSkip(Drafter):
 
     def start(self, target: Target) -> DraftSession:
         if self.part is not None:
-            return _with_lora(target, find_part(self.part, "draft-lora", target.model))
+            part = find_part(self.part, "draft-lora", target.model)
+            return _with_lora(target, part, self.sample)
         plan = LayerPlan.skipping(target.model.layers, *self.skipped(target.model.shape))
         if not (plan.skipped_attention or plan.skipped_mlp):
             raise OptionError(
                 "nothing is skipped, so the draft would be the whole model and save nothing; name "
                 "layers or raise a share"
             )
-        return LayerSession(target, plan, self.vocabulary, self.reuse)
+        return LayerSession(target, plan, self.vocabulary, self.reuse, self.sample)
 
     def skipped(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The layers whose attention and whose MLP are skipped in a model of this shape."""
@@ -110,13 +114,13 @@ class LayerSkip(Drafter):
         return attention, mlp
 
 
-def _with_lora(target: Target, part: TrainedPart) -> DraftSession:
+def _with_lora(target: Target, part: TrainedPart, sample: bool) -> DraftSession:
     """Draft with a view of the model that has the part's matrices. It computes other states than
     the model, so it has a cache of its own and nothing is reused."""
     view, rows = ready(part, target.model, lora_view), ready(part, target.model, partial_head_of)
     plan = LayerPlan.skipping(view.layers, part.settings["attention"], part.settings["mlp"])
     cache = view.new_cache(target.cache.rows, 1)
-    return SecondModelSession(Target(view, cache), rows, plan)
+    return SecondModelSession(Target(view, cache), rows, plan, sample)
 
 
 STRATEGIES: Mapping[str, Callable[[int, int, random.Random], Iterable[int]]] = {

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ...core.contract import Budget, Draft, Outcome, RowOutcome
+from ...core.guessing import chosen, drawn
 from ...core.sampling import Sampler
 from ...core.tree import Tree
 from ...errors import OptionError, ResourceError
@@ -47,6 +48,9 @@ class Quantised(Drafter):
     """Most tokens that are guessed for one pass of the copy, all guesses of a tree counted."""
     sure: float = 0.0
     """Stop behind a token to which the copy gives a smaller probability than this."""
+    sample: bool = False
+    """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
+    other tokens for a seed."""
 
     def __post_init__(self) -> None:
         if self.guesses < 0 or not 0 <= self.sure <= 1:
@@ -93,7 +97,10 @@ class _Row:
 
     sampler: Sampler
     ends: frozenset[int]
+    drawn: bool  # at random, and verified by rejection
+    begin: int = 0  # the text's length when the round began
     guesses: list[int] = field(default_factory=list)
+    drawn_from: list[Tensor | None] = field(default_factory=list)
 
 
 class _Session(DraftSession):
@@ -104,7 +111,8 @@ class _Session(DraftSession):
     def admit(
         self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
-        self._rows[row] = _Row(sampler, ends)
+        drawn = self._options.sample and not sampler.params.greedy
+        self._rows[row] = _Row(sampler, ends, drawn)
         if self._first:
             self._first.admit(row, prompt, sampler, ends)
 
@@ -123,17 +131,19 @@ class _Session(DraftSession):
         sure = max(self._options.sure, budget.threshold or 0.0)
         grown = {row: list(text) for row, text in zip(rows, texts, strict=True)}
         most = dict(zip(rows, budget.tokens, strict=True))
-        for row in rows:
-            self._rows[row].guesses = []
+        for row, text in zip(rows, texts, strict=True):
+            state = self._rows[row]
+            state.begin, state.guesses, state.drawn_from = len(text), [], [None]
         active = [row for row in rows if most[row]]
         while active:
             room = [most[row] - len(self._rows[row].guesses) for row in active]
             active = self._extend(active, grown, room, sure)
         for row, text in zip(rows, texts, strict=True):
             self._copy.cache.rollback(row, len(text) - 1)
+        states = [self._rows[row] for row in rows]
         return [
-            Draft(Tree.chain(text[-1], self._rows[row].guesses))
-            for row, text in zip(rows, texts, strict=True)
+            Draft(Tree.chain(text[-1], s.guesses), s.drawn_from if s.drawn else None)
+            for s, text in zip(states, texts, strict=True)
         ]
 
     def _extend(
@@ -146,10 +156,10 @@ class _Session(DraftSession):
         hidden, logits = self._run(rows, texts, drafts)
         pieces = logits.split([len(draft.tree) for draft in drafts])
         outcomes, active = [], []
-        for row, text, draft, left, choices, scores in zip(
-            rows, texts, drafts, room, self._choices(rows, texts, drafts, logits), pieces,
-            strict=True,
-        ):  # fmt: skip
+        said = self._choices(rows, texts, drafts, logits)
+        for row, text, draft, left, (choices, q), scores in zip(
+            rows, texts, drafts, room, said, pieces, strict=True
+        ):
             path = accepted_path(draft.tree, choices)[:left]
             kept, goes_on = self._kept(row, [choices[node] for node in path], scores[path], sure)
             path = path[: len(kept)]
@@ -157,6 +167,7 @@ class _Session(DraftSession):
                 self._copy.cache.keep(row, len(text) - 1, path)
             grown[row] = [*text, *kept]
             self._rows[row].guesses += kept
+            self._rows[row].drawn_from += [q[node] for node in path if q]
             outcomes.append(RowOutcome(row, grown[row], draft, path, kept, choices))
             if goes_on and len(kept) < left:
                 active.append(row)
@@ -195,17 +206,15 @@ class _Session(DraftSession):
         texts: Sequence[Sequence[int]],
         drafts: Sequence[Draft],
         logits: Tensor,
-    ) -> list[list[int]]:
-        """What the copy chooses at every node, as the row's own sampler would choose."""
+    ) -> list[tuple[list[int], list[Tensor]]]:
+        """What the copy chooses at every node, as the row's own sampler would choose, and what that
+        was drawn from. A choice does not depend on what was guessed."""
         sizes = [len(draft.tree) for draft in drafts]
         if all(self._rows[row].sampler.plain for row in rows):
-            return [piece.tolist() for piece in likeliest(logits)[:, 0].split(sizes)]
-        choices = []
-        for row, text, draft, piece in zip(rows, texts, drafts, logits.split(sizes), strict=True):
-            contexts = draft.tree.contexts(text)
-            chosen = self._rows[row].sampler.choose(piece, contexts, contexts.lengths)
-            choices.append(chosen.tolist())
-        return choices
+            return [(piece.tolist(), []) for piece in likeliest(logits)[:, 0].split(sizes)]
+        contexts = [draft.tree.contexts(text) for draft, text in zip(drafts, texts, strict=True)]
+        states = [self._rows[row] for row in rows]
+        return list(map(_chosen, states, contexts, logits.split(sizes)))
 
     def _kept(
         self, row: int, tokens: list[int], scores: Tensor, sure: float
@@ -221,3 +230,28 @@ class _Session(DraftSession):
             if doubtful or token in ends:
                 return tokens[: index + 1], False
         return tokens, True
+
+
+def _chosen(
+    row: _Row, contexts: Sequence[Sequence[int]], logits: Tensor
+) -> tuple[list[int], list[Tensor]]:
+    """One row's choices. Where its sampler has none, the likeliest token is a certain guess."""
+    choices: list[int] = []
+    drawn_from: list[Tensor] = []
+    for context, scores in zip(contexts, logits, strict=True):
+        if row.drawn:
+            found = drawn(row.sampler, scores, context, row.begin)
+            token, q = found[0] if found else _certain(scores)
+            drawn_from.append(q)
+        else:
+            best = chosen(row.sampler, scores, context)
+            token = int(scores.argmax()) if best is None else best
+        choices.append(token)
+    return choices, drawn_from
+
+
+def _certain(scores: Tensor) -> tuple[int, Tensor]:
+    """The likeliest token, and the distribution that has no other."""
+    q = torch.zeros_like(scores, dtype=torch.float32)
+    q[scores.argmax()] = 1
+    return int(scores.argmax()), q

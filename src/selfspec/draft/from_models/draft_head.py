@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from ...core.contract import Budget, Draft
+from ...core.guessing import drawn
+from ...core.sampling import Sampler
 from ...errors import OptionError
 from ...model.compute.cache import TokenLayout
 from ...model.layered import LayeredModel
@@ -42,16 +44,12 @@ class DraftHead(Drafter):
     """How many guesses are followed up at each depth, 1 to 16: 1 drafts a chain, more a tree."""
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
-    other tokens for a seed."""
+    other tokens for a seed. A tree's guesses at one place are drawn without replacement."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.width <= 16:
             raise OptionError(
                 f"width={self.width} is outside 1 to 16; 1 drafts a chain, 2 to 4 is a tree of use"
-            )
-        if self.sample and self.width > 1:
-            raise OptionError(
-                f"sample=True draws chains, but width={self.width} is for a tree; leave out either"
             )
 
     def start(self, target: Target) -> DraftSession:
@@ -133,23 +131,36 @@ class _Drafting(EntriesSession):
         self, rows: Sequence[int], texts: Texts, asked: Sequence[int], budget: Budget
     ) -> Sequence[Draft]:
         """Trees: at each depth the likeliest guesses of every row are read together."""
-        held = [self._entries[row].held for row in rows]
         most, width, threshold = budget.tokens, self._width, budget.threshold
-        beams = [Beam(rows[i], texts[i][-1], held[i], most[i], width, threshold) for i in asked]
-        live, own = beams, [self._own[beam.row] for beam in beams]
+        growing = []
+        for index in asked:
+            row, text = rows[index], texts[index]
+            held, state = self._entries[row].held, self.rows[row]
+            beam = Beam(row, text[-1], held, most[index], width, threshold)
+            growing.append(_Growing(beam, state.sampler if state.drawn else None, text, [None]))
+        live, own = growing, [self._own[each.beam.row] for each in growing]
         while live:
-            chances, best = self._head.rows(torch.cat(own)).float().softmax(-1).topk(self._width)
-            tokens, counts = self._head.rows.tokens[best], [len(states) for states in own]
-            guesses, shares = tokens.split(counts), chances.split(counts)
+            logits, counts = self._head.rows(torch.cat(own)), [len(states) for states in own]
             following = [
-                states[beam.extend(guess.tolist(), share.tolist())]
-                for beam, states, guess, share in zip(live, own, guesses, shares, strict=True)
+                states[self._extend(each, scores)]
+                for each, states, scores in zip(live, own, logits.split(counts), strict=True)
             ]
-            live, states = [beam for beam in live if beam.front], torch.cat(following)
+            live, states = [each for each in live if each.beam.front], torch.cat(following)
             if live:
-                own = list(self._follow(live, states).split([len(beam.front) for beam in live]))
-        trees = {beam.row: Draft(beam.tree()) for beam in beams}
-        return [trees.get(row) or Draft.chain(text) for row, text in zip(rows, texts, strict=True)]
+                beams = [each.beam for each in live]
+                own = list(self._follow(beams, states).split([len(b.front) for b in beams]))
+        drafts = {
+            each.beam.row: Draft(each.beam.tree(), each.drawn_from if each.sampler else None)
+            for each in growing
+        }
+        return [drafts.get(row) or Draft.chain(text) for row, text in zip(rows, texts, strict=True)]
+
+    def _extend(self, growing: _Growing, logits: Tensor) -> list[int]:
+        """Guesses after every node of one row's front. Of each of the new front: its parent."""
+        if growing.sampler:
+            return growing.draw(self.whole(logits))
+        chances, best = logits.float().softmax(-1).topk(self._width)
+        return growing.beam.extend(self._head.rows.tokens[best].tolist(), chances.tolist())
 
     def _follow(self, beams: Sequence[Beam], own: Tensor) -> Tensor:
         """Read the fronts, given the outputs before them."""
@@ -158,3 +169,36 @@ class _Drafting(EntriesSession):
         tokens = [token for beam in beams for token in beam.front_tokens]
         x = self._head.again(torch.tensor(tokens, device=own.device), own)
         return self._head.stack.run(x, self.cache, layout)
+
+
+@dataclass
+class _Growing:
+    """One row's tree. With a sampler its guesses are drawn, and none of them is dropped again:
+    which nodes are followed up may depend on what was drawn, but not what is kept of it."""
+
+    beam: Beam
+    sampler: Sampler | None
+    text: Sequence[int]
+    drawn_from: list[Tensor | None]
+
+    def draw(self, logits: Tensor) -> list[int]:
+        """Draw after every node of the front, the likeliest node first while there is room."""
+        assert self.sampler is not None
+        beam, room = self.beam, self.beam.room
+        tokens: list[list[int]] = []
+        chances: list[list[float]] = []
+        for node, context, scores in zip(beam.front, self._contexts(), logits, strict=True):
+            count = min(beam.width, room)
+            found = drawn(self.sampler, scores, context, len(self.text), node, count)
+            room -= len(found)
+            tokens.append([token for token, _ in found])
+            chances.append([float(found[0][1][token]) for token, _ in found])
+            self.drawn_from += [q for _, q in found]
+        parents = beam.extend(tokens, chances)
+        if not room:
+            beam.front = []
+        return parents if room else []
+
+    def _contexts(self) -> list[list[int]]:
+        tree = self.beam.tree()
+        return [list(tree.contexts(self.text)[node]) for node in self.beam.front]

@@ -45,6 +45,9 @@ class DraftModel(Drafter):
     """Number format of a model that is loaded by name: auto, float32, bfloat16 or float16."""
     vocabulary: int = 0
     """Score only token ids below this (often the frequent ones) and the prompt's. 0 scores all."""
+    sample: bool = False
+    """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
+    other tokens for a seed. Prompts then add nothing to a shorter vocabulary."""
 
     def start(self, target: Target) -> DraftSession:
         source = target.model if self.model is None else self.model
@@ -56,7 +59,7 @@ class DraftModel(Drafter):
                 "would mean other tokens; use a draft model with the same tokenizer"
             )
         cache = model.new_cache(target.cache.rows, 1)
-        return SecondModelSession(Target(model, cache), self.vocabulary)
+        return SecondModelSession(Target(model, cache), self.vocabulary, sample=self.sample)
 
 
 def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:

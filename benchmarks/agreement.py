@@ -1,0 +1,170 @@
+"""`scripts/bench agreement`: how often is a first draft kept under sampling, next to what the two
+distributions allow? On a real model.
+
+Each row drafts one token a round. At every place p (the model's) and q (the draft's) are recorded
+as the row's own sampler makes them, after temperature and filters. Drawn drafts can be kept with
+1 - TV(p, q), which is what rejection sampling reaches. Drafts chosen outright share the target's
+numbers: the coupling's exact chance stands beside them, the least that it promises, (1 - TV) /
+(1 + TV), and what inverting both distributions in token order would give. Times are not taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.progress import track
+from torch import Tensor
+
+from benchmarks.command import Model, Out, made_by, result_path, run_command, tokenizer_of
+from selfspec.bench.prompts import prompt_ids
+from selfspec.bench.schema import write_json
+from selfspec.bench.suite_run import folder_of
+from selfspec.control.fixed import FixedLength
+from selfspec.core.sampling import Sampler, SamplingParams
+from selfspec.draft.base import Drafter
+from selfspec.draft.registry import make_drafter
+from selfspec.engine.generation import Generation
+from selfspec.engine.row import Request
+from selfspec.llm import LLM
+
+DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "layer-skip": ("layer-skip", {}),
+    "early-exit 8": ("early-exit", {"layer": 8}),
+    "early-exit 26": ("early-exit", {"layer": 26}),
+    "quantised": ("quantised", {"first": "none"}),
+}
+
+
+def overlap(p: Tensor, q: Tensor) -> float:
+    """1 - TV: the share that both distributions, (vocab,), have in common."""
+    return float(torch.minimum(p.double(), q.double()).sum())
+
+
+def by_coupling(p: Tensor, q: Tensor) -> float:
+    """How often two races with the same waiting times have the same winner: the sum over i of
+    1 / sum_j max(p_j / p_i, q_j / q_i)."""
+    p, q = p.double(), q.double()
+    p, q = p / p.sum(), q / q.sum()
+    both = ((p > 0) & (q > 0)).nonzero().flatten()
+    order = both[(p[both] / q[both]).argsort(descending=True, stable=True)]
+    lost = 1 - float(p[both].sum())  # tokens that only p has: their ratio is above all others
+    above = p[order].cumsum(0) + lost  # of p, up to i and i included; below it q counts
+    below = (1 - float(q[both].sum())) + q[order].sum() - q[order].cumsum(0)
+    return float((1 / (above / p[order] + below / q[order])).sum())
+
+
+def by_inversion(p: Tensor, q: Tensor) -> float:
+    """How often one number, inverted through both in token order, gives the same token."""
+    ends = [each.double().cumsum(0) / each.double().sum() for each in (p, q)]
+    begins = [
+        end - each.double() / each.double().sum() for end, each in zip(ends, (p, q), strict=True)
+    ]
+    return float((torch.minimum(*ends) - torch.maximum(*begins)).clamp(min=0).sum())
+
+
+class Recording(Sampler):
+    """Keeps what the pairs of distributions allow. A draft of one token is asked of one row of
+    logits, its verification of two."""
+
+    def __init__(self, params: SamplingParams, seed: int) -> None:
+        super().__init__(params, seed)
+        self._q: Tensor | None = None
+        self.allowed: list[tuple[float, float, float]] = []
+
+    def probabilities(self, logits: Tensor, contexts: Sequence[Sequence[int]]) -> Tensor:
+        found = super().probabilities(logits, contexts)
+        if len(found) == 1:
+            self._q = found[0]
+        elif self._q is not None:
+            p, q = found[0], self._q
+            self.allowed.append((overlap(p, q), by_coupling(p, q), by_inversion(p, q)))
+        return found
+
+    def choose(
+        self, logits: Tensor, contexts: Sequence[Sequence[int]], positions: Sequence[int]
+    ) -> Tensor:
+        self.probabilities(logits, contexts)
+        return super().choose(logits, contexts, positions)
+
+
+def measure(
+    llm: LLM, prompts: Sequence[Sequence[int]], drafter: Drafter, temperature: float, tokens: int
+) -> dict[str, float]:
+    """Drafts that were kept, and the means of what was allowed where they were made."""
+    params = SamplingParams(temperature=temperature)
+    samplers = [Recording(params, row) for row in range(len(prompts))]
+    requests = [
+        Request(prompt, sampler, tokens, drafter=drafter, controller=FixedLength(1))
+        for prompt, sampler in zip(prompts, samplers, strict=True)
+    ]
+    generation = Generation(llm.model, requests)
+    for _ in generation:
+        continue
+    allowed = torch.tensor([each for sampler in samplers for each in sampler.allowed])
+    means = dict(zip(("overlap", "coupling", "inversion"), allowed.mean(0).tolist(), strict=True))
+    stats = generation.stats
+    assert stats.drafted == len(allowed), "every draft has its two distributions"
+    least = (allowed[:, 0] / (2 - allowed[:, 0])).mean().item()
+    return {"drafts": stats.drafted, "acceptance": stats.acceptance, **means, "least": least}
+
+
+def report(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """A table of both ways to draft."""
+    lines = [
+        "| drafter | temperature | drawn: kept | 1 - TV "
+        "| outright: kept | by the coupling | at least | by inversion |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        drawn, outright = row["drawn"], row["outright"]
+        cells = [
+            drawn["acceptance"], drawn["overlap"],
+            *(outright[name] for name in ("acceptance", "coupling", "least", "inversion")),
+        ]  # fmt: skip
+        shown = " | ".join(f"{cell:.3f}" for cell in cells)
+        lines.append(f"| {row['drafter']} | {row['temperature']:g} | {shown} |")
+    return lines
+
+
+def agreement(
+    model: Model = "demo",
+    rows: Annotated[int, typer.Option(help="How many texts.")] = 16,
+    length: Annotated[int, typer.Option(help="Tokens of each prompt.")] = 60,
+    max_new_tokens: Annotated[int, typer.Option(help="Tokens that continue each of them.")] = 200,
+    temperatures: Annotated[str, typer.Option(help="Separated by commas.")] = "0.2,0.6,1",
+    drafters: Annotated[
+        str, typer.Option(help=f"Separated by commas: {', '.join(DRAFTERS)}.")
+    ] = "layer-skip,early-exit 8,early-exit 26",
+    out: Out = None,
+) -> None:
+    """Compare how often first drafts are kept under sampling with what p and q allow.
+
+    Example: scripts/bench agreement --rows 2 --max-new-tokens 40 --temperatures 1
+    """
+    folder = folder_of(model)
+    llm = LLM.from_pretrained(folder)
+    ids = prompt_ids(tokenizer_of(folder), rows * length)
+    prompts = [ids[row * length : (row + 1) * length] for row in range(rows)]
+    found = []
+    chosen = [(name, float(t)) for name in drafters.split(",") for t in temperatures.split(",")]
+    for name, temperature in track(chosen, transient=True):
+        kind, options = DRAFTERS[name]
+        row: dict[str, Any] = {"drafter": name, "options": options, "temperature": temperature}
+        for way, sample in (("drawn", True), ("outright", False)):
+            drafter = make_drafter(kind, {**options, "sample": sample})
+            assert drafter is not None
+            row[way] = measure(llm, prompts, drafter, temperature, max_new_tokens)
+        found.append(row)
+    target = out or result_path("agreement")
+    facts = {"kind": "agreement", "model": model, "kernel": llm.info.kernel, "rows": found}
+    write_json({**facts, "provenance": vars(made_by("agreement", llm.info.threads))}, target)
+    typer.echo("\n".join(report(found)))
+    typer.echo(json.dumps({"file": target.name}))
+
+
+if __name__ == "__main__":
+    run_command(agreement)
