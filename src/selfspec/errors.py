@@ -54,8 +54,8 @@ class Busy(SelfspecError):
     """An object is already in use by another call."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """The tail of an error about an unknown name: the nearest known one, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else []
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}."

@@ -5,7 +5,6 @@ A line that cannot be read is an error with its number, or left out aloud. Knows
 
 from __future__ import annotations
 
-import json
 from collections import UserDict
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,7 @@ def read_rows(path: Path, skip_bad: bool, skipped: list[str]) -> list[Row]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = from_json(line)
             if not isinstance(value, dict):
                 raise ValueError(f"a {type(value).__name__}, not an object")
             found.append(Row(value, path.name, number))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ModelError, OptionError, SelfspecError, nearest
+from .door import shown
 from .filters import min_p, top_k, top_p
 from .randomness import invert, uniform
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from transformers import LogitsProcessor
 
 _SEEDS = 1 << 63  # seeds fit into a signed 64-bit integer of any file format
+_LARGEST = 1e6  # of what logits are multiplied or divided by, and
+_LARGEST_BIAS = 1e30  # of what is added: beyond these they overflow
 _MIN_TEMPERATURE = 1e-5  # below it, dividing the logits would overflow before it changed anything
 
 
@@ -87,11 +90,11 @@ class SamplingParams:
 
 # option: lowest and highest value, whether the lowest itself is allowed, how to switch it off
 _RANGES: dict[str, tuple[float, float, bool, str]] = {
-    "temperature": (0.0, math.inf, True, "0 is greedy decoding, 1 changes nothing"),
+    "temperature": (0.0, _LARGEST, True, "0 is greedy decoding, 1 changes nothing"),
     "top_k": (0, math.inf, True, "0 switches it off"),
     "top_p": (0.0, 1.0, False, "1 switches it off"),
     "min_p": (0.0, 1.0, True, "0 switches it off"),
-    "repetition_penalty": (0.0, math.inf, False, "1 switches it off"),
+    "repetition_penalty": (1 / _LARGEST, _LARGEST, True, "1 switches it off"),
     "presence_penalty": (-2.0, 2.0, True, "0 switches it off"),
     "frequency_penalty": (-2.0, 2.0, True, "0 switches it off"),
 }
@@ -144,9 +147,10 @@ def _checked_bias(bias: object) -> dict[int, float]:
             raise OptionError(
                 f"logit_bias has the key {token!r}, no token id: use whole numbers from 0 up."
             )
-        if not _is_number(value):
+        if not _is_number(value) or abs(value) > _LARGEST_BIAS:
             raise OptionError(
-                f"logit_bias[{token}]={value!r} is not a finite number: -1000 bans a token."
+                f"logit_bias[{token}]={value!r} is not a number that a logit can hold: -1000 bans "
+                "a token."
             )
     return dict(bias)
 
@@ -299,14 +303,17 @@ class Sampler:
 
     def _nothing_left(self, row: Tensor) -> SelfspecError:
         if row.isnan().any() or not row.amax().isfinite():
-            reason = "its weights are broken or its dtype is too narrow; try dtype='float32'"
-            return ModelError(
-                f"the model's logits are not finite, so no token can be chosen: {reason}."
-            )
+            return not_finite()
         names = ", ".join(type(p).__name__ for p in self.processors) or "logit_bias"
         return OptionError(
             f"no token is left to choose from after {names}: let one token keep a finite score."
         )
+
+
+def not_finite() -> ModelError:
+    """The error of a model whose logits hold NaN or are infinite."""
+    reason = "its weights are broken or its dtype is too narrow; try dtype='float32'"
+    return ModelError(f"the model's logits are not finite, so no token can be chosen: {reason}.")
 
 
 @dataclass
@@ -349,6 +356,11 @@ def row_samplers(
             (params, (first + i) % _SEEDS) for i in range(len(prompts))
         ]
     else:
+        if not isinstance(sampling, Sequence):
+            raise OptionError(
+                f"sampling={shown(sampling)} is neither SamplingParams nor a list of them; use "
+                "SamplingParams(...), or None for greedy decoding"
+            )
         if len(sampling) != len(prompts):
             counts = f"{len(sampling)} sampling parameters for {len(prompts)} prompts"
             raise OptionError(f"{counts}: give one for all of them, or one for each.")

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, Unavailable
+from .json_text import from_json
 
 HUB = "hf:"
 Row = dict[str, Any]
@@ -67,7 +67,7 @@ def _objects(path: Path) -> Iterator[tuple[str, Row]]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = from_json(line)
         except ValueError as error:
             raise DataError(f"{where} is not JSON ({error}); write one object a line") from error
         if not isinstance(value, dict):

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..control.base import Controller
 from ..control.registry import make_controller
+from ..core import door
 from ..core.options import with_options
 from ..errors import OptionError, nearest
 from .base import Drafter
@@ -67,6 +68,11 @@ def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Dra
                 f"{draft!r}; set them on the object"
             )
         return draft if isinstance(draft, Drafter) else None
+    if not isinstance(draft, str):
+        raise OptionError(
+            f"draft={door.shown(draft)} is neither a drafter nor its name; "
+            f"{nearest('', [*drafter_names(), 'none'])}"
+        )
     if draft == DEFAULT and not options:
         return _default()
     return with_options(drafter_class(draft), options, f"drafter {draft!r}")
@@ -85,11 +91,12 @@ def resolve(
     control_options: Mapping[str, Any] | None,
 ) -> tuple[Drafter | None, Controller | None]:
     """Drafter and controller as the user named them."""
-    drafter = make_drafter(draft, draft_options or {})
+    drafter = make_drafter(draft, door.options("draft_options", draft_options))
+    how = door.options("control_options", control_options)
     if drafter is not None and not drafter.decides_how_much:
-        return drafter, make_controller(control, control_options or {})
-    if control is not None or control_options:
-        options = f"control_options={dict(control_options or {})}"
+        return drafter, make_controller(control, how)
+    if control is not None or how:
+        options = f"control_options={how}"
         asked = options if control is None else f"control={control!r}"
         reason = "plain decoding drafts nothing"
         if drafter is not None:

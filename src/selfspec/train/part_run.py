@@ -20,13 +20,15 @@ from typing import Any
 import torch
 import transformers
 
+from ..core import door
 from ..core.text_rows import require
 from ..errors import DataError, OptionError
 from ..model.families import family_of
 from ..model.from_transformers import from_transformers
 from ..model.layered import LayeredModel
 from ..model.load.loading import load
-from ..trained.files import KINDS, TrainedPart, load_part, signature
+from ..trained.files import TrainedPart, load_part, signature
+from ..trained.kinds import KINDS
 from ..trained.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size
@@ -151,7 +153,8 @@ def train_successors(
 
 
 def _deadline(max_minutes: float | None) -> float:
-    return time.monotonic() + 60 * (max_minutes or math.inf)
+    limit = door.minutes("max_minutes", max_minutes)
+    return time.monotonic() + (math.inf if limit is None else 60 * limit)
 
 
 class _Job:

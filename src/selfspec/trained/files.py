@@ -24,9 +24,13 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from ..core.door import shown
+from ..core.json_text import from_json
+from ..core.schema import Unfit, made
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from ..model.layered import LayeredModel
 from ..model.partial_head import PartialHead, head_over
+from .kinds import KINDS, Described
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
@@ -36,43 +40,7 @@ T = TypeVar("T")
 _NEAR = 0.05
 _SIZES = ("family", "layers", "width", "vocabulary")  # of a model, in its signature
 _DESCRIBED = ("base", "settings", "facts")  # of a part, in its description
-
-
-@dataclass(frozen=True)
-class PartKind:
-    """What all parts of one kind have in common."""
-
-    drafter: str
-    """The drafter that takes such a part, by name."""
-    tensors: tuple[str, ...]
-    """Tensors that every such part holds. There may be more, as many as it has blocks or layers."""
-    settings: tuple[str, ...]
-    """What its settings say."""
-
-
-KINDS: Mapping[str, PartKind] = {
-    "draft-head": PartKind(
-        drafter="draft-head",
-        tensors=("vocabulary", "enter.weight", "again.weight"),
-        settings=("layers", "block"),
-    ),
-    "exit-adapter": PartKind(
-        drafter="early-exit",
-        tensors=("vocabulary", "enter.weight"),
-        settings=("exit", "blocks", "block"),
-    ),
-    "draft-lora": PartKind(
-        drafter="layer-skip", tensors=("vocabulary",), settings=("attention", "mlp", "rank")
-    ),
-    "successors": PartKind(
-        drafter="recycle",
-        tensors=(
-            *("tokens.keys", "tokens.successors", "tokens.chances"),
-            *("pairs.keys", "pairs.successors", "pairs.chances"),
-        ),
-        settings=("vocabulary",),
-    ),
-}
+_NAMED = ("schema", "kind")
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,29 +87,35 @@ def load_part(folder: str | os.PathLike[str]) -> TrainedPart:
             f"wrote, or a part that comes with selfspec ({shipped})"
         )
     try:
-        described = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-        tensors = _restored(load_file(path / TENSORS))
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise BrokenCheckpoint(
-            f"the part in {folder} cannot be read ({error}); copy or train it again"
-        ) from error
-    if described.get("schema") != SCHEMA or described.get("kind") not in KINDS:
+        said = from_json((path / DESCRIPTION).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(folder, error) from error
+    version, kind = (said.get(name) if isinstance(said, dict) else None for name in _NAMED)
+    if version != SCHEMA or not isinstance(kind, str) or kind not in KINDS:
         raise OptionError(
-            f"the part in {folder} is of schema {described.get('schema')} and kind "
-            f"{described.get('kind')!r}; this version reads schema {SCHEMA} and "
-            f"{', '.join(KINDS)}. Train it again, or use the version that wrote it"
+            f"the part in {folder} is of schema {shown(version)} and kind {shown(kind)}; this "
+            f"version reads schema {SCHEMA} and {', '.join(KINDS)}. Train it again, or use the "
+            "version that wrote it"
         )
-    kind = KINDS[described["kind"]]
-    missing = [name for name in _DESCRIBED if name not in described]
-    missing += sorted({*kind.settings}.difference(described.get("settings", ())))
-    missing += sorted({*kind.tensors}.difference(tensors))
-    if missing:
+    if not (path / TENSORS).is_file():  # a pipe would be waited for
+        raise BrokenCheckpoint(f"the part in {folder} has no file {TENSORS}; copy it again")
+    try:
+        described = made(Described, said)
+        tensors = _restored(load_file(path / TENSORS))
+        KINDS[kind].check(described, tensors)
+    except Unfit as error:
         raise BrokenCheckpoint(
-            f"the part in {folder} is a {described['kind']} without {', '.join(missing)}; copy or "
-            "train it again"
-        )
-    known = {name: described[name] for name in _DESCRIBED}
-    return TrainedPart(described["kind"], tensors=tensors, **known)
+            f"the part in {folder} is no {kind}: {error}; copy or train it again"
+        ) from error
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise _unreadable(folder, error) from error
+    return TrainedPart(kind, vars(described.base), described.settings, tensors, described.facts)
+
+
+def _unreadable(folder: object, error: Exception) -> BrokenCheckpoint:
+    return BrokenCheckpoint(
+        f"the part in {folder} cannot be read ({error}); copy or train it again"
+    )
 
 
 _WHOLE, _SCALE = ".whole", ".scale"  # after the name of a matrix that is stored in eight bits
@@ -162,7 +136,10 @@ def _restored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         plain = name.removesuffix(_WHOLE)
         if plain != name:
-            restored[plain] = tensor.float() * tensors[plain + _SCALE][:, None]
+            scale = tensors[plain + _SCALE]
+            if tensor.dim() != 2 or scale.shape != tensor.shape[:1]:
+                raise Unfit(f"the tensor {name!r} and its scales are no matrix of eight bits")
+            restored[plain] = tensor.float() * scale[:, None]
         elif not name.endswith(_SCALE):
             restored[name] = tensor
     return restored
@@ -188,6 +165,10 @@ def find_part(
     if isinstance(source, TrainedPart):
         source.require(kind, model)
         return source
+    if not isinstance(source, str | os.PathLike):
+        raise OptionError(
+            f"part={shown(source)} is neither a folder nor the name of a part; give one of them"
+        )
     shipped = SHIPPED / source
     named = isinstance(source, str) and (shipped / DESCRIPTION).is_file()
     return _loaded(shipped if named else Path(source), kind, model)

@@ -8,7 +8,6 @@ model classes or hubs.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import shutil
@@ -56,7 +55,7 @@ class StoredTensor:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a checkpoint's file. Anything else is a broken checkpoint."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BrokenCheckpoint(
             f"{path} is missing, and the model cannot be loaded without it. {AGAIN}"
@@ -128,7 +127,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     needed = 8 + length
     try:
-        for name, entry in json.loads(raw).items():
+        for name, entry in from_json(raw).items():
             if name == "__metadata__":
                 continue
             begin, stop = entry["data_offsets"]

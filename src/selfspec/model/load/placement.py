@@ -45,7 +45,7 @@ def parse_device(device: str | torch.device | Mapping[str, object]) -> torch.dev
     name = str(device)
     try:
         parsed = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError) as error:
         raise OptionError(f"device={name!r} is not known; {nearest(name, DEVICES)}") from error
     if parsed.type not in ("cpu", "cuda"):
         raise OptionError(f"device={name!r} is not supported; selfspec runs on cpu and cuda.")
