@@ -80,7 +80,9 @@ class LLM:
         self._chats = ChatCaches()
         self._eos = _eos_tokens(generation_config, tokenizer)
         penalty = getattr(generation_config, "repetition_penalty", None)
-        self._default_sampling = SamplingParams(repetition_penalty=penalty or 1.0)
+        self._default_sampling = SamplingParams(
+            repetition_penalty=1.0 if penalty is None else penalty
+        )
 
     @classmethod
     def from_pretrained(
@@ -312,12 +314,8 @@ class LLM:
             cast("Sequence[LogitsProcessor]", processors),
         )
         eos = door.ends(options["eos"], self.model.shape.vocabulary)
-        drafter, controller = resolve(
-            options["draft"],
-            options["draft_options"],
-            options["control"],
-            options["control_options"],
-        )
+        drafting, controlling = options["draft_options"], options["control_options"]
+        drafter, controller = resolve(options["draft"], drafting, options["control"], controlling)
         new = door.whole("max_new_tokens", options["max_new_tokens"], 1, "ask for at least 1")
         logprobs = options["logprobs"]
         if logprobs is not None:
@@ -392,4 +390,4 @@ def _eos_tokens(
     eos = getattr(generation_config, "eos_token_id", None)
     if eos is None and tokenizer is not None:
         eos = tokenizer.eos_token_id
-    return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+    return door.own_ends(eos)

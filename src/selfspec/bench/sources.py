@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import text_rows as rows
+from ..core.json_text import from_json
 from ..errors import DataError, OptionError, Unavailable
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
-from ..errors import OptionError, PromptError, SelfspecError
+from ..errors import BrokenCheckpoint, OptionError, PromptError, SelfspecError
 
 Prompt = str | list[int]
 THREADS = 4 * (os.cpu_count() or 1)  # our kernels' threads wait for each other at every step
@@ -111,6 +111,17 @@ def ends(value: Any, vocabulary: int) -> frozenset[int] | None:
                 "nothing would stop there; leave it out"
             )
     return frozenset(ids)
+
+
+def own_ends(value: Any) -> frozenset[int]:
+    """Ids to stop at that the model's files name. None: none."""
+    tokens = value if isinstance(value, list | tuple) else [] if value is None else [value]
+    if not all(map(is_whole, tokens)):
+        raise BrokenCheckpoint(
+            f"the model's generation config names eos_token_id={shown(value)}, which is no token "
+            "id, so answers would not end; correct it"
+        )
+    return frozenset(tokens)
 
 
 def stops(value: Any) -> list[str]:
