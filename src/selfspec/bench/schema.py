@@ -9,17 +9,16 @@ model. Knows no machine paths (a model has a name), no timing and no tables.
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from ..core.files import write_whole
 from ..core.json_text import from_json
 from ..core.schema import Unfit, made
-from ..errors import OptionError, ResourceError
+from ..errors import OptionError
 
 PLAIN = "plain"
 OURS = "selfspec"
@@ -286,23 +285,7 @@ def write(run: Result, path: Path) -> None:
 def write_json(data: Mapping[str, Any], path: Path) -> None:
     """Write it all, or leave what was there: a full disk or a kill never leaves half a file."""
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ResourceError(
-            f"No disk space for the {len(text)} bytes of {path.name}; the file from before this "
-            "write is intact. Free some space, or write elsewhere with --out."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, text)
 
 
 R = TypeVar("R", bound=Result)

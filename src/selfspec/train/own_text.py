@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import door
+from ..core.files import require_file, require_output, writing
 from ..core.json_text import from_json
 from ..core.sampling import SamplingParams
 from ..core.template import ids_of
@@ -251,6 +252,7 @@ def write(
 ) -> Report:
     """Answer the questions and append the answers to `out`, batch by batch."""
     options = options or OwnText()
+    require_output(out)
     start = time.perf_counter()
     written = _resume(out, options)
     report = Report(found=sum(written.counts.values()))
@@ -316,9 +318,9 @@ def _record(question: Question, sample: int, result: Result, options: OwnText) -
 
 
 def _append(out: Path, lines: Sequence[dict[str, Any]]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    with writing(out), out.open("a", encoding="utf-8") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
 
@@ -341,6 +343,7 @@ def _resume(out: Path, options: OwnText) -> _Written:
 
 def _lines(out: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The answers that a file holds, without a last line that was cut off by a kill."""
+    require_file(out)
     raw = out.read_bytes() if out.exists() else b""
     for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), start=1):
         where = f"{out}:{number} is not an answer that was written here"

@@ -21,6 +21,7 @@ import torch
 import transformers
 
 from ..core import door
+from ..core.files import write_whole
 from ..core.text_rows import require
 from ..errors import DataError, OptionError
 from ..model.families import family_of
@@ -216,7 +217,7 @@ class _Job:
         }
         replace(part, facts=facts).save(self.folder)
         checkpoints.write_json(self.folder / REPORT, {**said, **facts})
-        (self.folder / "README.md").write_text(_card(report, facts), encoding="utf-8")
+        write_whole(self.folder / "README.md", _card(report, facts))
         if self.plot:
             plots.plot_part(said, self.folder / "training.png")
 

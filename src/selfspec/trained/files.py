@@ -25,6 +25,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..core.door import shown
+from ..core.files import write_whole
 from ..core.json_text import from_json
 from ..core.schema import Unfit, made
 from ..errors import BrokenCheckpoint, OptionError, nearest
@@ -69,7 +70,6 @@ class TrainedPart:
     def save(self, folder: Path, eight_bits: bool = False) -> None:
         """Write the folder; the tensors first, so that a description never lacks them. `eight_bits`
         halves the size: each row of a matrix as whole numbers of up to 127 times a scale."""
-        folder.mkdir(parents=True, exist_ok=True)
         described: dict[str, Any] = {"schema": SCHEMA, "kind": self.kind}
         described |= {name: dict(getattr(self, name)) for name in _DESCRIBED}
         stored = {name: tensor.contiguous() for name, tensor in _stored(self.tensors, eight_bits)}
@@ -241,13 +241,3 @@ def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     if distance < _NEAR:
         return None
     return f"of the same shape, with other weights: hidden states differ by {distance:.0%}"
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Written whole or not at all."""
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
