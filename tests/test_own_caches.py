@@ -120,7 +120,7 @@ def test_nobody_s_home(monkeypatch: pytest.MonkeyPatch) -> None:
         '{"soon": "16"}',
         '{"rows": 10000}',
         '{"x": 1}',
-        "[" * 100000,
+        "[" * 100_000,
         '{"soon": -5}',
         '{"rows": 0}',
         '{"soon": 1.5}',
