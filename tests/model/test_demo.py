@@ -423,7 +423,7 @@ def test_other_bytes_of_the_same_size_are_noticed(steps: Steps) -> None:
     """A damaged model of the right size, which writes nonsense. Hashes are not read at every
     start, only when a file was written to."""
     folder = steps.make()
-    assert (folder / demo.CHECKED).is_file()
+    assert steps.make() == folder and (folder / demo.CHECKED).is_file()
     (folder / "model.safetensors").write_bytes(b"wEights")
     assert demo.find_fault(folder) is not None
     steps.make()

@@ -37,9 +37,7 @@ class Front(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            result = super().invoke(ctx)
-            sys.stdout.flush()  # what cannot be written is said here, not at the very end
-            return result
+            return super().invoke(ctx)
         except (SelfspecError, OSError) as error:
             # a closed pipe is nobody's mistake: typer ends in silence
             foreign = isinstance(error, OSError) and error.errno in (None, errno.EPIPE)
@@ -118,7 +116,16 @@ def front(
 
 def main() -> None:
     """The console script."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        try:
+            sys.stdout.flush()  # else Python itself complains of a full disk, after its own end
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                stderr().print(f"error: {_said(error)}", markup=False, soft_wrap=True)
+            sys.exit(1)
+        raise end
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def is_whole(value: object) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def is_finite(value: object) -> bool:
+def is_finite(value: Any) -> bool:
     """Whether it is a number that can be counted with."""
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -49,9 +49,9 @@ def whole(name: str, value: Any, least: int, remedy: str, most: int | None = Non
 
 def minutes(name: str, value: Any) -> float | None:
     """A limit of time, None for none."""
-    if value is None or (is_finite(value) and value > 0):
+    if value is None or (is_finite(value) and value >= 0):
         return None if value is None else float(value)
-    raise OptionError(f"{name}={shown(value)} is no time to work in; use a number above 0")
+    raise OptionError(f"{name}={shown(value)} is no time to work in; use a number from 0 up")
 
 
 def switch(name: str, value: Any) -> bool:
@@ -200,7 +200,7 @@ def _ids(value: Any, what: str, error: type[SelfspecError]) -> list[int]:
 
 
 def _list_of_ids(value: Any, what: str, error: type[SelfspecError]) -> Sequence[Any]:
-    if _is_list(value):
+    if isinstance(value, Sequence) and _is_list(value):
         return value
     raise error(f"{what} is {_kind(value)}, no list of token ids; give a list of whole numbers")
 

@@ -45,6 +45,8 @@ def require_file(path: Path) -> None:
     """Raise if something that is no file stands where one is to be written. A device would be
     replaced, a pipe waited for, and what is read back from either may have no end."""
     try:
+        if "\0" in str(path):
+            raise ValueError("a zero byte")
         other = path.exists() and not path.is_file()
         kind = "a folder" if path.is_dir() else "a device or a pipe"
     except (OSError, ValueError) as error:

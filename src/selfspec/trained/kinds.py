@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -131,23 +131,20 @@ class SuccessorSettings:
         return sizes
 
 
-Settings = HeadSettings | AdapterSettings | LoraSettings | SuccessorSettings
-
-
 @dataclass(frozen=True)
 class PartKind:
     """What all parts of one kind have in common."""
 
     drafter: str
     """The drafter that takes such a part, by name."""
-    settings: Callable[..., Settings]
+    settings: type[Any]
     """The class of its settings."""
     tensors: tuple[str, ...] = field(default=("vocabulary",))
     """Tensors that every such part holds. There may be more, as many as it has blocks or layers."""
 
     def check(self, described: Described, tensors: Mapping[str, Tensor]) -> None:
         """Raise Unfit unless settings and tensors are those of such a part."""
-        settings: Any = made(self.settings, described.settings, "settings")  # type: ignore[type-var]
+        settings = made(self.settings, described.settings, "settings")
         if missing := sorted({*self.tensors}.difference(tensors)):
             raise Unfit(f"it lacks the tensor {missing[0]!r}")
         if not all(tensors[name].dim() for name in self.tensors):

@@ -38,7 +38,6 @@ from selfspec.errors import (
     ResourceError,
     Unavailable,
     UnsupportedModel,
-    nearest,
 )
 
 from ..compute.memory import weights_too_large
@@ -98,8 +97,7 @@ def load(
     own on a GPU.
     """
     kind, target = parse_dtype(dtype), parse_device(device)
-    if adapter not in (modes := peft_folder.MODES):
-        raise OptionError(f"adapter={adapter!r} is not known; {nearest(str(adapter), modes)}")
+    peft_folder.require_mode(adapter)
     model = peft_folder.inside(model) or model  # a live PEFT model's own
     if isinstance(model, PreTrainedModel):
         refuse_revision(revision, "a live model")
