@@ -3,21 +3,21 @@ The same every time; `python -m tests.fuzz` goes on by chance for as long as you
 
 from __future__ import annotations
 
+import functools
 import json
 import random
 import shlex
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from suite_world import the_sample
 from typer.testing import CliRunner
 
 from selfspec.cli import common
 from selfspec.cli.app import app
 from selfspec.errors import PromptError
 from selfspec.testing import tiny_llm
+from tests.bench.suite_world import the_sample
 from tests.fuzz.damage import Kinds, attempt_at
 from tests.fuzz.doors import NAMES, Doors, Target, lines, wrong
 
@@ -54,16 +54,17 @@ def test_every_value_at_every_door(doors: Doors, target: Target) -> None:
     for line in VALUES:
         value = eval(line, dict(NAMES))
         may = target.takes(value)
-        attempt: Callable[[], object] = lambda value=value: doors.call(target, value)  # type: ignore[misc]
-        if problem := wrong(attempt, may):
+        if problem := wrong(functools.partial(doors.call, target, value), may):
             found.append(f"{target.door} {target.name}={line}: {problem}")
     assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize(
     "kind",
-    ["draft-head", "draft-head-8", "exit-adapter", "exit-adapter-8", "draft-lora", "draft-lora-8"]
-    + ["successors", "successors-8", "model", "rows", "result"],
+    [
+        *("draft-head", "draft-head-8", "exit-adapter", "exit-adapter-8", "draft-lora"),
+        *("draft-lora-8", "successors", "successors-8", "model", "rows", "result"),
+    ],
 )
 def test_damaged_files(kinds: Kinds, kind: str, tmp_path: Path) -> None:
     """Files of other people, by chance damaged in ways that nobody thought of. A part that is
@@ -96,7 +97,10 @@ def test_every_command_line(line: str, tmp_path: Path) -> None:
     """A traceback, a hang, or an error without words."""
     words = shlex.split(line.format(tmp=tmp_path, model="demo"))
     results: list[Any] = []
-    attempt = lambda: results.append(CliRunner().invoke(app, words, input=b"\xff\xfe"))  # noqa: E731
+
+    def attempt() -> None:
+        results.append(CliRunner().invoke(app, words, input=b"\xff\xfe"))
+
     assert not (problem := wrong(attempt, may_succeed=True)), problem
     (result,) = results
     crash = result.exception
