@@ -93,7 +93,7 @@ def test_an_index_that_points_elsewhere(folder: Path, outside: str) -> None:
     """A file of the user's that somebody else's index names is read."""
     (folder / WEIGHTS).rename(folder.parent / "other.safetensors")
     (folder / INDEX).write_text(json.dumps({"weight_map": {"lm_head.weight": outside}}))
-    with pytest.raises(BrokenCheckpoint, match="not in its folder|lacks 1"):
+    with pytest.raises(BrokenCheckpoint, match=r"not in its folder|lacks 1"):
         LLM.from_pretrained(folder)
 
 
@@ -114,7 +114,7 @@ def test_a_config_nested_too_deep(folder: Path, damage: Callable[[Path], None]) 
 
 
 @pytest.mark.parametrize(
-    "name", ["config.json", WEIGHTS, "tokenizer.json", "generation_config.json"]
+    "name", ["config.json", WEIGHTS, "tokenizer.json"]
 )
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_what_is_no_file_is_not_waited_for(folder: Path, name: str, kind: str) -> None:
