@@ -9,6 +9,10 @@ from collections.abc import Iterable
 class SelfspecError(Exception):
     """Base of everything selfspec raises on purpose."""
 
+    def __str__(self) -> str:
+        """The message, which can be printed whatever a user passed."""
+        return super().__str__().encode("utf-8", "backslashreplace").decode()
+
 
 class OptionError(SelfspecError, ValueError):
     """A value or an option's name is wrong. Also a ValueError."""

@@ -118,6 +118,10 @@ class LLM:
         "bfloat16", "int8" or "int4"; fewer bits change the model. Where torch computes, weights are
         stored in `dtype`. `selfspec info` shows both.
         """
+        for name, value in (("kernel", kernel), ("weights", weights), ("adapter", adapter)):
+            door.word(name, value)
+        for name, value in (("revision", revision), ("token", token)):
+            door.word(name, "" if value is None else value)
         check_weights(weights)
         door.switch("trust_remote_code", trust_remote_code)
         door.switch("long_context", long_context)

@@ -93,7 +93,7 @@ def text(v: Any) -> bool:
 
 
 def texts(v: Any) -> bool:
-    return isinstance(v, list | tuple) and all(map(text, v))
+    return isinstance(v, list | tuple | range) and all(map(text, v))
 
 
 def ids(v: Any) -> bool:
@@ -140,8 +140,8 @@ class Doors:
     """A tiny model, and the calls that values are passed to."""
 
     def __init__(self) -> None:
-        self.llm = tiny_llm()
-        self.model = tiny_model()
+        self.llm = tiny_llm(max_position_embeddings=64)
+        self.model = tiny_model(max_position_embeddings=64)
 
     def call(self, target: Target, value: Any) -> object:
         """Pass the value there."""

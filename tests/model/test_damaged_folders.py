@@ -113,9 +113,7 @@ def test_a_config_nested_too_deep(folder: Path, damage: Callable[[Path], None]) 
         LLM.from_pretrained(folder)
 
 
-@pytest.mark.parametrize(
-    "name", ["config.json", WEIGHTS, "tokenizer.json"]
-)
+@pytest.mark.parametrize("name", ["config.json", WEIGHTS, "tokenizer.json"])
 @pytest.mark.parametrize("kind", ["pipe", "device"])
 def test_what_is_no_file_is_not_waited_for(folder: Path, name: str, kind: str) -> None:
     """A pipe in the place of a file: the load never ends. A device without an end fills the

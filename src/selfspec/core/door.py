@@ -54,6 +54,13 @@ def minutes(name: str, value: Any) -> float | None:
     raise OptionError(f"{name}={shown(value)} is no time to work in; use a number from 0 up")
 
 
+def word(name: str, value: Any) -> str:
+    """One of some words, which are compared later."""
+    if not isinstance(value, str):
+        raise OptionError(f"{name}={shown(value)} is no text, as its values are; use one of them")
+    return value
+
+
 def switch(name: str, value: Any) -> bool:
     """True or False. Text such as "no" would count as true."""
     if not isinstance(value, bool):
@@ -207,11 +214,18 @@ def _list_of_ids(value: Any, what: str, error: type[SelfspecError]) -> Sequence[
 
 def _as_list(value: Any, what: str, error: type[SelfspecError] = PromptError) -> Any:
     """An array or a tensor as a list of Python's numbers; everything else as it is."""
-    if isinstance(value, str) or not (hasattr(value, "tolist") and hasattr(value, "ndim")):
+    known = isinstance(value, str | memoryview) or is_whole(value)
+    if known or not (hasattr(value, "tolist") and hasattr(value, "ndim")):
         return value
-    if value.ndim > 1:
+    if value.ndim != 1:
         raise error(f"{what} is {_kind(value)} of {value.ndim} dimensions: {_NOT_ONE_ROW}")
-    return value.tolist()
+    try:
+        found = value.tolist()
+    except (NotImplementedError, RuntimeError) as broken:  # a tensor without data
+        raise error(f"{what} is {_kind(value)} without numbers in it ({broken})") from broken
+    if not all(map(is_whole, found)):
+        raise error(f"{what} is {_kind(value)} of {value.dtype}, and token ids are whole numbers")
+    return found
 
 
 def _is_list(value: object) -> bool:
@@ -223,5 +237,5 @@ def _kind(value: object) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
         return f"{type(value).__name__}, which could be text or ids (decode it, or list() it)"
     if isinstance(value, Mapping):
-        return f"a {type(value).__name__} (of a tokenizer's, pass ['input_ids'])"
+        return f"a {type(value).__name__} (of a tokenizer, pass its ['input_ids'])"
     return f"{shown(value)} ({type(value).__name__})"

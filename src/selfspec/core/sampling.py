@@ -113,11 +113,13 @@ def _check_numbers(params: SamplingParams) -> None:
     for name, (low, high, closed, remedy) in _RANGES.items():
         value = values[name]
         if not _is_number(value):
-            raise OptionError(f"{name}={value!r} is not a finite number: give one ({remedy}).")
+            raise OptionError(f"{name}={shown(value)} is not a finite number: give one ({remedy}).")
         if not (low < value <= high or (closed and value == low)):
             limits = f"{'at least' if closed else 'above'} {low:g}"
             limits += f" and at most {high:g}" if math.isfinite(high) else ""
-            raise OptionError(f"{name}={value!r} is out of range: it must be {limits} ({remedy}).")
+            raise OptionError(
+                f"{name}={shown(value)} is out of range: it must be {limits} ({remedy})."
+            )
     if not _is_integer(params.top_k):
         raise OptionError(
             f"top_k={params.top_k!r} is not a whole number: it counts tokens (0 switches it off)."
@@ -133,23 +135,23 @@ def _check_seed(seed: object) -> None:
     if seed is None or (isinstance(seed, int) and _is_integer(seed) and 0 <= seed < _SEEDS):
         return
     raise OptionError(
-        f"seed={seed!r} is not a whole number from 0 to 2**63 - 1: give one, or None to draw one."
+        f"seed={shown(seed)} is not a whole number from 0 to 2**63 - 1: give one, or None to draw one."
     )
 
 
 def _checked_bias(bias: object) -> dict[int, float]:
     if not isinstance(bias, Mapping):
         raise OptionError(
-            f"logit_bias={bias!r} is not a mapping: give it as {{token id: number to add}}."
+            f"logit_bias={shown(bias)} is not a mapping: give it as {{token id: number to add}}."
         )
     for token, value in bias.items():
         if not _is_integer(token) or token < 0:
             raise OptionError(
-                f"logit_bias has the key {token!r}, no token id: use whole numbers from 0 up."
+                f"logit_bias has the key {shown(token)}, no token id: use whole numbers from 0 up."
             )
         if not _is_number(value) or abs(value) > _LARGEST_BIAS:
             raise OptionError(
-                f"logit_bias[{token}]={value!r} is not a number that a logit can hold: -1000 bans "
+                f"logit_bias[{token}]={shown(value)} is not a number that a logit can hold: -1000 bans "
                 "a token."
             )
     return dict(bias)
@@ -367,7 +369,7 @@ def row_samplers(
         for params in sampling:
             if not isinstance(params, SamplingParams):
                 raise OptionError(
-                    f"sampling holds {params!r}, which is no SamplingParams: use "
+                    f"sampling holds {shown(params)}, which is no SamplingParams: use "
                     "SamplingParams.from_options(...)."
                 )
         seeded = [(params, None) for params in sampling]

@@ -61,11 +61,11 @@ def drafter_class(name: str) -> type[Drafter]:
 
 def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Drafter | None:
     """A drafter from its name and options, or the object that was given."""
-    if draft is None or draft == "none" or isinstance(draft, Drafter):
+    if draft is None or isinstance(draft, Drafter) or (isinstance(draft, str) and draft == "none"):
         if options:
             raise OptionError(
-                f"draft_options {dict(options)} belong to a drafter's name, but draft is "
-                f"{draft!r}; set them on the object"
+                f"draft_options {door.shown(dict(options))} belong to a drafter's name, but draft is "
+                f"{door.shown(draft)}; set them on the object"
             )
         return draft if isinstance(draft, Drafter) else None
     if not isinstance(draft, str):
@@ -96,8 +96,8 @@ def resolve(
     if drafter is not None and not drafter.decides_how_much:
         return drafter, make_controller(control, how)
     if control is not None or how:
-        options = f"control_options={how}"
-        asked = options if control is None else f"control={control!r}"
+        options = f"control_options={door.shown(how)}"
+        asked = options if control is None else f"control={door.shown(control)}"
         reason = "plain decoding drafts nothing"
         if drafter is not None:
             reason = f"draft={drafter.name!r} decides itself how much to draft"
