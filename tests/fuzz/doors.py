@@ -153,13 +153,20 @@ class Doors:
             "sampling": lambda: self._generate({"sampling": _params(given)}),
             "fixed": lambda: self._generate(_controlled("fixed", given)),
             "confidence": lambda: self._generate(_controlled("confidence", given)),
-            "load": lambda: LLM.from_pretrained(
-                **{"model": self.model, "tokenizer": tiny_tokenizer(), **given}
-            ),
+            "load": lambda: self._load(given),
         }
         if door in special:
             return special[door]()
         return self._generate({"draft": door, "draft_options": given})
+
+    def _load(self, given: Mapping[str, Any]) -> object:
+        threads = torch.get_num_threads()
+        try:
+            return LLM.from_pretrained(
+                **{"model": self.model, "tokenizer": tiny_tokenizer(), **given}
+            )
+        finally:
+            torch.set_num_threads(threads)
 
     def _generate(self, given: Mapping[str, Any]) -> object:
         return self.llm.generate(**{"prompts": PROMPT, **SHORT, **given})

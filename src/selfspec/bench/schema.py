@@ -339,6 +339,8 @@ def continued(fresh: R, path: Path, plan: Callable[[R], Mapping[str, Any]]) -> R
 def parsed(path: Path, command: str) -> Any:
     """What a JSON file holds; an error about a missing or damaged one names `command`."""
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")
         return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise OptionError(

@@ -229,7 +229,8 @@ def _as_list(value: Any, what: str, error: type[SelfspecError] = PromptError) ->
 
 
 def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray)
+    text_or_bytes = str | bytes | bytearray | memoryview
+    return isinstance(value, Sequence) and not isinstance(value, text_or_bytes)
 
 
 def _kind(value: object) -> str:

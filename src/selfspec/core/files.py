@@ -55,6 +55,15 @@ def require_file(path: Path) -> None:
         raise OptionError(f"{path} is {kind}, and the output has to be a file; name a file")
 
 
+def is_there(path: Path) -> bool:
+    """Whether a file to be read is there. A name that no file can have is none, and a device has
+    no end."""
+    try:
+        return path.is_file()
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return False
+
+
 def require_output(path: Path) -> None:
     """Raise now, not after hours of work, if a file cannot be written there."""
     require_file(path)

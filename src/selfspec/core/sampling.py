@@ -135,7 +135,8 @@ def _check_seed(seed: object) -> None:
     if seed is None or (isinstance(seed, int) and _is_integer(seed) and 0 <= seed < _SEEDS):
         return
     raise OptionError(
-        f"seed={shown(seed)} is not a whole number from 0 to 2**63 - 1: give one, or None to draw one."
+        f"seed={shown(seed)} is not a whole number from 0 to 2**63 - 1: give one, or None to draw "
+        "one."
     )
 
 
@@ -151,8 +152,8 @@ def _checked_bias(bias: object) -> dict[int, float]:
             )
         if not _is_number(value) or abs(value) > _LARGEST_BIAS:
             raise OptionError(
-                f"logit_bias[{token}]={shown(value)} is not a number that a logit can hold: -1000 bans "
-                "a token."
+                f"logit_bias[{token}]={shown(value)} is not a number that a logit can hold: -1000 "
+                "bans a token."
             )
     return dict(bias)
 

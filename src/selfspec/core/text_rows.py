@@ -53,6 +53,8 @@ def read_lines(path: Path) -> Iterator[str]:
     """The lines of a file. Only a line feed ends one, as JSON may hold a bare U+2028."""
     kind: Any = gzip.open if path.suffix == ".gz" else open
     try:
+        if path.is_char_device() or path.is_block_device():  # a pipe may be read
+            raise OSError("it is a device, which has no end")
         with kind(path, "rt", encoding="utf-8", newline="\n") as lines:
             yield from lines
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:

@@ -64,8 +64,8 @@ def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Dra
     if draft is None or isinstance(draft, Drafter) or (isinstance(draft, str) and draft == "none"):
         if options:
             raise OptionError(
-                f"draft_options {door.shown(dict(options))} belong to a drafter's name, but draft is "
-                f"{door.shown(draft)}; set them on the object"
+                f"draft_options {door.shown(dict(options))} belong to a drafter's name, but draft "
+                f"is {door.shown(draft)}; set them on the object"
             )
         return draft if isinstance(draft, Drafter) else None
     if not isinstance(draft, str):

@@ -25,7 +25,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor
 
 from ..core.door import shown
-from ..core.files import write_whole
+from ..core.files import is_there, write_whole
 from ..core.json_text import from_json
 from ..core.schema import Unfit, made
 from ..errors import BrokenCheckpoint, OptionError, nearest
@@ -80,7 +80,7 @@ class TrainedPart:
 def load_part(folder: str | os.PathLike[str]) -> TrainedPart:
     """The part in a folder."""
     path = Path(folder).expanduser()
-    if not (path / DESCRIPTION).is_file():
+    if not is_there(path / DESCRIPTION):
         shipped = nearest(str(folder), [path.name for path in shipped_parts()])
         raise OptionError(
             f"{folder} is no part: it has no {DESCRIPTION}. Name a folder that `selfspec train` "
@@ -97,7 +97,7 @@ def load_part(folder: str | os.PathLike[str]) -> TrainedPart:
             f"version reads schema {SCHEMA} and {', '.join(KINDS)}. Train it again, or use the "
             "version that wrote it"
         )
-    if not (path / TENSORS).is_file():  # a pipe would be waited for
+    if not is_there(path / TENSORS):  # a pipe would be waited for
         raise BrokenCheckpoint(f"the part in {folder} has no file {TENSORS}; copy it again")
     try:
         described = made(Described, said)
@@ -170,14 +170,14 @@ def find_part(
             f"part={shown(source)} is neither a folder nor the name of a part; give one of them"
         )
     shipped = SHIPPED / source
-    named = isinstance(source, str) and (shipped / DESCRIPTION).is_file()
+    named = isinstance(source, str) and is_there(shipped / DESCRIPTION)
     return _loaded(shipped if named else Path(source), kind, model)
 
 
 def _loaded(folder: Path, kind: str, model: LayeredModel) -> TrainedPart:
     """The part in a folder, read and compared with the model once for each time it was written."""
     description = folder.expanduser() / DESCRIPTION
-    written = description.stat().st_mtime_ns if description.is_file() else 0
+    written = description.stat().st_mtime_ns if is_there(description) else 0
 
     def read() -> TrainedPart:
         part = load_part(folder)

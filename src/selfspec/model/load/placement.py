@@ -37,17 +37,17 @@ def parse_device(device: str | torch.device | Mapping[str, object]) -> torch.dev
         raise OptionError(f"device={shown(device)} names no device; {nearest('', DEVICES)}")
     if isinstance(device, Mapping) or device in _DEVICE_MAPS:
         raise OptionError(
-            f"device={shown(device)} spreads a model over several places or keeps it on disk, and each "
-            "round would wait for weights to arrive: selfspec needs the model whole on one device. "
-            "Use device='cpu' or 'cuda', with a smaller dtype, quantised weights or a smaller "
-            "model if it does not fit."
+            f"device={shown(device)} spreads a model over several places or keeps it on disk, and "
+            "each round would wait for weights to arrive: selfspec needs the model whole on one "
+            "device. Use device='cpu' or 'cuda', with a smaller dtype, quantised weights or a "
+            "smaller model if it does not fit."
         )
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = str(device)
     try:
         parsed = torch.device(device)
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise OptionError(f"device={name!r} is not known; {nearest(name, DEVICES)}") from error
     if parsed.type not in ("cpu", "cuda"):
         raise OptionError(f"device={name!r} is not supported; selfspec runs on cpu and cuda.")

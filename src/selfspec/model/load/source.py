@@ -15,12 +15,14 @@ from huggingface_hub import errors as hub_errors
 
 from selfspec.errors import OptionError, Unavailable, nearest
 
+from ...core.door import shown
 from .checkpoint import INDEX, WEIGHTS, first_line, read_json
 from .config import require_files
 from .demo import demo_folder
 from .gguf_file import converted
 
 DEMO = "demo"
+_LONGEST = 4000  # characters of a path
 
 # all but the weights of a hub repository
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
@@ -75,8 +77,11 @@ def locate(
             f"model, not a {type(model).__name__}."
         )
     name, path = os.fspath(model), Path(model).expanduser()
-    if "\0" in name:
-        raise OptionError(f"the model's name {name!r} holds a zero byte, which no path has.")
+    if "\0" in name or len(name) > _LONGEST:
+        raise OptionError(
+            f"the model's name {shown(name)} holds a zero byte, or is longer than any path. Name "
+            f"{DEMO!r}, a folder or a hub name (owner/name)."
+        )
     if not name:
         raise OptionError(
             f"the model's name is empty. Name {DEMO!r}, a folder or a hub name (owner/name)."
