@@ -68,8 +68,8 @@ def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:
         if isinstance(source, HoldsModel):
             return source.model
         raise OptionError(
-            f"model={shown(source)} is no model to draft with; give a name, a folder, a live model or "
-            "an LLM"
+            f"model={shown(source)} is no model to draft with; give a name, a folder, a live model "
+            "or an LLM"
         )
     live = isinstance(source, PreTrainedModel)
     name = source if isinstance(source, PreTrainedModel) else os.fspath(source)
