@@ -253,7 +253,7 @@ def test_stats_add_up(llm):
         (lambda llm: llm.generate(""), PromptError, "empty"),
         (lambda llm: llm.generate([[]]), PromptError, "empty"),
         (lambda llm: llm.generate([]), PromptError, "list of prompts is empty"),
-        (lambda llm: llm.generate("a", max_new_tokens=0), PromptError, "at least 1"),
+        (lambda llm: llm.generate("a", max_new_tokens=0), OptionError, "at least 1"),
         (lambda llm: llm.generate([9999]), PromptError, "outside the model's vocabulary"),
         (
             lambda llm: llm.generate(

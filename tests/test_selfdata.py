@@ -92,7 +92,7 @@ def test_prompts_of_every_shape(llm: LLM) -> None:
         ({"body": "b"}, None, "file:1 has the columns 'body', none of which"),
         ({"body": "b"}, "head", "no text in a column 'head'; its columns are 'body'"),
         ({"messages": [{"role": "system", "content": "a"}]}, None, "no message of a user"),
-        ({"messages": [{"role": "user"}]}, None, "every message has to be"),
+        ({"messages": [{"role": "user"}]}, None, "message 0: content=None is no text"),
     ]:
         with pytest.raises(DataError, match=words):
             list(questions_from(llm, rows(row), column))

@@ -6,7 +6,9 @@ Knows no models, drafters or chat templates.
 from __future__ import annotations
 
 import resource
+import threading
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -17,7 +19,7 @@ from .core.text_stream import RowText
 from .engine.chat_cache import ChatCaches
 from .engine.generation import Generation
 from .engine.row import Request, Row
-from .errors import OptionError
+from .errors import Busy, OptionError
 from .results import Piece, Result
 
 
@@ -86,16 +88,32 @@ class Stream:
     def __init__(self, call: Call) -> None:
         self._call = call
         self._pieces = call.pieces()
+        self._reading = threading.RLock()
 
     def __iter__(self) -> Iterator[Piece]:
         return self
 
     def __next__(self) -> Piece:
-        return next(self._pieces)
+        with self._alone():
+            return next(self._pieces)
 
     def close(self) -> None:
         """Stop generating. Nothing is computed after this."""
-        self._pieces.close()
+        with self._alone():
+            self._pieces.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """One reader at a time: a piece is handed out once, so two would each get some of it."""
+        if not self._reading.acquire(blocking=False):
+            raise Busy(
+                "another thread is reading this stream, and each piece is handed out once; read "
+                "it in one thread, or call stream once for each"
+            )
+        try:
+            yield
+        finally:
+            self._reading.release()
 
     def __enter__(self) -> Stream:
         return self

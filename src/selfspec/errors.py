@@ -9,6 +9,10 @@ from collections.abc import Iterable
 class SelfspecError(Exception):
     """Base of everything selfspec raises on purpose."""
 
+    def __str__(self) -> str:
+        """The message, which can be printed whatever a user passed."""
+        return super().__str__().encode("utf-8", "backslashreplace").decode()
+
 
 class OptionError(SelfspecError, ValueError):
     """A value or an option's name is wrong. Also a ValueError."""
@@ -54,8 +58,8 @@ class Busy(SelfspecError):
     """An object is already in use by another call."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: object, known: Iterable[str]) -> str:
     """The tail of an error about an unknown name: the nearest known one, or all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
+    close = difflib.get_close_matches(name, names, n=1) if isinstance(name, str) else []
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}."

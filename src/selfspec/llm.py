@@ -16,6 +16,7 @@ import torch
 
 from .call import Call, Stream
 from .control.base import Controller
+from .core import door, template
 from .core.options import MAX_NEW_TOKENS
 from .core.sampling import SamplingParams, row_samplers
 from .core.text_stream import CriteriaCheck, RowText
@@ -79,7 +80,9 @@ class LLM:
         self._chats = ChatCaches()
         self._eos = _eos_tokens(generation_config, tokenizer)
         penalty = getattr(generation_config, "repetition_penalty", None)
-        self._default_sampling = SamplingParams(repetition_penalty=penalty or 1.0)
+        self._default_sampling = SamplingParams(
+            repetition_penalty=1.0 if penalty is None else penalty
+        )
 
     @classmethod
     def from_pretrained(
@@ -115,11 +118,14 @@ class LLM:
         "bfloat16", "int8" or "int4"; fewer bits change the model. Where torch computes, weights are
         stored in `dtype`. `selfspec info` shows both.
         """
+        for name, value in (("kernel", kernel), ("weights", weights), ("adapter", adapter)):
+            door.word(name, value)
+        for name, value in (("revision", revision), ("token", token)):
+            door.word(name, "" if value is None else value)
         check_weights(weights)
-        if threads is not None:
-            if threads < 1:
-                raise OptionError(f"threads={threads} cannot compute anything; use 1 or more")
-            torch.set_num_threads(threads)
+        door.switch("trust_remote_code", trust_remote_code)
+        door.switch("long_context", long_context)
+        use_threads(threads)
         found = opened(
             model,
             revision=revision,
@@ -211,8 +217,8 @@ class LLM:
         - `logits_processors`, `stopping_criteria`: Hugging Face's, called with a row's full ids.
         """
         options = _options(locals())
-        single = _is_one(prompts)
-        results = self._start([prompts] if single else list(prompts), options).finish()
+        asked, single = door.prompts(prompts)
+        results = self._start(asked, options).finish()
         return results[0] if single else results
 
     def stream(
@@ -235,9 +241,10 @@ class LLM:
         """Continue one prompt, piece by piece, with the options of `generate`. Text that could
         become a stop string is held back."""
         options = _options(locals())
-        if not _is_one(prompt):
+        asked, single = door.prompts(prompt)
+        if not single:
             raise OptionError("a stream has one prompt; call stream for each, they may interleave")
-        return Stream(self._start([prompt], options))
+        return Stream(self._start(asked, options))
 
     def chat(
         self,
@@ -290,10 +297,8 @@ class LLM:
                 f"{self._name} has no chat template, so it cannot chat; use generate with a prompt "
                 "of your own"
             )
-        text = tokenizer.apply_chat_template(
-            [dict(message) for message in messages], add_generation_prompt=True, tokenize=False
-        )
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+        text = template.written(tokenizer, door.messages(messages), opening=True)
+        return self._known(template.ids_of(tokenizer, text))
 
     def _start_chat(self, messages: Sequence[Message], options: Options) -> Call:
         return self._start([self.encode_chat(messages)], options, self._chats)
@@ -301,29 +306,35 @@ class LLM:
     def _start(
         self, prompts: Sequence[Prompt], options: Options, chats: ChatCaches | None = None
     ) -> Call:
-        if not prompts:
-            raise PromptError("the list of prompts is empty; give at least one prompt")
         ids = [self.encode(prompt) for prompt in prompts]
-        stop, criteria = options["stop"] or (), options["stopping_criteria"]
-        texts = [
-            RowText(self.tokenizer, [stop] if isinstance(stop, str) else list(stop)) for _ in ids
-        ]
-        sampling = options["sampling"] or self._default_sampling
-        samplers = row_samplers(sampling, ids, options["logits_processors"])
-        eos = self._eos if options["eos"] is None else frozenset(options["eos"])
+        stop = door.stops(options["stop"])
+        criteria = door.callables("stopping_criteria", options["stopping_criteria"])
+        processors = door.callables("logits_processors", options["logits_processors"])
+        texts = [RowText(self.tokenizer, stop) for _ in ids]
+        sampling = options["sampling"]
+        samplers = row_samplers(
+            self._default_sampling if sampling is None else sampling,
+            ids,
+            cast("Sequence[LogitsProcessor]", processors),
+        )
+        eos = door.ends(options["eos"], self.model.shape.vocabulary)
         drafting, controlling = options["draft_options"], options["control_options"]
         drafter, controller = resolve(options["draft"], drafting, options["control"], controlling)
+        new = door.whole("max_new_tokens", options["max_new_tokens"], 1, "ask for at least 1")
+        logprobs = options["logprobs"]
+        if logprobs is not None:
+            logprobs = door.whole("logprobs", logprobs, 0, "0 reports the tokens' own only")
         requests = [
             Request(
                 prompt=prompt,
                 sampler=sampler,
-                max_new_tokens=options["max_new_tokens"],
-                eos=eos,
+                max_new_tokens=new,
+                eos=self._eos if eos is None else eos,
                 stop_checks=[
                     *text.stop_checks,
-                    *([CriteriaCheck(criteria, prompt)] if criteria else []),
+                    *([CriteriaCheck(cast(Any, criteria), prompt)] if criteria else []),
                 ],
-                logprobs=options["logprobs"],
+                logprobs=logprobs,
                 drafter=drafter,
                 controller=controller,
             )
@@ -335,15 +346,20 @@ class LLM:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """A prompt as token ids. Ids stay what they are."""
-        if isinstance(prompt, str):
-            return list(self._need_tokenizer("a text prompt")(prompt)["input_ids"])
-        outside = [token for token in prompt if not 0 <= token < self.model.shape.vocabulary]
+        asked = door.prompt(prompt)
+        if isinstance(asked, str):
+            asked = list(self._need_tokenizer("a text prompt")(asked)["input_ids"])
+        return self._known(asked)
+
+    def _known(self, ids: list[int]) -> list[int]:
+        """Token ids that the model has."""
+        outside = [token for token in ids if not 0 <= token < self.model.shape.vocabulary]
         if outside:
             raise PromptError(
                 f"token {outside[0]} is outside the model's vocabulary of "
                 f"{self.model.shape.vocabulary}; was it made with another tokenizer?"
             )
-        return list(prompt)
+        return ids
 
     def _need_tokenizer(self, purpose: str) -> PreTrainedTokenizerBase:
         if self.tokenizer is None:
@@ -365,8 +381,11 @@ def _options(given: Mapping[str, Any]) -> Options:
     return cast(Options, {name: given[name] for name in Options.__annotations__})
 
 
-def _is_one(prompts: Any) -> bool:
-    return isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int))
+def use_threads(threads: int | None) -> None:
+    """Compute with so many threads, in the whole process. None changes nothing."""
+    if threads is not None:
+        remedy = "more would only wait for each other; leave it out, and torch decides"
+        torch.set_num_threads(door.whole("threads", threads, 1, remedy, door.THREADS))
 
 
 def _eos_tokens(
@@ -375,4 +394,4 @@ def _eos_tokens(
     eos = getattr(generation_config, "eos_token_id", None)
     if eos is None and tokenizer is not None:
         eos = tokenizer.eos_token_id
-    return frozenset() if eos is None else frozenset([eos] if isinstance(eos, int) else eos)
+    return door.own_ends(eos)

@@ -103,7 +103,7 @@ def test_a_full_disk_keeps_the_earlier_file(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ResourceError, match="--out"):
+    with pytest.raises(ResourceError, match="name another place"):
         write(replace(a_run(), model="later"), path)
     assert read(PlainRun, path) == a_run()
     assert [file.name for file in tmp_path.iterdir()] == ["run.json"], (

@@ -383,7 +383,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
         real(handle)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with pytest.raises(ResourceError, match="No disk space"):
+    with pytest.raises(ResourceError, match="No space left"):
         measured(world, out, NAMES)
     assert len(read(SuiteRun, out).turns) == 2 * 3
     assert [path.name for path in tmp_path.iterdir()] == ["r.json"]

@@ -70,7 +70,7 @@ def test_a_class_without_source_has_no_help() -> None:
         ),
         (
             ["--draft", "cosine", "--draft-option", "threshold=high"],
-            "threshold='high' is not a number",
+            "threshold='high' is not a finite number",
         ),
         (
             ["--draft", "ngram", "--control-option", "tokens=2.5"],

@@ -417,3 +417,30 @@ def test_the_real_model(demo_path: Path) -> None:
     )
     written = loaded.model.generate(**ids, max_new_tokens=8, do_sample=False)  # type: ignore[operator]
     assert "Paris" in loaded.tokenizer.decode(written[0, ids["input_ids"].shape[1] :])
+
+
+def test_other_bytes_of_the_same_size_are_noticed(steps: Steps) -> None:
+    """A damaged model of the right size, which writes nonsense. Hashes are not read at every
+    start, only when a file was written to."""
+    folder = steps.make()
+    assert steps.make() == folder and (folder / demo.CHECKED).is_file()
+    (folder / "model.safetensors").write_bytes(b"wEights")
+    assert demo.find_fault(folder) is not None
+    steps.make()
+    assert steps.converted == 2 and (folder / "model.safetensors").read_bytes() == b"weights"
+    read: list[Path] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "sha256", lambda path: read.append(path) or "")
+        assert steps.make() == folder and read == []
+        os.utime(folder / "model.safetensors", ns=(1, 1))  # touched: it is read again
+        demo.find_fault(folder)
+        assert read
+
+
+def test_a_demo_of_an_older_version_is_kept(steps: Steps) -> None:
+    """A download and a conversion for everybody who has one without hashes."""
+    folder = steps.make()
+    record = json.loads((folder / demo.RECORD).read_text())
+    del record["sha256"]
+    (folder / demo.RECORD).write_text(json.dumps(record))
+    assert steps.make() == folder and steps.converted == 1

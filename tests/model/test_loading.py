@@ -477,7 +477,7 @@ def test_config_missing_or_broken(folder: Path) -> None:
     """Catches a raw traceback from transformers or json for a damaged config.json."""
     path = folder / "config.json"
     edit_config(folder, num_attention_heads="two")
-    with pytest.raises(BrokenCheckpoint, match=r"config\.json is not accepted"):
+    with pytest.raises(BrokenCheckpoint, match=r"config\.json.*not a whole number"):
         load(folder)
     for text in (path.read_text()[:40], "[]"):
         path.write_text(text)

@@ -184,7 +184,7 @@ def test_held_out_text_is_not_trained(tmp_path: Path) -> None:
         ('{"body": "a"}\n', r"columns 'body', none of which can be trained on: it needs 'text'"),
         ('{"text": 3}\n', "columns 'text'"),
         ('{"text": "a"}\n', "1 examples with 2 tokens"),
-        ('{"messages": [{"role": "user"}]}\n', "every message has to be"),
+        ('{"messages": [{"role": "user"}]}\n', "message 0: content=None is no text"),
         ('{"messages": [{"role": "user", "content": "a"}]}\n' * 3, "no token to"),
         (
             '{"prompt": "a long one, longer than a block", "response": "b"}\n' * 3,

@@ -307,3 +307,14 @@ def test_several_gpus_in_one_process_are_refused(tmp_path: Path) -> None:
     run.args._n_gpu = 2
     with pytest.raises(OptionError, match="torchrun --nproc_per_node 2"):
         LayerSkipTrainer(tiny_model(), run.args, RECIPE)
+
+
+def test_a_finished_run_takes_no_further_step(tmp_path: Path) -> None:
+    """A run that is resumed after its last checkpoint and trains one step more than was asked
+    for: other weights than those of the run itself."""
+    first = trainer(tmp_path, 4, save_steps=4)
+    first.train()
+    again = trainer(tmp_path, 4, save_steps=4)
+    again.train(resume_from_checkpoint=True)
+    assert again.state.global_step == 4
+    assert equal(weights(first), weights(again))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ..core.files import writing
 from ..errors import Unavailable
 from .html import Bars, Curves, Heat
 
@@ -50,7 +51,8 @@ def draw(title: str, pictures: Sequence[tuple[str, Picture]], path: Path) -> Non
     figure.suptitle(title, fontsize=11)
     with warnings.catch_warnings():  # scripts that the font lacks show as boxes; the page has them
         warnings.filterwarnings("ignore", message="Glyph")
-        figure.savefig(path, dpi=130)
+        with writing(path):
+            figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
 

@@ -9,17 +9,16 @@ model. Knows no machine paths (a model has a name), no timing and no tables.
 
 from __future__ import annotations
 
-import errno
-import functools
 import json
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, is_dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import NoneType
-from typing import Any, ClassVar, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, TypeVar
 
-from ..errors import OptionError, ResourceError
+from ..core.files import write_whole
+from ..core.json_text import from_json
+from ..core.schema import Unfit, made
+from ..errors import OptionError
 
 PLAIN = "plain"
 OURS = "selfspec"
@@ -286,23 +285,7 @@ def write(run: Result, path: Path) -> None:
 def write_json(data: Mapping[str, Any], path: Path) -> None:
     """Write it all, or leave what was there: a full disk or a kill never leaves half a file."""
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise ResourceError(
-            f"No disk space for the {len(text)} bytes of {path.name}; the file from before this "
-            "write is intact. Free some space, or write elsewhere with --out."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+    write_whole(path, text)
 
 
 R = TypeVar("R", bound=Result)
@@ -322,9 +305,9 @@ def read(kind: type[R], path: Path) -> R:
         )
     try:
         run: R = made(kind, data)
-    except (TypeError, KeyError, AttributeError) as error:
+    except Unfit as error:
         raise OptionError(
-            f"{path.name} is damaged: {error!r}. Measure again with: {kind.measured_by}"
+            f"{path.name} is damaged: {error}. Measure again with: {kind.measured_by}"
         ) from error
     return run
 
@@ -356,33 +339,14 @@ def continued(fresh: R, path: Path, plan: Callable[[R], Mapping[str, Any]]) -> R
 def parsed(path: Path, command: str) -> Any:
     """What a JSON file holds; an error about a missing or damaged one names `command`."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no file")
+        return from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise OptionError(
             f"There is no result file {path.name!r}. Make one with: {command}"
         ) from error
-    except ValueError as error:  # also a wrong encoding
+    except (ValueError, OSError) as error:  # also a wrong encoding, or a folder
         raise OptionError(
             f"{path.name} is not a result: {error}. Measure again with: {command}"
         ) from error
-
-
-def made(kind: Any, value: Any) -> Any:
-    """A value of a JSON as what an annotation says it is: dataclasses, alone or inside others."""
-    origin, inside = get_origin(kind), get_args(kind)
-    if value is None or kind is Any:
-        return value
-    if origin is None:
-        hints = _hints(kind)
-        given = {name: made(hints[name], each) for name, each in value.items()} if hints else {}
-        return kind(**given) if hints else value
-    if origin is dict:
-        return {name: made(inside[1], each) for name, each in value.items()}
-    if origin in (list, tuple):
-        return origin(made(inside[0], each) for each in value)
-    return made(next(each for each in inside if each is not NoneType), value)
-
-
-@functools.cache
-def _hints(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind) if is_dataclass(kind) else {}

@@ -5,12 +5,12 @@ A line that cannot be read is an error with its number, or left out aloud. Knows
 
 from __future__ import annotations
 
-import json
 from collections import UserDict
 from pathlib import Path
 from typing import Any
 
 from ..core import text_rows as rows
+from ..core.json_text import from_json
 from ..errors import DataError, OptionError, Unavailable
 
 
@@ -36,7 +36,7 @@ def read_rows(path: Path, skip_bad: bool, skipped: list[str]) -> list[Row]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = from_json(line)
             if not isinstance(value, dict):
                 raise ValueError(f"a {type(value).__name__}, not an object")
             found.append(Row(value, path.name, number))

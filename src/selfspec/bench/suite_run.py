@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..core.template import ids_of, written
 from ..errors import OptionError
 from ..model.load.placement import parse_device
 from ..model.load.source import locate
@@ -111,8 +112,7 @@ class Words:
         if not self.chats(item):
             return list(self.tokenizer(item.text).input_ids)
         asked = [{"role": "user", "content": item.text}]
-        text = self.tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
-        return list(self.tokenizer(text, add_special_tokens=False).input_ids)
+        return ids_of(self.tokenizer, written(self.tokenizer, asked, opening=True, what=item.id))
 
     def chats(self, item: Item) -> bool:
         return item.chat and bool(self.tokenizer.chat_template)

@@ -5,6 +5,9 @@ A new command is one module with one function, and one line here.
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from collections.abc import Callable
 from inspect import getdoc
 from typing import Annotated, Any
@@ -35,12 +38,26 @@ class Front(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except SelfspecError as error:
-            if ctx.params.get("traceback"):
+        except (SelfspecError, OSError) as error:
+            # a closed pipe is nobody's mistake: typer ends in silence
+            foreign = isinstance(error, OSError) and error.errno in (None, errno.EPIPE)
+            if foreign or ctx.params.get("traceback"):
                 raise
             stderr().print("[bold red]error:[/bold red]", end=" ")
-            stderr().print(str(error), markup=False, soft_wrap=True)
+            stderr().print(_said(error), markup=False, soft_wrap=True)
             raise typer.Exit(1) from error
+
+
+def _said(error: Exception) -> str:
+    """The message of an error, with characters that any terminal can show."""
+    text = str(error)
+    if isinstance(error, OSError):
+        if error.filename is None:  # what is printed goes to a full disk
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python complains at its end as well
+            text = f"the output cannot be written ({error.strerror}); make room, or name a file"
+        else:
+            text = f"{error.filename}: {error.strerror}; name another place, or make room there"
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def paragraphs(command: Callable[..., None]) -> str:
@@ -99,7 +116,16 @@ def front(
 
 def main() -> None:
     """The console script."""
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        try:
+            sys.stdout.flush()  # else Python itself complains of a full disk, after its own end
+        except OSError as error:
+            if error.errno != errno.EPIPE:
+                stderr().print(f"error: {_said(error)}", markup=False, soft_wrap=True)
+            sys.exit(1)
+        raise end
 
 
 if __name__ == "__main__":

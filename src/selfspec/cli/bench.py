@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..core.files import require_output, write_whole
 from . import common, options
 from .flags import Flags, Typed
 from .report import page_of
@@ -63,6 +64,9 @@ def bench(
     from ..bench.schema import SuiteRun, read
     from ..bench.suite_report import markdown, picture_title, pictures
 
+    for output in (out, page):
+        if output is not None and show is None:
+            require_output(output)
     if plot:
         pyplot_or_error()  # before minutes of measuring
     result = show or _measure(model, asked, out, [str(path) for path in (out, page) if path])
@@ -73,7 +77,7 @@ def bench(
         draw(picture_title(run), pictures(run), picture)
         typer.echo(f"Written: {picture}")
     if page is not None:
-        page.write_text(page_of(result), encoding="utf-8")
+        write_whole(page, page_of(result))
         typer.echo(f"Written: {page}")
     if show is None:
         facts = {"file": result.name, "turns": len(run.turns), "complete": run.complete}

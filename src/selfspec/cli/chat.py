@@ -63,6 +63,7 @@ class Conversation:
         with suppress(ImportError):  # Windows: its console edits lines by itself
             import readline  # noqa: F401  (gives `input` arrow keys and a history)
         typer.echo(HELP)
+        common.any_bytes()
         while (line := _ask()) is not None:
             if not line.startswith("/"):
                 self._turn(line)

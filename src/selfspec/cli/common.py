@@ -5,6 +5,7 @@ Tests replace `open_model` and run every command on a tiny random model. Knows n
 
 from __future__ import annotations
 
+import io
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -71,6 +72,12 @@ def has_chat_template(llm: LLM) -> bool:
     """Whether the model comes with a way to write down a conversation."""
     tokenizer: Any = llm.tokenizer  # its type does not promise the attribute
     return tokenizer is not None and bool(tokenizer.chat_template)
+
+
+def any_bytes() -> None:
+    """Let standard input bring bytes that are no UTF-8 as far as where a prompt is checked."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
 
 
 def user(text: str) -> dict[str, str]:

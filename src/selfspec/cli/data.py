@@ -76,14 +76,15 @@ def data(
 
     Example:  selfspec data demo --made-up 2000 --out own.jsonl
     """
+    from ..core import door
     from ..core.text_rows import require
     from ..train.own_text import OwnText, write
 
-    settings = answers.make(OwnText)
+    settings, max_minutes = answers.make(OwnText), door.minutes("--max-minutes", max_minutes)
     require(prompts.prompts)
     llm = common.open_model(name, model)
     questions, total = _questions(llm, prompts, settings, out)
-    seconds = max_minutes and max_minutes * 60
+    seconds = None if max_minutes is None else max_minutes * 60
     with common.bar("answers") as bar:
         tell = _teller(bar, total * settings.samples)
         report = write(llm, questions, out, settings, max_seconds=seconds, tell=tell)

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import functools
 import inspect
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ import typer
 from rich.markup import escape
 
 from ..core.options import numbers
+from ..errors import OptionError
 
 T = TypeVar("T")
 
@@ -116,6 +118,8 @@ def typed(values: Mapping[str, Any], groups: Iterable[Flags]) -> Typed:
 
     def read(name: str, value: Any) -> Any:
         kind = fields[name].kind
+        if isinstance(value, float) and not math.isfinite(value):
+            raise OptionError(f"{flag_of(name)}={value} is not a finite number; give one")
         if kind == NUMBERS:
             return numbers(value, flag_of(name))
         if kind == WORDS:

@@ -93,6 +93,7 @@ def split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 def read_prompt(prompt: str) -> str:
     """`-` means standard input, less the line end that editors and `echo` put last."""
+    common.any_bytes()
     text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
     if not text:
         where = "on standard input " if prompt == "-" else ""

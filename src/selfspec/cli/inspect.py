@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..core.files import require_output, write_whole
 from ..errors import OptionError
 from . import common, options
 
@@ -57,11 +58,14 @@ def inspect(
     from ..bench.layers_report import layers_page, pictures, summary
     from ..bench.pictures import draw, pyplot_or_error
 
+    for output in (html, png):
+        if output is not None:
+            require_output(output)
     if png is not None:
         pyplot_or_error()  # before a model is loaded
     view = look(common.open_model(name, model), prompt, last, max_new_tokens)
     if html is not None:
-        html.write_text(layers_page(view), encoding="utf-8")
+        write_whole(html, layers_page(view))
     if png is not None:
         draw(f"What each layer of {view.model} would say", pictures(view), png)
     if as_json:

@@ -102,7 +102,8 @@ class DraftOptions:
     control_option: Sequence[str] = ()
     """An option of the controller as NAME=VALUE, e.g. tokens=6."""
     show_drafts: bool = False
-    """Colour the text: accepted drafts green, rejected ones red, the model's own tokens plain."""
+    """Colour the text: accepted drafts green, rejected ones red, the model's own tokens plain.
+    Without colours rejected ones stand [-like this-]."""
 
     def settings(self) -> dict[str, Any]:
         """The library's keyword arguments; names are checked there."""

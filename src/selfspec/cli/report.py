@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from ..core.files import write_whole
 from ..errors import OptionError, nearest
 
 
@@ -30,7 +31,7 @@ def report(
     Example:  selfspec report suite-demo.json -o report.html
     """
     target = out or result.with_suffix(".html")
-    target.write_text(page_of(result), encoding="utf-8")
+    write_whole(target, page_of(result))
     typer.echo(f"Written: {target}")
 
 

@@ -107,10 +107,9 @@ def train(
     """
     refuse_unused(asked, recipe)
     common.quiet_bars()
-    import torch
+    from ..llm import use_threads
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_threads(threads)
     if recipe in FLAGS_OF_PARTS:
         train_part(recipe, model, data, out, asked, as_json)
     else:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib import import_module
 from typing import Any
 
+from ..core import door
 from ..core.options import with_options
 from ..errors import OptionError, nearest
 from .base import Controller
@@ -42,5 +43,10 @@ def make_controller(control: str | Controller | None, options: Mapping[str, Any]
                 "given; set them on it"
             )
         return control
-    name = control or DEFAULT
+    name = DEFAULT if control is None else control
+    if not isinstance(name, str):
+        raise OptionError(
+            f"control={door.shown(name)} is neither a controller nor its name; "
+            f"{nearest('', BUILT_IN)}"
+        )
     return with_options(controller_class(name), options, f"controller {name!r}")

@@ -20,6 +20,7 @@ import torch
 
 from ..errors import ModelError, OptionError, SelfspecError, nearest
 from .coupling import earliest
+from .door import shown
 from .filters import min_p, top_k, top_p
 from .randomness import PLAIN, key
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from transformers import LogitsProcessor
 
 _SEEDS = 1 << 63  # seeds fit into a signed 64-bit integer of any file format
+_LARGEST = 1e6  # of what logits are multiplied or divided by, and
+_LARGEST_BIAS = 1e30  # of what is added: beyond these they overflow
 _MIN_TEMPERATURE = 1e-5  # below it, dividing the logits would overflow before it changed anything
 
 
@@ -88,11 +91,11 @@ class SamplingParams:
 
 # option: lowest and highest value, whether the lowest itself is allowed, how to switch it off
 _RANGES: dict[str, tuple[float, float, bool, str]] = {
-    "temperature": (0.0, math.inf, True, "0 is greedy decoding, 1 changes nothing"),
+    "temperature": (0.0, _LARGEST, True, "0 is greedy decoding, 1 changes nothing"),
     "top_k": (0, math.inf, True, "0 switches it off"),
     "top_p": (0.0, 1.0, False, "1 switches it off"),
     "min_p": (0.0, 1.0, True, "0 switches it off"),
-    "repetition_penalty": (0.0, math.inf, False, "1 switches it off"),
+    "repetition_penalty": (1 / _LARGEST, _LARGEST, True, "1 switches it off"),
     "presence_penalty": (-2.0, 2.0, True, "0 switches it off"),
     "frequency_penalty": (-2.0, 2.0, True, "0 switches it off"),
 }
@@ -111,11 +114,13 @@ def _check_numbers(params: SamplingParams) -> None:
     for name, (low, high, closed, remedy) in _RANGES.items():
         value = values[name]
         if not _is_number(value):
-            raise OptionError(f"{name}={value!r} is not a finite number: give one ({remedy}).")
+            raise OptionError(f"{name}={shown(value)} is not a finite number: give one ({remedy}).")
         if not (low < value <= high or (closed and value == low)):
             limits = f"{'at least' if closed else 'above'} {low:g}"
             limits += f" and at most {high:g}" if math.isfinite(high) else ""
-            raise OptionError(f"{name}={value!r} is out of range: it must be {limits} ({remedy}).")
+            raise OptionError(
+                f"{name}={shown(value)} is out of range: it must be {limits} ({remedy})."
+            )
     if not _is_integer(params.top_k):
         raise OptionError(
             f"top_k={params.top_k!r} is not a whole number: it counts tokens (0 switches it off)."
@@ -131,23 +136,25 @@ def _check_seed(seed: object) -> None:
     if seed is None or (isinstance(seed, int) and _is_integer(seed) and 0 <= seed < _SEEDS):
         return
     raise OptionError(
-        f"seed={seed!r} is not a whole number from 0 to 2**63 - 1: give one, or None to draw one."
+        f"seed={shown(seed)} is not a whole number from 0 to 2**63 - 1: give one, or None to draw "
+        "one."
     )
 
 
 def _checked_bias(bias: object) -> dict[int, float]:
     if not isinstance(bias, Mapping):
         raise OptionError(
-            f"logit_bias={bias!r} is not a mapping: give it as {{token id: number to add}}."
+            f"logit_bias={shown(bias)} is not a mapping: give it as {{token id: number to add}}."
         )
     for token, value in bias.items():
         if not _is_integer(token) or token < 0:
             raise OptionError(
-                f"logit_bias has the key {token!r}, no token id: use whole numbers from 0 up."
+                f"logit_bias has the key {shown(token)}, no token id: use whole numbers from 0 up."
             )
-        if not _is_number(value):
+        if not _is_number(value) or abs(value) > _LARGEST_BIAS:
             raise OptionError(
-                f"logit_bias[{token}]={value!r} is not a finite number: -1000 bans a token."
+                f"logit_bias[{token}]={shown(value)} is not a number that a logit can hold: -1000 "
+                "bans a token."
             )
     return dict(bias)
 
@@ -308,14 +315,17 @@ class Sampler:
 
     def _nothing_left(self, row: Tensor) -> SelfspecError:
         if row.isnan().any() or not row.amax().isfinite():
-            reason = "its weights are broken or its dtype is too narrow; try dtype='float32'"
-            return ModelError(
-                f"the model's logits are not finite, so no token can be chosen: {reason}."
-            )
+            return not_finite()
         names = ", ".join(type(p).__name__ for p in self.processors) or "logit_bias"
         return OptionError(
             f"no token is left to choose from after {names}: let one token keep a finite score."
         )
+
+
+def not_finite() -> ModelError:
+    """The error of a model whose logits hold NaN or are infinite."""
+    reason = "its weights are broken or its dtype is too narrow; try dtype='float32'"
+    return ModelError(f"the model's logits are not finite, so no token can be chosen: {reason}.")
 
 
 @dataclass
@@ -358,13 +368,18 @@ def row_samplers(
             (params, (first + i) % _SEEDS) for i in range(len(prompts))
         ]
     else:
+        if not isinstance(sampling, Sequence):
+            raise OptionError(
+                f"sampling={shown(sampling)} is neither SamplingParams nor a list of them; use "
+                "SamplingParams(...), or None for greedy decoding"
+            )
         if len(sampling) != len(prompts):
             counts = f"{len(sampling)} sampling parameters for {len(prompts)} prompts"
             raise OptionError(f"{counts}: give one for all of them, or one for each.")
         for params in sampling:
             if not isinstance(params, SamplingParams):
                 raise OptionError(
-                    f"sampling holds {params!r}, which is no SamplingParams: use "
+                    f"sampling holds {shown(params)}, which is no SamplingParams: use "
                     "SamplingParams.from_options(...)."
                 )
         seeded = [(params, None) for params in sampling]

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import gzip
 import importlib
-import json
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ..errors import DataError, Unavailable
+from .json_text import from_json
 
 HUB = "hf:"
 Row = dict[str, Any]
@@ -53,6 +53,8 @@ def read_lines(path: Path) -> Iterator[str]:
     """The lines of a file. Only a line feed ends one, as JSON may hold a bare U+2028."""
     kind: Any = gzip.open if path.suffix == ".gz" else open
     try:
+        if path.is_char_device() or path.is_block_device():  # a pipe may be read
+            raise OSError("it is a device, which has no end")
         with kind(path, "rt", encoding="utf-8", newline="\n") as lines:
             yield from lines
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
@@ -67,7 +69,7 @@ def _objects(path: Path) -> Iterator[tuple[str, Row]]:
         if not line.strip():
             continue
         try:
-            value = json.loads(line)
+            value = from_json(line)
         except ValueError as error:
             raise DataError(f"{where} is not JSON ({error}); write one object a line") from error
         if not isinstance(value, dict):

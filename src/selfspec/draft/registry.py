@@ -11,6 +11,7 @@ from typing import Any
 
 from ..control.base import Controller
 from ..control.registry import make_controller
+from ..core import door
 from ..core.options import with_options
 from ..errors import OptionError, nearest
 from .base import Drafter
@@ -61,13 +62,18 @@ def drafter_class(name: str) -> type[Drafter]:
 
 def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Drafter | None:
     """A drafter from its name and options, or the object that was given."""
-    if draft is None or draft == "none" or isinstance(draft, Drafter):
+    if draft is None or isinstance(draft, Drafter) or (isinstance(draft, str) and draft == "none"):
         if options:
             raise OptionError(
-                f"draft_options {dict(options)} belong to a drafter's name, but draft is "
-                f"{draft!r}; set them on the object"
+                f"draft_options {door.shown(dict(options))} belong to a drafter's name, but draft "
+                f"is {door.shown(draft)}; set them on the object"
             )
         return draft if isinstance(draft, Drafter) else None
+    if not isinstance(draft, str):
+        raise OptionError(
+            f"draft={door.shown(draft)} is neither a drafter nor its name; "
+            f"{nearest('', [*drafter_names(), 'none'])}"
+        )
     if draft == DEFAULT and not options:
         return _default()
     kind = drafter_class(draft)
@@ -93,12 +99,13 @@ def resolve(
     control_options: Mapping[str, Any] | None,
 ) -> tuple[Drafter | None, Controller | None]:
     """Drafter and controller as the user named them."""
-    drafter = make_drafter(draft, draft_options or {})
+    drafter = make_drafter(draft, door.options("draft_options", draft_options))
+    how = door.options("control_options", control_options)
     if drafter is not None and not drafter.decides_how_much:
-        return drafter, make_controller(control, control_options or {})
-    if control is not None or control_options:
-        options = f"control_options={dict(control_options or {})}"
-        asked = options if control is None else f"control={control!r}"
+        return drafter, make_controller(control, how)
+    if control is not None or how:
+        options = f"control_options={door.shown(how)}"
+        asked = options if control is None else f"control={door.shown(control)}"
         reason = "plain decoding drafts nothing"
         if drafter is not None:
             reason = f"draft={drafter.name!r} decides itself how much to draft"

@@ -75,10 +75,21 @@ class Group:
             for draft, row, most in zip(drafts, rows, budget.tokens, strict=True):
                 assert draft.tree.tokens[0] == row.tokens[-1], "a draft's root is the last token"
                 assert len(draft.tree) - 1 <= most, "a draft is within its budget"
+                self._check_tokens(draft)
         else:
             drafts = [Draft.chain(row.tokens) for row in rows]
         self.draft_seconds = time.perf_counter() - begin
         return drafts
+
+    def _check_tokens(self, draft: Draft) -> None:
+        """A guess beyond the vocabulary would read another token's embedding, or none."""
+        vocabulary = self._target.model.shape.vocabulary
+        for token in draft.guesses:
+            if not 0 <= token < vocabulary:
+                raise OptionError(
+                    f"drafter {self.drafter.name!r} proposed token {token}, and the model's "
+                    f"vocabulary ends at {vocabulary - 1}; was it made for another tokenizer?"
+                )
 
     def learn(self, outcome: Outcome, begin: float, verify: float, beside: int) -> None:
         """Tell the sessions what became of the drafts. `begin`: when the pass had ended."""

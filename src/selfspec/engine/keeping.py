@@ -14,12 +14,14 @@ from torch import Tensor
 
 from ..core.contract import Draft, RowOutcome, RowStep
 from ..core.randomness import uniform
-from ..core.sampling import TokenLogprob, logprobs_of
+from ..core.sampling import TokenLogprob, logprobs_of, not_finite
 from ..model.compute.cache import RowSpan
 from ..model.compute.cpu.choosing import likeliest
 from ..verify.outright import accepted_path
 from ..verify.rejection import verified
 from .row import Row, RowState
+
+_BROKEN = -1  # stands for a token where there is none to choose
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,8 @@ def _verdicts(
     read from the device at once. Drawn ones are tested against their distributions."""
     found: Sequence[Tensor | Verdict | Exception]
     if all(each.draft.probs is None and each.row.request.sampler.plain for each in blocks):
-        found = likeliest(logits)[:, 0].split(
-            [len(piece) for piece in pieces]
-        )  # faster than row by row
+        # all at once is faster than row by row
+        found = _likeliest(logits).split([len(piece) for piece in pieces])
     else:
         found = [_choose(block, piece) for block, piece in zip(blocks, pieces, strict=True)]
     chosen = [each for each in found if isinstance(each, Tensor)]
@@ -112,9 +113,19 @@ def _verdicts(
     for block, each in zip(blocks, found, strict=True):
         if isinstance(each, Tensor):
             choices = list(islice(read, len(each)))
+            if _BROKEN in choices:
+                verdicts.append(not_finite())
+                continue
             each = accepted_path(block.draft.tree, choices), choices
         verdicts.append(each)
     return verdicts
+
+
+def _likeliest(logits: Tensor) -> Tensor:
+    """Of each row the token with the best logit, `_BROKEN` where logits are not finite. It is
+    found out on the device, so that choices are still read in one go."""
+    broken = ~logits.amax(-1).isfinite()  # NaN wins against every number
+    return likeliest(logits)[:, 0].masked_fill(broken, _BROKEN)
 
 
 def _choose(block: Block, logits: Tensor) -> Tensor | Verdict | Exception:
@@ -124,6 +135,8 @@ def _choose(block: Block, logits: Tensor) -> Tensor | Verdict | Exception:
     sampler, contexts = row.request.sampler, draft.tree.contexts(row.tokens)
     try:
         if draft.probs is None or len(draft.tree) == 1:
+            if sampler.plain:
+                return _likeliest(logits)
             return sampler.choose(logits, contexts, contexts.lengths)
         return _tested(block, sampler.probabilities(logits, contexts))
     except Exception as error:  # noqa: BLE001  (a user's logits processor: its row ends)

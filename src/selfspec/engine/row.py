@@ -11,7 +11,7 @@ from ..control.base import Controller
 from ..core.contract import FinishReason, Stats, StopCheck
 from ..core.sampling import Sampler
 from ..draft.base import Drafter
-from ..errors import OptionError, PromptError
+from ..errors import OptionError
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Request:
 
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
-            raise PromptError(
+            raise OptionError(
                 f"max_new_tokens is {self.max_new_tokens}, so nothing would be generated; ask for "
                 "at least 1"
             )

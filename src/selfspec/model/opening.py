@@ -77,9 +77,10 @@ def opened(
 
 def _is_usual(source: Mapping[str, Any]) -> bool:
     """Whether nothing was asked for that an earlier load may not have seen."""
-    usual: Mapping[str, Any] = {"revision": None, "tokenizer": None, "adapter": "auto"}
+    usual: Mapping[str, Any] = {"revision": None, "adapter": "auto"}
     return (
-        all(source[name] == value for name, value in usual.items())
+        source["tokenizer"] is None
+        and all(source[name] == value for name, value in usual.items())
         and not source["trust_remote_code"]
         and source["dtype"] in ("auto", "float32", torch.float32)
     )

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.files import write_whole
 from ..errors import OptionError, ResourceError, TrainingError
-from ..trained.files import write_whole
 
 MARK = "selfspec.json"
 KEPT = 2  # checkpoints; while the next is written there is one more
@@ -48,7 +48,7 @@ def make_folder(path: Path) -> None:
     """Make a folder and those above it. What stands in the way is said before hours of work."""
     exists = next((place for place in (path, *path.parents) if place.exists()), path)
     if not exists.is_dir():
-        raise OptionError(f"{exists} is a file; the output has to be a folder")
+        raise OptionError(f"{exists} is no folder; the output has to be one")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

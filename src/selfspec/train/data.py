@@ -21,6 +21,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from ..core import door
+from ..core.template import ids_of, written
 from ..core.text_rows import read_rows
 from ..errors import TrainingError
 
@@ -162,7 +164,7 @@ class _Writer:
             raise TrainingError(
                 f"{where} is a conversation, and the model has no chat template; use 'text'"
             )
-        require_messages(messages, where, TrainingError)
+        door.messages(messages, where, TrainingError, parts=False)
         tokens: Tokens = ([], [])
         done = ""
         for index, message in enumerate(messages):
@@ -177,9 +179,7 @@ class _Writer:
         """Add what the template writes for these messages beyond what it wrote before."""
         if not messages:
             return done
-        whole = self._tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=part == "opening"
-        )
+        whole = written(self._tokenizer, messages, part == "opening", where, TrainingError)
         if not whole.startswith(done):
             raise TrainingError(
                 f"{where}: the model's chat template rewrites earlier messages when later ones "
@@ -188,22 +188,15 @@ class _Writer:
         more = self._bare(whole[len(done) :])
         tokens[0].extend(more)
         tokens[1].extend([part == "answer" or self._options.train_on_prompts] * len(more))
-        return str(whole)
+        return whole
 
     def _bare(self, text: str) -> list[int]:
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return ids_of(self._tokenizer, text)
 
 
 def names(row: dict[str, Any]) -> str:
     """A row's columns, for an error."""
     return ", ".join(map(repr, row)) or "(none)"
-
-
-def require_messages(messages: list[Any], where: str, error: type[Exception]) -> None:
-    """Raise unless these are a conversation's messages."""
-    for message in messages:
-        if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-            raise error(f"{where}: every message has to be an object with 'role' and 'content'")
 
 
 # ------------------------------------------------------------------------------------------ packing

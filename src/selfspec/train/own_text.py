@@ -22,12 +22,17 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from ..core import door
+from ..core.files import require_file, require_output, writing
+from ..core.json_text import from_json
 from ..core.sampling import SamplingParams
+from ..core.template import ids_of
+from ..core.template import written as written_by
 from ..core.text_rows import Row
 from ..errors import DataError, OptionError
 from ..llm import LLM
 from ..results import Result
-from .data import names, require_messages
+from .data import names
 
 MADE_UP = "made up"
 LONGEST_QUESTION = 300  # tokens of a message the model makes up; longer ones rarely end
@@ -146,7 +151,7 @@ def _user(text: str) -> dict[str, str]:
 
 
 def _until_user(messages: list[Any], where: str) -> list[dict[str, str]]:
-    require_messages(messages, where, DataError)
+    door.messages(messages, where, DataError, parts=False)
     users = [index for index, message in enumerate(messages) if message.get("role") == "user"]
     if not users:
         raise DataError(f"{where}: the conversation has no message of a user to answer")
@@ -207,9 +212,13 @@ def _opened(llm: LLM, opening: str) -> list[int]:
         raise OptionError(
             f"{llm.info.name} has no chat template to make prompts up with; give prompts in files"
         )
-    text = tokenizer.apply_chat_template([_user(mark)], tokenize=False)
-    begun = text[: text.index(mark)] + opening
-    return list(tokenizer(begun, add_special_tokens=False)["input_ids"])
+    text = written_by(tokenizer, [_user(mark)], opening=False, what="a made-up prompt")
+    if mark not in text:
+        raise OptionError(
+            f"the chat template of {llm.info.name} leaves out what the user says, so no prompt can "
+            "be made up with it; give prompts in files"
+        )
+    return ids_of(tokenizer, text[: text.index(mark)] + opening)
 
 
 # ------------------------------------------------------------------------------------------ answers
@@ -243,6 +252,7 @@ def write(
 ) -> Report:
     """Answer the questions and append the answers to `out`, batch by batch."""
     options = options or OwnText()
+    require_output(out)
     start = time.perf_counter()
     written = _resume(out, options)
     report = Report(found=sum(written.counts.values()))
@@ -308,9 +318,9 @@ def _record(question: Question, sample: int, result: Result, options: OwnText) -
 
 
 def _append(out: Path, lines: Sequence[dict[str, Any]]) -> None:
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with out.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    with writing(out), out.open("a", encoding="utf-8") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
 
@@ -333,11 +343,12 @@ def _resume(out: Path, options: OwnText) -> _Written:
 
 def _lines(out: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """The answers that a file holds, without a last line that was cut off by a kill."""
+    require_file(out)
     raw = out.read_bytes() if out.exists() else b""
     for number, line in enumerate(raw[: raw.rfind(b"\n") + 1].splitlines(), start=1):
         where = f"{out}:{number} is not an answer that was written here"
         try:
-            answer = json.loads(line)
+            answer = from_json(line)
             missing = {"key", "source", "response_ids", "temperature"} - set(answer)
         except (ValueError, TypeError) as error:
             raise DataError(f"{where} ({error}); write to another file") from error

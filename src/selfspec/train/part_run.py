@@ -20,13 +20,16 @@ from typing import Any
 import torch
 import transformers
 
+from ..core import door
+from ..core.files import write_whole
 from ..core.text_rows import require
 from ..errors import DataError, OptionError
 from ..model.families import family_of
 from ..model.from_transformers import from_transformers
 from ..model.layered import LayeredModel
 from ..model.load.loading import load
-from ..trained.files import KINDS, TrainedPart, load_part, signature
+from ..trained.files import TrainedPart, load_part, signature
+from ..trained.kinds import KINDS
 from ..trained.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size
@@ -151,7 +154,8 @@ def train_successors(
 
 
 def _deadline(max_minutes: float | None) -> float:
-    return time.monotonic() + 60 * (max_minutes or math.inf)
+    limit = door.minutes("max_minutes", max_minutes)
+    return time.monotonic() + (math.inf if limit is None else 60 * limit)
 
 
 class _Job:
@@ -213,7 +217,7 @@ class _Job:
         }
         replace(part, facts=facts).save(self.folder)
         checkpoints.write_json(self.folder / REPORT, {**said, **facts})
-        (self.folder / "README.md").write_text(_card(report, facts), encoding="utf-8")
+        write_whole(self.folder / "README.md", _card(report, facts))
         if self.plot:
             plots.plot_part(said, self.folder / "training.png")
 

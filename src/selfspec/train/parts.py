@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -19,11 +20,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..errors import OptionError, TrainingError
+from ..core.files import writing
+from ..errors import OptionError, ResourceError, TrainingError
 from ..model.families import Family, Shape
 from ..trained.files import TrainedPart
 from . import checkpoints
@@ -347,8 +349,16 @@ class _Checkpoint:
         tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
         new = self.path.with_suffix(".new")
         facts = {"run": json.dumps(asdict(run)), "identity": json.dumps(self.identity)}
-        save_file(tensors, new, facts)
-        new.replace(self.path)
+        try:
+            save_file(tensors, new, facts)
+            with writing(self.path), new.open("rb+") as file:
+                os.fsync(file.fileno())
+                new.replace(self.path)
+        except SafetensorError as error:
+            raise ResourceError(
+                f"the checkpoint {self.path} cannot be written ({error}); the one before it is as "
+                "it was. Make room, and run the same command again"
+            ) from error
 
     def resume(self) -> Run:
         """Go on from the file, if it is there and of this run."""

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..core.files import writing
 from ..errors import Unavailable
 
 
@@ -49,7 +50,8 @@ def _figure(path: Path, title: str, width: float, height: float, plots: int = 1)
     figure, axes = pyplot.subplots(1, plots, figsize=size, layout="constrained", squeeze=False)
     yield axes[0]
     figure.suptitle(title)
-    figure.savefig(path, dpi=110)
+    with writing(path):
+        figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
 
@@ -60,7 +62,8 @@ def _losses(axes: Any, log: list[dict[str, Any]]) -> None:
         points = [(line["step"], line[f"exit_{layer}"]) for line in log if f"exit_{layer}" in line]
         shade = (index + 1) / len(exits)
         style = {"color": (1 - shade, 0.2, shade), "linewidth": 1 + shade}
-        axes.plot(*zip(*points, strict=True), label=f"exit {layer}", **style)
+        # of a single point no line can be seen
+        axes.plot(*zip(*points, strict=True), label=f"exit {layer}", marker="o", ms=3, **style)
     axes.set_xlabel("step")
     axes.set_ylabel("loss by exit")
     if exits:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -28,6 +29,7 @@ from transformers import (
     TrainingArguments,
 )
 
+from ..core.files import writing
 from ..core.text_rows import require
 from ..errors import OptionError, TrainingError, Unavailable, UnsupportedModel, nearest
 from ..model.families import shape_of
@@ -286,9 +288,12 @@ def _finish(
     settings: dict[str, Any],
 ) -> Report:
     """Save the model as an ordinary folder, score it, write the report and the plot."""
-    with quiet_transformers(bars=False):
-        model.save_pretrained(report.folder)
-    tokenizer.save_pretrained(report.folder)
+    with writing(report.folder), quiet_transformers(bars=False):
+        try:
+            model.save_pretrained(report.folder)
+            tokenizer.save_pretrained(report.folder)
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
     if options.score_blocks:
         layered = from_transformers(model)
         report.exits["after"] = evaluate_exits(layered, held_out, most=options.score_blocks)

@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..core.files import write_whole, writing
 from ..core.text_rows import Row, read_rows
 from ..errors import OptionError, ResourceError, TrainingError
 from ..model.compute.cache import RowSpan
@@ -31,6 +32,7 @@ from ..model.compute.hidden_states import StateCollector
 from ..model.layered import LayeredModel
 from ..trained.blocks import unit
 from ..trained.files import unlike
+from .checkpoints import make_folder
 
 SHARD_TOKENS = 20_000
 PASS_TOKENS = 1024
@@ -207,7 +209,7 @@ def gather(
 
 def _prepare(folder: Path, base: dict[str, Any], options: StateOptions) -> None:
     """Make the folder, or raise if what is in it is of another model or was kept otherwise."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     about = folder / "states.json"
     wanted = {"schema": SCHEMA, "options": json.loads(json.dumps(asdict(options)))}
     if about.is_file():
@@ -220,7 +222,7 @@ def _prepare(folder: Path, base: dict[str, Any], options: StateOptions) -> None:
                 "settings, or train into another folder"
             )
     else:
-        about.write_text(json.dumps({**wanted, "base": base}), encoding="utf-8")
+        write_whole(about, json.dumps({**wanted, "base": base}))
     for path in folder.glob("*.new"):  # what a killed run left behind
         shutil.rmtree(path)
 
@@ -242,14 +244,15 @@ def _write_shard(
     computed = [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
     target = folder / f"shard-{len(_shards(folder)):05}"
     new = target.with_name(target.name + ".new")
-    new.mkdir()
-    for name, array in zip(ARRAYS, (tokens, *computed), strict=True):
-        np.save(new / f"{name}.npy", array)
     share = options.held_out
     facts = [[text.name, len(text.tokens), text.begin, text.held_out(share)] for text in shard]
-    (new / "shard.json").write_text(json.dumps({"conversations": facts}), encoding="utf-8")
-    os.sync()
-    new.rename(target)
+    with writing(target):
+        new.mkdir()
+        for name, array in zip(ARRAYS, (tokens, *computed), strict=True):
+            np.save(new / f"{name}.npy", array)
+        (new / "shard.json").write_text(json.dumps({"conversations": facts}), encoding="utf-8")
+        os.sync()
+        new.rename(target)
 
 
 def _groups(shard: Sequence[Conversation]) -> Iterator[list[Conversation]]:

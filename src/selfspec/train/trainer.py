@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import Trainer, TrainingArguments
-from transformers.trainer import TRAINING_ARGS_NAME
+from transformers import Trainer, TrainerState, TrainingArguments
+from transformers.trainer import TRAINER_STATE_NAME, TRAINING_ARGS_NAME
 
 from ..errors import OptionError, ResourceError, TrainingError
 from . import checkpoints
@@ -149,6 +149,11 @@ class LayerSkipTrainer(Trainer):
             start = Path(resume_from_checkpoint) if resume_from_checkpoint else None
         if start is not None:
             checkpoints.require_same(start, self._whole_identity())
+            done = TrainerState.load_from_json(str(start / TRAINER_STATE_NAME))
+            if done.global_step >= self.args.max_steps > 0:  # it would take a step before it looks
+                self._load_from_checkpoint(str(start))
+                self.state = done
+                return None
         with self._ours():
             return super().train(str(start) if start else None, *more, **given)
 

@@ -24,9 +24,14 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from ..core.door import shown
+from ..core.files import is_there, write_whole
+from ..core.json_text import from_json
+from ..core.schema import Unfit, made
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from ..model.layered import LayeredModel
 from ..model.partial_head import PartialHead, head_over
+from .kinds import KINDS, Described
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
@@ -36,43 +41,7 @@ T = TypeVar("T")
 _NEAR = 0.05
 _SIZES = ("family", "layers", "width", "vocabulary")  # of a model, in its signature
 _DESCRIBED = ("base", "settings", "facts")  # of a part, in its description
-
-
-@dataclass(frozen=True)
-class PartKind:
-    """What all parts of one kind have in common."""
-
-    drafter: str
-    """The drafter that takes such a part, by name."""
-    tensors: tuple[str, ...]
-    """Tensors that every such part holds. There may be more, as many as it has blocks or layers."""
-    settings: tuple[str, ...]
-    """What its settings say."""
-
-
-KINDS: Mapping[str, PartKind] = {
-    "draft-head": PartKind(
-        drafter="draft-head",
-        tensors=("vocabulary", "enter.weight", "again.weight"),
-        settings=("layers", "block"),
-    ),
-    "exit-adapter": PartKind(
-        drafter="early-exit",
-        tensors=("vocabulary", "enter.weight"),
-        settings=("exit", "blocks", "block"),
-    ),
-    "draft-lora": PartKind(
-        drafter="layer-skip", tensors=("vocabulary",), settings=("attention", "mlp", "rank")
-    ),
-    "successors": PartKind(
-        drafter="recycle",
-        tensors=(
-            *("tokens.keys", "tokens.successors", "tokens.chances"),
-            *("pairs.keys", "pairs.successors", "pairs.chances"),
-        ),
-        settings=("vocabulary",),
-    ),
-}
+_NAMED = ("schema", "kind")
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +70,6 @@ class TrainedPart:
     def save(self, folder: Path, eight_bits: bool = False) -> None:
         """Write the folder; the tensors first, so that a description never lacks them. `eight_bits`
         halves the size: each row of a matrix as whole numbers of up to 127 times a scale."""
-        folder.mkdir(parents=True, exist_ok=True)
         described: dict[str, Any] = {"schema": SCHEMA, "kind": self.kind}
         described |= {name: dict(getattr(self, name)) for name in _DESCRIBED}
         stored = {name: tensor.contiguous() for name, tensor in _stored(self.tensors, eight_bits)}
@@ -112,36 +80,42 @@ class TrainedPart:
 def load_part(folder: str | os.PathLike[str]) -> TrainedPart:
     """The part in a folder."""
     path = Path(folder).expanduser()
-    if not (path / DESCRIPTION).is_file():
+    if not is_there(path / DESCRIPTION):
         shipped = nearest(str(folder), [path.name for path in shipped_parts()])
         raise OptionError(
             f"{folder} is no part: it has no {DESCRIPTION}. Name a folder that `selfspec train` "
             f"wrote, or a part that comes with selfspec ({shipped})"
         )
     try:
-        described = json.loads((path / DESCRIPTION).read_text(encoding="utf-8"))
-        tensors = _restored(load_file(path / TENSORS))
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
-        raise BrokenCheckpoint(
-            f"the part in {folder} cannot be read ({error}); copy or train it again"
-        ) from error
-    if described.get("schema") != SCHEMA or described.get("kind") not in KINDS:
+        said = from_json((path / DESCRIPTION).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _unreadable(folder, error) from error
+    version, kind = (said.get(name) if isinstance(said, dict) else None for name in _NAMED)
+    if version != SCHEMA or not isinstance(kind, str) or kind not in KINDS:
         raise OptionError(
-            f"the part in {folder} is of schema {described.get('schema')} and kind "
-            f"{described.get('kind')!r}; this version reads schema {SCHEMA} and "
-            f"{', '.join(KINDS)}. Train it again, or use the version that wrote it"
+            f"the part in {folder} is of schema {shown(version)} and kind {shown(kind)}; this "
+            f"version reads schema {SCHEMA} and {', '.join(KINDS)}. Train it again, or use the "
+            "version that wrote it"
         )
-    kind = KINDS[described["kind"]]
-    missing = [name for name in _DESCRIBED if name not in described]
-    missing += sorted({*kind.settings}.difference(described.get("settings", ())))
-    missing += sorted({*kind.tensors}.difference(tensors))
-    if missing:
+    if not is_there(path / TENSORS):  # a pipe would be waited for
+        raise BrokenCheckpoint(f"the part in {folder} has no file {TENSORS}; copy it again")
+    try:
+        described = made(Described, said)
+        tensors = _restored(load_file(path / TENSORS))
+        KINDS[kind].check(described, tensors)
+    except Unfit as error:
         raise BrokenCheckpoint(
-            f"the part in {folder} is a {described['kind']} without {', '.join(missing)}; copy or "
-            "train it again"
-        )
-    known = {name: described[name] for name in _DESCRIBED}
-    return TrainedPart(described["kind"], tensors=tensors, **known)
+            f"the part in {folder} is no {kind}: {error}; copy or train it again"
+        ) from error
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+        raise _unreadable(folder, error) from error
+    return TrainedPart(kind, vars(described.base), described.settings, tensors, described.facts)
+
+
+def _unreadable(folder: object, error: Exception) -> BrokenCheckpoint:
+    return BrokenCheckpoint(
+        f"the part in {folder} cannot be read ({error}); copy or train it again"
+    )
 
 
 _WHOLE, _SCALE = ".whole", ".scale"  # after the name of a matrix that is stored in eight bits
@@ -162,7 +136,10 @@ def _restored(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         plain = name.removesuffix(_WHOLE)
         if plain != name:
-            restored[plain] = tensor.float() * tensors[plain + _SCALE][:, None]
+            scale = tensors[plain + _SCALE]
+            if tensor.dim() != 2 or scale.shape != tensor.shape[:1]:
+                raise Unfit(f"the tensor {name!r} and its scales are no matrix of eight bits")
+            restored[plain] = tensor.float() * scale[:, None]
         elif not name.endswith(_SCALE):
             restored[name] = tensor
     return restored
@@ -188,15 +165,19 @@ def find_part(
     if isinstance(source, TrainedPart):
         source.require(kind, model)
         return source
+    if not isinstance(source, str | os.PathLike):
+        raise OptionError(
+            f"part={shown(source)} is neither a folder nor the name of a part; give one of them"
+        )
     shipped = SHIPPED / source
-    named = isinstance(source, str) and (shipped / DESCRIPTION).is_file()
+    named = isinstance(source, str) and is_there(shipped / DESCRIPTION)
     return _loaded(shipped if named else Path(source), kind, model)
 
 
 def _loaded(folder: Path, kind: str, model: LayeredModel) -> TrainedPart:
     """The part in a folder, read and compared with the model once for each time it was written."""
     description = folder.expanduser() / DESCRIPTION
-    written = description.stat().st_mtime_ns if description.is_file() else 0
+    written = description.stat().st_mtime_ns if is_there(description) else 0
 
     def read() -> TrainedPart:
         part = load_part(folder)
@@ -260,13 +241,3 @@ def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     if distance < _NEAR:
         return None
     return f"of the same shape, with other weights: hidden states differ by {distance:.0%}"
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Written whole or not at all."""
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ..errors import OptionError
+from ..errors import BrokenCheckpoint, OptionError
 from ..model.block import Block
 from ..model.compute.linear import Linear, LowRank
 from ..model.families import FAMILIES
@@ -47,10 +47,18 @@ def _low_rank(base: Linear, names: Sequence[str], part: TrainedPart, model: Laye
     """A fused linear with the matrices of its pieces, if they have some."""
     if f"{names[0]}.a" not in part.tensors:
         return base
+    if lacking := [name for name in names if f"{name}.a" not in part.tensors]:
+        raise BrokenCheckpoint(f"the part lacks the matrices for {lacking[0]}; train it again")
     downs, ups = (
         [part.tensors[f"{name}.{which}"].to(model.device, torch.float32) for name in names]
         for which in "ab"
     )
+    fits = all(down.shape[1] == base.inputs for down in downs)
+    if not fits or sum(len(up) for up in ups) != base.outputs:
+        raise BrokenCheckpoint(
+            f"the part's matrices for {names[0]} do not fit into {base.inputs} inputs and "
+            f"{base.outputs} outputs; train it again"
+        )
     linear = model.ops.linear
     return LowRank(
         base, linear([torch.cat(downs)], [None]), linear([torch.block_diag(*ups)], [None])

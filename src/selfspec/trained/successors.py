@@ -56,7 +56,7 @@ def trained_successors(
 ) -> Successors | None:
     """The successors of a part, by folder or name. None: the part that comes with selfspec for this
     model, if any. "none": no part."""
-    if source == "none":
+    if isinstance(source, str) and source == "none":
         return None
     part = (
         shipped_part(SUCCESSORS, model) if source is None else find_part(source, SUCCESSORS, model)

@@ -11,7 +11,6 @@ them. Not so with a part (ours): small trained matrices beside the linears, only
 
 from __future__ import annotations
 
-import json
 import os
 import random
 from collections.abc import Callable, Iterable, Mapping
@@ -19,6 +18,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
+from ...core.door import shown
+from ...core.files import is_there
+from ...core.json_text import from_json
 from ...errors import OptionError, nearest
 from ...model.compute.plan import LayerPlan
 from ...model.families import Shape
@@ -137,8 +139,13 @@ def read_profile(path: str, shape: Shape) -> tuple[tuple[int, ...], tuple[int, .
 
     {"schema_version": 1, "family": "llama", "layers": 30, "attention": [11, 14], "mlp": [14]}
     """
+    if not isinstance(path, str | os.PathLike) or not is_there(Path(path)):
+        raise OptionError(
+            f"profile {shown(path)} cannot be read (there is no such file); give the path of a "
+            "JSON file"
+        )
     try:
-        profile = json.loads(Path(path).read_text(encoding="utf-8"))
+        profile = from_json(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise OptionError(
             f"profile {path} cannot be read ({error.strerror}); give the path of a JSON file"

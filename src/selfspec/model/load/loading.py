@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import errors as hub_errors
 from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
@@ -39,7 +38,6 @@ from selfspec.errors import (
     ResourceError,
     Unavailable,
     UnsupportedModel,
-    nearest,
 )
 
 from ..compute.memory import weights_too_large
@@ -51,7 +49,9 @@ from .checkpoint import (
     quiet_transformers,
     read_json,
     require_memory,
+    require_promised,
 )
+from .config import checked
 from .placement import DTYPES, parse_device, parse_dtype
 from .source import Source, cached_folder, locate, refuse_revision
 
@@ -97,8 +97,7 @@ def load(
     own on a GPU.
     """
     kind, target = parse_dtype(dtype), parse_device(device)
-    if adapter not in (modes := peft_folder.MODES):
-        raise OptionError(f"adapter={adapter!r} is not known; {nearest(str(adapter), modes)}")
+    peft_folder.require_mode(adapter)
     model = peft_folder.inside(model) or model  # a live PEFT model's own
     if isinstance(model, PreTrainedModel):
         refuse_revision(revision, "a live model")
@@ -136,6 +135,7 @@ def load(
         require_memory(estimate_bytes(config, kind, trust_remote_code), target, source.name)
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
+    _require_promised(source, config)
     own, read = asked or _read_tokenizer(source), _load_weights(source, config, kind, target)
     return Loaded(read, own, source.name, True, source.folder)
 
@@ -151,19 +151,39 @@ def estimate_bytes(
     if isinstance(source, Path):
         return bytes_while_loading(source, dtype)
     kind = dtype or DTYPES.get(str(source.dtype).removeprefix("torch."), torch.float32)
+    sizes = [count * kind.itemsize for count in _sizes_of(source, trust_remote_code)]
+    return sum(sizes) + max(sizes, default=0)
+
+
+def _sizes_of(config: PreTrainedConfig, trust_remote_code: bool) -> list[int]:
+    """How many numbers each weight of a configuration has, by an empty model."""
     auto: Any = AutoModelForCausalLM
     with torch.device("meta"):
-        empty = auto.from_config(source, trust_remote_code=trust_remote_code)
+        empty = auto.from_config(config, trust_remote_code=trust_remote_code)
         empty.tie_weights()  # older versions of transformers do not on this device
-    sizes: list[int] = [parameter.numel() * kind.itemsize for parameter in empty.parameters()]
-    return sum(sizes) + max(sizes, default=0)
+    return [parameter.numel() for parameter in empty.parameters()]
+
+
+def _require_promised(source: Source, config: PreTrainedConfig) -> None:
+    """Raise if the configuration is of a far larger model than the folder holds."""
+    if quantised.method_of(config) is not None:  # stored in other shapes
+        return
+
+    def promised() -> int:
+        try:
+            return sum(_sizes_of(config, source.trust))
+        except Exception as error:  # whatever it is: see `_read_config`
+            raise _bad_config(source.folder, error) from error
+
+    path = source.folder / "config.json"
+    require_promised(source.folder, checked(read_json(path), path).layers, promised)
 
 
 def _read_config(source: Source) -> PreTrainedConfig:
     """The configuration. Raises if it is broken, of an unknown type or needs untrusted code."""
     folder, name = source.folder, source.name
     raw = read_json(folder / "config.json")
-    kind = raw.get("model_type")
+    kind = checked(raw, folder / "config.json").model_type
     if not source.trust and "auto_map" in raw and kind not in CONFIG_MAPPING:
         raise UnsupportedModel(
             f"{name} comes with Python code of its own (model type {kind!r}), which could do "
@@ -179,7 +199,7 @@ def _read_config(source: Source) -> PreTrainedConfig:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=source.trust)
     except ImportError as error:
         raise _needs_package(name, error) from error
-    except (OSError, ValueError, TypeError, hub_errors.StrictDataclassError) as error:
+    except Exception as error:  # whatever it is: the file is another's, and so is its reader
         raise _bad_config(folder, error) from error
     assert isinstance(config, PreTrainedConfig)
     return config
@@ -243,7 +263,7 @@ def _load_weights(
         ) from error
     except TypeError as error:  # from a config that older versions of transformers do not check
         raise _bad_config(source.folder, error) from error
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except Exception as error:  # whatever it is: see `_read_config`
         raise ModelError(f"transformers cannot load {name}: {first_line(error)}") from error
     _check_report(report, name)
     model.eval().requires_grad_(False)

@@ -15,13 +15,19 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from ...errors import OptionError, Unavailable, UnsupportedModel
+from ...errors import OptionError, Unavailable, UnsupportedModel, nearest
 from .checkpoint import AGAIN, read_header, read_json
 from .quantised import method_of
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 MODES = ("auto", "merge", "live")
+
+
+def require_mode(adapter: object) -> None:
+    """Raise unless it says how to load an adapter."""
+    if adapter not in MODES:
+        raise OptionError(f"adapter={adapter!r} is not known; {nearest(adapter, MODES)}")
 
 
 def refuse_mode(adapter: str, mode: str, reason: str) -> None:

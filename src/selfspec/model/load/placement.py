@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 import torch
 
+from ...core.door import shown
 from ...errors import OptionError, nearest
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -18,14 +19,13 @@ _DEVICE_MAPS = ("balanced", "balanced_low_0", "sequential", "disk")  # accelerat
 
 def parse_dtype(dtype: str | torch.dtype) -> torch.dtype | None:
     """The dtype named by a user. None is "auto"."""
-    if dtype == "auto":
+    if isinstance(dtype, str) and dtype == "auto":
         return None
     if isinstance(dtype, str) and dtype in DTYPES:
         return DTYPES[dtype]
     if isinstance(dtype, torch.dtype) and dtype in DTYPES.values():
         return dtype
-    name = str(dtype)
-    raise OptionError(f"dtype={name!r} is not known; {nearest(name, ['auto', *DTYPES])}")
+    raise OptionError(f"dtype={shown(dtype)} is not known; {nearest(dtype, ['auto', *DTYPES])}")
 
 
 def parse_device(device: str | torch.device | Mapping[str, object]) -> torch.device:
@@ -33,19 +33,21 @@ def parse_device(device: str | torch.device | Mapping[str, object]) -> torch.dev
     if isinstance(device, Mapping) and len(places := set(device.values())) == 1:
         place = places.pop()
         device = f"cuda:{place}" if isinstance(place, int) else str(place)
+    if not isinstance(device, Mapping | str | torch.device | int):
+        raise OptionError(f"device={shown(device)} names no device; {nearest('', DEVICES)}")
     if isinstance(device, Mapping) or device in _DEVICE_MAPS:
         raise OptionError(
-            f"device={device!r} spreads a model over several places or keeps it on disk, and each "
-            "round would wait for weights to arrive: selfspec needs the model whole on one device. "
-            "Use device='cpu' or 'cuda', with a smaller dtype, quantised weights or a smaller "
-            "model if it does not fit."
+            f"device={shown(device)} spreads a model over several places or keeps it on disk, and "
+            "each round would wait for weights to arrive: selfspec needs the model whole on one "
+            "device. Use device='cpu' or 'cuda', with a smaller dtype, quantised weights or a "
+            "smaller model if it does not fit."
         )
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     name = str(device)
     try:
         parsed = torch.device(device)
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         raise OptionError(f"device={name!r} is not known; {nearest(name, DEVICES)}") from error
     if parsed.type not in ("cpu", "cuda"):
         raise OptionError(f"device={name!r} is not supported; selfspec runs on cpu and cuda.")

@@ -15,11 +15,14 @@ from huggingface_hub import errors as hub_errors
 
 from selfspec.errors import OptionError, Unavailable, nearest
 
+from ...core.door import shown
 from .checkpoint import INDEX, WEIGHTS, first_line, read_json
+from .config import require_files
 from .demo import demo_folder
 from .gguf_file import converted
 
 DEMO = "demo"
+_LONGEST = 4000  # characters of a path
 
 # all but the weights of a hub repository
 _SMALL_FILES = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken")
@@ -43,7 +46,8 @@ class Source:
             return
         index = self.folder / INDEX
         shards = read_json(index).get("weight_map", {}) if index.is_file() else {}
-        wanted = [one] if one else sorted({str(shard) for shard in shards.values()}) or [WEIGHTS]
+        named = {Path(str(shard)).name for shard in shards.values()}
+        wanted = [one] if one else sorted(named) or [WEIGHTS]
         _snapshot(self.name, wanted, self.hub)
         missing = [file for file in wanted if not (self.folder / file).is_file()]
         # without a network, or without the file, the hub library raises nothing
@@ -73,6 +77,11 @@ def locate(
             f"model, not a {type(model).__name__}."
         )
     name, path = os.fspath(model), Path(model).expanduser()
+    if "\0" in name or len(name) > _LONGEST:
+        raise OptionError(
+            f"the model's name {shown(name)} holds a zero byte, or is longer than any path. Name "
+            f"{DEMO!r}, a folder or a hub name (owner/name)."
+        )
     if not name:
         raise OptionError(
             f"the model's name is empty. Name {DEMO!r}, a folder or a hub name (owner/name)."
@@ -82,8 +91,10 @@ def locate(
         return Source(name, demo_folder(), trust)
     if path.is_dir():
         refuse_revision(revision, "a folder")
+        require_files(path)
         return Source(name, path, trust)
-    if path.suffix == ".gguf" and path.is_file():
+    gguf = path.suffix.lower() == ".gguf"
+    if gguf and path.is_file():
         refuse_revision(revision, "a GGUF file")
         return Source(name, converted(path), trust)
     if path.is_file():
@@ -91,7 +102,7 @@ def locate(
             f"{path} is a file. Pass the folder that holds config.json and the weights, or a .gguf "
             "file."
         )
-    if path.suffix == ".gguf":
+    if gguf:
         raise OptionError(f"there is no file {path}.")
     looks_like_a_path = path.is_absolute() or name.startswith(("~", ".")) or name.count("/") > 1
     if looks_like_a_path or not isinstance(model, str):

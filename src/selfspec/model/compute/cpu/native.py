@@ -8,9 +8,11 @@ a source of its own, which is `compiled` in the same way.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -20,12 +22,14 @@ from pathlib import Path
 
 import torch  # noqa: F401  (loads its OpenMP runtime, which the kernels share)
 
-from ....core.user_cache import cache_root
+from ....core.user_cache import CACHE_VARIABLE, cache_root
 from .interface import declare
 from .tuning import tuning, use
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 HEADERS = SOURCE.parent
+_DIGEST = hashlib.sha256().digest_size
+_log = logging.getLogger(__name__)
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=fast", "-fPIC")
 
 
@@ -62,15 +66,43 @@ def _built(compiler: str, source: Path) -> Path:
     texts = [file.read_text() for file in (source, *sorted(HEADERS.glob("*.h")))]
     identity = [*texts, *FLAGS, version, platform.machine(), _cpu_features()]
     name = hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
-    target = cache_root() / "native" / f"{source.stem}-{name}.so"
-    if not target.exists():
-        _compile(compiler, source, target)
+    file = f"{source.stem}-{name}.so"
+    target = cache_root() / "native" / file
+    if not _is_whole(target):
+        try:
+            _compile(compiler, source, target)
+        except OSError as error:
+            target = _elsewhere() / file
+            _log.warning(
+                "The kernels cannot be kept in %s (%s), so every process compiles them anew. Name "
+                "a folder that can be written to in $%s.",
+                *(cache_root(), error, CACHE_VARIABLE),
+            )
+            _compile(compiler, source, target)
     return target
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a library was written to its end. A cut one would end the process when it is used."""
+    try:
+        data = library.read_bytes()
+    except OSError:  # it is not there yet, or cannot be read: it is made again
+        return False
+    return hashlib.sha256(data[:-_DIGEST]).digest() == data[-_DIGEST:]
+
+
+@functools.cache
+def _elsewhere() -> Path:
+    """A folder of this process's own, removed at its end. No fixed name in a place that others can
+    write to, as what lies in it is run."""
+    folder = tempfile.TemporaryDirectory(prefix="selfspec-", ignore_cleanup_errors=True)
+    atexit.register(folder.cleanup)
+    return Path(folder.name)
 
 
 def _compile(compiler: str, source: Path, target: Path) -> None:
     """Links without naming an OpenMP library first, so that torch's own is used and there is one
-    pool of threads."""
+    pool of threads. The file's own hash is put behind it, where loaders do not look."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made, linked = Path(folder) / "made.o", Path(folder) / "made.so"
@@ -81,6 +113,11 @@ def _compile(compiler: str, source: Path, target: Path) -> None:
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
                 raise NoNative(f"{compiler} failed: {result.stderr.strip()[-500:]}")
+        with linked.open("rb+") as file:
+            digest = hashlib.sha256(file.read()).digest()
+            file.write(digest)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(linked, target)
 
 

@@ -23,6 +23,8 @@ from pathlib import Path
 
 import torch
 
+from ....core.json_text import from_json
+from ....core.schema import made
 from .interface import ProductStruct, address, function
 
 _log = logging.getLogger(__name__)
@@ -109,8 +111,8 @@ def _best(candidates: Sequence[Tuning], seconds: Callable[[Tuning], float]) -> T
 
 def _kept(path: Path, most_rows: int) -> Tuning | None:
     try:
-        found = Tuning(**{name: int(n) for name, n in json.loads(path.read_text("utf-8")).items()})
-    except (OSError, ValueError, TypeError, AttributeError):
+        found = made(Tuning, from_json(path.read_text("utf-8")))
+    except (OSError, ValueError):
         return None
     sound = min(found.soon, found.later) >= 0 and 1 <= found.rows <= most_rows
     return found if sound else None

@@ -1,0 +1,47 @@
+"""`python -m tests.fuzz --minutes 60`: damaged files and values at doors by chance, until the time
+is up. Says the seed first and each finding as it comes; ends with 1 if there was any."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+from pathlib import Path
+
+from .damage import Kinds, attempt_at
+from .doors import NAMES, Doors, Target, lines, wrong
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, default=60)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    asked = parser.parse_args()
+    print(f"seed {asked.seed}", flush=True)
+    dice, end = random.Random(asked.seed), time.monotonic() + 60 * asked.minutes
+    targets, values = [Target.of(line) for line in lines("targets.txt")], lines("values.txt")
+    tried = found = 0
+    with tempfile.TemporaryDirectory() as folder:
+        kinds, doors = Kinds(Path(folder)), Doors()
+        while time.monotonic() < end:
+            tried += 1
+            if dice.random() < 0.5:
+                target, (one, other) = dice.choice(targets), dice.choices(values, k=2)
+                # beside the values themselves, lists of two of them
+                line = one if dice.random() < 0.5 else f"[{one}, {other}]"
+                value = eval(line, dict(NAMES))
+                problem = wrong(lambda: doors.call(target, value), may_succeed=True)  # noqa: B023
+                problem = problem and f"{target.door} {target.name}={line}: {problem}"
+            else:
+                where = Path(folder) / f"damaged-{tried}"
+                problem = attempt_at(kinds, dice.choice(sorted(kinds.open)), dice, where)
+            if problem:
+                found += 1
+                print(problem, flush=True)
+    print(f"{tried} attempts, {found} findings")
+    return min(1, found)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
