@@ -188,8 +188,8 @@ class _Growing:
         tokens: list[list[int]] = []
         chances: list[list[float]] = []
         for node, context, scores in zip(beam.front, self._contexts(), logits, strict=True):
-            count = min(beam.width, room)
-            found = drawn(self.sampler, scores, context, len(self.text), node, count)
+            count, begin = min(beam.width, room), len(self.text)
+            found = drawn(self.sampler, scores, context, begin, node, count) if count else []
             room -= len(found)
             tokens.append([token for token, _ in found])
             chances.append([float(found[0][1][token]) for token, _ in found])
