@@ -22,7 +22,7 @@ def writer(llm: LLM, drafts: bool) -> Writer:
     if not drafts:
         return lambda piece: common.write(piece.text)
     console = Console(highlight=False, soft_wrap=True)
-    return lambda piece: console.print(coloured(piece, llm.tokenizer), end="")
+    return lambda piece: console.print(coloured(piece, llm.words), end="")
 
 
 def coloured(piece: Piece, tokenizer: Any) -> Text:

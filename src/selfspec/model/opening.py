@@ -43,14 +43,10 @@ def opened(
 
     kept = _is_usual(source) and not long_context and kernel in ("auto", "native")
     known = remembered.recall(model, device, kernel, weights) if kept else None
+    how = {"kernel": kernel, "weights": weights}
     if known is not None:
         layered = from_transformers(
-            known.model,
-            owned=True,
-            kernel=kernel,
-            weights=weights,
-            check=False,
-            row_stable=known.row_stable,
+            known.model, owned=True, check=False, row_stable=known.row_stable, **how
         )
         return Opened(layered, known.tokenizer, known.name, known.model.generation_config)
     from .load.loading import load
@@ -62,11 +58,7 @@ def opened(
         keep = remembered.keeping(loaded.model, loaded.tokenizer, loaded.folder)
     try:
         layered = from_transformers(
-            loaded.model,
-            owned=loaded.owned,
-            kernel=kernel,
-            weights=weights,
-            long_context=long_context,
+            loaded.model, owned=loaded.owned, long_context=long_context, **how
         )
     except torch.OutOfMemoryError as error:
         raise weights_too_large(loaded.name, parameters, loaded.model.dtype, target) from error

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,12 +26,14 @@ import torch
 from torch import nn
 
 from ..core.user_cache import cache_root
+from ..core.whole_files import write_whole
 from .compute.rope import RopeTable
 from .families import family_of, shape_of
 from .layered import LayeredModel
 from .load.checkpoint import bytes_while_loading, require_memory, weight_files
 from .load.placement import parse_device
 from .load.source import DEMO, locate
+from .load.words import tokenizer_by, words_of
 from .operations import operations_for
 from .plain import Plain, plain_model
 from .weights import module
@@ -62,11 +64,8 @@ class Place:
 
     def write(self, facts: dict[str, Any]) -> None:
         """Keep the facts, of the last folders only. A cache that cannot be written keeps none."""
-        temporary = self.file.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({**facts, "key": self.key}), encoding="utf-8")
-            os.replace(temporary, self.file)
+            write_whole(self.file, json.dumps({**facts, "key": self.key}).encode(), durable=False)
             others = sorted(self.file.parent.glob("*.json"), key=lambda file: -file.stat().st_mtime)
             for old in others[_KEPT:]:
                 old.unlink()
@@ -119,10 +118,7 @@ def recall(
     if facts is None or operations_for(kernel, torch.float32, CPU, False, weights).kernel != NATIVE:
         return None
     require_memory(bytes_while_loading(source.folder, torch.float32), CPU, source.name)
-    tokenizer = None
-    if facts["tokenizer"]:  # by its class alone: looking for the class would import models
-        home, name = facts["tokenizer"]
-        tokenizer = getattr(import_module(home), name).from_pretrained(source.folder)
+    tokenizer = tokenizer_by(source.folder, facts["tokenizer"])
     return Recalled(plain_model(source.folder, facts), tokenizer, source.name, facts["row_stable"])
 
 
@@ -160,7 +156,7 @@ def facts_of(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any] | None:
     except AttributeError:
         return None
     modules, stored = _modules(model, family.rotary), _stored(model, weight_files(folder))
-    words = _tokenizer(tokenizer, folder)
+    words = words_of(tokenizer, folder)
     if not same or modules is None or stored is None or words is None:
         return None
     generation = model.generation_config
@@ -208,24 +204,6 @@ def _stored(model: Any, files: list[Path]) -> dict[str, dict[str, list[str]]] | 
             if held := [name for name in wanted if name in names]:
                 stored[file.name][held[0]] = places.pop(key)
     return None if places else stored  # the rest has other names there
-
-
-def _tokenizer(tokenizer: Any, folder: Path) -> tuple[str, ...] | None:
-    """The class of the tokenizer if that class alone gives the same one. (): there is none."""
-    if tokenizer is None:
-        return ()
-    home, name = type(tokenizer).__module__, type(tokenizer).__name__
-    if not home.startswith("transformers.") or not getattr(tokenizer, "is_fast", False):
-        return None
-    try:
-        alone = type(tokenizer).from_pretrained(folder)
-    except (OSError, TypeError, ValueError, KeyError, AttributeError, ImportError):  # needs more
-        return None
-    names = ("chat_template", "special_tokens_map", "all_special_ids", "padding_side",
-             "model_max_length", "clean_up_tokenization_spaces", "model_input_names")  # fmt: skip
-    same = all(getattr(tokenizer, each, None) == getattr(alone, each, None) for each in names)
-    strings = {each.backend_tokenizer.to_str() for each in (tokenizer, alone)}
-    return (home, name) if same and len(strings) == 1 else None
 
 
 def _parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.whole_files import write_whole
 from ..errors import OptionError, ResourceError, TrainingError
-from ..trained.files import write_whole
 
 MARK = "selfspec.json"
 KEPT = 2  # checkpoints; while the next is written there is one more

@@ -24,6 +24,7 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from ..core.whole_files import write_whole
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from ..model.layered import LayeredModel
 from ..model.partial_head import PartialHead, head_over
@@ -260,13 +261,3 @@ def unlike(one: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
     if distance < _NEAR:
         return None
     return f"of the same shape, with other weights: hidden states differ by {distance:.0%}"
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Written whole or not at all."""
-    new = path.with_name(path.name + ".new")
-    with new.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)

@@ -136,8 +136,9 @@ def load(
         require_memory(estimate_bytes(config, kind, trust_remote_code), target, source.name)
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
-    own, read = asked or _read_tokenizer(source), _load_weights(source, config, kind, target)
-    return Loaded(read, own, source.name, True, source.folder)
+    words = asked or _read_tokenizer(source)
+    network = _load_weights(source, config, kind, target)
+    return Loaded(network, words, source.name, True, source.folder)
 
 
 def estimate_bytes(

@@ -21,6 +21,7 @@ from pathlib import Path
 import torch  # noqa: F401  (loads its OpenMP runtime, which the kernels share)
 
 from ....core.user_cache import cache_root
+from ....core.whole_files import write_whole
 from .interface import declare
 from .tuning import tuning, use
 
@@ -81,7 +82,7 @@ def _compile(compiler: str, source: Path, target: Path) -> None:
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
                 raise NoNative(f"{compiler} failed: {result.stderr.strip()[-500:]}")
-        os.replace(linked, target)
+        write_whole(target, linked.read_bytes())
 
 
 def _cpu_features() -> str:

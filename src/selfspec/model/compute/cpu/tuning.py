@@ -13,9 +13,7 @@ import ctypes
 import functools
 import json
 import logging
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from ....core.whole_files import write_whole
 from .interface import ProductStruct, address, function
 
 _log = logging.getLogger(__name__)
@@ -119,8 +118,6 @@ def _kept(path: Path, most_rows: int) -> Tuning | None:
 def _keep(chosen: Tuning, path: Path) -> None:
     """Written whole or not at all. Where nothing can be written, the next process measures."""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(asdict(chosen), file)
-        os.replace(file.name, path)
+        write_whole(path, json.dumps(asdict(chosen)).encode(), durable=False)
     except OSError as error:
         _log.debug("How weights are read could not be kept in %s: %s", path, error)
