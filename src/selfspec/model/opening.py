@@ -43,22 +43,29 @@ def opened(
 
     kept = _is_usual(source) and not long_context and kernel in ("auto", "native")
     known = remembered.recall(model, device, kernel, weights) if kept else None
-    how = {"kernel": kernel, "weights": weights}
+    how: dict[str, Any] = {"kernel": kernel, "weights": weights}
     if known is not None:
         layered = from_transformers(
-            known.model, owned=True, check=False, row_stable=known.row_stable, **how
+            known.model,
+            owned=True,
+            check=False,
+            row_stable=known.row_stable,
+            packs=known.packs,
+            **how,
         )
         return Opened(layered, known.tokenizer, known.name, known.model.generation_config)
     from .load.loading import load
 
     loaded = load(model, device=device, **source)
     target, parameters = loaded.model.device, loaded.model.num_parameters()
-    keep = None
+    keep = packs = None
     if kept and loaded.folder is not None:
         keep = remembered.keeping(loaded.model, loaded.tokenizer, loaded.folder)
+    if keep is not None and loaded.folder is not None:
+        packs = remembered.place_of(loaded.folder, kernel, weights).packs
     try:
         layered = from_transformers(
-            loaded.model, owned=loaded.owned, long_context=long_context, **how
+            loaded.model, owned=loaded.owned, long_context=long_context, packs=packs, **how
         )
     except torch.OutOfMemoryError as error:
         raise weights_too_large(loaded.name, parameters, loaded.model.dtype, target) from error

@@ -27,6 +27,7 @@ from torch import nn
 
 from ..core.user_cache import cache_root
 from ..core.whole_files import write_whole
+from .compute.cpu.packs import Packs
 from .compute.rope import RopeTable
 from .families import family_of, shape_of
 from .layered import LayeredModel
@@ -52,6 +53,7 @@ class Place:
 
     file: Path
     key: str
+    packs: Packs
 
     def read(self) -> dict[str, Any] | None:
         """The facts, if there are some and nothing has changed since."""
@@ -77,9 +79,14 @@ def place_of(folder: Path, kernel: str, weights: str) -> Place:
     files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()]
     sizes = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     asked = [str(folder), kernel, weights]
-    key = [asked, sizes, _here(), torch.get_num_threads()]
-    name, digest = (hashlib.sha256(json.dumps(x).encode()).hexdigest() for x in (asked, key))
-    return Place(cache_root() / "loaded" / f"{name[:16]}.json", digest)
+    made_of = [str(folder), sizes, _here()]
+    packs = Packs(f"{folder.name[:40]}-{_digest(str(folder))[:12]}", _digest(made_of))
+    key = _digest([asked, made_of, torch.get_num_threads()])
+    return Place(cache_root() / "loaded" / f"{_digest(asked)[:16]}.json", key, packs)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 @cache
@@ -103,6 +110,7 @@ class Recalled:
     tokenizer: Any
     name: str
     row_stable: bool
+    packs: Packs
 
 
 def recall(
@@ -114,12 +122,14 @@ def recall(
     if model != DEMO and not Path(model).expanduser().is_dir():
         return None
     source = locate(model, None, None, False)
-    facts = place_of(source.folder, kernel, weights).read()
+    place = place_of(source.folder, kernel, weights)
+    facts = place.read()
     if facts is None or operations_for(kernel, torch.float32, CPU, False, weights).kernel != NATIVE:
         return None
     require_memory(bytes_while_loading(source.folder, torch.float32), CPU, source.name)
     tokenizer = tokenizer_by(source.folder, facts["tokenizer"])
-    return Recalled(plain_model(source.folder, facts), tokenizer, source.name, facts["row_stable"])
+    plain = plain_model(source.folder, facts)
+    return Recalled(plain, tokenizer, source.name, facts["row_stable"], place.packs)
 
 
 def keeping(
@@ -214,7 +224,7 @@ def _same_weights(model: Any, again: Plain) -> bool:
     ours = dict(_parameters(again))
     theirs = dict(_parameters(model))
     return ours.keys() == theirs.keys() and all(
-        torch.equal(weight, ours[name]) for name, weight in theirs.items()
+        torch.equal(weight, ours[name].float()) for name, weight in theirs.items()
     )
 
 

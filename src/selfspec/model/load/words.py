@@ -67,19 +67,21 @@ class Words:
         self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, tokenize: bool
     ) -> str:
         """A conversation as text. What is no plain text is left to transformers."""
+        text: str
         plain = self.chat_template and messages and not tokenize
         if not plain or not all(_is_plain(each) for each in messages):
-            text: str = self.whole.apply_chat_template(
+            text = self.whole.apply_chat_template(
                 messages, add_generation_prompt=add_generation_prompt, tokenize=tokenize
             )
             return text
-        return self._template.render(
+        text = self._template.render(
             **self._facts["special"],
             messages=[dict(each) for each in messages],
             tools=None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
         )
+        return text
 
     @cached_property
     def _template(self) -> Any:
