@@ -79,7 +79,14 @@ def plain_model(folder: Path, facts: dict[str, Any]) -> Plain:
                 if data.dim() == 1:  # matrices become float32 one by one, when they are packed
                     data = data.float()
                 weight = nn.Parameter(data, requires_grad=False)
-                for place in places:
-                    above, _, last = place.rpartition(".")
-                    parts[above].register_parameter(last, weight)
+                _put(parts, places, weight)
+    for places, shape in facts.get("shapes", ()):  # of weights that come packed
+        weight = nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
+        _put(parts, places, weight)
     return root
+
+
+def _put(parts: dict[str, nn.Module], places: list[str], weight: nn.Parameter) -> None:
+    for place in places:
+        above, _, last = place.rpartition(".")
+        parts[above].register_parameter(last, weight)

@@ -28,6 +28,7 @@ from ..compute.memory import gigabytes
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+QUANTISED = "selfspec-quantised.json"  # in a folder that `selfspec quantise` wrote
 AGAIN = "Copy or download the checkpoint again."
 
 _MAX_HEADER = 100_000_000  # the format's own limit

@@ -46,6 +46,7 @@ from ..compute.memory import weights_too_large
 from . import peft_folder, quantised
 from .checkpoint import (
     AGAIN,
+    QUANTISED,
     bytes_while_loading,
     first_line,
     quiet_transformers,
@@ -107,6 +108,12 @@ def load(
         asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
         return _live(model, kind, None if device == "auto" else target, asked)
     source = locate(model, revision, token, trust_remote_code)
+    if (source.folder / QUANTISED).is_file():
+        raise UnsupportedModel(
+            f"{source.name} is a folder that `selfspec quantise` wrote: LLM.from_pretrained runs "
+            "it, but there is no transformers model in it to train, adapt or draft with. Use the "
+            "original model for that."
+        )
     asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
     if (source.folder / peft_folder.CONFIG).is_file():
         name, revision = peft_folder.base_of(source.folder)
