@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from selfspec import LLM
 from selfspec.core import whole_files
@@ -63,7 +62,6 @@ def test_the_same_bits_as_freshly_packed(
     for one, other in zip(fresh.model.linears, kept.model.linears, strict=True):
         assert torch.equal(one.memory, other.memory)  # type: ignore[attr-defined]
     assert torch.equal(probe_logits(fresh.model), probe_logits(kept.model))
-    assert fresh.generate([1, 2, 3]).tokens == kept.generate([1, 2, 3]).tokens
     kept.model.linears[0].memory.fill_(7)  # type: ignore[attr-defined]
     assert hashlib.sha256(file.read_bytes()).digest() == before, "a change reached the file"
     assert not os.access(file, os.W_OK) or not file.stat().st_mode & 0o222
@@ -112,9 +110,7 @@ def test_a_damaged_file_is_made_anew(damage: str, folder: Path, packed: list[int
 def test_other_weights_are_packed_anew(folder: Path, packed: list[int]) -> None:
     """The old packed weights for a folder whose file was replaced."""
     old = probe_logits(LLM.from_pretrained(folder, weights="int8").model)
-    weights = load_file(folder / "model.safetensors")
-    save_file({name: 2 * each for name, each in weights.items()}, folder / "model.safetensors",
-              {"format": "pt"})  # fmt: skip
+    tiny_model("llama", seed=1).save_pretrained(folder)
     new = [probe_logits(LLM.from_pretrained(folder, weights="int8").model) for _ in range(2)]
     assert torch.equal(*new) and not torch.equal(new[0], old)
     assert len(files()) == 1, "the old one is in the way"
