@@ -108,12 +108,7 @@ def load(
         asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
         return _live(model, kind, None if device == "auto" else target, asked)
     source = locate(model, revision, token, trust_remote_code)
-    if (source.folder / QUANTISED).is_file():
-        raise UnsupportedModel(
-            f"{source.name} is a folder that `selfspec quantise` wrote: LLM.from_pretrained runs "
-            "it, but there is no transformers model in it to train, adapt or draft with. Use the "
-            "original model for that."
-        )
+    _refuse_quantised(source)
     asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
     if (source.folder / peft_folder.CONFIG).is_file():
         name, revision = peft_folder.base_of(source.folder)
@@ -146,6 +141,15 @@ def load(
     words = asked or _read_tokenizer(source)
     network = _load_weights(source, config, kind, target)
     return Loaded(network, words, source.name, True, source.folder)
+
+
+def _refuse_quantised(source: Source) -> None:
+    if (source.folder / QUANTISED).is_file():
+        raise UnsupportedModel(
+            f"{source.name} is a folder that `selfspec quantise` wrote: LLM.from_pretrained runs "
+            "it, but there is no transformers model in it to train, adapt or draft with. Use the "
+            "original model for that."
+        )
 
 
 def estimate_bytes(
