@@ -94,8 +94,7 @@ def load(
 
     `model` is "demo", a folder, a GGUF file, a hub name or a live model. For a PEFT adapter its
     base model is loaded, with the adapter merged into the weights or live beside them (`adapter`).
-    dtype "auto" is float32 on the CPU (exact, and few CPUs are fast at less) and the checkpoint's
-    own on a GPU.
+    dtype "auto" is float32 on the CPU (exact) and the checkpoint's own on a GPU.
     """
     kind, target = parse_dtype(dtype), parse_device(device)
     if adapter not in (modes := peft_folder.MODES):
@@ -108,7 +107,6 @@ def load(
         asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
         return _live(model, kind, None if device == "auto" else target, asked)
     source = locate(model, revision, token, trust_remote_code)
-    _refuse_quantised(source)
     asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
     if (source.folder / peft_folder.CONFIG).is_file():
         name, revision = peft_folder.base_of(source.folder)
@@ -139,8 +137,8 @@ def load(
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
     words = asked or _read_tokenizer(source)
-    network = _load_weights(source, config, kind, target)
-    return Loaded(network, words, source.name, True, source.folder)
+    weights = _load_weights(source, config, kind, target)
+    return Loaded(weights, words, source.name, True, source.folder)
 
 
 def _refuse_quantised(source: Source) -> None:
@@ -173,6 +171,7 @@ def estimate_bytes(
 
 def _read_config(source: Source) -> PreTrainedConfig:
     """The configuration. Raises if it is broken, of an unknown type or needs untrusted code."""
+    _refuse_quantised(source)
     folder, name = source.folder, source.name
     raw = read_json(folder / "config.json")
     kind = raw.get("model_type")
