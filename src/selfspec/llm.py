@@ -27,6 +27,7 @@ from .engine.generation import Generation
 from .engine.row import Request
 from .errors import OptionError, PromptError, Unavailable, nearest
 from .model.layered import LayeredModel
+from .model.load.words import Words
 from .model.measuring import product_modules, weight_bytes
 from .model.opening import opened
 from .model.operations import check_weights
@@ -69,12 +70,13 @@ class LLM:
     def __init__(
         self,
         model: LayeredModel,
-        tokenizer: PreTrainedTokenizerBase | None,
+        tokenizer: PreTrainedTokenizerBase | Words | None,
         name: str,
         generation_config: Any = None,
     ) -> None:
         self.model = model
-        self.tokenizer = tokenizer
+        self.words: Any = tokenizer
+        """What reads and writes text: the tokenizer, or its stand-in that starts faster."""
         self._name = name
         self._lock = threading.RLock()
         self._chats = ChatCaches()
@@ -140,6 +142,14 @@ class LLM:
             long_context=long_context,
         )
         return cls(found.layered, found.tokenizer, found.name, found.generation_config)
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """Transformers' tokenizer. None: the model came without."""
+        found: PreTrainedTokenizerBase | None = self.words
+        if isinstance(self.words, Words):  # transformers is imported now
+            found = self.words.whole
+        return found
 
     @property
     def info(self) -> ModelInfo:
@@ -310,7 +320,7 @@ class LLM:
         stop = door.stops(options["stop"])
         criteria = door.callables("stopping_criteria", options["stopping_criteria"])
         processors = door.callables("logits_processors", options["logits_processors"])
-        texts = [RowText(self.tokenizer, stop) for _ in ids]
+        texts = [RowText(self.words, stop) for _ in ids]
         sampling = options["sampling"]
         samplers = row_samplers(
             self._default_sampling if sampling is None else sampling,
@@ -361,13 +371,13 @@ class LLM:
             )
         return ids
 
-    def _need_tokenizer(self, purpose: str) -> PreTrainedTokenizerBase:
-        if self.tokenizer is None:
+    def _need_tokenizer(self, purpose: str) -> Any:
+        if self.words is None:
             raise Unavailable(
                 f"{self._name} was loaded without a tokenizer, so {purpose} cannot be read; pass "
                 "tokenizer=..., or token ids"
             )
-        return self.tokenizer
+        return self.words
 
 
 def _options(given: Mapping[str, Any]) -> Options:
@@ -389,7 +399,7 @@ def use_threads(threads: int | None) -> None:
 
 
 def _eos_tokens(
-    generation_config: Any, tokenizer: PreTrainedTokenizerBase | None
+    generation_config: Any, tokenizer: PreTrainedTokenizerBase | Words | None
 ) -> frozenset[int]:
     eos = getattr(generation_config, "eos_token_id", None)
     if eos is None and tokenizer is not None:

@@ -27,6 +27,7 @@ from .exits import exits
 from .generate import generate
 from .info import info
 from .inspect import inspect
+from .quantise import quantise
 from .report import report
 from .sweep import sweep
 from .train import train
@@ -78,6 +79,7 @@ for command in (
     generate,
     chat,
     info,
+    quantise,
     drafters,
     demo,
     data,

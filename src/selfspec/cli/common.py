@@ -6,6 +6,7 @@ Tests replace `open_model` and run every command on a tiny random model. Knows n
 from __future__ import annotations
 
 import io
+import os
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -44,9 +45,12 @@ def open_model(name: str, how: ModelOptions) -> LLM:
 
 def quiet_bars() -> None:
     """No progress bars of transformers' in a log file: nobody watches them there."""
-    from transformers.utils import logging
+    if sys.stderr.isatty():
+        return
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # read at its import, if ever
+    if "huggingface_hub" in sys.modules:
+        from transformers.utils import logging
 
-    if not sys.stderr.isatty():
         logging.disable_progress_bar()
 
 
@@ -70,8 +74,7 @@ def settings_from(
 
 def has_chat_template(llm: LLM) -> bool:
     """Whether the model comes with a way to write down a conversation."""
-    tokenizer: Any = llm.tokenizer  # its type does not promise the attribute
-    return tokenizer is not None and bool(tokenizer.chat_template)
+    return llm.words is not None and bool(llm.words.chat_template)
 
 
 def any_bytes() -> None:

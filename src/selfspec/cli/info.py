@@ -76,6 +76,8 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
     if reading := reads(info):
         grid.add_row("reads weights", f"{reading} (chosen by a measurement on this machine)")
     grid.add_row("passes", passes(info))
+    if info.kernel == "native":
+        grid.add_row("kept packed", kept_packed())
     if info.device != "cpu":
         grid.add_row("recorded", info.recorded)
     grid.add_row("bit-exact", exactness(info))
@@ -107,6 +109,14 @@ def reads(info: ModelInfo) -> str:
     from ..model.compute.cpu.tuning import tuning
 
     return str(tuning(library()))
+
+
+def kept_packed() -> str:
+    """What is kept of packed weights, of all models."""
+    from ..model.compute.cpu import packs
+
+    held, most = common.megabytes(packs.kept_bytes()), common.megabytes(packs.limit())
+    return f"{held} of at most {most} (${packs.LIMIT_VARIABLE}) in {packs.packed_folder()}"
 
 
 def passes(info: ModelInfo) -> str:

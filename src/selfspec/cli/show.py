@@ -23,8 +23,8 @@ def writer(llm: LLM, drafts: bool) -> Writer:
         return lambda piece: common.write(piece.text)
     console = Console(highlight=False, soft_wrap=True)
     if console.no_color or not console.is_terminal:
-        return lambda piece: common.write(marked(piece, llm.tokenizer))
-    return lambda piece: console.print(coloured(piece, llm.tokenizer), end="")
+        return lambda piece: common.write(marked(piece, llm.words))
+    return lambda piece: console.print(coloured(piece, llm.words), end="")
 
 
 def marked(piece: Piece, tokenizer: Any) -> str:

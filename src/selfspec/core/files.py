@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from ..errors import OptionError, ResourceError
 
@@ -14,18 +15,29 @@ from ..errors import OptionError, ResourceError
 def write_whole(path: Path, data: bytes | str) -> None:
     """Written whole or not at all: a full disk or a kill leaves what was there before."""
     require_file(path)
+    with writing(path), whole_file(path, durable=True) as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+
+
+@contextmanager
+def whole_file(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
+    """A file to write, which takes the place of `path` at the end unless something is raised.
+
+    `durable`: on the disk before it does, so that not even a power cut leaves a torn one. What
+    is made again for free, or checked when it is read, need not wait for a disk.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
     # what a killed process leaves behind is overwritten by none and found by its name
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
-    with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with new.open("wb") as file:
-                file.write(data.encode() if isinstance(data, str) else data)
+    try:
+        with new.open("xb") as file:
+            yield file
+            if durable:
                 file.flush()
                 os.fsync(file.fileno())
-            new.replace(path)
-        finally:
-            new.unlink(missing_ok=True)
+        os.replace(new, path)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import OptionError, ResourceError
 from .compute.cpu.kinds import KINDS
-from .compute.cpu.linear import PackedLinear
+from .compute.cpu.packs import Shelf
 from .compute.linear import Linear
 from .compute.memory import gigabytes
 from .layered import LayeredModel
@@ -43,7 +43,6 @@ def copy_in(model: LayeredModel, weights: str) -> LayeredModel:
 
 def _made(model: LayeredModel, weights: str) -> LayeredModel:
     kind = KINDS[weights]
-    head_kind = KINDS[kind.head or weights]
     needed = sum(linear.outputs * linear.inputs for linear in model.linears)
     needed = int(SPARE * needed * kind.bits / 8)
     if needed > (free := available_memory(model.device)):
@@ -51,13 +50,17 @@ def _made(model: LayeredModel, weights: str) -> LayeredModel:
             f"a copy of the weights in {weights} needs about {gigabytes(needed)}, and "
             f"{gigabytes(free)} are free"
         )
-    blocks = [block.with_linears(lambda each: _in_kind(each, kind)) for block in model.blocks]
-    copy = model.view(blocks=blocks, head=_in_kind(model.head_product, head_kind))
+    shelf = model.packs.shelf(f"{model.ops.weights}-{weights}") if model.packs else Shelf()
+    blocks = [
+        block.with_linears(lambda each: _in_kind(each, weights, shelf)) for block in model.blocks
+    ]
+    copy = model.view(blocks=blocks, head=_in_kind(model.head_product, kind.head or weights, shelf))
     if weight_bytes(copy) >= weight_bytes(model):
         raise OptionError(
             f"a copy in {weights} is no smaller than the model, whose weights are "
             f"{model.ops.weights}; name a kind of fewer bits"
         )
+    shelf.close()
     return copy
 
 
@@ -73,8 +76,14 @@ def _fits_4_bits(model: LayeredModel) -> bool:
     return True
 
 
-def _in_kind(linear: Linear, kind: type[PackedLinear]) -> Linear:
+def _in_kind(linear: Linear, kind: str, shelf: Shelf) -> Linear:
     """The product in another kind. One whose weights cannot be read stays as it is."""
     if not linear.readable or linear.alone:
         return linear
-    return kind([linear.rows(torch.arange(linear.outputs))], [linear.bias])
+    ready = shelf.take(kind, linear.outputs, linear.inputs)
+    weight = torch.empty((linear.outputs, linear.inputs), device="meta")
+    if ready is None:
+        weight = linear.rows(torch.arange(linear.outputs))
+    made = KINDS[kind]([weight], [linear.bias], ready)
+    shelf.put(kind, made)
+    return made

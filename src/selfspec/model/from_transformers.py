@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from .block import Block, Change, own_block
+from .compute.cpu.operations import NativeOps
+from .compute.cpu.packs import Packs, Shelf
 from .compute.linear import Linear
 from .compute.ops import Ops
 from .compute.rope import RopeTable
@@ -54,12 +56,15 @@ def from_transformers(
     check: bool = True,
     long_context: bool = False,
     row_stable: bool | None = None,
+    packs: Packs | None = None,
+    shelf: Shelf | None = None,
 ) -> LayeredModel:
     """The model as layers that run one by one.
 
     `owned`: the Hugging Face model may be taken apart, each weight released once it is packed, so
     that there is one copy. Otherwise it is left untouched and lives on beside ours. `check`: if
     to compare with the model itself. `row_stable`: what a test of it gave, None to test it.
+    `packs`: where packed weights are kept. `shelf`: where products come from otherwise.
     """
     config, listed = model.config, family_of(model.config)
     switch = checked_switch(config, long_context)
@@ -79,7 +84,10 @@ def from_transformers(
         warnings.warn(WARNING.format(shape.family), stacklevel=2)
     prompt = probe(shape, model.device)
     own = SelfCheck(model, prompt, switch or 0) if check else None
-    layered = _taken_over(model, family, shape, ops, switch, owned)
+    if packs is not None and shelf is None and ops.weights not in (None, "float32"):
+        shelf = packs.shelf(str(ops.weights))  # float32 is packed as fast as a file is mapped
+    layered = _taken_over(model, family, shape, _on_shelf(ops, shelf), switch, owned)
+    layered = replace(layered, ops=ops, packs=packs)
     if kinds := ", ".join(product_modules(layered)):
         warnings.warn(_BY_MODULES.format(kinds), stacklevel=2)
         layered.steps.give_up(f"products are left to modules of kind {kinds}")
@@ -91,7 +99,13 @@ def from_transformers(
     stable = is_row_stable(layered) if row_stable is None else row_stable
     layered = replace(layered, row_stable=stable)
     check_recordings(layered)
+    if shelf is not None:
+        shelf.close()
     return layered
+
+
+def _on_shelf(ops: Ops, shelf: Shelf | None) -> Ops:
+    return ops.on_shelf(shelf) if shelf is not None and isinstance(ops, NativeOps) else ops
 
 
 def _taken_over(
@@ -176,9 +190,11 @@ def _ends(
     scale = torch.tensor(shape.scales.embedding)  # rounded as transformers does
     same = weights.weight is not None and table_weight.data_ptr() == weights.weight.data_ptr()
     tied = same and not weights.added
-    source: Tensor | Linear = head if tied and head.readable else table_weight.detach()
+    source: Tensor | Linear = head
+    if not (tied and head.readable):
+        source = table_weight.detach().to(model.dtype)
     if owned:
         release(table_weight)
         if weights.weight is not None:
             release(weights.weight)
-    return Embedding(source, scale.to(table_weight.dtype).item()), head
+    return Embedding(source, scale.to(model.dtype).item()), head

@@ -20,6 +20,7 @@ from ..errors import PromptError
 from .block import Block, Change
 from .compute.cache import KVCache, TokenLayout
 from .compute.call import Call, HalfObserver
+from .compute.cpu.packs import Packs
 from .compute.hidden_states import StateCollector
 from .compute.linear import Linear, without_low_rank
 from .compute.ops import Ops
@@ -72,6 +73,8 @@ class LayeredModel:
     """Whether a row's bits were seen not to depend on the rows beside it."""
     longer: str = ""
     """What allows longer texts, for a model that was loaded for shorter ones than it knows."""
+    packs: Packs | None = None
+    """Where its packed weights are kept, if the model is what a folder holds."""
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False)
     _making: threading.RLock = field(default_factory=threading.RLock, init=False)
 
@@ -113,6 +116,7 @@ class LayeredModel:
             blocks=chosen,
             head_product=self.head_product if head is None else head,
             steps=self.steps.anew(),
+            packs=None,
         )
 
     @cached_property

@@ -6,10 +6,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..errors import OptionError
 from .compute.memory import weights_too_large
 from .from_transformers import from_transformers
 from .layered import LayeredModel
@@ -39,40 +41,64 @@ def opened(
 ) -> Opened:
     """The model. `source`: what else `load` takes."""
     # both not imported before they are needed: transformers takes seconds
-    from . import remembered
+    from . import quantised_folder, remembered
 
+    if quantised_folder.is_quantised(model):
+        return _quantised(Path(str(model)).expanduser(), kernel, weights, device, source)
     kept = _is_usual(source) and not long_context and kernel in ("auto", "native")
     known = remembered.recall(model, device, kernel, weights) if kept else None
+    how: dict[str, Any] = {"kernel": kernel, "weights": weights}
     if known is not None:
         layered = from_transformers(
             known.model,
             owned=True,
-            kernel=kernel,
-            weights=weights,
             check=False,
             row_stable=known.row_stable,
+            packs=known.packs,
+            **how,
         )
         return Opened(layered, known.tokenizer, known.name, known.model.generation_config)
     from .load.loading import load
 
     loaded = load(model, device=device, **source)
     target, parameters = loaded.model.device, loaded.model.num_parameters()
-    keep = None
+    keep = packs = None
     if kept and loaded.folder is not None:
         keep = remembered.keeping(loaded.model, loaded.tokenizer, loaded.folder)
+    if keep is not None and loaded.folder is not None:
+        packs = remembered.place_of(loaded.folder, kernel, weights).packs
     try:
         layered = from_transformers(
-            loaded.model,
-            owned=loaded.owned,
-            kernel=kernel,
-            weights=weights,
-            long_context=long_context,
+            loaded.model, owned=loaded.owned, long_context=long_context, packs=packs, **how
         )
     except torch.OutOfMemoryError as error:
         raise weights_too_large(loaded.name, parameters, loaded.model.dtype, target) from error
     if keep is not None:
         keep(layered, kernel, weights)
     return Opened(layered, loaded.tokenizer, loaded.name, loaded.model.generation_config)
+
+
+def _quantised(
+    folder: Path,
+    kernel: str,
+    weights: str,
+    device: str | torch.device | Mapping[str, Any],
+    source: Mapping[str, Any],
+) -> Opened:
+    """A folder that `selfspec quantise` wrote."""
+    from .load.placement import parse_device
+    from .quantised_folder import load_quantised
+
+    here = device if device != "auto" else "cpu"  # wherever else the original would run
+    if parse_device(here).type != "cpu" or not _is_usual({**source, "tokenizer": None}):
+        raise OptionError(
+            f"{folder} is quantised for our kernels, which run float32 on a CPU: it has no other "
+            "device, dtype, revision, adapter or code; leave these options out, or load the "
+            "original model"
+        )
+    found = load_quantised(folder, kernel, weights)
+    tokenizer = source["tokenizer"] or found.tokenizer
+    return Opened(found.layered, tokenizer, str(folder), found.generation_config)
 
 
 def _is_usual(source: Mapping[str, Any]) -> bool:

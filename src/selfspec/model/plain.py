@@ -60,7 +60,7 @@ _KINDS: dict[str, type[nn.Module]] = {"linear": _Linear, "embedding": _Embedding
 
 
 def plain_model(folder: Path, facts: dict[str, Any]) -> Plain:
-    """The model of a folder by its facts, its weights mapped from the files."""
+    """The model of a folder by its facts, its weights mapped from the files as they are stored."""
     from safetensors import safe_open  # no part of a mere import of LLM
 
     config, generation = (SimpleNamespace(**facts[each]) for each in ("config", "generation"))
@@ -75,8 +75,18 @@ def plain_model(folder: Path, facts: dict[str, Any]) -> Plain:
     for file, tensors in facts["files"].items():
         with safe_open(folder / file, "pt") as stored:
             for name, places in tensors.items():
-                weight = nn.Parameter(stored.get_tensor(name).float(), requires_grad=False)
-                for place in places:
-                    above, _, last = place.rpartition(".")
-                    parts[above].register_parameter(last, weight)
+                data = stored.get_tensor(name)
+                if data.dim() == 1:  # matrices become float32 one by one, when they are packed
+                    data = data.float()
+                weight = nn.Parameter(data, requires_grad=False)
+                _put(parts, places, weight)
+    for places, shape in facts.get("shapes", ()):  # of weights that come packed
+        weight = nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
+        _put(parts, places, weight)
     return root
+
+
+def _put(parts: dict[str, nn.Module], places: list[str], weight: nn.Parameter) -> None:
+    for place in places:
+        above, _, last = place.rpartition(".")
+        parts[above].register_parameter(last, weight)

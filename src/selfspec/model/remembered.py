@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from importlib import import_module, metadata
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,13 +25,16 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..core.files import whole_file
 from ..core.user_cache import cache_root
+from .compute.cpu.packs import Packs
 from .compute.rope import RopeTable
 from .families import family_of, shape_of
 from .layered import LayeredModel
 from .load.checkpoint import bytes_while_loading, require_memory, weight_files
 from .load.placement import parse_device
 from .load.source import DEMO, locate
+from .load.words import tokenizer_by, words_of
 from .operations import operations_for
 from .plain import Plain, plain_model
 from .weights import module
@@ -50,6 +53,7 @@ class Place:
 
     file: Path
     key: str
+    packs: Packs
 
     def read(self) -> dict[str, Any] | None:
         """The facts, if there are some and nothing has changed since."""
@@ -62,11 +66,9 @@ class Place:
 
     def write(self, facts: dict[str, Any]) -> None:
         """Keep the facts, of the last folders only. A cache that cannot be written keeps none."""
-        temporary = self.file.with_suffix(f".{os.getpid()}")
         with suppress(OSError):
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps({**facts, "key": self.key}), encoding="utf-8")
-            os.replace(temporary, self.file)
+            with whole_file(self.file) as file:
+                file.write(json.dumps({**facts, "key": self.key}).encode())
             others = sorted(self.file.parent.glob("*.json"), key=lambda file: -file.stat().st_mtime)
             for old in others[_KEPT:]:
                 old.unlink()
@@ -78,9 +80,14 @@ def place_of(folder: Path, kernel: str, weights: str) -> Place:
     files = [(file.name, file.stat()) for file in sorted(folder.iterdir()) if file.is_file()]
     sizes = [(name, stat.st_size, stat.st_mtime_ns) for name, stat in files]
     asked = [str(folder), kernel, weights]
-    key = [asked, sizes, _here(), torch.get_num_threads()]
-    name, digest = (hashlib.sha256(json.dumps(x).encode()).hexdigest() for x in (asked, key))
-    return Place(cache_root() / "loaded" / f"{name[:16]}.json", digest)
+    made_of = [str(folder), sizes, _here()]
+    packs = Packs(f"{folder.name[:40]}-{_digest(str(folder))[:12]}", _digest(made_of))
+    key = _digest([asked, made_of, torch.get_num_threads()])
+    return Place(cache_root() / "loaded" / f"{_digest(asked)[:16]}.json", key, packs)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
 
 
 @cache
@@ -104,6 +111,7 @@ class Recalled:
     tokenizer: Any
     name: str
     row_stable: bool
+    packs: Packs
 
 
 def recall(
@@ -115,15 +123,14 @@ def recall(
     if model != DEMO and not Path(model).expanduser().is_dir():
         return None
     source = locate(model, None, None, False)
-    facts = place_of(source.folder, kernel, weights).read()
+    place = place_of(source.folder, kernel, weights)
+    facts = place.read()
     if facts is None or operations_for(kernel, torch.float32, CPU, False, weights).kernel != NATIVE:
         return None
     require_memory(bytes_while_loading(source.folder, torch.float32), CPU, source.name)
-    tokenizer = None
-    if facts["tokenizer"]:  # by its class alone: looking for the class would import models
-        home, name = facts["tokenizer"]
-        tokenizer = getattr(import_module(home), name).from_pretrained(source.folder)
-    return Recalled(plain_model(source.folder, facts), tokenizer, source.name, facts["row_stable"])
+    tokenizer = tokenizer_by(source.folder, facts["tokenizer"])
+    plain = plain_model(source.folder, facts)
+    return Recalled(plain, tokenizer, source.name, facts["row_stable"], place.packs)
 
 
 def keeping(
@@ -160,7 +167,7 @@ def facts_of(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any] | None:
     except AttributeError:
         return None
     modules, stored = _modules(model, family.rotary), _stored(model, weight_files(folder))
-    words = _tokenizer(tokenizer, folder)
+    words = words_of(tokenizer, folder)
     if not same or modules is None or stored is None or words is None:
         return None
     generation = model.generation_config
@@ -210,24 +217,6 @@ def _stored(model: Any, files: list[Path]) -> dict[str, dict[str, list[str]]] | 
     return None if places else stored  # the rest has other names there
 
 
-def _tokenizer(tokenizer: Any, folder: Path) -> tuple[str, ...] | None:
-    """The class of the tokenizer if that class alone gives the same one. (): there is none."""
-    if tokenizer is None:
-        return ()
-    home, name = type(tokenizer).__module__, type(tokenizer).__name__
-    if not home.startswith("transformers.") or not getattr(tokenizer, "is_fast", False):
-        return None
-    try:
-        alone = type(tokenizer).from_pretrained(folder)
-    except (OSError, TypeError, ValueError, KeyError, AttributeError, ImportError):  # needs more
-        return None
-    names = ("chat_template", "special_tokens_map", "all_special_ids", "padding_side",
-             "model_max_length", "clean_up_tokenization_spaces", "model_input_names")  # fmt: skip
-    same = all(getattr(tokenizer, each, None) == getattr(alone, each, None) for each in names)
-    strings = {each.backend_tokenizer.to_str() for each in (tokenizer, alone)}
-    return (home, name) if same and len(strings) == 1 else None
-
-
 def _parameters(model: nn.Module) -> Iterable[tuple[str, nn.Parameter]]:
     return model.named_parameters(remove_duplicate=False)
 
@@ -236,7 +225,7 @@ def _same_weights(model: Any, again: Plain) -> bool:
     ours = dict(_parameters(again))
     theirs = dict(_parameters(model))
     return ours.keys() == theirs.keys() and all(
-        torch.equal(weight, ours[name]) for name, weight in theirs.items()
+        torch.equal(weight, ours[name].float()) for name, weight in theirs.items()
     )
 
 

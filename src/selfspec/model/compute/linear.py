@@ -58,8 +58,9 @@ def joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> T
     """The biases of joined weights; zeros where one has none."""
     if all(bias is None for bias in biases):
         return None
+    some = next(bias for bias in biases if bias is not None)
     pairs = zip(weights, biases, strict=True)
-    return torch.cat([w.new_zeros(len(w)) if b is None else b.detach() for w, b in pairs])
+    return torch.cat([some.new_zeros(len(w)) if b is None else b.detach() for w, b in pairs])
 
 
 class PlainLinear(Linear):

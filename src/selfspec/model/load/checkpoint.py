@@ -19,8 +19,6 @@ from typing import Any
 
 import psutil
 import torch
-import transformers
-from huggingface_hub import utils as hub_utils
 
 from selfspec.errors import BrokenCheckpoint, ResourceError, UnsupportedModel
 
@@ -30,6 +28,7 @@ from ..compute.memory import gigabytes
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+QUANTISED = "selfspec-quantised.json"  # in a folder that `selfspec quantise` wrote
 AGAIN = "Copy or download the checkpoint again."
 
 _MAX_HEADER = 100_000_000  # the format's own limit
@@ -241,10 +240,14 @@ def quiet_transformers(bars: bool) -> Iterator[None]:
     What the warnings would say, we check and raise. A user who asked transformers for more than its
     default keeps that.
     """
+    import transformers  # here: headers are read where no model of theirs is made
+    from huggingface_hub import utils as hub_utils
+
     hf: Any = transformers.utils.logging
     hub: Any = hub_utils
     level, had_bars = hf.get_verbosity(), hf.is_progress_bar_enabled()
     had_hub_bars = not hub.are_progress_bars_disabled()
+    bars = bars and had_hub_bars  # who has switched those off wants none
     if level == logging.WARNING:
         hf.set_verbosity_error()
     if not bars:

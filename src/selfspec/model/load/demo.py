@@ -21,11 +21,11 @@ import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, redirect_stderr
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from filelock import FileLock, Timeout
 from safetensors import SafetensorError
 from tqdm import tqdm
@@ -91,6 +91,8 @@ def _by_hand() -> str:
 
 def convert_gguf(gguf: Path, folder: Path) -> None:
     """Have transformers expand a GGUF file to float32 and save it with its tokenizer."""
+    import transformers  # here: a demo that is there already needs none of it
+
     source, file = str(gguf.parent), gguf.name
     tokenizer = transformers.AutoTokenizer.from_pretrained(source, gguf_file=file)
     with redirect_stderr(io.StringIO()):  # for one bar that no setting switches off
@@ -229,7 +231,7 @@ def _record(folder: Path) -> None:
         "gguf": GGUF,
         "gguf_sha256": GGUF_SHA256,
         "dtype": "float32",
-        "transformers": transformers.__version__,
+        "transformers": metadata.version("transformers"),
         "torch": torch.__version__,
         "files": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
         "sha256": {file.name: sha256(file) for file in sorted(folder.iterdir())},

@@ -44,6 +44,7 @@ from ..compute.memory import weights_too_large
 from . import peft_folder, quantised
 from .checkpoint import (
     AGAIN,
+    QUANTISED,
     bytes_while_loading,
     first_line,
     quiet_transformers,
@@ -93,8 +94,7 @@ def load(
 
     `model` is "demo", a folder, a GGUF file, a hub name or a live model. For a PEFT adapter its
     base model is loaded, with the adapter merged into the weights or live beside them (`adapter`).
-    dtype "auto" is float32 on the CPU (exact, and few CPUs are fast at less) and the checkpoint's
-    own on a GPU.
+    dtype "auto" is float32 on the CPU (exact) and the checkpoint's own on a GPU.
     """
     kind, target = parse_dtype(dtype), parse_device(device)
     peft_folder.require_mode(adapter)
@@ -136,8 +136,18 @@ def load(
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
     _require_promised(source, config)
-    own, read = asked or _read_tokenizer(source), _load_weights(source, config, kind, target)
-    return Loaded(read, own, source.name, True, source.folder)
+    words = asked or _read_tokenizer(source)
+    weights = _load_weights(source, config, kind, target)
+    return Loaded(weights, words, source.name, True, source.folder)
+
+
+def _refuse_quantised(source: Source) -> None:
+    if (source.folder / QUANTISED).is_file():
+        raise UnsupportedModel(
+            f"{source.name} is a folder that `selfspec quantise` wrote: LLM.from_pretrained runs "
+            "it, but there is no transformers model in it to train, adapt or draft with. Use the "
+            "original model for that."
+        )
 
 
 def estimate_bytes(
@@ -181,6 +191,7 @@ def _require_promised(source: Source, config: PreTrainedConfig) -> None:
 
 def _read_config(source: Source) -> PreTrainedConfig:
     """The configuration. Raises if it is broken, of an unknown type or needs untrusted code."""
+    _refuse_quantised(source)
     folder, name = source.folder, source.name
     raw = read_json(folder / "config.json")
     kind = checked(raw, folder / "config.json").model_type

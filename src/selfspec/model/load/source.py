@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import huggingface_hub
-from huggingface_hub import errors as hub_errors
 
 from selfspec.errors import OptionError, Unavailable, nearest
 
@@ -117,6 +116,8 @@ def locate(
 
 def _snapshot(name: str, patterns: list[str], hub: dict[str, Any]) -> Path:
     """The cached folder of a hub model with these files. Works from the cache without a network."""
+    from huggingface_hub import errors as hub_errors  # here: a folder needs no network library
+
     options = {"allow_patterns": patterns, "ignore_patterns": ["*/*"], **hub}
     try:
         return Path(huggingface_hub.snapshot_download(name, **options))
@@ -145,6 +146,8 @@ def _snapshot(name: str, patterns: list[str], hub: dict[str, Any]) -> Path:
 
 def cached_folder(name: str) -> Path | None:
     """Where a hub model's small files are, if they are cached already."""
+    from huggingface_hub import errors as hub_errors
+
     options: dict[str, Any] = {"allow_patterns": list(_SMALL_FILES), "local_files_only": True}
     try:
         return Path(huggingface_hub.snapshot_download(name, **options))

@@ -4,6 +4,7 @@ torch's time, else by torch. Knows neither models nor sampling."""
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from ctypes import c_int64, c_void_p
 from pathlib import Path
 
@@ -20,25 +21,25 @@ def likeliest(logits: Tensor, count: int = 1) -> Tensor:
     """(rows, vocabulary) -> (rows, count) ids, the likeliest first; of equal ones the lowest."""
     rows, size = logits.shape
     ours = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.is_contiguous()
-    if not (ours and _available()):
+    kernel = _kernel() if ours else None
+    if kernel is None:
         return logits.argmax(-1, keepdim=True) if count == 1 else _by_blocks(logits, count)
     out = torch.empty((rows, min(count, size)), dtype=torch.int64)
     maxima = torch.empty(-(-size // _BLOCK))
-    compiled(_SOURCE).largest(
-        *(logits.data_ptr(), rows, size, out.shape[1], out.data_ptr(), maxima.data_ptr())
-    )
+    kernel(logits.data_ptr(), rows, size, out.shape[1], out.data_ptr(), maxima.data_ptr())
     return out
 
 
 @functools.cache
-def _available() -> bool:
+def _kernel() -> Callable[..., None] | None:
+    """Our function. None: it cannot be had here."""
     try:
-        kernels = compiled(_SOURCE)
+        largest: Callable[..., None] = compiled(_SOURCE).largest
     except NoNative:
-        return False
-    kernels.largest.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
-    kernels.largest.restype = None
-    return True
+        return None
+    largest.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]  # type: ignore[attr-defined]
+    largest.restype = None  # type: ignore[attr-defined]
+    return largest
 
 
 def _by_blocks(logits: Tensor, count: int) -> Tensor:

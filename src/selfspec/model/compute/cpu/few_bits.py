@@ -32,11 +32,13 @@ class PanelBytes(PackedLinear):
     group: ClassVar[int] = GROUP
     """Inputs are filled up to a multiple of this; 1 if rows of x are read as they are."""
 
-    def pack(self, weight: Tensor) -> Tensor:
+    def measure(self) -> None:
         self._width = int(compiled(SOURCE).panel_width())
         self._groups = -(-self.inputs // self.group)
         if self.group > 1:  # bytes, and three numbers a group (`Row` of few_bits.cpp)
             self.prepared = 64 * -(-self._groups * (self.group + 12) // 64)
+
+    def pack(self, weight: Tensor) -> Tensor:
         step = self._width * max(1, _PIECE // (self._width * self.inputs))
         pieces = [self._panels(weight[at : at + step]) for at in range(0, self.outputs, step)]
         return torch.cat([self.packed(piece) for piece in pieces])

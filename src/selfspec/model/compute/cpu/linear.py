@@ -34,13 +34,19 @@ class PackedLinear(Linear):
     prepared: int = 0
     """Bytes of a row of x once the kind's kernel has prepared it."""
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        biases: Sequence[Tensor | None],
+        packed: Tensor | None = None,
+    ) -> None:
+        """`packed`: what `pack` gave before for the same weights, which are not read then."""
         self._native = library()
-        weight = joined(weights)
-        self.outputs, self.inputs = weight.shape
+        self.outputs, self.inputs = sum(map(len, weights)), weights[0].shape[1]
         self.bias = joined_bias(weights, biases)
+        self.measure()
         # held here, since the kernels know them by address only
-        self._packed = self.pack(weight)
+        self._packed = self.pack(joined(weights)) if packed is None else packed
         multiply, prepare = self.functions()
         self._struct = ProductStruct(
             multiply,
@@ -51,6 +57,14 @@ class PackedLinear(Linear):
             self.outputs,
             self.inputs,
         )
+
+    @property
+    def memory(self) -> Tensor:
+        """The one piece of memory that the kernel reads."""
+        return self._packed
+
+    def measure(self) -> None:
+        """Find out what follows from the sizes alone."""
 
     @abstractmethod
     def pack(self, weight: Tensor) -> Tensor:
@@ -84,8 +98,11 @@ class Float32(PackedLinear):
     """Weights as they are, in panels of columns, [panel][input][column]: what one step of the
     kernel multiplies with lies side by side."""
 
-    def pack(self, weight: Tensor) -> Tensor:
+    def measure(self) -> None:
         self._width = library().panel_width()
+
+    def pack(self, weight: Tensor) -> Tensor:
+        weight = weight.float()
         panels = -(-self.outputs // self._width)
         padded = (
             F.pad(weight, (0, 0, 0, panels * self._width - self.outputs))

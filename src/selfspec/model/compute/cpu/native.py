@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch  # noqa: F401  (loads its OpenMP runtime, which the kernels share)
 
+from ....core.files import whole_file
 from ....core.user_cache import CACHE_VARIABLE, cache_root
 from .interface import declare
 from .tuning import tuning, use
@@ -113,12 +114,9 @@ def _compile(compiler: str, source: Path, target: Path) -> None:
             result = subprocess.run(command, capture_output=True, text=True, check=False)
             if result.returncode:
                 raise NoNative(f"{compiler} failed: {result.stderr.strip()[-500:]}")
-        with linked.open("rb+") as file:
-            digest = hashlib.sha256(file.read()).digest()
-            file.write(digest)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(linked, target)
+        data = linked.read_bytes()
+        with whole_file(target, durable=True) as file:
+            file.write(data + hashlib.sha256(data).digest())
 
 
 def _cpu_features() -> str:

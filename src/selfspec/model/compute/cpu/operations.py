@@ -20,7 +20,23 @@ from .interface import (
     where_struct,
 )
 from .kinds import KINDS
+from .linear import PackedLinear
 from .native import library
+from .packs import Shelf
+
+
+def product(
+    kind: str,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    shelf: Shelf | None = None,
+) -> PackedLinear:
+    """A product in a kind, from the shelf if it is there."""
+    packed = shelf.take(kind, sum(map(len, weights)), weights[0].shape[1]) if shelf else None
+    made = KINDS[kind](weights, biases, packed)
+    if shelf:
+        shelf.put(kind, made)
+    return made
 
 
 class NativeOps(Ops):
@@ -28,18 +44,23 @@ class NativeOps(Ops):
 
     kernel: Kernel = "native"
 
-    def __init__(self, weights: str = "float32") -> None:
+    def __init__(self, weights: str = "float32", shelf: Shelf | None = None) -> None:
         self._native = library()
         self.weights = weights
         self._kind = KINDS[weights]
         self.rounding = self._kind.rounding
+        self._shelf = shelf
 
     def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
-        return self._kind(weights, biases)
+        return product(str(self.weights), weights, biases, self._shelf)
 
     @property
     def of_head(self) -> Ops:
-        return NativeOps(self._kind.head) if self._kind.head else self
+        return NativeOps(self._kind.head, self._shelf) if self._kind.head else self
+
+    def on_shelf(self, shelf: Shelf) -> NativeOps:
+        """The same, with products taken from a shelf or put there."""
+        return NativeOps(str(self.weights), shelf)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         (rows, size), native = x.shape, norm_struct(norm)

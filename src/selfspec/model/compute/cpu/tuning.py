@@ -13,9 +13,7 @@ import ctypes
 import functools
 import json
 import logging
-import os
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -23,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from ....core.files import whole_file
 from ....core.json_text import from_json
 from ....core.schema import made
 from .interface import ProductStruct, address, function
@@ -121,8 +120,7 @@ def _kept(path: Path, most_rows: int) -> Tuning | None:
 def _keep(chosen: Tuning, path: Path) -> None:
     """Written whole or not at all. Where nothing can be written, the next process measures."""
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump(asdict(chosen), file)
-        os.replace(file.name, path)
+        with whole_file(path) as file:
+            file.write(json.dumps(asdict(chosen)).encode())
     except OSError as error:
         _log.debug("How weights are read could not be kept in %s: %s", path, error)

@@ -1,0 +1,196 @@
+"""Packed weights kept in the user's cache and mapped, so that a later load neither reads nor packs.
+
+A file holds the products of one model in one kind, in the order in which the model makes them. It
+is read by nobody else and never changed: a new one takes its place, and it is mapped for this
+process alone. A header names what it was made of. A sum over all its bytes, which are read soon
+anyway, tells a torn or damaged file, and that one is made anew. The files that were used last are
+kept, up to `$SELFSPEC_PACKED_GB`. Does not know models.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....core.files import whole_file
+from ....core.user_cache import cache_root
+from ....errors import OptionError
+from .linear import PackedLinear
+
+LIMIT_VARIABLE = "SELFSPEC_PACKED_GB"
+_LIMIT = 4.0
+_HEADER, _ALIGNED = 64, 64  # digits of the header's length; where a product begins
+_log = logging.getLogger(__name__)
+
+
+class Shelf:
+    """Products in the order in which a model makes them. This one has none ready."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[str, PackedLinear]] = []
+
+    def take(self, kind: str, outputs: int, inputs: int) -> Tensor | None:
+        """The next product's packed weights, if they are there."""
+        return None
+
+    def put(self, kind: str, linear: PackedLinear) -> None:
+        """The next product was made."""
+        self.made.append((kind, linear))
+
+    def close(self) -> None:
+        """All products were made and are to be used."""
+        self.made = []
+
+
+@dataclass(frozen=True)
+class Packs:
+    """Where the packed weights of one model are kept. `name`: of its files. `key`: what else they
+    depend on."""
+
+    name: str
+    key: str
+
+    def shelf(self, kind: str) -> KeptShelf:
+        """The products in a kind: those of the file, if it is there and whole."""
+        path = packed_folder() / f"{self.name}-{kind}.packed"
+        found = _mapped(path, self.key) if limit() else None
+        return KeptShelf(path, self.key, *(found or ((), None)))
+
+
+class KeptShelf(Shelf):
+    """Products that are mapped from a file, or will be kept in it."""
+
+    def __init__(
+        self, path: Path, key: str, entries: Sequence[dict[str, Any]], data: Tensor | None
+    ) -> None:
+        super().__init__()
+        self._path, self._key, self._entries, self._data = path, key, entries, data
+
+    def take(self, kind: str, outputs: int, inputs: int) -> Tensor | None:
+        number = len(self.made)
+        entry = self._entries[number] if number < len(self._entries) else None
+        if entry is None or entry["of"] != [kind, outputs, inputs] or self._data is None:
+            return None
+        shape = entry["shape"]
+        first = entry["at"]
+        return self._data[first : first + shape[0] * shape[1]].view(shape)
+
+    def close(self) -> None:
+        """Write the products, unless they come from the file. Where they cannot be written, the
+        next load packs again."""
+        self._keep()
+        super().close()
+
+    def _keep(self) -> None:
+        size = sum(linear.memory.nbytes for _, linear in self.made)
+        if self._data is not None or not size or size > limit():
+            return
+        try:
+            self._write()
+            _forget(self._path)
+        except OSError as error:  # a full disk, say
+            _log.warning(
+                "Packed weights could not be kept in %s (%s): every load packs them again. "
+                "$%s=0 keeps none.", self._path, error, LIMIT_VARIABLE,
+            )  # fmt: skip
+
+    def _write(self) -> None:
+        entries, at = [], 0
+        for kind, linear in self.made:
+            of, shape = [kind, linear.outputs, linear.inputs], list(linear.memory.shape)
+            entries.append({"of": of, "shape": shape, "at": at})
+            at += -(-linear.memory.nbytes // _ALIGNED) * _ALIGNED
+        header = {"key": self._key, "bytes": at, "products": entries}
+        header["sum"] = sum(_sum(linear.memory.flatten()) for _, linear in self.made) % (1 << 64)
+        text = json.dumps(header).encode()
+        text += b" " * (-len(text) % _ALIGNED)
+        with whole_file(self._path) as file:
+            file.write(str(len(text)).encode().ljust(_HEADER) + text)
+            for _, linear in self.made:
+                file.write(linear.memory.numpy().data.cast("B"))
+                file.write(b"\0" * (-linear.memory.nbytes % _ALIGNED))
+            os.fchmod(file.fileno(), 0o444)
+
+
+def packed_folder() -> Path:
+    """Where packed weights are kept."""
+    return cache_root() / "packed"
+
+
+def limit() -> int:
+    """How many bytes are kept at most."""
+    asked = os.environ.get(LIMIT_VARIABLE, "")
+    try:
+        size = float(asked or _LIMIT)
+    except ValueError:
+        size = -1
+    if not size >= 0:
+        raise OptionError(
+            f"${LIMIT_VARIABLE}={asked!r} is how many GB of packed weights are kept in "
+            f"{packed_folder()}: a number, and 0 keeps none"
+        )
+    return int(size * 1e9)
+
+
+def kept_bytes() -> int:
+    """How much is kept now."""
+    return sum(size for _, size, _ in _kept())
+
+
+def _kept() -> list[tuple[float, int, Path]]:
+    """(last used, bytes, file), the last used first."""
+    found = []
+    for file in packed_folder().glob("*.packed"):
+        with suppress(OSError):  # removed meanwhile
+            found.append((file.stat().st_mtime, file.stat().st_size, file))
+    return sorted(found, reverse=True)
+
+
+def _forget(newest: Path) -> None:
+    """Remove what was not used for longest, beyond the limit. Who has mapped it keeps it."""
+    left = limit() - newest.stat().st_size
+    for _, size, file in _kept():
+        if file != newest:
+            left -= size
+            if left < 0:
+                file.unlink(missing_ok=True)
+
+
+def _mapped(path: Path, key: str) -> tuple[list[dict[str, Any]], Tensor] | None:
+    """The products of a file and its bytes. None: it is not there, for something else or torn."""
+    try:
+        with path.open("rb") as file:
+            length = int(file.read(_HEADER))
+            header = json.loads(file.read(length))
+            size = os.fstat(file.fileno()).st_size
+            if header["key"] != key or size != _HEADER + length + header["bytes"]:
+                return None
+            data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        data = data[_HEADER + length :]
+        if _sum(data) != header["sum"]:
+            _log.warning("%s is damaged, so weights are packed again.", path)
+            return None
+        os.utime(path)
+        products: list[dict[str, Any]] = header["products"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        _log.warning("%s cannot be read (%s), so weights are packed again.", path, error)
+        return None
+    return products, data
+
+
+def _sum(data: Tensor) -> int:
+    """The sum of 64-bit numbers; what fills no whole one counts as zeros behind it."""
+    whole = data.numel() // 8 * 8
+    rest = int.from_bytes(bytes(data[whole:].tolist()), "little")
+    return (int(data[:whole].view(torch.int64).sum()) + rest) % (1 << 64)
