@@ -86,7 +86,7 @@ def test_whole_files_are_taken(kinds: Kinds) -> None:
 
 @pytest.fixture
 def one_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = tiny_llm()
+    llm = tiny_llm(max_position_embeddings=96)
     monkeypatch.setattr(common, "open_model", lambda name, how: llm)
     monkeypatch.setenv("NO_COLOR", "1")
 

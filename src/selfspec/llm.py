@@ -122,8 +122,8 @@ class LLM:
         """
         for name, value in (("kernel", kernel), ("weights", weights), ("adapter", adapter)):
             door.word(name, value)
-        for name, value in (("revision", revision), ("token", token)):
-            door.word(name, "" if value is None else value)
+        for name, text in (("revision", revision), ("token", token)):
+            door.word(name, "" if text is None else text)
         check_weights(weights)
         door.switch("trust_remote_code", trust_remote_code)
         door.switch("long_context", long_context)

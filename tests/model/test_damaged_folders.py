@@ -75,7 +75,6 @@ def test_a_config_that_promises_too_much(
         {"quantization_config": 5},
         {"eos_token_id": "two"},
         {"hidden_act": "nothing"},
-        {"rope_theta": "x"},
     ],
     ids=str,
 )

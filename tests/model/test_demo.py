@@ -429,6 +429,7 @@ def test_other_bytes_of_the_same_size_are_noticed(steps: Steps) -> None:
     assert demo.find_fault(folder) is not None
     steps.make()
     assert steps.converted == 2 and (folder / "model.safetensors").read_bytes() == b"weights"
+    assert steps.make() == folder  # all hashes are read, and noted
     read: list[Path] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "sha256", lambda path: read.append(path) or "")

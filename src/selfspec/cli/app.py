@@ -118,16 +118,20 @@ def front(
 
 def main() -> None:
     """The console script."""
+    code: Any = 0
     try:
-        app()
-    except SystemExit as end:
         try:
-            sys.stdout.flush()  # else Python itself complains of a full disk, after its own end
-        except OSError as error:
-            if error.errno != errno.EPIPE:
-                stderr().print(f"error: {_said(error)}", markup=False, soft_wrap=True)
-            sys.exit(1)
-        raise end
+            app()
+        except SystemExit as end:
+            code = end.code
+        sys.stdout.flush()  # else Python itself complains of a full disk, after its own end
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        code, said = 1, _said(error)
+        if error.errno != errno.EPIPE:  # whoever read has seen enough
+            stderr().print(f"error: {said}", markup=False, soft_wrap=True)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -36,7 +36,9 @@ def is_whole(value: object) -> bool:
 
 def is_finite(value: Any) -> bool:
     """Whether it is a number that can be counted with."""
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if isinstance(value, bool):
+        return False
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def whole(name: str, value: Any, least: int, remedy: str, most: int | None = None) -> int:

@@ -62,18 +62,18 @@ def drafter_class(name: str) -> type[Drafter]:
 
 def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Drafter | None:
     """A drafter from its name and options, or the object that was given."""
-    if draft is None or isinstance(draft, Drafter) or (isinstance(draft, str) and draft == "none"):
+    if draft is not None and not isinstance(draft, str | Drafter):
+        raise OptionError(
+            f"draft={door.shown(draft)} is neither a drafter nor its name; "
+            f"{nearest('', [*drafter_names(), 'none'])}"
+        )
+    if draft is None or isinstance(draft, Drafter) or draft == "none":
         if options:
             raise OptionError(
                 f"draft_options {door.shown(dict(options))} belong to a drafter's name, but draft "
                 f"is {door.shown(draft)}; set them on the object"
             )
         return draft if isinstance(draft, Drafter) else None
-    if not isinstance(draft, str):
-        raise OptionError(
-            f"draft={door.shown(draft)} is neither a drafter nor its name; "
-            f"{nearest('', [*drafter_names(), 'none'])}"
-        )
     if draft == DEFAULT and not options:
         return _default()
     kind = drafter_class(draft)

@@ -139,7 +139,7 @@ def read_profile(path: str, shape: Shape) -> tuple[tuple[int, ...], tuple[int, .
 
     {"schema_version": 1, "family": "llama", "layers": 30, "attention": [11, 14], "mlp": [14]}
     """
-    if not isinstance(path, str | os.PathLike) or not is_there(Path(path)):
+    if not is_there(Path(path)):
         raise OptionError(
             f"profile {shown(path)} cannot be read (there is no such file); give the path of a "
             "JSON file"
