@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..linear import Linear, joined, joined_bias
+from ..grouped import Matrix, joined
+from ..linear import Linear, joined_bias
 from .interface import ProductStruct, address, function
 from .native import library
 
@@ -34,7 +35,7 @@ class PackedLinear(Linear):
     prepared: int = 0
     """Bytes of a row of x once the kind's kernel has prepared it."""
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
+    def __init__(self, weights: Sequence[Matrix], biases: Sequence[Tensor | None]) -> None:
         self._native = library()
         weight = joined(weights)
         self.outputs, self.inputs = weight.shape
@@ -53,12 +54,11 @@ class PackedLinear(Linear):
         )
 
     @abstractmethod
-    def pack(self, weight: Tensor) -> Tensor:
-        """(outputs, inputs) float32 -> the one piece of memory that the kernel reads."""
+    def pack(self, weight: Matrix) -> Tensor:
+        """(outputs, inputs) -> the one piece of memory that the kernel reads."""
 
-    @staticmethod
     @abstractmethod
-    def functions() -> tuple[int, int | None]:
+    def functions(self) -> tuple[int, int | None]:
         """Where the kind's two functions lie, `Multiply` and `Prepare` of product.h; None if its
         kernel reads x as it is."""
 
@@ -84,7 +84,8 @@ class Float32(PackedLinear):
     """Weights as they are, in panels of columns, [panel][input][column]: what one step of the
     kernel multiplies with lies side by side."""
 
-    def pack(self, weight: Tensor) -> Tensor:
+    def pack(self, weight: Matrix) -> Tensor:
+        weight = weight.float()
         self._width = library().panel_width()
         panels = -(-self.outputs // self._width)
         padded = (
@@ -94,8 +95,7 @@ class Float32(PackedLinear):
         )
         return padded.view(panels, self._width, self.inputs).transpose(1, 2).contiguous()
 
-    @staticmethod
-    def functions() -> tuple[int, None]:
+    def functions(self) -> tuple[int, None]:
         return function(library(), "multiply_float32"), None
 
     def rows(self, index: Tensor) -> Tensor:

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..cache import KVCache, TokenLayout
-from ..linear import Linear
+from ..grouped import Blocks, Grouped, Matrix, joined
+from ..linear import Linear, joined_bias
 from ..norms import Norm
 from ..ops import ACTIVATIONS, Heads, Kernel, Ops
 from .interface import (
@@ -19,7 +20,7 @@ from .interface import (
     sight_struct,
     where_struct,
 )
-from .kinds import KINDS
+from .kinds import KINDS, STORED
 from .native import library
 
 
@@ -27,6 +28,7 @@ class NativeOps(Ops):
     """Our kernels. `weights`: which of `KINDS` products are stored as."""
 
     kernel: Kernel = "native"
+    few_bits = True
 
     def __init__(self, weights: str = "float32") -> None:
         self._native = library()
@@ -34,8 +36,13 @@ class NativeOps(Ops):
         self._kind = KINDS[weights]
         self.rounding = self._kind.rounding
 
-    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
-        return self._kind(weights, biases)
+    def linear(self, weights: Sequence[Matrix], biases: Sequence[Tensor | None]) -> Linear:
+        if self.weights != STORED:
+            return self._kind(weights, biases)
+        whole = joined(weights)  # as stored, if it is in few bits
+        few = isinstance(whole, Grouped) or (isinstance(whole, Blocks) and not whole.floats)
+        kind = self._kind if few else KINDS["float32"]
+        return kind([whole], [joined_bias(weights, biases)])
 
     @property
     def of_head(self) -> Ops:
