@@ -6,11 +6,16 @@ the weights that the model has, whatever they are stored as. Does not know who d
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch import Tensor
 
 from ..errors import OptionError, ResourceError
+from .compute.cpu.few_bits import Stored
 from .compute.cpu.kinds import KINDS
 from .compute.cpu.linear import PackedLinear
+from .compute.grouped import Blocks
 from .compute.linear import Linear
 from .compute.memory import gigabytes
 from .layered import LayeredModel
@@ -74,7 +79,18 @@ def _fits_4_bits(model: LayeredModel) -> bool:
 
 
 def _in_kind(linear: Linear, kind: type[PackedLinear]) -> Linear:
-    """The product in another kind. One whose weights cannot be read stays as it is."""
-    if not linear.readable or linear.alone:
+    """The product in another kind, made a few rows at a time. One whose weights cannot be read, or
+    are stored in as few bits, stays as it is."""
+    if not linear.readable or linear.alone or _stored_in(linear) <= kind.bits:
         return linear
-    return kind([linear.rows(torch.arange(linear.outputs))], [linear.bias])
+
+    def rows(begin: int, end: int) -> Tensor:
+        return linear.rows(torch.arange(begin, end))
+
+    blocks = Blocks(linear.outputs, linear.inputs, rows, kind.__name__, "it is rounded here")
+    return kind([blocks], [linear.bias])
+
+
+def _stored_in(linear: Linear) -> float:
+    """About how many bits a weight has that was stored in few; many if it was not."""
+    return linear.bits if isinstance(linear, Stored) else math.inf

@@ -15,6 +15,14 @@ def weight_bytes(model: LayeredModel) -> int:
     return sum(linear.bytes for linear in model.linears)
 
 
+def still_float32(model: LayeredModel) -> list[str]:
+    """Which products of a model in few bits are in float32, and why, in words."""
+    reasons = [linear.floats for linear in model.linears if linear.floats]
+    return [
+        f"{reasons.count(each)} products stay in float32: {each}" for each in sorted({*reasons})
+    ]
+
+
 def product_modules(model: LayeredModel) -> tuple[str, ...]:
     """The kinds of modules that products are left to, such as quantised ones; usually none."""
     modules = [module for linear in model.linears for module in linear.modules]

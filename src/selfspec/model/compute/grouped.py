@@ -1,7 +1,7 @@
 """A matrix in few bits as somebody else stored it: whole numbers, and a scale for each group.
 
-`Grouped` holds such numbers, `Blocks` says where they can be read from a few rows at a time, so that
-no matrix need ever be held as float32. Does not know files, formats or kernels.
+`Grouped` holds such numbers. `Blocks` reads them a few rows at a time, so that no matrix need be
+held as float32. Does not know files, formats or kernels.
 """
 
 from __future__ import annotations
@@ -130,6 +130,11 @@ class Blocks:
 
 
 Matrix = Tensor | Grouped | Blocks
+
+
+def why_floats(matrix: Matrix) -> str:
+    """Why a matrix is read as float32; "" if it is not, or was never in few bits."""
+    return matrix.floats if isinstance(matrix, Blocks) else ""
 
 
 def joined(parts: Sequence[Matrix], order: Tensor | None = None) -> Matrix:

@@ -27,6 +27,8 @@ class Linear(ABC):
     bias: Tensor | None
     readable = True  # whether `rows` works
     modules: Sequence[nn.Module] = ()  # what it calls that keeps weights of its own
+    floats = ""
+    """Why its weights are in float32 where others are in few bits; "" if they are not."""
     alone = "torch multiplies"
     """Why our kernels cannot take it into the one call of a pass; "" if they can."""
 

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .cache import KVCache, RowSpan, TokenLayout, rounded
-from .grouped import Matrix
+from .grouped import Blocks, Matrix
 from .linear import Linear, MklLinear, PlainLinear
 from .memo import Memo
 from .norms import Norm
@@ -60,6 +60,10 @@ class Ops(ABC):
     @abstractmethod
     def linear(self, weights: Sequence[Matrix], biases: Sequence[Tensor | None]) -> Linear:
         """Weights that read the same input, as one product."""
+
+    def table(self, blocks: Blocks) -> Tensor | Linear:
+        """An embedding in few bits, whose rows are read."""
+        return blocks.float()
 
     @property
     def of_head(self) -> Ops:

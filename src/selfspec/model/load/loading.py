@@ -52,6 +52,7 @@ from .checkpoint import (
     read_json,
     require_memory,
 )
+from .gguf_stored import stored_bytes, stored_model
 from .placement import DTYPES, parse_device, parse_dtype
 from .source import Source, cached_folder, locate, refuse_revision
 
@@ -76,6 +77,8 @@ class Loaded:
     name: str
     owned: bool
     folder: Path | None = None
+    notes: tuple[str, ...] = ()
+    """What is to be said of how its weights are stored."""
 
 
 def load(
@@ -88,13 +91,15 @@ def load(
     device: str | torch.device | Mapping[str, object] = "auto",
     tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None = None,
     adapter: str = "auto",
+    weights: str | None = None,
 ) -> Loaded:
     """A model and its tokenizer, if it has one.
 
     `model` is "demo", a folder, a GGUF file, a hub name or a live model. For a PEFT adapter its
     base model is loaded, with the adapter merged into the weights or live beside them (`adapter`).
     dtype "auto" is float32 on the CPU (exact, and few CPUs are fast at less) and the checkpoint's
-    own on a GPU.
+    own on a GPU. `weights`: how our kernels are to store the weights, if they run the model; None:
+    they do not.
     """
     kind, target = parse_dtype(dtype), parse_device(device)
     if adapter not in (modes := peft_folder.MODES):
@@ -106,7 +111,7 @@ def load(
         peft_folder.refuse_mode(adapter, "merge", reason)
         asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
         return _live(model, kind, None if device == "auto" else target, asked)
-    source = locate(model, revision, token, trust_remote_code)
+    source = locate(model, revision, token, trust_remote_code, weights)
     asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
     if (source.folder / peft_folder.CONFIG).is_file():
         name, revision = peft_folder.base_of(source.folder)
@@ -119,6 +124,7 @@ def load(
             dtype=dtype,
             device=device,
             tokenizer=asked or _read_tokenizer(source),
+            weights=None if adapter == "merge" else weights,
         )
         plain = quantised.method_of(base.model.config) is None
         live = adapter == "live" or (adapter == "auto" and not plain)
@@ -128,6 +134,8 @@ def load(
         peft_folder.refuse_mode(adapter, mode, f"{source.name} is no PEFT adapter")
     config = _read_config(source)
     _refuse_kind(config, config.architectures or [], source.name)
+    if source.blocks:
+        return _stored(source, config, asked)
     quantised.require_library(config, source.name)
     if kind is None and target.type == "cpu":
         kind = torch.float32
@@ -137,7 +145,16 @@ def load(
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
     own, read = asked or _read_tokenizer(source), _load_weights(source, config, kind, target)
-    return Loaded(read, own, source.name, True, source.folder)
+    return Loaded(read, own, source.name, True, source.folder, source.notes)
+
+
+def _stored(
+    source: Source, config: PreTrainedConfig, asked: PreTrainedTokenizerBase | None
+) -> Loaded:
+    """A model whose matrices stay in the blocks of a GGUF file."""
+    require_memory(stored_bytes(source.folder), torch.device("cpu"), source.name)
+    model = stored_model(source.folder, config, attention_option(config))
+    return Loaded(model, asked or _read_tokenizer(source), source.name, True)
 
 
 def estimate_bytes(

@@ -179,7 +179,7 @@ class Stored(PanelBytes):
     are rounded to 16 bits, which most formats have themselves.
     """
 
-    bits = 9
+    bits = 8
     rounding = 0.1
 
     def pack(self, weight: Matrix) -> Tensor:
@@ -188,6 +188,7 @@ class Stored(PanelBytes):
         small = some.bits <= 4 and some.group == GROUP
         self._layout = HALF_BYTES if small else BYTES[some.group]
         self.part = self._layout.part
+        self.bits = 5 if small else 8
         return super().pack(weight)
 
     def functions(self) -> tuple[int, int | None]:

@@ -25,7 +25,7 @@ class PackedLinear(Linear):
     """A product whose weights are packed for a kernel. A subclass is a kind of weights."""
 
     alone = ""
-    bits: ClassVar[float] = 32
+    bits: float = 32
     """About how many bits a weight takes."""
     head: ClassVar[str] = ""
     """The kind that a model's head is kept in, where it is another."""

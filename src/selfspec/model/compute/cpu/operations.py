@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..cache import KVCache, TokenLayout
-from ..grouped import Blocks, Grouped, Matrix, joined
+from ..grouped import Blocks, Grouped, Matrix, joined, why_floats
 from ..linear import Linear, joined_bias
 from ..norms import Norm
 from ..ops import ACTIVATIONS, Heads, Kernel, Ops
@@ -39,10 +39,15 @@ class NativeOps(Ops):
     def linear(self, weights: Sequence[Matrix], biases: Sequence[Tensor | None]) -> Linear:
         if self.weights != STORED:
             return self._kind(weights, biases)
-        whole = joined(weights)  # as stored, if it is in few bits
-        few = isinstance(whole, Grouped) or (isinstance(whole, Blocks) and not whole.floats)
-        kind = self._kind if few else KINDS["float32"]
-        return kind([whole], [joined_bias(weights, biases)])
+        whole, bias = joined(weights), joined_bias(weights, biases)
+        if isinstance(whole, Grouped) or (isinstance(whole, Blocks) and not whole.floats):
+            return self._kind([whole], [bias])
+        product = KINDS["float32"]([whole], [bias])
+        product.floats = next((why for why in map(why_floats, weights) if why), "plain numbers")
+        return product
+
+    def table(self, blocks: Blocks) -> Tensor | Linear:
+        return blocks.float() if blocks.floats else KINDS[STORED]([blocks], [None])
 
     @property
     def of_head(self) -> Ops:
