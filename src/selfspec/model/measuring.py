@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import torch
 
@@ -17,10 +18,8 @@ def weight_bytes(model: LayeredModel) -> int:
 
 def still_float32(model: LayeredModel) -> list[str]:
     """Which products of a model in few bits are in float32, and why, in words."""
-    reasons = [linear.floats for linear in model.linears if linear.floats]
-    return [
-        f"{reasons.count(each)} products stay in float32: {each}" for each in sorted({*reasons})
-    ]
+    reasons = Counter(linear.floats for linear in model.linears if linear.floats)
+    return [f"{count} products are in float32: {why}" for why, count in sorted(reasons.items())]
 
 
 def product_modules(model: LayeredModel) -> tuple[str, ...]:

@@ -28,8 +28,6 @@ from .compute.stored import StoredEmbedding, StoredLinear
 from .families import Family, Shape
 from .peft_layers import Added, taken_apart
 
-_STORED = StoredLinear | StoredEmbedding
-
 
 @dataclass(frozen=True)
 class LinearWeights:
@@ -126,7 +124,8 @@ def calls_modules(model: nn.Module) -> bool:
 
 def stored_blocks(model: nn.Module) -> list[Blocks]:
     """The matrices in few bits that a file holds, each once."""
-    found = [each.blocks for each in model.modules() if isinstance(each, _STORED)]
+    kinds = StoredLinear | StoredEmbedding
+    found = [each.blocks for each in model.modules() if isinstance(each, kinds)]
     return list({id(each): each for each in found}.values())
 
 

@@ -79,9 +79,8 @@ def q4_k(blocks: Tensor) -> Grouped:
 
 def q5_k(blocks: Tensor) -> Grouped:
     """The same, with a fifth bit of each group's number `i` in the byte `i`."""
-    numbers = (
-        _halves(blocks[..., 48:].unflatten(-1, (4, 32))).unflatten(-1, (2, 32)).flatten(-3, -2)
-    )
+    numbers = _halves(blocks[..., 48:].unflatten(-1, (4, 32)))  # (rows, blocks, 4, 64)
+    numbers = numbers.flatten(-2).unflatten(-1, (8, 32))
     fifth = blocks[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None]
     return _made((numbers | (fifth & 1) << 4).flatten(-2), *_scales_and_minima(blocks), 32, 5)
 

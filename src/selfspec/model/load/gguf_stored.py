@@ -1,8 +1,8 @@
 """A GGUF file as a model whose matrices stay in the file's own blocks.
 
-Configuration and tokenizer are written once into a small folder in the cache, with a table of where
-each tensor lies in the file. The weights stay where they are and are read matrix by matrix. Does not
-know kernels.
+Configuration and tokenizer are written once into a small folder in the cache, with a table of
+where each tensor lies in the file. The weights stay where they are and are read matrix by matrix.
+Does not know kernels.
 """
 
 from __future__ import annotations

@@ -53,6 +53,7 @@ from .checkpoint import (
     require_memory,
 )
 from .gguf_stored import stored_bytes, stored_model
+from .packed_folder import Packing, packed_model, packing_of
 from .placement import DTYPES, parse_device, parse_dtype
 from .source import Source, cached_folder, locate, refuse_revision
 
@@ -136,7 +137,15 @@ def load(
     _refuse_kind(config, config.architectures or [], source.name)
     if source.blocks:
         return _stored(source, config, asked)
-    quantised.require_library(config, source.name)
+    packing = None if weights in (None, "float32") else packing_of(config)
+    if isinstance(packing, Packing):
+        source.fetch_weights()
+        require_memory(estimate_bytes(source.folder, torch.float32), target, source.name)
+        packed = packed_model(source.folder, config, packing, attention_option(config))
+        if not isinstance(packed, str):
+            return Loaded(packed, asked or _read_tokenizer(source), source.name, True)
+        packing = packed
+    quantised.require_library(config, source.name, packing or "")
     if kind is None and target.type == "cpu":
         kind = torch.float32
     # the size of quantised weights is known from their files only
@@ -145,7 +154,8 @@ def load(
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
     own, read = asked or _read_tokenizer(source), _load_weights(source, config, kind, target)
-    return Loaded(read, own, source.name, True, source.folder, source.notes)
+    by_modules = (f"quantised linears run as modules: {packing}",) if packing else ()
+    return Loaded(read, own, source.name, True, source.folder, source.notes + by_modules)
 
 
 def _stored(

@@ -1,0 +1,162 @@
+"""Folders that GPTQ or AWQ quantised, read from their safetensors without these libraries.
+
+Both keep a linear as `qweight`, `qzeros` and `scales`: whole numbers of 4 or 8 bits in words of 32,
+in groups along the inputs, weight = scale * (number - zero). GPTQ's words hold consecutive inputs,
+and its first format stores each zero less one; AWQ's words hold eight outputs in an order of their
+own. What is laid out otherwise goes through the library. Does not know kernels.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..compute.grouped import Blocks, Grouped, fits, grouped
+from ..compute.stored import StoredLinear
+from .checkpoint import quiet_transformers, weight_files
+from .quantised import settings_of
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that each half byte of a word belongs to
+_FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
+_CLEAR = {"gptq": 1, "gptq_v2": 0, "gemm": 0}  # what is added to a stored zero
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How the linears of a folder are packed."""
+
+    form: str
+    bits: int
+    group: int
+    """Inputs that share a scale; 0: all of them."""
+
+
+def packing_of(config: Any) -> Packing | str | None:
+    """How a folder's linears are packed, or why they cannot be read here. None: neither GPTQ nor
+    AWQ."""
+    settings = settings_of(config) or {}
+    method = str(settings.get("quant_method", ""))
+    if method not in _FORMATS:
+        return None
+    form = settings.get("checkpoint_format") if method == "gptq" else settings.get("version")
+    form = str(form or _FORMATS[method][0]).lower()
+    if form not in _FORMATS[method]:
+        return f"its layout {form!r} is not read here, but {' and '.join(_FORMATS[method])} are"
+    bits, widths = settings.get("bits"), (4, 8) if method == "gptq" else (4,)
+    if bits not in widths:
+        return (
+            f"{method} of {bits} bits has no kernel here, but of {' and '.join(map(str, widths))}"
+        )
+    return Packing(form, bits, max(int(settings.get("group_size") or 0), 0))
+
+
+def unpacked(words: Tensor, bits: int) -> Tensor:
+    """(n, words of 32 bits) -> (n, numbers) uint8, the lowest bits first."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    return (words[..., None] >> shifts & 2**bits - 1).to(torch.uint8).flatten(1)
+
+
+def packed_model(folder: Path, config: Any, packing: Packing, options: dict[str, Any]) -> Any:
+    """transformers' model of a folder, the packed linears left as they are; or why that cannot be
+    done."""
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    plain = copy.deepcopy(config)
+    del plain.quantization_config
+    auto: Any = AutoModelForCausalLM
+    with quiet_transformers(bars=False), init_empty_weights(include_buffers=False):
+        model = auto.from_config(plain, dtype=torch.float32, **options)
+    tensors = _tensors(folder)
+    for path, part in list(model.named_modules()):
+        if isinstance(part, nn.Linear) and f"{path}.qweight" in tensors:
+            held = {
+                name: tensors[f"{path}.{name}"]
+                for name in ("qweight", "qzeros", "scales", "g_idx", "bias")
+                if f"{path}.{name}" in tensors
+            }
+            blocks = _blocks(held, packing, part.in_features, part.out_features)
+            if isinstance(blocks, str):
+                return f"{path}: {blocks}"
+            bias = held.get("bias")
+            model.set_submodule(path, StoredLinear(blocks, None if bias is None else bias.float()))
+            continue
+        for name, _ in list(part.named_parameters(recurse=False)):
+            full = f"{path}.{name}"
+            if full in tensors:
+                part.register_parameter(name, nn.Parameter(tensors[full].float()))
+    model.tie_weights()
+    if missing := [name for name, each in model.named_parameters() if each.is_meta]:
+        return f"it has {missing[0]} under another name, or not at all"
+    return model.eval().requires_grad_(False)
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a folder, mapped from its files."""
+    from safetensors.torch import load_file
+
+    return {name: each for file in weight_files(folder) for name, each in load_file(file).items()}
+
+
+def _blocks(held: dict[str, Tensor], packing: Packing, inputs: int, outputs: int) -> Blocks | str:
+    """One linear, or why it cannot be read as groups."""
+    group = packing.group or inputs
+    if {"qweight", "qzeros", "scales"} - held.keys():
+        return "it lacks zeros or scales"
+    if "g_idx" in held and not torch.equal(held["g_idx"], torch.arange(inputs) // group):
+        return "its groups are not of neighbouring inputs (desc_act)"
+    zeros = unpacked(held["qzeros"], packing.bits)  # (groups, outputs)
+    if packing.form == "gemm":
+        zeros = _in_order(zeros)
+    if zeros.shape != held["scales"].shape or zeros.shape[1] != outputs:
+        return f"its zeros and scales are of shapes {zeros.shape} and {held['scales'].shape}"
+    if packing.form == "gptq" and (zeros == 2**packing.bits - 1).any():
+        return "a zero of its first format is stored as the largest number, which is ambiguous"
+    read = partial(_rows, held["qweight"], held["scales"], zeros + _CLEAR[packing.form], packing)
+    what = f"{packing.form} of {packing.bits} bits"
+    if fits(group, inputs):
+        return Blocks(outputs, inputs, partial(_grouped, read, group, packing.bits), what)
+    why = f"groups of {group} inputs are no multiple of 16"
+    return Blocks(outputs, inputs, partial(_floats, read, group), what, why)
+
+
+def _rows(
+    words: Tensor, scales: Tensor, zeros: Tensor, packing: Packing, begin: int, end: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Some outputs' numbers, (outputs, inputs) uint8, with scales and zeros, (outputs, groups)."""
+    if packing.form == "gemm":
+        first = begin // 8
+        numbers = _in_order(unpacked(words[:, first : -(-end // 8)], 4))
+        numbers = numbers[:, begin - 8 * first : end - 8 * first].T
+    else:
+        numbers = unpacked(words[:, begin:end].T, packing.bits)
+    scale, zero = (each[:, begin:end].T.float() for each in (scales, zeros))
+    return numbers.contiguous(), scale.contiguous(), zero.contiguous()
+
+
+def _grouped(read: Any, group: int, bits: int, begin: int, end: int) -> Grouped:
+    numbers, scale, zero = read(begin, end)
+    middle = 0 if bits == 4 else 128  # which brings 8 bits into those of a signed byte
+    signed = (numbers ^ middle).view(torch.int8)
+    return grouped(signed, scale, (middle - zero) * scale, group=group, bits=bits)
+
+
+def _floats(read: Any, group: int, begin: int, end: int) -> Tensor:
+    numbers, scale, zero = read(begin, end)
+    scale, zero = (
+        each.repeat_interleave(group, 1)[:, : numbers.shape[1]] for each in (scale, zero)
+    )
+    floats: Tensor = (numbers.float() - zero) * scale
+    return floats
+
+
+def _in_order(numbers: Tensor) -> Tensor:
+    """AWQ's outputs, which come eight by eight in its own order, one after the other."""
+    places = torch.tensor(AWQ_ORDER).argsort()
+    return numbers.unflatten(1, (-1, 8))[:, :, places].flatten(1)
