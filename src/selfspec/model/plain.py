@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .load.gguf_stored import fill
 from .weights import module
 
 
@@ -79,4 +80,6 @@ def plain_model(folder: Path, facts: dict[str, Any]) -> Plain:
                 for place in places:
                     above, _, last = place.rpartition(".")
                     parts[above].register_parameter(last, weight)
+    if "blocks" in facts:
+        fill(root, facts["blocks"], folder)
     return root

@@ -8,6 +8,8 @@ Does not know kernels.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,7 @@ from torch import Tensor, nn
 from ...errors import BrokenCheckpoint
 from ..compute.grouped import Blocks, Grouped
 from ..compute.stored import StoredEmbedding, StoredLinear
-from .checkpoint import AGAIN, quiet_transformers, read_json
+from .checkpoint import AGAIN, read_json
 from .gguf_blocks import FLOATS, FORMATS, decoded, row_bytes
 from .gguf_file import architecture_of, by_transformers, made_once, opened_file, place
 
@@ -141,50 +143,75 @@ def stored_bytes(folder: Path) -> int:
     """The peak memory of loading: packed weights take about what the file does, and the largest
     matrix is there as bytes meanwhile."""
     tensors = StoredTensors.of(folder).tensors.values()
-    sizes = [(each["kind"], *([1] * (2 - len(each["shape"])) + each["shape"])) for each in tensors]
-    packed = sum(outputs * row_bytes(kind, inputs) for kind, outputs, inputs in sizes)
-    return int(1.1 * packed) + 2 * max(outputs * inputs for _, outputs, inputs in sizes)
+    packed = sum(
+        math.prod(each["shape"][:-1]) * row_bytes(each["kind"], each["shape"][-1])
+        for each in tensors
+    )
+    return int(1.1 * packed + 2 * max(math.prod(each["shape"]) for each in tensors))
 
 
 def stored_model(folder: Path, config: Any, options: dict[str, Any]) -> Any:
     """transformers' model of a small folder, its matrices left in the file. It can be called."""
-    import gguf
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
+    from .empty import empty_model  # here: a model that was loaded before needs none
 
-    held = StoredTensors.of(folder)
-    auto: Any = AutoModelForCausalLM
-    with quiet_transformers(bars=False), init_empty_weights(include_buffers=False):
-        model = auto.from_config(config, dtype=torch.float32, **options)
-    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == held.architecture)
-    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
-    embedding = held.matrix("token_embd.weight")
-    for path, part in list(model.named_modules()):
-        name = str(names.get_name(path))
-        if isinstance(part, nn.Embedding):
-            scale = getattr(part, "embed_scale", 1.0)
-            model.set_submodule(path, StoredEmbedding(embedding, scale))
-        elif isinstance(part, nn.Linear):
-            tied = name == "output" and "output.weight" not in held.tensors
-            order = _row_order(name, held.architecture, config)
-            blocks = embedding if tied else held.matrix(f"{name}.weight", order)
-            bias = None if part.bias is None else held.vector(f"{name}.bias")
-            bias = bias if bias is None or order is None else bias[order]
-            _check(blocks.shape, (part.out_features, part.in_features), name, held.file)
-            model.set_submodule(path, StoredLinear(blocks, bias))
-        else:
-            _fill(part, name, held)
+    model = empty_model(config, options)
+    fill(model, places_of(model, folder), folder)
     return model.eval().requires_grad_(False)
 
 
-def _fill(part: nn.Module, name: str, held: StoredTensors) -> None:
-    """Put the numbers of a norm in."""
-    for kind, parameter in list(part.named_parameters(recurse=False)):
-        vector = held.vector(f"{name}.{kind}")
-        _check(tuple(vector.shape), tuple(parameter.shape), name, held.file)
-        if held.architecture in _LESS:
-            vector = vector - 1
-        setattr(part, kind, nn.Parameter(vector, requires_grad=False))
+def places_of(model: nn.Module, folder: Path) -> list[dict[str, Any]]:
+    """For each part of a model that has weights: its path, its name in the file, what it is, its
+    numbers besides the matrix."""
+    import gguf
+
+    config: Any = model.config
+    architecture = StoredTensors.of(folder).architecture
+    number = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    places = []
+    part: Any
+    for path, part in model.named_modules():
+        embeds = isinstance(part, (nn.Embedding, StoredEmbedding))
+        linear = isinstance(part, (nn.Linear, StoredLinear))
+        vectors = [name for name, each in part.named_parameters(recurse=False) if each.dim() == 1]
+        if embeds or linear or vectors:
+            spot: dict[str, Any] = {"path": path, "vectors": vectors}
+            spot["name"] = str(names.get_name(path))
+            if embeds:
+                scale = getattr(part, "embed_scale", getattr(part, "scale", 1.0))
+                spot |= {"kind": "embedding", "scale": float(scale)}
+            elif linear:
+                spot |= {"kind": "linear", "shape": [part.out_features, part.in_features]}
+            places.append(spot)
+    return places
+
+
+def fill(model: nn.Module, places: Iterable[dict[str, Any]], folder: Path) -> None:
+    """Put the weights of a file into their places."""
+    held, config = StoredTensors.of(folder), model.config
+    embedding = held.matrix("token_embd.weight")
+    for spot in places:
+        path, name, kind = spot["path"], spot["name"], spot.get("kind")
+        order = _row_order(name, held.architecture, config)
+        vectors = {each: held.vector(f"{name}.{each}") for each in spot["vectors"]}
+        if kind == "embedding":
+            model.set_submodule(path, StoredEmbedding(embedding, spot["scale"]))
+        elif kind == "linear":
+            tied = name == "output" and "output.weight" not in held.tensors
+            blocks = embedding if tied else held.matrix(f"{name}.weight", order)
+            if list(blocks.shape) != spot["shape"]:
+                raise BrokenCheckpoint(
+                    f"{held.file} has {name} of shape {blocks.shape}, and its own numbers ask for "
+                    f"{spot['shape']}. {AGAIN}"
+                )
+            bias = vectors.get("bias")
+            bias = bias if bias is None or order is None else bias[order]
+            model.set_submodule(path, StoredLinear(blocks, bias))
+        else:
+            for each, vector in vectors.items():
+                wanted = vector - 1 if held.architecture in _LESS else vector
+                part = model.get_submodule(path)
+                part.register_parameter(each, nn.Parameter(wanted, requires_grad=False))
 
 
 def _row_order(name: str, architecture: str, config: Any) -> Tensor | None:
@@ -196,10 +223,3 @@ def _row_order(name: str, architecture: str, config: Any) -> Tensor | None:
     heads = config.num_attention_heads if short == "attn_q" else config.num_key_value_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     return torch.arange(heads * size).view(heads, size // 2, 2).transpose(1, 2).flatten()
-
-
-def _check(found: tuple[int, ...], wanted: tuple[int, ...], name: str, file: Path) -> None:
-    if found != wanted:
-        raise BrokenCheckpoint(
-            f"{file} has {name} of shape {found}, and its own numbers ask for {wanted}. {AGAIN}"
-        )

@@ -125,7 +125,6 @@ def load(
             dtype=dtype,
             device=device,
             tokenizer=asked or _read_tokenizer(source),
-            weights=None if adapter == "merge" else weights,
         )
         plain = quantised.method_of(base.model.config) is None
         live = adapter == "live" or (adapter == "auto" and not plain)
@@ -164,7 +163,7 @@ def _stored(
     """A model whose matrices stay in the blocks of a GGUF file."""
     require_memory(stored_bytes(source.folder), torch.device("cpu"), source.name)
     model = stored_model(source.folder, config, attention_option(config))
-    return Loaded(model, asked or _read_tokenizer(source), source.name, True)
+    return Loaded(model, asked or _read_tokenizer(source), source.name, True, source.folder)
 
 
 def estimate_bytes(

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 from ..compute.grouped import Blocks, Grouped, fits, grouped
 from ..compute.stored import StoredLinear
-from .checkpoint import quiet_transformers, weight_files
+from .checkpoint import weight_files
+from .empty import empty_model
 from .quantised import settings_of
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that each half byte of a word belongs to
@@ -48,31 +49,26 @@ def packing_of(config: Any) -> Packing | str | None:
     form = str(form or _FORMATS[method][0]).lower()
     if form not in _FORMATS[method]:
         return f"its layout {form!r} is not read here, but {' and '.join(_FORMATS[method])} are"
-    bits, widths = settings.get("bits"), (4, 8) if method == "gptq" else (4,)
+    bits, widths = int(settings.get("bits") or 0), (4, 8) if method == "gptq" else (4,)
     if bits not in widths:
-        return (
-            f"{method} of {bits} bits has no kernel here, but of {' and '.join(map(str, widths))}"
-        )
+        ours = " and ".join(map(str, widths))
+        return f"no kernel here runs {method} of {bits} bits, but of {ours}"
     return Packing(form, bits, max(int(settings.get("group_size") or 0), 0))
 
 
 def unpacked(words: Tensor, bits: int) -> Tensor:
     """(n, words of 32 bits) -> (n, numbers) uint8, the lowest bits first."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
-    return (words[..., None] >> shifts & 2**bits - 1).to(torch.uint8).flatten(1)
+    numbers: Tensor = words[..., None] >> shifts & 2**bits - 1
+    return numbers.to(torch.uint8).flatten(1)
 
 
 def packed_model(folder: Path, config: Any, packing: Packing, options: dict[str, Any]) -> Any:
     """transformers' model of a folder, the packed linears left as they are; or why that cannot be
     done."""
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
     plain = copy.deepcopy(config)
     del plain.quantization_config
-    auto: Any = AutoModelForCausalLM
-    with quiet_transformers(bars=False), init_empty_weights(include_buffers=False):
-        model = auto.from_config(plain, dtype=torch.float32, **options)
+    model = empty_model(plain, options)
     tensors = _tensors(folder)
     for path, part in list(model.named_modules()):
         if isinstance(part, nn.Linear) and f"{path}.qweight" in tensors:
@@ -159,4 +155,5 @@ def _floats(read: Any, group: int, begin: int, end: int) -> Tensor:
 def _in_order(numbers: Tensor) -> Tensor:
     """AWQ's outputs, which come eight by eight in its own order, one after the other."""
     places = torch.tensor(AWQ_ORDER).argsort()
-    return numbers.unflatten(1, (-1, 8))[:, :, places].flatten(1)
+    eights: Tensor = numbers.unflatten(1, (-1, 8))
+    return eights[:, :, places].flatten(1)

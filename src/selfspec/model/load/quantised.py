@@ -45,13 +45,15 @@ def method_of(config: PreTrainedConfig) -> str | None:
 
 
 def require_library(config: PreTrainedConfig, name: str, why: str = "") -> None:
-    """Raise if the library that reads a checkpoint's quantised weights is not installed. `why`: what
-    keeps our own kernels from running them."""
+    """Raise if the library that reads a checkpoint's quantised weights is not installed. `why`:
+    what keeps our own kernels from running them."""
     method = method_of(config)
     modules, packages = _NEEDS.get(method or "", ((), ""))
     # a package stands before its submodule, for which find_spec would import it
     if not all(find_spec(module) for module in modules):
+        ours = f"; our own kernels cannot run them: {why}" if why else ""
         raise Unavailable(
             f"the weights of {name} are quantised ({method}), and the library that reads them is "
-            f"not installed{f'; our own kernels cannot run them: {why}' if why else ''}. Run `pip install {packages}`, or use a copy that is not quantised."
+            f"not installed{ours}. Run `pip install {packages}`, or use a copy that is not "
+            "quantised."
         )
