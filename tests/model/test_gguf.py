@@ -70,7 +70,10 @@ def write(
     writer.add_token_merges(["a b", "b a"])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
-    for name, tensor in model.state_dict().items():
+    weights = model.state_dict()
+    if config.tie_word_embeddings:
+        del weights["lm_head.weight"]
+    for name, tensor in weights.items():
         ours, order = name, rows_in_the_file(family, name, config)
         for theirs, short in NAMES.items():
             ours = ours.replace(theirs, short)

@@ -178,26 +178,26 @@ def test_a_gguf_file_runs_from_its_own_blocks(architecture, tied, tmp_path, monk
     held = write(path, Kind.Q4_1, architecture, kinds=MIXED, tie_word_embeddings=tied)
     config = {"tie_word_embeddings": tied, "vocab_size": 261, "num_hidden_layers": 2}
     model = tiny_model(architecture, rms_norm_eps=1e-6, **config)
-    model.load_state_dict(held)
+    model.load_state_dict(held, strict=not tied)
     model.tie_weights()
     llm = LLM.from_pretrained(path)
     assert (llm.info.weights, llm.info.kernel, llm.info.alone) == ("stored", "native", [])
     assert llm.info.row_stable and llm.info.parameters == model.num_parameters()
     assert llm.info.weight_bytes < 0.45 * LLM.from_pretrained(model).info.weight_bytes
-    plain = from_transformers(model, weights="int8")
     with torch.inference_mode():
         expected = model(torch.tensor([PROMPT])).logits[0]
-    far = (logits(llm) - expected).norm() / expected.norm()
-    assert far < 0.02 and torch.equal(
-        llm.model.embed(torch.arange(9)), plain.embed(torch.arange(9))
-    )
+    assert (logits(llm) - expected).norm() < 0.05 * expected.norm()
+    attention = model.model.layers[0].self_attn
+    parts = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
+    assert torch.equal(llm.model.blocks[0].linears[0].rows(torch.arange(128)), torch.cat(parts))
+    assert torch.equal(llm.model.embed(torch.arange(9)), model.model.embed_tokens.weight[:9])
     drafts = {"draft": "early-exit", "draft_options": {"layer": 1, "vocabulary": 64}}
     options = {"max_new_tokens": 12, "eos": []}
     tokens = llm.generate(PROMPT, draft=None, **options).tokens
     assert llm.generate(PROMPT, **drafts, **options).tokens == tokens
     monkeypatch.setattr("selfspec.model.load.loading.load", never)
     again = LLM.from_pretrained(path)
-    assert torch.equal(logits(again), logits(llm)) and again.tokenizer.encode("a") == [97]
+    assert torch.equal(logits(again), logits(llm)) and again.tokenizer.encode("a") == [67]
 
 
 def test_other_kinds_of_weights_are_made_from_blocks(tmp_path, monkeypatch):
@@ -218,7 +218,7 @@ def test_other_kinds_of_weights_are_made_from_blocks(tmp_path, monkeypatch):
 def test_a_format_without_a_kernel_is_expanded_and_said(tmp_path):
     """A silent fallback, or a refusal of what could be loaded before."""
     path = tmp_path / "tiny.gguf"
-    write(path, kinds={"blk.0.ffn_up": Kind.TQ2_0}, hidden_size=256, intermediate_size=256)
+    write(path, kinds={"blk.0.ffn_up": Kind.TQ2_0}, hidden_size=256, num_attention_heads=16)
     words = r"no kernel here runs TQ2_0; there are some for Q8_0, Q4_0.* float32"
     with pytest.raises(UnsupportedModel, match=words):
         LLM.from_pretrained(path, weights="stored")
@@ -317,7 +317,7 @@ def quantised_folder(folder: Path, method: str, bits: int = 4, group: int = 32, 
             words = packed(numbers, 4)
         else:
             words = packed(numbers.T, bits).T.contiguous()
-            zeros = zeros - (settings.get("checkpoint_format", "gptq") == "gptq")
+            zeros = zeros - int(settings.get("checkpoint_format", "gptq") == "gptq")
             tensors[f"{path}.g_idx"] = places.int()
         tensors[f"{path}.qweight"], tensors[f"{path}.qzeros"] = words, packed(zeros, bits)
         tensors[f"{path}.scales"] = scales
