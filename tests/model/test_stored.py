@@ -235,7 +235,9 @@ def test_matrices_of_floats_stay_float32_and_are_named(tmp_path):
     path = tmp_path / "tiny.gguf"
     write(path, Kind.Q8_0, kinds={"blk.0.ffn_up": Kind.F16, "blk.1.ffn_down": Kind.F16})
     info = LLM.from_pretrained(path).info
-    assert info.weights == "stored" and info.notes == ["2 products are in float32: F16 in the file"]
+    assert info.weights == "stored" and info.notes == [
+        "2 of 9 products in float32: F16 in the file"
+    ]
 
 
 def test_a_file_that_is_cut_short_or_too_new(tmp_path):
@@ -354,7 +356,7 @@ def test_folders_of_gptq_and_awq(method, settings, tmp_path, monkeypatch):
     assert (logits(llm) - expected).norm() < 0.02 * expected.norm()
     assert (llm.info.weights, llm.info.alone, llm.info.modules) == ("stored", [], [])
     # the head is no linear of the library's
-    assert llm.info.notes == ["1 products are in float32: plain numbers"]
+    assert llm.info.notes == ["1 of 17 products in float32: stored as plain numbers"]
     product = llm.model.blocks[1].linears[1]
     weight = model.model.layers[1].self_attn.o_proj.weight
     exact = torch.equal(product.rows(torch.arange(len(weight))), weight)
@@ -391,3 +393,49 @@ def test_groups_that_fit_no_kernel_stay_float32(tmp_path):
         expected = model(torch.tensor([PROMPT])).logits[0]
     assert torch.allclose(logits(llm), expected, atol=1e-3)
     assert any("groups of 24 inputs are no multiple of 16" in note for note in llm.info.notes)
+
+
+@pytest.mark.parametrize(("bits", "group"), [(8, 64), (4, 32)])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_folders_of_torchao(bits, group, symmetric, tmp_path, monkeypatch):
+    """Zeros with another sign, numbers of 4 bits that begin elsewhere; a library that is asked for
+    although nobody needs it."""
+    model, generator = tiny_model(intermediate_size=128), torch.Generator().manual_seed(6)
+    model.save_pretrained(tmp_path)
+    tensors, said = dict(model.state_dict()), {}
+    for name in [name for name in tensors if "_proj" in name]:
+        outputs, inputs = tensors.pop(name).shape
+        lowest, shape = -(2 ** (bits - 1)), (outputs, inputs // group)
+        numbers = torch.randint(lowest, -lowest, (outputs, inputs), generator=generator)
+        zeros = torch.randint(lowest // 2, -lowest // 2, shape, generator=generator)
+        zeros = zeros * 0 if symmetric else zeros
+        scales = (torch.rand(shape, generator=generator) * 0.5 / -lowest).half().float()
+        spread = [each.repeat_interleave(group, 1) for each in (zeros, scales)]
+        path = name.removesuffix(".weight")
+        model.get_submodule(path).weight.data = (numbers - spread[0]) * spread[1]
+        tensors |= {
+            f"{path}._weight_qdata": numbers.to(torch.int8),
+            f"{path}._weight_scale": scales,
+            f"{path}._weight_zero_point": zeros.to(torch.int8),
+        }
+        kind = "Int8Tensor" if bits == 8 else "IntxUnpackedToInt8Tensor"
+        facts = {"block_size": [1, group], "act_quant_kwargs": None}
+        facts |= {"target_dtype": {"_type": "torch.dtype", "_data": f"int{bits}"}}
+        said[name] = json.dumps({"_type": kind, "_data": facts})
+    save_file(tensors, tmp_path / "model.safetensors", metadata=said)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "torchao", "quant_type": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(quantised, "find_spec", lambda name: None)
+    llm = LLM.from_pretrained(tmp_path)
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0]
+    assert (logits(llm) - expected).norm() < 0.05 * expected.norm()
+    assert llm.info.weights == "stored" and llm.info.modules == []
+    weight = model.model.layers[1].self_attn.o_proj.weight
+    rows = llm.model.blocks[1].linears[1].rows(torch.arange(len(weight)))
+    assert (rows - weight).abs().max() <= 2**-11 * 16 * weight.abs().max() * (not symmetric)
+    said[name] = json.dumps({"_type": "Int4TilePackedTo4dTensor", "_data": {}})
+    save_file(tensors, tmp_path / "model.safetensors", metadata=said)
+    with pytest.raises(Unavailable, match=r"Int4TilePackedTo4dTensor is not read here.*torchao"):
+        LLM.from_pretrained(tmp_path)

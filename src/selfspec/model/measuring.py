@@ -19,7 +19,8 @@ def weight_bytes(model: LayeredModel) -> int:
 def still_float32(model: LayeredModel) -> list[str]:
     """Which products of a model in few bits are in float32, and why, in words."""
     reasons = Counter(linear.floats for linear in model.linears if linear.floats)
-    return [f"{count} products are in float32: {why}" for why, count in sorted(reasons.items())]
+    of = f"of {len(model.linears)} products in float32"
+    return [f"{count} {of}: {why}" for why, count in sorted(reasons.items())]
 
 
 def product_modules(model: LayeredModel) -> tuple[str, ...]:

@@ -1,14 +1,16 @@
-"""Folders that GPTQ or AWQ quantised, read from their safetensors without these libraries.
+"""Folders that GPTQ, AWQ or torchao quantised, read from safetensors without these libraries.
 
-Both keep a linear as `qweight`, `qzeros` and `scales`: whole numbers of 4 or 8 bits in words of 32,
-in groups along the inputs, weight = scale * (number - zero). GPTQ's words hold consecutive inputs,
-and its first format stores each zero less one; AWQ's words hold eight outputs in an order of their
-own. What is laid out otherwise goes through the library. Does not know kernels.
+torchao keeps whole numbers of 4 or 8 bits, a byte each, with scales and zeros. GPTQ and AWQ keep
+`qweight`, `qzeros` and `scales`, their numbers in words of 32 bits. In all of them inputs stand in
+groups, and weight = scale * (number - zero). GPTQ's words hold consecutive inputs, and its first
+format stores each zero less one. AWQ's words hold eight outputs in an order of their own. What is
+laid out otherwise goes through the library. Does not know kernels.
 """
 
 from __future__ import annotations
 
 import copy
+import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,8 +26,16 @@ from .empty import empty_model
 from .quantised import settings_of
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that each half byte of a word belongs to
+TORCHAO = "torchao"
+_TORCHAO = ("Int8Tensor", "IntxUnpackedToInt8Tensor")  # its plain groups
 _FORMATS = {"gptq": ("gptq", "gptq_v2"), "awq": ("gemm",)}
 _CLEAR = {"gptq": 1, "gptq_v2": 0, "gemm": 0}  # what is added to a stored zero
+
+
+_PARTS = (
+    *("qweight", "qzeros", "scales", "g_idx", "bias"),
+    *("_weight_qdata", "_weight_scale", "_weight_zero_point"),
+)
 
 
 @dataclass(frozen=True)
@@ -39,10 +49,12 @@ class Packing:
 
 
 def packing_of(config: Any) -> Packing | str | None:
-    """How a folder's linears are packed, or why they cannot be read here. None: neither GPTQ nor
-    AWQ."""
+    """How a folder's linears are packed, or why they cannot be read here. None: by no library whose
+    layouts we know."""
     settings = settings_of(config) or {}
     method = str(settings.get("quant_method", ""))
+    if method == TORCHAO:  # it says the rest of each linear
+        return Packing(TORCHAO, 0, 0)
     if method not in _FORMATS:
         return None
     form = settings.get("checkpoint_format") if method == "gptq" else settings.get("version")
@@ -69,15 +81,14 @@ def packed_model(folder: Path, config: Any, packing: Packing, options: dict[str,
     plain = copy.deepcopy(config)
     del plain.quantization_config
     model = empty_model(plain, options)
-    tensors = _tensors(folder)
+    tensors, said = _tensors(folder)
     for path, part in list(model.named_modules()):
-        if isinstance(part, nn.Linear) and f"{path}.qweight" in tensors:
-            held = {
-                name: tensors[f"{path}.{name}"]
-                for name in ("qweight", "qzeros", "scales", "g_idx", "bias")
-                if f"{path}.{name}" in tensors
-            }
-            blocks = _blocks(held, packing, part.in_features, part.out_features)
+        held = {name: tensors[f"{path}.{name}"] for name in _PARTS if f"{path}.{name}" in tensors}
+        if isinstance(part, nn.Linear) and held.keys() & {"qweight", "_weight_qdata"}:
+            if packing.form == TORCHAO:
+                blocks = _torchao_blocks(held, json.loads(said.get(f"{path}.weight", "{}")))
+            else:
+                blocks = _blocks(held, packing, part.in_features, part.out_features)
             if isinstance(blocks, str):
                 return f"{path}: {blocks}"
             bias = held.get("bias")
@@ -93,11 +104,42 @@ def packed_model(folder: Path, config: Any, packing: Packing, options: dict[str,
     return model.eval().requires_grad_(False)
 
 
-def _tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of a folder, mapped from its files."""
-    from safetensors.torch import load_file
+def _tensors(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """All tensors of a folder, mapped from its files, and what these say of them."""
+    from safetensors import safe_open
 
-    return {name: each for file in weight_files(folder) for name, each in load_file(file).items()}
+    tensors, said = {}, {}
+    for file in weight_files(folder):
+        with safe_open(file, "pt") as held:
+            said |= held.metadata() or {}
+            tensors |= {name: held.get_tensor(name) for name in held.keys()}  # noqa: SIM118
+    return tensors, said
+
+
+def _torchao_blocks(held: dict[str, Tensor], said: dict[str, Any]) -> Blocks | str:
+    """One linear of torchao's, or why it cannot be read as groups: weight = scale * (number -
+    zero), a byte with a sign for each number."""
+    kind, facts = said.get("_type"), said.get("_data", {})
+    if kind not in _TORCHAO:
+        return f"its {kind} is not read here, but {' and '.join(_TORCHAO)}"
+    if facts.get("act_quant_kwargs") or facts.get("activation_quantization"):
+        return "it rounds what it multiplies with in its own way"
+    numbers, scale = held["_weight_qdata"], held["_weight_scale"].float()
+    outputs, inputs = numbers.shape
+    rows, group = facts["block_size"]
+    if rows != 1 or scale.dim() != 2 or not fits(group, inputs):
+        return f"its groups are of {rows} outputs and {group} inputs"
+    bits = 4 if facts.get("target_dtype", {}).get("_data") == "int4" else 8
+    zero = held.get("_weight_zero_point", torch.zeros_like(scale)).float()
+
+    def read(begin: int, end: int) -> Grouped:
+        some = numbers[begin:end], scale[begin:end], zero[begin:end]
+        if not zero.any():
+            return grouped(*some[:2], None, group=group, bits=bits)
+        up = 8 if bits == 4 else 0  # numbers beside a minimum begin at zero
+        return grouped(some[0] + up, some[1], -(some[2] + up) * some[1], group=group, bits=bits)
+
+    return Blocks(outputs, inputs, read, f"{kind} of {bits} bits")
 
 
 def _blocks(held: dict[str, Tensor], packing: Packing, inputs: int, outputs: int) -> Blocks | str:

@@ -43,7 +43,9 @@ class NativeOps(Ops):
         if isinstance(whole, Grouped) or (isinstance(whole, Blocks) and not whole.floats):
             return self._kind([whole], [bias])
         product = KINDS["float32"]([whole], [bias])
-        product.floats = next((why for why in map(why_floats, weights) if why), "plain numbers")
+        product.floats = next(
+            (why for why in map(why_floats, weights) if why), "stored as plain numbers"
+        )
         return product
 
     def table(self, blocks: Blocks) -> Tensor | Linear:
