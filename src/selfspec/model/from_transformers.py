@@ -19,8 +19,7 @@ from torch import Tensor
 
 from ..errors import OptionError
 from .block import Block, Change, own_block
-from .compute.cpu.kinds import STORED
-from .compute.grouped import Matrix
+from .compute.grouped import STORED, Matrix
 from .compute.linear import Linear
 from .compute.ops import Ops
 from .compute.rope import RopeTable

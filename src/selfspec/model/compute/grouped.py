@@ -12,6 +12,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+STORED = "stored"
+"""What `weights=` calls matrices as somebody else stored them."""
 SIZES = (32, 16)  # inputs that may share a scale; larger groups are repeated
 
 

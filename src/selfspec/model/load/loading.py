@@ -58,6 +58,7 @@ from .placement import DTYPES, parse_device, parse_dtype
 from .source import Source, cached_folder, locate, refuse_revision
 
 _ONLY = "selfspec runs decoder-only causal language models."
+_LEFT_AS_IT_IS = "a live model is left as it is, so merge it yourself (merge_and_unload())"
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -108,8 +109,7 @@ def load(
     model = peft_folder.inside(model) or model  # a live PEFT model's own
     if isinstance(model, PreTrainedModel):
         refuse_revision(revision, "a live model")
-        reason = "a live model is left as it is, so merge it yourself (merge_and_unload())"
-        peft_folder.refuse_mode(adapter, "merge", reason)
+        peft_folder.refuse_mode(adapter, "merge", _LEFT_AS_IT_IS)
         asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
         return _live(model, kind, None if device == "auto" else target, asked)
     source = locate(model, revision, token, trust_remote_code, weights)
@@ -117,15 +117,9 @@ def load(
     if (source.folder / peft_folder.CONFIG).is_file():
         name, revision = peft_folder.base_of(source.folder)
         source.fetch_weights(peft_folder.WEIGHTS)
-        base = load(
-            name,
-            revision=revision,
-            token=token,
-            trust_remote_code=trust_remote_code,
-            dtype=dtype,
-            device=device,
-            tokenizer=asked or _read_tokenizer(source),
-        )
+        how: dict[str, Any] = {"token": token, "trust_remote_code": trust_remote_code}
+        own = asked or _read_tokenizer(source)
+        base = load(name, revision=revision, dtype=dtype, device=device, tokenizer=own, **how)
         plain = quantised.method_of(base.model.config) is None
         live = adapter == "live" or (adapter == "auto" and not plain)
         adapted = peft_folder.adapted(base.model, source.folder, source.name, live)
@@ -134,17 +128,11 @@ def load(
         peft_folder.refuse_mode(adapter, mode, f"{source.name} is no PEFT adapter")
     config = _read_config(source)
     _refuse_kind(config, config.architectures or [], source.name)
-    if source.blocks:
-        return _stored(source, config, asked)
-    packing = None if weights in (None, "float32") else packing_of(config)
-    if isinstance(packing, Packing):
-        source.fetch_weights()
-        require_memory(estimate_bytes(source.folder, torch.float32), target, source.name)
-        packed = packed_model(source.folder, config, packing, attention_option(config))
-        if not isinstance(packed, str):
-            return Loaded(packed, asked or _read_tokenizer(source), source.name, True)
-        packing = packed
-    quantised.require_library(config, source.name, packing or "")
+    asked = asked or _read_tokenizer(source)
+    kept = _kept_in_few_bits(source, config, asked, weights)
+    if isinstance(kept, Loaded):
+        return kept
+    quantised.require_library(config, source.name, kept)
     if kind is None and target.type == "cpu":
         kind = torch.float32
     # the size of quantised weights is known from their files only
@@ -152,18 +140,31 @@ def load(
         require_memory(estimate_bytes(config, kind, trust_remote_code), target, source.name)
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
-    own, read = asked or _read_tokenizer(source), _load_weights(source, config, kind, target)
-    by_modules = (f"quantised linears run as modules: {packing}",) if packing else ()
-    return Loaded(read, own, source.name, True, source.folder, source.notes + by_modules)
+    read = _load_weights(source, config, kind, target)
+    notes = [*source.notes, *([f"quantised linears run as modules: {kept}"] if kept else [])]
+    return Loaded(read, asked, source.name, True, source.folder, tuple(notes))
 
 
-def _stored(
-    source: Source, config: PreTrainedConfig, asked: PreTrainedTokenizerBase | None
-) -> Loaded:
-    """A model whose matrices stay in the blocks of a GGUF file."""
-    require_memory(stored_bytes(source.folder), torch.device("cpu"), source.name)
-    model = stored_model(source.folder, config, attention_option(config))
-    return Loaded(model, asked or _read_tokenizer(source), source.name, True, source.folder)
+def _kept_in_few_bits(
+    source: Source,
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    weights: str | None,
+) -> Loaded | str:
+    """A model whose matrices stay in few bits, as they are stored; or why that cannot be, "" if
+    nobody stored them so or asked for it."""
+    options, cpu = attention_option(config), torch.device("cpu")
+    if source.blocks:
+        require_memory(stored_bytes(source.folder), cpu, source.name)
+        model = stored_model(source.folder, config, options)
+        return Loaded(model, tokenizer, source.name, True, source.folder)
+    packing = None if weights in (None, "float32") else packing_of(config)
+    if not isinstance(packing, Packing):
+        return packing or ""
+    source.fetch_weights()
+    require_memory(estimate_bytes(source.folder, torch.float32), cpu, source.name)
+    packed = packed_model(source.folder, config, packing, options)
+    return packed if isinstance(packed, str) else Loaded(packed, tokenizer, source.name, True)
 
 
 def estimate_bytes(

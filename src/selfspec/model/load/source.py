@@ -15,7 +15,7 @@ from huggingface_hub import errors as hub_errors
 
 from selfspec.errors import OptionError, Unavailable, UnsupportedModel, nearest
 
-from ..compute.cpu.kinds import STORED
+from ..compute.grouped import STORED
 from .checkpoint import INDEX, WEIGHTS, first_line, read_json
 from .demo import demo_folder, demo_gguf
 from .gguf_file import converted

@@ -22,7 +22,7 @@ from .native import compiled
 
 SOURCE = Path(__file__).with_name("few_bits.cpp")
 GROUP = 32  # inputs that share a scale
-_PIECE = 1 << 22  # about how many numbers are packed at a time
+_PIECE = 1 << 18  # about how many numbers are packed at a time; more leave holes in memory
 _LEAST = 1e-30  # a scale that is not zero
 
 

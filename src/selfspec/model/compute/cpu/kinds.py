@@ -7,11 +7,10 @@ knows how many bytes it reads. Then give it a line here. Nothing else has to kno
 
 from __future__ import annotations
 
+from ..grouped import STORED
 from .few_bits import BFloat16, Int4, Int8, Stored
 from .linear import Float32, PackedLinear
 
-STORED = "stored"
-"""As a file of few bits stores them, and float32 where no kernel takes its bits."""
 KINDS: dict[str, type[PackedLinear]] = {
     "float32": Float32,
     "bfloat16": BFloat16,

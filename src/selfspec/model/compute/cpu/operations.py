@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..cache import KVCache, TokenLayout
-from ..grouped import Blocks, Grouped, Matrix, joined, why_floats
+from ..grouped import STORED, Blocks, Grouped, Matrix, joined, why_floats
 from ..linear import Linear, joined_bias
 from ..norms import Norm
 from ..ops import ACTIVATIONS, Heads, Kernel, Ops
@@ -20,7 +20,7 @@ from .interface import (
     sight_struct,
     where_struct,
 )
-from .kinds import KINDS, STORED
+from .kinds import KINDS
 from .native import library
 
 
