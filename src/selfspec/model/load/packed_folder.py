@@ -108,7 +108,8 @@ def _tensors(folder: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """All tensors of a folder, mapped from its files, and what these say of them."""
     from safetensors import safe_open
 
-    tensors, said = {}, {}
+    tensors: dict[str, Tensor] = {}
+    said: dict[str, str] = {}
     for file in weight_files(folder):
         with safe_open(file, "pt") as held:
             said |= held.metadata() or {}
