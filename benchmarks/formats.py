@@ -36,8 +36,10 @@ from selfspec.bench.tables import markdown, number
 from selfspec.cli.bench import progress_bar
 from selfspec.llm import LLM
 from selfspec.model.layered import LayeredModel
+from selfspec.model.load.source import DEMO
 from selfspec.model.measuring import weight_bytes
 
+STORED = "stored"  # for a model with a GGUF file of its own: the demo is one
 KINDS = ("float32", "bfloat16", "int8", "int4")
 SIZES = (1, 2, 4, 8, 12, 16, 24)
 CONTEXTS = (64, 512)
@@ -132,8 +134,12 @@ def formats(
         typer.echo(tables(read(FormatsRun, show)))
         return
     folder = folder_of(model)
+    own_file = model == DEMO or model.lower().endswith(".gguf")
     models = {
-        kind: LLM.from_pretrained(folder, weights=kind, threads=threads).model for kind in KINDS
+        kind: LLM.from_pretrained(
+            model if kind == STORED else folder, weights=kind, threads=threads
+        ).model
+        for kind in (*KINDS, *([STORED] if own_file else []))
     }
     run = FormatsRun(made_by("formats", threads), Path(model).name)
     run.kinds = [Kind(name, weight_bytes(each)) for name, each in models.items()]

@@ -28,7 +28,7 @@ from .engine.row import Request
 from .errors import OptionError, PromptError, Unavailable, nearest
 from .model.layered import LayeredModel
 from .model.load.words import Words
-from .model.measuring import product_modules, weight_bytes
+from .model.measuring import product_modules, still_float32, weight_bytes
 from .model.opening import opened
 from .model.operations import check_weights
 from .results import ModelInfo, Result
@@ -73,11 +73,13 @@ class LLM:
         tokenizer: PreTrainedTokenizerBase | Words | None,
         name: str,
         generation_config: Any = None,
+        notes: Sequence[str] = (),
     ) -> None:
         self.model = model
         self.words: Any = tokenizer
         """What reads and writes text: the tokenizer, or its stand-in that starts faster."""
         self._name = name
+        self._notes = notes
         self._lock = threading.RLock()
         self._chats = ChatCaches()
         self._eos = _eos_tokens(generation_config, tokenizer)
@@ -116,9 +118,11 @@ class LLM:
 
         `kernel` says who computes: "auto", or one to insist on. "native": our own kernels, float32
         on a CPU. "mkl", "plain": torch. "static": torch by steps of a fixed shape, which a GPU
-        records. `weights` says how our own kernels store weights: "auto" (float32), "float32",
-        "bfloat16", "int8" or "int4"; fewer bits change the model. Where torch computes, weights are
-        stored in `dtype`. `selfspec info` shows both.
+        records. `weights` says how our own kernels store weights: "float32", "bfloat16",
+        "int8" or "int4", of which fewer bits change the model; or "stored": as a GGUF file or a
+        GPTQ, AWQ or torchao checkpoint has them, the demo model's own file too. "auto" is "stored"
+        for such files and float32 for all else. Where torch computes, weights are stored in
+        `dtype`. `selfspec info` shows both.
         """
         for name, value in (("kernel", kernel), ("weights", weights), ("adapter", adapter)):
             door.word(name, value)
@@ -141,7 +145,7 @@ class LLM:
             weights=weights,
             long_context=long_context,
         )
-        return cls(found.layered, found.tokenizer, found.name, found.generation_config)
+        return cls(found.layered, found.tokenizer, found.name, found.generation_config, found.notes)
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -166,6 +170,7 @@ class LLM:
             weight_bytes=weight_bytes(model),
             kernel=model.ops.kernel,
             weights=model.ops.weights or dtype,
+            notes=[*self._notes, *still_float32(model)],
             alone=model.alone,
             modules=list(product_modules(model)),
             row_stable=model.row_stable,

@@ -45,6 +45,7 @@ class ModelInfo:
     weight_bytes: int
     kernel: str  # who computes
     weights: str  # how products are stored: a kind of our kernels', or torch's dtype
+    notes: list[str]  # what is to be said of how the weights are stored
     alone: list[str]  # which halves are not in the one call of a pass, and why
     modules: list[str]  # kinds of modules that products are left to, quantised ones for example
     row_stable: bool

@@ -73,6 +73,8 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
     grid.add_row("runs in", f"{info.dtype} on {info.device}, {info.threads} threads")
     grid.add_row("kernel", products(info))
     grid.add_row("weights", stored(info))
+    for note in info.notes:
+        grid.add_row("", note)
     if reading := reads(info):
         grid.add_row("reads weights", f"{reading} (chosen by a measurement on this machine)")
     grid.add_row("passes", passes(info))

@@ -75,7 +75,8 @@ class ModelOptions:
     """Who computes: auto, native (our own kernels: float32 on a CPU), mkl, plain or static
     (torch)."""
     weights: str = "auto"
-    """How our own kernels store weights: auto (float32), bfloat16, int8 or int4."""
+    """How our own kernels store weights: float32, bfloat16, int8, int4, or stored (as a GGUF, GPTQ,
+    AWQ or torchao file has them; the demo's own too). auto: stored for such files, else float32."""
     revision: str | None = None
     """Branch, tag or commit of a model on the hub."""
     token: str | None = None

@@ -6,11 +6,17 @@ the weights that the model has, whatever they are stored as. Does not know who d
 
 from __future__ import annotations
 
+import math
+
 import torch
+from torch import Tensor
 
 from ..errors import OptionError, ResourceError
+from .compute.cpu.few_bits import Stored
 from .compute.cpu.kinds import KINDS
+from .compute.cpu.operations import product
 from .compute.cpu.packs import Shelf
+from .compute.grouped import Blocks
 from .compute.linear import Linear
 from .compute.memory import gigabytes
 from .layered import LayeredModel
@@ -77,13 +83,18 @@ def _fits_4_bits(model: LayeredModel) -> bool:
 
 
 def _in_kind(linear: Linear, kind: str, shelf: Shelf) -> Linear:
-    """The product in another kind. One whose weights cannot be read stays as it is."""
-    if not linear.readable or linear.alone:
+    """The product in another kind, from the shelf or made a few rows at a time. One whose weights
+    cannot be read, or are stored in as few bits, stays as it is."""
+    if not linear.readable or linear.alone or _stored_in(linear) <= KINDS[kind].bits:
         return linear
-    ready = shelf.take(kind, linear.outputs, linear.inputs)
-    weight = torch.empty((linear.outputs, linear.inputs), device="meta")
-    if ready is None:
-        weight = linear.rows(torch.arange(linear.outputs))
-    made = KINDS[kind]([weight], [linear.bias], ready)
-    shelf.put(kind, made)
-    return made
+
+    def rows(begin: int, end: int) -> Tensor:
+        return linear.rows(torch.arange(begin, end))
+
+    blocks = Blocks(linear.outputs, linear.inputs, rows, kind, "it is rounded here")
+    return product(kind, [blocks], [linear.bias], shelf)
+
+
+def _stored_in(linear: Linear) -> float:
+    """About how many bits a weight has that was stored in few; many if it was not."""
+    return linear.bits if isinstance(linear, Stored) else math.inf

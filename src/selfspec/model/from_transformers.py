@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..errors import OptionError
 from .block import Block, Change, own_block
 from .compute.cpu.operations import NativeOps
 from .compute.cpu.packs import Packs, Shelf
+from .compute.grouped import STORED, Matrix
 from .compute.linear import Linear
 from .compute.ops import Ops
 from .compute.rope import RopeTable
@@ -31,7 +33,17 @@ from .probing import check_recordings, is_row_stable, probe, probe_logits
 from .recording import EagerSteps, RecordedSteps
 from .self_check import SelfCheck
 from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
-from .weights import linear_weights_of, module, norm, product, release, release_matrices, table
+from .weights import (
+    linear_weights_of,
+    module,
+    norm,
+    parameter_count,
+    product,
+    release,
+    release_matrices,
+    stored_blocks,
+    table,
+)
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -67,6 +79,7 @@ def from_transformers(
     `packs`: where packed weights are kept. `shelf`: where products come from otherwise.
     """
     config, listed = model.config, family_of(model.config)
+    weights = _chosen(weights, model, kernel)
     switch = checked_switch(config, long_context)
     family = listed or recognised(model)
     # an unlisted family may fail in any way, which refuses the model
@@ -108,11 +121,23 @@ def _on_shelf(ops: Ops, shelf: Shelf | None) -> Ops:
     return ops.on_shelf(shelf) if shelf is not None and isinstance(ops, NativeOps) else ops
 
 
+def _chosen(weights: str, model: PreTrainedModel, kernel: str) -> str:
+    """How to store weights: as the file stores them, unless that is not so or not asked for."""
+    stored = bool(stored_blocks(model))
+    if weights == STORED and not stored:
+        raise OptionError(
+            f"weights {STORED!r} runs matrices in few bits as a GGUF, GPTQ, AWQ or torchao "
+            "checkpoint stores them, and this model's weights are plain numbers. Leave it at "
+            "'auto', or round them here: 'int8' or 'int4'"
+        )
+    return STORED if weights == "auto" and stored and kernel in ("auto", "native") else weights
+
+
 def _taken_over(
     model: PreTrainedModel, family: Family, shape: Shape, ops: Ops, switch: int | None, owned: bool
 ) -> LayeredModel:
     """The model's pieces, ready to run; none of them is checked yet."""
-    parameters = sum(parameter.numel() for parameter in model.parameters())
+    parameters = parameter_count(model)
     final_norm: Change
     if ops.kernel == "modules":
         ropes: dict[str | None, RopeTable] = {}
@@ -124,14 +149,15 @@ def _taken_over(
         final_norm = partial(ops.norm, norm=norm(model, family.final_norm, family.norms))
     embedding, head = _ends(model, family, shape, ops, owned)
     shortened = shape.context < model.config.max_position_embeddings
-    positions = table(model, family.positions).detach() if family.positions else None
+    positions = table(model, family.positions) if family.positions else None
+    assert positions is None or isinstance(positions, Tensor)
     return LayeredModel(
         shape=shape,
         dtype=model.dtype,
         device=model.device,
         ops=ops,
         embedding=embedding,
-        positions=positions,
+        positions=None if positions is None else positions.detach(),
         ropes=tuple(ropes.values()),
         blocks=tuple(blocks),
         final_norm=final_norm,
@@ -188,13 +214,25 @@ def _ends(
     weights = linear_weights_of(output, "language-model head")
     head = product([weights], ops.of_head)
     scale = torch.tensor(shape.scales.embedding)  # rounded as transformers does
-    same = weights.weight is not None and table_weight.data_ptr() == weights.weight.data_ptr()
-    tied = same and not weights.added
-    source: Tensor | Linear = head
-    if not (tied and head.readable):
-        source = table_weight.detach().to(model.dtype)
+    tied = _same(table_weight, weights.weight) and not weights.added
+    source: Tensor | Linear
+    if tied and head.readable:
+        source = head
+    else:
+        source = (
+            table_weight.detach().to(model.dtype)
+            if isinstance(table_weight, Tensor)
+            else ops.table(table_weight)
+        )
     if owned:
-        release(table_weight)
-        if weights.weight is not None:
-            release(weights.weight)
+        for each in (table_weight, weights.weight):
+            if isinstance(each, Tensor):
+                release(each)
     return Embedding(source, scale.to(model.dtype).item()), head
+
+
+def _same(one: Matrix, other: Matrix | None) -> bool:
+    """Whether two weights are one piece of memory, or of a file."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.data_ptr() == other.data_ptr()
+    return one is other

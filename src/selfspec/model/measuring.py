@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import torch
 
@@ -13,6 +14,13 @@ from .layered import LayeredModel
 def weight_bytes(model: LayeredModel) -> int:
     """Bytes of weights that one pass reads."""
     return sum(linear.bytes for linear in model.linears)
+
+
+def still_float32(model: LayeredModel) -> list[str]:
+    """Which products of a model in few bits are in float32, and why, in words."""
+    reasons = Counter(linear.floats for linear in model.linears if linear.floats)
+    of = f"of {len(model.linears)} products in float32"
+    return [f"{count} {of}: {why}" for why, count in sorted(reasons.items())]
 
 
 def product_modules(model: LayeredModel) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ kept, else through transformers. Knows neither generation nor drafts."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ from ..errors import OptionError
 from .compute.memory import weights_too_large
 from .from_transformers import from_transformers
 from .layered import LayeredModel
+from .load.placement import parse_device
+from .operations import operations_for
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,6 +30,8 @@ class Opened:
     tokenizer: PreTrainedTokenizerBase | None
     name: str
     generation_config: Any
+    notes: Sequence[str] = ()
+    """What is to be said of how its weights are stored."""
 
 
 def opened(
@@ -60,7 +64,8 @@ def opened(
         return Opened(layered, known.tokenizer, known.name, known.model.generation_config)
     from .load.loading import load
 
-    loaded = load(model, device=device, **source)
+    ours = weights if _ours(kernel, device, source["dtype"]) else None
+    loaded = load(model, device=device, weights=ours, **source)
     target, parameters = loaded.model.device, loaded.model.num_parameters()
     keep = packs = None
     if kept and loaded.folder is not None:
@@ -75,7 +80,15 @@ def opened(
         raise weights_too_large(loaded.name, parameters, loaded.model.dtype, target) from error
     if keep is not None:
         keep(layered, kernel, weights)
-    return Opened(layered, loaded.tokenizer, loaded.name, loaded.model.generation_config)
+    generation = loaded.model.generation_config
+    return Opened(layered, loaded.tokenizer, loaded.name, generation, loaded.notes)
+
+
+def _ours(kernel: str, device: str | torch.device | Mapping[str, Any], dtype: Any) -> bool:
+    """Whether our kernels will multiply, so that weights need not be expanded for others."""
+    on = parse_device(device)
+    usual = on.type == "cpu" and dtype in ("auto", "float32", torch.float32)
+    return usual and operations_for(kernel, torch.float32, on).kernel == "native"
 
 
 def _quantised(

@@ -24,6 +24,12 @@ BY_TORCH = (
 )
 
 
+ON_A_GPU = (
+    ". torchao and bitsandbytes keep weights in few bits on a GPU: load the model with "
+    "transformers (quantization_config=TorchAoConfig(...) or BitsAndBytesConfig(...)) and pass it"
+)
+
+
 def check_weights(weights: str) -> None:
     """Raise unless it is a kind of weights."""
     kinds = ("auto", *KINDS)
@@ -56,6 +62,8 @@ def operations_for(
         what = str(dtype).removeprefix("torch.")
         who = f"kernel {kernel!r} leaves products in {what} on {device} to torch"
         remedy = ", or use kernel='auto' with dtype='float32' on device='cpu'"
+        if device.type == "cuda" and KINDS[weights].bits < 16:
+            remedy += ON_A_GPU
         raise OptionError(BY_TORCH.format(weights, who, remedy))
     if kernel == "static" or (kernel == "auto" and device.type == "cuda" and not experts):
         return StaticOps()

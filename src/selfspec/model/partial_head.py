@@ -48,7 +48,7 @@ def head_over(model: LayeredModel, tokens: Tensor) -> PartialHead:
             f"full vocabulary, or use kernel='plain' where the head's weights are plain"
         )
     bias = None if head.bias is None else head.bias[tokens]
-    return PartialHead(model, tokens, (model.ops.linear([head.rows(tokens)], [bias]),))
+    return PartialHead(model, tokens, (model.ops.linear([head.cut(tokens)], [bias]),))
 
 
 def partial_head(model: LayeredModel, size: int, more: Iterable[int] = ()) -> PartialHead:

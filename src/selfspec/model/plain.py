@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .load.gguf_stored import fill
 from .weights import module
 
 
@@ -83,6 +84,8 @@ def plain_model(folder: Path, facts: dict[str, Any]) -> Plain:
     for places, shape in facts.get("shapes", ()):  # of weights that come packed
         weight = nn.Parameter(torch.empty(shape, device="meta"), requires_grad=False)
         _put(parts, places, weight)
+    if "blocks" in facts:
+        fill(root, facts["blocks"], folder)
     return root
 
 

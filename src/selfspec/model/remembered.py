@@ -32,12 +32,13 @@ from .compute.rope import RopeTable
 from .families import family_of, shape_of
 from .layered import LayeredModel
 from .load.checkpoint import bytes_while_loading, require_memory, weight_files
+from .load.gguf_stored import places_of, stored_bytes
 from .load.placement import parse_device
 from .load.source import DEMO, locate
 from .load.words import tokenizer_by, words_of
 from .operations import operations_for
 from .plain import Plain, plain_model
-from .weights import module
+from .weights import module, stored_blocks
 
 _FROM_CODE = ("eps", "variance_epsilon", "scaling")  # numbers of modules that we read
 _ROPES = ("default", "linear", "llama3", "yarn")  # whose frequencies are the same for all texts
@@ -120,14 +121,17 @@ def recall(
     """A folder that was loaded before, or the demo. None: it has to be loaded in the usual way."""
     if not isinstance(model, str | os.PathLike) or parse_device(device).type != "cpu":
         return None
-    if model != DEMO and not Path(model).expanduser().is_dir():
+    if model != DEMO and not Path(model).expanduser().exists():
         return None
-    source = locate(model, None, None, False)
+    if operations_for(kernel, torch.float32, CPU, False, weights).kernel != NATIVE:
+        return None
+    source = locate(model, None, None, False, weights)
     place = place_of(source.folder, kernel, weights)
     facts = place.read()
-    if facts is None or operations_for(kernel, torch.float32, CPU, False, weights).kernel != NATIVE:
+    if facts is None or source.notes:
         return None
-    require_memory(bytes_while_loading(source.folder, torch.float32), CPU, source.name)
+    whole = None if source.blocks else bytes_while_loading(source.folder, torch.float32)
+    require_memory(whole or stored_bytes(source.folder), CPU, source.name)
     tokenizer = tokenizer_by(source.folder, facts["tokenizer"])
     plain = plain_model(source.folder, facts)
     return Recalled(plain, tokenizer, source.name, facts["row_stable"], place.packs)
@@ -166,7 +170,10 @@ def facts_of(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any] | None:
         same = shape_of(SimpleNamespace(**kept), family) == shape_of(config, family)
     except AttributeError:
         return None
-    modules, stored = _modules(model, family.rotary), _stored(model, weight_files(folder))
+    blocks = stored_blocks(model)
+    files = [] if blocks else weight_files(folder)
+    modules, stored = _modules(model, family.rotary), _stored(model, files)
+    stored = {} if blocks else stored
     words = words_of(tokenizer, folder)
     if not same or modules is None or stored is None or words is None:
         return None
@@ -176,6 +183,8 @@ def facts_of(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any] | None:
     }
     facts = {"config": kept, "generation": said, "head": family.head, "modules": modules,
              "files": stored, "tokenizer": words}  # fmt: skip
+    if blocks:
+        facts["blocks"] = places_of(model, folder)
     again = plain_model(folder, facts)
     return facts if _same_weights(model, again) and _same_angles(model, again, family) else None
 

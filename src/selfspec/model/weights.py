@@ -14,15 +14,17 @@ import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
+from .compute.grouped import Blocks, Matrix, joined
 from .compute.linear import JoinedLinear, Linear, LowRank, ModuleLinear, joined_bias
 from .compute.norms import Norm, NormKind
 from .compute.ops import Ops
+from .compute.stored import StoredEmbedding, StoredLinear
 from .families import Family, Shape
 from .peft_layers import Added, taken_apart
 
@@ -30,9 +32,10 @@ from .peft_layers import Added, taken_apart
 @dataclass(frozen=True)
 class LinearWeights:
     """A linear's weight, (outputs, inputs), and bias; or, instead of them, the module that
-    multiplies with weights of its own."""
+    multiplies with weights of its own. Both where the weight is in few bits: who reads such
+    weights has no need of the module."""
 
-    weight: Tensor | None
+    weight: Matrix | None
     bias: Tensor | None
     outputs: int
     inputs: int
@@ -70,6 +73,8 @@ def linear_weights_of(given: nn.Module, path: str) -> LinearWeights:
     if is_plain(found):
         weight: Tensor = found.weight.T if _is_conv(found) else found.weight
         return LinearWeights(weight, found.bias, len(weight), weight.shape[1], added=added)
+    if isinstance(found, StoredLinear):
+        return LinearWeights(found.blocks, found.bias, *found.blocks.shape, found, added)
     outputs, inputs = getattr(found, "out_features", None), getattr(found, "in_features", None)
     if not (isinstance(outputs, int) and isinstance(inputs, int)):
         raise UnsupportedModel(
@@ -80,9 +85,11 @@ def linear_weights_of(given: nn.Module, path: str) -> LinearWeights:
     return LinearWeights(None, None, outputs, inputs, found, added)
 
 
-def table(root: nn.Module, path: str) -> Tensor:
+def table(root: nn.Module, path: str) -> Tensor | Blocks:
     """The weight of the embedding at a dotted path, (entries, width)."""
     found: Any = module(root, path)
+    if isinstance(found, StoredEmbedding):
+        return found.blocks
     if not is_plain(found):
         raise UnsupportedModel(
             f"the model's {path} is a {type(found).__name__} that does more than look up plain "
@@ -112,7 +119,20 @@ def calls_modules(model: nn.Module) -> bool:
         for each in model.modules()
         if isinstance(getattr(each, "out_features", None), int)
     ]
-    return not all(is_plain(each) for each in linears)
+    return not all(isinstance(each, StoredLinear) or is_plain(each) for each in linears)
+
+
+def stored_blocks(model: nn.Module) -> list[Blocks]:
+    """The matrices in few bits that a file holds, each once."""
+    kinds = StoredLinear | StoredEmbedding
+    found = [each.blocks for each in model.modules() if isinstance(each, kinds)]
+    return list({id(each): each for each in found}.values())
+
+
+def parameter_count(model: nn.Module) -> int:
+    """How many numbers a model's weights are."""
+    stored = sum(each.outputs * each.inputs for each in stored_blocks(model))
+    return stored + sum(parameter.numel() for parameter in model.parameters())
 
 
 def _is_numbers(weight: Tensor) -> bool:
@@ -121,7 +141,7 @@ def _is_numbers(weight: Tensor) -> bool:
 
 def product(parts: Sequence[LinearWeights], ops: Ops, order: Tensor | None = None) -> Linear:
     """Linears of one input as one product. `order`: which output stands at each place."""
-    weights = [each.weight for each in parts if each.weight is not None]
+    weights = [each.weight for each in parts if _is_read(each.weight, ops)]
     biases = [each.bias for each in parts]
     if len(weights) < len(parts):
         alone = [_single(each, ops) for each in parts]
@@ -130,14 +150,20 @@ def product(parts: Sequence[LinearWeights], ops: Ops, order: Tensor | None = Non
         base = ops.linear(weights, biases)
     else:
         bias = joined_bias(weights, biases)
-        base = ops.linear([torch.cat(weights)[order]], [None if bias is None else bias[order]])
+        whole = joined(weights, order)
+        base = ops.linear([whole], [None if bias is None else bias[order]])
     return _with_added(base, parts, ops, order)
 
 
+def _is_read(weight: Matrix | None, ops: Ops) -> TypeGuard[Matrix]:
+    """Whether the operations read the weight themselves."""
+    return isinstance(weight, Tensor) or (weight is not None and ops.few_bits)
+
+
 def _single(each: LinearWeights, ops: Ops) -> Linear:
-    if each.module is not None:
+    if not _is_read(each.weight, ops):
+        assert each.module is not None
         return ModuleLinear(each.module, each.outputs, each.inputs)
-    assert each.weight is not None
     return ops.linear([each.weight], [each.bias])
 
 

@@ -31,13 +31,14 @@ class Ends:
     """What the head borrows from the frozen model: embeddings, last norm, some rows of the head."""
 
     def __init__(self, network: Any, family: Any, shape: Shape, vocabulary: Tensor) -> None:
-        self._embedding = table(network, family.embedding).detach()
+        embedding = table(network, family.embedding)
         self._norm = module(network, family.final_norm)
         head = linear_weights(network, family.head)
-        if head.weight is None:
+        if not (isinstance(head.weight, Tensor) and isinstance(embedding, Tensor)):
             raise TrainingError(
                 "the model's head is quantised, so its rows cannot be read; train on the original"
             )
+        self._embedding = embedding.detach()
         self._rows = head.weight.detach()[vocabulary].clone()
         self._bias = None if head.bias is None else head.bias.detach()[vocabulary].clone()
         self._scales = shape.scales

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...errors import OptionError
+from .grouped import Matrix, joined
 
 
 class Linear(ABC):
@@ -26,6 +27,8 @@ class Linear(ABC):
     bias: Tensor | None
     readable = True  # whether `rows` works
     modules: Sequence[nn.Module] = ()  # what it calls that keeps weights of its own
+    floats = ""
+    """Why its weights are in float32 where others are in few bits; "" if they are not."""
     alone = "torch multiplies"
     """Why our kernels cannot take it into the one call of a pass; "" if they can."""
 
@@ -41,6 +44,10 @@ class Linear(ABC):
         """Rows of the weight itself, (n, inputs): how a tied head serves as the embedding."""
         raise NotImplementedError(f"{type(self).__name__} cannot be read back; keep the embedding")
 
+    def cut(self, index: Tensor) -> Matrix:
+        """The same for a product of their own, in as few bits as they are stored in."""
+        return self.rows(index)
+
     @property
     def bytes(self) -> int:
         """Bytes of weight that one call reads."""
@@ -49,12 +56,13 @@ class Linear(ABC):
     _item = 4
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Weights that read the same input, as one."""
-    return tensors[0].detach() if len(tensors) == 1 else torch.cat([t.detach() for t in tensors])
+def joined_tensors(weights: Sequence[Matrix]) -> Tensor:
+    """Weights of one input as one, for torch."""
+    weight = joined(weights)
+    return weight if isinstance(weight, Tensor) else weight.float()
 
 
-def joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Tensor | None:
+def joined_bias(weights: Sequence[Matrix], biases: Sequence[Tensor | None]) -> Tensor | None:
     """The biases of joined weights; zeros where one has none."""
     if all(bias is None for bias in biases):
         return None
@@ -66,8 +74,8 @@ def joined_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> T
 class PlainLinear(Linear):
     """`F.linear`: every device and dtype. A row's bits may depend on how many rows run together."""
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
-        self.weight = joined(weights)
+    def __init__(self, weights: Sequence[Matrix], biases: Sequence[Tensor | None]) -> None:
+        self.weight = joined_tensors(weights)
         self.bias = joined_bias(weights, biases)
         self.outputs, self.inputs = self.weight.shape
         self._item = self.weight.element_size()
@@ -91,8 +99,8 @@ class MklLinear(Linear):
     ROWS = 64  # for which the weight is packed, once
     readable = False
 
-    def __init__(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> None:
-        weight = joined(weights).contiguous()
+    def __init__(self, weights: Sequence[Matrix], biases: Sequence[Tensor | None]) -> None:
+        weight = joined_tensors(weights).contiguous()
         self.bias = joined_bias(weights, biases)
         self.outputs, self.inputs = weight.shape
         self._pack = torch.ops.mkl._mkl_reorder_linear_weight(weight, self.ROWS)

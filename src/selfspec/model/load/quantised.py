@@ -26,23 +26,34 @@ _NEEDS = {  # quant_method -> what is imported, and the packages to install
 }
 
 
-def method_of(config: PreTrainedConfig) -> str | None:
-    """How a model's weights are quantised, in the words of its config. None: they are not."""
+def settings_of(config: PreTrainedConfig) -> dict[str, Any] | None:
+    """What a config says of how its weights are quantised. None: they are not."""
     settings: Any = config.to_dict().get("quantization_config")
     if not settings:
         return None
-    facts = settings if isinstance(settings, dict) else settings.to_dict()
+    facts: dict[str, Any] = settings if isinstance(settings, dict) else settings.to_dict()
+    return facts
+
+
+def method_of(config: PreTrainedConfig) -> str | None:
+    """How a model's weights are quantised, in the words of its config. None: they are not."""
+    facts = settings_of(config)
+    if facts is None:
+        return None
     method = facts.get("quant_method", "bitsandbytes")  # the default of transformers too
     return str(getattr(method, "value", method))
 
 
-def require_library(config: PreTrainedConfig, name: str) -> None:
-    """Raise if the library that reads a checkpoint's quantised weights is not installed."""
+def require_library(config: PreTrainedConfig, name: str, why: str = "") -> None:
+    """Raise if the library that reads a checkpoint's quantised weights is not installed. `why`:
+    what keeps our own kernels from running them."""
     method = method_of(config)
     modules, packages = _NEEDS.get(method or "", ((), ""))
     # a package stands before its submodule, for which find_spec would import it
     if not all(find_spec(module) for module in modules):
+        ours = f"; our own kernels cannot run them: {why}" if why else ""
         raise Unavailable(
             f"the weights of {name} are quantised ({method}), and the library that reads them is "
-            f"not installed. Run `pip install {packages}`, or use a copy that is not quantised."
+            f"not installed{ours}. Run `pip install {packages}`, or use a copy that is not "
+            "quantised."
         )

@@ -12,13 +12,15 @@ from typing import Any
 
 import huggingface_hub
 
-from selfspec.errors import OptionError, Unavailable, nearest
+from selfspec.errors import OptionError, Unavailable, UnsupportedModel, nearest
 
 from ...core.door import shown
+from ..compute.grouped import STORED
 from .checkpoint import INDEX, WEIGHTS, first_line, read_json
 from .config import require_files
-from .demo import demo_folder
+from .demo import demo_folder, demo_gguf
 from .gguf_file import converted
+from .gguf_stored import stored_folder
 
 DEMO = "demo"
 _LONGEST = 4000  # characters of a path
@@ -38,6 +40,10 @@ class Source:
     folder: Path
     trust: bool
     hub: dict[str, Any] | None = None
+    blocks: bool = False
+    """Whether the weights are in a GGUF file, and the folder says where."""
+    notes: tuple[str, ...] = ()
+    """What is to be said of how the weights are stored."""
 
     def fetch_weights(self, one: str | None = None) -> None:
         """Download a hub model's weights into its cache folder: all of them, or `one` file."""
@@ -67,9 +73,17 @@ def refuse_revision(revision: str | None, kind: str) -> None:
 
 
 def locate(
-    model: str | os.PathLike[str], revision: str | None, token: str | bool | None, trust: bool
+    model: str | os.PathLike[str],
+    revision: str | None,
+    token: str | bool | None,
+    trust: bool,
+    weights: str | None = None,
 ) -> Source:
-    """The demo, a folder, a GGUF file or a hub name, in this order. A path is not a hub name."""
+    """The demo, a folder, a GGUF file or a hub name, in this order. A path is not a hub name.
+
+    `weights`: how our kernels are to store the weights, if they run the model. Then a GGUF file is
+    not expanded, unless float32 is asked for.
+    """
     if not isinstance(model, str | os.PathLike):
         raise OptionError(
             f"a model is {DEMO!r}, a folder, a hub name, a transformers PreTrainedModel or a PEFT "
@@ -87,21 +101,23 @@ def locate(
         )
     if name == DEMO and isinstance(model, str):
         refuse_revision(revision, "the demo model")
+        if weights == STORED:
+            return _gguf(name, demo_gguf(), trust, weights)
         return Source(name, demo_folder(), trust)
     if path.is_dir():
         refuse_revision(revision, "a folder")
         require_files(path)
         return Source(name, path, trust)
-    gguf = path.suffix.lower() == ".gguf"
-    if gguf and path.is_file():
+    is_gguf = path.suffix.lower() == ".gguf"
+    if is_gguf and path.is_file():
         refuse_revision(revision, "a GGUF file")
-        return Source(name, converted(path), trust)
+        return _gguf(name, path, trust, weights)
     if path.is_file():
         raise OptionError(
             f"{path} is a file. Pass the folder that holds config.json and the weights, or a .gguf "
             "file."
         )
-    if gguf:
+    if is_gguf:
         raise OptionError(f"there is no file {path}.")
     looks_like_a_path = path.is_absolute() or name.startswith(("~", ".")) or name.count("/") > 1
     if looks_like_a_path or not isinstance(model, str):
@@ -112,6 +128,22 @@ def locate(
     hub = {"revision": revision, "token": token}
     patterns = [*_SMALL_FILES, *(["*.py"] if trust else [])]
     return Source(name, _snapshot(name, patterns, hub), trust, hub)
+
+
+def _gguf(name: str, path: Path, trust: bool, weights: str | None) -> Source:
+    """A GGUF file, as it is or expanded."""
+    if weights in (None, "float32"):
+        return Source(name, converted(path), trust)
+    folder, why = stored_folder(path)
+    if not why:
+        return Source(name, folder, trust, blocks=True)
+    if weights == STORED:
+        raise UnsupportedModel(
+            f"{path} cannot be run as it is stored: {why}. Leave weights at 'auto', which expands "
+            "it to float32, or use another quantisation of the model (Q4_K_M, Q8_0)."
+        )
+    note = f"{path.name} was expanded to float32: {why}"
+    return Source(name, converted(path, why), trust, notes=(note,))
 
 
 def _snapshot(name: str, patterns: list[str], hub: dict[str, Any]) -> Path:

@@ -1,5 +1,6 @@
-// Products with weights of few bits: 8 bits, 4 bits, and bfloat16. Compiled like kernels.cpp, whose
-// promises they keep: a row's bits depend on that row alone, in every variant of the processor.
+// Products with weights of few bits: 8 bits, 4 bits, 8 bits in groups, and bfloat16. Compiled like
+// kernels.cpp, whose promises they keep: a row's bits depend on that row alone, in every variant of
+// the processor.
 //
 // With 8 and 4 bits the rows of x are rounded too, to 8 bits in groups of 32 numbers. A group's
 // products are summed as integers, which no order can change; the groups' sums are scaled and added
@@ -16,7 +17,7 @@
 #include <immintrin.h>
 #endif
 
-#include "product.h"
+#include "panels.h"
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, MAX_ROWS = 12;
@@ -81,16 +82,19 @@ static inline Ints dot(Ints total, Ints weights, Ints x) {
 
 static inline int64_t groups_of(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
 
-// A row of x in 8 bits, as the integer products read it. Numbers beyond the last are zeros.
+// A row of x in 8 bits, as the integer products read it. Numbers beyond the last are zeros. PART of
+// them are summed together, for weights in groups of as many: all 32 of a group, or each half.
+template <int PART>
 struct Row {
-    int8_t* numbers;  // [groups][32]
-    float* scales;    // what a group's numbers are multiples of
-    int32_t* shifts;  // -128 times the sum of a group's numbers
-    float* sums;      // a group's sum, scaled
+    static constexpr int PARTS = GROUP / PART;  // of a group
+    int8_t* numbers;                            // [groups][32]
+    float* scales;                              // what a group's numbers are multiples of
+    int32_t* shifts;                            // -128 times the sum of a part's numbers
+    float* sums;                                // a part's sum, scaled
 
     Row(const void* prepared, int64_t groups)
         : numbers((int8_t*)prepared), scales((float*)(numbers + groups * GROUP)),
-          shifts((int32_t*)(scales + groups)), sums((float*)(shifts + groups)) {}
+          shifts((int32_t*)(scales + groups)), sums((float*)(shifts + PARTS * groups)) {}
 };
 
 // To the nearest integer, ties to even, in one rounding on every processor.
@@ -106,33 +110,103 @@ static inline Ints rounded(Vector v) {
 #endif
 }
 
-extern "C" void round_row(const Product* weight, const float* x, void* prepared) {
+template <int PART>
+static void round_in_groups(const Product* weight, const float* x, void* prepared) {
     int64_t groups = groups_of(weight->inputs);
-    Row row(prepared, groups);
+    Row<PART> row(prepared, groups);
     for (int64_t g = 0; g < groups; g++) {
         float numbers[GROUP] = {}, largest = 0;
         int64_t count = std::min<int64_t>(GROUP, weight->inputs - g * GROUP);
         std::memcpy(numbers, x + g * GROUP, 4 * count);
         for (int i = 0; i < GROUP; i++) largest = std::max(largest, std::fabs(numbers[i]));
         float inverse = largest > 0 ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
-        int32_t whole[GROUP], sum = 0;
+        int32_t whole[GROUP];
         for (int i = 0; i < GROUP; i += LANES) {
             Ints some = rounded(load<Vector>(numbers + i) * inverse);
             std::memcpy(whole + i, &some, sizeof some);
         }
-        for (int i = 0; i < GROUP; i++) {
-            row.numbers[g * GROUP + i] = (int8_t)whole[i];
-            sum += whole[i];
-        }
         row.scales[g] = scale;
-        row.shifts[g] = -128 * sum;
-        row.sums[g] = scale * sum;
+        for (int part = 0; part < row.PARTS; part++) {
+            int32_t sum = 0;
+            for (int i = part * PART; i < (part + 1) * PART; i++) {
+                row.numbers[g * GROUP + i] = (int8_t)whole[i];
+                sum += whole[i];
+            }
+            row.shifts[g * row.PARTS + part] = -128 * sum;
+            row.sums[g * row.PARTS + part] = scale * sum;
+        }
     }
+}
+
+extern "C" void round_row(const Product* weight, const float* x, void* prepared) {
+    round_in_groups<32>(weight, x, prepared);
+}
+
+extern "C" void round_row_16(const Product* weight, const float* x, void* prepared) {
+    round_in_groups<16>(weight, x, prepared);
 }
 
 // ---------------------------------------------------------------------------- kinds of weights
 
-// 8 bits: a panel is [group][8][column][4 inputs] bytes w + 128, then a scale for each column.
+// How PART inputs of a panel lie in it, and their integer products with as many numbers of
+// each row; `at` counts the parts of a row.
+
+// Bytes, [PART / 4][column][4 inputs]: those of w + 128, which the rows' shifts undo.
+template <int PART_>
+struct WholeBytes {
+    static constexpr int PART = PART_, SIZE = PART;               // inputs, bytes of a column
+    static constexpr int SOON = 64 / PART, LATER = 12 * 32 / PART;  // parts ahead
+
+    template <int ROWS>
+    static inline void dots(const char* x, int64_t stride, int64_t groups, int64_t at,
+                            const uint8_t* weights, Ints (&whole)[ROWS][WIDE]) {
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < WIDE; c++)
+                whole[r][c] = splat(Row<PART>(x + r * stride, groups).shifts[at]);
+        for (int k = 0; k < PART / 4; k++) {
+            Ints weight[WIDE];
+            for (int c = 0; c < WIDE; c++)
+                weight[c] = load<Ints>(weights + (k * WIDE + c) * LANES * 4);
+            for (int r = 0; r < ROWS; r++) {
+                const int8_t* numbers = Row<PART>(x + r * stride, groups).numbers;
+                Ints number = splat(load<int32_t>(numbers + at * PART + 4 * k));
+                for (int c = 0; c < WIDE; c++)
+                    whole[r][c] = dot(whole[r][c], weight[c], number);
+            }
+        }
+    }
+};
+
+// Half bytes, [4][column][4]: the low halves are the numbers of the first four of eight inputs, the
+// high halves those of the other four.
+struct HalfBytes {
+    static constexpr int PART = GROUP, SIZE = GROUP / 2;
+    static constexpr int SOON = 3, LATER = 20;
+
+    template <int ROWS>
+    static inline void dots(const char* x, int64_t stride, int64_t groups, int64_t at,
+                            const uint8_t* weights, Ints (&whole)[ROWS][WIDE]) {
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < WIDE; c++) whole[r][c] = Ints{};
+        for (int k = 0; k < PART / 8; k++) {
+            Ints low[WIDE], high[WIDE];
+            for (int c = 0; c < WIDE; c++) {
+                Ints both = load<Ints>(weights + (k * WIDE + c) * LANES * 4);
+                low[c] = both & 0x0f0f0f0f;
+                high[c] = (both >> 4) & 0x0f0f0f0f;
+            }
+            for (int r = 0; r < ROWS; r++) {
+                const int8_t* numbers = Row<PART>(x + r * stride, groups).numbers;
+                const int8_t* eight = numbers + at * PART + 8 * k;
+                Ints first = splat(load<int32_t>(eight)), second = splat(load<int32_t>(eight + 4));
+                for (int c = 0; c < WIDE; c++)
+                    whole[r][c] = dot(dot(whole[r][c], low[c], first), high[c], second);
+            }
+        }
+    }
+};
+
+// 8 bits and a scale for each column: a panel is bytes, part after part, and then the scales.
 struct EightBits {
     static int64_t panel_bytes(int64_t inputs) {
         return groups_of(inputs) * GROUP * PANEL + 4 * PANEL;
@@ -141,29 +215,18 @@ struct EightBits {
     template <int ROWS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
                      float* sums) {
+        typedef WholeBytes<GROUP> Numbers;
+        constexpr int BYTES = GROUP * PANEL;
         int64_t groups = groups_of(inputs);
         Vector total[ROWS][WIDE] = {};
-        for (int64_t g = 0; g < groups; g++, panel += GROUP * PANEL) {
-            ahead(panel, GROUP * PANEL, 2 * GROUP * PANEL, 12 * GROUP * PANEL);
+        for (int64_t g = 0; g < groups; g++, panel += BYTES) {
+            ahead(panel, BYTES, Numbers::SOON * BYTES, Numbers::LATER * BYTES);
             Ints whole[ROWS][WIDE];
-            for (int r = 0; r < ROWS; r++)
-                for (int c = 0; c < WIDE; c++)
-                    whole[r][c] = splat(Row(x + r * stride, groups).shifts[g]);
-            for (int k = 0; k < GROUP / 4; k++) {
-                Ints weight[WIDE];
-                for (int c = 0; c < WIDE; c++)
-                    weight[c] = load<Ints>(panel + (k * WIDE + c) * LANES * 4);
-                for (int r = 0; r < ROWS; r++) {
-                    const int8_t* four = Row(x + r * stride, groups).numbers + g * GROUP + 4 * k;
-                    Ints number = splat(load<int32_t>(four));
-                    for (int c = 0; c < WIDE; c++)
-                        whole[r][c] = dot(whole[r][c], weight[c], number);
-                }
-            }
+            Numbers::dots(x, stride, groups, g, panel, whole);
             for (int r = 0; r < ROWS; r++)
                 for (int c = 0; c < WIDE; c++)
                     total[r][c] += __builtin_convertvector(whole[r][c], Vector) *
-                                   splat(Row(x + r * stride, groups).scales[g]);
+                                   splat(Row<GROUP>(x + r * stride, groups).scales[g]);
         }
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < WIDE; c++) {
@@ -190,48 +253,35 @@ static inline Vector from_halves(const uint8_t* at) {
 #endif
 }
 
-// 4 bits: a panel is [group] of [4][column][4] bytes, whose low halves are the numbers of the first
-// four of eight inputs and whose high halves those of the other four; then a scale and a minimum for
-// each column, both of 16 bits. A weight is minimum + number * scale.
-struct FourBits {
-    static constexpr int64_t BYTES = PANEL * (GROUP / 2 + 4);  // of a group
+// Numbers with a scale and a minimum for each column and part, both of 16 bits: a panel is, part
+// after part, the numbers, the scales, the minima. A weight is minimum + number * scale.
+template <class Numbers>
+struct Grouped {
+    static constexpr int PARTS = GROUP / Numbers::PART;            // of a group
+    static constexpr int64_t BYTES = PANEL * (Numbers::SIZE + 4);  // of a part
 
-    static int64_t panel_bytes(int64_t inputs) { return groups_of(inputs) * BYTES; }
+    static int64_t panel_bytes(int64_t inputs) { return groups_of(inputs) * PARTS * BYTES; }
 
     template <int ROWS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
                      float* sums) {
         int64_t groups = groups_of(inputs);
         Vector total[ROWS][WIDE] = {};
-        for (int64_t g = 0; g < groups; g++, panel += BYTES) {
-            ahead(panel, BYTES, 3 * BYTES, 20 * BYTES);
-            Ints whole[ROWS][WIDE] = {};
-            for (int k = 0; k < GROUP / 8; k++) {
-                Ints low[WIDE], high[WIDE];
-                for (int c = 0; c < WIDE; c++) {
-                    Ints both = load<Ints>(panel + (k * WIDE + c) * LANES * 4);
-                    low[c] = both & 0x0f0f0f0f;
-                    high[c] = (both >> 4) & 0x0f0f0f0f;
-                }
-                for (int r = 0; r < ROWS; r++) {
-                    const int8_t* eight = Row(x + r * stride, groups).numbers + g * GROUP + 8 * k;
-                    Ints first = splat(load<int32_t>(eight));
-                    Ints second = splat(load<int32_t>(eight + 4));
-                    for (int c = 0; c < WIDE; c++)
-                        whole[r][c] = dot(dot(whole[r][c], low[c], first), high[c], second);
-                }
-            }
+        for (int64_t at = 0; at < groups * PARTS; at++, panel += BYTES) {
+            ahead(panel, BYTES, Numbers::SOON * BYTES, Numbers::LATER * BYTES);
+            Ints whole[ROWS][WIDE];
+            Numbers::dots(x, stride, groups, at, panel, whole);
             Vector scale[WIDE], minimum[WIDE];
             for (int c = 0; c < WIDE; c++) {
-                const uint8_t* at = panel + GROUP / 2 * PANEL + c * LANES * 2;
-                scale[c] = from_halves(at), minimum[c] = from_halves(at + 2 * PANEL);
+                const uint8_t* from = panel + Numbers::SIZE * PANEL + c * LANES * 2;
+                scale[c] = from_halves(from), minimum[c] = from_halves(from + 2 * PANEL);
             }
             for (int r = 0; r < ROWS; r++) {
-                Row row(x + r * stride, groups);
+                Row<Numbers::PART> row(x + r * stride, groups);
                 for (int c = 0; c < WIDE; c++) {
-                    Vector scaled = scale[c] * splat(row.scales[g]);
+                    Vector scaled = scale[c] * splat(row.scales[at / PARTS]);
                     total[r][c] += __builtin_convertvector(whole[r][c], Vector) * scaled;
-                    total[r][c] += minimum[c] * splat(row.sums[g]);
+                    total[r][c] += minimum[c] * splat(row.sums[at]);
                 }
             }
         }
@@ -272,46 +322,26 @@ static inline void tile_of(int64_t rows, const char* x, int64_t stride, int64_t 
 template <class Kind>
 static void multiply(const Product* weight, const void* x, int64_t rows, const float* residual,
                      float* out, int part, int parts) {
-    int64_t outputs = weight->outputs, inputs = weight->inputs;
+    int64_t inputs = weight->inputs, bytes = Kind::panel_bytes(inputs);
     int64_t stride = weight->prepare ? weight->prepared : 4 * inputs;
-    int64_t panels = (outputs + PANEL - 1) / PANEL, bytes = Kind::panel_bytes(inputs);
-    float sums[MAX_ROWS * PANEL];
-    for (int64_t p = panels * part / parts; p < panels * (part + 1) / parts; p++) {
-        int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
-        for (int64_t r = 0; r < rows;) {
-            int64_t left = rows - r;  // two even halves beat a full tile and a sliver
-            int64_t half = left < 2 * MAX_ROWS ? (left + 1) / 2 : MAX_ROWS;
-            int64_t take = left <= MAX_ROWS ? left : half;
-            tile_of<Kind, MAX_ROWS>(take, (const char*)x + r * stride, stride, inputs,
-                                    (const uint8_t*)weight->weights + p * bytes, sums);
-            for (int64_t i = 0; i < take; i++) {
-                float* target = out + (r + i) * outputs + first;
-                const float* from = residual ? residual + (r + i) * outputs + first : nullptr;
-                for (int64_t c = 0; c < columns; c++) {
-                    float value = sums[i * PANEL + c];
-                    if (weight->bias) value += weight->bias[first + c];
-                    if (from) value += from[c];
-                    target[c] = value;
-                }
-            }
-            r += take;
-        }
-    }
+    by_panels<PANEL, MAX_ROWS>(
+        weight, rows, MAX_ROWS, residual, out, part, parts,
+        [=](int64_t take, int64_t first, int64_t panel, float* sums) {
+            tile_of<Kind, MAX_ROWS>(take, (const char*)x + first * stride, stride, inputs,
+                                    (const uint8_t*)weight->weights + panel * bytes, sums);
+        });
 }
 
 extern "C" int64_t panel_width() { return PANEL; }
 
-extern "C" void multiply_int8(const Product* weight, const void* x, int64_t rows,
-                              const float* residual, float* out, int part, int parts) {
-    multiply<EightBits>(weight, x, rows, residual, out, part, parts);
-}
+#define KIND(name, ...)                                                                      \
+    extern "C" void name(const Product* weight, const void* x, int64_t rows,                 \
+                         const float* residual, float* out, int part, int parts) {           \
+        multiply<__VA_ARGS__>(weight, x, rows, residual, out, part, parts);                  \
+    }
 
-extern "C" void multiply_int4(const Product* weight, const void* x, int64_t rows,
-                              const float* residual, float* out, int part, int parts) {
-    multiply<FourBits>(weight, x, rows, residual, out, part, parts);
-}
-
-extern "C" void multiply_bfloat16(const Product* weight, const void* x, int64_t rows,
-                                  const float* residual, float* out, int part, int parts) {
-    multiply<HalfFloats>(weight, x, rows, residual, out, part, parts);
-}
+KIND(multiply_int8, EightBits)
+KIND(multiply_int4, Grouped<HalfBytes>)
+KIND(multiply_bytes_32, Grouped<WholeBytes<32>>)
+KIND(multiply_bytes_16, Grouped<WholeBytes<16>>)
+KIND(multiply_bfloat16, HalfFloats)

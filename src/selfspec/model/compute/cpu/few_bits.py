@@ -1,4 +1,4 @@
-"""Weights of 8 bits, 4 bits, and bfloat16, as few_bits.cpp reads them.
+"""Weights of few bits as few_bits.cpp reads them: 8 bits, 4 bits, bfloat16, and stored ones.
 
 A matrix is packed in pieces, so that no second float32 copy of it is ever held. What fills no panel
 or group is filled up with zeros, so every width fits. Does not know models or files.
@@ -7,6 +7,7 @@ or group is filled up with zeros, so every width fits. Does not know models or f
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,13 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..grouped import Grouped, Matrix
 from .interface import function
 from .linear import PackedLinear
 from .native import compiled
 
 SOURCE = Path(__file__).with_name("few_bits.cpp")
 GROUP = 32  # inputs that share a scale
-_PIECE = 1 << 22  # about how many numbers are packed at a time
+_PIECE = 1 << 18  # about how many numbers are packed at a time; more leave holes in memory
 _LEAST = 1e-30  # a scale that is not zero
 
 
@@ -31,23 +33,30 @@ class PanelBytes(PackedLinear):
     """The name of its function in few_bits.cpp."""
     group: ClassVar[int] = GROUP
     """Inputs are filled up to a multiple of this; 1 if rows of x are read as they are."""
+    part: int = GROUP
+    """Inputs whose products are summed together, as integers."""
 
     def measure(self) -> None:
         self._width = int(compiled(SOURCE).panel_width())
         self._groups = -(-self.inputs // self.group)
-        if self.group > 1:  # bytes, and three numbers a group (`Row` of few_bits.cpp)
-            self.prepared = 64 * -(-self._groups * (self.group + 12) // 64)
+        if self.group > 1:  # bytes, a scale, and two numbers a part (`Row` of few_bits.cpp)
+            self.prepared = 64 * -(-self._groups * (self.group + 4 + 256 // self.part) // 64)
 
-    def pack(self, weight: Tensor) -> Tensor:
+    def pack(self, weight: Matrix) -> Tensor:
         step = self._width * max(1, _PIECE // (self._width * self.inputs))
-        pieces = [self._panels(weight[at : at + step]) for at in range(0, self.outputs, step)]
-        return torch.cat([self.packed(piece) for piece in pieces])
+        packed, filled = torch.empty(0), 0
+        for at in range(0, self.outputs, step):
+            piece = self.piece(weight[at : at + step])
+            if not filled:  # at once, so that there is one copy
+                packed = piece.new_empty((-(-self.outputs // self._width), piece.shape[1]))
+            packed[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return packed
 
-    @classmethod
-    def functions(cls) -> tuple[int, int | None]:
+    def functions(self) -> tuple[int, int | None]:
         kernels = compiled(SOURCE)
-        rounding = function(kernels, "round_row") if cls.group > 1 else None
-        return function(kernels, cls.kernel), rounding
+        rounding = function(kernels, "round_row") if self.group > 1 else None
+        return function(kernels, self.kernel), rounding
 
     def rows(self, index: Tensor) -> Tensor:
         panel, column = index // self._width, index % self._width
@@ -57,15 +66,15 @@ class PanelBytes(PackedLinear):
     def bytes(self) -> int:
         return self._packed.nbytes
 
-    def _panels(self, weight: Tensor) -> Tensor:
-        """(rows, inputs) -> (panels, width, filled inputs) float32."""
-        columns = -len(weight) % self._width
-        filled = F.pad(weight.float(), (0, self._groups * self.group - self.inputs, 0, columns))
-        return filled.view(-1, self._width, self._groups * self.group)
+    def piece(self, rows: Tensor | Grouped) -> Tensor:
+        """(rows, inputs) -> (panels, bytes)."""
+        columns = -len(rows) % self._width
+        filled = F.pad(rows.float(), (0, self._groups * self.group - self.inputs, 0, columns))
+        return self.packed(filled.view(-1, self._width, self._groups * self.group))
 
-    @abstractmethod
     def packed(self, panels: Tensor) -> Tensor:
-        """(panels, width, inputs) -> (panels, bytes)."""
+        """(panels, width, filled inputs) float32 -> (panels, bytes)."""
+        raise NotImplementedError
 
     @abstractmethod
     def unpacked(self, panel: Tensor, column: Tensor) -> Tensor:
@@ -93,14 +102,62 @@ class Int8(PanelBytes):
         return rows
 
 
+@dataclass(frozen=True)
+class Layout:
+    """How numbers of few bits lie in a panel, part after part; behind those of a part its scales
+    and minima in 16 bits each, a column beside the other."""
+
+    kernel: str
+    prepare: str
+    part: int
+    """Inputs that share a scale."""
+    halves: bool = False
+    """Two numbers a byte: the first of eight with the fifth, and so on. Otherwise number + 128."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of a column's part without scale and minimum."""
+        return self.part // 2 if self.halves else self.part
+
+    def laid_out(self, numbers: Tensor, scale: Tensor, minimum: Tensor) -> Tensor:
+        """(panels, width, parts, part) uint8 and (panels, width, parts) twice -> (panels, bytes)"""
+        if self.halves:
+            low, high = numbers.unflatten(3, (-1, 2, 4)).unbind(4)
+            numbers = (low | high << 4).flatten(3)
+        fours = numbers.unflatten(3, (-1, 4)).permute(0, 2, 3, 1, 4).flatten(2)
+        halves = [each.transpose(1, 2).half() for each in (scale, minimum)]
+        raw = [each.contiguous().view(torch.uint8) for each in halves]
+        return torch.cat([fours, *raw], dim=2).flatten(1)
+
+    def read(self, packed: Tensor, width: int, panel: Tensor, column: Tensor) -> Grouped:
+        """Some columns of what was laid out, filled inputs included."""
+        parts = packed.unflatten(1, (-1, width * (self.size + 4)))
+        fours = parts[:, :, : self.size * width].unflatten(2, (-1, width, 4))
+        numbers = fours[panel, :, :, column]  # (n, parts, fours, 4)
+        if self.halves:
+            numbers = torch.stack([numbers & 15, numbers >> 4], dim=3).to(torch.int8)
+        else:
+            numbers = (numbers ^ 128).view(torch.int8)  # byte - 128
+        halves = parts[:, :, self.size * width :].view(torch.float16).unflatten(2, (2, width))
+        scale, minimum = halves[panel, :, :, column].float().unbind(-1)
+        bits = 4 if self.halves else 8
+        return Grouped(numbers.flatten(1), scale, minimum, self.part, bits)
+
+
+HALF_BYTES = Layout("multiply_int4", "round_row", 32, halves=True)
+BYTES = {
+    32: Layout("multiply_bytes_32", "round_row", 32),
+    16: Layout("multiply_bytes_16", "round_row_16", 16),
+}
+
+
 class Int4(PanelBytes):
     """4 bits in groups of 32 inputs with a scale and a minimum: weight = minimum + scale * number.
 
-    The first of eight numbers shares its byte with the fifth, and so on. The model's head, which
-    suffers most from rounding, is kept in 8 bits.
+    The model's head, which suffers most from rounding, is kept in 8 bits.
     """
 
-    kernel = "multiply_int4"
+    kernel = HALF_BYTES.kernel
     bits = 5
     rounding = 0.5
     head = "int8"
@@ -111,20 +168,65 @@ class Int4(PanelBytes):
         scale = ((most - least) / 15).half().float().clamp_min_(_LEAST)
         least = least.half().float()
         numbers = ((groups - least) / scale).round_().clamp_(0, 15).to(torch.uint8)
-        low, high = numbers.unflatten(3, (4, 2, 4)).unbind(4)  # (panels, width, groups, 4, 4)
-        fours = (low | high << 4).permute(0, 2, 3, 1, 4).flatten(2)
-        halves = [each.squeeze(3).transpose(1, 2).half() for each in (scale, least)]
-        raw = [each.contiguous().view(torch.uint8) for each in halves]
-        return torch.cat([fours, *raw], dim=2).flatten(1)
+        return HALF_BYTES.laid_out(numbers, scale.squeeze(3), least.squeeze(3))
 
     def unpacked(self, panel: Tensor, column: Tensor) -> Tensor:
-        width, groups = self._width, self._packed.view(len(self._packed), self._groups, -1)
-        both = groups[:, :, : 16 * width].unflatten(2, (4, width, 4))[panel, :, :, column]
-        numbers = torch.stack([both & 15, both >> 4], dim=3).flatten(2).float()
-        halves = groups[:, :, 16 * width :].view(torch.float16).unflatten(2, (2, width))
-        scale, least = halves[panel, :, :, column].float().unbind(-1)
-        rows: Tensor = (least[..., None] + scale[..., None] * numbers).flatten(1)
-        return rows
+        return HALF_BYTES.read(self._packed, self._width, panel, column).float()
+
+
+class Stored(PanelBytes):
+    """As somebody else stored it: numbers of at most 8 bits in groups, which are not rounded again.
+
+    Those of at most 4 bits in groups of 32 take half a byte, all others a byte. Scales and minima
+    are rounded to 16 bits, which most formats have themselves.
+    """
+
+    bits = 8
+    rounding = 0.1
+
+    def pack(self, weight: Matrix) -> Tensor:
+        some = weight[:1]
+        assert isinstance(some, Grouped)
+        small = some.bits <= 4 and some.group == GROUP
+        self._layout = HALF_BYTES if small else BYTES[some.group]
+        self.part = self._layout.part
+        self.measure()
+        self.bits = 5 if small else 8
+        return super().pack(weight)
+
+    def functions(self) -> tuple[int, int | None]:
+        kernels = compiled(SOURCE)
+        return function(kernels, self._layout.kernel), function(kernels, self._layout.prepare)
+
+    def piece(self, rows: Tensor | Grouped) -> Tensor:
+        assert isinstance(rows, Grouped)
+        some = rows.with_minimum()
+        assert some.minimum is not None
+        groups, columns = self._groups * GROUP // self.part, -len(some) % self._width
+        numbers = F.pad(some.padded(self._groups * GROUP), (0, 0, 0, columns)).view(torch.uint8)
+        if not self._layout.halves:
+            numbers ^= 128  # number + 128
+        numbers = numbers.view(-1, self._width, groups, self.part)
+        fill = (0, groups - some.scale.shape[1], 0, columns)
+        scale, minimum = (
+            F.pad(each, fill).view(-1, self._width, groups) for each in (some.scale, some.minimum)
+        )
+        return self._layout.laid_out(numbers, scale, minimum)
+
+    def unpacked(self, panel: Tensor, column: Tensor) -> Tensor:
+        return self._layout.read(self._packed, self._width, panel, column).float()
+
+    def cut(self, index: Tensor) -> Grouped:
+        panel, column = index // self._width, index % self._width
+        some = self._layout.read(self._packed, self._width, panel, column)
+        groups = -(-self.inputs // self.part)
+        assert some.minimum is not None
+        return replace(
+            some,
+            numbers=some.numbers[:, : self.inputs],
+            scale=some.scale[:, :groups],
+            minimum=some.minimum[:, :groups],
+        )
 
 
 class BFloat16(PanelBytes):

@@ -33,7 +33,7 @@
 #include <unistd.h>
 #endif
 
-#include "product.h"
+#include "panels.h"
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, WIDE = 2, MAX_ROWS = 12;  // 24 accumulators of 32 registers
@@ -150,35 +150,17 @@ static inline void tile_of(int64_t rows, const float* x, int64_t inputs, const f
 
 extern "C" int64_t panel_width() { return PANEL; }
 
-// Float32 weights, packed as [ceil(outputs / PANEL)][inputs][PANEL]. Nothing is prepared. More rows
-// than a tile holds read the panel again, while it is still near.
+// Float32 weights, packed as [ceil(outputs / PANEL)][inputs][PANEL]. Nothing is prepared.
 extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, int64_t rows,
                                  const float* residual, float* out, int part, int parts) {
-    const float *x = (const float*)rows_of_x, *pack = (const float*)weight->weights,
-        *bias = weight->bias;
-    int64_t outputs = weight->outputs, inputs = weight->inputs, most = tuned.rows;
-    Share share((outputs + PANEL - 1) / PANEL, part, parts);
-    float sums[MAX_ROWS * PANEL];
-    for (int64_t p = share.begin; p < share.end; p++) {
-        int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
-        for (int64_t r = 0; r < rows;) {
-            int64_t left = rows - r;  // two even halves beat a full tile and a sliver
-            int64_t half = left < 2 * most ? (left + 1) / 2 : most;
-            int64_t take = left <= most ? left : half;
-            tile_of<MAX_ROWS>(take, x + r * inputs, inputs, pack + first * inputs, sums);
-            for (int64_t i = 0; i < take; i++) {
-                float* target = out + (r + i) * outputs + first;
-                const float* from = residual ? residual + (r + i) * outputs + first : nullptr;
-                for (int64_t c = 0; c < columns; c++) {
-                    float value = sums[i * PANEL + c];
-                    if (bias) value += bias[first + c];
-                    if (from) value += from[c];
-                    target[c] = value;
-                }
-            }
-            r += take;
-        }
-    }
+    const float *x = (const float*)rows_of_x, *pack = (const float*)weight->weights;
+    int64_t inputs = weight->inputs;
+    by_panels<PANEL, MAX_ROWS>(
+        weight, rows, tuned.rows, residual, out, part, parts,
+        [=](int64_t take, int64_t first, int64_t panel, float* sums) {
+            const float* weights = pack + panel * PANEL * inputs;
+            tile_of<MAX_ROWS>(take, x + first * inputs, inputs, weights, sums);
+        });
 }
 
 // Memory for any use, aligned for every vector; too short-lived to be cleared first.

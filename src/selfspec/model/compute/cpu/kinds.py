@@ -7,7 +7,8 @@ knows how many bytes it reads. Then give it a line here. Nothing else has to kno
 
 from __future__ import annotations
 
-from .few_bits import BFloat16, Int4, Int8
+from ..grouped import STORED
+from .few_bits import BFloat16, Int4, Int8, Stored
 from .linear import Float32, PackedLinear
 
 KINDS: dict[str, type[PackedLinear]] = {
@@ -15,4 +16,5 @@ KINDS: dict[str, type[PackedLinear]] = {
     "bfloat16": BFloat16,
     "int8": Int8,
     "int4": Int4,
+    STORED: Stored,
 }

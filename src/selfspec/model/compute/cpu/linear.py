@@ -15,7 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..linear import Linear, joined, joined_bias
+from ..grouped import Matrix, joined
+from ..linear import Linear, joined_bias
 from .interface import ProductStruct, address, function
 from .native import library
 
@@ -24,7 +25,7 @@ class PackedLinear(Linear):
     """A product whose weights are packed for a kernel. A subclass is a kind of weights."""
 
     alone = ""
-    bits: ClassVar[float] = 32
+    bits: float = 32
     """About how many bits a weight takes."""
     head: ClassVar[str] = ""
     """The kind that a model's head is kept in, where it is another."""
@@ -36,7 +37,7 @@ class PackedLinear(Linear):
 
     def __init__(
         self,
-        weights: Sequence[Tensor],
+        weights: Sequence[Matrix],
         biases: Sequence[Tensor | None],
         packed: Tensor | None = None,
     ) -> None:
@@ -67,12 +68,11 @@ class PackedLinear(Linear):
         """Find out what follows from the sizes alone."""
 
     @abstractmethod
-    def pack(self, weight: Tensor) -> Tensor:
-        """(outputs, inputs) float32 -> the one piece of memory that the kernel reads."""
+    def pack(self, weight: Matrix) -> Tensor:
+        """(outputs, inputs) -> the one piece of memory that the kernel reads."""
 
-    @staticmethod
     @abstractmethod
-    def functions() -> tuple[int, int | None]:
+    def functions(self) -> tuple[int, int | None]:
         """Where the kind's two functions lie, `Multiply` and `Prepare` of product.h; None if its
         kernel reads x as it is."""
 
@@ -101,7 +101,7 @@ class Float32(PackedLinear):
     def measure(self) -> None:
         self._width = library().panel_width()
 
-    def pack(self, weight: Tensor) -> Tensor:
+    def pack(self, weight: Matrix) -> Tensor:
         weight = weight.float()
         panels = -(-self.outputs // self._width)
         padded = (
@@ -111,8 +111,7 @@ class Float32(PackedLinear):
         )
         return padded.view(panels, self._width, self.inputs).transpose(1, 2).contiguous()
 
-    @staticmethod
-    def functions() -> tuple[int, None]:
+    def functions(self) -> tuple[int, None]:
         return function(library(), "multiply_float32"), None
 
     def rows(self, index: Tensor) -> Tensor:

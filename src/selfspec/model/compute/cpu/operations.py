@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from ..cache import KVCache, TokenLayout
-from ..linear import Linear
+from ..grouped import STORED, Blocks, Grouped, Matrix, joined, why_floats
+from ..linear import Linear, joined_bias
 from ..norms import Norm
 from ..ops import ACTIVATIONS, Heads, Kernel, Ops
 from .interface import (
@@ -27,7 +28,7 @@ from .packs import Shelf
 
 def product(
     kind: str,
-    weights: Sequence[Tensor],
+    weights: Sequence[Matrix],
     biases: Sequence[Tensor | None],
     shelf: Shelf | None = None,
 ) -> PackedLinear:
@@ -43,6 +44,7 @@ class NativeOps(Ops):
     """Our kernels. `weights`: which of `KINDS` products are stored as."""
 
     kernel: Kernel = "native"
+    few_bits = True
 
     def __init__(self, weights: str = "float32", shelf: Shelf | None = None) -> None:
         self._native = library()
@@ -51,8 +53,20 @@ class NativeOps(Ops):
         self.rounding = self._kind.rounding
         self._shelf = shelf
 
-    def linear(self, weights: Sequence[Tensor], biases: Sequence[Tensor | None]) -> Linear:
-        return product(str(self.weights), weights, biases, self._shelf)
+    def linear(self, weights: Sequence[Matrix], biases: Sequence[Tensor | None]) -> Linear:
+        if self.weights != STORED:
+            return product(str(self.weights), weights, biases, self._shelf)
+        whole, bias = joined(weights), joined_bias(weights, biases)
+        if isinstance(whole, Grouped) or (isinstance(whole, Blocks) and not whole.floats):
+            return self._kind([whole], [bias])
+        made = KINDS["float32"]([whole], [bias])
+        made.floats = next(
+            (why for why in map(why_floats, weights) if why), "stored as plain numbers"
+        )
+        return made
+
+    def table(self, blocks: Blocks) -> Tensor | Linear:
+        return blocks.float() if blocks.floats else KINDS[STORED]([blocks], [None])
 
     @property
     def of_head(self) -> Ops:
