@@ -22,8 +22,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from selfspec.core.logprobs import logprobs_of
 from selfspec.core.randomness import uniform
-from selfspec.core.sampling import Sampler, SamplingParams, logprobs_of, row_samplers
+from selfspec.core.sampling import Sampler, SamplingParams, row_samplers
 from selfspec.errors import ModelError, OptionError
 
 INFINITY = math.inf

@@ -1,4 +1,5 @@
-"""A call of `generate`, `stream` or `chat` at work: the engine's steps become text and results.
+"""A call of `generate`, `stream` or `chat`: its options, and its work, in which the engine's steps
+become text and results.
 
 Knows no models, drafters or chat templates.
 """
@@ -7,20 +8,54 @@ from __future__ import annotations
 
 import resource
 import threading
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
+from .control.base import Controller
 from .core.contract import Stats
-from .core.sampling import TokenLogprob
+from .core.logprobs import TokenLogprob
+from .core.sampling import SamplingParams
 from .core.text_stream import RowText
+from .draft.base import Drafter
 from .engine.chat_cache import ChatCaches
 from .engine.generation import Generation
 from .engine.row import Request, Row
-from .errors import Busy, OptionError
+from .errors import Busy, OptionError, nearest
 from .results import Piece, Result
+
+if TYPE_CHECKING:
+    from transformers import LogitsProcessor, StoppingCriteria
+
+
+class Options(TypedDict, total=False):
+    """Options of `generate`, `stream`, `chat` and `stream_chat`. `LLM.generate` explains them."""
+
+    sampling: SamplingParams | Sequence[SamplingParams] | None
+    max_new_tokens: int
+    stop: str | Sequence[str] | None
+    eos: Sequence[int] | None
+    draft: str | Drafter | None
+    draft_options: Mapping[str, Any] | None
+    control: str | Controller | None
+    control_options: Mapping[str, Any] | None
+    logprobs: int | None
+    logits_processors: Sequence[LogitsProcessor]
+    stopping_criteria: Sequence[StoppingCriteria]
+
+
+def options_among(given: Mapping[str, Any]) -> Options:
+    """The options among a method's local names. An unknown one is an error, never swallowed."""
+    for name, value in given["unknown"].items():
+        if name in SamplingParams.__dataclass_fields__:
+            raise OptionError(
+                f"{name!r} is a sampling parameter; pass sampling=SamplingParams({name}={value!r})"
+            )
+        raise OptionError(f"there is no option {name!r}; {nearest(name, Options.__annotations__)}")
+    return cast(Options, {name: given[name] for name in Options.__annotations__})
 
 
 class Call:

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Unpack, cast, overload
 
 import torch
 
-from .call import Call, Stream
+from .call import Call, Options, Stream, options_among
 from .control.base import Controller
 from .core import door, template
 from .core.options import MAX_NEW_TOKENS
@@ -25,7 +25,7 @@ from .draft.registry import resolve
 from .engine.chat_cache import ChatCaches
 from .engine.generation import Generation
 from .engine.row import Request
-from .errors import OptionError, PromptError, Unavailable, nearest
+from .errors import OptionError, PromptError, Unavailable
 from .model.layered import LayeredModel
 from .model.load.words import Words
 from .model.measuring import product_modules, still_float32, weight_bytes
@@ -43,22 +43,6 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
-
-
-class Options(TypedDict, total=False):
-    """Options of `generate`, `stream`, `chat` and `stream_chat`. `LLM.generate` explains them."""
-
-    sampling: SamplingParams | Sequence[SamplingParams] | None
-    max_new_tokens: int
-    stop: str | Sequence[str] | None
-    eos: Sequence[int] | None
-    draft: str | Drafter | None
-    draft_options: Mapping[str, Any] | None
-    control: str | Controller | None
-    control_options: Mapping[str, Any] | None
-    logprobs: int | None
-    logits_processors: Sequence[LogitsProcessor]
-    stopping_criteria: Sequence[StoppingCriteria]
 
 
 class LLM:
@@ -231,7 +215,7 @@ class LLM:
         - `logprobs`: report each token's log-probability and those of this many alternatives.
         - `logits_processors`, `stopping_criteria`: Hugging Face's, called with a row's full ids.
         """
-        options = _options(locals())
+        options = options_among(locals())
         asked, single = door.prompts(prompts)
         results = self._start(asked, options).finish()
         return results[0] if single else results
@@ -255,7 +239,7 @@ class LLM:
     ) -> Stream:
         """Continue one prompt, piece by piece, with the options of `generate`. Text that could
         become a stop string is held back."""
-        options = _options(locals())
+        options = options_among(locals())
         asked, single = door.prompts(prompt)
         if not single:
             raise OptionError("a stream has one prompt; call stream for each, they may interleave")
@@ -282,7 +266,7 @@ class LLM:
 
         What a following turn shares with an earlier one is not computed again.
         """
-        return self._start_chat(messages, _options(locals())).finish()[0]
+        return self._start_chat(messages, options_among(locals())).finish()[0]
 
     def stream_chat(
         self,
@@ -302,7 +286,7 @@ class LLM:
         **unknown: Any,
     ) -> Stream:
         """Answer a conversation, piece by piece."""
-        return Stream(self._start_chat(messages, _options(locals())))
+        return Stream(self._start_chat(messages, options_among(locals())))
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """A conversation as token ids, ready for the answer."""
@@ -383,17 +367,6 @@ class LLM:
                 "tokenizer=..., or token ids"
             )
         return self.words
-
-
-def _options(given: Mapping[str, Any]) -> Options:
-    """The options among a method's local names. An unknown one is an error, never swallowed."""
-    for name, value in given["unknown"].items():
-        if name in SamplingParams.__dataclass_fields__:
-            raise OptionError(
-                f"{name!r} is a sampling parameter; pass sampling=SamplingParams({name}={value!r})"
-            )
-        raise OptionError(f"there is no option {name!r}; {nearest(name, Options.__annotations__)}")
-    return cast(Options, {name: given[name] for name in Options.__annotations__})
 
 
 def use_threads(threads: int | None) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, Self
 
 from .core.contract import FinishReason, Stats
-from .core.sampling import TokenLogprob
+from .core.logprobs import TokenLogprob
 from .errors import OptionError
 from .model.layered import LayeredModel
 

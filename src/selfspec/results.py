@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .core.contract import FinishReason, Stats
-from .core.sampling import TokenLogprob
+from .core.logprobs import TokenLogprob
 
 
 @dataclass(frozen=True)

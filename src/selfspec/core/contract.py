@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from .sampling import TokenLogprob
+from .logprobs import TokenLogprob
 from .tree import Tree
 
 if TYPE_CHECKING:

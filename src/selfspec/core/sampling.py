@@ -328,15 +328,6 @@ def not_finite() -> ModelError:
     return ModelError(f"the model's logits are not finite, so no token can be chosen: {reason}.")
 
 
-@dataclass
-class TokenLogprob:
-    """A kept token's log-probability under the model's own logits, and the likeliest tokens'."""
-
-    token: int
-    logprob: float
-    top: dict[int, float] = field(default_factory=dict)
-
-
 def _counted(ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
     """The different ids and how often each occurs. Some may be rows of the embedding only, which
     the head cannot produce: they are left out."""
@@ -386,20 +377,4 @@ def row_samplers(
     return [
         Sampler(params, seed, processors, len(prompt))
         for (params, seed), prompt in zip(seeded, prompts, strict=True)
-    ]
-
-
-def logprobs_of(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
-    """Log-probabilities of tokens under the model's own logits (n, vocab), and the `top` best."""
-    if not _is_integer(top) or top < 0:
-        raise OptionError(f"logprobs={top!r} is not a count of alternatives: use 0 or more.")
-    if not tokens:
-        return []
-    logprobs = logits.float().log_softmax(-1)
-    chosen = logprobs.gather(1, torch.tensor(tokens, device=logits.device)[:, None])[:, 0].tolist()
-    best, indices = logprobs.topk(min(top, logprobs.shape[-1]))
-    likeliest = zip(indices.tolist(), best.tolist(), strict=True)
-    return [
-        TokenLogprob(token, logprob, dict(zip(ids, values, strict=True)))
-        for token, logprob, (ids, values) in zip(tokens, chosen, likeliest, strict=True)
     ]

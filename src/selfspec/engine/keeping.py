@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from ..core.contract import Draft, RowOutcome, RowStep
+from ..core.logprobs import TokenLogprob, logprobs_of
 from ..core.randomness import uniform
-from ..core.sampling import TokenLogprob, logprobs_of, not_finite
+from ..core.sampling import not_finite
 from ..model.compute.cache import RowSpan
 from ..model.compute.cpu.choosing import likeliest
 from ..verify.outright import accepted_path

@@ -21,7 +21,6 @@ from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    AutoTokenizer,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -36,7 +35,6 @@ from selfspec.errors import (
     ModelError,
     OptionError,
     ResourceError,
-    Unavailable,
     UnsupportedModel,
 )
 
@@ -57,17 +55,10 @@ from .gguf_stored import stored_bytes, stored_model
 from .packed_folder import Packing, packed_model, packing_of
 from .placement import DTYPES, parse_device, parse_dtype
 from .source import Source, cached_folder, locate, refuse_revision
+from .tokenizer import asked_tokenizer, needs_package, read_tokenizer
 
 _ONLY = "selfspec runs decoder-only causal language models."
 _LEFT_AS_IT_IS = "a live model is left as it is, so merge it yourself (merge_and_unload())"
-_TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "vocab.json",
-    "vocab.txt",
-    "spiece.model",
-)
 
 
 @dataclass(frozen=True)
@@ -109,15 +100,15 @@ def load(
     if isinstance(model, PreTrainedModel):
         refuse_revision(revision, "a live model")
         peft_folder.refuse_mode(adapter, "merge", _LEFT_AS_IT_IS)
-        asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
+        asked = asked_tokenizer(tokenizer, token, trust_remote_code)
         return _live(model, kind, None if device == "auto" else target, asked)
     source = locate(model, revision, token, trust_remote_code, weights)
-    asked = _asked_tokenizer(tokenizer, token, trust_remote_code)
+    asked = asked_tokenizer(tokenizer, token, trust_remote_code)
     if (source.folder / peft_folder.CONFIG).is_file():
         name, revision = peft_folder.base_of(source.folder)
         source.fetch_weights(peft_folder.WEIGHTS)
         how: dict[str, Any] = {"token": token, "trust_remote_code": trust_remote_code}
-        own = asked or _read_tokenizer(source)
+        own = asked or read_tokenizer(source)
         base = load(name, revision=revision, dtype=dtype, device=device, tokenizer=own, **how)
         plain = quantised.method_of(base.model.config) is None
         live = adapter == "live" or (adapter == "auto" and not plain)
@@ -127,7 +118,7 @@ def load(
         peft_folder.refuse_mode(adapter, mode, f"{source.name} is no PEFT adapter")
     config = _read_config(source)
     _refuse_kind(config, config.architectures or [], source.name)
-    asked = asked or _read_tokenizer(source)
+    asked = asked or read_tokenizer(source)
     kept = _kept_in_few_bits(source, config, asked, weights)
     if isinstance(kept, Loaded):
         return kept
@@ -235,7 +226,7 @@ def _read_config(source: Source) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=source.trust)
     except ImportError as error:
-        raise _needs_package(name, error) from error
+        raise needs_package(name, error) from error
     except Exception as error:  # whatever it is: the file is another's, and so is its reader
         raise _bad_config(folder, error) from error
     assert isinstance(config, PreTrainedConfig)
@@ -286,7 +277,7 @@ def _load_weights(
                 output_loading_info=True,
             )
     except ImportError as error:
-        raise _needs_package(name, error) from error
+        raise needs_package(name, error) from error
     except torch.OutOfMemoryError as error:
         raise weights_too_large(name, None, kind, target) from error
     except MemoryError as error:
@@ -306,10 +297,6 @@ def _load_weights(
     model.eval().requires_grad_(False)
     assert isinstance(model, PreTrainedModel)
     return model
-
-
-def _needs_package(name: str, error: ImportError) -> Unavailable:
-    return Unavailable(f"{name} needs a package that is not installed: {first_line(error)}")
 
 
 def _bad_config(folder: Path, error: Exception) -> BrokenCheckpoint:
@@ -351,39 +338,6 @@ def _check_report(report: dict[str, Any], name: str) -> None:
             )
 
 
-def _asked_tokenizer(
-    given: str | os.PathLike[str] | PreTrainedTokenizerBase | None,
-    token: str | bool | None,
-    trust: bool,
-) -> PreTrainedTokenizerBase | None:
-    """The tokenizer a caller asked for, by name or as an object."""
-    if given is None or isinstance(given, PreTrainedTokenizerBase):
-        return given
-    source = locate(given, None, token, trust)
-    tokenizer = _read_tokenizer(source)
-    if tokenizer is None:
-        names = ", ".join(_TOKENIZER_FILES)
-        raise OptionError(f"tokenizer={str(given)!r}: {source.folder} holds none of {names}.")
-    return tokenizer
-
-
-def _read_tokenizer(source: Source) -> PreTrainedTokenizerBase | None:
-    """A folder's tokenizer, or None: such a model still runs on token ids."""
-    if not any((source.folder / file).is_file() for file in _TOKENIZER_FILES):
-        return None
-    try:
-        with quiet_transformers(bars=True):
-            tokenizer = AutoTokenizer.from_pretrained(source.folder, trust_remote_code=source.trust)
-    except ImportError as error:
-        raise _needs_package(f"the tokenizer of {source.name}", error) from error
-    except Exception as error:
-        raise BrokenCheckpoint(
-            f"the tokenizer in {source.folder} cannot be read: {first_line(error)}. {AGAIN}"
-        ) from error
-    assert isinstance(tokenizer, PreTrainedTokenizerBase)
-    return tokenizer
-
-
 def _live(
     model: PreTrainedModel,
     kind: torch.dtype | None,
@@ -417,5 +371,5 @@ def _live(
     if tokenizer is None and (path := model.name_or_path):
         folder = Path(path) if Path(path).is_dir() else cached_folder(path)
         if folder is not None:
-            tokenizer = _read_tokenizer(Source(path, folder, trust=False))
+            tokenizer = read_tokenizer(Source(path, folder, trust=False))
     return Loaded(model, tokenizer, name, owned=False)
