@@ -71,7 +71,7 @@ def test_ids_of_other_libraries_are_ids(llm: LLM, prompt: Any) -> None:
         [b"hello"],
         {"input_ids": IDS},
         {1, 2},
-        iter(IDS),
+        pytest.param(iter(IDS), id="an iterator"),
         np.array([IDS, IDS]),
         np.array([1.0, 2.0]),
         np.array([True]),
