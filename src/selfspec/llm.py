@@ -139,6 +139,10 @@ class LLM:
             found = self.words.whole
         return found
 
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
+        self.words = tokenizer
+
     @property
     def info(self) -> ModelInfo:
         """What was loaded and how it runs here."""

@@ -262,7 +262,7 @@ def test_nothing_is_overwritten(model: str, data: list[Path], tmp_path: Path) ->
     assert (kept / "model.safetensors").read_bytes() == before and not (
         kept / "checkpoints"
     ).exists()
-    with pytest.raises(OptionError, match="is a file"):
+    with pytest.raises(OptionError, match="is no folder"):
         train(model, data, kept / "config.json", options=FEW)
 
 

@@ -26,7 +26,7 @@ def shown(value: object) -> str:
     except Exception as error:  # noqa: BLE001  (an object of somebody else's)
         text = f"<{type(value).__name__} without a repr: {type(error).__name__}>"
     text = text.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= 80 else f"{text[:60]}... ({type(value).__name__})"
+    return text if len(text) <= 80 else f"{text[:40]}...{text[-24:]} ({type(value).__name__})"
 
 
 def is_whole(value: object) -> bool:

@@ -76,6 +76,14 @@ def is_there(path: Path) -> bool:
         return False
 
 
+def is_named(path: Path) -> bool:
+    """Whether a file or folder is there. A name that none can have is none."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
 def require_output(path: Path) -> None:
     """Raise now, not after hours of work, if a file cannot be written there."""
     require_file(path)

@@ -87,8 +87,11 @@ def opened(
 def _ours(kernel: str, device: str | torch.device | Mapping[str, Any], dtype: Any) -> bool:
     """Whether our kernels will multiply, so that weights need not be expanded for others."""
     on = parse_device(device)
-    usual = on.type == "cpu" and dtype in ("auto", "float32", torch.float32)
-    return usual and operations_for(kernel, torch.float32, on).kernel == "native"
+    return (
+        on.type == "cpu"
+        and _in_float32(dtype)
+        and operations_for(kernel, torch.float32, on).kernel == "native"
+    )
 
 
 def _quantised(
@@ -121,5 +124,10 @@ def _is_usual(source: Mapping[str, Any]) -> bool:
         source["tokenizer"] is None
         and all(source[name] == value for name, value in usual.items())
         and not source["trust_remote_code"]
-        and source["dtype"] in ("auto", "float32", torch.float32)
+        and _in_float32(source["dtype"])
     )
+
+
+def _in_float32(dtype: object) -> bool:
+    """Whether that is the dtype on a CPU. Anything may have been passed for it, arrays included."""
+    return isinstance(dtype, str | torch.dtype) and dtype in ("auto", "float32", torch.float32)

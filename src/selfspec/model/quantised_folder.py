@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..core.files import is_there
 from ..errors import BrokenCheckpoint, OptionError, UnsupportedModel
 from .compute.cpu.packs import Shelf
 from .compute.cpu.portable import PORTABLE, to_panels
@@ -43,7 +44,7 @@ class QuantisedModel:
 def is_quantised(model: Any) -> bool:
     """Whether it names a folder that `selfspec quantise` wrote."""
     if isinstance(model, str | Path):
-        return (Path(model).expanduser() / QUANTISED).is_file()
+        return is_there(Path(model).expanduser() / QUANTISED)
     return False
 
 

@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..core.files import whole_file
+from ..core.files import is_named, whole_file
 from ..core.user_cache import cache_root
 from .compute.cpu.packs import Packs
 from .compute.rope import RopeTable
@@ -121,7 +121,7 @@ def recall(
     """A folder that was loaded before, or the demo. None: it has to be loaded in the usual way."""
     if not isinstance(model, str | os.PathLike) or parse_device(device).type != "cpu":
         return None
-    if model != DEMO and not Path(model).expanduser().exists():
+    if model != DEMO and not is_named(Path(model).expanduser()):
         return None
     if operations_for(kernel, torch.float32, CPU, False, weights).kernel != NATIVE:
         return None
