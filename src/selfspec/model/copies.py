@@ -49,6 +49,8 @@ def copy_in(model: LayeredModel, weights: str) -> LayeredModel:
 
 def _made(model: LayeredModel, weights: str) -> LayeredModel:
     kind = KINDS[weights]
+    if kind.bits >= KINDS[str(model.ops.weights)].bits:
+        raise _no_smaller(model, weights)
     needed = sum(linear.outputs * linear.inputs for linear in model.linears)
     needed = int(SPARE * needed * kind.bits / 8)
     if needed > (free := available_memory(model.device)):
@@ -61,13 +63,17 @@ def _made(model: LayeredModel, weights: str) -> LayeredModel:
         block.with_linears(lambda each: _in_kind(each, weights, shelf)) for block in model.blocks
     ]
     copy = model.view(blocks=blocks, head=_in_kind(model.head_product, kind.head or weights, shelf))
-    if weight_bytes(copy) >= weight_bytes(model):
-        raise OptionError(
-            f"a copy in {weights} is no smaller than the model, whose weights are "
-            f"{model.ops.weights}; name a kind of fewer bits"
-        )
+    if weight_bytes(copy) >= weight_bytes(model):  # a file had as few bits
+        raise _no_smaller(model, weights)
     shelf.close()
     return copy
+
+
+def _no_smaller(model: LayeredModel, weights: str) -> OptionError:
+    return OptionError(
+        f"a copy in {weights} is no smaller than the model, whose weights are "
+        f"{model.ops.weights}; name a kind of fewer bits"
+    )
 
 
 def _fits_4_bits(model: LayeredModel) -> bool:
