@@ -26,6 +26,7 @@ from .engine.chat_cache import ChatCaches
 from .engine.generation import Generation
 from .engine.row import Request
 from .errors import OptionError, PromptError, Unavailable
+from .model.compute.cpu.native import give_back
 from .model.layered import LayeredModel
 from .model.load.words import Words
 from .model.measuring import product_modules, still_float32, weight_bytes
@@ -129,6 +130,7 @@ class LLM:
             weights=weights,
             long_context=long_context,
         )
+        give_back()  # what reading and packing left: 15 MB for the demo
         return cls(found.layered, found.tokenizer, found.name, found.generation_config, found.notes)
 
     @property

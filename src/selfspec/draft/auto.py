@@ -74,13 +74,9 @@ class Auto(Drafter):
         return any(drafter.learns_across_requests for drafter in self._drafters)
 
     def start(self, target: Target) -> AutoSession:
-        # the first is tried at once, and what is likely to be right soon after
-        waits = [FIRST_LOOK if each.likely < 0.5 else 2 for each in self._drafters]
-        made = [
-            _Known(CostModel(likely=each.likely), Looks(wait if index else 1))
-            for index, (each, wait) in enumerate(zip(self._drafters, waits, strict=True))
-        ]
-        memories = self._known.setdefault(target.model, made)
+        memories = self._known.get(target.model)
+        if memories is None:
+            memories = self._known.setdefault(target.model, self._nothing_known())
         arms = []
         for drafter, memory in zip(self._drafters, memories, strict=True):
             try:
@@ -89,6 +85,14 @@ class Auto(Drafter):
                 continue
             arms.append(_Arm(drafter.name, session, CostModel(memory.costs), memory.looks))
         return AutoSession(arms, self.most)
+
+    def _nothing_known(self) -> list[_Known]:
+        """The first is tried at once, and what is likely to be right soon after."""
+        waits = [FIRST_LOOK if each.likely < 0.5 else 2 for each in self._drafters]
+        return [
+            _Known(CostModel(likely=each.likely), Looks(wait if index else 1))
+            for index, (each, wait) in enumerate(zip(self._drafters, waits, strict=True))
+        ]
 
 
 @dataclass

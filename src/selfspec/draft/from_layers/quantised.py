@@ -58,13 +58,11 @@ class Quantised(Drafter):
                 f"guesses={self.guesses}, sure={self.sure}: guesses is 0 or more, sure is a "
                 "probability from 0 (never stop) to 1"
             )
-        assert self._first is None or not self._first.decides_how_much or self._refuse()
-
-    def _refuse(self) -> bool:
-        raise OptionError(
-            f"first={self.first!r} decides itself how much it drafts, and the copy would never "
-            "ask it; name a drafter without a controller, such as 'hybrid'"
-        )
+        if self._first is not None and self._first.decides_how_much:
+            raise OptionError(
+                f"first={self.first!r} decides itself how much it drafts, and the copy would never "
+                "ask it; name a drafter without a controller, such as 'hybrid'"
+            )
 
     @cached_property
     def _first(self) -> Drafter | None:

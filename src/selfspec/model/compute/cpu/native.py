@@ -127,3 +127,10 @@ def _cpu_features() -> str:
     return next(
         (line for line in lines if line.startswith(("flags", "Features"))), platform.processor()
     )
+
+
+def give_back() -> None:
+    """Hand memory that is free but still held back to the system, where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
+    if trim is not None:
+        trim(0)
