@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import fields
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Any
@@ -77,7 +76,7 @@ def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Dra
     if draft == DEFAULT and not options:
         return _default()
     kind = drafter_class(draft)
-    if options.get("sample") and "sample" not in {field.name for field in fields(kind)}:  # type: ignore[arg-type]
+    if options.get("sample") and not hasattr(kind, "sample"):
         raise OptionError(
             f"drafter {draft!r} has no probabilities to draw from, so sample=True would draw "
             "nothing; leave it out, or draft with early-exit, layer-skip, cosine, kv-subset, "

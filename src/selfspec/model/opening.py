@@ -102,7 +102,6 @@ def _quantised(
     source: Mapping[str, Any],
 ) -> Opened:
     """A folder that `selfspec quantise` wrote."""
-    from .load.placement import parse_device
     from .quantised_folder import load_quantised
 
     here = device if device != "auto" else "cpu"  # wherever else the original would run

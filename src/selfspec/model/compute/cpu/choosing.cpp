@@ -39,7 +39,8 @@ static inline bool taken(const int64_t* out, int64_t count, int64_t index) {
 }
 
 // The largest in [begin, end) that is not among the `k` that were found; -1 if all of them are.
-static int64_t next_best(const float* x, int64_t begin, int64_t end, const int64_t* out, int64_t k) {
+static int64_t next_best(const float* x, int64_t begin, int64_t end, const int64_t* out,
+                         int64_t k) {
     int64_t best = -1;
     for (int64_t i = begin; i < end; i++)
         if ((best < 0 || larger(x[i], x[best])) && !taken(out, k, i)) best = i;

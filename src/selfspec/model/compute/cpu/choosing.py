@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable
 from ctypes import c_int64, c_void_p
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,12 +35,13 @@ def likeliest(logits: Tensor, count: int = 1) -> Tensor:
 def _kernel() -> Callable[..., None] | None:
     """Our function. None: it cannot be had here."""
     try:
-        largest: Callable[..., None] = compiled(_SOURCE).largest
+        largest: Any = compiled(_SOURCE).largest
     except NoNative:
         return None
-    largest.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]  # type: ignore[attr-defined]
-    largest.restype = None  # type: ignore[attr-defined]
-    return largest
+    largest.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
+    largest.restype = None
+    found: Callable[..., None] = largest
+    return found
 
 
 def _by_blocks(logits: Tensor, count: int) -> Tensor:
