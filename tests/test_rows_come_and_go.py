@@ -205,15 +205,15 @@ def test_an_interrupted_step_counts_whole_or_not_at_all(name: str) -> None:
                     written[part.row] += part.tokens
 
         run(generation, written, 4)
-        states = [(row.state, list(row.tokens)) for row in rows]
+        states = [(row.state, list(row.tokens), row.ended) for row in rows]
         sys.setprofile(InterruptsAt(at))
         try:
             generation.step()
         except Interrupted:
-            for row, (state, tokens) in zip(rows, states, strict=True):
+            for row, (state, tokens, ended) in zip(rows, states, strict=True):
                 assert len(row.tokens) == row.state.length
                 assert row.state == state or row.tokens[: state.length] == tokens
-                assert not row.ended or row.state != state
+                assert row.ended == ended or row.state != state
                 if row in generation.rows:
                     assert generation.cache.length(row.slot) <= row.settled
         else:
