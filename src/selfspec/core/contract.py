@@ -84,6 +84,8 @@ class Outcome:
     rows: Sequence[RowOutcome]
     logits: Tensor
     hidden: Tensor
+    best: Sequence[Sequence[int]] | None = None
+    """The likeliest tokens at every node, as far as they were looked up."""
 
     @property
     def drafted(self) -> int:

@@ -43,6 +43,9 @@ class DraftSession(ABC):
     collectors: Sequence[StateCollector] = ()
     """Gather hidden states, of prompts and of every verification."""
 
+    ranks: int = 1
+    """How many of the likeliest tokens at every node it would like to know (`Outcome.best`)."""
+
     def admit(  # noqa: B027  (some drafters need to know nothing of a row)
         self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
@@ -93,6 +96,7 @@ class JoinedSession(DraftSession):
         self._sessions = sessions
         self.observer = _joined_observer(sessions)
         self.collectors = [each for session in sessions for each in session.collectors]
+        self.ranks = max((session.ranks for session in sessions), default=1)
 
     def admit(
         self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()

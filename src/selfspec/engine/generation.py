@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
 from ..model.layered import PREFILL_CHUNK, LayeredModel
 from .group import Group
-from .keeping import Block, Decision, decide
+from .keeping import Block, Decided, Decision, decide
 from .row import Request, Row
 from .verifying import verified_states
 
@@ -237,10 +237,10 @@ class Generation:
             if self._groups:
                 self._model.wait()  # a controller compares what passes and drafts cost
             end = time.perf_counter()
-            decisions = self._keep(blocks, logits)
-            for decision in decisions:
+            decided = self._keep(blocks, logits)
+            for decision in decided.rows:
                 decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
-            self._learn(blocks, decisions, logits, hidden, (begin, end))
+            self._learn(blocks, decided, logits, hidden, (begin, end))
         drafting = sum(group.draft_seconds for group in self._groups)
         for stats in (self._stats, *(row.stats for row in rows)):
             stats.rounds += 1
@@ -259,24 +259,22 @@ class Generation:
     def _learn(
         self,
         blocks: Sequence[Block],
-        decisions: Sequence[Decision],
+        decided: Decided,
         logits: Tensor,
         hidden: Tensor,
         clock: tuple[float, float],
     ) -> None:
         """Each group is told of its own rows."""
-        sizes = [len(block.draft.tree) for block in blocks]
         for group in self._groups:
-            mine = [each for each in decisions if each.block.row in group.rows]
+            mine = [each for each in decided.rows if each.block.row in group.rows]
             if not mine:
                 continue
-            seen, shown = logits, hidden
+            seen, shown, best = logits, hidden, decided.best
             if len(mine) < len(blocks):
-                of = {block.row: index for index, block in enumerate(blocks)}
-                order = [of[decision.block.row] for decision in mine]
-                pieces = logits.split(sizes), hidden.split(sizes)
-                seen, shown = (torch.cat([some[index] for index in order]) for some in pieces)
-            outcome = Outcome([decision.outcome for decision in mine], seen, shown)
+                nodes = _nodes_of([decision.block for decision in mine], blocks)
+                seen, shown = logits[nodes], hidden[nodes]
+                best = None if best is None else [best[node] for node in nodes]
+            outcome = Outcome([decision.outcome for decision in mine], seen, shown, best)
             group.learn(outcome, clock[1], clock[1] - clock[0], len(logits) - len(seen))
 
     def _verify(self, blocks: Sequence[Block]) -> Tensor:
@@ -294,20 +292,21 @@ class Generation:
     def _observer_of(self, row: Row) -> HalfObserver | None:
         return next((g.session.observer for g in self._groups if row in g.rows), None)
 
-    def _keep(self, blocks: Sequence[Block], logits: Tensor) -> list[Decision]:
+    def _keep(self, blocks: Sequence[Block], logits: Tensor) -> Decided:
         """Keep what the model itself would have written."""
-        decisions, failed = decide(blocks, logits)
-        for decision in decisions:
+        ranks = max((group.session.ranks for group in self._groups), default=1)
+        decided = decide(blocks, logits, ranks)
+        for decision in decided.rows:
             if len(decision.block.draft.tree) > 1:
                 span = decision.block.span
                 self.cache.keep(span.row, span.first, decision.path)
-        self._decided = decisions  # from here on the round counts
+        self._decided = decided.rows  # from here on the round counts
         self._write_down()
-        for decision in decisions:
+        for decision in decided.rows:
             decision.block.row.stats.new_tokens += len(decision.kept)
-        for row in failed:
+        for row in decided.failed:
             self._parts[row.index, 0] = RowStep(row.index, [], error=row.error)
-        return decisions
+        return decided
 
     def _write_down(self) -> None:
         """Rows take over what was decided. If this is interrupted it is done again."""
@@ -317,3 +316,13 @@ class Generation:
             self.cache.rollback(row.slot, row.settled)
             self._parts[row.index, decision.state.length] = decision.step
         self._decided = ()
+
+
+def _nodes_of(some: Sequence[Block], blocks: Sequence[Block]) -> list[int]:
+    """Where some blocks' nodes stand among those of all, in the order of these."""
+    ends = accumulate(len(block.draft.tree) for block in blocks)
+    nodes = {
+        block.row: range(end - len(block.draft.tree), end)
+        for block, end in zip(blocks, ends, strict=True)
+    }
+    return [node for block in some for node in nodes[block.row]]

@@ -5,7 +5,7 @@ logits processors), which are never rewound.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -17,12 +17,10 @@ from ..core.logprobs import TokenLogprob, logprobs_of
 from ..core.randomness import uniform
 from ..core.sampling import not_finite
 from ..model.compute.cache import RowSpan
-from ..model.compute.cpu.choosing import likeliest
+from ..model.compute.cpu.choosing import BROKEN, likeliest, more_is_free
 from ..verify.outright import accepted_path
 from ..verify.rejection import verified
 from .row import Row, RowState
-
-_BROKEN = -1  # stands for a token where there is none to choose
 
 
 @dataclass(frozen=True)
@@ -66,21 +64,33 @@ class Decision:
         return RowStep(index, self.kept, accepted, rejected, self.logprobs, finish)
 
 
-def decide(blocks: Sequence[Block], logits: Tensor) -> tuple[list[Decision], list[Row]]:
-    """What each row keeps, and the rows whose own code raised: they have an `error` now."""
-    pieces = logits.split([len(block.draft.tree) for block in blocks])
+@dataclass(frozen=True)
+class Decided:
+    """What a round adds to its rows, the rows whose own code raised (they have an `error` now),
+    and the likeliest tokens at every node, if they were looked for."""
+
+    rows: Sequence[Decision]
+    failed: Sequence[Row]
+    best: Sequence[Sequence[int]] | None
+
+
+def decide(blocks: Sequence[Block], logits: Tensor, ranks: int = 1) -> Decided:
+    """What each row keeps. `ranks`: how many of the likeliest tokens somebody will ask for."""
     decisions: list[Decision] = []
     failed: list[Row] = []
-    verdicts = _verdicts(blocks, logits, pieces)
-    for block, piece, verdict in zip(blocks, pieces, verdicts, strict=True):
+    best = _likeliest(blocks, logits, ranks)
+    verdicts = _verdicts(blocks, logits) if best is None else _outright(blocks, best)
+    end = 0
+    for block, verdict in zip(blocks, verdicts, strict=True):
+        begin, end = end, end + len(block.draft.tree)
         try:
             if isinstance(verdict, Exception):
                 raise verdict
-            decisions.append(_decision(block, piece, *verdict))
+            decisions.append(_decision(block, logits[begin:end], *verdict))
         except Exception as error:  # noqa: BLE001  (a user's criterion or processor: its row ends)
             block.row.error = error
             failed.append(block.row)
-    return decisions, failed
+    return Decided(decisions, failed, best)
 
 
 def _decision(
@@ -97,36 +107,45 @@ def _decision(
 Verdict = tuple[Sequence[int], Sequence[int]]  # the nodes to keep, and what was chosen at each node
 
 
-def _verdicts(
-    blocks: Sequence[Block], logits: Tensor, pieces: Sequence[Tensor]
-) -> list[Verdict | Exception]:
-    """Drafts that were chosen outright are compared with the model's tokens, of which all rows' are
-    read from the device at once. Drawn ones are tested against their distributions."""
-    found: Sequence[Tensor | Verdict | Exception]
-    if all(each.draft.probs is None and each.row.request.sampler.plain for each in blocks):
-        # all at once is faster than row by row
-        found = _likeliest(logits).split([len(piece) for piece in pieces])
-    else:
-        found = [_choose(block, piece) for block, piece in zip(blocks, pieces, strict=True)]
+def _likeliest(
+    blocks: Sequence[Block], logits: Tensor, ranks: int
+) -> Sequence[Sequence[int]] | None:
+    """The likeliest tokens at every node, read from the device in one go, where they are all that
+    decides: of all rows at once, which is faster than row by row."""
+    for block in blocks:
+        if block.draft.probs is not None or not block.row.request.sampler.plain:
+            return None
+    ranks = ranks if more_is_free(logits) else 1
+    found: list[list[int]] = likeliest(logits, ranks, mark=True).tolist()
+    return found
+
+
+def _outright(
+    blocks: Sequence[Block], best: Sequence[Sequence[int]]
+) -> Iterator[Verdict | Exception]:
+    """Drafts that were chosen outright are compared with the model's tokens."""
+    read = iter(best)
+    for block in blocks:
+        yield _compared(block, [row[0] for row in islice(read, len(block.draft.tree))])
+
+
+def _compared(block: Block, choices: list[int]) -> Verdict | Exception:
+    if BROKEN in choices:
+        return not_finite()
+    return accepted_path(block.draft.tree, choices), choices
+
+
+def _verdicts(blocks: Sequence[Block], logits: Tensor) -> list[Verdict | Exception]:
+    """The same where some rows are drawn, or have logits processors: all tokens that were chosen
+    are read from the device at once. Drawn drafts are tested against their distributions."""
+    pieces = logits.split([len(block.draft.tree) for block in blocks])
+    found = [_choose(block, piece) for block, piece in zip(blocks, pieces, strict=True)]
     chosen = [each for each in found if isinstance(each, Tensor)]
     read = iter(torch.cat(chosen).tolist() if chosen else ())
-    verdicts: list[Verdict | Exception] = []
-    for block, each in zip(blocks, found, strict=True):
-        if isinstance(each, Tensor):
-            choices = list(islice(read, len(each)))
-            if _BROKEN in choices:
-                verdicts.append(not_finite())
-                continue
-            each = accepted_path(block.draft.tree, choices), choices
-        verdicts.append(each)
-    return verdicts
-
-
-def _likeliest(logits: Tensor) -> Tensor:
-    """Of each row the token with the best logit, `_BROKEN` where logits are not finite. It is
-    found out on the device, so that choices are still read in one go."""
-    broken = ~logits.amax(-1).isfinite()  # NaN wins against every number
-    return likeliest(logits)[:, 0].masked_fill(broken, _BROKEN)
+    return [
+        _compared(block, list(islice(read, len(each)))) if isinstance(each, Tensor) else each
+        for block, each in zip(blocks, found, strict=True)
+    ]
 
 
 def _choose(block: Block, logits: Tensor) -> Tensor | Verdict | Exception:
@@ -137,7 +156,7 @@ def _choose(block: Block, logits: Tensor) -> Tensor | Verdict | Exception:
     try:
         if draft.probs is None or len(draft.tree) == 1:
             if sampler.plain:
-                return _likeliest(logits)
+                return likeliest(logits, mark=True)[:, 0]
             return sampler.choose(logits, contexts, contexts.lengths)
         return _tested(block, sampler.probabilities(logits, contexts))
     except Exception as error:  # noqa: BLE001  (a user's logits processor: its row ends)

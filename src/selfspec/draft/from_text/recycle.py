@@ -84,7 +84,7 @@ class TokenRecycling(Drafter):
 
 class _Recycling(GrowingSession):
     def __init__(self, make_table: Callable[[], _Table], count: int) -> None:
-        self._make_table, self._count = make_table, count
+        self._make_table, self.ranks = make_table, count
         self._tables: dict[int, _Table] = {}
 
     def admit(self, row: int, prompt: Sequence[int], *_: object) -> None:
@@ -104,8 +104,12 @@ class _Recycling(GrowingSession):
         grow(tree, tuple(text[-2:]), following)
 
     def observe(self, outcome: Outcome) -> None:
-        """Every verified token, rejected or not, gets new successors. One read from the device."""
-        best = iter(likeliest(outcome.logits, self._count).tolist())
+        """Every verified token, rejected or not, gets new successors. Those that the engine did not
+        look up are one read from the device."""
+        found = outcome.best
+        if not found or len(found[0]) < self.ranks:
+            found = likeliest(outcome.logits, self.ranks).tolist()
+        best = (tokens[: self.ranks] for tokens in found)
         for row in outcome.rows:
             tree, begin = row.draft.tree, len(row.text) - len(row.kept)
             contexts: list[Context] = [tuple(row.text[max(0, begin - 2) : begin])]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from ctypes import c_int64, c_void_p
+from ctypes import c_int, c_int64, c_void_p
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,33 @@ from torch import Tensor
 from .native import NoNative, compiled
 
 _SOURCE = Path(__file__).with_name("choosing.cpp")
-_BLOCK = 256  # logits that the kernel looks at together
+BROKEN = -1  # stands for a token where there is none to choose
+_BLOCK = 256  # logits that are looked at together
 
 
-def likeliest(logits: Tensor, count: int = 1) -> Tensor:
-    """(rows, vocabulary) -> (rows, count) ids, the likeliest first; of equal ones the lowest."""
+def likeliest(logits: Tensor, count: int = 1, mark: bool = False) -> Tensor:
+    """(rows, vocabulary) -> (rows, count) ids, the likeliest first; of equal ones the lowest.
+    `mark`: BROKEN stands first where the best logit is not finite."""
     rows, size = logits.shape
-    ours = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.is_contiguous()
-    kernel = _kernel() if ours else None
+    kernel = _kernel() if _readable(logits) else None
     if kernel is None:
-        return logits.argmax(-1, keepdim=True) if count == 1 else _by_blocks(logits, count)
+        return _by_torch(logits, count, mark)
     out = torch.empty((rows, min(count, size)), dtype=torch.int64)
-    maxima = torch.empty(-(-size // _BLOCK))
-    kernel(logits.data_ptr(), rows, size, out.shape[1], out.data_ptr(), maxima.data_ptr())
+    kernel(
+        logits.data_ptr(), rows, size, out.shape[1], out.data_ptr(), mark, torch.get_num_threads()
+    )
     return out
+
+
+def more_is_free(logits: Tensor) -> bool:
+    """Whether several of the likeliest take as long as one, and begin with that one even where some
+    are equal. torch has no order among equal ones."""
+    return _readable(logits) and _kernel() is not None
+
+
+def _readable(logits: Tensor) -> bool:
+    is_float = logits.dtype == torch.float32 and logits.device.type == "cpu"
+    return is_float and logits.is_contiguous()
 
 
 @functools.cache
@@ -38,10 +51,17 @@ def _kernel() -> Callable[..., None] | None:
         largest: Any = compiled(_SOURCE).largest
     except NoNative:
         return None
-    largest.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_void_p]
+    largest.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int, c_int]
     largest.restype = None
     found: Callable[..., None] = largest
     return found
+
+
+def _by_torch(logits: Tensor, count: int, mark: bool) -> Tensor:
+    best = logits.argmax(-1, keepdim=True) if count == 1 else _by_blocks(logits, count)
+    if mark:  # NaN wins against every number
+        best[:, 0] = best[:, 0].masked_fill(~logits.amax(-1).isfinite(), BROKEN)
+    return best
 
 
 def _by_blocks(logits: Tensor, count: int) -> Tensor:
