@@ -32,6 +32,11 @@ extern "C" void prepare_mirrored(const Product* weight, const float* x, void* pr
     for (int64_t k = 0; k < weight->inputs; k++) ((float*)prepared)[k] = k % 2 ? -x[k] : x[k];
 }
 
+extern "C" void read_mirrored(const Product* weight, int64_t row, float* out) {
+    const float* packed = (const float*)weight->weights + row * weight->inputs;
+    for (int64_t k = 0; k < weight->inputs; k++) out[k] = k % 2 ? -packed[k] : packed[k];
+}
+
 extern "C" void multiply_mirrored(const Product* weight, const void* x, int64_t rows,
                                   const float* residual, float* out, int part, int parts) {
     int64_t outputs = weight->outputs, inputs = weight->inputs;
@@ -58,10 +63,7 @@ class Mirrored(PackedLinear):
     @staticmethod
     def functions():
         kernels = compiled(SOURCE)
-        return function(kernels, "multiply_mirrored"), function(kernels, "prepare_mirrored")
-
-    def rows(self, index):
-        return torch.where(torch.arange(self.inputs) % 2 == 1, -1, 1) * self._packed[index]
+        return [function(kernels, f"{what}_mirrored") for what in ("multiply", "prepare", "read")]
 
 
 @pytest.fixture(autouse=True)
@@ -103,6 +105,9 @@ def test_a_product_of_any_kind(kind, threads):
     finally:
         torch.set_num_threads(before)
     assert torch.equal(linear.rows(torch.tensor([69, 0, 3])), seen[[69, 0, 3]])
+    for wrong in (70, -1):  # memory beyond the weights, read as if it were some
+        with pytest.raises(IndexError, match=f"row {wrong} .* 70"):
+            linear.rows(torch.tensor([0, wrong]))
     bits = {"bfloat16": 2**-8, "int8": 1 / 254, "int4": 1 / 30}.get(kind, 0.0)
     spread = weight.abs() if kind == "bfloat16" else weight.max() - weight.min()
     assert ((seen - weight).abs() <= 1.01 * bits * spread).all()

@@ -52,7 +52,8 @@ class EagerSteps:
 
     def run(self, layers: Layers, x: Tensor, call: Call) -> tuple[Tensor, ...]:
         """What `layers` makes of a call whose layout may still be on the host."""
-        return layers(x, replace(call, layout=call.layout.on(self._device)))
+        layout = call.layout.on(self._device)
+        return layers(x, call if layout is call.layout else replace(call, layout=layout))
 
     def head(self, score: Score, heads: Heads, x: Tensor) -> Tensor:
         """score(x, heads)."""

@@ -66,19 +66,18 @@ class TokenLayout(Memo):
     @classmethod
     def chains(cls, spans: Sequence[RowSpan]) -> TokenLayout:
         spans = tuple(s for s in spans if s.count)
-        if len(spans) == 1:  # one row alone, which is most often one token
-            (span,) = spans
-            slots = torch.arange(span.first, span.first + span.count)
-            return cls(spans, torch.full_like(slots, span.row), slots, slots, slots + 1)
-        row, first, count = np.array([(s.row, s.first, s.count) for s in spans], dtype=np.int64).T
-        begins = (first + count - count.cumsum()).repeat(count)
-        slots = torch.from_numpy(np.arange(count.sum()) + begins)
-        return cls(spans, torch.from_numpy(row.repeat(count)), slots, slots, slots + 1)
+        rows, slots = list[int](), list[int]()
+        for span in spans:
+            rows += [span.row] * span.count
+            slots += range(span.first, span.first + span.count)
+        stops = [slot + 1 for slot in slots]
+        row, slot, stop = torch.tensor([rows, slots, stops]).unbind()
+        return cls(spans, row, slot, slot, stop)
 
     @classmethod
     def trees(cls, spans: Sequence[RowSpan], parents: Sequence[Sequence[int]]) -> TokenLayout:
         """`parents[i]`: for each token of span i its parent's index, -1 for the first."""
-        places: list[tuple[int, int, int, int]] = []
+        rows, slots, positions, stops = list[int](), list[int](), list[int](), list[int]()
         ancestors: list[tuple[int, ...]] = []
         for span, family in zip(spans, parents, strict=True):
             paths: list[tuple[int, ...]] = []
@@ -86,10 +85,13 @@ class TokenLayout(Memo):
                 assert -1 <= parent < index, "a parent comes before its children"
                 slot = span.first + index
                 paths.append((*(paths[parent] if parent >= 0 else ()), slot))
-                places.append((span.row, slot, span.first + len(paths[-1]) - 1, span.first))
+                slots.append(slot)
+                positions.append(span.first + len(paths[-1]) - 1)
+            rows += [span.row] * len(paths)
+            stops += [span.first] * len(paths)
             ancestors += paths
-        rows, slots, positions, stops = torch.tensor(places).T.contiguous()
-        return cls(tuple(spans), rows, slots, positions, stops, tuple(ancestors))
+        places = torch.tensor([rows, slots, positions, stops]).unbind()
+        return cls(tuple(spans), *places, tuple(ancestors))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -139,14 +141,25 @@ class TokenLayout(Memo):
         if window is not None:
             starts = (self.positions - window + 1).clamp_(min=0)
         first_extra = extras = None
-        seen = self._seen_beside(window)
-        if seen is not None:
-            first_extra = torch.tensor([0, *np.cumsum([len(path) for path in seen])])
-            extras = torch.tensor([slot for path in seen for slot in path])
+        listed = self.listed(window)
+        if listed is not None:
+            first_extra, extras = map(torch.tensor, listed)
         return Visibility(starts, self.stops, first_extra, extras)
 
+    def listed(self, window: int | None) -> tuple[list[int], list[int]] | None:
+        """The slots that tokens see beside [start, stop), one token's after the other's, and before
+        them where those of each token begin and end. None if there are none."""
+        beside = self._seen_beside(window)
+        if beside is None:
+            return None
+        ends, slots = [0], list[int]()
+        for path in beside:
+            slots += path
+            ends.append(len(slots))
+        return ends, slots
+
     def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
-        """The slots that each token sees beside [start, stop): its ancestors, itself last."""
+        """Those of each token: its ancestors, itself last."""
         if self.ancestors is None or window is None:
             return self.ancestors
         return [path[-window:] for path in self.ancestors]
@@ -246,7 +259,7 @@ class KVCache:
         index = _index_of(layers)
         for span in layout.spans:
             known = self.lengths[span.row, index]  # a view, where the layers follow each other
-            assert known.min() >= span.first, (
+            assert np.minimum.reduce(known) >= span.first, (
                 f"row {span.row}: layers are at {known}, tokens start at slot {span.first}"
             )
             self.computed[span.row, index] += span.count

@@ -67,6 +67,8 @@ class LayerPlan(Memo):
 
     def left(self, layers: Collection[int]) -> list[int]:
         """Those of some layers that this plan runs to their end."""
+        if not layers:
+            return []
         return [layer for layer, attention in self.halves if not attention and layer in layers]
 
     def check(self, layers: int) -> None:

@@ -157,6 +157,11 @@ struct WholeBytes {
     static constexpr int PART = PART_, SIZE = PART;               // inputs, bytes of a column
     static constexpr int SOON = 64 / PART, LATER = 12 * 32 / PART;  // parts ahead
 
+    // An input of a column, of those in the part.
+    static inline float at(const uint8_t* weights, int64_t column, int64_t input) {
+        return (float)(weights[(input / 4 * PANEL + column) * 4 + input % 4] - 128);
+    }
+
     template <int ROWS>
     static inline void dots(const char* x, int64_t stride, int64_t groups, int64_t at,
                             const uint8_t* weights, Ints (&whole)[ROWS][WIDE]) {
@@ -183,6 +188,11 @@ struct HalfBytes {
     static constexpr int PART = GROUP, SIZE = GROUP / 2;
     static constexpr int SOON = 3, LATER = 20;
 
+    static inline float at(const uint8_t* weights, int64_t column, int64_t input) {
+        uint8_t both = weights[(input / 8 * PANEL + column) * 4 + input % 4];
+        return (float)(input / 4 % 2 ? both >> 4 : both & 15);
+    }
+
     template <int ROWS>
     static inline void dots(const char* x, int64_t stride, int64_t groups, int64_t at,
                             const uint8_t* weights, Ints (&whole)[ROWS][WIDE]) {
@@ -206,10 +216,19 @@ struct HalfBytes {
     }
 };
 
+// A product that no compiler joins with the sum behind it, as it may where it sees both.
+__attribute__((noinline)) static float times(float a, float b) { return a * b; }
+
 // 8 bits and a scale for each column: a panel is bytes, part after part, and then the scales.
 struct EightBits {
     static int64_t panel_bytes(int64_t inputs) {
         return groups_of(inputs) * GROUP * PANEL + 4 * PANEL;
+    }
+
+    static void read(const uint8_t* panel, int64_t column, int64_t inputs, float* out) {
+        float scale = load<float>(panel + groups_of(inputs) * GROUP * PANEL + 4 * column);
+        for (int64_t k = 0; k < inputs; k++)
+            out[k] = WholeBytes<GROUP>::at(panel, column, k) * scale;
     }
 
     template <int ROWS>
@@ -236,6 +255,13 @@ struct EightBits {
     }
 };
 
+static inline float from_half(const uint8_t* at) {
+    uint16_t half = load<uint16_t>(at);
+    uint32_t size = half & 0x7fff, moved = (size << 13) + (112u << 23);  // another exponent
+    float value = size < 0x400 ? size * 0x1p-24f : load<float>(&moved);
+    return half & 0x8000 ? -value : value;
+}
+
 static inline Vector from_halves(const uint8_t* at) {
 #if defined(__AVX512F__)
     return (Vector)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)at));
@@ -243,12 +269,7 @@ static inline Vector from_halves(const uint8_t* at) {
     return (Vector)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)at));
 #else
     Vector out;
-    for (int i = 0; i < LANES; i++) {
-        uint16_t half = load<uint16_t>(at + 2 * i);
-        uint32_t size = half & 0x7fff, moved = (size << 13) + (112u << 23);  // another exponent
-        float value = size < 0x400 ? size * 0x1p-24f : load<float>(&moved);
-        out[i] = half & 0x8000 ? -value : value;
-    }
+    for (int i = 0; i < LANES; i++) out[i] = from_half(at + 2 * i);
     return out;
 #endif
 }
@@ -261,6 +282,15 @@ struct Grouped {
     static constexpr int64_t BYTES = PANEL * (Numbers::SIZE + 4);  // of a part
 
     static int64_t panel_bytes(int64_t inputs) { return groups_of(inputs) * PARTS * BYTES; }
+
+    static void read(const uint8_t* panel, int64_t column, int64_t inputs, float* out) {
+        for (int64_t k = 0; k < inputs; k++) {
+            const uint8_t* part = panel + k / Numbers::PART * BYTES;
+            const uint8_t* scale = part + Numbers::SIZE * PANEL + 2 * column;
+            float number = Numbers::at(part, column, k % Numbers::PART);
+            out[k] = times(number, from_half(scale)) + from_half(scale + 2 * PANEL);
+        }
+    }
 
     template <int ROWS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
@@ -293,6 +323,14 @@ struct Grouped {
 // second. The row is read as it is.
 struct HalfFloats {
     static int64_t panel_bytes(int64_t inputs) { return 2 * inputs * PANEL; }
+
+    static void read(const uint8_t* panel, int64_t column, int64_t inputs, float* out) {
+        for (int64_t k = 0; k < inputs; k++) {
+            int64_t at = 2 * (k * LANES + column % LANES) + column / LANES;
+            uint32_t word = (uint32_t)load<uint16_t>(panel + 2 * at) << 16;
+            out[k] = load<float>(&word);
+        }
+    }
 
     template <int ROWS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
@@ -332,16 +370,27 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
         });
 }
 
+template <class Kind>
+static void read(const Product* weight, int64_t row, float* out) {
+    const uint8_t* weights = (const uint8_t*)weight->weights;
+    int64_t inputs = weight->inputs;
+    Kind::read(weights + row / PANEL * Kind::panel_bytes(inputs), row % PANEL, inputs, out);
+}
+
 extern "C" int64_t panel_width() { return PANEL; }
 
 #define KIND(name, ...)                                                                      \
-    extern "C" void name(const Product* weight, const void* x, int64_t rows,                 \
-                         const float* residual, float* out, int part, int parts) {           \
+    extern "C" void multiply_##name(const Product* weight, const void* x, int64_t rows,      \
+                                    const float* residual, float* out, int part,             \
+                                    int parts) {                                             \
         multiply<__VA_ARGS__>(weight, x, rows, residual, out, part, parts);                  \
+    }                                                                                        \
+    extern "C" void read_##name(const Product* weight, int64_t row, float* out) {            \
+        read<__VA_ARGS__>(weight, row, out);                                                 \
     }
 
-KIND(multiply_int8, EightBits)
-KIND(multiply_int4, Grouped<HalfBytes>)
-KIND(multiply_bytes_32, Grouped<WholeBytes<32>>)
-KIND(multiply_bytes_16, Grouped<WholeBytes<16>>)
-KIND(multiply_bfloat16, HalfFloats)
+KIND(int8, EightBits)
+KIND(int4, Grouped<HalfBytes>)
+KIND(bytes_32, Grouped<WholeBytes<32>>)
+KIND(bytes_16, Grouped<WholeBytes<16>>)
+KIND(bfloat16, HalfFloats)

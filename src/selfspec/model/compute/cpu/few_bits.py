@@ -6,7 +6,6 @@ or group is filled up with zeros, so every width fits. Does not know models or f
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -30,7 +29,7 @@ class PanelBytes(PackedLinear):
     """A matrix in panels of columns, each some bytes: (panels, bytes)."""
 
     kernel: ClassVar[str]
-    """The name of its function in few_bits.cpp."""
+    """What its functions in few_bits.cpp are named after."""
     group: ClassVar[int] = GROUP
     """Inputs are filled up to a multiple of this; 1 if rows of x are read as they are."""
     part: int = GROUP
@@ -53,14 +52,13 @@ class PanelBytes(PackedLinear):
             filled += len(piece)
         return packed
 
-    def functions(self) -> tuple[int, int | None]:
-        kernels = compiled(SOURCE)
-        rounding = function(kernels, "round_row") if self.group > 1 else None
-        return function(kernels, self.kernel), rounding
+    def functions(self) -> tuple[int, int | None, int]:
+        return self._functions(self.kernel, "round_row" if self.group > 1 else None)
 
-    def rows(self, index: Tensor) -> Tensor:
-        panel, column = index // self._width, index % self._width
-        return self.unpacked(panel, column)[:, : self.inputs]
+    def _functions(self, kernel: str, prepare: str | None) -> tuple[int, int | None, int]:
+        kernels = compiled(SOURCE)
+        multiply, read = (function(kernels, f"{what}_{kernel}") for what in ("multiply", "read"))
+        return multiply, function(kernels, prepare) if prepare else None, read
 
     @property
     def bytes(self) -> int:
@@ -76,15 +74,11 @@ class PanelBytes(PackedLinear):
         """(panels, width, filled inputs) float32 -> (panels, bytes)."""
         raise NotImplementedError
 
-    @abstractmethod
-    def unpacked(self, panel: Tensor, column: Tensor) -> Tensor:
-        """Some columns of the matrix as float32, (n, filled inputs)."""
-
 
 class Int8(PanelBytes):
     """8 bits and a scale for each output: weight = scale * number."""
 
-    kernel = "multiply_int8"
+    kernel = "int8"
     bits = 8
     rounding = 0.1
 
@@ -93,13 +87,6 @@ class Int8(PanelBytes):
         numbers = (panels / scale).round_().add_(128).to(torch.uint8)
         fours = numbers.unflatten(2, (-1, 4)).transpose(1, 2).flatten(1)
         return torch.cat([fours, scale.flatten(1).contiguous().view(torch.uint8)], dim=1)
-
-    def unpacked(self, panel: Tensor, column: Tensor) -> Tensor:
-        end = self._groups * GROUP * self._width
-        numbers = self._packed[:, :end].unflatten(1, (-1, self._width, 4))[panel, :, column]
-        scale = self._packed[:, end:].view(torch.float32)[panel, column]
-        rows: Tensor = (numbers.flatten(1).float() - 128) * scale[:, None]
-        return rows
 
 
 @dataclass(frozen=True)
@@ -144,11 +131,8 @@ class Layout:
         return Grouped(numbers.flatten(1), scale, minimum, self.part, bits)
 
 
-HALF_BYTES = Layout("multiply_int4", "round_row", 32, halves=True)
-BYTES = {
-    32: Layout("multiply_bytes_32", "round_row", 32),
-    16: Layout("multiply_bytes_16", "round_row_16", 16),
-}
+HALF_BYTES = Layout("int4", "round_row", 32, halves=True)
+BYTES = {32: Layout("bytes_32", "round_row", 32), 16: Layout("bytes_16", "round_row_16", 16)}
 
 
 class Int4(PanelBytes):
@@ -169,9 +153,6 @@ class Int4(PanelBytes):
         least = least.half().float()
         numbers = ((groups - least) / scale).round_().clamp_(0, 15).to(torch.uint8)
         return HALF_BYTES.laid_out(numbers, scale.squeeze(3), least.squeeze(3))
-
-    def unpacked(self, panel: Tensor, column: Tensor) -> Tensor:
-        return HALF_BYTES.read(self._packed, self._width, panel, column).float()
 
 
 class Stored(PanelBytes):
@@ -194,9 +175,8 @@ class Stored(PanelBytes):
         self.bits = 5 if small else 8
         return super().pack(weight)
 
-    def functions(self) -> tuple[int, int | None]:
-        kernels = compiled(SOURCE)
-        return function(kernels, self._layout.kernel), function(kernels, self._layout.prepare)
+    def functions(self) -> tuple[int, int | None, int]:
+        return self._functions(self._layout.kernel, self._layout.prepare)
 
     def piece(self, rows: Tensor | Grouped) -> Tensor:
         assert isinstance(rows, Grouped)
@@ -212,9 +192,6 @@ class Stored(PanelBytes):
             F.pad(each, fill).view(-1, self._width, groups) for each in (some.scale, some.minimum)
         )
         return self._layout.laid_out(numbers, scale, minimum)
-
-    def unpacked(self, panel: Tensor, column: Tensor) -> Tensor:
-        return self._layout.read(self._packed, self._width, panel, column).float()
 
     def cut(self, index: Tensor) -> Grouped:
         panel, column = index // self._width, index % self._width
@@ -232,7 +209,7 @@ class Stored(PanelBytes):
 class BFloat16(PanelBytes):
     """bfloat16: the outputs are those of float32 with the same weights, from half the bytes."""
 
-    kernel = "multiply_bfloat16"
+    kernel = "bfloat16"
     bits = 16
     rounding = 0.06
     group = 1
@@ -240,9 +217,3 @@ class BFloat16(PanelBytes):
     def packed(self, panels: Tensor) -> Tensor:
         pairs: Tensor = panels.bfloat16().unflatten(1, (2, -1)).permute(0, 3, 2, 1)
         return pairs.flatten(1).contiguous().view(torch.uint8)
-
-    def unpacked(self, panel: Tensor, column: Tensor) -> Tensor:
-        lanes = self._width // 2
-        numbers = self._packed.view(torch.bfloat16).unflatten(1, (-1, lanes, 2))
-        rows: Tensor = numbers[panel, :, column % lanes, column // lanes].float()
-        return rows

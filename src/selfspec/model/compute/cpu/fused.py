@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from ctypes import Array
 
 import torch
 from torch import Tensor
@@ -12,6 +13,7 @@ from ..cache import KVCache, TokenLayout
 from ..halves import HalfParts
 from ..ops import ACTIVATIONS
 from ..plan import LayerPlan
+from ..rope import Angles
 from .interface import (
     CallStruct,
     HalfStruct,
@@ -37,6 +39,7 @@ class FusedHalves:
         self._kept = halves  # the structs hold addresses of their tensors
         attentions = [half.heads for half in halves.values() if half.heads]
         self._ropes = list({id(heads.rope): heads.rope for heads in attentions}.values())
+        self._known: tuple[Sequence[Angles | None], Array[RopeStruct]] | None = None
         self._windows = list(dict.fromkeys(heads.window for heads in attentions))
         # two places a layer, by `half_number`; those of halves that are not here are never read
         self._halves = (
@@ -59,9 +62,7 @@ class FusedHalves:
         the layer of the first."""
         entered = entered.contiguous()
         x = x.clone(memory_format=torch.contiguous_format)
-        # held here: the tables may grow into other memory meanwhile
-        tables = [None if rope is None else rope.tables for rope in self._ropes]
-        ropes = (RopeStruct * len(tables))(*map(rope_struct, tables))
+        _held, ropes = self._tables()  # held: the tables may grow into other memory meanwhile
         sights = (SightStruct * len(self._windows))(
             *(sight_struct(layout, window) for window in self._windows)
         )
@@ -85,6 +86,13 @@ class FusedHalves:
             torch.get_num_threads(),
         )
         return x
+
+    def _tables(self) -> tuple[Sequence[Angles | None], Array[RopeStruct]]:
+        """The rotary tables as they are now, and as our kernels read them."""
+        tables = [None if rope is None else rope.tables for rope in self._ropes]
+        if self._known is None or self._known[0] != tables:
+            self._known = tables, (RopeStruct * len(tables))(*map(rope_struct, tables))
+        return self._known
 
     def _struct(self, layer: int, half: HalfParts) -> HalfStruct:
         into, out, heads = half.into.native(), half.out.native(), half.heads

@@ -10,6 +10,8 @@ calls them.
 from __future__ import annotations
 
 import ctypes
+import functools
+from collections.abc import Sequence
 from ctypes import POINTER, Array, c_float, c_int, c_int64, c_void_p
 
 from torch import Tensor
@@ -52,6 +54,7 @@ class ProductStruct(ctypes.Structure):
     _fields_ = [
         ("multiply", c_void_p),
         ("prepare", c_void_p),
+        ("read", c_void_p),
         ("prepared", c_int64),
         ("weights", c_void_p),
         ("bias", c_void_p),
@@ -90,6 +93,8 @@ class SightStruct(ctypes.Structure):
     """What each query of a call sees."""
 
     _fields_ = [(name, c_void_p) for name in ("rows", "starts", "stops", "first_extra", "extras")]
+    held: Sequence[object] = ()
+    """What it points to, where nobody else holds that."""
 
 
 class HalfStruct(ctypes.Structure):
@@ -163,6 +168,8 @@ def declare(kernels: ctypes.CDLL) -> None:
     for name, arguments in _SIGNATURES.items():
         getattr(kernels, name).argtypes = [_TYPES[letter] for letter in arguments]
         getattr(kernels, name).restype = None
+    kernels.read_rows.argtypes = [_TYPES[letter] for letter in "Ppnpi"]
+    kernels.read_rows.restype = c_int64
     kernels.panel_width.restype = c_int64
     kernels.most_rows.restype = c_int64
 
@@ -246,13 +253,30 @@ def where_struct(layout: TokenLayout) -> WhereStruct:
 
 def sight_struct(layout: TokenLayout, window: int | None) -> SightStruct:
     """What a call's tokens see in layers of this window."""
+    return layout.once(("struct", window), lambda: _sight(layout, window))
 
-    def make() -> SightStruct:
+
+def _sight(layout: TokenLayout, window: int | None) -> SightStruct:
+    """Without a window no tensor is made: it is every round's."""
+    if window is not None:
         seen = layout.visible(window)
         parts = (layout.rows, seen.starts, seen.stops, seen.first_extra, seen.extras)
         return SightStruct(*map(address, parts))
+    tokens, listed = len(layout), layout.listed(None) or ()
+    arrays = [(c_int64 * len(numbers))(*numbers) for numbers in listed]
+    sight = SightStruct(
+        address(layout.rows),
+        ctypes.addressof(_zeros(1 << (tokens - 1).bit_length())),
+        address(layout.stops),
+        *map(ctypes.addressof, arrays),
+    )
+    sight.held = arrays
+    return sight
 
-    return layout.once(("struct", window), make)
+
+@functools.cache
+def _zeros(count: int) -> Array[c_int64]:
+    return (c_int64 * count)()
 
 
 def layer_struct(cache: KVCache, heads: Heads) -> LayerStruct:

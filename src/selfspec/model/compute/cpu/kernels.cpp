@@ -163,6 +163,22 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
         });
 }
 
+extern "C" void read_float32(const Product* weight, int64_t row, float* out) {
+    const float* pack = (const float*)weight->weights + row / PANEL * PANEL * weight->inputs;
+    for (int64_t k = 0; k < weight->inputs; k++) out[k] = pack[k * PANEL + row % PANEL];
+}
+
+// Some rows of the weights; gives the first number that names none, in whose case nothing is read.
+extern "C" int64_t read_rows(const Product* weight, const int64_t* chosen, int64_t count,
+                             float* out, int threads) {
+    for (int64_t i = 0; i < count; i++)
+        if (chosen[i] < 0 || chosen[i] >= weight->outputs) return i;
+#pragma omp parallel for num_threads(threads) if (count > 64)
+    for (int64_t i = 0; i < count; i++)
+        weight->read(weight, chosen[i], out + i * weight->inputs);
+    return -1;
+}
+
 // Memory for any use, aligned for every vector; too short-lived to be cleared first.
 class Bytes {
     struct alignas(64) Line {

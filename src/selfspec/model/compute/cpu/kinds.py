@@ -1,8 +1,8 @@
 """The kinds of weights that our kernels multiply by: what `weights=` may be.
 
-To add one, write its kernel (one or two functions of product.h's form) and its class: a subclass of
-`PackedLinear` that packs a matrix, names the functions, reads rows back for a tied embedding, and
-knows how many bytes it reads. Then give it a line here. Nothing else has to know of it.
+To add one, write its kernel (two or three functions of product.h's form) and its class: a subclass
+of `PackedLinear` that packs a matrix, names the functions, and knows how many bytes it reads. Then
+give it a line here. Nothing else has to know of it.
 """
 
 from __future__ import annotations

@@ -48,10 +48,11 @@ class PackedLinear(Linear):
         self.measure()
         # held here, since the kernels know them by address only
         self._packed = self.pack(joined(weights)) if packed is None else packed
-        multiply, prepare = self.functions()
+        multiply, prepare, read = self.functions()
         self._struct = ProductStruct(
             multiply,
             prepare,
+            read,
             self.prepared,
             address(self._packed),
             address(self.bias),
@@ -72,9 +73,9 @@ class PackedLinear(Linear):
         """(outputs, inputs) -> the one piece of memory that the kernel reads."""
 
     @abstractmethod
-    def functions(self) -> tuple[int, int | None]:
-        """Where the kind's two functions lie, `Multiply` and `Prepare` of product.h; None if its
-        kernel reads x as it is."""
+    def functions(self) -> tuple[int, int | None, int]:
+        """Where the kind's functions lie, `Multiply`, `Prepare` and `Read` of product.h; None if
+        its kernel reads x as it is."""
 
     def native(self) -> ProductStruct:
         return self._struct
@@ -91,6 +92,17 @@ class PackedLinear(Linear):
             out.data_ptr(),
             torch.get_num_threads(),
         )
+        return out
+
+    def rows(self, index: Tensor) -> Tensor:
+        index = index.contiguous()
+        out = torch.empty((*index.shape, self.inputs))
+        wrong = self._native.read_rows(
+            self._struct, index.data_ptr(), index.numel(), out.data_ptr(), torch.get_num_threads()
+        )
+        if wrong >= 0:
+            number = int(index.flatten()[wrong])
+            raise IndexError(f"row {number} was asked for, and there are {self.outputs}")
         return out
 
 
@@ -111,8 +123,6 @@ class Float32(PackedLinear):
         )
         return padded.view(panels, self._width, self.inputs).transpose(1, 2).contiguous()
 
-    def functions(self) -> tuple[int, None]:
-        return function(library(), "multiply_float32"), None
-
-    def rows(self, index: Tensor) -> Tensor:
-        return self._packed[index // self._width, :, index % self._width]
+    def functions(self) -> tuple[int, None, int]:
+        kernels = library()
+        return function(kernels, "multiply_float32"), None, function(kernels, "read_float32")

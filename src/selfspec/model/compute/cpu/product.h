@@ -1,7 +1,7 @@
-// What a pass and a kind of weights know of each other. A kind is two functions of this form, or
-// one, and a class in Python that packs weights for them (see kinds.py).
+// What a pass and a kind of weights know of each other. A kind is three functions of this form, or
+// two, and a class in Python that packs weights for them (see kinds.py).
 //
-// Both functions must keep the promises of kernels.cpp: what is written for a row depends on that
+// The first two must keep the promises of kernels.cpp: what is written for a row depends on that
 // row alone, and neither on how many rows there are nor on how many threads.
 
 #pragma once
@@ -20,9 +20,13 @@ typedef void Multiply(const Product* weight, const void* x, int64_t rows, const 
 // example. It is done once for all parts; `prepared` is the row's place, its bytes not yet written.
 typedef void Prepare(const Product* weight, const float* x, void* prepared);
 
+// One row of the weights themselves, `inputs` numbers: how a tied head serves as the embedding.
+typedef void Read(const Product* weight, int64_t row, float* out);
+
 struct Product {
     Multiply* multiply;
     Prepare* prepare;     // null: `multiply` reads x as it is, floats row by row
+    Read* read;
     int64_t prepared;     // bytes of a prepared row; the first lies at a multiple of 64
     const void* weights;  // as the kind packs them
     const float* bias;    // null: none

@@ -83,7 +83,9 @@ def _seconds(kernels: ctypes.CDLL, chosen: Tuning, weights: torch.Tensor, rows: 
     use(kernels, chosen)
     x, out = torch.ones(rows, INPUTS), torch.empty(rows, OUTPUTS)
     multiply = function(kernels, "multiply_float32")
-    product = ProductStruct(multiply, None, 0, address(weights), None, OUTPUTS, INPUTS)
+    product = ProductStruct(
+        multiply=multiply, weights=address(weights), outputs=OUTPUTS, inputs=INPUTS
+    )
     start = time.perf_counter()
     kernels.linear(x.data_ptr(), rows, product, None, out.data_ptr(), torch.get_num_threads())
     return time.perf_counter() - start
