@@ -80,7 +80,7 @@ def test_growing_moves_all_there_is(what: str) -> None:
     """Keys, values, lengths: each compared bit for bit with what was there."""
     cache = KVCache((2, 3, 2, 4), 8, torch.float32, torch.device("cpu"))
     before = [tensor.normal_().clone() for tensor in (cache.keys, cache.values)]
-    cache.lengths[:] = cache.computed[:] = torch.arange(6).reshape(3, 2).numpy()
+    cache._lengths, cache._computed = ([[0, 1], [2, 3], [4, 5]] for _ in range(2))
     slots = cache.capacity
     cache.reserve(slots + 1) if what == "slots" else cache.reserve_rows(5)
     assert (cache.capacity > slots) == (what == "slots")

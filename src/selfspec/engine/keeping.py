@@ -17,7 +17,7 @@ from ..core.logprobs import TokenLogprob, logprobs_of
 from ..core.randomness import uniform
 from ..core.sampling import not_finite
 from ..model.compute.cache import RowSpan
-from ..model.compute.cpu.choosing import BROKEN, likeliest, more_is_free
+from ..model.compute.cpu.choosing import BROKEN, likeliest_or_broken
 from ..verify.outright import accepted_path
 from ..verify.rejection import verified
 from .row import Row, RowState
@@ -86,7 +86,7 @@ def decide(blocks: Sequence[Block], logits: Tensor, ranks: int = 1) -> Decided:
         try:
             if isinstance(verdict, Exception):
                 raise verdict
-            decisions.append(_decision(block, logits[begin:end], *verdict))
+            decisions.append(_decision(block, logits, begin, *verdict))
         except Exception as error:  # noqa: BLE001  (a user's criterion or processor: its row ends)
             block.row.error = error
             failed.append(block.row)
@@ -94,13 +94,15 @@ def decide(blocks: Sequence[Block], logits: Tensor, ranks: int = 1) -> Decided:
 
 
 def _decision(
-    block: Block, logits: Tensor, path: Sequence[int], choices: Sequence[int]
+    block: Block, logits: Tensor, begin: int, path: Sequence[int], choices: Sequence[int]
 ) -> Decision:
+    """`begin`: where the block's logits do."""
     row = block.row
     state, kept = row.after([choices[node] for node in path])
     logprobs: Sequence[TokenLogprob] = ()
     if row.request.logprobs is not None:
-        logprobs = logprobs_of(logits[path[: len(kept)]], kept, row.request.logprobs)
+        nodes = [begin + node for node in path[: len(kept)]]
+        logprobs = logprobs_of(logits[nodes], kept, row.request.logprobs)
     return Decision(block, path[: len(kept) + 1], choices, state, kept, logprobs)
 
 
@@ -115,8 +117,7 @@ def _likeliest(
     for block in blocks:
         if block.draft.probs is not None or not block.row.request.sampler.plain:
             return None
-    ranks = ranks if more_is_free(logits) else 1
-    found: list[list[int]] = likeliest(logits, ranks, mark=True).tolist()
+    found: list[list[int]] = likeliest_or_broken(logits, ranks).tolist()
     return found
 
 
@@ -156,7 +157,7 @@ def _choose(block: Block, logits: Tensor) -> Tensor | Verdict | Exception:
     try:
         if draft.probs is None or len(draft.tree) == 1:
             if sampler.plain:
-                return likeliest(logits, mark=True)[:, 0]
+                return likeliest_or_broken(logits)[:, 0]
             return sampler.choose(logits, contexts, contexts.lengths)
         return _tested(block, sampler.probabilities(logits, contexts))
     except Exception as error:  # noqa: BLE001  (a user's logits processor: its row ends)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import accumulate
 from typing import Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from .memo import Memo
@@ -172,9 +172,9 @@ class KVCache:
         self, shape: CacheShape, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         layers, rows, _, _ = self._shape = shape
-        self.lengths = np.zeros((rows, layers), dtype=np.int64)
-        # tokens that each layer's attention ever ran on, kept or not
-        self.computed = np.zeros((rows, layers), dtype=np.int64)
+        # By row and layer. Lists: they are read and written every round, a few numbers at a time.
+        self._lengths = [[0] * layers for _ in range(rows)]
+        self._computed = [[0] * layers for _ in range(rows)]
         self._dtype, self._device = dtype, device
         self._tensors = self._room(rounded(capacity))
 
@@ -192,6 +192,16 @@ class KVCache:
         return self._tensors[1]
 
     @property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many tokens each layer knows, (rows, layers)."""
+        return np.array(self._lengths, dtype=np.int64)
+
+    @property
+    def computed(self) -> NDArray[np.int64]:
+        """On how many tokens each layer's attention ever ran, kept or not, (rows, layers)."""
+        return np.array(self._computed, dtype=np.int64)
+
+    @property
     def rows(self) -> int:
         return self._shape[1]
 
@@ -205,7 +215,7 @@ class KVCache:
 
     def length(self, row: int) -> int:
         """How many of the row's tokens every layer knows."""
-        return int(self.lengths[row].min())
+        return min(self._lengths[row])
 
     def reserve(self, slots: int) -> None:
         """Make room for that many slots a row. Doubles, so that growing stays cheap."""
@@ -220,10 +230,8 @@ class KVCache:
             layers, _, heads, size = self._shape
             self._shape = (layers, rows, heads, size)
             self._grow(self.capacity)
-            self.lengths, self.computed = (
-                np.concatenate([known, np.zeros((more, layers), dtype=np.int64)])
-                for known in (self.lengths, self.computed)
-            )
+            for known in (self._lengths, self._computed):
+                known += [[0] * layers for _ in range(more)]
 
     def _grow(self, capacity: int) -> None:
         """Move to a larger room. Both tensors are replaced at once, in case of an interruption."""
@@ -237,12 +245,7 @@ class KVCache:
     ) -> TokenLayout:
         """Room for `counts[row]` more tokens of each row, right after what all layers know; a
         chain, or a tree by its parents."""
-        lengths = self.lengths.min(axis=1).tolist()
-        spans = [
-            RowSpan(row, length, count)
-            for row, (length, count) in enumerate(zip(lengths, counts, strict=False))
-            if count
-        ]
+        spans = [RowSpan(row, self.length(row), count) for row, count in enumerate(counts) if count]
         return self.layout_at(spans, None if parents is None else [p for p in parents if p])
 
     def layout_at(
@@ -254,20 +257,20 @@ class KVCache:
 
     def advance(self, layout: TokenLayout, layers: tuple[int, ...]) -> None:
         """Note that these layers hold the layout's tokens. They must have known all before them."""
-        if not layers:
-            return
-        index = _index_of(layers)
         for span in layout.spans:
-            known = self.lengths[span.row, index]  # a view, where the layers follow each other
-            assert np.minimum.reduce(known) >= span.first, (
-                f"row {span.row}: layers are at {known}, tokens start at slot {span.first}"
-            )
-            self.computed[span.row, index] += span.count
-            self.lengths[span.row, index] = span.first + span.count
+            end = span.first + span.count
+            lengths, computed = self._lengths[span.row], self._computed[span.row]
+            for layer in layers:
+                assert lengths[layer] >= span.first, (
+                    f"row {span.row}: layer {layer} is at {lengths[layer]}, tokens start at slot "
+                    f"{span.first}"
+                )
+                computed[layer] += span.count
+                lengths[layer] = end
 
     def rollback(self, row: int, length: int) -> None:
         """Forget what the row's layers hold beyond `length`."""
-        np.minimum(self.lengths[row], length, out=self.lengths[row])
+        self._lengths[row] = [min(known, length) for known in self._lengths[row]]
 
     def keep(self, row: int, first: int, path: Sequence[int]) -> None:
         """Of the tokens written from slot `first` on, keep those at the indices `path` (a
@@ -294,14 +297,6 @@ def zeros(
         return room(), room()
     except torch.OutOfMemoryError as error:
         raise cache_too_large(shape, slots, dtype, device) from error
-
-
-@cache
-def _index_of(layers: tuple[int, ...]) -> slice | list[int]:
-    """How numpy finds these layers quickest."""
-    if layers == tuple(range(layers[0], layers[-1] + 1)):
-        return slice(layers[0], layers[-1] + 1)
-    return list(layers)
 
 
 def rounded(slots: int) -> int:

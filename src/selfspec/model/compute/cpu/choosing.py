@@ -19,13 +19,26 @@ BROKEN = -1  # stands for a token where there is none to choose
 _BLOCK = 256  # logits that are looked at together
 
 
-def likeliest(logits: Tensor, count: int = 1, mark: bool = False) -> Tensor:
-    """(rows, vocabulary) -> (rows, count) ids, the likeliest first; of equal ones the lowest.
-    `mark`: BROKEN stands first where the best logit is not finite."""
+def likeliest(logits: Tensor, count: int = 1) -> Tensor:
+    """(rows, vocabulary) -> (rows, count) ids, the likeliest first; of equal ones the lowest."""
+    kernel = _kernel_for(logits)
+    if kernel is not None:
+        return _by_kernel(kernel, logits, count, mark=False)
+    return logits.argmax(-1, keepdim=True) if count == 1 else _by_blocks(logits, count)
+
+
+def likeliest_or_broken(logits: Tensor, count: int = 1) -> Tensor:
+    """The same, with BROKEN first where the best logit is not finite. Fewer than `count` where
+    torch chooses: it has no order among equal ones, and takes longer for more."""
+    kernel = _kernel_for(logits)
+    if kernel is not None:
+        return _by_kernel(kernel, logits, count, mark=True)
+    broken = ~logits.amax(-1, keepdim=True).isfinite()  # NaN wins against every number
+    return logits.argmax(-1, keepdim=True).masked_fill(broken, BROKEN)
+
+
+def _by_kernel(kernel: Callable[..., None], logits: Tensor, count: int, mark: bool) -> Tensor:
     rows, size = logits.shape
-    kernel = _kernel() if _readable(logits) else None
-    if kernel is None:
-        return _by_torch(logits, count, mark)
     out = torch.empty((rows, min(count, size)), dtype=torch.int64)
     kernel(
         logits.data_ptr(), rows, size, out.shape[1], out.data_ptr(), mark, torch.get_num_threads()
@@ -33,15 +46,10 @@ def likeliest(logits: Tensor, count: int = 1, mark: bool = False) -> Tensor:
     return out
 
 
-def more_is_free(logits: Tensor) -> bool:
-    """Whether several of the likeliest take as long as one, and begin with that one even where some
-    are equal. torch has no order among equal ones."""
-    return _readable(logits) and _kernel() is not None
-
-
-def _readable(logits: Tensor) -> bool:
+def _kernel_for(logits: Tensor) -> Callable[..., None] | None:
+    """Our function, where it can read these logits."""
     is_float = logits.dtype == torch.float32 and logits.device.type == "cpu"
-    return is_float and logits.is_contiguous()
+    return _kernel() if is_float and logits.is_contiguous() else None
 
 
 @functools.cache
@@ -55,13 +63,6 @@ def _kernel() -> Callable[..., None] | None:
     largest.restype = None
     found: Callable[..., None] = largest
     return found
-
-
-def _by_torch(logits: Tensor, count: int, mark: bool) -> Tensor:
-    best = logits.argmax(-1, keepdim=True) if count == 1 else _by_blocks(logits, count)
-    if mark:  # NaN wins against every number
-        best[:, 0] = best[:, 0].masked_fill(~logits.amax(-1).isfinite(), BROKEN)
-    return best
 
 
 def _by_blocks(logits: Tensor, count: int) -> Tensor:
