@@ -1,0 +1,66 @@
+"""The host's benchmark: what it counts as the host's share, and its table by known numbers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from suite_world import PROVENANCE
+
+from benchmarks.host import SHAPES, HostRun, KindRow, Meter, Rounds, markdown, measure
+from selfspec import LLM
+from selfspec.model.compute.cpu.native import library
+from selfspec.testing import CharTokenizer, tiny_model
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM.from_pretrained(tiny_model(seed=3), tokenizer=CharTokenizer())
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
+def test_only_full_rounds_count_and_passes_are_taken_off(
+    llm: LLM, shape: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of shorter drafts among those of seven, or a pass's own time counted as the host's:
+    here every pass sleeps, and the host's share must not hold that."""
+    if llm.model.ops.kernel != "native":
+        pytest.skip("no C++ compiler found (g++ or clang++)")
+    native, asleep = library(), 0.05
+    own = native.run_halves
+
+    def slow(*arguments: Any) -> None:
+        time.sleep(asleep)
+        own(*arguments)
+
+    monkeypatch.setattr(native, "run_halves", slow)
+    into = Rounds(shape.name, shape.tokens)
+    measure(llm, shape, 16, into)
+    assert len(into.host) == len(into.native)
+    if shape.name != "chain":  # a lookup may find nothing in a random model's text
+        assert into.native, "no round was measured"
+    for beside, inside in zip(into.host, into.native, strict=True):
+        assert beside is not None and inside is not None and inside >= asleep
+    assert native.run_halves is slow, "the meter leaves what it found"
+
+
+def test_the_meter_counts_native_calls_alone(llm: LLM) -> None:
+    """A meter that still counts after its end, or never did."""
+    meter = Meter()
+    with meter.running():
+        llm.generate("abc", max_new_tokens=2, eos=[])
+    seconds = meter.seconds
+    llm.generate("abc", max_new_tokens=2, eos=[])
+    assert meter.seconds == seconds
+    assert (seconds > 0) == (llm.model.ops.kernel == "native")
+
+
+def test_the_table_has_medians() -> None:
+    """Host and native seconds in the other's column."""
+    rounds = [Rounds("plain", 0, [0.001, 0.003, 0.002], [0.008, 0.010, 0.009])]
+    run = HostRun(PROVENANCE, "m", [KindRow("int8", 100, [0.006], rounds)], complete=True)
+    [line] = [line for line in markdown(run).splitlines() if line.startswith("| int8")]
+    assert [cell.strip() for cell in line.strip("|").split("|")] == [
+        "int8", "plain", "3", "2.0", "9.0", "6.0", "1.50"
+    ]  # fmt: skip
