@@ -95,7 +95,7 @@ class PackedLinear(Linear):
         return out
 
     def rows(self, index: Tensor) -> Tensor:
-        index = index.contiguous()
+        index = index.to(torch.int64).contiguous()
         out = torch.empty((*index.shape, self.inputs))
         wrong = self._native.read_rows(
             self._struct, index.data_ptr(), index.numel(), out.data_ptr(), torch.get_num_threads()
