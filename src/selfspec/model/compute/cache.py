@@ -83,15 +83,15 @@ class TokenLayout(Memo):
             paths: list[tuple[int, ...]] = []
             for index, parent in enumerate(family):
                 assert -1 <= parent < index, "a parent comes before its children"
-                slot = span.first + index
-                paths.append((*(paths[parent] if parent >= 0 else ()), slot))
-                slots.append(slot)
+                own = span.first + index
+                paths.append((*(paths[parent] if parent >= 0 else ()), own))
+                slots.append(own)
                 positions.append(span.first + len(paths[-1]) - 1)
             rows += [span.row] * len(paths)
             stops += [span.first] * len(paths)
             ancestors += paths
-        places = torch.tensor([rows, slots, positions, stops]).unbind()
-        return cls(tuple(spans), *places, tuple(ancestors))
+        row, slot, place, stop = torch.tensor([rows, slots, positions, stops]).unbind()
+        return cls(tuple(spans), row, slot, place, stop, tuple(ancestors))
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -160,6 +160,7 @@ _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
     "attend": "pnHLSpi",
     "run_halves": "pppnCi",
     "tune": "nnn",
+    "read_rows": "Ppnpi",
 }
 
 
@@ -168,10 +169,8 @@ def declare(kernels: ctypes.CDLL) -> None:
     for name, arguments in _SIGNATURES.items():
         getattr(kernels, name).argtypes = [_TYPES[letter] for letter in arguments]
         getattr(kernels, name).restype = None
-    kernels.read_rows.argtypes = [_TYPES[letter] for letter in "Ppnpi"]
-    kernels.read_rows.restype = c_int64
-    kernels.panel_width.restype = c_int64
-    kernels.most_rows.restype = c_int64
+    for name in ("panel_width", "most_rows", "read_rows"):
+        getattr(kernels, name).restype = c_int64
 
 
 def function(kernels: ctypes.CDLL, name: str) -> int:
