@@ -42,6 +42,11 @@ class Words:
         """Transformers' own tokenizer."""
         return from_class(self._folder, self._facts)
 
+    @property
+    def backend_tokenizer(self) -> Any:
+        """The library's own tokenizer, which knows what each token says."""
+        return self._fast
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what pickle and copy look for
             raise AttributeError(name)
