@@ -17,8 +17,8 @@ import torch
 from .call import Call, Options, Stream, options_among
 from .control.base import Controller
 from .core import door, template
-from .core.options import MAX_NEW_TOKENS
 from .core.grammar import Asked, Grammars, grammars
+from .core.options import MAX_NEW_TOKENS
 from .core.sampling import SamplingParams, row_samplers
 from .core.text_stream import CriteriaCheck, RowText
 from .draft.base import Drafter

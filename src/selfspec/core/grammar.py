@@ -144,7 +144,7 @@ class Grammars:
         text, end = _with_end(backend)
         try:
             return library.LLTokenizer(text, eos_token=end)
-        except Exception as error:  # noqa: BLE001  (whatever a library in Rust raises)
+        except Exception as error:
             raise Unavailable(
                 f"llguidance cannot read the tokenizer {name} ({error}), so no grammar works with "
                 "this model; leave the grammar out"

@@ -2,9 +2,9 @@
 
 One pipeline makes every distribution: the draft's, the target's, the residual's and the bonus
 token's. Its order is that of transformers' `generate`: logit bias, repetition, presence and
-frequency penalties, the user's logits processors, the grammar, then (when sampling) temperature, top-k, top-p,
-min-p. Rows are processed one by one, so a row's bits do not depend on its neighbours. Knows no
-models, caches or tokenizers, nor which of its tokens will be kept.
+frequency penalties, the user's logits processors, the grammar, then (when sampling) temperature,
+top-k, top-p, min-p. Rows are processed one by one, so a row's bits do not depend on its neighbours.
+Knows no models, caches or tokenizers, nor which of its tokens will be kept.
 """
 
 from __future__ import annotations
