@@ -124,7 +124,7 @@ def test_guesses_that_a_grammar_forbids_are_not_verified(llm: LLM) -> None:
     asked = Grammar.regex("abcd")
     right = tiny_tokenizer()("abcd")["input_ids"]
     wrong = [right[0], right[1], right[0], right[1], END, END]
-    for script, drafted in (([*right, END, 5, 5], 4), (wrong, 1)):
+    for script, drafted in (([*right, END, 5, 5], 4), (wrong, 2)):
         scripted = ScriptedDrafter([script])
         found = llm.generate(
             "x", grammar=asked, draft=scripted, control="fixed", control_options={"tokens": 6}

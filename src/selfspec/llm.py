@@ -49,7 +49,6 @@ Message = Mapping[str, Any]
 
 class LLM:
     """A Hugging Face model, run by layers. Made by `from_pretrained`.
-
     Calls from several threads are safe: their steps take turns on the model, each with its cache.
     """
 
@@ -222,8 +221,8 @@ class LLM:
           `control_options`: the options of a named one.
         - `logprobs`: report each token's log-probability and those of this many alternatives.
         - `logits_processors`, `stopping_criteria`: Hugging Face's, called with a row's full ids.
-        - `grammar`: what the text may be: a dict (a JSON schema) or a `Grammar`, or a list with one
-          for each prompt (None: free). It ends where its grammar does.
+        - `grammar`: what the text may be, and where it ends: a dict (a JSON schema), a `Grammar`, or
+          a list with one for each prompt.
         """
         options = options_among(locals())
         asked, single = door.prompts(prompts)
@@ -301,15 +300,17 @@ class LLM:
         """Answer a conversation, piece by piece."""
         return Stream(self._start_chat(messages, options_among(locals())))
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """A conversation as token ids, ready for the answer."""
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None
+    ) -> list[int]:
+        """A conversation as token ids, ready for the answer. `tools`: for its template."""
         tokenizer = self._need_tokenizer("a conversation")
         if not tokenizer.chat_template:
             raise OptionError(
                 f"{self._name} has no chat template, so it cannot chat; use generate with a prompt "
                 "of your own"
             )
-        text = template.written(tokenizer, door.messages(messages), opening=True)
+        text = template.written(tokenizer, door.messages(messages), opening=True, tools=tools)
         return self._known(template.ids_of(tokenizer, text))
 
     def _start_chat(self, messages: Sequence[Message], options: Options) -> Call:

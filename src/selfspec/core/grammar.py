@@ -114,7 +114,8 @@ class Grammars:
                 "a grammar needs a token that ends the text, and there is none: eos is empty, or "
                 "the model names none; give eos=[...] its id"
             )
-        return Allowed(self._start(grammar), ends, self._vocabulary)
+        start = self._start(grammar)
+        return Allowed(start, ends, self._vocabulary, self._words.eos_token)
 
     @cached_property
     def _library(self) -> Any:
@@ -194,10 +195,11 @@ def _with_end(backend: Any) -> tuple[str, int]:
 
 
 class Allowed:
-    """Which tokens may follow what a row has written."""
+    """Which tokens may follow what a row has written. `words`: so many have text; behind them, the
+    head may have rows that stand for nothing."""
 
-    def __init__(self, start: Any, ends: frozenset[int], vocabulary: int) -> None:
-        self._start, self._vocabulary = start, vocabulary
+    def __init__(self, start: Any, ends: frozenset[int], vocabulary: int, words: int) -> None:
+        self._start, self._vocabulary, self._words = start, vocabulary, min(words, vocabulary)
         self._ends = frozenset(token for token in ends if token < vocabulary)
         self._state: _State | None = None
 
@@ -205,7 +207,7 @@ class Allowed:
         """True for each token that may come next, (vocabulary,) on the CPU. After what the grammar
         does not have, only the text's end."""
         state = self._taken()
-        mask = state.mask(list(written), self._vocabulary, self._ends)
+        mask = state.mask(list(written), self._vocabulary, self._words, self._ends)
         self._state = state
         return mask
 
@@ -234,14 +236,13 @@ class _State:
         self._written: list[int] = []
         self._masks: dict[int, Tensor] = {}
 
-    def mask(self, written: list[int], vocabulary: int, ends: frozenset[int]) -> Tensor:
+    def mask(self, written: list[int], vocabulary: int, words: int, ends: frozenset[int]) -> Tensor:
         place = len(written)
         if self._written[:place] != written or place not in self._masks:
             fits = self.reach(written)
             mask = torch.zeros(vocabulary, dtype=torch.bool)
             if fits:
-                bits = torch.from_numpy(_bits(self.matcher))[:vocabulary]
-                mask[: len(bits)] = bits
+                mask[:words] = torch.from_numpy(_bits(self.matcher)[:words])
             mask[list(ends)] = not fits or self.matcher.is_accepting()
             self._check()
             if not fits:

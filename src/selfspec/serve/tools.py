@@ -254,6 +254,7 @@ class Calls:
         self._several = use.parallel
         self._open = ""  # text that has not been handed out
         self._begun = False  # whether words of the answer were
+        self._called = False  # whether a call was the last thing read
         self.calls: list[ToolCall] = []
 
     def push(self, text: str) -> Read:
@@ -271,17 +272,20 @@ class Calls:
             return Read(words)
         words, before = "", len(self.calls)
         while self._open:
+            if self._called:  # what stands between calls
+                self._open = self._open.lstrip()
             certain = self._plain(last)
+            if certain:
+                self._called = False
             words, self._open = words + self._open[:certain], self._open[certain:]
             self._begun = self._begun or bool(words.strip())
             length = self._call(last) if self._open else None
             if length is None:
                 break
+            self._called = length > 0
             if length == 0:  # it looked like a call and is none
-                words, self._open, self._begun = words + self._open[0], self._open[1:], True
+                words, length, self._begun = words + self._open[0], 1, True
             self._open = self._open[length:]
-        if self.calls and not words.strip():  # what stands between calls
-            words = ""
         return Read(words, self.calls[before:])
 
     def _plain(self, last: bool) -> int:
