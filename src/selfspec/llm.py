@@ -221,7 +221,7 @@ class LLM:
           `control_options`: the options of a named one.
         - `logprobs`: report each token's log-probability and those of this many alternatives.
         - `logits_processors`, `stopping_criteria`: Hugging Face's, called with a row's full ids.
-        - `grammar`: what the text may be, and where it ends: a dict (a JSON schema), a `Grammar`, or
+        - `grammar`: what the text may be and where it ends: a dict (a JSON schema), a `Grammar`, or
           a list with one for each prompt.
         """
         options = options_among(locals())
