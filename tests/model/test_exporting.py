@@ -92,9 +92,9 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path) -> None:
     """An exit that is none, a folder that is there, what llama.cpp cannot read."""
     saved(tmp_path / "model", "llama")
     for layer in (0, 4, 1.5):
-        with pytest.raises(OptionError, match="layer=.*the model has 4 layers"):
+        with pytest.raises(OptionError, match=r"layer=.*the model has 4 layers"):
             export(tmp_path / "model", "vllm", layer, tmp_path / "draft")  # type: ignore[arg-type]
-    with pytest.raises(OptionError, match="no export to 'vlm'.*vllm"):
+    with pytest.raises(OptionError, match=r"no export to 'vlm'.*vllm"):
         export(tmp_path / "model", "vlm")
     with pytest.raises(OptionError, match="is no GGUF file"):
         export(tmp_path / "model", "llama.cpp", out=tmp_path / "draft")

@@ -1,4 +1,4 @@
-"""`selfspec export`: the early exit as a draft model of other engines. The room `model` writes it."""
+"""`selfspec export`: the early exit as a draft model of other engines. `model/` writes it."""
 
 from __future__ import annotations
 
