@@ -20,8 +20,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from selfspec import LLM, Grammar, OptionError, SamplingParams, ScriptedDrafter, Unavailable
+from selfspec.control.fixed import Fixed
 from selfspec.core import grammar as grammar_module
 from selfspec.core.grammar import Allowed, Grammars
+from selfspec.core.sampling import Sampler
 from selfspec.draft.base import Drafter
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_models.draft_head import DraftHead
@@ -307,6 +309,47 @@ def test_an_interruption_leaves_nothing_behind() -> None:
         rules.after(text)
     assert rules.after(text[:4]).equal(fresh.after(text[:4]))
     assert rules.after(text).equal(fresh.after(text))
+
+
+def test_a_round_that_is_interrupted_counts_whole_or_not_at_all(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C while a mask is made, in a draft or in a verification: the next round begins with a
+    grammar that has seen too much, or too little."""
+    prompt = [5, 70, 81]
+
+    def run() -> tuple[list[int], int]:
+        rules = llm.grammars.allowed(GRAMMARS["regex"], frozenset([END]))
+        sampler = Sampler(SamplingParams(), prompt_length=len(prompt), grammar=rules)
+        how: dict[str, Any] = {"drafter": EarlyExit(layer=2), "controller": Fixed(tokens=3)}
+        generation = Generation(llm.model)
+        row = generation.admit(Request(prompt, sampler, 40, frozenset([END]), **how))
+        interrupted = 0
+        while generation.rows:
+            try:
+                generation.step()
+            except Broken:
+                interrupted += 1
+        return row.tokens, interrupted
+
+    whole, _ = run()
+    after, seen = Allowed.after, [0, 0]  # calls, and the one that raises
+
+    def raising(rules: Allowed, written: Sequence[int]) -> Any:
+        seen[0] += 1
+        found = after(rules, written)
+        if seen[0] == seen[1]:
+            raise Broken
+        return found
+
+    monkeypatch.setattr(Allowed, "after", raising)
+    places = 0
+    for at in range(1, 40, 4):
+        seen[:] = [0, at]
+        tokens, interrupted = run()
+        assert tokens == whole, at
+        places += interrupted
+    assert places > 3
 
 
 def test_a_chain_is_asked_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

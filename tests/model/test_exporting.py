@@ -69,7 +69,7 @@ def test_the_folder_is_our_exit(tmp_path: Path, family: str) -> None:
 def test_the_gguf_file_is_our_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that are copied wrongly, or a file that promises layers which it does not have."""
     monkeypatch.setenv("SELFSPEC_CACHE", str(tmp_path / "cache"))
-    write(tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0, "llama", hidden_size=64)
+    write(tmp_path / "model.gguf", gguf.GGMLQuantizationType.Q8_0, "llama", num_hidden_layers=5)
     told = export(tmp_path / "model.gguf", "llama.cpp", 3, tmp_path / "draft", tokens=6)
     file = Path(told["draft_model"])
     before, after = (gguf.GGUFReader(path) for path in (tmp_path / "model.gguf", file))
@@ -85,7 +85,7 @@ def test_the_gguf_file_is_our_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         warnings.simplefilter("ignore")
         whole, draft = (LLM.from_pretrained(path) for path in (tmp_path / "model.gguf", file))
     assert our_exit(draft.model, 3).equal(our_exit(whole.model, 3))
-    assert told["command"][-4:] == ["--draft-max", "6", "--draft-min", "1"]
+    assert told["command"][-4:] == ["--spec-draft-model", str(file), "--spec-draft-n-max", "6"]
 
 
 def test_what_cannot_be_exported_says_why(tmp_path: Path) -> None:

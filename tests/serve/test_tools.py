@@ -24,7 +24,7 @@ from selfspec.serve.tools import (
     grammar_of,
     tool_use,
 )
-from selfspec.testing import VOCABULARY, tiny_tokenizer
+from selfspec.testing import CHAT_TEMPLATE, VOCABULARY, tiny_llm, tiny_tokenizer
 
 WEATHER: dict[str, Any] = {
     "type": "function",
@@ -158,6 +158,21 @@ def test_templates_read_arguments_as_objects() -> None:
     assert told[1]["content"] == ""
     assert [each["function"]["arguments"] for each in told[1]["tool_calls"]] == [{"a": 1}, '{"a": ']
     assert turn["content"] is None and call["function"]["arguments"] == '{"a": 1}', "not changed"
+
+
+def test_the_template_is_told_of_the_tools() -> None:
+    """tools that are read from the request and never reach the model."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = "{% if tools %}{{ tools | tojson }}{% endif %}" + CHAT_TEMPLATE
+    llm = tiny_llm()
+    llm.tokenizer = tokenizer
+    turn = [{"role": "user", "content": "Hi"}]
+    told, free = (
+        tokenizer.decode(llm.encode_chat(turn, tools=tool_use(BOTH, choice).for_template))
+        for choice in ("auto", "none")
+    )
+    assert '"name": "weather"' in told and told.endswith(free)
+    assert free == tokenizer.decode(llm.encode_chat(turn))
 
 
 def test_the_template_tells_the_format() -> None:

@@ -176,7 +176,8 @@ class Sampler:
     """Chooses the tokens of one row. It never changes, so it may be asked about any position.
 
     `seed` wins over `params.seed`. With neither, one is drawn from the operating system.
-    `prompt_length` says where the output begins, for the penalties that look at the output only.
+    `prompt_length` says where the output begins, for the penalties and the grammar, which look at
+    the output only.
     Processors must be functions of what they are given: they also see drafts that are rejected
     later, and may see a position twice.
     """

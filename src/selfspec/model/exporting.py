@@ -175,8 +175,8 @@ def _gguf(
         draft = str((out / file).resolve())
         told = _told(model, exit_layer, layers, {"model": str(path), "draft_model": draft})
         told["command"] = [
-            *("llama-server", "-m", str(path), "-md", draft),
-            *("--draft-max", str(tokens), "--draft-min", "1"),
+            *("llama-server", "--model", str(path), "--spec-type", "draft-simple"),
+            *("--spec-draft-model", draft, "--spec-draft-n-max", str(tokens)),
         ]
         _write(work, told)
     return told
