@@ -22,6 +22,7 @@ from selfspec.serve.tools import (
     for_template,
     format_of,
     grammar_of,
+    grammar_of_format,
     tool_use,
 )
 from selfspec.testing import CHAT_TEMPLATE, VOCABULARY, tiny_llm, tiny_tokenizer
@@ -242,3 +243,15 @@ def test_calls_for_a_client() -> None:
         "function": {"name": "weather", "arguments": '{"place": "Rome"}'},
     }
     assert json.loads(ROME.as_dict("x")["function"]["arguments"]) == {"place": "Rome"}
+
+
+def test_response_formats_become_grammars() -> None:
+    """A schema that is read and forgotten, or the name of a format that is taken for free text."""
+    schema = {"type": "object"}
+    held = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, "strict": True}}
+    assert grammar_of_format(held) == Grammar.json_schema(schema)
+    assert grammar_of_format({"type": "json_object"}) == Grammar.json()
+    assert grammar_of_format({"type": "text"}) is grammar_of_format(None) is None
+    for wrong in ({"type": "xml"}, "json", {"type": "json_schema"}, {**held, "json_schema": 3}):
+        with pytest.raises(OptionError, match="^response_format"):
+            grammar_of_format(wrong)

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from ..control.base import Controller, ControlSession
 from ..core.contract import Draft, Outcome, RoundTime
+from ..core.grammar import Allowed
 from ..core.tree import Tree
 from ..draft.base import Drafter, DraftSession, Target
 from ..errors import OptionError
@@ -72,12 +73,12 @@ class Group:
         if any(budget.tokens):
             texts = [row.tokens for row in rows]
             drafts = list(self.session.propose([row.slot for row in rows], texts, budget))
-            drafts = [fitting(*each) for each in zip(drafts, rows, strict=True)]
             assert len(drafts) == len(rows), "there is one draft for each row that was asked for"
             for draft, row, most in zip(drafts, rows, budget.tokens, strict=True):
                 assert draft.tree.tokens[0] == row.tokens[-1], "a draft's root is the last token"
                 assert len(draft.tree) - 1 <= most, "a draft is within its budget"
                 self._check_tokens(draft)
+            drafts = [fitting(*each) for each in zip(drafts, rows, strict=True)]
         else:
             drafts = [Draft.chain(row.tokens) for row in rows]
         self.draft_seconds = time.perf_counter() - begin
@@ -109,7 +110,13 @@ def fitting(draft: Draft, row: Row) -> Draft:
     grammar = row.request.sampler.grammar
     if grammar is None or draft.probs is not None or draft.exits is not None or not draft.guesses:
         return draft
-    written = row.tokens[row.request.sampler.prompt_length :]
+    try:
+        return _cut(draft, grammar, row.tokens[row.request.sampler.prompt_length :])
+    except OptionError:  # it cannot be followed; only verification may fail a request for that
+        return Draft.chain(row.tokens)
+
+
+def _cut(draft: Draft, grammar: Allowed, written: Sequence[int]) -> Draft:
     tree, tokens, parents = draft.tree, [draft.tree.tokens[0]], [-1]
     places: dict[int, int] = {0: 0}  # of the nodes that stay
     for node in range(1, len(tree)):

@@ -173,6 +173,29 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------------------------- calls by force
 
 
+def grammar_of_format(value: Any) -> Grammar | None:
+    """The field `response_format` of a request. What is wrong with it is an OptionError that begins
+    with the field's name; what is wrong with a schema says the grammar's reader."""
+    kind = value.get("type") if isinstance(value, Mapping) else None
+    if value is None or kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar.json()
+    if kind != "json_schema":
+        raise OptionError(
+            f"response_format: {shown(value)} has no type that is known here; use 'text', "
+            "'json_object' or 'json_schema'"
+        )
+    held = value.get("json_schema")
+    schema = held.get("schema") if isinstance(held, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise OptionError(
+            f"response_format.json_schema: {shown(held)} has no schema; give {{'name': ..., "
+            "'schema': {...}}"
+        )
+    return Grammar.json_schema(schema)
+
+
 def format_of(template: str | None) -> Format:
     """How a model with this chat template writes calls."""
     text = template or ""
