@@ -13,11 +13,9 @@ from hypothesis import strategies as st
 
 from selfspec import Grammar, OptionError
 from selfspec.core.grammar import Allowed, Grammars
+from selfspec.serve.calls import Calls, Read, ToolCall
 from selfspec.serve.tools import (
-    Calls,
     Format,
-    Read,
-    ToolCall,
     ToolUse,
     for_template,
     format_of,
@@ -253,5 +251,5 @@ def test_response_formats_become_grammars() -> None:
     assert grammar_of_format({"type": "json_object"}) == Grammar.json()
     assert grammar_of_format({"type": "text"}) is grammar_of_format(None) is None
     for wrong in ({"type": "xml"}, "json", {"type": "json_schema"}, {**held, "json_schema": 3}):
-        with pytest.raises(OptionError, match="^response_format"):
+        with pytest.raises(OptionError, match=r"^response_format"):
             grammar_of_format(wrong)

@@ -1,9 +1,9 @@
-"""Tools of a chat: what a request says of them, what the template is told, calls in an answer.
+"""Tools of a chat: what a request says of them, what the template is told, calls by force.
 
 Models write calls in a few ways: Hermes and Qwen `<tool_call>{...}</tool_call>`, Mistral
 `[TOOL_CALLS] [{...}]`, Llama 3 and others a bare JSON object. `format_of` tells by the template
-which one is asked for, and `Calls` reads all of them, so that a model that mixes them up is
-understood too. Where a call is required, a grammar forces one in the model's own way.
+which one is asked for; `calls.py` reads all of them. Where a call is required, a grammar forces one
+in the model's own way.
 
 Pure functions: knows no model, no HTTP and no engine.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -22,9 +22,8 @@ from ..errors import OptionError
 
 Format = Literal["hermes", "mistral", "llama3", "json"]
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_HERMES = ("<tool_call>", "</tool_call>")
-_MISTRAL, _PYTHON = "[TOOL_CALLS]", "<|python_tag|>"
-_MARKERS = (_HERMES[0], _MISTRAL, _PYTHON)
+HERMES = ("<tool_call>", "</tool_call>")
+MISTRAL, PYTHON = "[TOOL_CALLS]", "<|python_tag|>"
 _NOTHING: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
@@ -65,20 +64,6 @@ class ToolUse:
         if self.choice != "required":
             return ()
         return [tool for tool in self.tools if self.named in (None, tool.name)]
-
-
-@dataclass(frozen=True)
-class ToolCall:
-    """One call in an answer. `arguments` is JSON, as OpenAI has it."""
-
-    name: str
-    arguments: str
-
-    def as_dict(self, identity: str, index: int | None = None) -> dict[str, Any]:
-        """OpenAI's object. `index`: its number among the calls, in chunks of a stream."""
-        call = {"name": self.name, "arguments": self.arguments}
-        found: dict[str, Any] = {"id": identity, "type": "function", "function": call}
-        return found if index is None else {"index": index, **found}
 
 
 # ------------------------------------------------------------------------------ what a request says
@@ -199,11 +184,11 @@ def grammar_of_format(value: Any) -> Grammar | None:
 def format_of(template: str | None) -> Format:
     """How a model with this chat template writes calls."""
     text = template or ""
-    if _HERMES[0] in text:
+    if HERMES[0] in text:
         return "hermes"
-    if _MISTRAL in text:
+    if MISTRAL in text:
         return "mistral"
-    return "llama3" if _PYTHON in text or '"parameters": dictionary' in text else "json"
+    return "llama3" if PYTHON in text or '"parameters": dictionary' in text else "json"
 
 
 def grammar_of(use: ToolUse, form: Format) -> Grammar | None:
@@ -223,7 +208,7 @@ def grammar_of(use: ToolUse, form: Format) -> Grammar | None:
         return Grammar.json_schema({**schema, "x-guidance": {"whitespace_flexible": False}})
     several = '("\\n" one)*' if use.parallel else ""
     tight = {**schema, "x-guidance": {"whitespace_flexible": False}}
-    begin, end = (json.dumps(text) for text in (_HERMES[0] + "\n", "\n" + _HERMES[1]))
+    begin, end = (json.dumps(text) for text in (HERMES[0] + "\n", "\n" + HERMES[1]))
     return Grammar.lark(
         f"start: one {several}\none: {begin} call {end}\ncall: %json {json.dumps(tight)}"
     )
@@ -255,154 +240,3 @@ def _moved(schema: Any, home: str) -> Any:
     if isinstance(target, str) and target.startswith("#"):
         moved["$ref"] = home + target[1:]
     return moved
-
-
-# ------------------------------------------------------------------------------ calls in an answer
-
-
-@dataclass(frozen=True)
-class Read:
-    """What some text makes certain: more of the answer's words, and calls that are complete."""
-
-    content: str = ""
-    calls: Sequence[ToolCall] = ()
-
-
-class Calls:
-    """Reads an answer piece by piece. What may become a call is held back until it is one, or is
-    none and so part of the answer."""
-
-    def __init__(self, use: ToolUse) -> None:
-        self._names = {tool.name for tool in use.tools} if use.choice != "none" else set[str]()
-        self._several = use.parallel
-        self._open = ""  # text that has not been handed out
-        self._begun = False  # whether words of the answer were
-        self._called = False  # whether a call was the last thing read
-        self.calls: list[ToolCall] = []
-
-    def push(self, text: str) -> Read:
-        """What this text makes certain."""
-        self._open += text
-        return self._read(last=False)
-
-    def finish(self) -> Read:
-        """The rest, when no text will follow."""
-        return self._read(last=True)
-
-    def _read(self, last: bool) -> Read:
-        if not self._names:
-            words, self._open = self._open, ""
-            return Read(words)
-        words, before = "", len(self.calls)
-        while self._open:
-            if self._called:  # what stands between calls
-                self._open = self._open.lstrip()
-            certain = self._plain(last)
-            if certain:
-                self._called = False
-            words, self._open = words + self._open[:certain], self._open[certain:]
-            self._begun = self._begun or bool(words.strip())
-            length = self._call(last) if self._open else None
-            if length is None:
-                break
-            self._called = length > 0
-            if length == 0:  # it looked like a call and is none
-                words, length, self._begun = words + self._open[0], 1, True
-            self._open = self._open[length:]
-        return Read(words, self.calls[before:])
-
-    def _plain(self, last: bool) -> int:
-        """How much of the open text comes before anything that may be a call."""
-        first = self._open.lstrip()[:1]
-        if not self._begun and first in ("{", "[", "") and (first or not last):
-            return 0
-        places = [at for at in map(self._open.find, _MARKERS) if at >= 0]
-        if places:
-            return min(places)
-        return len(self._open) if last else len(self._open) - _beginning(self._open)
-
-    def _call(self, last: bool) -> int | None:
-        """The length of the call at the start of the open text, once it is whole. 0: it is none.
-        None: nobody knows yet."""
-        text = self._open
-        lead = len(text) - len(text.lstrip())
-        marker = next((each for each in _MARKERS if text.startswith(each, lead)), None)
-        if marker is None and text[lead : lead + 1] not in ("{", "["):
-            return None  # the beginning of a marker
-        begin = lead + len(marker or "")
-        value, end = _json_at(text, begin)
-        if end is None:  # not whole, or no JSON at all
-            return None if value is None and not last else 0
-        found = list(_calls_in(value, self._names))
-        if not found:
-            return 0
-        if marker == _HERMES[0]:
-            rest = text[end:].lstrip()
-            if not last and len(rest) < len(_HERMES[1]) and _HERMES[1].startswith(rest):
-                return None
-            if rest.startswith(_HERMES[1]):
-                end = len(text) - len(rest) + len(_HERMES[1])
-        room = None if self._several else max(0, 1 - len(self.calls))
-        self.calls += found[:room]
-        return end + (text.startswith(";", end) if marker != _HERMES[0] else 0)
-
-
-_BROKEN = object()
-
-
-def _json_at(text: str, begin: int) -> tuple[Any, int | None]:
-    """The JSON value that begins there, and where it ends. (None, None): it may still become one;
-    (something, None): it is none."""
-    start = begin + len(text[begin:]) - len(text[begin:].lstrip())
-    if start == len(text):
-        return None, None
-    if text[start] not in "{[":
-        return _BROKEN, None
-    try:
-        return json.JSONDecoder().raw_decode(text, start)
-    except (json.JSONDecodeError, RecursionError):
-        return (None if _unclosed(text, start) else _BROKEN), None
-
-
-def _unclosed(text: str, start: int) -> bool:
-    """Whether a bracket that opened there is still open, so that more text may mend it."""
-    depth, quoted, escaped = 0, False, False
-    for letter in text[start:]:
-        if quoted:
-            quoted = escaped or letter != '"'
-            escaped = letter == "\\" and not escaped
-        elif letter == '"':
-            quoted = True
-        else:
-            depth += (letter in "{[") - (letter in "}]")
-            if depth == 0:
-                return False
-    return True
-
-
-def _calls_in(value: Any, names: set[str]) -> Iterator[ToolCall]:
-    """The calls of an object, or of a list of such. One that names no tool of ours makes all of it
-    words."""
-    entries = value if isinstance(value, list) else [value]
-    calls = [_call_of(entry) for entry in entries]
-    if all(call is not None and call.name in names for call in calls):
-        yield from (call for call in calls if call is not None)
-
-
-def _call_of(entry: Any) -> ToolCall | None:
-    name = entry.get("name") if isinstance(entry, Mapping) else None
-    if not isinstance(name, str):
-        return None
-    arguments = entry.get("arguments", entry.get("parameters", {}))
-    if isinstance(arguments, Mapping):
-        return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
-    return ToolCall(name, arguments) if isinstance(arguments, str) else None
-
-
-def _beginning(text: str) -> int:
-    """How many of its last characters could be the beginning of a marker."""
-    longest = max(map(len, _MARKERS)) - 1
-    for size in range(min(longest, len(text)), 0, -1):
-        if any(marker.startswith(text[-size:]) for marker in _MARKERS):
-            return size
-    return 0
