@@ -144,7 +144,7 @@ def test_a_conversation_in_a_browser(server: tuple[str, type[Handler]], tmp_path
     ]
     assert "too &lt;many&gt; requests" in page
     assert "3 of 5 drafts kept" in page and "7 tokens" in page
-    assert "times as fast, the same text" in page
+    assert "the same text</div>" in page and "NaN" not in page
     first, failed, again, plain = handler.asked
     assert first["stream"] is True and first["selfspec"] == {"stats": True}
     assert [turn["role"] for turn in again["messages"]] == ["user", "assistant", "user"]
