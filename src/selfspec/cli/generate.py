@@ -15,6 +15,7 @@ import typer
 
 from ..core.json_text import from_json
 from ..core.options import MAX_NEW_TOKENS
+from ..core.text_rows import read_lines
 from ..errors import OptionError, PromptError
 from . import common, options, show
 
@@ -106,7 +107,7 @@ def grammar_from(schema: Path | None, pattern: str | None) -> Grammar | None:
     if schema is None:
         return None if pattern is None else Grammar.regex(pattern)
     try:
-        asked = from_json(schema.read_text(encoding="utf-8"))
+        asked = from_json("".join(read_lines(schema)))
     except ValueError as error:
         raise OptionError(
             f"--json-schema: {schema} is not JSON ({error}); write a schema such as "
