@@ -16,6 +16,7 @@ from typing import Any
 from .tools import HERMES, MISTRAL, PYTHON, ToolUse
 
 _MARKERS = (HERMES[0], MISTRAL, PYTHON)
+_BETWEEN = " \t\r\n;"  # what stands between calls
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class Calls:
         words, before = "", len(self.calls)
         while self._open:
             if self._called:  # what stands between calls
-                self._open = self._open.lstrip()
+                self._open = self._open.lstrip(_BETWEEN)
             certain = self._plain(last)
             if certain:
                 self._called = False
@@ -116,7 +117,7 @@ class Calls:
                 end = len(text) - len(rest) + len(HERMES[1])
         room = None if self._several else max(0, 1 - len(self.calls))
         self.calls += found[:room]
-        return end + (text.startswith(";", end) if marker != HERMES[0] else 0)
+        return end
 
 
 _BROKEN = object()
