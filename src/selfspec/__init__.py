@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .call import Stream
     from .core.contract import Stats
+    from .core.grammar import Grammar
     from .core.sampling import SamplingParams
     from .draft.scripted import ScriptedDrafter
     from .errors import (
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "Grammar": "core.grammar",
     "LLM": "llm",
     "ModelInfo": "results",
     "Piece": "results",
@@ -47,6 +49,7 @@ __all__ = [
     "BrokenCheckpoint",
     "Busy",
     "DataError",
+    "Grammar",
     "ModelError",
     "ModelInfo",
     "OptionError",

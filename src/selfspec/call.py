@@ -17,6 +17,7 @@ import torch
 
 from .control.base import Controller
 from .core.contract import Stats
+from .core.grammar import Asked
 from .core.logprobs import TokenLogprob
 from .core.sampling import SamplingParams
 from .core.text_stream import RowText
@@ -45,6 +46,7 @@ class Options(TypedDict, total=False):
     logprobs: int | None
     logits_processors: Sequence[LogitsProcessor]
     stopping_criteria: Sequence[StoppingCriteria]
+    grammar: Asked
 
 
 def options_among(given: Mapping[str, Any]) -> Options:

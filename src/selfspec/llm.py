@@ -17,6 +17,7 @@ import torch
 from .call import Call, Options, Stream, options_among
 from .control.base import Controller
 from .core import door, template
+from .core.grammar import Asked, Grammars, grammars
 from .core.options import MAX_NEW_TOKENS
 from .core.sampling import SamplingParams, row_samplers
 from .core.text_stream import CriteriaCheck, RowText
@@ -48,7 +49,6 @@ Message = Mapping[str, Any]
 
 class LLM:
     """A Hugging Face model, run by layers. Made by `from_pretrained`.
-
     Calls from several threads are safe: their steps take turns on the model, each with its cache.
     """
 
@@ -63,6 +63,7 @@ class LLM:
         self.model = model
         self.words: Any = tokenizer
         """What reads and writes text: the tokenizer, or its stand-in that starts faster."""
+        self.grammars = Grammars(tokenizer, model.shape.vocabulary)
         self._name = name
         self._notes = notes
         self._lock = threading.RLock()
@@ -144,6 +145,7 @@ class LLM:
     @tokenizer.setter
     def tokenizer(self, tokenizer: PreTrainedTokenizerBase | None) -> None:
         self.words = tokenizer
+        self.grammars = Grammars(tokenizer, self.model.shape.vocabulary)
 
     @property
     def info(self) -> ModelInfo:
@@ -180,8 +182,6 @@ class LLM:
         other.model, other._chats = model, ChatCaches()
         return other
 
-    # ----------------------------------------------------------------------------------- generating
-
     @overload
     def generate(self, prompts: str | list[int], **options: Unpack[Options]) -> Result: ...
     @overload
@@ -203,6 +203,7 @@ class LLM:
         logprobs: int | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriteria] = (),
+        grammar: Asked = None,
         **unknown: Any,
     ) -> Any:
         """Continue a prompt (a string or a list of token ids), or each of a list of them.
@@ -220,6 +221,8 @@ class LLM:
           `control_options`: the options of a named one.
         - `logprobs`: report each token's log-probability and those of this many alternatives.
         - `logits_processors`, `stopping_criteria`: Hugging Face's, called with a row's full ids.
+        - `grammar`: what the text may be and where it ends: a dict (a JSON schema), a `Grammar`, or
+          a list with one for each prompt.
         """
         options = options_among(locals())
         asked, single = door.prompts(prompts)
@@ -241,6 +244,7 @@ class LLM:
         logprobs: int | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriteria] = (),
+        grammar: Asked = None,
         **unknown: Any,
     ) -> Stream:
         """Continue one prompt, piece by piece, with the options of `generate`. Text that could
@@ -266,6 +270,7 @@ class LLM:
         logprobs: int | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriteria] = (),
+        grammar: Asked = None,
         **unknown: Any,
     ) -> Result:
         """Answer a conversation of {"role": ..., "content": ...} messages by the chat template.
@@ -289,20 +294,23 @@ class LLM:
         logprobs: int | None = None,
         logits_processors: Sequence[LogitsProcessor] = (),
         stopping_criteria: Sequence[StoppingCriteria] = (),
+        grammar: Asked = None,
         **unknown: Any,
     ) -> Stream:
         """Answer a conversation, piece by piece."""
         return Stream(self._start_chat(messages, options_among(locals())))
 
-    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
-        """A conversation as token ids, ready for the answer."""
+    def encode_chat(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None = None
+    ) -> list[int]:
+        """A conversation as token ids, ready for the answer. `tools`: for its template."""
         tokenizer = self._need_tokenizer("a conversation")
         if not tokenizer.chat_template:
             raise OptionError(
                 f"{self._name} has no chat template, so it cannot chat; use generate with a prompt "
                 "of your own"
             )
-        text = template.written(tokenizer, door.messages(messages), opening=True)
+        text = template.written(tokenizer, door.messages(messages), opening=True, tools=tools)
         return self._known(template.ids_of(tokenizer, text))
 
     def _start_chat(self, messages: Sequence[Message], options: Options) -> Call:
@@ -316,13 +324,14 @@ class LLM:
         criteria = door.callables("stopping_criteria", options["stopping_criteria"])
         processors = door.callables("logits_processors", options["logits_processors"])
         texts = [RowText(self.words, stop) for _ in ids]
-        sampling = options["sampling"]
+        eos = door.ends(options["eos"], self.model.shape.vocabulary)
+        sampling, own = options["sampling"], self._eos if eos is None else eos
         samplers = row_samplers(
             self._default_sampling if sampling is None else sampling,
             ids,
             cast("Sequence[LogitsProcessor]", processors),
+            [self.grammars.allowed(each, own) for each in grammars(options["grammar"], len(ids))],
         )
-        eos = door.ends(options["eos"], self.model.shape.vocabulary)
         drafting, controlling = options["draft_options"], options["control_options"]
         drafter, controller = resolve(options["draft"], drafting, options["control"], controlling)
         new = door.whole("max_new_tokens", options["max_new_tokens"], 1, "ask for at least 1")
@@ -334,7 +343,7 @@ class LLM:
                 prompt=prompt,
                 sampler=sampler,
                 max_new_tokens=new,
-                eos=self._eos if eos is None else eos,
+                eos=own,
                 stop_checks=[
                     *text.stop_checks,
                     *([CriteriaCheck(cast(Any, criteria), prompt)] if criteria else []),

@@ -4,6 +4,7 @@ output."""
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -175,3 +176,25 @@ def test_a_lone_folder_is_a_model(
     demo model."""
     result = run("generate", str(tmp_path), *N)
     assert result.exit_code == 1 and "no prompt" in result.stderr and opened == []
+
+
+def test_a_schema_and_a_pattern_say_what_the_text_may_be(run: Any, tmp_path: Path) -> None:
+    """Flags that are read and then forgotten: a tiny random model writes nonsense without them."""
+    schema = tmp_path / "schema.json"
+    schema.write_text('{"type": "array", "items": {"enum": [7]}, "minItems": 1, "maxItems": 2}')
+    answer = json.loads(run("generate", "demo", "x", "--json-schema", str(schema)).stdout)
+    assert answer in ([7], [7, 7])
+    assert run("generate", "demo", "x", "--regex", "a{3}b").stdout == "aaab\n"
+
+
+@pytest.mark.parametrize(
+    ("held", "words"), [("{", "is not JSON"), ("3", "holds no object"), ('{"type": "x"}', "schema")]
+)
+def test_a_schema_that_is_none_says_so(run: Any, tmp_path: Path, held: str, words: str) -> None:
+    """A file that is no schema: a traceback, or a text that fits nothing."""
+    schema = tmp_path / "schema.json"
+    schema.write_text(held)
+    found = run("generate", "demo", "x", "--json-schema", str(schema))
+    assert found.exit_code == 1 and words in found.stderr
+    both = run("generate", "demo", "x", "--json-schema", str(schema), "--regex", "a")
+    assert both.exit_code == 1 and "leave one of them out" in both.stderr

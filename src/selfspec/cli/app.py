@@ -24,6 +24,7 @@ from .data import data
 from .demo import demo
 from .drafters import drafters
 from .exits import exits
+from .export import export
 from .generate import generate
 from .info import info
 from .inspect import inspect
@@ -80,6 +81,7 @@ for command in (
     chat,
     info,
     quantise,
+    export,
     drafters,
     demo,
     data,

@@ -8,15 +8,19 @@ import sys
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..core.json_text import from_json
 from ..core.options import MAX_NEW_TOKENS
+from ..core.text_rows import read_lines
 from ..errors import OptionError, PromptError
 from . import common, options, show
 
 if TYPE_CHECKING:
+    from ..core.grammar import Grammar
     from ..llm import LLM
     from ..results import Result
 
@@ -36,6 +40,8 @@ def generate(
     model: options.Loading,
     max_new_tokens: options.MaxNewTokens = MAX_NEW_TOKENS,
     stop: options.Stop = None,
+    json_schema: options.JsonSchema = None,
+    regex: options.Regex = None,
     chat: Annotated[
         bool | None,
         typer.Option(
@@ -63,6 +69,7 @@ def generate(
         )
     texts = [read_prompt(prompt) for prompt in prompts]
     settings = common.settings_from(sampling, max_new_tokens, stop, drafting)
+    settings["grammar"] = grammar_from(json_schema, regex)
     llm = common.open_model(name, model)
     chat = common.has_chat_template(llm) if chat is None else chat
     if stream and not as_json and len(texts) == 1:
@@ -89,6 +96,26 @@ def split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:
         remedy = f"write selfspec generate {words[0]} 'Hello'"
         raise PromptError(f"{words[0]!r} is a model and there is no prompt for it; {remedy}")
     return "demo", words
+
+
+def grammar_from(schema: Path | None, pattern: str | None) -> Grammar | None:
+    """What the text may be, from a file or a pattern."""
+    from ..core.grammar import Grammar
+
+    if schema is not None and pattern is not None:
+        raise OptionError("--json-schema and --regex cannot both hold; leave one of them out")
+    if schema is None:
+        return None if pattern is None else Grammar.regex(pattern)
+    try:
+        asked = from_json("".join(read_lines(schema)))
+    except ValueError as error:
+        raise OptionError(
+            f"--json-schema: {schema} is not JSON ({error}); write a schema such as "
+            '{"type": "object"}'
+        ) from error
+    if not isinstance(asked, dict):
+        raise OptionError(f"--json-schema: {schema} holds no object, as a schema is; write one")
+    return Grammar.json_schema(asked)
 
 
 def read_prompt(prompt: str) -> str:

@@ -48,6 +48,13 @@ MaxNewTokens = Annotated[
 Stop = Annotated[
     list[str] | None, _limit("--stop", help="Stop before the model writes this text. Repeatable.")
 ]
+JsonSchema = Annotated[
+    Path | None,
+    _limit("--json-schema", help="Write JSON that fits the schema in this file (llguidance)."),
+]
+Regex = Annotated[
+    str | None, _limit("--regex", help="Write text that this regular expression matches whole.")
+]
 ShowStats = Annotated[
     bool, output("--stats", help="Print tokens, seconds and memory, on standard error.")
 ]

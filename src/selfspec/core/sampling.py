@@ -2,9 +2,9 @@
 
 One pipeline makes every distribution: the draft's, the target's, the residual's and the bonus
 token's. Its order is that of transformers' `generate`: logit bias, repetition, presence and
-frequency penalties, the user's logits processors, then (when sampling) temperature, top-k, top-p,
-min-p. Rows are processed one by one, so a row's bits do not depend on its neighbours. Knows no
-models, caches or tokenizers, nor which of its tokens will be kept.
+frequency penalties, the user's logits processors, the grammar, then (when sampling) temperature,
+top-k, top-p, min-p. Rows are processed one by one, so a row's bits do not depend on its neighbours.
+Knows no models, caches or tokenizers, nor which of its tokens will be kept.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from ..errors import ModelError, OptionError, SelfspecError, nearest
 from .coupling import earliest
 from .door import shown
 from .filters import min_p, top_k, top_p
+from .grammar import Allowed
 from .randomness import PLAIN, key
 
 if TYPE_CHECKING:
@@ -175,7 +176,8 @@ class Sampler:
     """Chooses the tokens of one row. It never changes, so it may be asked about any position.
 
     `seed` wins over `params.seed`. With neither, one is drawn from the operating system.
-    `prompt_length` says where the output begins, for the penalties that look at the output only.
+    `prompt_length` says where the output begins, for the penalties and the grammar, which look at
+    the output only.
     Processors must be functions of what they are given: they also see drafts that are rejected
     later, and may see a position twice.
     """
@@ -186,6 +188,7 @@ class Sampler:
         seed: int | None = None,
         processors: Sequence[LogitsProcessor] = (),
         prompt_length: int = 0,
+        grammar: Allowed | None = None,
     ) -> None:
         _check_seed(seed)
         chosen = params.seed if seed is None else seed
@@ -193,12 +196,13 @@ class Sampler:
         self.seed: int = secrets.randbelow(_SEEDS) if chosen is None else chosen
         self.processors = tuple(processors)
         self.prompt_length = prompt_length
+        self.grammar = grammar
         self._bias_tokens = torch.tensor([*params.logit_bias], dtype=torch.long)
         self._bias_values = torch.tensor([*params.logit_bias.values()], dtype=torch.float32)
         penalties = (
             params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
         )
-        self._edits = bool(penalties or params.logit_bias or self.processors)
+        self._edits = bool(penalties or params.logit_bias or self.processors or grammar)
 
     @property
     def plain(self) -> bool:
@@ -303,6 +307,9 @@ class Sampler:
             scores[seen] -= params.frequency_penalty * counts
         for processor in self.processors:
             scores = _processed(processor, ids, scores)
+        if self.grammar:
+            allowed = self.grammar.after(context[self.prompt_length :])
+            scores.masked_fill_(~allowed.to(scores.device), -math.inf)
         return scores
 
     def _add_bias(self, scores: Tensor) -> None:
@@ -316,7 +323,8 @@ class Sampler:
     def _nothing_left(self, row: Tensor) -> SelfspecError:
         if row.isnan().any() or not row.amax().isfinite():
             return not_finite()
-        names = ", ".join(type(p).__name__ for p in self.processors) or "logit_bias"
+        found = [type(p).__name__ for p in self.processors] + ["the grammar"] * bool(self.grammar)
+        names = ", ".join(found) or "logit_bias"
         return OptionError(
             f"no token is left to choose from after {names}: let one token keep a finite score."
         )
@@ -349,9 +357,11 @@ def row_samplers(
     sampling: SamplingParams | Sequence[SamplingParams] | None,
     prompts: Sequence[Sequence[int]],
     processors: Sequence[LogitsProcessor] = (),
+    grammars: Sequence[Allowed | None] | None = None,
 ) -> list[Sampler]:
     """A sampler for each prompt. One SamplingParams serves all rows, row i with seed + i, so that
-    the row alone with that seed gives the same tokens. None is greedy decoding."""
+    the row alone with that seed gives the same tokens. None is greedy decoding. `grammars`: one for
+    each, or None."""
     if sampling is None or isinstance(sampling, SamplingParams):
         params = sampling or SamplingParams()
         first = secrets.randbelow(_SEEDS) if params.seed is None else params.seed
@@ -375,6 +385,8 @@ def row_samplers(
                 )
         seeded = [(params, None) for params in sampling]
     return [
-        Sampler(params, seed, processors, len(prompt))
-        for (params, seed), prompt in zip(seeded, prompts, strict=True)
+        Sampler(params, seed, processors, len(prompt), grammar=grammar)
+        for (params, seed), prompt, grammar in zip(
+            seeded, prompts, grammars or [None] * len(prompts), strict=True
+        )
     ]

@@ -15,11 +15,14 @@ def written(
     opening: bool,
     what: str = "the conversation",
     error: type[SelfspecError] = PromptError,
+    tools: Sequence[Any] | None = None,
 ) -> str:
-    """The text of the messages. `opening`: followed by how an answer begins."""
+    """The text of the messages. `opening`: followed by how an answer begins. `tools`: what the
+    template tells the model of functions that it may call."""
+    more = {"tools": list(tools)} if tools else {}
     try:
         text = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=opening, tokenize=False
+            list(messages), add_generation_prompt=opening, tokenize=False, **more
         )
     except Exception as refused:
         reason = " ".join(str(refused).split())[:300] or type(refused).__name__

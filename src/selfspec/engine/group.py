@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from ..control.base import Controller, ControlSession
 from ..core.contract import Draft, Outcome, RoundTime
+from ..core.grammar import Allowed
+from ..core.tree import Tree
 from ..draft.base import Drafter, DraftSession, Target
 from ..errors import OptionError
 from .row import Row
@@ -76,6 +78,7 @@ class Group:
                 assert draft.tree.tokens[0] == row.tokens[-1], "a draft's root is the last token"
                 assert len(draft.tree) - 1 <= most, "a draft is within its budget"
                 self._check_tokens(draft)
+            drafts = [fitting(*each) for each in zip(drafts, rows, strict=True)]
         else:
             drafts = [Draft.chain(row.tokens) for row in rows]
         self.draft_seconds = time.perf_counter() - begin
@@ -96,3 +99,33 @@ class Group:
         self.session.observe(outcome)
         host = time.perf_counter() - begin
         self._control.learn(outcome, RoundTime(self.draft_seconds, verify, host, beside))
+
+
+def fitting(draft: Draft, row: Row) -> Draft:
+    """The draft without guesses that the row's grammar forbids, nor what follows them. Nobody knows
+    of it yet but its drafter, to whom the rest is shown as if it had been all.
+
+    Guesses by a row's own sampler obey its grammar already: drawn ones, and those of layers.
+    """
+    grammar = row.request.sampler.grammar
+    if grammar is None or draft.probs is not None or draft.exits is not None or not draft.guesses:
+        return draft
+    try:
+        return _cut(draft, grammar, row.tokens[row.request.sampler.prompt_length :])
+    except OptionError:  # it cannot be followed; only verification may fail a request for that
+        return Draft.chain(row.tokens)
+
+
+def _cut(draft: Draft, grammar: Allowed, written: Sequence[int]) -> Draft:
+    tree, tokens, parents = draft.tree, [draft.tree.tokens[0]], [-1]
+    places: dict[int, int] = {0: 0}  # of the nodes that stay
+    for node in range(1, len(tree)):
+        under = tree.parents[node]
+        if under not in places:
+            continue
+        path = [tree.tokens[guess] for guess in tree.paths[under][1:]]
+        if grammar.follows([*written, *path], tree.tokens[node]):
+            places[node] = len(tokens)
+            tokens.append(tree.tokens[node])
+            parents.append(places[under])
+    return draft if len(tokens) == len(tree) else Draft(Tree(tokens, parents))

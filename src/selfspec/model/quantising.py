@@ -32,7 +32,7 @@ from .plain import Plain, plain_model
 from .quantised_folder import FORMAT, TENSORS, is_quantised, probe_of, product_name
 from .remembered import place_of
 
-_BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*", "README*")
+BESIDE = ("*.json", "*.jinja", "*.txt", "*.model", "*.tiktoken", "LICENSE*", "README*")
 _LEFT = (QUANTISED, INDEX, "selfspec.json")
 
 
@@ -74,7 +74,7 @@ def quantise(
     }
     for each in ("key", "row_stable"):
         said["facts"].pop(each, None)
-    with _making(out, sum(each.memory.nbytes for _, each in shelf.made)) as work:
+    with making(out, sum(each.memory.nbytes for _, each in shelf.made)) as work:
         _write(work, source, said, shelf.made, rest[0], progress)
     return out
 
@@ -147,14 +147,14 @@ def _write(
     said["fingerprint"] = digest.hexdigest()
     save_file(tensors, work / TENSORS, {"fingerprint": said["fingerprint"], "format": "pt"})
     (work / TENSORS).chmod(0o644)
-    for file in {file for pattern in _BESIDE for file in source.glob(pattern)}:
+    for file in {file for pattern in BESIDE for file in source.glob(pattern)}:
         if file.name not in _LEFT:
             shutil.copy(file, work / file.name)
     (work / QUANTISED).write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
 
 
 @contextmanager
-def _making(out: Path, needed: int) -> Iterator[Path]:
+def making(out: Path, needed: int) -> Iterator[Path]:
     """A folder beside `out` that takes its place once it is whole."""
     work = out.parent / f".making-{out.name}-{uuid.uuid4().hex[:8]}"
     full = f"writing {out} needs about {gigabytes(needed)}"

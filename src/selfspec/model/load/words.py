@@ -42,6 +42,11 @@ class Words:
         """Transformers' own tokenizer."""
         return from_class(self._folder, self._facts)
 
+    @property
+    def backend_tokenizer(self) -> Any:
+        """The library's own tokenizer, which knows what each token says."""
+        return self._fast
+
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):  # what pickle and copy look for
             raise AttributeError(name)
@@ -64,14 +69,18 @@ class Words:
         return name
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, tokenize: bool
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        add_generation_prompt: bool,
+        tokenize: bool,
+        **more: Any,
     ) -> str:
         """A conversation as text. What is no plain text is left to transformers."""
         text: str
-        plain = self.chat_template and messages and not tokenize
+        plain = self.chat_template and messages and not tokenize and not more
         if not plain or not all(_is_plain(each) for each in messages):
             text = self.whole.apply_chat_template(
-                messages, add_generation_prompt=add_generation_prompt, tokenize=tokenize
+                messages, add_generation_prompt=add_generation_prompt, tokenize=tokenize, **more
             )
             return text
         text = self._template.render(
