@@ -5,13 +5,15 @@ Each row drafts one token a round. At every place p (the model's) and q (the dra
 as the row's own sampler makes them, after temperature and filters. Drawn drafts can be kept with
 1 - TV(p, q), which is what rejection sampling reaches. Drafts chosen outright share the target's
 numbers: the coupling's exact chance stands beside them, the least that it promises, (1 - TV) /
-(1 + TV), and what inverting both distributions in token order would give. Times are not taken.
+(1 + TV), and what inverting both distributions in token order would give. More texts are written
+until what was kept can differ from what was allowed by little. Times are not taken.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -19,7 +21,7 @@ import typer
 from rich.progress import track
 from torch import Tensor
 
-from benchmarks.command import Model, Out, made_by, result_path, run_command, tokenizer_of
+from benchmarks.command import Model, Out, Show, made_by, result_path, run_command, tokenizer_of
 from selfspec.bench.prompts import prompt_ids
 from selfspec.bench.schema import write_json
 from selfspec.bench.suite_run import folder_of
@@ -92,11 +94,42 @@ class Recording(Sampler):
 
 
 def measure(
-    llm: LLM, prompts: Sequence[Sequence[int]], drafter: Drafter, temperature: float, tokens: int
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+    drafter: Drafter,
+    temperature: float,
+    tokens: int,
+    error: float = 1.0,
 ) -> dict[str, float]:
-    """Drafts that were kept, and the means of what was allowed where they were made."""
-    params = SamplingParams(temperature=temperature)
-    samplers = [Recording(params, row) for row in range(len(prompts))]
+    """Drafts that were kept, and the means of what was allowed where they were made. The prompts
+    are continued again, with other seeds, until the standard error of kept less allowed is below
+    `error`."""
+    allowed, accepted, written = torch.zeros(0, 3), 0, 0
+    while not written or _error(allowed, drafter) > error:
+        seeds = range(written, written + len(prompts))
+        more, kept = _drafts(llm, prompts, seeds, drafter, temperature, tokens)
+        allowed, accepted, written = torch.cat([allowed, more]), accepted + kept, seeds.stop
+    means = dict(zip(("overlap", "coupling", "inversion"), allowed.mean(0).tolist(), strict=True))
+    return {
+        "drafts": len(allowed),
+        "texts": written,
+        "acceptance": accepted / len(allowed),
+        **means,
+        "least": (allowed[:, 0] / (2 - allowed[:, 0])).mean().item(),
+        "error": _error(allowed, drafter),
+    }
+
+
+def _drafts(
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+    seeds: Sequence[int],
+    drafter: Drafter,
+    temperature: float,
+    tokens: int,
+) -> tuple[Tensor, int]:
+    """What was allowed at each draft, (drafts, 3), and how many were kept."""
+    samplers = [Recording(SamplingParams(temperature=temperature), seed) for seed in seeds]
     requests = [
         Request(prompt, sampler, tokens, drafter=drafter, controller=FixedLength(1))
         for prompt, sampler in zip(prompts, samplers, strict=True)
@@ -105,11 +138,15 @@ def measure(
     for _ in generation:
         continue
     allowed = torch.tensor([each for sampler in samplers for each in sampler.allowed])
-    means = dict(zip(("overlap", "coupling", "inversion"), allowed.mean(0).tolist(), strict=True))
-    stats = generation.stats
-    assert stats.drafted == len(allowed), "every draft has its two distributions"
-    least = (allowed[:, 0] / (2 - allowed[:, 0])).mean().item()
-    return {"drafts": stats.drafted, "acceptance": stats.acceptance, **means, "least": least}
+    assert generation.stats.drafted == len(allowed), "every draft has its two distributions"
+    return allowed, generation.stats.accepted
+
+
+def _error(allowed: Tensor, drafter: Drafter) -> float:
+    """The standard error of kept less allowed: each draft is kept with the chance a that is allowed
+    there, so it adds a (1 - a)."""
+    chance = allowed[:, 0 if getattr(drafter, "sample", False) else 1]
+    return float((chance * (1 - chance)).sum().sqrt() / len(chance))
 
 
 def report(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -121,13 +158,15 @@ def report(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
     for row in rows:
         drawn, outright = row["drawn"], row["outright"]
-        cells = [
-            drawn["acceptance"], drawn["overlap"],
-            *(outright[name] for name in ("acceptance", "coupling", "least", "inversion")),
-        ]  # fmt: skip
-        shown = " | ".join(f"{cell:.3f}" for cell in cells)
+        cells = [_kept(drawn), drawn["overlap"], _kept(outright)]
+        cells += [outright[name] for name in ("coupling", "least", "inversion")]
+        shown = " | ".join(cell if isinstance(cell, str) else f"{cell:.3f}" for cell in cells)
         lines.append(f"| {row['drafter']} | {row['temperature']:g} | {shown} |")
     return lines
+
+
+def _kept(row: dict[str, float]) -> str:
+    return f"{row['acceptance']:.3f} ± {row['error']:.3f}"
 
 
 def agreement(
@@ -139,31 +178,55 @@ def agreement(
     drafters: Annotated[
         str, typer.Option(help=f"Separated by commas: {', '.join(DRAFTERS)}.")
     ] = "layer-skip,early-exit 8,early-exit 26",
+    error: Annotated[
+        float, typer.Option(help="More texts until the standard error of a share is below this.")
+    ] = 0.005,
     out: Out = None,
+    show: Show = None,
 ) -> None:
-    """Compare how often first drafts are kept under sampling with what p and q allow.
+    """Compare how often first drafts are kept under sampling with what p and q allow. A run that
+    was stopped goes on with the same command.
 
-    Example: scripts/bench agreement --rows 2 --max-new-tokens 40 --temperatures 1
+    Example: scripts/bench agreement --rows 2 --max-new-tokens 40 --temperatures 1 --error 0.1
     """
+    if show is not None:
+        typer.echo("\n".join(report(_read(show)["rows"])))
+        return
     folder = folder_of(model)
     llm = LLM.from_pretrained(folder)
     ids = prompt_ids(tokenizer_of(folder), rows * length)
     prompts = [ids[row * length : (row + 1) * length] for row in range(rows)]
-    found = []
+    target = out or result_path("agreement")
+    provenance = vars(made_by("agreement", llm.info.threads))
+    facts = {"kind": "agreement", "model": model, "kernel": llm.info.kernel}
+    found = _begun(target, provenance)
     chosen = [(name, float(t)) for name in drafters.split(",") for t in temperatures.split(",")]
-    for name, temperature in track(chosen, transient=True):
+    for name, temperature in track(chosen[len(found) :], transient=True):
         kind, options = DRAFTERS[name]
         row: dict[str, Any] = {"drafter": name, "options": options, "temperature": temperature}
         for way, sample in (("drawn", True), ("outright", False)):
             drafter = make_drafter(kind, {**options, "sample": sample})
             assert drafter is not None
-            row[way] = measure(llm, prompts, drafter, temperature, max_new_tokens)
+            row[way] = measure(llm, prompts, drafter, temperature, max_new_tokens, error)
         found.append(row)
-    target = out or result_path("agreement")
-    facts = {"kind": "agreement", "model": model, "kernel": llm.info.kernel, "rows": found}
-    write_json({**facts, "provenance": vars(made_by("agreement", llm.info.threads))}, target)
+        complete = len(found) == len(chosen)
+        write_json({**facts, "complete": complete, "rows": found, "provenance": provenance}, target)
     typer.echo("\n".join(report(found)))
     typer.echo(json.dumps({"file": target.name}))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def _begun(target: Path, provenance: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of an unfinished file that the same command at the same commit left."""
+    if not target.exists():
+        return []
+    before = _read(target)
+    same = all(before["provenance"][name] == provenance[name] for name in ("command", "commit"))
+    return list(before["rows"]) if same and not before.get("complete", True) else []
 
 
 if __name__ == "__main__":
