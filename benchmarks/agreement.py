@@ -33,6 +33,7 @@ from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.llm import LLM
 
+Row = dict[str, float]
 DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "layer-skip": ("layer-skip", {}),
     "early-exit 8": ("early-exit", {"layer": 8}),
@@ -99,37 +100,15 @@ def measure(
     drafter: Drafter,
     temperature: float,
     tokens: int,
-    error: float = 1.0,
-) -> dict[str, float]:
-    """Drafts that were kept, and the means of what was allowed where they were made. The prompts
-    are continued again, with other seeds, until the standard error of kept less allowed is below
-    `error`."""
-    allowed, accepted, written = torch.zeros(0, 3), 0, 0
-    while not written or _error(allowed, drafter) > error:
-        seeds = range(written, written + len(prompts))
-        more, kept = _drafts(llm, prompts, seeds, drafter, temperature, tokens)
-        allowed, accepted, written = torch.cat([allowed, more]), accepted + kept, seeds.stop
-    means = dict(zip(("overlap", "coupling", "inversion"), allowed.mean(0).tolist(), strict=True))
-    return {
-        "drafts": len(allowed),
-        "texts": written,
-        "acceptance": accepted / len(allowed),
-        **means,
-        "least": (allowed[:, 0] / (2 - allowed[:, 0])).mean().item(),
-        "error": _error(allowed, drafter),
-    }
-
-
-def _drafts(
-    llm: LLM,
-    prompts: Sequence[Sequence[int]],
-    seeds: Sequence[int],
-    drafter: Drafter,
-    temperature: float,
-    tokens: int,
-) -> tuple[Tensor, int]:
-    """What was allowed at each draft, (drafts, 3), and how many were kept."""
-    samplers = [Recording(SamplingParams(temperature=temperature), seed) for seed in seeds]
+    before: Row | None = None,
+) -> Row:
+    """Each prompt is continued once more: drafts that were kept, and what was allowed where they
+    were made, as sums to which those of `before` are added."""
+    seeds = range(int((before or {}).get("texts", 0)), 10**9)
+    samplers = [
+        Recording(SamplingParams(temperature=temperature), seed)
+        for seed, _ in zip(seeds, prompts, strict=False)
+    ]
     requests = [
         Request(prompt, sampler, tokens, drafter=drafter, controller=FixedLength(1))
         for prompt, sampler in zip(prompts, samplers, strict=True)
@@ -137,16 +116,26 @@ def _drafts(
     generation = Generation(llm.model, requests)
     for _ in generation:
         continue
-    allowed = torch.tensor([each for sampler in samplers for each in sampler.allowed])
-    assert generation.stats.drafted == len(allowed), "every draft has its two distributions"
-    return allowed, generation.stats.accepted
+    allowed = torch.tensor([each for sampler in samplers for each in sampler.allowed]).double()
+    stats = generation.stats
+    assert stats.drafted == len(allowed), "every draft has its two distributions"
+    overlap, chance = allowed[:, 0], allowed[:, 0 if getattr(drafter, "sample", False) else 1]
+    names = ("overlap", "coupling", "inversion")
+    found = {
+        "texts": len(prompts),
+        "drafts": stats.drafted,
+        "accepted": stats.accepted,
+        **dict(zip(names, allowed.sum(0).tolist(), strict=True)),
+        "least": float((overlap / (2 - overlap)).sum()),
+        "variance": float((chance * (1 - chance)).sum()),
+    }
+    return {name: value + (before or {}).get(name, 0) for name, value in found.items()}
 
 
-def _error(allowed: Tensor, drafter: Drafter) -> float:
-    """The standard error of kept less allowed: each draft is kept with the chance a that is allowed
-    there, so it adds a (1 - a)."""
-    chance = allowed[:, 0 if getattr(drafter, "sample", False) else 1]
-    return float((chance * (1 - chance)).sum().sqrt() / len(chance))
+def error(row: Row) -> float:
+    """The standard error of kept less allowed: a draft that is kept with chance a adds a (1 - a)
+    to the variance of the sum."""
+    return float(row["variance"] ** 0.5 / row["drafts"])
 
 
 def report(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -158,15 +147,18 @@ def report(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
     for row in rows:
         drawn, outright = row["drawn"], row["outright"]
-        cells = [_kept(drawn), drawn["overlap"], _kept(outright)]
-        cells += [outright[name] for name in ("coupling", "least", "inversion")]
-        shown = " | ".join(cell if isinstance(cell, str) else f"{cell:.3f}" for cell in cells)
-        lines.append(f"| {row['drafter']} | {row['temperature']:g} | {shown} |")
+        shares = [drawn["overlap"] / drawn["drafts"]]
+        shares += [
+            outright[name] / outright["drafts"] for name in ("coupling", "least", "inversion")
+        ]
+        over, *others = (f"{share:.3f}" for share in shares)
+        cells = [row["drafter"], f"{row['temperature']:g}", _kept(drawn), over, _kept(outright)]
+        lines.append(f"| {' | '.join([*cells, *others])} |")
     return lines
 
 
-def _kept(row: dict[str, float]) -> str:
-    return f"{row['acceptance']:.3f} ± {row['error']:.3f}"
+def _kept(row: Row) -> str:
+    return f"{row['accepted'] / row['drafts']:.3f} ± {error(row):.3f}"
 
 
 def agreement(
@@ -178,7 +170,7 @@ def agreement(
     drafters: Annotated[
         str, typer.Option(help=f"Separated by commas: {', '.join(DRAFTERS)}.")
     ] = "layer-skip,early-exit 8,early-exit 26",
-    error: Annotated[
+    most_error: Annotated[
         float, typer.Option(help="More texts until the standard error of a share is below this.")
     ] = 0.005,
     out: Out = None,
@@ -187,7 +179,7 @@ def agreement(
     """Compare how often first drafts are kept under sampling with what p and q allow. A run that
     was stopped goes on with the same command.
 
-    Example: scripts/bench agreement --rows 2 --max-new-tokens 40 --temperatures 1 --error 0.1
+    Example: scripts/bench agreement --rows 2 --max-new-tokens 40 --temperatures 1 --most-error 0.1
     """
     if show is not None:
         typer.echo("\n".join(report(_read(show)["rows"])))
@@ -198,19 +190,28 @@ def agreement(
     prompts = [ids[row * length : (row + 1) * length] for row in range(rows)]
     target = out or result_path("agreement")
     provenance = vars(made_by("agreement", llm.info.threads))
-    facts = {"kind": "agreement", "model": model, "kernel": llm.info.kernel}
-    found = _begun(target, provenance)
-    chosen = [(name, float(t)) for name in drafters.split(",") for t in temperatures.split(",")]
-    for name, temperature in track(chosen[len(found) :], transient=True):
-        kind, options = DRAFTERS[name]
-        row: dict[str, Any] = {"drafter": name, "options": options, "temperature": temperature}
+    facts = {
+        "kind": "agreement",
+        "model": model,
+        "kernel": llm.info.kernel,
+        "provenance": provenance,
+    }
+    found = begun(target, provenance) or [
+        {"drafter": name, "temperature": float(each), "drawn": {}, "outright": {}}
+        for name in drafters.split(",")
+        for each in temperatures.split(",")
+    ]
+    for row in track(found, transient=True):
+        kind, options = DRAFTERS[row["drafter"]]
         for way, sample in (("drawn", True), ("outright", False)):
             drafter = make_drafter(kind, {**options, "sample": sample})
             assert drafter is not None
-            row[way] = measure(llm, prompts, drafter, temperature, max_new_tokens, error)
-        found.append(row)
-        complete = len(found) == len(chosen)
-        write_json({**facts, "complete": complete, "rows": found, "provenance": provenance}, target)
+            while not row[way] or error(row[way]) > most_error:
+                row[way] = measure(
+                    llm, prompts, drafter, row["temperature"], max_new_tokens, row[way]
+                )
+                write_json({**facts, "complete": False, "rows": found}, target)
+    write_json({**facts, "complete": True, "rows": found}, target)
     typer.echo("\n".join(report(found)))
     typer.echo(json.dumps({"file": target.name}))
 
@@ -220,7 +221,7 @@ def _read(file: Path) -> dict[str, Any]:
     return content
 
 
-def _begun(target: Path, provenance: dict[str, Any]) -> list[dict[str, Any]]:
+def begun(target: Path, provenance: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows of an unfinished file that the same command at the same commit left."""
     if not target.exists():
         return []
