@@ -11,13 +11,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.figures import COMPARED, NOT_MEASURED, REASONS, ROOT, claims
+from benchmarks import libraries_report
+from benchmarks.libraries_report import LibrariesRun
+from tests.figures import COMPARED, NOT_MEASURED, REASONS, ROOT, claims, result
 
 FIGURE = re.compile(
     r"(?<![\w.,/-])\d[\d,]*(?:\.\d+)?"
     r"(?:x\b|%| (?:times|ms|s|seconds?|minutes?|hours?|MB|GB|kB|tokens (?:a|per) second|tokens/s"
     r"|points|thousand|million|billion|of 20)\b)"
-    r"|(?<![\w.,/-])\d+\.\d+(?![.\d])"
+    r"|(?<![\w.,/-])\d+\.\d+(?!\.?\d)"
 )
 NO_FIGURE = re.compile(
     r"`[^`]*`|\]\([^)]*\)|arXiv \d+\.\d+|\[\d{4}\.\d{5}\]|^\| .*\d+ passed.*|^\| CI .*"
@@ -64,10 +66,21 @@ def test_every_figure_comes_from_somewhere(name: str) -> None:
 CLAIMS = claims()
 
 
+def test_the_tables_of_libraries_are_what_was_measured() -> None:
+    """Rows of another run: choosing.md compares libraries at the same drafts."""
+    printed = {
+        line
+        for name in ("versus", "versus-damped")
+        for line in libraries_report.markdown(result(LibrariesRun, name)).splitlines()
+    }
+    rows = re.findall(rf"^{COMPARED['choosing.md'][-1]}.*$", PAGES["choosing.md"], re.MULTILINE)
+    assert len(rows) == 8 and set(rows) <= printed
+
+
 def test_a_figure_of_nobody_is_found() -> None:
     """A pattern that finds nothing would let every page pass."""
-    text = "It is 3.41x as fast, 17% less, in 12 ms.\n`0.5` [a](1.5.json) 2026-11-21\n"
-    assert [found for _, found in figures(text)] == ["3.41x", "17%", "12 ms"]
+    text = "It is 3.41x as fast, 17% less, in 12 ms, h = 0.5.\n`0.5` [a](1.5.json) torch 2.6.0\n"
+    assert [found for _, found in figures(text)] == ["3.41x", "17%", "12 ms", "0.5"]
     assert not list(figures("Once it was 7 ms (not kept).\n```\n9.1x\n```\n"))
     with pytest.raises(AssertionError, match=re.escape("README.md should say: 2.99x")):
         without(PAGES["README.md"], "README.md", ["2.99x"])
