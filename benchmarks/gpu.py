@@ -7,7 +7,6 @@ card it says so; `--device cpu --shape tiny` tries the pieces. Measures nothing 
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from typing import Annotated
 import torch
 import typer
 
-from benchmarks.command import Model, run_command
+from benchmarks.command import Model, environment, run_command
 from selfspec.bench.provenance import CHECKOUT
 from selfspec.errors import OptionError, nearest
 
@@ -68,9 +67,8 @@ def pieces(
 
 def run_piece(piece: Piece) -> int:
     """Run its command here; its exit status."""
-    paths = os.pathsep.join(filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")]))
-    environment = {**os.environ, "PYTHONPATH": paths, **piece.environment}
-    return subprocess.run(piece.command, cwd=CHECKOUT, env=environment, check=False).returncode
+    settings = {**environment(), **piece.environment}
+    return subprocess.run(piece.command, cwd=CHECKOUT, env=settings, check=False).returncode
 
 
 def work(todo: Sequence[Piece], run: Run, say: Callable[[str], None], until: float) -> list[str]:

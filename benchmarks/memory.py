@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import track
 
-from benchmarks.command import Model, Out, Show, made_by, result_path, run_command
+from benchmarks.command import Model, Out, Show, environment, made_by, result_path, run_command
 from selfspec.bench.contestants import own_options
 from selfspec.bench.html import Table
 from selfspec.bench.meters import PeakMemory
@@ -56,7 +56,7 @@ def apart(folder: str, method: str, tokens: int) -> dict[str, Any]:
     """The same in a process of its own."""
     words = [sys.executable, "-P", "-m", "benchmarks.memory", "--model", folder]
     words += ["--one", method, "--max-new-tokens", str(tokens)]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment())
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
         raise OptionError(f"{method}: its process ended with {done.returncode} and said: {said}")
