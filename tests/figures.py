@@ -125,14 +125,14 @@ def claims() -> dict[str, list[str]]:
     }
 
 
-def spec(contestant: str) -> suite_stats.Row:
-    """A contestant's figures over Spec-Bench."""
-    run = result(schema.SuiteRun, "spec")
-    return next(row for row in suite_stats.rows(run, 1) if row.contestant == contestant)
+@functools.cache
+def spec() -> dict[str, suite_stats.Row]:
+    """Each contestant's figures over Spec-Bench."""
+    return {row.contestant: row for row in suite_stats.rows(result(schema.SuiteRun, "spec"), 1)}
 
 
 def over_plain(contestant: str) -> float:
-    found = spec(contestant).over_plain
+    found = spec()[contestant].over_plain
     assert found is not None
     return found.value
 
@@ -162,7 +162,7 @@ def _changelog() -> list[str]:
 
 def _suite() -> list[str]:
     auto, four, eight, alone, hybrid = (
-        spec(f"selfspec/{name}").tokens_per_verification
+        spec()[f"selfspec/{name}"].tokens_per_verification
         for name in (
             "auto",
             "quantised@fixed:tokens=7",
@@ -189,7 +189,7 @@ def _shares() -> list[str]:
     run = result(schema.SuiteRun, "spec")
     drafting = [
         row.draft_share
-        for row in suite_stats.rows(run, 1)
+        for row in spec().values()
         if row.contestant == "selfspec/auto" or "quantised" in row.contestant
     ]
     low, high = (f"{bound(drafting):.0%}" for bound in (min, max))
