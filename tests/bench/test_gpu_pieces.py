@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import runpy
 import sys
 import time
 from pathlib import Path
@@ -11,7 +10,10 @@ import pytest
 import torch
 
 from benchmarks import gpu
+from benchmarks.command import run_command
+from benchmarks.exact import exact
 from benchmarks.gpu import Piece, pieces, work
+from benchmarks.plain.__main__ import plain
 from selfspec.errors import OptionError
 from selfspec.testing import tiny_model, tiny_tokenizer
 
@@ -23,15 +25,14 @@ def quiet(_: str) -> None:
 
 
 def in_this_process(piece: Piece, more: list[str], patch: pytest.MonkeyPatch) -> int:
-    """Run a piece's module with its arguments, without the seconds of a process of its own."""
+    """Run a piece's command with its arguments, without the seconds of a process of its own."""
     module, *arguments = piece.command[3:]
     patch.setattr(sys, "argv", [module, *arguments, *more])
     with pytest.raises(SystemExit) as ended:
-        runpy.run_module(module, run_name="__main__")
+        run_command({"benchmarks.exact": exact, "benchmarks.plain": plain}[module])
     return int(ended.value.code or 0)
 
 
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
 def test_pieces_run_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A piece whose command was renamed, which a borrowed card would find out."""
     model = tmp_path / "model"
