@@ -5,13 +5,15 @@ Each row drafts one token a round. At every place p (the model's) and q (the dra
 as the row's own sampler makes them, after temperature and filters. Drawn drafts can be kept with
 1 - TV(p, q), which is what rejection sampling reaches. Drafts chosen outright share the target's
 numbers: the coupling's exact chance stands beside them, the least that it promises, (1 - TV) /
-(1 + TV), and what inverting both distributions in token order would give. Times are not taken.
+(1 + TV), and what inverting both distributions in token order would give. More texts are written
+until what was kept can differ from what was allowed by little. Times are not taken.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -19,7 +21,7 @@ import typer
 from rich.progress import track
 from torch import Tensor
 
-from benchmarks.command import Model, Out, made_by, result_path, run_command, tokenizer_of
+from benchmarks.command import Model, Out, Show, made_by, result_path, run_command, tokenizer_of
 from selfspec.bench.prompts import prompt_ids
 from selfspec.bench.schema import write_json
 from selfspec.bench.suite_run import folder_of
@@ -31,6 +33,7 @@ from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.llm import LLM
 
+Row = dict[str, float]
 DRAFTERS: dict[str, tuple[str, dict[str, Any]]] = {
     "layer-skip": ("layer-skip", {}),
     "early-exit 8": ("early-exit", {"layer": 8}),
@@ -92,11 +95,20 @@ class Recording(Sampler):
 
 
 def measure(
-    llm: LLM, prompts: Sequence[Sequence[int]], drafter: Drafter, temperature: float, tokens: int
-) -> dict[str, float]:
-    """Drafts that were kept, and the means of what was allowed where they were made."""
-    params = SamplingParams(temperature=temperature)
-    samplers = [Recording(params, row) for row in range(len(prompts))]
+    llm: LLM,
+    prompts: Sequence[Sequence[int]],
+    drafter: Drafter,
+    temperature: float,
+    tokens: int,
+    before: Row | None = None,
+) -> Row:
+    """Each prompt is continued once more: drafts that were kept, and what was allowed where they
+    were made, as sums to which those of `before` are added."""
+    seeds = range(int((before or {}).get("texts", 0)), 10**9)
+    samplers = [
+        Recording(SamplingParams(temperature=temperature), seed)
+        for seed, _ in zip(seeds, prompts, strict=False)
+    ]
     requests = [
         Request(prompt, sampler, tokens, drafter=drafter, controller=FixedLength(1))
         for prompt, sampler in zip(prompts, samplers, strict=True)
@@ -104,12 +116,26 @@ def measure(
     generation = Generation(llm.model, requests)
     for _ in generation:
         continue
-    allowed = torch.tensor([each for sampler in samplers for each in sampler.allowed])
-    means = dict(zip(("overlap", "coupling", "inversion"), allowed.mean(0).tolist(), strict=True))
+    allowed = torch.tensor([each for sampler in samplers for each in sampler.allowed]).double()
     stats = generation.stats
     assert stats.drafted == len(allowed), "every draft has its two distributions"
-    least = (allowed[:, 0] / (2 - allowed[:, 0])).mean().item()
-    return {"drafts": stats.drafted, "acceptance": stats.acceptance, **means, "least": least}
+    overlap, chance = allowed[:, 0], allowed[:, 0 if getattr(drafter, "sample", False) else 1]
+    names = ("overlap", "coupling", "inversion")
+    found = {
+        "texts": len(prompts),
+        "drafts": stats.drafted,
+        "accepted": stats.accepted,
+        **dict(zip(names, allowed.sum(0).tolist(), strict=True)),
+        "least": float((overlap / (2 - overlap)).sum()),
+        "variance": float((chance * (1 - chance)).sum()),
+    }
+    return {name: value + (before or {}).get(name, 0) for name, value in found.items()}
+
+
+def error(row: Row) -> float:
+    """The standard error of kept less allowed: a draft that is kept with chance a adds a (1 - a)
+    to the variance of the sum."""
+    return float(row["variance"] ** 0.5 / row["drafts"])
 
 
 def report(rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -121,13 +147,18 @@ def report(rows: Sequence[dict[str, Any]]) -> list[str]:
     ]
     for row in rows:
         drawn, outright = row["drawn"], row["outright"]
-        cells = [
-            drawn["acceptance"], drawn["overlap"],
-            *(outright[name] for name in ("acceptance", "coupling", "least", "inversion")),
-        ]  # fmt: skip
-        shown = " | ".join(f"{cell:.3f}" for cell in cells)
-        lines.append(f"| {row['drafter']} | {row['temperature']:g} | {shown} |")
+        shares = [drawn["overlap"] / drawn["drafts"]]
+        shares += [
+            outright[name] / outright["drafts"] for name in ("coupling", "least", "inversion")
+        ]
+        over, *others = (f"{share:.3f}" for share in shares)
+        cells = [row["drafter"], f"{row['temperature']:g}", _kept(drawn), over, _kept(outright)]
+        lines.append(f"| {' | '.join([*cells, *others])} |")
     return lines
+
+
+def _kept(row: Row) -> str:
+    return f"{row['accepted'] / row['drafts']:.3f} ± {error(row):.3f}"
 
 
 def agreement(
@@ -139,31 +170,64 @@ def agreement(
     drafters: Annotated[
         str, typer.Option(help=f"Separated by commas: {', '.join(DRAFTERS)}.")
     ] = "layer-skip,early-exit 8,early-exit 26",
+    most_error: Annotated[
+        float, typer.Option(help="More texts until the standard error of a share is below this.")
+    ] = 0.005,
     out: Out = None,
+    show: Show = None,
 ) -> None:
-    """Compare how often first drafts are kept under sampling with what p and q allow.
+    """Compare how often first drafts are kept under sampling with what p and q allow. A run that
+    was stopped goes on with the same command.
 
-    Example: scripts/bench agreement --rows 2 --max-new-tokens 40 --temperatures 1
+    Example: scripts/bench agreement --rows 2 --max-new-tokens 40 --temperatures 1 --most-error 0.1
     """
+    if show is not None:
+        typer.echo("\n".join(report(_read(show)["rows"])))
+        return
     folder = folder_of(model)
     llm = LLM.from_pretrained(folder)
     ids = prompt_ids(tokenizer_of(folder), rows * length)
     prompts = [ids[row * length : (row + 1) * length] for row in range(rows)]
-    found = []
-    chosen = [(name, float(t)) for name in drafters.split(",") for t in temperatures.split(",")]
-    for name, temperature in track(chosen, transient=True):
-        kind, options = DRAFTERS[name]
-        row: dict[str, Any] = {"drafter": name, "options": options, "temperature": temperature}
+    target = out or result_path("agreement")
+    provenance = vars(made_by("agreement", llm.info.threads))
+    facts = {
+        "kind": "agreement",
+        "model": model,
+        "kernel": llm.info.kernel,
+        "provenance": provenance,
+    }
+    found = begun(target, provenance) or [
+        {"drafter": name, "temperature": float(each), "drawn": {}, "outright": {}}
+        for name in drafters.split(",")
+        for each in temperatures.split(",")
+    ]
+    for row in track(found, transient=True):
+        kind, options = DRAFTERS[row["drafter"]]
         for way, sample in (("drawn", True), ("outright", False)):
             drafter = make_drafter(kind, {**options, "sample": sample})
             assert drafter is not None
-            row[way] = measure(llm, prompts, drafter, temperature, max_new_tokens)
-        found.append(row)
-    target = out or result_path("agreement")
-    facts = {"kind": "agreement", "model": model, "kernel": llm.info.kernel, "rows": found}
-    write_json({**facts, "provenance": vars(made_by("agreement", llm.info.threads))}, target)
+            while not row[way] or error(row[way]) > most_error:
+                row[way] = measure(
+                    llm, prompts, drafter, row["temperature"], max_new_tokens, row[way]
+                )
+                write_json({**facts, "complete": False, "rows": found}, target)
+    write_json({**facts, "complete": True, "rows": found}, target)
     typer.echo("\n".join(report(found)))
     typer.echo(json.dumps({"file": target.name}))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
+
+
+def begun(target: Path, provenance: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of an unfinished file that the same command at the same commit left."""
+    if not target.exists():
+        return []
+    before = _read(target)
+    same = all(before["provenance"][name] == provenance[name] for name in ("command", "commit"))
+    return list(before["rows"]) if same and not before.get("complete", True) else []
 
 
 if __name__ == "__main__":

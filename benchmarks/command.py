@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
@@ -50,6 +51,12 @@ def result_path(name: str, machine: str = "", kind: str = "") -> Path:
     """Among the committed results, named after what was measured and on which machine."""
     folder = CHECKOUT / "benchmarks" / "results"
     return folder / f"{name}-{slug(machine or cpu_name())}{kind}.json"
+
+
+def environment() -> dict[str, str]:
+    """What a process of its own needs to find this folder's modules, which are in no wheel."""
+    paths = filter(None, [str(CHECKOUT), os.environ.get("PYTHONPATH")])
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def device_name(device: torch.device) -> str:

@@ -184,6 +184,22 @@ def judge(answers: Answers, golds: Golds, wanted: Iterable[str]) -> Values:
     return {name: value for name, value in found.items() if name in set(wanted)}
 
 
+def check_answers(task: str, golds: Golds, wanted: Iterable[str]) -> None:
+    """Refuse questions that none of the wanted measures can judge, before any is answered."""
+    measures = [MEASURES[name] for name in wanted if name in MEASURES]
+    bare = [
+        question
+        for question, gold in golds.items()
+        if measures and not any(_allows(measure, gold) for measure in measures)
+    ]
+    if bare:
+        raise OptionError(
+            f"{bare[0]} has no answer to compare with ({len(bare)} of {len(golds)} questions of "
+            f"{task}), so the table could not judge it; give its lines an 'answer', or leave them "
+            "out"
+        )
+
+
 def _allows(measure: Callable[[Answers, Golds], Values], gold: Mapping[str, Any]) -> bool:
     tested = "entry_point" in gold or "test_list" in gold
     if measure is code:

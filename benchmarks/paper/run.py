@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.paper.copies_run import Copies, asked
 from benchmarks.paper.inside import CHOICES, TEXT, Inside, Say
-from benchmarks.paper.quality import judge
+from benchmarks.paper.quality import check_answers, judge
 from benchmarks.paper.result import PaperResult, key_of
 from benchmarks.paper.table import (
     COPIES,
@@ -140,12 +140,14 @@ class Measuring:
             temperature=table.temperature, top_p=table.top_p,
         )  # fmt: skip
         out = self._out.with_name(f"{self._out.stem}-{task}.json")
+        parts = read_task(text, wishes.sample, wishes.skip_bad, wishes.contexts, wishes.chat)
+        items = [item for part in parts for item in part.items]
+        if task not in ("conversation", SUMMARIES):  # Spec-Bench's have no answers
+            check_answers(text, {item.id: item.gold for item in items}, table.measures)
         prepared = prepare(asking, self._command, out)
         sit(prepared)
         self.result.runs.append(out.name)
         asked = task if task != OWN else prepared.run.plan.samples[0].task
-        parts = read_task(text, wishes.sample, wishes.skip_bad, wishes.contexts, wishes.chat)
-        items = [item for part in parts for item in part.items]
         golds = {item.id: item for item in items if item.task == asked}
         self._score(prepared.run, asked, golds)
         for row in mine:

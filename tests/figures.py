@@ -1,0 +1,389 @@
+"""Where the figures of README and docs come from: for each page the sentences as they must read,
+made of the committed results, and the figures that nobody measured, each with its reason.
+
+A new figure is a line here. A sentence of `claims` is put together from the JSON, so a result that
+is measured again changes what the page must say.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks import prompts, quality, steps
+from benchmarks.paper import report as paper_report
+from benchmarks.paper import result as paper_result
+from benchmarks.paper import table as paper_table
+from benchmarks.plain import report as plain_report
+from benchmarks.plain import results as plain_results
+from benchmarks.ratios import median, ratio
+from benchmarks.task import report as task_report
+from benchmarks.task import result as task_result
+from selfspec.bench import schema, suite_stats, sweep_result
+from selfspec.train.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks/results"
+PART = ROOT / "src/selfspec/trained/shipped/smollm2-135m-instruct-successors"
+HEAD_TOKENS, HEAD_WIDTH, WEIGHTS = 49152, 576, 134.5e6  # of the demo model
+
+COMPARED = {
+    "choosing.md": [
+        r"\| `(float32|bfloat16|int8|int4|stored)`.* MB \|",
+        r"\| (float32|bfloat16|int8|int4|llama\.cpp, .*?) +\| +\d+ \| +\d+\.\d+ \|",
+        r"\| (selfspec|transformers|ctranslate2|xllamacpp|economize|flashspec|onnxruntime-genai"
+        r"|openvino-genai)/",
+        r"\| (?:selfspec|transformers|flashspec|economize) +\|",
+    ],
+    "how-it-works.md": [r"\| context \d+ \|"],
+    "measuring.md": [r"\| 1[12] \|"],
+    "training.md": [
+        r"\| (plain|recipe|E=\d.*?) +\|.*%",
+        r"\| (plain|E=\d.*?) +\|.*(yes|lossy)",
+        r"\| (plain|EE|LD\+EE|products) +\| +\d+\.\d \|",
+    ],
+}
+"""Rows of tables that a test of `test_documents.py` compares with their results."""
+
+PAPER, SETTING, VERSION = "a paper's own", "a setting, limit or default", "a version"
+EXAMPLE, ADVICE = "an example of an output", "advice or an aim"
+REASONS = {PAPER, SETTING, VERSION, EXAMPLE, ADVICE}
+
+NOT_MEASURED = {
+    "CHANGELOG.md": [("up to 4 GB", SETTING)],
+    "choosing.md": [("4 GB at most", SETTING)],
+    "gpu.md": [
+        ("34.36 GB in bfloat16, and 20.00 GB are free", EXAMPLE),
+        ("within 85% of the floor", ADVICE),
+    ],
+    "measuring.md": [("at 5% of the positions", EXAMPLE), ("kept in 5% of the cases", EXAMPLE)],
+    "models.md": [
+        ("Qwen 2, 2.5", VERSION),
+        ("Phi 3, 3.5, 4 mini", VERSION),
+        ("torchao 0.18", VERSION),
+        ("bitsandbytes 0.50", VERSION),
+        ("up to 6 GB a row", ADVICE),
+    ],
+    "papers.md": [
+        ("6 to 18 of 24 for 1.5B", PAPER),
+        ("Tables 5 and 10: 1.5B, exit", PAPER),
+        ("their shares are 0.6 and 0.3", PAPER),
+        ("gamma (0.2 to 0.8)", PAPER),
+        ("(0.85, 0.80 or 0.70 for some tasks)", PAPER),
+        ("the same weights 0.8^(k-1)", SETTING),
+        ("U(-0.1, 0.1)", PAPER),
+        ("accepts 76.0%", PAPER),
+    ],
+    "same-output.md": [
+        ("within 3% of the largest one", SETTING),
+        ("at most 3% of the largest logit in bfloat16, 0.4% in float16 and 0.001%", SETTING),
+        ("(3% of the largest logit)", SETTING),
+    ],
+    "training.md": [
+        ("(above about 60%)", ADVICE),
+        ("(`--held-out`, 2%)", SETTING),
+        ("| p_max | 0.1 |", SETTING),
+        ("| e_scale | 1.0 |", SETTING),
+        ("| `--share` | | 1.0 |", SETTING),
+        ("| 6, 1e-3, 0.05, 0.05 |", SETTING),
+        ("| `--share` | 1.0 |", SETTING),
+        ("layer dropout 0.2", SETTING),
+        ("76.0% for TOPv2", PAPER),
+        ("sampled softmax and dropout 0.1", SETTING),
+        ("a gradual curriculum and dropout 0.2", PAPER),
+        ("decay of 10 seconds", SETTING),
+    ],
+}
+"""Fragments of pages with figures that no result can have."""
+
+
+@functools.cache
+def result(kind: type[Any], name: str) -> Any:
+    return schema.read(kind, RESULTS / f"{name}-amd-epyc.json")
+
+
+def raw(name: str) -> dict[str, Any]:
+    """A result whose schema has no reader."""
+    content: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    return content
+
+
+def claims() -> dict[str, list[str]]:
+    """Sentences, or pieces of them, that the pages must have: with the figures of the results."""
+    return {
+        "README.md": _readme(),
+        "CHANGELOG.md": _changelog(),
+        "choosing.md": [*_suite(), *_worked_example(), *_long_texts(), *_stored()],
+        "how-it-works.md": [f"{2 * 8 * WEIGHTS / 1e9:.2f} billion multiplications and additions"],
+        "measuring.md": [*_sweep(), *_sparse()],
+        "models.md": _gemma(),
+        "papers.md": _task_in_short(),
+        "training.md": [*_training(), *_task()],
+    }
+
+
+@functools.cache
+def spec() -> dict[str, suite_stats.Row]:
+    """Each contestant's figures over Spec-Bench."""
+    return {row.contestant: row for row in suite_stats.rows(result(schema.SuiteRun, "spec"), 1)}
+
+
+def over_plain(contestant: str) -> float:
+    found = spec()[contestant].over_plain
+    assert found is not None
+    return found.value
+
+
+def _readme() -> list[str]:
+    run = result(plain_results.PlainRun, "plain")
+    peers = {row.peer: row for row in run.peers if row.prompt_tokens == 64}
+    theirs, ours = (plain_report.per_token(peers[name]) for name in ("transformers", "selfspec"))
+    times = ratio(theirs, ours).value  # type: ignore[union-attr]
+    rounded = over_plain("selfspec/quantised:weights=int8@fixed:tokens=7")
+    return [
+        f"**{over_plain('selfspec/auto'):.2f}x our own plain decoding, which is {times:.2f}x "
+        "transformers' `generate`",
+        f"with an 8-bit copy it is {rounded:.2f}x",
+    ]
+
+
+def _changelog() -> list[str]:
+    faster, _ = _prompts()
+    kinds = {each["weights"]: each["bytes"] / 1e6 for each in raw("formats-amd-epyc")["kinds"]}
+    return [
+        f"decodes {over_plain('selfspec/auto'):.1f} times as fast as plain decoding",
+        f"are read {faster} times as fast as by transformers",
+        f"{kinds['stored']:.0f} MB of weights instead of {kinds['float32']:.0f}",
+    ]
+
+
+def _suite() -> list[str]:
+    auto, four, eight, alone, hybrid = (
+        spec()[f"selfspec/{name}"].tokens_per_verification
+        for name in (
+            "auto",
+            "quantised@fixed:tokens=7",
+            "quantised:weights=int8@fixed:tokens=7",
+            "quantised:weights=int8,first=none@fixed:tokens=6",
+            "hybrid@cost-aware",
+        )
+    )
+    run = result(schema.SuiteRun, "suite")
+    gaps = [each.gap for turn in run.turns for each in turn.differences]
+    return [
+        f"tokens per verification were {auto:.2f} (`auto`), {four:.2f} and {eight:.2f} "
+        f"(`quantised` in 4 and 8 bits, 7 drafts), {alone:.2f} (6 drafts without guesses for the "
+        f"copy) and {hybrid:.2f} (`hybrid`)",
+        f"stands where the model's two best logits are {max(gaps):.5f} apart",
+        *_shares(),
+    ]
+
+
+def _shares() -> list[str]:
+    """How the time was spent, and what the cost model said."""
+    from selfspec.bench.costs import CostModel, reached
+
+    run = result(schema.SuiteRun, "spec")
+    drafting = [
+        row.draft_share
+        for row in spec().values()
+        if row.contestant == "selfspec/auto" or "quantised" in row.contestant
+    ]
+    low, high = (f"{bound(drafting):.0%}" for bound in (min, max))
+    costs = CostModel(run.steps)
+    names = [each.name for each in run.contestants if each.name != "selfspec/plain"]
+    known = [reached(run, name, costs).value for name in names]  # type: ignore[union-attr]
+    return [
+        f"Drafting with a copy took {low} to {high} of the time",
+        f"Measured speed was {min(known):.0%} to {max(known):.0%} of predicted speed",
+    ]
+
+
+def verify(context: int, tokens: int) -> float:
+    """What a pass costs, one token's being 1, as the table of how-it-works.md has it."""
+    found = plain_report.verify_ratios(result(plain_results.PlainRun, "plain"), context)
+    return float(f"{found[tokens].value:.2f}")
+
+
+def break_even(cost: float) -> str:
+    """The chance of a draft at which a round of four brings what it costs."""
+    chances = (number / 1000 for number in range(1001))
+    return f"{next(a for a in chances if sum(a**k for k in range(5)) >= cost):.2f}"
+
+
+def _worked_example() -> list[str]:
+    head = round(HEAD_TOKENS * HEAD_WIDTH / WEIGHTS, 2)
+    v, share = verify(512, 5), round(8 / 30 * (1 - head), 2)
+    draft = share + head
+    cost = 4 * draft + v - share * (v - 1)
+    tokens = [sum(a**k for k in range(5)) for a in (0.8, 0.5)]
+    small = round(8 / 30 * (1 - head) + head / 6, 2)
+    cheap = 4 * small + v - share * (v - 1)
+    return [
+        f"49,152 x 576 of {WEIGHTS / 1e6:.1f} million weights",
+        f"h = {head}",
+        f"v = {v:.2f} at context 512",
+        f"- s = 8/30 * {1 - head:.2f} = {share:.2f}, d = {share:.2f} + {head:.2f} = {draft:.2f}, "
+        f"cost = 4 * {draft:.2f} + {v:.2f} - {share:.2f} * {v - 1:.2f} = **{cost:.2f} steps**",
+        f"could not exceed 5 / {cost:.2f} = {5 / cost:.2f}",
+        f"At a = 0.8 a round brings {tokens[0]:.2f} tokens, which is {tokens[0] / cost:.2f} times",
+        f"At a = 0.5 it brings {tokens[1]:.2f}, which is **{tokens[1] / cost:.2f}**",
+        f"It breaks even at a = {break_even(cost)}",
+        f"so d = {small:.2f}",
+        f"falls to {cheap:.2f} steps and it breaks even at a = {break_even(cheap)}",
+        f"costs just v = {v:.2f} steps",
+        f"It pays from a = {break_even(v)} on, and at a = 0.5 the arithmetic says "
+        f"{tokens[1]:.2f} / {v:.2f} = {tokens[1] / v:.2f}",
+        f"one row with K = 3 costs {verify(512, 4):.2f}",
+        f"about {verify(512, 16):.2f} / {verify(512, 4):.2f} = "
+        f"{verify(512, 16) / verify(512, 4):.1f} of a step of four",
+    ]
+
+
+def _prompts() -> tuple[str, str]:
+    """Times as fast as transformers, and times the arithmetic: from the least to the most."""
+    faster, over = [], []
+    for row in result(prompts.PromptsRun, "prompts").rows:
+        ours = median(row.seconds["selfspec"])
+        faster.append(ratio(row.seconds["transformers"], row.seconds["selfspec"]).value)  # type: ignore[union-attr]
+        over.append(ours / (row.operations / max(row.peak)))  # type: ignore[operator]
+    return (f"{min(faster):.2f} to {max(faster):.2f}", f"{min(over):.1f} to {max(over):.1f}")
+
+
+def _long_texts() -> list[str]:
+    faster, over = _prompts()
+    run = result(plain_results.PlainRun, "plain")
+    ones = {point.context: point.seconds for point in run.verify if point.tokens == 1}
+    short, long = (1e3 * statistics.median(ones[context]) for context in (64, 2048))
+    draft, v = round(short / long, 2), verify(2048, 5)
+    return [
+        f"Ours reads 512 to 8,000 tokens {faster} times as fast as transformers does",
+        f"at {over} times the seconds of the arithmetic alone",
+        f"that is {short:.1f} / {long:.1f} ms = {draft:.2f}",
+        f"would bring 5 / (4 * {draft:.2f} + {v:.2f}) = {5 / (4 * draft + v):.1f}",
+    ]
+
+
+def _stored() -> list[str]:
+    cells = quality.tables(result(quality.QualityRun, "quality-stored")).splitlines()
+    row = next(line for line in cells if line.startswith("| stored"))
+    perplexity, beside, same = (cell.strip() for cell in row.split("|")[3:6])
+    return [f"has a perplexity of {perplexity} ({beside}) and the same next token at {same}"]
+
+
+def _sweep() -> list[str]:
+    run = result(sweep_result.Sweep, "sweep")
+    kept = {
+        cell.first: cell.acceptance for cell in sweep_result.speeds(run, "grid") if cell.drafts == 1
+    }
+    skips = sweep_result.speeds(run, "skips")[0]
+    settles = raw("inspect-demo")
+    layers, depths = settles["layers"], [each["settles"] for each in settles["positions"]]
+    return [
+        f"{kept[8]:.0%} of exit 8's drafts are kept, and {kept[26]:.0%} of exit 26's",
+        f"Leaving out {skips.first} of 60 halves keeps {skips.acceptance:.0%} of the drafts",
+        f"settles at exit {statistics.mean(depths):.0f} of {layers} on average",
+    ]
+
+
+def _sparse() -> list[str]:
+    run = result(paper_result.PaperResult, "dv-table12")
+    rows = paper_report.cells(paper_table.find_table("dv-table12"), run).rows
+    columns = len(paper_table.find_table("dv-table12").columns)
+    kept = [float(row[1 + columns].rstrip("%")) for row in rows if "wanda" in row[0]]
+    eight = result(paper_result.PaperResult, "dv-table11")
+    spec11 = paper_table.find_table("dv-table11")
+    found = next(row for row in paper_report.cells(spec11, eight).rows if "int8 copy" in row[0])
+    share = float(found[1 + len(spec11.columns)].rstrip("%"))
+    return [
+        f"by Wanda's criterion {min(kept):.0f} to {max(kept):.0f}% are kept",
+        f"in 8 bits about {round(share, -1):.0f}% are",
+    ]
+
+
+def _gemma() -> list[str]:
+    short, long = raw("same-gemma-3-270m-amd-epyc")["rows"]
+    speed = [
+        [row["texts"][way]["tokens_per_second"] for row in (short, long)]
+        for way in ("transformers", "selfspec", "selfspec, auto")
+    ]
+    theirs, plain, auto = speed
+    gap, over = (
+        short["logits"]["gap"],
+        [ours / other for ours, other in zip(plain, theirs, strict=True)],
+    )
+    return [
+        f"within {gap * 1e4:.1f}e-4 (largest {short['logits']['largest']:.0f} and "
+        f"{long['logits']['largest']:.0f})",
+        f"`generate` {theirs[0]:.1f} and {theirs[1]:.1f}, selfspec plainly {plain[0]:.1f} and "
+        f"{plain[1]:.1f} ({over[0]:.1f} and {over[1]:.1f} times), with `auto` {auto[0]:.1f} and "
+        f"{auto[1]:.1f}",
+    ]
+
+
+def _task_speeds(way: str) -> dict[str, str]:
+    """Acceptance and the three ways to say how fast."""
+    run = result(task_result.TaskRun, "task")
+    plain, ours = run.race["plain"], run.race[way]
+    mean = [sum(each.seconds) / sum(each.decoded) for each in (plain, ours)]
+    middle = [median(each.per_token) for each in (plain, ours)]
+    return {
+        "kept": f"{ours.acceptance:.0%}",
+        "ratios": f"{task_report.speed(run, way).value:.2f}",  # type: ignore[union-attr]
+        "means": f"{mean[0] / mean[1]:.2f}",
+        "medians": f"{middle[0] / middle[1]:.2f}",  # type: ignore[operator]
+    }
+
+
+def _task() -> list[str]:
+    run = result(task_result.TaskRun, "task")
+    few, whole = (_task_speeds(way) for way in ("E=8", "E=8, whole vocabulary"))
+    rows = {name: f"| {few[name]} | {whole[name]} |" for name in few}
+    right = {name: each.exact / each.of for name, each in run.quality.items()}
+    alone, of = run.quality["recipe"].lossy["8"]
+    return [
+        f"raises acceptance at E = 8 from {whole['kept'].rstrip('%')} to {few['kept']}, and speed "
+        f"from {whole['ratios']} to {few['ratios']} times plain decoding by the median of ratios",
+        f"({whole['means']} to {few['means']} by mean times)",
+        f"draft vocabulary: {run.vocabulary} tokens of structures",
+        f"| accepted drafts {rows['kept']}",
+        f"| speed, median of the utterances' ratios {rows['ratios']}",
+        f"| speed, ratio of mean times (all seconds over all tokens) {rows['means']}",
+        f"| speed, ratio of the two medians in the table below {rows['medians']}",
+        f"took {run.training['recipe']['seconds'] / 60:.0f} minutes with the recipe",
+        f"it is {100 * (right['recipe'] - right['plain']):.0f} points above plain fine-tuning",
+        f"right in {alone / of:.0%} of cases instead of {right['recipe']:.0%}",
+    ]
+
+
+def _task_in_short() -> list[str]:
+    few, whole = (_task_speeds(way) for way in ("E=8", "E=8, whole vocabulary"))
+    return [
+        f"keeps {whole['kept']} of its drafts with the whole vocabulary and is then "
+        f"{whole['ratios']} times as fast as plain decoding by the median of ratios, "
+        f"{whole['means']} by mean times",
+        f"With a small draft vocabulary it keeps {few['kept']} and is {few['ratios']} times as "
+        f"fast, {few['means']} by mean times",
+    ]
+
+
+def _training() -> list[str]:
+    run = result(steps.StepsRun, "steps")
+    middle = {name: median(seconds) for name, seconds in run.seconds.items()}
+    saved = 1 - middle["LD+EE"] / middle["EE"]
+    recipe = Recipe(dropout=steps.DROPOUT)
+    skipped = statistics.mean(recipe.dropout_rates(30, 1, 1000))
+    cells = sweep_result.speeds(result(sweep_result.Sweep, "sweep"), "grid")
+    first = next(cell.acceptance for cell in cells if (cell.first, cell.drafts) == (8, 1))
+    tokens = json.loads((PART / "part.json").read_text(encoding="utf-8"))["facts"]["tokens"]
+    size = (PART / "part.safetensors").stat().st_size
+    return [
+        f"names the whole model's next token {first:.0%} of the time",
+        f"skips {skipped:.0%} of the layers on average and saves {saved:.0%} of the step",
+        f"It takes {size / 1e6:.1f} MB",
+        f"({tokens / 1e3:.0f} thousand tokens)",
+        "for a vocabulary of 49 thousand",
+    ]
