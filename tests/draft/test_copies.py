@@ -7,6 +7,7 @@ import torch
 
 from selfspec import LLM
 from selfspec.control.cost_aware import CostAwareSession
+from selfspec.control.costs import CostModel
 from selfspec.core.contract import Budget
 from selfspec.draft.base import Target
 from selfspec.draft.chain import LayerSession
@@ -189,10 +190,11 @@ def test_how_much_is_guessed_follows_from_costs_and_changes_no_draft(monkeypatch
 
 def test_what_guessing_costs_is_known_to_the_next_request():
     """Each request trying again how much to guess, within its few rounds."""
-    llm, drafter = tiny(), Quantised("int4")
+    llm = tiny()
     for _ in range(2):
-        llm.generate(PROMPT, draft=drafter, **fixed(5), **OPTIONS)
-    [known] = drafter._known.values()
+        llm.generate(PROMPT, draft="quantised", **fixed(5), **OPTIONS)
+    copy = copy_in(llm.model, "auto")
+    known = copy.once((CostModel, "hybrid"), CostModel)
     assert known.passes.known and known.drafting.known
 
 

@@ -22,11 +22,12 @@ FIRST_CHANCE, FALLOFF = 0.4, 0.75
 # Rounds until something that did not pay is tried again, doubled each time.
 FIRST_LOOK, LAST_LOOK = 8, 128
 SOONER = 8  # what divides this wait when a look paid. Not all of it: one draft can be lucky
-LOSS = 0.005  # of all time, the most that looks at one thing may lose
+LOSS = 0.002  # of all time, the most that looks at one thing may lose
 # Drafts of a drafter's first try, when nothing is known of what they cost: of a row, of all rows.
 FIRST_LENGTH, FIRST_TOKENS = 2, 8
 # While nothing is known: what one more token adds to a pass. Little, so that more is tried.
 GROWTH = 0.02
+FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
 # Rounds with drafts between two plain ones: if in doubt, if it is close, else.
@@ -121,11 +122,14 @@ class CostModel:
         passes, drafting, coverage = self.passes.of(rows), self.drafting.of(rows), self.coverage
         plain = passes(rows + beside)
         nothing = (1 - coverage) * (plain + drafting(1))
-        highest = rows / plain
+        highest, reach = rows / plain, FURTHER * passes.largest
         rates, gained = [highest], 0.0
         for count, chance in zip(range(1, most + 1), self._expected(), strict=False):
             gained += chance
-            verifying = passes(rows * (count + 1) + beside)
+            size = rows * (count + 1) + beside
+            if size > reach and count > 1:
+                break
+            verifying = passes(size)
             seconds = coverage * (verifying + drafting(count)) + nothing
             rates.append(rows * (1 + coverage * gained) / seconds)
             highest = max(highest, rates[-1])

@@ -54,6 +54,12 @@ class Curve:
     def known(self) -> bool:
         return self.measured or (self._prior is not None and self._prior.known)
 
+    @property
+    def largest(self) -> int:
+        """The largest size that was measured, by earlier requests too; 0 if none was."""
+        own = self._sizes[-1] if self._sizes else 0
+        return max(own, self._prior.largest) if self._prior else own
+
     def __call__(self, size: int) -> float:
         size = _together(size)
         if size not in self._estimates:

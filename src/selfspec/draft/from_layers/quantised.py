@@ -17,7 +17,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import ClassVar
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -31,7 +30,6 @@ from ...core.tree import Contexts, Tree
 from ...errors import OptionError
 from ...model.compute.cache import RowSpan
 from ...model.compute.cpu.choosing import likeliest
-from ...model.layered import LayeredModel
 from ...verify.outright import accepted_path
 from ..base import Drafter, DraftSession, Target
 from ..copied import copied
@@ -79,11 +77,6 @@ class Quantised(Drafter):
     def _first(self) -> Drafter | None:
         return make_drafter(self.first, {})
 
-    @cached_property
-    def _known(self) -> WeakKeyDictionary[LayeredModel, CostModel]:
-        """What earlier requests learned of the costs of guessing for a copy."""
-        return WeakKeyDictionary()
-
     @property
     def learns_across_requests(self) -> bool:  # costs change no text
         return self._first is not None and self._first.learns_across_requests
@@ -99,7 +92,9 @@ class Quantised(Drafter):
                 f"first={self.first!r} reads states of the whole model, which the copy does not "
                 "have; name one that drafts from the text, or an exit without a part"
             )
-        return _Session(copy, first, self, self._known.setdefault(copy.model, CostModel()))
+        # what earlier requests learned of the costs of guessing for this copy: numbers, no text
+        known = copy.model.once((CostModel, self._first and self._first.name), CostModel)
+        return _Session(copy, first, self, known)
 
 
 @dataclass
