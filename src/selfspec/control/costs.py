@@ -29,6 +29,7 @@ FIRST_LENGTH, FIRST_TOKENS = 2, 8
 GROWTH = 0.02
 FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends
+HARDLY = 1.03  # what drafts have to gain, since all of this is measured and may be a little wrong
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
 # Rounds with drafts between two plain ones: if in doubt, if it is close, else.
 AT_ONCE, SOON, SELDOM = 2, 32, 128
@@ -198,5 +199,6 @@ def first_length(rows: int, most: int) -> int:
 
 
 def best(rates: Sequence[float], least: int = 0) -> int:
-    """The number of drafts with the highest rate."""
-    return max(range(least, len(rates)), key=rates.__getitem__)
+    """The number of drafts with the highest rate. None if that is hardly higher than without."""
+    found = max(range(least, len(rates)), key=rates.__getitem__)
+    return found if rates[found] > HARDLY * rates[least] else least
