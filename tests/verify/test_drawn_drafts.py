@@ -213,6 +213,22 @@ def test_siblings_are_drawn_without_replacement(llm: LLM, monkeypatch: pytest.Mo
 
 
 @dataclass(frozen=True)
+class Repeating(Drafter):
+    """Guesses the last token again, outright."""
+
+    name: ClassVar[str] = "repeating"
+
+    def start(self, target: Target) -> DraftSession:
+        return _Repeating()
+
+
+class _Repeating(DraftSession):
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
+        pairs = zip(texts, budget.tokens, strict=True)
+        return [Draft.chain(text, [text[-1]] * most) for text, most in pairs]
+
+
+@dataclass(frozen=True)
 class Seeing(Auto):
     """Outright drafts in every other round show what the model itself would write behind a
     discarded guess. In the rounds between, rows for which it is liked go on with the model's own
@@ -254,18 +270,18 @@ def test_auto_draws_nothing_where_drafts_were_compared(
     decide by the model's own next draw whether it counts. Without the rule the law is another."""
     others = {token: -1000.0 for token in range(VOCABULARY) if token not in (5, 11, 17)}
     sampling = SamplingParams(temperature=2.5, seed=11, logit_bias=others)
-    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": LENGTH, "eos": []}
-    draft = Seeing([EarlyExit(2, sample=True), EarlyExit(1)])
+    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 4, "eos": []}
+    draft = Seeing([EarlyExit(2, sample=True), Repeating()])
     results = llm.generate([PROMPT] * 1500, draft=draft, **options)
-    plain = llm.generate([PROMPT] * 1500, draft=None, **options)
-    assert [each.tokens for each in results] == [each.tokens for each in plain]
+    plain = [each.tokens for each in llm.generate([PROMPT] * 1500, draft=None, **options)]
+    assert [each.tokens for each in results] == plain
     assert 0 < results[0].call.accepted < results[0].call.drafted
     monkeypatch.setattr(AutoSession, "_one_coupling", lambda self, row, text, draft: draft)
     mixed = [each.tokens for each in llm.generate([PROMPT] * 1500, draft=draft, **options)]
-    expected = law_of_texts(llm, PROMPT, sampling, LENGTH)
-    limit = 1.6 * sum(1500 * p >= 2 for p in expected.values())
-    assert chi_square([each.tokens for each in plain], expected) < limit
-    assert chi_square(mixed, expected) > limit
+    expected = sum(p for text, p in law_of_texts(llm, PROMPT, sampling, 4).items() if text[2] == 5)
+    off = [sum(text[2] == 5 for text in texts) / 1500 - expected for texts in (plain, mixed)]
+    doubt = 4 * (expected * (1 - expected) / 1500) ** 0.5
+    assert abs(off[0]) < doubt < off[1], f"{off} beside {doubt}"
 
 
 @pytest.mark.parametrize("name", ["ngram", "recycle", "jacobi", "hybrid"])
