@@ -204,12 +204,13 @@ def test_looks_lose_little_of_all_time() -> None:
     lost = rounds = 0
     while rounds < 200:
         rounds += 1
-        if looks.due(1.0):
+        if looks.due(1.0, 0.5 if lost else None):
             looks.learn(outcome_of([1], [0]), RoundTime(0.5, 1.5, 0.0))
             lost += 1
         else:
             looks.wait(plain)
     assert lost == 1 and 1 / LOSS >= 200
+    assert looks.due(1.0, 0.9999), "what is as good by now is looked at"
 
 
 def test_the_first_look_may_come_at_once() -> None:

@@ -59,7 +59,8 @@ class CostAwareSession(ControlSession):
         rates = self.costs.rates(rows, most, beside)
         tokens = best(rates)
         if tokens == 0:
-            return best(rates, least=1) if self._looks.due(rates[0]) else 0
+            tried = best(rates, least=1)
+            return tried if self._looks.due(rates[0], rates[tried]) else 0
         return 0 if self._checks.due(rates, tokens) else tokens
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:

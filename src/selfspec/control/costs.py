@@ -146,15 +146,19 @@ class Looks:
 
     def __init__(self, first: int = FIRST_LOOK) -> None:
         self._waited, self._wait = 0, first  # in rounds
-        self._seconds, self._owed = 0.0, 0.0  # since the last look, and to wait at least
+        self._seconds, self._last = 0.0, 0.0  # since the last look, and of that look
         self._bar: float | None = None
 
-    def due(self, otherwise: float) -> bool:
-        """Asked if it seems not to pay in a round. `otherwise`: tokens per second without it."""
+    def due(self, otherwise: float, expected: float | None = None) -> bool:
+        """Asked if it seems not to pay in a round. `otherwise`: tokens per second without it.
+        `expected`: with it, if that is known."""
         self._waited += 1
-        owing = self._seconds < self._owed and self._waited < 2 * LAST_LOOK
-        if self._waited < self._wait or owing:
+        if self._waited < self._wait:
             return False
+        if expected is not None and self._waited < 2 * LAST_LOOK:
+            loss = self._last * (1 - expected / otherwise)
+            if self._seconds * LOSS < loss:
+                return False
         self._waited, self._wait = 0, min(LAST_LOOK, max(FIRST_LOOK, 2 * self._wait))
         self._bar = otherwise
         return True
@@ -167,10 +171,8 @@ class Looks:
         """Told after every other round. If that was a look and it paid, the next is soon."""
         if self._bar is None:
             return self.wait(time)
-        seconds = time.draft + time.verify + time.host
-        lost = seconds - sum(len(row.kept) for row in outcome.rows) / self._bar
-        self._seconds, self._owed = 0.0, max(0.0, lost) / LOSS
-        if lost < 0:
+        self._seconds, self._last = 0.0, time.draft + time.verify + time.host
+        if sum(len(row.kept) for row in outcome.rows) > self._bar * self._last:
             self._wait = max(FIRST_LOOK, self._wait // SOONER)
         self._bar = None
 

@@ -152,9 +152,11 @@ class AutoSession(JoinedSession, ControlSession):
             if rates[length] > highest:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         for arm, rates in offers:
-            if arm is not chosen and arm.looks.due(highest):
-                tried = arm.costs.drafting.known
-                return arm, best(rates, least=1) if tried else first_length(rows, most)
+            if arm is chosen:
+                continue
+            tried = best(rates, least=1) if arm.costs.drafting.known else None
+            if arm.looks.due(highest, None if tried is None else rates[tried]):
+                return arm, first_length(rows, most) if tried is None else tried
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
         return chosen, tokens
