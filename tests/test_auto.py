@@ -165,20 +165,21 @@ def test_a_plain_round_teaches_all_and_a_draft_its_own_drafter(llm: LLM) -> None
     one, two = at_work._arms
     at_work.budget([9])
     at_work.learn(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0))
-    assert one.costs.passes(1) == two.costs.passes(1) == 1.0
+    assert one.costs.passes.of(1)(1) == two.costs.passes.of(1)(1) == 1.0
     while not any(at_work.budget([9]).tokens):
         at_work.learn(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0))
     chosen, other = (one, two) if at_work.rounds["one"] else (two, one)
     at_work.learn(outcome_of([3], [0]), RoundTime(0.5, 2.0, 0.0))
-    assert 4 in chosen.costs.passes._times and 4 not in other.costs.passes._times
+    assert 4 in chosen.costs.passes.of(1)._times and 4 not in other.costs.passes.of(1)._times
     assert chosen.costs.drafting.known and not other.costs.drafting.known
     assert chosen.costs.chances(1) < other.costs.chances(1)
-    one.costs.passes._times[1].clear(), two.costs.passes._times[1].clear()
+    for arm in (one, two):
+        arm.costs.passes.of(1)._times[1].clear()
     while not any(at_work.budget([9]).tokens):
         at_work.learn(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0))
-    before = [len(arm.costs.passes._times[1]) for arm in (one, two)]
+    before = [len(arm.costs.passes.of(1)._times[1]) for arm in (one, two)]
     at_work.learn(outcome_of([0], [0]), RoundTime(0.1, 1.0, 0.0))
-    assert [len(arm.costs.passes._times[1]) for arm in (one, two)] == [
+    assert [len(arm.costs.passes.of(1)._times[1]) for arm in (one, two)] == [
         min(9, count + 1) for count in before
     ], "nothing was found"
 

@@ -207,12 +207,12 @@ def skipping(here: World, script: list[list[int]]) -> Drafter:
     return LayerSkip(part=tiny_lora(here.llm.model))
 
 
-def copied(**options: Any) -> Make:
+def copied(name: str = "quantised", **options: Any) -> Make:
     """A copy in fewer bits. Models that torch runs cannot have one, and draft without."""
 
     def make(here: World, script: list[list[int]]) -> Drafter:
         ours = here.llm.model.ops.kernel == "native"
-        made = make_drafter("quantised", options) if ours else make_drafter("ngram", {})
+        made = make_drafter(name, options) if ours else make_drafter("ngram", {})
         assert made is not None
         return made
 
@@ -251,6 +251,7 @@ DRAFTERS: dict[str, list[Make]] = {
         named("early-exit", layer=3, vocabulary=120),
         named("early-exit", layer=2, reuse=False),
         named("early-exit", layer=2, sample=True),
+        copied("early-exit", layer=2, weights="int4"),
         lambda here, script: EarlyExit(
             part=tiny_adapter(here.llm.model, vocabulary=[1, 2, 3, *itertools.chain(*script)])
         ),
@@ -266,6 +267,7 @@ DRAFTERS: dict[str, list[Make]] = {
         named("layer-skip"),
         named("layer-skip", attention=(1, 2), mlp=(2,)),
         named("layer-skip", strategy="last"),
+        copied("layer-skip", weights="int8", mlp=(1,)),
         skipping,
     ],
     "ngram": [named("ngram"), named("ngram", branches=1, shortest=2)],
@@ -274,6 +276,7 @@ DRAFTERS: dict[str, list[Make]] = {
         copied(weights="int4", first="none"),
         copied(first="early-exit", guesses=3, sure=0.02),
         copied(weights="int4", first="recycle", guesses=20),
+        copied(weights="int4", unsure=0.9, sure=0.01),
     ],
     "recycle": [named("recycle"), named("recycle", keep_table=True, pairs=False)],
     "scripted": [

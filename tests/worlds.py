@@ -13,13 +13,13 @@ from selfspec.control.base import ControlSession
 from selfspec.core.contract import Draft, Outcome, RoundTime, RowOutcome
 
 NOTHING = torch.empty(0)
-# of 1 to 17 tokens: a small model's
+# of 1 to 49 tokens: a small model's
 MEMORY_BOUND = (
     *(1.0, 1.02, 1.05, 1.08, 1.12, 1.16, 1.2, 1.24),
-    *(1.3, 1.45, 1.6, 1.75, 1.9, 2.05, 2.2, 2.35, 2.5),
+    *(1.3 + 0.15 * more for more in range(41)),
 )
 # a machine on which a token more costs nearly as much as a pass
-LINEAR = tuple(1 + 0.5 * more for more in range(17))
+LINEAR = tuple(1 + 0.5 * more for more in range(49))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from selfspec import OptionError
 from selfspec.control.adaptive import Adaptive
 from selfspec.control.confidence import Confidence
 from selfspec.control.cost_aware import CostAware
+from selfspec.control.costs import CostModel
 from selfspec.control.fixed import FixedLength
 from selfspec.control.registry import BUILT_IN, controller_class, controller_names, make_controller
 from selfspec.core.contract import Budget, RoundTime
@@ -207,7 +208,7 @@ def test_generations_do_not_share_what_they_learned() -> None:
 # --------------------------------------------------------------------------------------- cost-aware
 
 # a kernel's tile is full at 4 tokens
-STEP = (1.0, 1.05, 1.1, 1.15, *(2.0 + 0.1 * more for more in range(9)))
+STEP = (1.0, 1.05, 1.1, 1.15, *(2.0 + 0.1 * more for more in range(45)))
 WORTH_IT = {
     "free drafts": World(draft=0.01, chance=0.8),
     "long drafts": World(chance=0.9),
@@ -301,6 +302,44 @@ def test_it_never_drafts_more_than_asked_for() -> None:
     assert max(lengths) == 2 and lengths[0] == 0, (
         "the first round is plain, to learn what that costs"
     )
+
+
+FLAT = (1.0,) * 49
+BUDGETS = {
+    # passes, seconds of a draft, chance of a draft -> the fewest and the most drafts that pay
+    "passes cost nothing more": (FLAT, 0.0, 0.98, 48, 48),
+    "a small model": (MEMORY_BOUND, 0.0, 0.95, 6, 12),
+    "a token costs half a pass": (LINEAR, 0.0, 0.9, 1, 5),
+    "a token costs half a pass and is seldom right": (LINEAR, 0.0, 0.3, 0, 0),
+    "a draft costs half a pass": (FLAT, 0.5, 0.4, 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", BUDGETS)
+def test_budgets_follow_the_costs(name: str) -> None:
+    """A fixed limit of 12 or 16 where 48 pay, or drafts that do not pay for what they add to a
+    pass. What is found is compared with the best length, known by arithmetic."""
+    passes, draft, chance, fewest, most = BUDGETS[name]
+    world = World(passes, draft=draft, chance=chance)
+    best = max(range(49), key=world.rate)
+    assert fewest <= best <= most
+    lengths = play(CostAware().start(), world, 800)[400:]
+    usual = sorted(lengths)[len(lengths) // 2]
+    assert fewest <= usual <= most, f"{usual} drafts, and {best} are best"
+    assert world.rate(*lengths) >= 0.95 * world.best
+
+
+def test_places_never_tried_are_expected_by_those_before() -> None:
+    """A draft of forty tokens tried because two were right, or never because the first was wrong
+    half of the time."""
+    for chance, tried in ((0.97, 6), (0.5, 6), (0.2, 3)):
+        world, dice, costs = World(FLAT, chance=chance, draft=0.0), random.Random(0), CostModel()
+        for _ in range(200):
+            costs.observe(*world.round(tried, dice), [tried])
+        beyond = costs.chances(48)[tried:]
+        falling = [0.6 * beyond[0], beyond[0]]
+        assert falling[0] <= beyond[1] <= falling[1], "next to what was tried"
+        assert sum(beyond) <= 1.6 * sum(chance ** (tried + more) for more in range(1, 43)) + 0.6
 
 
 def test_rows_are_counted_together() -> None:

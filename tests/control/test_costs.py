@@ -15,16 +15,16 @@ from selfspec.control.costs import (
     FIRST_LOOK,
     GROWTH,
     LAST_LOOK,
+    LOSS,
     SELDOM,
     SOON,
-    STALE,
     Checks,
     CostModel,
-    Curve,
     Looks,
     Share,
     best,
 )
+from selfspec.control.curves import STALE, Curve, Curves
 from selfspec.core.contract import RoundTime
 from worlds import outcome_of
 
@@ -52,7 +52,8 @@ def test_a_curve_knows_what_was_measured_and_continues_it() -> None:
     passes = curve({2: 1.0, 6: 2.0}, growth=0.1)
     assert passes.known and [passes(2), passes(6)] == [1.0, 2.0]
     assert passes(1) == 1.0, "a smaller pass costs no less: it reads the same weights"
-    assert passes(8) == pytest.approx(2.4)
+    assert passes(8) == pytest.approx(2.5), "it goes on as it went, since the smallest size"
+    assert curve({2: 1.0, 6: 1.1}, growth=0.1)(8) == pytest.approx(1.32), "or as the least growth"
     assert passes(5) == pytest.approx(1.3), (
         "between two sizes growth from below is the lower bid: there may be a step"
     )
@@ -104,7 +105,30 @@ def test_a_prior_gives_the_shape_and_this_request_the_scale() -> None:
     for _ in range(3):
         passes.observe(1, 3.0)
     assert passes(8) == pytest.approx(3.0 * prior(8) / prior(1))
-    assert len(prior._times[1]) == 6, "the prior learns too, for the next request"
+
+
+def test_sizes_next_to_each_other_are_measured_together() -> None:
+    """Of sixteen rows hardly two passes are equally large, and each was measured once or never."""
+    passes = curve({1: 1.0})
+    for size in (127, 128, 131):
+        passes.observe(size, 4.0)
+    assert passes(125) == passes(130) == 4.0 and passes(150) > 4.0
+    assert Curve(GROWTH)._times == {} and len(passes._times) == 2
+
+
+def test_rows_have_costs_of_their_own() -> None:
+    """Sixteen rows of one token read sixteen caches, one row of sixteen tokens reads one."""
+    costs, later = Curves(GROWTH), Curves(GROWTH)
+    for _ in range(3):
+        costs.observe(1, 16, 1.0), costs.observe(16, 16, 3.0), costs.observe(16, 32, 4.5)
+    assert costs.of(1)(16) == 1.0 and costs.of(16)(16) == 3.0
+    assert costs.of(15)(16) == 3.0, "a row has ended: what is expected is what its neighbours cost"
+    now = Curves(GROWTH, costs)
+    assert now.known and now.of(16)(32) == 4.5 and not Curves(GROWTH, later).known
+    for _ in range(3):
+        now.observe(12, 16, 2.0)
+    assert now.of(12)(32) == pytest.approx(3.0), "its own measure, in the shape of sixteen's"
+    assert costs.of(12)(16) == 2.0, "and the next request hears of it"
 
 
 sizes_and_times = st.lists(st.tuples(st.integers(1, 40), st.floats(0, 1e6)), max_size=30)
@@ -171,6 +195,22 @@ def test_looks_become_rare_until_one_pays() -> None:
     assert not any(looks.due(1.0) for _ in range(2 * LAST_LOOK // 8 - 1)), (
         "two tokens, but in two and a half seconds"
     )
+
+
+def test_looks_lose_little_of_all_time() -> None:
+    """An exit of sixteen rows costs as much as two passes of them, and was looked at after eight
+    rounds, after sixteen and so on: 4% of the first two hundred rounds."""
+    looks, plain = Looks(), RoundTime(0.0, 1.0, 0.0)
+    lost = rounds = 0
+    while rounds < 200:
+        rounds += 1
+        if looks.due(1.0, 0.5 if lost else None):
+            looks.learn(outcome_of([1], [0]), RoundTime(0.5, 1.5, 0.0))
+            lost += 1
+        else:
+            looks.wait(plain)
+    assert lost == 1 and 1 / LOSS >= 200
+    assert looks.due(1.0, 0.9999), "what is as good by now is looked at"
 
 
 def test_the_first_look_may_come_at_once() -> None:
@@ -292,3 +332,16 @@ def test_every_history_gives_rates(before, now, rows: int, most: int) -> None:
         )
         assert 0 <= model.coverage <= 1 and all(0 <= chance <= 1 for chance in model.chances(most))
         assert 0 <= best(rates) <= most and 1 <= best(rates, least=1) <= most
+
+
+def test_no_pass_is_tried_that_is_far_larger_than_all_before() -> None:
+    """Sixteen rows of 32 drafts each after one of 1, because a spike made them look cheap: it cost
+    as much as ten plain rounds."""
+    for rows in (1, 16):
+        model = CostModel(likely=0.99)
+        model.observe(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0), [])
+        model.observe(outcome_of([1] * rows, [1] * rows), RoundTime(1e-6, 1.0, 0.0), [1] * rows)
+        assert len(model.rates(rows, 48)) - 1 == 3
+        made = [4] * rows
+        model.observe(outcome_of(made, made), RoundTime(1e-6, 1.0, 0.0), made)
+        assert len(model.rates(rows, 48)) - 1 == 9

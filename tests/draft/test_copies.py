@@ -6,14 +6,22 @@ import pytest
 import torch
 
 from selfspec import LLM
-from selfspec.draft.from_layers.quantised import Quantised
+from selfspec.control.cost_aware import CostAwareSession
+from selfspec.control.costs import CostModel
+from selfspec.core.contract import Budget
+from selfspec.draft.base import Target
+from selfspec.draft.chain import LayerSession
+from selfspec.draft.from_layers import quantised
+from selfspec.draft.from_layers.early_exit import EarlyExit
+from selfspec.draft.from_layers.layer_skip import LayerSkip
+from selfspec.draft.from_layers.quantised import Quantised, _Session
 from selfspec.draft.from_text.ngram import _Index
 from selfspec.errors import OptionError, ResourceError
 from selfspec.model import copies
 from selfspec.model.compute.cpu.few_bits import Int4, Int8
 from selfspec.model.copies import copy_in
 from selfspec.model.from_transformers import from_transformers
-from selfspec.testing import tiny_model
+from selfspec.testing import tiny_adapter, tiny_lora, tiny_model
 
 PROMPT = [*b"once upon a time, once upon a time, once"]
 OPTIONS = {"max_new_tokens": 24, "eos": []}
@@ -90,6 +98,7 @@ def test_without_memory_for_a_copy_drafting_goes_on(monkeypatch):
         ({"first": "auto"}, "decides itself how much it drafts"),
         ({"guesses": -1}, "guesses is 0 or more"),
         ({"sure": 1.5}, "a probability from 0"),
+        ({"unsure": -0.5}, "unsure one from 0"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options, words):
@@ -128,3 +137,109 @@ def test_an_index_takes_back_what_was_not_kept():
     fresh.enter([*text, 3, 4])
     held = {gram: places for gram, places in index._places.items() if places}
     assert held == fresh._places
+
+
+def test_second_choices_make_a_tree():
+    """Second choices that nobody verifies, that follow the first instead of standing beside it, or
+    that are more than the budget."""
+    llm, shapes = tiny(), []
+    propose = _Session.propose
+
+    def watched(self, rows, texts, budget):
+        drafts = propose(self, rows, texts, budget)
+        shapes.extend(zip(budget.tokens, (draft.tree for draft in drafts), strict=True))
+        return drafts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(_Session, "propose", watched)
+        found = llm.generate(
+            PROMPT, draft="quantised", draft_options={"unsure": 1.0}, **fixed(5), **OPTIONS
+        )
+    assert found.tokens == llm.generate(PROMPT, draft=None, **OPTIONS).tokens
+    most, tree = shapes[0]
+    assert most == 5 and list(tree.parents) == [-1, 0, 0, 1, 1, 3]
+    assert tree.tokens[1] != tree.tokens[2] and tree.tokens[3] != tree.tokens[4]
+    assert all(len(tree) - 1 <= most for most, tree in shapes)
+
+
+def test_how_much_is_guessed_follows_from_costs_and_changes_no_draft(monkeypatch):
+    """Seven guesses for each of sixteen rows, where a pass of the copy costs by its tokens; or
+    drafts that depend on what was guessed."""
+    llm = tiny()
+    budgets, drafts, propose = {}, {}, _Session.propose
+    for guesses in (0, 3, 16):
+        said, made = budgets.setdefault(guesses, []), drafts.setdefault(guesses, [])
+
+        class Fixed(CostAwareSession):
+            def budget(self, rooms, beside=0, said=said, guesses=guesses):
+                said.append(rooms)
+                return Budget([min(guesses, room) for room in rooms])
+
+        def watched(self, rows, texts, budget, made=made):
+            found = propose(self, rows, texts, budget)
+            made.append([draft.tree.tokens for draft in found])
+            return found
+
+        with monkeypatch.context() as patch:
+            patch.setattr(quantised, "CostAwareSession", Fixed)
+            patch.setattr(_Session, "propose", watched)
+            llm.generate([PROMPT, PROMPT[5:]], draft=Quantised("int4"), **fixed(6), **OPTIONS)
+    assert drafts[0] == drafts[3] == drafts[16]
+    assert len(budgets[0]) > len(budgets[16]), "guesses save passes of the copy"
+
+
+def test_what_guessing_costs_is_known_to_the_next_request():
+    """Each request trying again how much to guess, within its few rounds."""
+    llm = tiny()
+    for _ in range(2):
+        llm.generate(PROMPT, draft="quantised", **fixed(5), **OPTIONS)
+    copy = copy_in(llm.model, "auto")
+    known = copy.once((CostModel, "hybrid"), CostModel)
+    assert known.passes.known and known.drafting.known
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [("early-exit", {"layer": 2}), ("layer-skip", {"mlp": (1, 2)})]
+)
+def test_a_plan_of_the_copy(name, options):
+    """A plan that runs the model's own weights though a copy was asked for; states of the copy
+    taken over by the verification."""
+    llm, exits, ran = tiny(), [], []
+    propose = LayerSession.propose
+
+    def watched(self, rows, texts, budget):
+        drafts = propose(self, rows, texts, budget)
+        exits.extend(draft.exits for draft in drafts)
+        ran.append(self.target.model)
+        return drafts
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LayerSession, "propose", watched)
+        options = {**options, "weights": "int4"}
+        found = llm.generate(PROMPT, draft=name, draft_options=options, **fixed(4), **OPTIONS)
+    assert found.tokens == llm.generate(PROMPT, draft=None, **OPTIONS).tokens
+    assert set(exits) == {None} and set(ran) == {copy_in(llm.model, "int4")}
+
+
+def test_a_part_and_a_copy_are_not_combined():
+    """A part that meets states of other weights than it was trained beside."""
+    model = tiny().model
+    target = Target(model, model.new_cache(1, 64))
+    for drafter in (
+        EarlyExit(part=tiny_adapter(model), weights="int8"),
+        LayerSkip(part=tiny_lora(model), weights="int8"),
+    ):
+        with pytest.raises(OptionError, match="weights='int8' and a part"):
+            drafter.start(target)
+
+
+def test_weights_that_were_4_bit_blocks_are_those_blocks_again():
+    """Blocks of a file (scale, minimum, 16 levels, both ends in use) that are rounded once more:
+    the copy would be of another model than the file."""
+    dice = torch.Generator().manual_seed(3)
+    numbers = torch.randint(0, 16, (96, 4, 32), generator=dice)
+    numbers[..., 0], numbers[..., 1] = 0, 15
+    scale = torch.rand(96, 4, 1, generator=dice).half().float()
+    minimum = -torch.rand(96, 4, 1, generator=dice).half().float()
+    weight = (minimum + scale * numbers).flatten(1)
+    assert Int4([weight], [None]).rows(torch.arange(96)).equal(weight)

@@ -275,6 +275,7 @@ def test_a_copy_in_4_bits_uses_the_blocks_that_have_4(tmp_path):
     copy = copy_in(model, "int4")
     same = [one is other for one, other in zip(model.linears, copy.linears, strict=True)]
     assert same == [False, False, False, True, False, False, False, False, True]
+    assert copy_in(model, "auto") is copy, "a copy in 8 bits would be no smaller"
 
 
 def test_the_demo_runs_from_its_own_file(tmp_path, monkeypatch):

@@ -19,6 +19,7 @@ from selfspec.core.guessing import drawn
 from selfspec.core.randomness import DRAFT, invert, uniform
 from selfspec.core.sampling import Sampler
 from selfspec.draft import chain
+from selfspec.draft.auto import Auto, AutoSession
 from selfspec.draft.base import Drafter, DraftSession, JoinedSession, Target, Texts
 from selfspec.draft.from_layers.cosine import Cosine
 from selfspec.draft.from_layers.early_exit import EarlyExit
@@ -108,12 +109,14 @@ def drafter(name: str, llm: LLM) -> Drafter:
         "cosine": Cosine(threshold=0.9, keep_last=1, sample=True),
         "kv-subset": KVSubset(sink=0, recent=1, blocks=0, block_size=1, sample=True),
         "quantised": Quantised("int4", sample=True),
+        "quantised, tree": Quantised("int4", unsure=0.9, sample=True),
+        "early-exit of a copy": EarlyExit(layer=2, weights="int4", sample=True),
     }[name]
 
 
 DRAWING = (
     "early-exit", "layer-skip", "cosine", "kv-subset", "quantised", "draft-model", "draft-head",
-    "draft-head, tree",
+    "draft-head, tree", "quantised, tree", "early-exit of a copy",
 )  # fmt: skip
 CONTROLLERS: dict[str, Controller] = {
     "fixed": make_controller("fixed", {"tokens": 3}),
@@ -207,6 +210,78 @@ def test_siblings_are_drawn_without_replacement(llm: LLM, monkeypatch: pytest.Mo
     assert len(expected) == 243
     assert chi_square(right, expected) < 1.6 * sum(1000 * p >= 2 for p in expected.values())
     assert chi_square(wrong, expected) > 2 * sum(1000 * p >= 2 for p in expected.values())
+
+
+@dataclass(frozen=True)
+class Repeating(Drafter):
+    """Guesses the last token again, outright."""
+
+    name: ClassVar[str] = "repeating"
+
+    def start(self, target: Target) -> DraftSession:
+        return _Repeating()
+
+
+class _Repeating(DraftSession):
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
+        pairs = zip(texts, budget.tokens, strict=True)
+        return [Draft.chain(text, [text[-1]] * most) for text, most in pairs]
+
+
+@dataclass(frozen=True)
+class Seeing(Auto):
+    """Outright drafts in every other round show what the model itself would write behind a
+    discarded guess. In the rounds between, rows for which it is liked go on with the model's own
+    numbers, the others with drawn drafts."""
+
+    def start(self, target: Target) -> AutoSession:
+        at_work = super().start(target)
+        return _Seeing(at_work._arms, at_work._most)
+
+
+class _Seeing(AutoSession):
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._turn, self._likes = 0, set[int]()
+
+    def _choose(self, rows: int, most: int, beside: int) -> tuple[Any, int]:
+        self._turn += 1
+        return (self._arms[self._turn % 2], min(most, 2)) if most else (None, 0)
+
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
+        if self._chosen is self._arms[0]:
+            pairs = zip(rows, budget.tokens, strict=True)
+            budget = Budget([0 if row in self._likes else tokens for row, tokens in pairs])
+        return super().propose(rows, texts, budget)
+
+    def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
+        for row in outcome.rows:
+            node = len(row.path)
+            if node < len(row.draft.tree):
+                liked = row.choices[node] == 5
+                (self._likes.add if liked else self._likes.discard)(row.row)
+
+
+def test_auto_draws_nothing_where_drafts_were_compared(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A candidate that draws beside one that chooses outright: who looks at discarded drafts could
+    decide by the model's own next draw whether it counts. Without the rule the law is another."""
+    others = {token: -1000.0 for token in range(VOCABULARY) if token not in (5, 11, 17)}
+    sampling = SamplingParams(temperature=2.5, seed=11, logit_bias=others)
+    options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 4, "eos": []}
+    draft = Seeing([EarlyExit(2, sample=True), Repeating()])
+    results = llm.generate([PROMPT] * 1500, draft=draft, **options)
+    plain = [each.tokens for each in llm.generate([PROMPT] * 1500, draft=None, **options)]
+    assert [each.tokens for each in results] == plain
+    assert 0 < results[0].call.accepted < results[0].call.drafted
+    monkeypatch.setattr(AutoSession, "_one_coupling", lambda self, row, text, draft: draft)
+    mixed = [each.tokens for each in llm.generate([PROMPT] * 1500, draft=draft, **options)]
+    expected = sum(p for text, p in law_of_texts(llm, PROMPT, sampling, 4).items() if text[2] == 5)
+    off = [sum(text[2] == 5 for text in texts) / 1500 - expected for texts in (plain, mixed)]
+    doubt = 4 * (expected * (1 - expected) / 1500) ** 0.5
+    assert abs(off[0]) < doubt < off[1], f"{off} beside {doubt}"
 
 
 @pytest.mark.parametrize("name", ["ngram", "recycle", "jacobi", "hybrid"])

@@ -13,7 +13,7 @@ from typing import ClassVar
 from ..core.contract import Budget, Outcome, RoundTime
 from ..errors import OptionError
 from .base import Controller, ControlSession
-from .costs import FIRST_LENGTH, Checks, CostModel, Looks, best
+from .costs import MOST, Checks, CostModel, Looks, best, first_length
 
 
 @dataclass(frozen=True)
@@ -22,8 +22,10 @@ class CostAware(Controller):
 
     name: ClassVar[str] = "cost-aware"
 
-    most: int = 12
-    """Most tokens to draft for a row in one round, all guesses of a tree counted."""
+    most: int = MOST
+    """Never draft more tokens than this for a row in one round, all guesses of a tree counted. How
+    many it drafts follows from what they cost and bring here: a token is added while its own chance
+    pays for what it adds to the pass."""
 
     def __post_init__(self) -> None:
         if self.most < 1:
@@ -38,9 +40,9 @@ class CostAware(Controller):
 class CostAwareSession(ControlSession):
     """At work on one drafter; `costs` can be looked at."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, prior: CostModel | None = None) -> None:
         self._most = most
-        self.costs = CostModel()
+        self.costs = CostModel(prior)
         self._looks, self._checks = Looks(), Checks()
         self._asked: Sequence[int] = ()
 
@@ -53,11 +55,12 @@ class CostAwareSession(ControlSession):
         if not self.costs.passes.known or most == 0:
             return 0
         if not self.costs.drafting.known:
-            return min(FIRST_LENGTH, most)
+            return first_length(rows, most)
         rates = self.costs.rates(rows, most, beside)
         tokens = best(rates)
         if tokens == 0:
-            return best(rates, least=1) if self._looks.due(rates[0]) else 0
+            tried = best(rates, least=1)
+            return tried if self._looks.due(rates[0], rates[tried]) else 0
         return 0 if self._checks.due(rates, tokens) else tokens
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:

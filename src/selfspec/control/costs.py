@@ -1,24 +1,20 @@
 """What a round costs and what a draft brings, and the draft length that follows from both.
 
-Every number is a running one: medians of the last few times (other work on the machine makes
-spikes) and decaying shares of what was accepted. A length that was measured only once or twice, or
-long ago, is tried again if it could pay. What earlier requests measured is a `prior`, which this
-request's own numbers overrule within a few rounds. Knows neither models nor drafters.
+Costs are running medians (curves.py), chances decaying shares of what was accepted. What earlier
+requests measured is a `prior`, which this request's own numbers overrule within a few rounds. Knows
+neither models nor drafters.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
-from collections import deque
-from collections.abc import Sequence
-from statistics import median
+from collections.abc import Iterator, Sequence
+from itertools import count as counted
+from itertools import islice
 
 from ..core.contract import Outcome, RoundTime
+from .curves import Curves
 
-REMEMBERED = 9  # times of one size whose median counts
-ENOUGH = 3  # times that outvote a spike
-STALE = 128  # times of other sizes after which those of a size are forgotten
-SHORTEST = 1e-9  # seconds: a clock may stand still, but nothing is free
+MOST = 48  # drafts for a row in one round, beyond which nothing was seen to pay
 FADING = 0.97  # what a round weighs in comparison with the next one
 TRUST = 4.0  # how many rounds an expectation weighs
 # While nothing is known: the chance of the first draft, and each further one's share of that.
@@ -26,91 +22,17 @@ FIRST_CHANCE, FALLOFF = 0.4, 0.75
 # Rounds until something that did not pay is tried again, doubled each time.
 FIRST_LOOK, LAST_LOOK = 8, 128
 SOONER = 8  # what divides this wait when a look paid. Not all of it: one draft can be lucky
-FIRST_LENGTH = 2  # drafts of a drafter's first try, when nothing is known of what they cost
+LOSS = 0.002  # of all time, the most that looks at one thing may lose
+# Drafts of a drafter's first try, when nothing is known of what they cost: of a row, of all rows.
+FIRST_LENGTH, FIRST_TOKENS = 2, 8
 # While nothing is known: what one more token adds to a pass. Little, so that more is tried.
 GROWTH = 0.02
+FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends
+HARDLY = 1.03  # what drafts have to gain, since all of this is measured and may be a little wrong
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
 # Rounds with drafts between two plain ones: if in doubt, if it is close, else.
 AT_ONCE, SOON, SELDOM = 2, 32, 128
-
-
-class Curve:
-    """Seconds by size: medians where measured. Elsewhere the prior's, scaled to the nearest
-    measured size, or without a prior a straight line.
-
-    `growth`: the share that each unit beyond measured sizes adds. None: seconds go with size.
-    """
-
-    def __init__(self, growth: float | None, prior: Curve | None = None) -> None:
-        self._growth, self._prior = growth, prior
-        self._times: dict[int, deque[float]] = {}
-        self._medians: dict[int, float] = {}
-        self._sizes: list[int] = []  # that were measured, in order
-        self._count = 0
-        self._last: dict[int, int] = {}  # the count when each size was measured last
-        self._estimates: dict[int, float] = {}  # answers since the last time was taken
-
-    def observe(self, size: int, seconds: float) -> None:
-        self._estimates.clear()
-        times = self._times.setdefault(size, deque(maxlen=REMEMBERED))
-        if self._count - self._last.get(size, self._count) >= STALE:
-            times.clear()
-        times.append(max(seconds, SHORTEST))
-        self._count += 1
-        self._last[size] = self._count
-        self._medians[size] = median(times)
-        if size not in self._sizes:  # last: whatever interrupts this, a size here has a median
-            insort(self._sizes, size)
-        if self._prior:
-            self._prior.observe(size, seconds)
-
-    @property
-    def known(self) -> bool:
-        return bool(self._medians) or (self._prior is not None and self._prior.known)
-
-    def __call__(self, size: int) -> float:
-        if size not in self._estimates:
-            self._estimates[size] = self._estimate(size)
-        return self._estimates[size]
-
-    def _estimate(self, size: int) -> float:
-        """The size's own median, if it is to be trusted. Else the lower of it and what others
-        suggest: a single time that was a spike must not rule a size out for good."""
-        own, fresh = self._medians.get(size), self._count - self._last.get(size, 0) < STALE
-        if own is not None and fresh and len(self._times[size]) >= ENOUGH:
-            return own
-        suggested = self._suggested(size)
-        if own is None or suggested is None:
-            return own or suggested or 0.0
-        return min(own, suggested)
-
-    def _suggested(self, size: int) -> float | None:
-        """What the other sizes, and earlier requests, say of this one."""
-        at = bisect_left(self._sizes, size)
-        after = at + (size in self._medians)
-        below = self._sizes[at - 1] if at else None
-        above = self._sizes[after] if after < len(self._sizes) else None
-        if self._prior and self._prior.known:
-            if below is None and above is None:
-                return None if size in self._medians else self._prior(size)
-            nearest = min((s for s in (below, above) if s is not None), key=lambda s: abs(s - size))
-            return self._prior(size) * self._medians[nearest] / self._prior(nearest)
-        return self._line(size, below, above)
-
-    def _line(self, size: int, below: int | None, above: int | None) -> float | None:
-        """By the nearest sizes. Between two, the lower of a line and of growth from below: there
-        may be a step between them, or a spike above."""
-        medians, guesses = self._medians, []
-        if below is not None:
-            share = size / below if self._growth is None else 1 + self._growth * (size - below)
-            guesses.append(medians[below] * share)
-        if above is not None and below is not None:
-            share = (size - below) / (above - below)
-            guesses.append((1 - share) * medians[below] + share * medians[above])
-        elif above is not None:
-            guesses.append(medians[above] * (size / above if self._growth is None else 1))
-        return min(guesses, default=None)
 
 
 class Share:
@@ -137,9 +59,9 @@ class CostModel:
 
     def __init__(self, prior: CostModel | None = None, likely: float = FIRST_CHANCE) -> None:
         self._prior, self._likely = prior, likely  # likely: that a first draft is kept, at first
-        self.passes: Curve = Curve(GROWTH, prior.passes if prior else None)  # by tokens of all rows
+        self.passes = Curves(GROWTH, prior.passes if prior else None)  # by tokens of all rows
         # by drafts of the longest row, from 1 on
-        self.drafting: Curve = Curve(None, prior.drafting if prior else None)
+        self.drafting = Curves(None, prior.drafting if prior else None)
         self._found = Share()  # of the rounds in which it was asked, those with a draft
         self._kept: list[Share] = []  # by place asked for, which a shorter draft does not keep
         self._rates: dict[tuple[int, int, int], list[float]] = {}  # answers since the last round
@@ -147,10 +69,11 @@ class CostModel:
     def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
         """One round. `asked`: how much each row was to draft, nothing if others were asked."""
         made = [len(row.draft.tree) - 1 for row in outcome.rows]
+        rows = len(made)
         self._rates.clear()
-        self.passes.observe(sum(made) + len(made) + time.beside, time.verify + time.host)
+        self.passes.observe(rows, sum(made) + rows + time.beside, time.verify + time.host)
         if any(asked):
-            self.drafting.observe(max(1, *made), time.draft)
+            self.drafting.observe(rows, max(1, *made), time.draft)
             self._count(any(made), asked, [row.path for row in outcome.rows])
 
     def _count(self, found: bool, asked: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
@@ -173,18 +96,22 @@ class CostModel:
         return self._found.expected(self._prior.coverage if self._prior else 1.0)
 
     def chances(self, count: int) -> list[float]:
-        """How likely each place in a draft is kept. Unknown places fall off from the one before,
-        as those before them did on average if that is less."""
-        before = self._prior.chances(count) if self._prior else []
-        chances: list[float] = []
-        for place in range(count):
-            chance = self._likely
-            if chances:
-                chance = chances[-1] * max(FALLOFF, chances[-1] ** (1 / place))
-            chance = before[place] if before else chance
-            known = place < len(self._kept)
-            chances.append(self._kept[place].expected(chance) if known else chance)
-        return chances
+        """How likely each of the first places in a draft is kept."""
+        return list(islice(self._expected(), count))
+
+    def _expected(self) -> Iterator[float]:
+        """The same, place after place without end. Unknown places fall off from the one before, as
+        those before them did on average if that is less."""
+        before = self._prior._expected() if self._prior else None
+        chance = self._likely
+        for place in counted():
+            if before:
+                chance = next(before)
+            elif place:
+                chance *= max(FALLOFF, chance ** (1 / place))
+            if place < len(self._kept):
+                chance = self._kept[place].expected(chance)
+            yield chance
 
     def rates(self, rows: int, most: int, beside: int = 0) -> list[float]:
         """Expected tokens per second of these rows by the number of drafts a row, from 0 on as far
@@ -193,41 +120,59 @@ class CostModel:
         key = rows, most, beside
         if key in self._rates:
             return self._rates[key]
-        plain, coverage = self.passes(rows + beside), self.coverage
-        nothing = (1 - coverage) * (plain + self.drafting(1))
-        rates, gained = [rows / plain], 0.0
-        for count, chance in enumerate(self.chances(most), start=1):
+        passes, drafting, coverage = self.passes.of(rows), self.drafting.of(rows), self.coverage
+        plain = passes(rows + beside)
+        nothing = (1 - coverage) * (plain + drafting(1))
+        highest, reach = rows / plain, FURTHER * passes.largest
+        rates, gained = [highest], 0.0
+        for count, chance in zip(range(1, most + 1), self._expected(), strict=False):
             gained += chance
-            verifying = self.passes(rows * (count + 1) + beside)
-            seconds = coverage * (verifying + self.drafting(count)) + nothing
+            size = rows * (count + 1) + beside
+            if size > reach and count > 1:
+                break
+            verifying = passes(size)
+            seconds = coverage * (verifying + drafting(count)) + nothing
             rates.append(rows * (1 + coverage * gained) / seconds)
-            if rates[-1] < WORSE * max(rates):
+            highest = max(highest, rates[-1])
+            if rates[-1] < WORSE * highest:
                 break  # ever more drafts would only be worse
         self._rates[key] = rates
         return rates
 
 
 class Looks:
-    """When to look again at what did not pay: ever more rarely, until a look pays."""
+    """When to look again at what did not pay: ever more rarely, until a look pays, and so that
+    looks lose little of all time."""
 
     def __init__(self, first: int = FIRST_LOOK) -> None:
-        self._waited, self._wait = 0, first
+        self._waited, self._wait = 0, first  # in rounds
+        self._seconds, self._last = 0.0, 0.0  # since the last look, and of that look
         self._bar: float | None = None
 
-    def due(self, otherwise: float) -> bool:
-        """Asked if it seems not to pay in a round. `otherwise`: tokens per second without it."""
+    def due(self, otherwise: float, expected: float | None = None) -> bool:
+        """Asked if it seems not to pay in a round. `otherwise`: tokens per second without it.
+        `expected`: with it, if that is known."""
         self._waited += 1
         if self._waited < self._wait:
             return False
+        if expected is not None and self._waited < 2 * LAST_LOOK:
+            loss = self._last * (1 - expected / otherwise)
+            if self._seconds * LOSS < loss:
+                return False
         self._waited, self._wait = 0, min(LAST_LOOK, max(FIRST_LOOK, 2 * self._wait))
         self._bar = otherwise
         return True
 
+    def wait(self, time: RoundTime) -> None:
+        """Told after a round of others."""
+        self._seconds += time.draft + time.verify + time.host
+
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
-        """Told after every round. If that was a look and it paid, the next is soon."""
-        seconds = time.draft + time.verify + time.host
-        kept = sum(len(row.kept) for row in outcome.rows)
-        if self._bar is not None and kept > self._bar * seconds:
+        """Told after every other round. If that was a look and it paid, the next is soon."""
+        if self._bar is None:
+            return self.wait(time)
+        self._seconds, self._last = 0.0, time.draft + time.verify + time.host
+        if sum(len(row.kept) for row in outcome.rows) > self._bar * self._last:
             self._wait = max(FIRST_LOOK, self._wait // SOONER)
         self._bar = None
 
@@ -250,6 +195,12 @@ class Checks:
         self._drafted = self._drafted + 1 if outcome.drafted else 0
 
 
+def first_length(rows: int, most: int) -> int:
+    """How much to draft for each row when nothing is known of what it costs."""
+    return min(most, FIRST_LENGTH, max(1, FIRST_TOKENS // rows))
+
+
 def best(rates: Sequence[float], least: int = 0) -> int:
-    """The number of drafts with the highest rate."""
-    return max(range(least, len(rates)), key=rates.__getitem__)
+    """The number of drafts with the highest rate. None if that is hardly higher than without."""
+    found = max(range(least, len(rates)), key=rates.__getitem__)
+    return found if rates[found] > HARDLY * rates[least] else least

@@ -18,6 +18,28 @@ from torch import Tensor
 
 from .randomness import DRAFT, key
 from .sampling import Sampler
+from .tree import Contexts
+
+
+def chosen_at_nodes(
+    sampler: Sampler, logits: Tensor, contexts: Contexts
+) -> tuple[Tensor, dict[int, Exception]]:
+    """The token after every node of a tree, (nodes,), by logits (nodes, vocab). Where none can be
+    chosen it is the likeliest, and what was raised is said by node."""
+    try:
+        return sampler.choose(logits, contexts, contexts.lengths), {}
+    except Exception as error:  # noqa: BLE001  (a user's processor may raise anything)
+        failures = {0: error}
+    choices = logits.argmax(-1)
+    if len(logits) == 1:
+        return choices, failures
+    failures = {}
+    for node, context in enumerate(contexts):
+        try:
+            choices[node] = sampler.choose(logits[node : node + 1], [context], [len(context)])[0]
+        except Exception as error:  # noqa: BLE001
+            failures[node] = error
+    return choices, failures
 
 
 def chosen(sampler: Sampler, row: Tensor, context: Sequence[int]) -> int | None:

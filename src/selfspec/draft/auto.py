@@ -15,8 +15,9 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
-from ..control.costs import FIRST_LENGTH, FIRST_LOOK, Checks, CostModel, Looks, best
+from ..control.costs import FIRST_LOOK, MOST, Checks, CostModel, Looks, best, first_length
 from ..core.contract import Budget, Draft, Outcome, RoundTime
+from ..core.sampling import Sampler
 from ..errors import OptionError
 from ..model.layered import LayeredModel
 from .base import Drafter, DraftSession, JoinedSession, Target, Texts
@@ -41,8 +42,10 @@ class Auto(Drafter):
 
     candidates: Sequence[str | Drafter] = ("hybrid", "quantised", "early-exit")
     """Drafters to choose from, by name or as objects. Those that do not fit are left out."""
-    most: int = 16
-    """Most tokens to draft for a row in one round, all guesses of a tree counted."""
+    most: int = MOST
+    """Never draft more tokens than this for a row in one round, all guesses of a tree counted. How
+    many it drafts follows from what they cost and bring here: a token is added while its own chance
+    pays for what it adds to the pass."""
 
     def __post_init__(self) -> None:
         if self.most < 1:
@@ -114,12 +117,21 @@ class AutoSession(JoinedSession, ControlSession):
         self._arms, self._most = arms, most
         self._chosen: _Arm | None = None
         self._asked: Sequence[int] = ()
+        self._compared: set[int] = set()  # rows with drafts that were compared with the model's own
         self._checks = Checks()
         self.control = self
 
     @property
     def rounds(self) -> dict[str, int]:
         return {arm.name: arm.rounds for arm in self._arms}
+
+    def admit(
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
+    ) -> None:
+        super().admit(row, prompt, sampler, ends)
+        self._compared.discard(row)
+        if len(prompt) > sampler.prompt_length:  # it goes on after a round that was interrupted
+            self._compared.add(row)
 
     def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         most = min(self._most, max(rooms))
@@ -140,16 +152,29 @@ class AutoSession(JoinedSession, ControlSession):
             if rates[length] > highest:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         for arm, rates in offers:
-            if arm is not chosen and arm.looks.due(highest):
-                tried = arm.costs.drafting.known
-                return arm, best(rates, least=1) if tried else min(FIRST_LENGTH, most)
+            if arm is chosen:
+                continue
+            tried = best(rates, least=1) if arm.costs.drafting.known else None
+            if arm.looks.due(highest, None if tried is None else rates[tried]):
+                return arm, first_length(rows, most) if tried is None else tried
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
         return chosen, tokens
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         assert self._chosen is not None, "only a chosen one has a budget above 0"
-        return self._chosen.session.propose(rows, texts, budget)
+        drafts = self._chosen.session.propose(rows, texts, budget)
+        return list(map(self._one_coupling, rows, texts, drafts))
+
+    def _one_coupling(self, row: int, text: Sequence[int], draft: Draft) -> Draft:
+        """A draft that was chosen outright shows the model's own draws at places that are not kept
+        yet. So none of that row is drawn any more: whoever saw them could decide by them whether
+        they count."""
+        if draft.probs is not None and row in self._compared:
+            return Draft.chain(text)
+        if draft.probs is None and draft.guesses:
+            self._compared.add(row)
+        return draft
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         # all learn from a plain round
@@ -157,5 +182,8 @@ class AutoSession(JoinedSession, ControlSession):
         for arm in learning:
             arm.costs.observe(outcome, time, self._asked if arm is self._chosen else ())
         self._checks.learn(outcome)
-        if self._chosen:
-            self._chosen.looks.learn(outcome, time)
+        for arm in self._arms:
+            if arm is self._chosen:
+                arm.looks.learn(outcome, time)
+            else:
+                arm.looks.wait(time)

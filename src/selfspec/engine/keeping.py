@@ -5,7 +5,7 @@ logits processors), which are never rewound.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..core.contract import Draft, RowOutcome, RowStep
+from ..core.guessing import chosen_at_nodes
 from ..core.logprobs import TokenLogprob, logprobs_of
 from ..core.randomness import uniform
 from ..core.sampling import not_finite
@@ -154,14 +155,24 @@ def _choose(block: Block, logits: Tensor) -> Tensor | Verdict | Exception:
     row's neighbours draft cannot change its tokens."""
     row, draft = block.row, block.draft
     sampler, contexts = row.request.sampler, draft.tree.contexts(row.tokens)
+    if draft.probs is None or len(draft.tree) == 1:
+        if sampler.plain:
+            return likeliest_or_broken(logits)[:, 0]
+        tokens, failures = chosen_at_nodes(sampler, logits, contexts)
+        if not failures:
+            return tokens
+        choices: list[int] = tokens.tolist()
+        return _unless_kept((accepted_path(draft.tree, choices), choices), failures)
     try:
-        if draft.probs is None or len(draft.tree) == 1:
-            if sampler.plain:
-                return likeliest_or_broken(logits)[:, 0]
-            return sampler.choose(logits, contexts, contexts.lengths)
         return _tested(block, sampler.probabilities(logits, contexts))
-    except Exception as error:  # noqa: BLE001  (a user's logits processor: its row ends)
-        return error if len(draft.tree) == 1 else _without_failures(block, logits)
+    except Exception:  # noqa: BLE001  (a user's logits processor: its row ends)
+        return _tested_apart(block, logits)
+
+
+def _unless_kept(verdict: Verdict, failures: Mapping[int, Exception]) -> Verdict | Exception:
+    """Processors that fail after some node end the row only if the node is kept: a draft may not
+    fail a request."""
+    return next((failures[node] for node in verdict[0] if node in failures), verdict)
 
 
 def _tested(block: Block, p: Tensor) -> Verdict:
@@ -175,24 +186,14 @@ def _tested(block: Block, p: Tensor) -> Verdict:
     return verified(block.draft.tree, p, block.draft.probs, dice)
 
 
-def _without_failures(block: Block, logits: Tensor) -> Verdict | Exception:
-    """The same node by node, where the processors fail after some node. That ends the row only if
-    the node is kept: a draft may not fail a request."""
-    draft, sampler = block.draft, block.row.request.sampler
-    choices, p, failures = [], torch.zeros_like(logits, dtype=torch.float32), {}
-    for node, context in enumerate(draft.tree.contexts(block.row.tokens)):
-        choices.append(int(logits[node].argmax()))
-        p[node, choices[node]] = 1
-        row = logits[node : node + 1]
+def _tested_apart(block: Block, logits: Tensor) -> Verdict | Exception:
+    """The same node by node, where the processors fail after some node."""
+    sampler, contexts = block.row.request.sampler, block.draft.tree.contexts(block.row.tokens)
+    p, failures = torch.zeros_like(logits, dtype=torch.float32), {}
+    for node, context in enumerate(contexts):
         try:
-            if draft.probs is None:
-                choices[node] = int(sampler.choose(row, [context], [len(context)]))
-            else:
-                p[node] = sampler.probabilities(row, [context])[0]
+            p[node] = sampler.probabilities(logits[node : node + 1], [context])[0]
         except Exception as error:  # noqa: BLE001  (a user's logits processor)
+            p[node, logits[node].argmax()] = 1
             failures[node] = error
-    if draft.probs is None:
-        verdict: Verdict = accepted_path(draft.tree, choices), choices
-    else:
-        verdict = _tested(block, p)
-    return next((failures[node] for node in verdict[0] if node in failures), verdict)
+    return _unless_kept(_tested(block, p), failures)

@@ -16,7 +16,7 @@ from .compute.cpu.few_bits import Stored
 from .compute.cpu.kinds import KINDS
 from .compute.cpu.operations import product
 from .compute.cpu.packs import Shelf
-from .compute.grouped import Blocks
+from .compute.grouped import STORED, Blocks
 from .compute.linear import Linear
 from .compute.memory import gigabytes
 from .layered import LayeredModel
@@ -33,7 +33,7 @@ def copy_in(model: LayeredModel, weights: str) -> LayeredModel:
     """The model with its weights in another kind, made once and kept as long as the model.
 
     "auto": 4 bits where they lose nothing, since the weights were rounded to 4 bits before, or
-    where the model has 8 bits itself; else 8 bits.
+    where the model has few bits itself; else 8 bits.
     """
     check_weights(weights)
     if model.ops.kernel != "native":
@@ -42,7 +42,8 @@ def copy_in(model: LayeredModel, weights: str) -> LayeredModel:
             f"run by kernel {model.ops.kernel!r}; draft with 'hybrid' or 'early-exit' there"
         )
     if weights == "auto":
-        small = model.ops.weights == "int8" or model.once(_fits_4_bits, lambda: _fits_4_bits(model))
+        few = model.ops.weights in ("int8", STORED)
+        small = few or model.once(_fits_4_bits, lambda: _fits_4_bits(model))
         weights = "int4" if small else "int8"
     return model.once((copy_in, weights), lambda: _made(model, weights))
 

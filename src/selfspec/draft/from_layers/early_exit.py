@@ -25,6 +25,7 @@ from ...trained.blocks import BlockSize, Stack
 from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ..base import Drafter, DraftSession, Target, Texts
 from ..chain import LayerSession
+from ..copied import plan_session, refuse_copy
 from ..entries import EntriesSession
 
 
@@ -49,10 +50,14 @@ class EarlyExit(Drafter):
     other tokens for a seed. Prompts then add nothing to a shorter vocabulary."""
     part: str | os.PathLike[str] | TrainedPart | None = None
     """Folder of an exit adapter trained for this model. None exits as the model is."""
+    weights: str | None = None
+    """Draft with the first layers of a copy in fewer bits: int8, int4, or auto as `quantised` has
+    it. Then no states are reused. None drafts with the model's own weights."""
 
     def start(self, target: Target) -> DraftSession:
         layers = target.model.layers
         if self.part is not None:
+            refuse_copy(self.weights)
             return self._adapted(target, find_part(self.part, "exit-adapter", target.model))
         layer = max(1, layers // 4) if self.layer is None else self.layer
         if not 0 < layer < layers:
@@ -60,9 +65,10 @@ class EarlyExit(Drafter):
                 f"exit layer {layer} is not inside this model of {layers} layers; choose 1 to "
                 f"{layers - 1}"
             )
-        return LayerSession(
-            target, LayerPlan(0, layer), self.vocabulary, self.reuse, self.sample, self.tokens
-        )
+        return plan_session(
+            target, LayerPlan(0, layer), self.weights,
+            self.vocabulary, self.reuse, self.sample, self.tokens,
+        )  # fmt: skip
 
     def _adapted(self, target: Target, part: TrainedPart) -> DraftSession:
         layer = part.settings["exit"]

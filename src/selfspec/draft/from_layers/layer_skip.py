@@ -27,7 +27,7 @@ from ...model.families import Shape
 from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ...trained.lora import lora_view
 from ..base import Drafter, DraftSession, Target
-from ..chain import LayerSession
+from ..copied import plan_session, refuse_copy
 from ..second_model import SecondModelSession
 
 SCHEMA_VERSION = 1
@@ -63,6 +63,9 @@ class LayerSkip(Drafter):
     other tokens for a seed. Prompts then add nothing to a shorter vocabulary."""
     part: str | os.PathLike[str] | TrainedPart | None = None
     """Folder of a draft-lora, which says what to skip. Its matrices are on only while drafting."""
+    weights: str | None = None
+    """Draft with the other layers of a copy in fewer bits: int8, int4, or auto as `quantised` has
+    it. Then no states are reused. None drafts with the model's own weights."""
 
     def __post_init__(self) -> None:
         listed = bool(self.attention or self.mlp)
@@ -94,6 +97,7 @@ class LayerSkip(Drafter):
 
     def start(self, target: Target) -> DraftSession:
         if self.part is not None:
+            refuse_copy(self.weights)
             part = find_part(self.part, "draft-lora", target.model)
             return _with_lora(target, part, self.sample)
         plan = LayerPlan.skipping(target.model.layers, *self.skipped(target.model.shape))
@@ -102,7 +106,7 @@ class LayerSkip(Drafter):
                 "nothing is skipped, so the draft would be the whole model and save nothing; name "
                 "layers or raise a share"
             )
-        return LayerSession(target, plan, self.vocabulary, self.reuse, self.sample)
+        return plan_session(target, plan, self.weights, self.vocabulary, self.reuse, self.sample)
 
     def skipped(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The layers whose attention and whose MLP are skipped in a model of this shape."""

@@ -4,13 +4,15 @@ The copy says nearly what the model says, whatever the text is about, and its pa
 of the model's. It reads the model's own keys and values, and what it files for its drafts is
 replaced when they are verified, so it needs no cache and reads no prompt. In two levels: a drafter
 that costs next to nothing guesses, the copy keeps what it agrees with, the model verifies the rest.
+How much is guessed follows from what the copy's passes cost here, and never changes what it says.
+Where the copy is unsure its second choice can be drafted too, which makes the draft a tree.
 Published relatives: ML-SpecQD (2025, arXiv 2503.13565: 4-bit drafts, two levels), QSpec (2024,
 arXiv 2410.11305). Does not know how a copy is made.
 """
 
 from __future__ import annotations
 
-import warnings
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,16 +21,18 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from ...core.contract import Budget, Draft, Outcome, RowOutcome
-from ...core.guessing import chosen, drawn
+from ...control.cost_aware import CostAwareSession
+from ...control.costs import CostModel
+from ...core.contract import Budget, Draft, Outcome, RoundTime, RowOutcome
+from ...core.guessing import chosen_at_nodes, drawn
 from ...core.sampling import Sampler
-from ...core.tree import Tree
-from ...errors import OptionError, ResourceError
+from ...core.tree import Contexts, Tree
+from ...errors import OptionError
 from ...model.compute.cache import RowSpan
 from ...model.compute.cpu.choosing import likeliest
-from ...model.copies import copy_in
 from ...verify.outright import accepted_path
 from ..base import Drafter, DraftSession, Target
+from ..copied import copied
 from ..registry import make_drafter
 
 
@@ -44,19 +48,24 @@ class Quantised(Drafter):
     since the weights were rounded to 4 bits before, or where the model has 8 bits; else int8."""
     first: str | Drafter = "hybrid"
     """The drafter that guesses for the copy, by name or as an object. "none" guesses nothing."""
-    guesses: int = 7
-    """Most tokens that are guessed for one pass of the copy, all guesses of a tree counted."""
+    guesses: int = 16
+    """Never guess more tokens than this for one pass of the copy, all guesses of a tree counted.
+    How many are guessed follows from what the copy's passes cost here."""
     sure: float = 0.0
     """Stop behind a token to which the copy gives a smaller probability than this."""
+    unsure: float = 0.0
+    """Where the copy gives its token a smaller probability than this, draft its second choice
+    beside it, so that drafts are trees. 0 drafts chains."""
     sample: bool = False
     """Under sampling, draw drafts at random and verify them by rejection: the same distribution,
     other tokens for a seed."""
 
     def __post_init__(self) -> None:
-        if self.guesses < 0 or not 0 <= self.sure <= 1:
+        if self.guesses < 0 or not 0 <= self.sure <= 1 or not 0 <= self.unsure <= 1:
             raise OptionError(
-                f"guesses={self.guesses}, sure={self.sure}: guesses is 0 or more, sure is a "
-                "probability from 0 (never stop) to 1"
+                f"guesses={self.guesses}, sure={self.sure}, unsure={self.unsure}: guesses is 0 or "
+                "more, sure a probability from 0 (never stop) to 1, unsure one from 0 (a chain) "
+                "to 1"
             )
         if self._first is not None and self._first.decides_how_much:
             raise OptionError(
@@ -69,16 +78,13 @@ class Quantised(Drafter):
         return make_drafter(self.first, {})
 
     @property
-    def learns_across_requests(self) -> bool:
+    def learns_across_requests(self) -> bool:  # costs change no text
         return self._first is not None and self._first.learns_across_requests
 
     def start(self, target: Target) -> DraftSession:
-        try:
-            copy = Target(copy_in(target.model, self.weights), target.cache)
-        except ResourceError as lacking:
-            if self._first is None:
-                raise
-            warnings.warn(f"{lacking}: drafting goes on without it", stacklevel=2)
+        copy = copied(target, self.weights, needed=self._first is None)
+        if copy is None:
+            assert self._first is not None
             return self._first.start(target)
         first = self._first.start(copy) if self._first else None
         if first and (first.collectors or first.observer):
@@ -86,7 +92,9 @@ class Quantised(Drafter):
                 f"first={self.first!r} reads states of the whole model, which the copy does not "
                 "have; name one that drafts from the text, or an exit without a part"
             )
-        return _Session(copy, first, self)
+        # what earlier requests learned of the costs of guessing for this copy: numbers, no text
+        known = copy.model.once((CostModel, self._first and self._first.name), CostModel)
+        return _Session(copy, first, self, known)
 
 
 @dataclass
@@ -97,13 +105,41 @@ class _Row:
     ends: frozenset[int]
     drawn: bool  # at random, and verified by rejection
     begin: int = 0  # the text's length when the round began
-    guesses: list[int] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)  # of the tree, as are the next two
+    parents: list[int] = field(default_factory=list)
     drawn_from: list[Tensor | None] = field(default_factory=list)
+    last: int = 0  # the node at the chain's end
+
+    def begins(self, text: Sequence[int]) -> None:
+        self.begin, self.last = len(text), 0
+        self.tokens, self.parents, self.drawn_from = [text[-1]], [-1], [None]
+
+    def add(self, parent: int, token: int, q: Tensor | None) -> None:
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.drawn_from.append(q)
+
+    @property
+    def draft(self) -> Draft:
+        tree = Tree(self.tokens, self.parents)
+        return Draft(tree, self.drawn_from if self.drawn else None)
+
+
+@dataclass(frozen=True)
+class _Said:
+    """What the copy says after each node of a row's guesses."""
+
+    choices: list[int]
+    drawn: Sequence[Sequence[tuple[int, Tensor]]] = ()
+    """The first of them, and where it was drawn the second one too, each with its distribution."""
 
 
 class _Session(DraftSession):
-    def __init__(self, copy: Target, first: DraftSession | None, options: Quantised) -> None:
+    def __init__(
+        self, copy: Target, first: DraftSession | None, options: Quantised, known: CostModel
+    ) -> None:
         self._copy, self._first, self._options = copy, first, options
+        self._guessing = CostAwareSession(options.guesses, known)
         self._rows: dict[int, _Row] = {}
 
     def admit(
@@ -130,57 +166,58 @@ class _Session(DraftSession):
         grown = {row: list(text) for row, text in zip(rows, texts, strict=True)}
         most = dict(zip(rows, budget.tokens, strict=True))
         for row, text in zip(rows, texts, strict=True):
-            state = self._rows[row]
-            state.begin, state.guesses, state.drawn_from = len(text), [], [None]
+            self._rows[row].begins(text)
         active = [row for row in rows if most[row]]
         while active:
-            room = [most[row] - len(self._rows[row].guesses) for row in active]
+            room = [most[row] + 1 - len(self._rows[row].tokens) for row in active]
             active = self._extend(active, grown, room, sure)
         for row, text in zip(rows, texts, strict=True):
             self._copy.cache.rollback(row, len(text) - 1)
-        states = [self._rows[row] for row in rows]
-        return [
-            Draft(Tree.chain(text[-1], s.guesses), s.drawn_from if s.drawn else None)
-            for s, text in zip(states, texts, strict=True)
-        ]
+        return [self._rows[row].draft for row in rows]
 
     def _extend(
         self, rows: Sequence[int], grown: dict[int, list[int]], room: Sequence[int], sure: float
     ) -> list[int]:
         """One pass of the copy: what it agrees with of the guesses, and its own next token. Returns
         the rows that go on."""
+        begin = time.perf_counter()
         texts = [grown[row] for row in rows]
         drafts = self._guessed(rows, texts, room)
+        guessed = time.perf_counter()
         hidden, logits = self._run(rows, texts, drafts)
+        ran = time.perf_counter()
         pieces = logits.split([len(draft.tree) for draft in drafts])
         outcomes, active = [], []
         said = self._choices(rows, texts, drafts, logits)
-        for row, text, draft, left, (choices, q), scores in zip(
+        for row, text, draft, left, says, scores in zip(
             rows, texts, drafts, room, said, pieces, strict=True
         ):
-            path = accepted_path(draft.tree, choices)[:left]
-            kept, goes_on = self._kept(row, [choices[node] for node in path], scores[path], sure)
+            path = accepted_path(draft.tree, says.choices)[:left]
+            kept, goes_on = self._add(self._rows[row], path, says, scores, left, sure)
             path = path[: len(kept)]
             if len(draft.tree) > 1:
                 self._copy.cache.keep(row, len(text) - 1, path)
             grown[row] = [*text, *kept]
-            self._rows[row].guesses += kept
-            self._rows[row].drawn_from += [q[node] for node in path if q]
-            outcomes.append(RowOutcome(row, grown[row], draft, path, kept, choices))
-            if goes_on and len(kept) < left:
+            outcomes.append(RowOutcome(row, grown[row], draft, path, kept, says.choices))
+            if goes_on:
                 active.append(row)
         if self._first:
-            self._first.observe(Outcome(outcomes, logits, hidden))
+            outcome = Outcome(outcomes, logits, hidden)
+            self._first.observe(outcome)
+            spent = RoundTime(guessed - begin, ran - guessed, time.perf_counter() - ran)
+            self._guessing.learn(outcome, spent)
         return active
 
     def _guessed(
         self, rows: Sequence[int], texts: Sequence[Sequence[int]], room: Sequence[int]
     ) -> Sequence[Draft]:
         """Guesses for the copy. A row that takes one more token needs none."""
-        if self._first is None or max(room) == 1:
-            return [Draft.chain(text) for text in texts]
-        most = [self._options.guesses if left > 1 else 0 for left in room]
-        return self._first.propose(rows, texts, Budget(most))
+        if self._first is not None:
+            most = [self._options.guesses if left > 1 else 0 for left in room]
+            budget = self._guessing.budget(most)
+            if any(budget.tokens):
+                return self._first.propose(rows, texts, budget)
+        return [Draft.chain(text) for text in texts]
 
     def _run(
         self, rows: Sequence[int], texts: Sequence[Sequence[int]], drafts: Sequence[Draft]
@@ -204,48 +241,53 @@ class _Session(DraftSession):
         texts: Sequence[Sequence[int]],
         drafts: Sequence[Draft],
         logits: Tensor,
-    ) -> list[tuple[list[int], list[Tensor]]]:
+    ) -> list[_Said]:
         """What the copy chooses at every node, as the row's own sampler would choose, and what that
         was drawn from. A choice does not depend on what was guessed."""
-        sizes = [len(draft.tree) for draft in drafts]
-        if all(self._rows[row].sampler.plain for row in rows):
-            return [(piece.tolist(), []) for piece in likeliest(logits)[:, 0].split(sizes)]
+        sizes, states = [len(draft.tree) for draft in drafts], [self._rows[row] for row in rows]
+        if all(state.sampler.plain for state in states):
+            return [_Said(piece.tolist()) for piece in likeliest(logits)[:, 0].split(sizes)]
         contexts = [draft.tree.contexts(text) for draft, text in zip(drafts, texts, strict=True)]
-        states = [self._rows[row] for row in rows]
-        return list(map(_chosen, states, contexts, logits.split(sizes)))
+        return list(map(self._said, states, contexts, logits.split(sizes)))
 
-    def _kept(
-        self, row: int, tokens: list[int], scores: Tensor, sure: float
+    def _said(self, row: _Row, contexts: Contexts, logits: Tensor) -> _Said:
+        """One row's choices. Where its sampler has none, the likeliest token is a certain guess."""
+        if not row.drawn:
+            return _Said(chosen_at_nodes(row.sampler, logits, contexts)[0].tolist())
+        count = 2 if self._options.unsure else 1
+        found = [
+            drawn(row.sampler, scores, context, row.begin, count=count) or [_certain(scores)]
+            for context, scores in zip(contexts, logits, strict=True)
+        ]
+        return _Said([pairs[0][0] for pairs in found], found)
+
+    def _add(
+        self, row: _Row, path: Sequence[int], said: _Said, scores: Tensor, left: int, sure: float
     ) -> tuple[list[int], bool]:
-        """As many of the copy's tokens as it is sure of, the doubtful one included, and whether
-        the draft may go on behind them."""
-        ends = self._rows[row].ends
-        unsure = [False] * len(tokens)
-        if sure:
-            shares = scores.float().softmax(-1)
-            unsure = (shares[range(len(tokens)), tokens] < sure).tolist()
-        for index, (token, doubtful) in enumerate(zip(tokens, unsure, strict=True)):
-            if doubtful or token in ends:
+        """Add the copy's tokens after the nodes of a path to the draft: as many as it is sure of,
+        the doubtful one included, with second choices beside those that it is unsure of. Says which
+        tokens they are, and whether the draft may go on behind them."""
+        tokens, unsure = [said.choices[node] for node in path], self._options.unsure
+        shares = [1.0] * len(path)
+        if sure or unsure:
+            shares = scores[path].float().softmax(-1)[range(len(path)), tokens].tolist()
+        for index, (node, token, share) in enumerate(zip(path, tokens, shares, strict=True)):
+            end, pairs = row.last, said.drawn[node] if said.drawn else ()
+            row.last = len(row.tokens)
+            row.add(end, token, pairs[0][1] if pairs else None)
+            left -= 1
+            if share < unsure and left:
+                for other, q in pairs[1:] if said.drawn else _second(scores[node], token):
+                    row.add(end, other, q)
+                    left -= 1
+            if share < sure or token in row.ends or not left:
                 return tokens[: index + 1], False
         return tokens, True
 
 
-def _chosen(
-    row: _Row, contexts: Sequence[Sequence[int]], logits: Tensor
-) -> tuple[list[int], list[Tensor]]:
-    """One row's choices. Where its sampler has none, the likeliest token is a certain guess."""
-    choices: list[int] = []
-    drawn_from: list[Tensor] = []
-    for context, scores in zip(contexts, logits, strict=True):
-        if row.drawn:
-            found = drawn(row.sampler, scores, context, row.begin)
-            token, q = found[0] if found else _certain(scores)
-            drawn_from.append(q)
-        else:
-            best = chosen(row.sampler, scores, context)
-            token = int(scores.argmax()) if best is None else best
-        choices.append(token)
-    return choices, drawn_from
+def _second(scores: Tensor, token: int) -> list[tuple[int, None]]:
+    """The likeliest of the other tokens."""
+    return [(other, None) for other in likeliest(scores[None], 2)[0].tolist() if other != token][:1]
 
 
 def _certain(scores: Tensor) -> tuple[int, Tensor]:

@@ -1,0 +1,152 @@
+"""Seconds by size, from few measurements: medians of the last few times, since other work on the
+machine makes spikes. A size that was measured only once or twice, or long ago, is tried again if it
+could pay. What earlier requests measured is a `prior`, which this request's own numbers overrule
+within a few rounds. Knows neither tokens nor drafts.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from statistics import median
+
+REMEMBERED = 9  # times of one size whose median counts
+ENOUGH = 3  # times that outvote a spike
+STALE = 128  # times of other sizes after which those of a size are forgotten
+SHORTEST = 1e-9  # seconds: a clock may stand still, but nothing is free
+EXACT = 16  # sizes from here on are measured together with those next to them, an eighth apart
+
+
+class Curve:
+    """Seconds by size: medians where measured. Elsewhere the prior's, scaled to the nearest
+    measured size, or without a prior straight lines.
+
+    `growth`: the least share that each unit beyond measured sizes adds. None: seconds go with size.
+    """
+
+    def __init__(self, growth: float | None, prior: Curve | None = None) -> None:
+        self._growth, self._prior = growth, prior
+        self._times: dict[int, deque[float]] = {}
+        self._medians: dict[int, float] = {}
+        self._sizes: list[int] = []  # that were measured, in order
+        self._count = 0
+        self._last: dict[int, int] = {}  # the count when each size was measured last
+        self._estimates: dict[int, float] = {}  # answers since the last time was taken
+
+    def observe(self, size: int, seconds: float) -> None:
+        size = _together(size)
+        self._estimates.clear()
+        times = self._times.setdefault(size, deque(maxlen=REMEMBERED))
+        if self._count - self._last.get(size, self._count) >= STALE:
+            times.clear()
+        times.append(max(seconds, SHORTEST))
+        self._count += 1
+        self._last[size] = self._count
+        self._medians[size] = median(times)
+        if size not in self._sizes:  # last: whatever interrupts this, a size here has a median
+            insort(self._sizes, size)
+
+    @property
+    def measured(self) -> bool:
+        return bool(self._medians)
+
+    @property
+    def known(self) -> bool:
+        return self.measured or (self._prior is not None and self._prior.known)
+
+    @property
+    def largest(self) -> int:
+        """The largest size that was measured, by earlier requests too; 0 if none was."""
+        own = self._sizes[-1] if self._sizes else 0
+        return max(own, self._prior.largest) if self._prior else own
+
+    def __call__(self, size: int) -> float:
+        size = _together(size)
+        if size not in self._estimates:
+            self._estimates[size] = self._estimate(size)
+        return self._estimates[size]
+
+    def _estimate(self, size: int) -> float:
+        """The size's own median, if it is to be trusted. Else the lower of it and what others
+        suggest: a single time that was a spike must not rule a size out for good."""
+        own, fresh = self._medians.get(size), self._count - self._last.get(size, 0) < STALE
+        if own is not None and fresh and len(self._times[size]) >= ENOUGH:
+            return own
+        suggested = self._suggested(size)
+        if own is None or suggested is None:
+            return own or suggested or 0.0
+        return min(own, suggested)
+
+    def _suggested(self, size: int) -> float | None:
+        """What the other sizes, and earlier requests, say of this one."""
+        at = bisect_left(self._sizes, size)
+        after = at + (size in self._medians)
+        below = self._sizes[at - 1] if at else None
+        above = self._sizes[after] if after < len(self._sizes) else None
+        if self._prior and self._prior.known:
+            if below is None and above is None:
+                return None if size in self._medians else self._prior(size)
+            nearest = min((s for s in (below, above) if s is not None), key=lambda s: abs(s - size))
+            return self._prior(size) * self._medians[nearest] / self._prior(nearest)
+        return self._line(size, below, above)
+
+    def _line(self, size: int, below: int | None, above: int | None) -> float | None:
+        """By the nearest sizes. Between two, the lower of a line and of growth from below: there
+        may be a step between them, or a spike above. Beyond them all it goes on as it went so far,
+        since what was never tried must not look too cheap."""
+        medians = self._medians
+        if below is None:
+            share = 1.0 if above is None or self._growth is not None else size / above
+            return None if above is None else medians[above] * share
+        if self._growth is None:
+            grown = medians[below] * size / below
+        else:
+            grown = medians[below] * (1 + self._growth * (size - below))
+        if above is not None:
+            share = (size - below) / (above - below)
+            return min(grown, (1 - share) * medians[below] + share * medians[above])
+        least = self._sizes[0]
+        if self._growth is not None and below > least:
+            so_far = (medians[below] - medians[least]) / (below - least)
+            grown = max(grown, medians[below] + so_far * (size - below))
+        return grown
+
+
+class Curves:
+    """A curve for each number of rows: equally many tokens of more rows read more keys and values,
+    and one token more for each row is more work. What rows of a number cost that was never seen is
+    expected to go as that of the nearest number did."""
+
+    def __init__(self, growth: float | None, prior: Curves | None = None) -> None:
+        self._growth, self._prior = growth, prior
+        self._by_rows: dict[int, Curve] = {}
+
+    def observe(self, rows: int, size: int, seconds: float) -> None:
+        if rows not in self._by_rows:
+            expected = self.of(rows)
+            self._by_rows[rows] = Curve(self._growth, expected if expected.known else None)
+        self._by_rows[rows].observe(size, seconds)
+        if self._prior:
+            self._prior.observe(rows, size, seconds)
+
+    @property
+    def known(self) -> bool:
+        return bool(self._by_rows) or (self._prior is not None and self._prior.known)
+
+    def of(self, rows: int) -> Curve:
+        """The curve of so many rows, or what stands for it while there is none."""
+        if rows in self._by_rows:
+            return self._by_rows[rows]
+        if self._prior and self._prior.known:
+            return self._prior.of(rows)
+        if not self._by_rows:
+            return Curve(self._growth)
+        return self._by_rows[min(self._by_rows, key=lambda other: abs(other - rows))]
+
+
+def _together(size: int) -> int:
+    """The size that stands for those next to it."""
+    if size < EXACT:
+        return size
+    step = 1 << (size.bit_length() - 4)
+    return (size + step // 2) // step * step
