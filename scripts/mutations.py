@@ -2,6 +2,7 @@
 
     scripts/mutate                    all of them (under two hours), into benchmarks/results
     scripts/mutate --only cache-      those whose names contain that
+    scripts/mutate --minutes 10       stop then; the same command goes on
     scripts/mutate --list
 
 Works on a copy, so the checkout stays as it is. A run that is interrupted goes on. Ends with 1 if
@@ -138,7 +139,10 @@ def main() -> int:
     parser.add_argument("--only", default="", help="names that contain this")
     parser.add_argument("--list", action="store_true", help="say what there is")
     parser.add_argument("--out", type=Path, default=RESULT, help="the JSON to write or go on with")
-    asked = parser.parse_args()
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin none after these"
+    )
+    asked, start = parser.parse_args(), time.monotonic()
     chosen = [each for each in mutations() if asked.only in each.name]
     for each in chosen:
         each.applied((ROOT / each.file).read_text(encoding="utf-8"))
@@ -151,6 +155,9 @@ def main() -> int:
             if each.name in known and same(known[each.name], each):
                 continue
             begin = time.monotonic()
+            if begin - start > 60 * asked.minutes:
+                print("the time is up")
+                return 1
             said = verdict(copy, each)
             seconds = round(time.monotonic() - begin)
             known[each.name] = {**asdict(each), "verdict": said, "seconds": seconds}
