@@ -47,7 +47,10 @@ def _kills(asked: argparse.Namespace) -> tuple[dict[str, Any], bool, str]:
     from .commands import COMMANDS, prepare
     from .kills import Killer
 
-    found = []
+    found: dict[str, Any] = {}
+    if asked.out and asked.out.is_file():  # commands that were killed before
+        earlier = json.loads(asked.out.read_text(encoding="utf-8"))["commands"]
+        found = {each["command"]: each for each in earlier}
     with tempfile.TemporaryDirectory(prefix="selfspec-kills-") as folder:
         world = Path(folder) / "world"
         world.mkdir()
@@ -55,10 +58,12 @@ def _kills(asked: argparse.Namespace) -> tuple[dict[str, Any], bool, str]:
         killer = Killer(world, Path(folder) / "work")
         for command in COMMANDS:
             if asked.only in command.name:
-                found.append(killer.killed(command, asked.kills, asked.seed))
-                print(json.dumps(found[-1].as_dict()), flush=True)
-    good = not any(each.differences or each.failures or each.left_running for each in found)
-    return {"commands": [each.as_dict() for each in found]}, good, "kills"
+                done = killer.killed(command, asked.kills, asked.seed).as_dict()
+                found[command.name] = done
+                print(json.dumps(done), flush=True)
+    bad = ("differences", "failures", "left_running")
+    good = not any(each[name] for each in found.values() for name in bad)
+    return {"commands": list(found.values())}, good, "kills"
 
 
 def _memory(asked: argparse.Namespace) -> tuple[dict[str, Any], bool, str]:

@@ -94,7 +94,9 @@ def files(folder: Path) -> dict[str, str]:
 def demo_files(folder: Path) -> Contents:
     """The demo model's folder, the note of what was checked aside, and what lies beside it."""
     made = folder / demo.NAME
-    assert demo.find_fault(made) is None, demo.find_fault(made)
+    record = json.loads((made / demo.RECORD).read_text(encoding="utf-8"))
+    for name, digest in record["sha256"].items():
+        assert demo.sha256(made / name) == digest, f"{name} is not what was recorded"
     beside = [path.name for path in folder.iterdir() if path.suffix != ".lock"]
     inside = {path.name: path.read_bytes() for path in made.iterdir() if path.name != demo.CHECKED}
     found = {name: hashlib.sha256(data).hexdigest() for name, data in inside.items()}
@@ -114,7 +116,7 @@ COMMANDS = [
     Command(
         "train",
         _typed(
-            *TRAIN, "--data", "{world}/text.jsonl", "--steps", "24", "--save-every", "4",
+            *TRAIN, "--data", "{world}/text.jsonl", "--steps", "12", "--save-every", "2",
             "--log-every", "2", "--batch", "2", "--length", "32", "--score-blocks", "4",
         ),
         files,
@@ -130,8 +132,8 @@ COMMANDS = [
     Command(
         "data",
         _typed(
-            "data", "{world}/model", "--prompts", "{world}/prompts.jsonl", "--made-up", "24",
-            "--out", "{out}/own.jsonl", "--max-new-tokens", "24", "--batch", "4", "--samples", "3",
+            "data", "{world}/model", "--prompts", "{world}/prompts.jsonl", "--made-up", "12",
+            "--out", "{out}/own.jsonl", "--max-new-tokens", "24", "--batch", "4", "--samples", "2",
             "--temperature", "0.8",
         ),
         files,
@@ -139,8 +141,8 @@ COMMANDS = [
     Command(
         "bench",
         _typed(
-            "bench", "{world}/model", "--task", "jsonl={world}/prompts.jsonl", "--sample", "12",
-            "--max-new-tokens", "64", "--rounds", "2", "--threads", "1",
+            "bench", "{world}/model", "--task", "jsonl={world}/prompts.jsonl", "--sample", "4",
+            "--max-new-tokens", "32", "--rounds", "2", "--threads", "1",
             "--methods", "ngram@fixed:tokens=4 early-exit:layer=1@fixed:tokens=3",
             "--out", "{out}/bench.json",
         ),

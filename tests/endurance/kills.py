@@ -139,14 +139,15 @@ class Killer:
 
     def _whole(self, command: Command, found: Found) -> Contents:
         """What two runs that nobody killed write; the first one also fills caches."""
-        contents = []
+        contents, seconds = [], list[float]()
         for name in ("first", "second"):
             folder = self.fresh(f"{command.name}-{name}")
-            found.whole_seconds = round(self.run(command, folder) or 0.0, 3)
+            seconds.append(self.run(command, folder) or 0.0)
             contents.append(command.contents(folder))
         if other := differences(*contents):
             raise AssertionError(f"{command.name} is not the same twice, unbroken: {other}")
         assert contents[0], "nothing is compared"
+        found.whole_seconds = round(min(seconds), 3)
         return contents[0]
 
     def left_running(self) -> list[int]:
