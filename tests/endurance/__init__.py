@@ -4,4 +4,5 @@ requests. Short runs are part of the suite (`tests/test_endurance.py`), long one
     python -m tests.endurance kills             50 kills of each command, into benchmarks/results
     python -m tests.endurance memory            5,000 requests and 2,000 turns of chats
     python -m tests.endurance memory --model demo --requests 200 --turns 100
+    python -m tests.endurance ctrl-c            2,000 interruptions of chats, streams and batches
 """
