@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import lru_cache
 from itertools import accumulate
 from typing import Self
 
@@ -283,7 +283,7 @@ def zeros(
         raise cache_too_large(shape, slots, dtype, device) from error
 
 
-@cache
+@lru_cache(maxsize=256)  # `cosine` skips other layers in every text
 def _index_of(layers: tuple[int, ...]) -> slice | list[int]:
     """How numpy finds these layers quickest."""
     if layers == tuple(range(layers[0], layers[-1] + 1)):
