@@ -63,7 +63,7 @@ def test_every_value_at_every_door(doors: Doors, target: Target) -> None:
     "kind",
     [
         *("draft-head", "draft-head-8", "exit-adapter", "exit-adapter-8", "draft-lora"),
-        *("draft-lora-8", "successors", "successors-8", "model", "rows", "result"),
+        *("draft-lora-8", "successors", "successors-8", "model", "gguf", "rows", "result"),
     ],
 )
 def test_damaged_files(kinds: Kinds, kind: str, tmp_path: Path) -> None:
