@@ -2,6 +2,7 @@
 
     scripts/mutate                    all of them (under two hours), into benchmarks/results
     scripts/mutate --only cache-      those whose names contain that
+    scripts/mutate --minutes 10       stop then; the same command goes on
     scripts/mutate --list
 
 Works on a copy, so the checkout stays as it is. A run that is interrupted goes on. Ends with 1 if
@@ -13,13 +14,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+from selfspec.bench.provenance import gather, scrub
+from selfspec.core.files import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 LIST = ROOT / "scripts" / "mutations.txt"
@@ -76,43 +83,46 @@ def mutations() -> list[Mutation]:
     return found
 
 
-def verdict(copy: Path, tests: list[str]) -> str:
-    """What the tests say of the copy as it is."""
-    files = [f"tests/{test}" for test in tests]
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
+def run_tests(copy: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
+    """Tests of the copy as it is, until the first that fails."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy / "src"), str(copy)])}
     environment |= {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONDONTWRITEBYTECODE": "1"}
     environment |= {"SELFSPEC_CACHE": str(copy / "cache")}
+    return subprocess.run(
+        [*command, "-m", "not demo and not gpu"],
+        **{"cwd": copy, "env": environment, "capture_output": True, "text": True},
+        check=False,
+        timeout=SECONDS,
+    )
+
+
+def verdict(copy: Path, mutation: Mutation) -> str:
+    """What the tests say of one mistake. The test that fails has to pass without it."""
+    path = copy / mutation.file
+    source = path.read_text(encoding="utf-8")
+    path.write_text(mutation.applied(source), encoding="utf-8")
     try:
-        done = subprocess.run(
-            [*command, "-m", "not demo and not gpu"],
-            **{"cwd": copy, "env": environment, "capture_output": True, "text": True},
-            check=False,
-            timeout=SECONDS,
-        )
+        done = run_tests(copy, [f"tests/{test}" for test in mutation.tests])
     except subprocess.TimeoutExpired:
         return "noticed: it hangs"
+    finally:
+        path.write_text(source, encoding="utf-8")
     if done.returncode == 0:
-        return "survives"
-    last = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    what = last[0] if last else f"pytest ended with {done.returncode}"
-    return f"noticed: {what[:160]}" if done.returncode in (1, 2) else f"unclear: {what[:160]}"
+        return "survives, as it may" if mutation.why else "survives"
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    what = scrub(lines[0])[:160] if lines else f"pytest ended with {done.returncode}"
+    if not lines:
+        return f"unclear: {what}"
+    test = lines[0].split(" ", 1)[1].split(" - ")[0]
+    if run_tests(copy, [test]).returncode:
+        return f"unclear: fails without the mistake as well: {what}"
+    return f"noticed: {what}"
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="", help="names that contain this")
-    parser.add_argument("--list", action="store_true", help="say what there is")
-    parser.add_argument("--out", type=Path, default=RESULT, help="the JSON to write or go on with")
-    asked = parser.parse_args()
-    chosen = [each for each in mutations() if asked.only in each.name]
-    for each in chosen:
-        each.applied((ROOT / each.file).read_text(encoding="utf-8"))
-    if asked.list:
-        print("\n".join(f"{each.name:28} {each.file}" for each in chosen))
-        return 0
-    results = json.loads(asked.out.read_text()) if asked.out.is_file() else {"mutations": {}}
-    known = results["mutations"]
+@contextmanager
+def copy_of_the_checkout() -> Iterator[Path]:
+    """A folder in which lines can be broken."""
     with tempfile.TemporaryDirectory(prefix="selfspec-mutate-") as folder:
         copy = Path(folder)
         for name in COPIED:
@@ -121,25 +131,51 @@ def main() -> int:
                 shutil.copytree(ROOT / name, copy / name, ignore=ignored)
             else:
                 shutil.copy(ROOT / name, copy / name)
+        yield copy
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", default="", help="names that contain this")
+    parser.add_argument("--list", action="store_true", help="say what there is")
+    parser.add_argument("--out", type=Path, default=RESULT, help="the JSON to write or go on with")
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="begin none after these"
+    )
+    asked, start = parser.parse_args(), time.monotonic()
+    chosen = [each for each in mutations() if asked.only in each.name]
+    for each in chosen:
+        each.applied((ROOT / each.file).read_text(encoding="utf-8"))
+    if asked.list:
+        print("\n".join(f"{each.name:28} {each.file}" for each in chosen))
+        return 0
+    known = json.loads(asked.out.read_text())["mutations"] if asked.out.is_file() else {}
+    with copy_of_the_checkout() as copy:
         for each in chosen:
-            if each.name in known and known[each.name]["old"] == each.old:
+            if each.name in known and same(known[each.name], each):
                 continue
-            path = copy / each.file
-            source, begin = path.read_text(encoding="utf-8"), time.monotonic()
-            path.write_text(each.applied(source), encoding="utf-8")
-            said = verdict(copy, each.tests)
-            path.write_text(source, encoding="utf-8")
-            if said == "survives" and each.why:
-                said = "survives, as it may"
+            begin = time.monotonic()
+            if begin - start > 60 * asked.minutes:
+                print("the time is up")
+                return 1
+            said = verdict(copy, each)
             seconds = round(time.monotonic() - begin)
             known[each.name] = {**asdict(each), "verdict": said, "seconds": seconds}
-            asked.out.parent.mkdir(parents=True, exist_ok=True)
-            asked.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+            made = vars(gather(shlex.join(["scripts/mutate", *sys.argv[1:]]), 1, {}))
+            result = {"kind": "mutations", "provenance": made, "mutations": known}
+            write_whole(asked.out, json.dumps(result, indent=1) + "\n")
             print(f"{each.name:28} {said} ({seconds} s)", flush=True)
     bad = [each.name for each in chosen if not known[each.name]["verdict"].startswith("noticed")]
     left = [name for name in bad if known[name]["verdict"] != "survives, as it may"]
     print(f"{len(chosen)} mistakes, {len(chosen) - len(bad)} noticed; without a reason: {left}")
     return min(1, len(left))
+
+
+def same(known: dict[str, object], mutation: Mutation) -> bool:
+    """Whether that mistake was made already, with these tests."""
+    said = str(known["verdict"])
+    now = asdict(mutation)
+    return not said.startswith("unclear") and all(known[name] == now[name] for name in now)
 
 
 if __name__ == "__main__":

@@ -227,22 +227,24 @@ def test_what_it_learned_changes_no_token(llm: LLM, sampling: SamplingParams | N
 def test_the_right_candidate_is_used_and_counted(llm: LLM, plain: list[list[int]]) -> None:
     """Statistics of rounds in which somebody else drafted; more drafts a round than `most`."""
     auto = Auto([ScriptedDrafter(plain, wrong_every=1), ScriptedDrafter(plain)], most=3)
+    accepted = 0
     for _ in range(3):
         results = llm.generate(PROMPTS, max_new_tokens=40, eos=[], draft=auto)
         assert [result.tokens for result in results] == plain
-    stats = results[0].call
-    assert 0 < stats.accepted <= stats.drafted <= 3 * stats.verifications
-    assert stats.decoded == stats.verifications + stats.accepted == 3 * 39
-    assert len(stats.drafted_at) <= 3 and 0 < stats.draft_seconds < stats.decode_seconds
+        stats = results[0].call
+        assert stats.accepted <= stats.drafted <= 3 * stats.verifications
+        assert stats.decoded == stats.verifications + stats.accepted == 3 * 39
+        assert len(stats.drafted_at) <= 3 and stats.draft_seconds < stats.decode_seconds
+        accepted += stats.accepted
+    assert accepted > 0, "the right one is tried in the first call, whatever times say"
 
 
 def test_it_is_the_default(llm: LLM) -> None:
     """Plain decoding for everybody who does not read the manual."""
-    results = [llm.generate(PROMPTS[2], max_new_tokens=60, eos=[]) for _ in range(2)]
-    assert results[-1].stats.drafted > 0
-    assert (
-        results[-1].tokens == llm.generate(PROMPTS[2], max_new_tokens=60, eos=[], draft=None).tokens
-    )
+    fresh = tiny_llm(seed=4)  # of which nothing is known, so a first look is certain
+    result = fresh.generate(PROMPTS[2], max_new_tokens=60, eos=[])
+    assert result.stats.drafted > 0
+    assert result.tokens == fresh.generate(PROMPTS[2], max_new_tokens=60, eos=[], draft=None).tokens
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3])

@@ -23,7 +23,7 @@ from tests.fuzz.doors import NAMES, Doors, Target, lines, wrong
 
 TARGETS = [Target.of(line) for line in lines("targets.txt")]
 VALUES = lines("values.txt")
-EACH = {"model": 25}  # damaged files of a kind; a model takes longer to open
+EACH = {"model": 25, "gguf": 40}  # damaged files of a kind; a model takes longer to open
 OTHERS = 60
 COMMANDS = lines("commands.txt")
 
@@ -42,7 +42,7 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Kinds:
 
 def test_there_are_enough_cases() -> None:
     """Files that are not found, or cases that are lost."""
-    files = sum(EACH.get(kind, OTHERS) for kind in ("model", *"abcdefghij"))
+    files = sum(EACH.get(kind, OTHERS) for kind in ("model", "gguf", *"abcdefghij"))
     assert len(TARGETS) * len(VALUES) + len(COMMANDS) + files >= 1500
 
 
@@ -63,7 +63,7 @@ def test_every_value_at_every_door(doors: Doors, target: Target) -> None:
     "kind",
     [
         *("draft-head", "draft-head-8", "exit-adapter", "exit-adapter-8", "draft-lora"),
-        *("draft-lora-8", "successors", "successors-8", "model", "rows", "result"),
+        *("draft-lora-8", "successors", "successors-8", "model", "gguf", "rows", "result"),
     ],
 )
 def test_damaged_files(kinds: Kinds, kind: str, tmp_path: Path) -> None:

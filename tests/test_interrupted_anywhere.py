@@ -180,22 +180,29 @@ def test_a_batch_after_an_interrupted_round(name: str, option: int, full: bool) 
         assert batch.written == here.texts, f"interrupted at call {at}"
 
 
+def check_one_ctrl_c(turn: int, dice: random.Random) -> str:
+    """One interruption and what follows; says what was interrupted."""
+    here, names = place(), sorted(DRAFTERS)
+    name = names[turn % len(names)]
+    if turn % 3 == 2:
+        batch = Batch(drafter_of(name, 0, 3))
+        with ctrl_c(dice.uniform(1e-4, 0.03)):
+            batch.run()
+        batch.run()
+        # the step that was on its way to its reader when the signal came is lost with it
+        for row, text in zip(batch.rows, here.texts, strict=True):
+            assert row.tokens[len(row.request.prompt) :] == text
+        return f"batch {name}"
+    here.llm._chats._kept.clear()
+    call = (chat, stream)[turn % 3]
+    with ctrl_c(dice.uniform(1e-4, 0.06)):
+        call(drafter_of(name, 0, 1))
+    here.check_next_turn()
+    return f"{call.__name__} {name}"
+
+
 def test_ctrl_c_at_any_time(full: bool) -> None:
     """A signal arrives between any two instructions, not only at calls."""
-    here, dice = place(), random.Random(5)
-    names = sorted(DRAFTERS)
+    dice = random.Random(5)
     for turn in range(2000 if full else TIMES):
-        name = names[turn % len(names)]
-        if turn % 3 == 2:
-            batch = Batch(drafter_of(name, 0, 3))
-            with ctrl_c(dice.uniform(1e-4, 0.03)):
-                batch.run()
-            batch.run()
-            # the step that was on its way to its reader when the signal came is lost with it
-            for row, text in zip(batch.rows, here.texts, strict=True):
-                assert row.tokens[len(row.request.prompt) :] == text
-            continue
-        here.llm._chats._kept.clear()
-        with ctrl_c(dice.uniform(1e-4, 0.06)):
-            (chat, stream)[turn % 3](drafter_of(name, 0, 1))
-        here.check_next_turn()
+        check_one_ctrl_c(turn, dice)

@@ -196,25 +196,27 @@ def test_made_up_prompts_are_a_function_of_their_number(
     assert len({question.text for question in whole}) == 6
     assert list(made_up(llm, 6, ("Write ", "Why "), batch=3, first=2)) == whole[2:]
     assert list(made_up(llm, 2, ("Write ", "Why "), seed=2)) == [
-        Question(question.text, question.ids, f"made up 2:{number}")
+        Question(question.text, question.ids, f"made up 2:{number}", number)
         for number, question in enumerate(whole[2:4])
     ]
     monkeypatch.undo()
     out = tmp_path / "own.jsonl"
     assert made_up_so_far(out, 0) == 0
     write(llm, whole[:5], out, OwnText(max_new_tokens=4))
-    assert made_up_so_far(out, 0) == 5 and made_up_so_far(out, 1) == 0
+    assert made_up_so_far(out, 0) == 4 and made_up_so_far(out, 1) == 0
 
 
 def test_sources_are_mixed_in_proportion() -> None:
     """A run that is stopped early and has text of the first file only."""
-    many = [Question(f"a{number}", [number], "a") for number in range(8)]
-    few = [Question(f"b{number}", [number], "b") for number in range(2)]
+    many = [Question(f"a{number}", [number], "a", number) for number in range(8)]
+    few = [Question(f"b{number}", [number], "b", number) for number in range(2)]
     order = [question.text for question in mixed([(many, 8), (few, 2)])]
     assert sorted(order) == sorted(question.text for question in [*many, *few])
     assert [text[0] for text in order[:5]].count("b") == 1 and [
         text[0] for text in order[5:]
     ].count("b") == 1
+    later = [question.text for question in mixed([(many, 8), (few[1:], 2)])]
+    assert later == [text for text in order if text != "b0"], "a run that goes on has another order"
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from selfspec.draft.from_models.draft_head import DraftHead
@@ -24,6 +25,15 @@ MAKERS: dict[str, Callable[[LayeredModel], TrainedPart]] = {
     "draft-head": tiny_head,
     "exit-adapter": tiny_adapter,
     "draft-lora": tiny_lora,
+}
+
+
+NONSENSE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "negative": lambda ids: torch.cat([-1 - ids[:1], ids[1:]]),
+    "beyond": lambda ids: torch.cat([ids[:-1], ids[-1:] + 10**6]),
+    "fractional": lambda ids: ids + 0.5,
+    "twice": lambda ids: torch.cat([ids[:1], ids[:1], ids[2:]]),
+    "nan": lambda numbers: torch.full_like(numbers, float("nan")),
 }
 
 
@@ -55,6 +65,24 @@ def test_an_incomplete_part_is_refused_when_it_is_read(kind: str, tmp_path: Path
         (tmp_path / DESCRIPTION).write_text(json.dumps(rest))
         with pytest.raises(BrokenCheckpoint, match=f"is no {kind}: .* lacks .*{name!r}"):
             load_part(tmp_path)
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@pytest.mark.parametrize("nonsense", NONSENSE)
+def test_nonsense_in_a_part_is_refused_when_it_is_read(
+    kind: str, nonsense: str, tmp_path: Path
+) -> None:
+    """Tokens that cannot be, that are named twice, and numbers that are none: all were taken, and
+    drafted rubbish, or failed in the midst of a request."""
+    MAKERS[kind](tiny_llm().model).save(tmp_path)
+    tensors = load_file(tmp_path / TENSORS)
+    numbers = next(name for name, each in tensors.items() if each.is_floating_point())
+    name = numbers if nonsense == "nan" else "vocabulary"
+    tensors[name] = NONSENSE[nonsense](tensors[name])
+    save_file(tensors, tmp_path / TENSORS)
+    expected = {"fractional": "not whole numbers", "twice": "twice", "nan": "not finite"}
+    with pytest.raises(BrokenCheckpoint, match=expected.get(nonsense, "outside 0 to")):
+        load_part(tmp_path)
 
 
 def test_a_model_can_be_let_go_with_its_parts(tmp_path: Path) -> None:

@@ -123,7 +123,8 @@ def test_ours_writes_the_same_and_counts(
     )
     assert sum(counts.verified) == counts.verifications
     assert sum(size * count for size, count in enumerate(counts.verified)) == counts.drafted
-    assert bool(counts.drafted) == (method != "plain")
+    if method != "auto":  # which may find, by measured times, that drafting does not pay
+        assert bool(counts.drafted) == (method != "plain")
 
 
 @pytest.mark.parametrize("method", ["lookup", "early-exit"])

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.agreement import by_coupling, overlap
 from selfspec.core.coupling import earliest, times
-from selfspec.core.randomness import key
+from selfspec.core.randomness import invert, key
 
 
 def some_logits(size: int, width: float, seed: int = 0) -> Tensor:
@@ -97,3 +97,20 @@ def test_agreement_of_distributions_with_nothing_in_common() -> None:
     """0 / 0 in the formula."""
     p, q = torch.tensor([0.5, 0.5, 0.0, 0.0]), torch.tensor([0.0, 0.0, 1.0, 0.0])
     assert by_coupling(p, q) == 0 and by_coupling(p, p) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("chances", "number", "token"),
+    [
+        ([0.0, 0.5, 0.5], 0.0, 1),
+        ([0.25, 0.0, 0.75], 0.25, 2),
+        ([0.5, 0.5], 0.5, 1),
+        ([0.5, 0.5, 0.0], 1 - 2.0**-53, 1),
+    ],
+)
+def test_a_number_at_an_edge_chooses_no_token_of_chance_0(
+    chances: list[float], number: float, token: int
+) -> None:
+    """A token that a filter took out, drawn all the same, once in 2**53 times: no test by chance
+    would meet it."""
+    assert invert(torch.tensor(chances), number) == token

@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.long_runs import earlier, save
+
 from .damage import Kinds, attempt_at
 from .doors import NAMES, Doors, Target, lines, wrong
 
@@ -17,11 +19,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--out", type=Path, help="a JSON to add this run to")
     asked = parser.parse_args()
     print(f"seed {asked.seed}", flush=True)
     dice, end = random.Random(asked.seed), time.monotonic() + 60 * asked.minutes
     targets, values = [Target.of(line) for line in lines("targets.txt")], lines("values.txt")
-    tried = found = 0
+    tried, found = 0, list[str]()
     with tempfile.TemporaryDirectory() as folder:
         kinds, doors = Kinds(Path(folder)), Doors()
         while time.monotonic() < end:
@@ -37,10 +40,13 @@ def main() -> int:
                 where = Path(folder) / f"damaged-{tried}"
                 problem = attempt_at(kinds, dice.choice(sorted(kinds.open)), dice, where)
             if problem:
-                found += 1
+                found.append(problem)
                 print(problem, flush=True)
-    print(f"{tried} attempts, {found} findings")
-    return min(1, found)
+    print(f"{tried} attempts, {len(found)} findings")
+    if asked.out:
+        run = {"seed": asked.seed, "minutes": asked.minutes, "attempts": tried, "findings": found}
+        save(asked.out, "fuzz", "tests.fuzz", {"runs": [*earlier(asked.out, "runs"), run]})
+    return min(1, len(found))
 
 
 if __name__ == "__main__":

@@ -8,11 +8,13 @@ import json
 import os
 import random
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file, save_file
 
 from selfspec import LLM
@@ -21,6 +23,7 @@ from selfspec.core.text_rows import read_rows
 from selfspec.testing import tiny_adapter, tiny_head, tiny_llm, tiny_lora, tiny_tokenizer
 from selfspec.train.own_text import questions_from
 from selfspec.trained.files import TrainedPart, signature
+from tests.model.gguf_files import write as write_gguf
 
 from .doors import PROMPT, SHORT, wrong
 
@@ -30,6 +33,9 @@ VALUES: list[Any] = [
     *("", "x", "0", "float99", "../x", "/dev/zero", "\ud800", "x" * 10**5),
     *([], [0], [1, 2], [-1], ["x"], [[1]], [None], {}, {"x": 1}, [0] * 1000, float("inf")),
 ]
+# what a GGUF file may say of counts, lengths, kinds and numbers
+WORDS = [0, 1, 2, 7, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63 - 1, 2**64 - 1]
+HEADER = {"magic": (0, 4), "version": (4, 4), "tensors": (8, 8), "values": (16, 8), "key": (24, 8)}
 DTYPES = [torch.float64, torch.float16, torch.int64, torch.int8, torch.bool, torch.bfloat16]
 Opened = Callable[[Path], object]
 
@@ -73,6 +79,9 @@ class Kinds:
         tiny_model().save_pretrained(root / "model")
         tiny.save_pretrained(root / "model")
         self.open["model"] = self._load
+        (root / "gguf").mkdir()
+        write_gguf(root / "gguf" / "tiny.gguf", GGMLQuantizationType.Q8_0)
+        self.open["gguf"] = lambda path: self._load(path / "tiny.gguf")
         (root / "rows").mkdir()
         rows = [{"prompt": "hello"}, {"messages": [{"role": "user", "content": "x"}]}]
         rows += [{"turns": ["a", "b"]}, {"instruction": "do", "input": "this"}, {"text": "words"}]
@@ -93,7 +102,9 @@ class Kinds:
         assert found.tokens == self.plain, "another text was written"
 
     def _load(self, path: Path) -> None:
-        LLM.from_pretrained(path).generate(PROMPT, **SHORT)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that a file is expanded
+            LLM.from_pretrained(path).generate(PROMPT, **SHORT)
 
 
 def damaged(kinds: Kinds, kind: str, dice: random.Random, folder: Path) -> str:
@@ -108,6 +119,8 @@ def damaged(kinds: Kinds, kind: str, dice: random.Random, folder: Path) -> str:
         return _other_row(path, dice)
     if path.suffix == ".safetensors" and dice.random() < 0.75:
         return _other_tensor(path, dice)
+    if path.suffix == ".gguf" and dice.random() < 0.75:
+        return _other_word(path, dice)
     return _other_bytes(path, dice)
 
 
@@ -185,6 +198,27 @@ def _other_row(path: Path, dice: random.Random) -> str:
     rows[at], what = _changed(rows[at], dice)
     path.write_text("\n".join(map(json.dumps, rows)))
     return f"row {at}: {what}"
+
+
+def _other_word(path: Path, dice: random.Random) -> str:
+    """Another number in the head of a GGUF file: its own fields, or whatever stands behind the name
+    of a value or of a tensor (the kind of value, its length, sizes of tensors, their kinds)."""
+    data = bytearray(path.read_bytes())
+    names = [b"qwen2.", b"tokenizer.", b"general.", b"blk.", b"token_embd.", b"output"]
+    if dice.random() < 0.4:
+        what = dice.choice(sorted(HEADER))
+        at, size = HEADER[what]
+    else:
+        name = dice.choice(names)
+        starts = [at for at in range(len(data)) if data.startswith(name, at)]
+        at = dice.choice(starts)
+        what, size = f"{name.decode()} at {at}", dice.choice([1, 4, 8])
+        # the length of the name stands 8 before it, what the name is of behind it
+        at += dice.choice([-8, *range(len(name), 60)])
+    word = dice.choice(WORDS) % 2 ** (8 * size)
+    data[at : at + size] = word.to_bytes(size, "little")
+    path.write_bytes(data)
+    return f"{path.name}: {what} = {word}"
 
 
 def _other_tensor(path: Path, dice: random.Random) -> str:

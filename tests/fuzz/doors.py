@@ -183,7 +183,13 @@ def _controlled(name: str, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wrong(attempt: Callable[[], object], may_succeed: bool) -> str | None:
-    """What is wrong with what came of an attempt, or None."""
+    """What is wrong with what came of an attempt, or None. A machine with other work may stand
+    still, so what takes too long is tried once more."""
+    said = _wrong(attempt, may_succeed)
+    return _wrong(attempt, may_succeed) if said and said.startswith("hangs") else said
+
+
+def _wrong(attempt: Callable[[], object], may_succeed: bool) -> str | None:
     try:
         with in_time():
             attempt()

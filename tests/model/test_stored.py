@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import load_file, save_file
-from test_gguf import write
 from test_weights import MACHINES, MARCH, rounded
 
 from selfspec import LLM
@@ -28,6 +27,7 @@ from selfspec.model.copies import copy_in
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.load import gguf_blocks, gguf_file, quantised
 from selfspec.testing import tiny_model
+from tests.model.gguf_files import write
 
 PROMPT = [5, 6, 7] * 6
 

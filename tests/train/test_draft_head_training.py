@@ -350,7 +350,7 @@ def test_more_text_adds_states_and_keeps_the_rest(
     before, held = States(tmp_path / "states"), {}
     for number in before.held_out:
         held[before.where[number]] = True
-    (tmp_path / "states" / "shard-00009.new").mkdir()
+    (tmp_path / "states" / ".shard-00009.0123abcd.new").mkdir()
     read: list[int] = []
     more = [*lines, lines[0]]
     trained(
@@ -364,7 +364,7 @@ def test_more_text_adds_states_and_keeps_the_rest(
     assert len(after.where) == len(lines) and after.where[: len(before.where)] == before.where
     assert read[-1] <= after.tokens - before.tokens
     assert {after.where[number] for number in after.held_out} >= set(held)
-    assert not (tmp_path / "states" / "shard-00009.new").exists()
+    assert not (tmp_path / "states" / ".shard-00009.0123abcd.new").exists()
 
 
 def test_states_are_the_models_own(model: Path, whole: Path) -> None:

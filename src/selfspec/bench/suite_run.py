@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..core.files import clear_left_over
 from ..core.template import ids_of, written
 from ..errors import OptionError
 from ..model.load.placement import parse_device
@@ -219,4 +220,5 @@ def prepare(wishes: Wishes, command: str, out: Path | None) -> Suite:
 
 def open_run(new: SuiteRun, path: Path, fresh: bool = False) -> SuiteRun:
     """A new run, or the one in `path` if that is the same and was interrupted."""
+    clear_left_over(path.parent, path.name)
     return new if fresh else continued(new, path, lambda run: vars(run.plan))

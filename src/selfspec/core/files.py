@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +12,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ..errors import OptionError, ResourceError
+
+_BEGUN = re.compile(r"\..+\.[0-9a-f]{8}\.new")
 
 
 def write_whole(path: Path, data: bytes | str) -> None:
@@ -21,23 +25,46 @@ def write_whole(path: Path, data: bytes | str) -> None:
 
 @contextmanager
 def whole_file(path: Path, durable: bool = False) -> Iterator[BinaryIO]:
-    """A file to write, which takes the place of `path` at the end unless something is raised.
+    """A file to write, which takes the place of `path` at the end unless something is raised."""
+    with whole_path(path, durable) as new, new.open("xb") as file:
+        yield file
+
+
+@contextmanager
+def whole_path(path: Path, durable: bool = False) -> Iterator[Path]:
+    """Where to write a file, or a new folder, which takes the place of `path` at the end unless
+    something is raised.
 
     `durable`: on the disk before it does, so that not even a power cut leaves a torn one. What
     is made again for free, or checked when it is read, need not wait for a disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # what a killed process leaves behind is overwritten by none and found by its name
     new = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.new")
     try:
-        with new.open("xb") as file:
-            yield file
-            if durable:
-                file.flush()
+        yield new
+        if durable and new.is_dir():
+            os.sync()
+        elif durable:
+            with new.open("rb") as file:
                 os.fsync(file.fileno())
         os.replace(new, path)
     finally:
-        new.unlink(missing_ok=True)
+        _remove(new)
+
+
+def clear_left_over(folder: Path, name: str = "") -> None:
+    """Remove what killed processes had begun in a folder where nobody else writes now: of files
+    with names that begin like this."""
+    for stale in folder.glob(".*.new"):
+        if _BEGUN.fullmatch(stale.name) and stale.name.startswith(f".{name}"):
+            _remove(stale)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

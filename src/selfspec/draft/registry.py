@@ -59,6 +59,11 @@ def drafter_class(name: str) -> type[Drafter]:
     return found
 
 
+def _that_draw() -> list[str]:
+    """Drafters of ours that can draw their drafts at random."""
+    return [name for name in BUILT_IN if hasattr(drafter_class(name), "sample")]
+
+
 def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Drafter | None:
     """A drafter from its name and options, or the object that was given."""
     if draft is not None and not isinstance(draft, str | Drafter):
@@ -79,8 +84,7 @@ def make_drafter(draft: str | Drafter | None, options: Mapping[str, Any]) -> Dra
     if options.get("sample") and not hasattr(kind, "sample"):
         raise OptionError(
             f"drafter {draft!r} has no probabilities to draw from, so sample=True would draw "
-            "nothing; leave it out, or draft with early-exit, layer-skip, cosine, kv-subset, "
-            "quantised, draft-model or draft-head"
+            f"nothing; leave it out, or draft with {', '.join(_that_draw())}"
         )
     return with_options(kind, options, f"drafter {draft!r}")
 

@@ -76,6 +76,7 @@ class Question:
     text: str  # as its author wrote it
     ids: Sequence[int]  # as the model reads it
     source: str
+    number: int = 0  # its place in its source
 
     @property
     def key(self) -> str:
@@ -108,11 +109,11 @@ def questions_from(
     """Prompts of rows: a column by name, or the first that is there of `messages`, `turns`,
     `prompt`, `question`, `instruction` (with its `input`), `text`. Of a conversation the last
     message of the user is answered."""
-    for where, row in rows:
+    for number, (where, row) in enumerate(rows):
         messages = _messages(row, where, column)
         text = messages[-1]["content"]
         if text.strip():
-            yield Question(text, _ids(llm, messages), where)
+            yield Question(text, _ids(llm, messages), where, number)
 
 
 def _ids(llm: LLM, messages: list[dict[str, str]]) -> list[int]:
@@ -183,22 +184,25 @@ def made_up(
         for number, result in zip(numbers, results, strict=True):
             text = (openings[number % len(openings)] + result.text).strip()
             if result.finish_reason == "eos" and len(result.tokens) > 4:
-                yield Question(text, _ids(llm, [_user(text)]), f"{MADE_UP} {seed}:{number}")
+                ids = _ids(llm, [_user(text)])
+                yield Question(text, ids, f"{MADE_UP} {seed}:{number}", number)
 
 
 def made_up_so_far(out: Path, seed: int) -> int:
-    """The number after the last made-up prompt that was answered, where a later run begins."""
+    """The number of the last made-up prompt that was answered, where a later run begins: a kill
+    may have come before its last answer."""
     begin = f"{MADE_UP} {seed}:"
     sources = [str(line["source"]) for _, line in _lines(out)]
     numbers = [int(name.removeprefix(begin)) for name in sources if name.startswith(begin)]
-    return max(numbers, default=-1) + 1
+    return max(numbers, default=0)
 
 
 def mixed(sources: Sequence[tuple[Iterable[Question], int]]) -> Iterator[Question]:
-    """Sources, each with its size, spread evenly: a run that is stopped has some of each."""
+    """Sources, each with its size, spread evenly: a run that is stopped has some of each. A
+    question's place follows from its number, so a run that goes on keeps the order."""
 
     def placed(source: Iterable[Question], size: int) -> Iterator[tuple[float, Question]]:
-        return (((index + 0.5) / max(1, size), question) for index, question in enumerate(source))
+        return (((question.number + 0.5) / max(1, size), question) for question in source)
 
     merged = heapq.merge(*(placed(*source) for source in sources), key=itemgetter(0))
     return (question for _, question in merged)

@@ -21,7 +21,7 @@ import torch
 import transformers
 
 from ..core import door
-from ..core.files import write_whole
+from ..core.files import clear_left_over, write_whole
 from ..core.text_rows import require
 from ..errors import DataError, OptionError
 from ..model.families import family_of
@@ -184,6 +184,7 @@ class _Job:
         if (self.folder / "config.json").exists():
             raise OptionError(f"{out} holds a model; name a folder of its own for the part")
         checkpoints.make_folder(self.folder)
+        clear_left_over(self.folder)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         loaded = load(model, dtype="float32", device=device)
         self.name, self.network = Path(loaded.name).name, loaded.model

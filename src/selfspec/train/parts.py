@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from ..core.files import writing
+from ..core.files import whole_path, writing
 from ..errors import OptionError, ResourceError, TrainingError
 from ..model.families import Family, Shape
 from ..trained.files import TrainedPart
@@ -347,13 +346,10 @@ class _Checkpoint:
         for index, moments in self.optimizer.state_dict()["state"].items():
             tensors |= {f"moment.{index}.{name}": value for name, value in moments.items()}
         tensors = {name: value.detach().cpu().contiguous() for name, value in tensors.items()}
-        new = self.path.with_suffix(".new")
         facts = {"run": json.dumps(asdict(run)), "identity": json.dumps(self.identity)}
         try:
-            save_file(tensors, new, facts)
-            with writing(self.path), new.open("rb+") as file:
-                os.fsync(file.fileno())
-                new.replace(self.path)
+            with writing(self.path), whole_path(self.path, durable=True) as new:
+                save_file(tensors, new, facts)
         except SafetensorError as error:
             raise ResourceError(
                 f"the checkpoint {self.path} cannot be written ({error}); the one before it is as "

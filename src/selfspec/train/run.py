@@ -29,7 +29,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from ..core.files import writing
+from ..core.files import clear_left_over, writing
 from ..core.text_rows import require
 from ..errors import OptionError, TrainingError, Unavailable, UnsupportedModel, nearest
 from ..model.families import shape_of
@@ -194,6 +194,8 @@ def _prepare(out: Path, files: Sequence[str | Path], options: TrainOptions) -> P
             f"{out} holds another model, which would be overwritten; name another folder"
         )
     checkpoints.make_folder(out / "checkpoints")
+    for folder in (out, out / "checkpoints"):
+        clear_left_over(folder)
     return out
 
 

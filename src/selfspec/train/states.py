@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..core.files import write_whole, writing
+from ..core.files import clear_left_over, whole_path, write_whole, writing
 from ..core.text_rows import Row, read_rows
 from ..errors import OptionError, ResourceError, TrainingError
 from ..model.compute.cache import RowSpan
@@ -223,12 +222,11 @@ def _prepare(folder: Path, base: dict[str, Any], options: StateOptions) -> None:
             )
     else:
         write_whole(about, json.dumps({**wanted, "base": base}))
-    for path in folder.glob("*.new"):  # what a killed run left behind
-        shutil.rmtree(path)
+    clear_left_over(folder)
 
 
 def _shards(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.glob("shard-*") if path.suffix != ".new")
+    return sorted(folder.glob("shard-?????"))
 
 
 def _write_shard(
@@ -243,16 +241,13 @@ def _write_shard(
     pieces = [_computed(model, group, options) for group in _groups(shard)]
     computed = [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
     target = folder / f"shard-{len(_shards(folder)):05}"
-    new = target.with_name(target.name + ".new")
     share = options.held_out
     facts = [[text.name, len(text.tokens), text.begin, text.held_out(share)] for text in shard]
-    with writing(target):
+    with writing(target), whole_path(target, durable=True) as new:
         new.mkdir()
         for name, array in zip(ARRAYS, (tokens, *computed), strict=True):
             np.save(new / f"{name}.npy", array)
         (new / "shard.json").write_text(json.dumps({"conversations": facts}), encoding="utf-8")
-        os.sync()
-        new.rename(target)
 
 
 def _groups(shard: Sequence[Conversation]) -> Iterator[list[Conversation]]:

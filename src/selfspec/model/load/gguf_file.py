@@ -21,12 +21,15 @@ import numpy as np
 import torch
 from filelock import FileLock
 
+from ...core.door import is_whole, shown
 from ...core.user_cache import cache_root
 from ...errors import BrokenCheckpoint, ModelError, UnsupportedModel
 from ..compute.memory import gigabytes
 from .checkpoint import AGAIN, first_line, quiet_transformers, require_disk, require_memory
 from .demo import convert_gguf, make_cache
 
+_HEADS = ("attention.head_count", "attention.head_count_kv")
+_SIZES = ("embedding_length", "feed_forward_length", *_HEADS)
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _COPIES = 2.5  # of the expanded weights, in memory at the peak of a conversion
 _OTHER = "Use another quantisation of the model (Q4_K_M and Q8_0 are read)."
@@ -88,7 +91,9 @@ def by_transformers(path: Path) -> Iterator[None]:
     try:
         with quiet_transformers(bars=False):
             yield
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # whatever it is: the file is another's, and so is its reader
+        if isinstance(error, OSError) and error.errno:  # of the disk
+            raise
         raise ModelError(
             f"transformers cannot convert {path}: {first_line(error)}. Use a safetensors copy of "
             "the model, or a newer transformers."
@@ -127,12 +132,29 @@ def architecture_of(reader: Any) -> str:
     return "" if field is None else str(field.contents())
 
 
+def require_sizes(path: Path, reader: Any) -> None:
+    """Raise if a file says that its model has more layers than the file has tensors, or is wider
+    than all of them: such a model would be built for hours, or fill the memory."""
+    widest = max((int(size) for tensor in reader.tensors for size in tensor.shape), default=0)
+    limits = dict.fromkeys(_SIZES, widest) | {"block_count": len(reader.tensors)}
+    for name, most in limits.items():
+        field = reader.fields.get(f"{architecture_of(reader)}.{name}")
+        said = None if field is None else field.contents()
+        for value in said if isinstance(said, list) else [] if said is None else [said]:
+            if not is_whole(value) or not 0 <= value <= most:
+                raise BrokenCheckpoint(
+                    f"{path} says {name}={shown(value)}, and its tensors allow 0 to {most}: it "
+                    f"is corrupt. {AGAIN}"
+                )
+
+
 def _checked_elements(path: Path) -> int:
     """How many numbers the file holds. Raises if one of them cannot be read."""
     import gguf
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES
 
     reader = opened_file(path)
+    require_sizes(path, reader)
     architecture = architecture_of(reader)
     known = set(GGUF_SUPPORTED_ARCHITECTURES) - {"general", "tokenizer"}
     spellings = (architecture.replace("moe", "_moe"), architecture.replace("-", "_"))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,14 @@ from ..compute.grouped import Blocks, Grouped
 from ..compute.stored import StoredEmbedding, StoredLinear
 from .checkpoint import AGAIN, read_json
 from .gguf_blocks import FLOATS, FORMATS, decoded, row_bytes
-from .gguf_file import architecture_of, by_transformers, made_once, opened_file, place
+from .gguf_file import (
+    architecture_of,
+    by_transformers,
+    made_once,
+    opened_file,
+    place,
+    require_sizes,
+)
 
 TABLE = "tensors.json"
 VERSION = "-blocks-1"  # of the table, and of what our kernels run
@@ -42,6 +49,7 @@ def stored_folder(path: Path) -> tuple[Path, str]:
 
 def _write(path: Path, work: Path) -> None:
     reader = opened_file(path)
+    require_sizes(path, reader)
     table: dict[str, Any] = {"why_expanded": _why_expanded(reader)}
     if not table["why_expanded"]:
         table |= _tensors(path, reader)
@@ -105,7 +113,7 @@ class StoredTensors:
 
     def matrix(self, name: str, order: Tensor | None = None) -> Blocks:
         """A tensor of two dimensions. `order`: which of its rows stands at each place."""
-        facts = self._facts(name)
+        facts = self._facts(name, 2)
         (outputs, inputs), kind = facts["shape"], facts["kind"]
 
         def read(begin: int, end: int) -> Grouped | Tensor:
@@ -118,17 +126,32 @@ class StoredTensors:
 
     def vector(self, name: str) -> Tensor:
         """A tensor of one dimension, float32."""
-        facts = self._facts(name)
+        facts = self._facts(name, 1)
         found = decoded(facts["kind"], self._rows({**facts, "shape": [1, *facts["shape"]]}, 0, 1))
         return found.float()[0]
 
-    def _facts(self, name: str) -> dict[str, Any]:
+    def require(self, name: str, least: Sequence[int]) -> None:
+        """Raise unless a tensor is as large as the model needs it. A matrix may have more rows."""
+        shape = self._facts(name, len(least))["shape"]
+        rows = shape[0] - least[0]
+        if shape[1:] != [*least[1:]] or rows < 0 or (rows and len(least) == 1):
+            raise BrokenCheckpoint(
+                f"{self.file} has {name} of shape {shape}, and its own numbers ask for "
+                f"{[*least]}. {AGAIN}"
+            )
+
+    def _facts(self, name: str, dimensions: int) -> dict[str, Any]:
         if name not in self.tensors:
             raise BrokenCheckpoint(
                 f"{self.file} lacks the tensor {name}, without which its {self.architecture} model "
                 f"cannot run. {AGAIN}"
             )
         facts: dict[str, Any] = self.tensors[name]
+        if len(facts["shape"]) != dimensions:
+            raise BrokenCheckpoint(
+                f"{self.file} has {name} of shape {facts['shape']}, not of {dimensions} "
+                f"dimensions. {AGAIN}"
+            )
         return facts
 
     def _rows(self, facts: dict[str, Any], begin: int, end: int) -> Tensor:
@@ -155,8 +178,23 @@ def stored_model(folder: Path, config: Any, options: dict[str, Any]) -> Any:
     from .empty import empty_model  # here: a model that was loaded before needs none
 
     model = empty_model(config, options)
-    fill(model, places_of(model, folder), folder)
+    places = places_of(model, folder)
+    _require_vectors(model, places, StoredTensors.of(folder))
+    fill(model, places, folder)
     return model.eval().requires_grad_(False)
+
+
+def _require_vectors(
+    model: nn.Module, places: Iterable[dict[str, Any]], held: StoredTensors
+) -> None:
+    """Raise unless norms, biases and the embedding are those of this model. Other matrices are
+    compared when they are put into their places."""
+    for spot in places:
+        part = model.get_submodule(spot["path"])
+        for each in spot["vectors"]:
+            held.require(f"{spot['name']}.{each}", [part.get_parameter(each).numel()])
+        if isinstance(part, nn.Embedding):
+            held.require("token_embd.weight", [part.num_embeddings, part.embedding_dim])
 
 
 def places_of(model: nn.Module, folder: Path) -> list[dict[str, Any]]:

@@ -1,0 +1,73 @@
+"""Short runs of `tests/endurance`: commands that are killed, and memory after some requests.
+Long ones are made by hand, and their results committed."""
+
+from __future__ import annotations
+
+import pytest
+
+from selfspec.model.compute.cache import _index_of
+from selfspec.testing import tiny_llm
+from tests.endurance import memory
+from tests.endurance.commands import COMMANDS, prepare
+from tests.endurance.kills import Command, Killer, differences
+from tests.endurance.memory import Measured, Reading, measured
+
+OFTEN = ("train", "data", "demo")  # the others with --full: they take longer
+
+
+@pytest.fixture(scope="module")
+def killer(tmp_path_factory: pytest.TempPathFactory) -> Killer:
+    world = tmp_path_factory.mktemp("world")
+    prepare(world)
+    return Killer(world, tmp_path_factory.mktemp("work"))
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda each: each.name)
+def test_a_killed_command_goes_on_to_the_same_result(
+    killer: Killer, command: Command, request: pytest.FixtureRequest
+) -> None:
+    """Answers that a resumed run loses, writes twice or in another order, and files that it
+    mistakes for whole ones."""
+    if command.name not in OFTEN and not request.config.getoption("--full"):
+        pytest.skip("takes longer: --full")
+    found = killer.killed(command, kills=2, seed=1, tell=lambda said: None)
+    assert len(found.killed_at) == 2 and found.compared >= 1, "nothing was killed, or compared"
+    assert not found.failures and not found.differences and not found.left_running
+
+
+def test_what_differs_is_seen() -> None:
+    """A comparison that sees only what both have."""
+    assert differences({"a": "1", "b": "2"}, {"a": "1", "c": "2"}) == ["b", "c"]
+    assert differences({"a": "1"}, {"a": "2"}) == ["a"] and not differences({"a": "1"}, {"a": "1"})
+
+
+def test_memory_is_flat_after_the_first_requests() -> None:
+    """A result, a session, a row or a text that every request leaves behind. The last assertion
+    shows that one small object a request would be seen."""
+    found = measured("tiny", requests=300, turns=150, seed=0, every=75)
+    assert found.flat, found.as_dict()["grown"]
+    assert max(each.kept_chats for each in found.turns) > 0, "no chat was kept"
+    llm, kept = tiny_llm(), list[object]()
+    leaking = memory.readings(llm, 200, lambda number: kept.append([number]), 50)
+    assert Measured.growth(leaking), "a list a request is not seen"
+
+
+def test_growth_of_each_kind_is_said() -> None:
+    """Bytes of tensors that grow while the number of objects does not."""
+    first = Reading(100, 1000, 10_000, 10_000, 1, 0)
+    assert Measured.growth([first, Reading(200, 1001, 10_100, 10_000, 9**9, 2)]) == []
+    for other in (
+        Reading(200, 1100, 10_000, 10_000, 1, 0),
+        Reading(200, 1000, 90_000, 10_000, 1, 0),
+        Reading(200, 1000, 10_000, 20_000, 1, 0),
+        Reading(200, 1000, 10_000, 10_000, 1, 3),
+    ):
+        assert len(Measured.growth([first, other])) == 1
+
+
+def test_sets_of_layers_are_not_all_remembered() -> None:
+    """An entry for every set of layers that `cosine` ever skipped, which only a deep model shows:
+    one of 30 layers has a thousand million of them."""
+    for number in range(2000):
+        _index_of(tuple(layer for layer in range(12) if not number >> layer & 1) or (0,))
+    assert _index_of.cache_info().currsize < 1000
