@@ -70,7 +70,7 @@ class LLM:
         self.eos = door.own_ends(generation_config, tokenizer)
         """Tokens that end a text, by the model's own files."""
         penalty = getattr(generation_config, "repetition_penalty", None)
-        self._default_sampling = SamplingParams(
+        self.default_sampling = SamplingParams(
             repetition_penalty=1.0 if penalty is None else penalty
         )
 
@@ -334,7 +334,7 @@ class LLM:
         eos = self.eos if eos is None else eos
         sampling = options["sampling"]
         samplers = row_samplers(
-            self._default_sampling if sampling is None else sampling,
+            self.default_sampling if sampling is None else sampling,
             ids,
             cast("Sequence[LogitsProcessor]", processors),
             eos,

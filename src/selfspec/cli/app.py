@@ -29,6 +29,7 @@ from .info import info
 from .inspect import inspect
 from .quantise import quantise
 from .report import report
+from .serve import serve
 from .sweep import sweep
 from .train import train
 
@@ -78,6 +79,7 @@ app = typer.Typer(
 for command in (
     generate,
     chat,
+    serve,
     info,
     quantise,
     drafters,
