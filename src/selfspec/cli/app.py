@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import SelfspecError
 from .bench import bench
+from .bench_serve import bench_serve
 from .chat import chat
 from .common import stderr
 from .data import data
@@ -90,6 +91,7 @@ for command in (
     inspect,
     sweep,
     bench,
+    bench_serve,
     report,
 ):
     app.command(help=paragraphs(command))(command)

@@ -39,7 +39,7 @@ def serve(
         str, _server("--draft", help="The drafter of requests that name none.")
     ] = "auto",
     rows: Annotated[int, _limit("--rows", min=1, help="Requests worked on at once.")] = 16,
-    context: Annotated[
+    room: Annotated[
         int | None,
         _limit("--context", min=2, help="Most tokens of a request, prompt and answer together."),
     ] = None,
@@ -72,7 +72,7 @@ def serve(
             f"--draft={draft} needs more than the model; use one of {', '.join(DRAFTS)}"
         )
     limits = Limits(
-        rows=rows, context=context, queue=queue, queue_seconds=queue_seconds,
+        rows=rows, context=room, queue=queue, queue_seconds=queue_seconds,
         seconds=request_seconds, drain_seconds=drain_seconds, body=body_bytes, choices=choices,
     )  # fmt: skip
     given = served_name or (None if Path(name).is_dir() else name)

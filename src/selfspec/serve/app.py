@@ -51,18 +51,19 @@ def create_app(service: Service) -> FastAPI:
     return app
 
 
-async def _refused(_: Request, error: Exception) -> Response:
+async def _refused(request: Request, error: Exception) -> Response:
+    if isinstance(error, RequestValidationError):
+        return answer(problem_of_body(error, request.url.path))
     return answer(_problem(error))
 
 
 def _problem(error: Exception) -> Problem:
-    if isinstance(error, RequestValidationError):
-        return problem_of_body(error)
     if not isinstance(error, HTTPException):
         return problem_of(error)
     if isinstance(error.__cause__, Problem):  # while the body was read
         return error.__cause__
-    words = {404: "there is no such path here", 405: "this path has other methods"}
+    said = "the body cannot be read as JSON in UTF-8; send an object"
+    words = {400: said, 404: "there is no such path here", 405: "this path has other methods"}
     return Problem(words.get(error.status_code, str(error.detail)), error.status_code)
 
 

@@ -215,3 +215,11 @@ class DetokenizeRequest(Fields):
 
     model: str | None = None
     tokens: list[Token]
+
+
+BODIES: Mapping[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
