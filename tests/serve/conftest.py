@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,17 @@ from selfspec.serve.service import Service
 from selfspec.serve.settings import Limits, Settings
 from selfspec.testing import tiny_tokenizer
 from test_drafter_conformance import alike
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    """A command's handlers on streams that are gone by the next test."""
+    loggers = [logging.getLogger(name) for name in ("selfspec.serve", "uvicorn")]
+    before = [(each.handlers, each.propagate, each.level) for each in loggers]
+    yield
+    for each, (handlers, propagate, level) in zip(loggers, before, strict=True):
+        each.handlers, each.propagate = handlers, propagate
+        each.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -60,7 +60,7 @@ def refused(found: httpx.Response, status: int, param: str | None = None) -> str
         ({"stop": ["a", 3]}, "stop.1", "valid string"),
         ({"stop_token_ids": [259]}, "stop_token_ids", "vocabulary ends at 258"),
         ({"logit_bias": {"300": 1}}, "logit_bias", "vocabulary ends at 258"),
-        ({"logit_bias": {"a": 1}}, "logit_bias.a.key", "pattern"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a", "pattern"),
         ({"top_logprobs": 2}, None, "needs logprobs"),
         ({"stream_options": {"include_usage": True}}, None, "belong to a stream"),
         ({"messages": []}, "messages", "at least 1 item"),
@@ -77,7 +77,8 @@ def test_a_mistake_is_answered_with_its_field(
     client: httpx.Client, more: dict[str, Any], param: str | None, words: str
 ) -> None:
     """A typo that is swallowed, a message that names no field, a mistake that is a 500."""
-    found = client.post("/v1/chat/completions", json={**HELLO, **more})
+    body, kind = json.dumps({**HELLO, **more}), {"Content-Type": "application/json"}
+    found = client.post("/v1/chat/completions", content=body, headers=kind)
     assert words in refused(found, 404 if param == "model" else 400, param)
 
 
@@ -328,5 +329,7 @@ def test_figures_have_the_names_that_people_know(serving: Any) -> None:
             for at in range(3)
         ]
         assert sum(filter(None, places)) == accepted
+        route = '{route="/v1/completions",status="200"}'
+        assert f"selfspec:http_requests_total{route} 1.0" in text
         for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"):
             assert f"selfspec:{name} 0.0" in text, name

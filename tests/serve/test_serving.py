@@ -289,7 +289,7 @@ def test_a_client_that_leaves_frees_its_row(
     """Work that goes on after a disconnect."""
     worker = service.worker
     assert worker is not None
-    asked = {**body_of(max_tokens=450, ignore_eos=True), "stream": streamed}
+    asked = {**body_of(max_tokens=400, ignore_eos=True), "stream": streamed}
     with httpx.Client(base_url=client.base_url) as other:
         if streamed:
             with other.stream("POST", "/v1/chat/completions", json=asked) as found:

@@ -15,7 +15,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
-from ..control.costs import FIRST_LENGTH, FIRST_LOOK, Checks, CostModel, Looks, best
+from ..control.costs import FIRST_LENGTH, FIRST_LOOK, Checks, CostModel, Looks, best, shared
 from ..core.contract import Budget, Draft, Outcome, RoundTime
 from ..errors import OptionError
 from ..model.layered import LayeredModel
@@ -114,6 +114,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._arms, self._most = arms, most
         self._chosen: _Arm | None = None
         self._asked: Sequence[int] = ()
+        self._rows: Sequence[int] = ()
         self._checks = Checks()
         self.control = self
 
@@ -127,7 +128,18 @@ class AutoSession(JoinedSession, ControlSession):
         if self._chosen:
             self._chosen.rounds += 1
         self._asked = [min(tokens, room) for room in rooms]
+        if self._chosen:
+            costs = self._chosen.costs
+            self._asked = shared(costs, self._rows, rooms, most, beside) or self._asked
         return Budget(self._asked)
+
+    def about(self, rows: Sequence[int]) -> None:
+        self._rows = rows
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        for arm in self._arms:
+            arm.costs.forget(row)
 
     def _choose(self, rows: int, most: int, beside: int) -> tuple[_Arm | None, int]:
         """Who drafts this round, and how much: the best offer, or one that is due for a look."""

@@ -72,8 +72,8 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         service = self._service
-        late = self._until is not None and time.monotonic() > self._until
-        if late or service.drained or not service.healthy:
+        done = self._until is not None and (service.drained or time.monotonic() > self._until)
+        if done or not service.healthy:
             self.should_exit = True
         return bool(await super().on_tick(counter))
 

@@ -86,7 +86,7 @@ class Service:
         if not self._keys:
             return True
         scheme, _, key = (header or "").partition(" ")
-        given = key.strip().encode("utf-8", "surrogateescape")
+        given = key.strip().encode("latin-1", "replace")  # as bytes, which is how headers come
         found = [hmac.compare_digest(given, each) for each in self._keys]
         return scheme.lower() == "bearer" and any(found)
 
