@@ -21,6 +21,7 @@ from selfspec.draft.base import Drafter, DraftSession
 from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.serve.job import Event, Job
+from selfspec.serve.pace import Pace
 from selfspec.serve.problems import Problem
 from selfspec.serve.settings import Limits, context_for
 from selfspec.serve.worker import Worker
@@ -323,3 +324,30 @@ def test_room_is_counted_before_anything_runs() -> None:
         context_for(model, Limits(rows=2, context=400), free=each * 2 * 300)
     with pytest.raises(OptionError, match="more than the model's 512"):
         context_for(model, Limits(context=513))
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_nor_stops_it() -> None:
+    """A first token that comes after somebody's whole book, or a book that is never read because
+    short prompts keep coming."""
+    generation = Generation(llm().model, rows=4, chunk=32)
+    long = generation.admit(plain([7] * 400, 2))
+    generation.step()
+    for number in range(3):
+        short = generation.admit(plain([number] * 30, 1))
+        before, rounds = long.settled, 0
+        while short in generation.rows:
+            generation.step()
+            rounds += 1
+        assert rounds <= 2
+        assert long.settled >= before + 8 * rounds, "a quarter of each chunk is its own"
+
+
+def test_chunks_are_as_large_as_time_allows() -> None:
+    """Rounds that last seconds while a prompt is read, or a prompt in crumbs on a fast machine."""
+    slow, fast = Pace(), Pace()
+    for _ in range(6):
+        for pace, each in ((slow, 0.1), (fast, 0.0001)):
+            size = pace.chunk()
+            pace.observe(size, 1.0 + each * size)
+            pace.observe(0, 1.0)
+    assert slow.chunk() == 16 and fast.chunk() == 512

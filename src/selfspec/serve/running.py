@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from socket import socket
 from types import FrameType
 
 import uvicorn
@@ -77,12 +78,12 @@ class Server(uvicorn.Server):
             self.should_exit = True
         return bool(await super().on_tick(counter))
 
-    async def shutdown(self, sockets: object = None) -> None:
+    async def shutdown(self, sockets: list[socket] | None = None) -> None:
         """Rows that are left are told before their connections are closed."""
         if self._service.worker is not None:
             whole = self._service.worker.stop(0)
             log.info("stopped", extra={"fields": {"whole": whole}})
-        await super().shutdown(None)
+        await super().shutdown(sockets)
 
     @property
     def port(self) -> int:

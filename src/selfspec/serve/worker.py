@@ -30,7 +30,9 @@ log = logging.getLogger("selfspec.serve")
 class Worker:
     """Runs jobs. `start` begins, `submit` and `leave` may be called from any thread."""
 
-    def __init__(self, llm: LLM, limits: Limits | None = None, metrics: Metrics | None = None):
+    def __init__(
+        self, llm: LLM, limits: Limits | None = None, metrics: Metrics | None = None
+    ) -> None:
         self.llm, self.limits = llm, limits or Limits()
         self.context = context_for(llm.model, self.limits)
         self.metrics = metrics or Metrics()
