@@ -345,7 +345,7 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_nor_stops_it() -> None:
 def test_chunks_are_as_large_as_time_allows() -> None:
     """Rounds that last seconds while a prompt is read, or a prompt in crumbs on a fast machine."""
     slow, fast = Pace(), Pace()
-    for _ in range(6):
+    for _ in range(16):
         for pace, each in ((slow, 0.1), (fast, 0.0001)):
             size = pace.chunk()
             pace.observe(size, 1.0 + each * size)
