@@ -68,6 +68,11 @@ def service(server: tuple[httpx.Client, Service]) -> Service:
     return server[1]
 
 
+def api(client: httpx.Client) -> str:
+    """Where openai's clients find the server."""
+    return str(client.base_url).rstrip("/") + "/v1"
+
+
 @pytest.fixture
 def sdk(client: httpx.Client) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{client.base_url}v1/", api_key="-", max_retries=0)
+    return openai.OpenAI(base_url=api(client), api_key="-", max_retries=0)
