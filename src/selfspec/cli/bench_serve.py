@@ -50,35 +50,43 @@ def bench_serve(
 
     Example:  selfspec bench-serve http://127.0.0.1:8000 --callers 1,4 --out serving.json
     """
-    try:
-        from ..bench.serving import ServeRun, Target, markdown, measure, model_at, run_of
-    except ImportError as error:
-        raise Unavailable(
-            f"callers need {error.name}; install it: pip install 'selfspec[bench]'"
-        ) from error
+    serving = _serving()
     from ..bench.provenance import gather
     from ..bench.schema import read, write
     from ..core.options import numbers
 
     if show is not None:
-        typer.echo(markdown(read(ServeRun, show)))
+        typer.echo(serving.markdown(read(serving.ServeRun, show)))
         return
     key = os.environ.get(KEY)
     url = url.rstrip("/").removesuffix("/v1")
-    target = Target(url, model or model_at(url, key), max_tokens, key, _fields(field or ()))
+    target = serving.Target(
+        url, model or serving.model_at(url, key), max_tokens, key, _fields(field or ())
+    )
 
     def tell(crowd: Any) -> None:
         served = f"{len(crowd.served)} of {len(crowd.asked)} served"
         rate = f"{crowd.tokens_per_second:.1f} tokens/s"
         common.stderr().print(f"{crowd.callers} callers: {served}, {rate}")
 
-    crowds = measure(target, numbers(callers, "--callers"), requests, words, tell)
+    crowds = serving.measure(target, numbers(callers, "--callers"), requests, words, tell)
     command = command_line(sys.argv[1:], [url, *([str(out)] if out else [])])
     provenance = gather(command, 0, {"selfspec": __version__})
-    run = run_of(provenance, server, target, words, crowds)
+    run = serving.run_of(provenance, server, target, words, crowds)
     if out is not None:
         write(run, out)
-    typer.echo(markdown(run))
+    typer.echo(serving.markdown(run))
+
+
+def _serving() -> Any:
+    """The room's module, once its package is there."""
+    try:
+        from ..bench import serving
+    except ImportError as error:
+        raise Unavailable(
+            f"callers need {error.name}; install it: pip install 'selfspec[bench]'"
+        ) from error
+    return serving
 
 
 def _fields(texts: Any) -> dict[str, Any]:

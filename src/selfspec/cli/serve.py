@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,12 +59,7 @@ def serve(
 
     Example:  selfspec serve demo --port 8000
     """
-    try:
-        from ..serve.running import serve as run
-    except ImportError as error:
-        raise Unavailable(
-            f"the server needs {error.name}; install it: pip install 'selfspec[serve]'"
-        ) from error
+    run = _runner()
     from ..serve.service import Service
     from ..serve.settings import DRAFTS, Limits, Settings
 
@@ -79,6 +75,17 @@ def serve(
     settings = Settings(limits, keys_from(api_key_file), cors or (), draft, given)
     typer.echo(f"serving {name} on http://{host}:{port}/v1 (loading; /ready says when)", err=True)
     run(Service(settings), lambda: common.open_model(name, model), host, port)
+
+
+def _runner() -> Callable[..., None]:
+    """What serves, once its packages are there."""
+    try:
+        from ..serve.running import serve as run
+    except ImportError as error:
+        raise Unavailable(
+            f"the server needs {error.name}; install it: pip install 'selfspec[serve]'"
+        ) from error
+    return run
 
 
 def keys_from(file: Path | None) -> list[str]:
