@@ -33,7 +33,7 @@ DOCUMENTS = [
 ]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # not ours
-ORDINARY = {"cd", "echo", "export", "git", "pip", "python", "python3", "ruff", "source", "."}
+ORDINARY = {"cd", "curl", "echo", "export", "git", "pip", "python", "python3", "ruff", "source", "."}
 PIPED = re.compile(r"\s(?:\||&&|\|\||;)\s")
 
 
@@ -105,7 +105,8 @@ def script_complaint(words: list[str]) -> str | None:
         return f"there is no {words[0]}"
     if not os.access(script, os.X_OK):
         return f"{words[0]} is not executable"
-    return selfspec_complaint(["demo", *words[1:]]) if script.name == "demo" else None
+    named = script.name in ("demo", "serve")
+    return selfspec_complaint([script.name, *words[1:]]) if named else None
 
 
 def extras_complaint(words: list[str]) -> str | None:
@@ -337,6 +338,7 @@ def test_the_checker_knows_wrong_from_right() -> None:
         "scripts/demo",
         "scripts/bench",
         "scripts/head",
+        "scripts/serve",
         ".ci/run",
     ],
 )

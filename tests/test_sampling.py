@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import (
     LogitsProcessor,
     LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
     MinPLogitsWarper,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
@@ -202,6 +203,20 @@ def test_presence_and_frequency_count_the_output_only() -> None:
     expected[1, 2] -= 0.5 + 0.25
     expected[1, 4] -= 0.5 + 3 * 0.25
     torch.testing.assert_close(ours, expected)
+
+
+def test_ends_that_come_too_early_cannot_be_chosen() -> None:
+    """An answer that ends at once although a least length was asked for, or never ends after it."""
+    logits, prompt, ends = some_logits(1, 12), [3, 4, 5], [2, 7]
+    logits[0, 7] = 50  # wants to end
+    params = SamplingParams(min_new_tokens=2)
+    sampler = Sampler(params, prompt_length=len(prompt), ends=ends)
+    theirs = MinNewTokensLengthLogitsProcessor(3, 2, ends, device="cpu")
+    for new in range(4):
+        context = [*prompt, *[1] * new]
+        expected = theirs(torch.tensor([context]), logits.clone())
+        assert torch.equal(sampler.process(logits, [context]), expected), new
+    assert not sampler.plain and Sampler(params).plain, "without ends there is nothing to keep away"
 
 
 def test_penalties_ignore_ids_beyond_the_head() -> None:

@@ -68,9 +68,10 @@ class LLM:
         self._notes = notes
         self._lock = threading.RLock()
         self._chats = ChatCaches()
-        self._eos = _eos_tokens(generation_config, tokenizer)
+        self.eos = door.own_ends(generation_config, tokenizer)
+        """Tokens that end a text, by the model's own files."""
         penalty = getattr(generation_config, "repetition_penalty", None)
-        self._default_sampling = SamplingParams(
+        self.default_sampling = SamplingParams(
             repetition_penalty=1.0 if penalty is None else penalty
         )
 
@@ -319,18 +320,33 @@ class LLM:
     def _start(
         self, prompts: Sequence[Prompt], options: Options, chats: ChatCaches | None = None
     ) -> Call:
+        requests, texts = self.prepared(prompts, options)
+        cache = chats.take(requests[0].prompt) if chats else None
+        generation = self.generation(cache=cache, rows=len(requests))
+        return Call(generation, requests, texts, chats)
+
+    def generation(self, **how: Any) -> Generation:
+        """Rows of this model's, none so far. Its steps take turns with those of all calls."""
+        return Generation(self.model, lock=self._lock, **how)
+
+    def prepared(
+        self, prompts: Sequence[Prompt], options: Options
+    ) -> tuple[list[Request], list[RowText]]:
+        """What these options ask of the engine, and where each prompt's new text is gathered."""
         ids = [self.encode(prompt) for prompt in prompts]
         stop = door.stops(options["stop"])
         criteria = door.callables("stopping_criteria", options["stopping_criteria"])
         processors = door.callables("logits_processors", options["logits_processors"])
         texts = [RowText(self.words, stop) for _ in ids]
         eos = door.ends(options["eos"], self.model.shape.vocabulary)
-        sampling, own = options["sampling"], self._eos if eos is None else eos
+        eos = self.eos if eos is None else eos
+        sampling = options["sampling"]
         samplers = row_samplers(
-            self._default_sampling if sampling is None else sampling,
+            self.default_sampling if sampling is None else sampling,
             ids,
             cast("Sequence[LogitsProcessor]", processors),
-            [self.grammars.allowed(each, own) for each in grammars(options["grammar"], len(ids))],
+            eos,
+            [self.grammars.allowed(each, eos) for each in grammars(options["grammar"], len(ids))],
         )
         drafting, controlling = options["draft_options"], options["control_options"]
         drafter, controller = resolve(options["draft"], drafting, options["control"], controlling)
@@ -343,7 +359,7 @@ class LLM:
                 prompt=prompt,
                 sampler=sampler,
                 max_new_tokens=new,
-                eos=own,
+                eos=eos,
                 stop_checks=[
                     *text.stop_checks,
                     *([CriteriaCheck(cast(Any, criteria), prompt)] if criteria else []),
@@ -354,9 +370,7 @@ class LLM:
             )
             for prompt, sampler, text in zip(ids, samplers, texts, strict=True)
         ]
-        cache = chats.take(ids[0]) if chats else None
-        generation = Generation(self.model, cache=cache, rows=len(ids), lock=self._lock)
-        return Call(generation, requests, texts, chats)
+        return requests, texts
 
     def encode(self, prompt: Prompt) -> list[int]:
         """A prompt as token ids. Ids stay what they are."""
@@ -389,12 +403,3 @@ def use_threads(threads: int | None) -> None:
     if threads is not None:
         remedy = "more would only wait for each other; leave it out, and torch decides"
         torch.set_num_threads(door.whole("threads", threads, 1, remedy, door.THREADS))
-
-
-def _eos_tokens(
-    generation_config: Any, tokenizer: PreTrainedTokenizerBase | Words | None
-) -> frozenset[int]:
-    eos = getattr(generation_config, "eos_token_id", None)
-    if eos is None and tokenizer is not None:
-        eos = tokenizer.eos_token_id
-    return door.own_ends(eos)

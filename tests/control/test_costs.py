@@ -4,11 +4,13 @@ earlier requests."""
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from selfspec.control.cost_aware import CostAware
 from selfspec.control.costs import (
     AT_ONCE,
     FIRST_CHANCE,
@@ -23,6 +25,7 @@ from selfspec.control.costs import (
     Looks,
     Share,
     best,
+    shared,
 )
 from selfspec.control.curves import STALE, Curve, Curves
 from selfspec.core.contract import RoundTime
@@ -345,3 +348,55 @@ def test_no_pass_is_tried_that_is_far_larger_than_all_before() -> None:
         made = [4] * rows
         model.observe(outcome_of(made, made), RoundTime(1e-6, 1.0, 0.0), made)
         assert len(model.rates(rows, 48)) - 1 == 9
+
+
+# ----------------------------------------------------------------------------- rows share a budget
+
+
+def test_a_shared_budget_goes_where_drafts_are_kept() -> None:
+    """Rows whose drafts are never kept that cost as much as those whose drafts always are."""
+    model = CostModel()
+    for _ in range(60):
+        model.observe(outcome_of([3, 3], [3, 0]), RoundTime(0.1, 1.2, 0.0), [3, 3])
+        model.observe(outcome_of([0, 0], [0, 0]), RoundTime(0.0, 1.0, 0.0), [])
+    good, bad = model.allotted([0, 1], [9, 9], 6)
+    assert good >= 3 and bad == 0
+    assert model.allotted([0, 1], [2, 9], 6)[0] == 2, "a row without room gets no more"
+    assert model.allotted([1, 0], [9, 9], 6) == [bad, good], "it goes by row and not by place"
+    model.forget(0)
+    alike = CostModel()
+    for _ in range(60):
+        alike.observe(outcome_of([2, 2], [2, 2]), RoundTime(0.1, 1.2, 0.0), [2, 2])
+        alike.observe(outcome_of([0, 0], [0, 0]), RoundTime(0.0, 1.0, 0.0), [])
+    first, second = alike.allotted([0, 1], [9, 9], 2)
+    assert first == second == best(alike.rates(2, 2)) == 2
+
+
+def test_a_shared_budget_may_be_nothing() -> None:
+    """Drafts that are made because somebody has to get the budget."""
+    model = CostModel()
+    for _ in range(60):
+        model.observe(outcome_of([2, 2], [0, 0]), RoundTime(0.5, 2.0, 0.0), [2, 2])
+        model.observe(outcome_of([0, 0], [0, 0]), RoundTime(0.0, 1.0, 0.0), [])
+    assert model.allotted([0, 1], [9, 9], 6) == [0, 0]
+    assert shared(model, [0, 1], [9, 9], 6, 0) is None
+    assert shared(model, [0], [9], 6, 0) is None, "one row shares with nobody"
+
+
+def test_a_controller_gives_each_row_its_own_length() -> None:
+    """A controller that never learns which row is which, or forgets to say so to its costs."""
+    control = CostAware(most=6).start()
+    for _ in range(80):
+        control.about([4, 9])
+        budget = control.budget([50, 50])
+        kept = [0, budget.tokens[1]]
+        rows = [
+            replace(row, row=number)
+            for row, number in zip(outcome_of(budget.tokens, kept).rows, [4, 9], strict=True)
+        ]
+        outcome = replace(outcome_of(budget.tokens, kept), rows=rows)
+        passes = 1.0 + 0.05 * sum(budget.tokens)
+        control.learn(outcome, RoundTime(0.02 * max(budget.tokens), passes, 0.0))
+    control.about([9, 4])
+    first, second = control.budget([50, 50]).tokens
+    assert first > second

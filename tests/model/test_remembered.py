@@ -68,7 +68,7 @@ def test_the_second_load_gives_the_same_bits(
     for one, other in zip(bits(first), bits(second), strict=True):
         assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
     assert first.info == second.info
-    assert (first._eos, first._default_sampling) == (second._eos, second._default_sampling)
+    assert (first.eos, first.default_sampling) == (second.eos, second.default_sampling)
 
 
 def test_half_precision_on_disk(tmp_path: Path, reads: list[str]) -> None:

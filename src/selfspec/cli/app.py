@@ -18,6 +18,7 @@ from typer.core import TyperGroup
 from .. import __version__
 from ..errors import SelfspecError
 from .bench import bench
+from .bench_serve import bench_serve
 from .chat import chat
 from .common import stderr
 from .data import data
@@ -30,6 +31,7 @@ from .info import info
 from .inspect import inspect
 from .quantise import quantise
 from .report import report
+from .serve import serve
 from .sweep import sweep
 from .train import train
 
@@ -79,6 +81,7 @@ app = typer.Typer(
 for command in (
     generate,
     chat,
+    serve,
     info,
     quantise,
     export,
@@ -90,6 +93,7 @@ for command in (
     inspect,
     sweep,
     bench,
+    bench_serve,
     report,
 ):
     app.command(help=paragraphs(command))(command)

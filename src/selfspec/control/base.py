@@ -22,6 +22,9 @@ class ControlSession(ABC):
     def drop(self, row: int) -> None:  # noqa: B027
         """A row has ended."""
 
+    def about(self, rows: Sequence[int]) -> None:  # noqa: B027
+        """Told before `budget` which rows it is for, in its order."""
+
     @abstractmethod
     def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         """`rooms`: how many drafts each row could still use. 0 drafts are plain decoding. `beside`:

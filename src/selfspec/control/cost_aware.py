@@ -13,12 +13,13 @@ from typing import ClassVar
 from ..core.contract import Budget, Outcome, RoundTime
 from ..errors import OptionError
 from .base import Controller, ControlSession
-from .costs import MOST, Checks, CostModel, Looks, best, first_length
+from .costs import MOST, Checks, CostModel, Looks, best, first_length, shared
 
 
 @dataclass(frozen=True)
 class CostAware(Controller):
-    """Pick the draft length with the most expected tokens per second, each round."""
+    """Pick the draft length with the most expected tokens per second, each round; of several rows
+    each its own."""
 
     name: ClassVar[str] = "cost-aware"
 
@@ -45,13 +46,25 @@ class CostAwareSession(ControlSession):
         self.costs = CostModel(prior)
         self._looks, self._checks = Looks(), Checks()
         self._asked: Sequence[int] = ()
+        self._rows: Sequence[int] = ()
+        self._checking = False
+
+    def drop(self, row: int) -> None:
+        self.costs.forget(row)
+
+    def about(self, rows: Sequence[int]) -> None:
+        self._rows = rows
 
     def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
-        tokens = self._choose(len(rooms), min(self._most, max(rooms)), beside)
+        most = min(self._most, max(rooms))
+        tokens = self._choose(len(rooms), most, beside)
         self._asked = [min(tokens, room) for room in rooms]
+        if not self._checking:
+            self._asked = shared(self.costs, self._rows, rooms, most, beside) or self._asked
         return Budget(self._asked)
 
     def _choose(self, rows: int, most: int, beside: int) -> int:
+        self._checking = False
         if not self.costs.passes.known or most == 0:
             return 0
         if not self.costs.drafting.known:
@@ -61,7 +74,8 @@ class CostAwareSession(ControlSession):
         if tokens == 0:
             tried = best(rates, least=1)
             return tried if self._looks.due(rates[0], rates[tried]) else 0
-        return 0 if self._checks.due(rates, tokens) else tokens
+        self._checking = self._checks.due(rates, tokens)
+        return 0 if self._checking else tokens
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         self.costs.observe(outcome, time, self._asked)

@@ -7,6 +7,7 @@ neither models nor drafters.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from itertools import count as counted
 from itertools import islice
@@ -65,6 +66,8 @@ class CostModel:
         self._found = Share()  # of the rounds in which it was asked, those with a draft
         self._kept: list[Share] = []  # by place asked for, which a shorter draft does not keep
         self._rates: dict[tuple[int, int, int], list[float]] = {}  # answers since the last round
+        self._tested = Share()  # of the guesses that were tested, those kept
+        self._own: dict[int, Share] = {}  # the same of each row
 
     def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
         """One round. `asked`: how much each row was to draft, nothing if others were asked."""
@@ -75,6 +78,20 @@ class CostModel:
         if any(asked):
             self.drafting.observe(rows, max(1, *made), time.draft)
             self._count(any(made), asked, [row.path for row in outcome.rows])
+            for row, guesses in zip(outcome.rows, made, strict=True):
+                if guesses:
+                    self._test(row.row, row.accepted, row.accepted < guesses)
+
+    def _test(self, row: int, kept: int, failed: bool) -> None:
+        """So many guesses of a row were kept, and whether the next one was not."""
+        for share in (self._tested, self._own.setdefault(row, Share())):
+            share.fade()
+            for hit in [True] * kept + [False] * failed:
+                share.add(hit)
+
+    def forget(self, row: int) -> None:
+        """The row has ended. Its number may be another's."""
+        self._own.pop(row, None)
 
     def _count(self, found: bool, asked: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
         self._found.fade()
@@ -138,6 +155,45 @@ class CostModel:
                 break  # ever more drafts would only be worse
         self._rates[key] = rates
         return rates
+
+    def allotted(
+        self, rows: Sequence[int], rooms: Sequence[int], most: int, beside: int = 0
+    ) -> list[int]:
+        """How many drafts each of these rows should get. One more is given where it is likeliest
+        to be kept, for as long as more tokens are to be expected per second."""
+        chances, coverage, count = self.chances(most), self.coverage, len(rows)
+        passes, drafting = self.passes.of(count), self.drafting.of(count)
+        likelier = [self._likelier(row) for row in rows]
+        plain, reach = passes(count + beside), FURTHER * passes.largest
+        nothing = (1 - coverage) * (plain + drafting(1))
+        offers = [(-chances[0] * by, index) for index, by in enumerate(likelier) if rooms[index]]
+        heapq.heapify(offers)
+        counts, gained, highest = [0] * count, 0.0, HARDLY * count / plain
+        chosen = list(counts)
+        while offers:
+            chance, index = heapq.heappop(offers)
+            counts[index] += 1
+            gained -= max(chance, -1.0)
+            size = count + sum(counts) + beside
+            if size > reach and sum(counts) > count:
+                break
+            seconds = coverage * (passes(size) + drafting(max(counts))) + nothing
+            rate = (count + coverage * gained) / seconds
+            if rate > highest:
+                highest, chosen = rate, list(counts)
+            elif rate < WORSE * highest and sum(counts) > count:
+                break
+            place = counts[index]
+            if place < min(rooms[index], most):
+                likely = chances[place] * likelier[index] ** (place + 1)
+                heapq.heappush(offers, (-likely, index))
+        return chosen
+
+    def _likelier(self, row: int) -> float:
+        """By how much a row's guesses are kept more often than those of all, lately."""
+        everybody = self._tested.expected(self._likely)
+        own = self._own.get(row)
+        return own.expected(everybody) / everybody if own else 1.0
 
 
 class Looks:
@@ -204,3 +260,15 @@ def best(rates: Sequence[float], least: int = 0) -> int:
     """The number of drafts with the highest rate. None if that is hardly higher than without."""
     found = max(range(least, len(rates)), key=rates.__getitem__)
     return found if rates[found] > HARDLY * rates[least] else least
+
+
+def shared(
+    costs: CostModel, rows: Sequence[int], rooms: Sequence[int], most: int, beside: int
+) -> list[int] | None:
+    """A budget that several rows share by their chances. None: there is nothing to share, or too
+    little is known."""
+    known = costs.passes.known and costs.drafting.known
+    if len(rooms) < 2 or len(rows) != len(rooms) or most == 0 or not known:
+        return None
+    found = costs.allotted(rows, rooms, most, beside)
+    return found if any(found) else None

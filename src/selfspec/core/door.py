@@ -122,8 +122,11 @@ def ends(value: Any, vocabulary: int) -> frozenset[int] | None:
     return frozenset(ids)
 
 
-def own_ends(value: Any) -> frozenset[int]:
-    """Ids to stop at that the model's files name. None: none."""
+def own_ends(generation_config: Any, tokenizer: Any) -> frozenset[int]:
+    """Ids to stop at that the model's files name, the tokenizer's if its config names none."""
+    value = getattr(generation_config, "eos_token_id", None)
+    if value is None and tokenizer is not None:
+        value = tokenizer.eos_token_id
     tokens = value if isinstance(value, list | tuple) else [] if value is None else [value]
     if not all(map(is_whole, tokens)):
         raise BrokenCheckpoint(

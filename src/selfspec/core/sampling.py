@@ -2,9 +2,10 @@
 
 One pipeline makes every distribution: the draft's, the target's, the residual's and the bonus
 token's. Its order is that of transformers' `generate`: logit bias, repetition, presence and
-frequency penalties, the user's logits processors, the grammar, then (when sampling) temperature,
-top-k, top-p, min-p. Rows are processed one by one, so a row's bits do not depend on its neighbours.
-Knows no models, caches or tokenizers, nor which of its tokens will be kept.
+frequency penalties, ends that come too early, the user's logits processors, the grammar, then
+(when sampling) temperature, top-k, top-p, min-p. Rows are processed one by one, so a row's bits do
+not depend on its neighbours. Knows no models, caches or tokenizers, nor which of its tokens will be
+kept.
 """
 
 from __future__ import annotations
@@ -57,6 +58,9 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     """Subtracted from a token's logit for each time it is already in the output (the prompt does
     not count); 0 is off."""
+    min_new_tokens: int = 0
+    """Before so many new tokens none can be chosen that would end the text (stop strings still
+    can end it); 0 is off."""
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Added to the logits of these token ids before anything else."""
     seed: int | None = None
@@ -99,6 +103,7 @@ _RANGES: dict[str, tuple[float, float, bool, str]] = {
     "repetition_penalty": (1 / _LARGEST, _LARGEST, True, "1 switches it off"),
     "presence_penalty": (-2.0, 2.0, True, "0 switches it off"),
     "frequency_penalty": (-2.0, 2.0, True, "0 switches it off"),
+    "min_new_tokens": (0, math.inf, True, "0 switches it off"),
 }
 
 
@@ -122,10 +127,12 @@ def _check_numbers(params: SamplingParams) -> None:
             raise OptionError(
                 f"{name}={shown(value)} is out of range: it must be {limits} ({remedy})."
             )
-    if not _is_integer(params.top_k):
-        raise OptionError(
-            f"top_k={params.top_k!r} is not a whole number: it counts tokens (0 switches it off)."
-        )
+    for name in ("top_k", "min_new_tokens"):
+        if not _is_integer(values[name]):
+            raise OptionError(
+                f"{name}={values[name]!r} is not a whole number: it counts tokens (0 switches it "
+                "off)."
+            )
     if 0 < params.temperature < _MIN_TEMPERATURE:
         reason = f"is below {_MIN_TEMPERATURE:g}, where the divided logits overflow"
         raise OptionError(
@@ -176,8 +183,8 @@ class Sampler:
     """Chooses the tokens of one row. It never changes, so it may be asked about any position.
 
     `seed` wins over `params.seed`. With neither, one is drawn from the operating system.
-    `prompt_length` says where the output begins, for the penalties and the grammar, which look at
-    the output only.
+    `prompt_length` says where the output begins, for what looks at the output only, the grammar
+    too, and `ends` which tokens `min_new_tokens` keeps away.
     Processors must be functions of what they are given: they also see drafts that are rejected
     later, and may see a position twice.
     """
@@ -188,6 +195,7 @@ class Sampler:
         seed: int | None = None,
         processors: Sequence[LogitsProcessor] = (),
         prompt_length: int = 0,
+        ends: Iterable[int] = (),
         grammar: Allowed | None = None,
     ) -> None:
         _check_seed(seed)
@@ -202,7 +210,11 @@ class Sampler:
         penalties = (
             params.repetition_penalty != 1 or params.presence_penalty or params.frequency_penalty
         )
-        self._edits = bool(penalties or params.logit_bias or self.processors or grammar)
+        self._ends = torch.tensor(sorted(ends) if params.min_new_tokens else [], dtype=torch.long)
+        ends_wait = bool(len(self._ends))
+        self._edits = bool(
+            penalties or params.logit_bias or self.processors or grammar or ends_wait
+        )
 
     @property
     def plain(self) -> bool:
@@ -305,10 +317,13 @@ class Sampler:
             seen, counts = _counted(ids[self.prompt_length :], len(scores))
             scores[seen] -= params.presence_penalty
             scores[seen] -= params.frequency_penalty * counts
+        allowed = self.grammar.after(context[self.prompt_length :]) if self.grammar else None
+        early = len(ids) - self.prompt_length < params.min_new_tokens
+        if early and (allowed is None or allowed.sum() > allowed[self._ends].sum()):
+            scores[self._ends.to(scores.device)] = -math.inf  # unless a grammar ends here
         for processor in self.processors:
             scores = _processed(processor, ids, scores)
-        if self.grammar:
-            allowed = self.grammar.after(context[self.prompt_length :])
+        if allowed is not None:
             scores.masked_fill_(~allowed.to(scores.device), -math.inf)
         return scores
 
@@ -357,6 +372,7 @@ def row_samplers(
     sampling: SamplingParams | Sequence[SamplingParams] | None,
     prompts: Sequence[Sequence[int]],
     processors: Sequence[LogitsProcessor] = (),
+    ends: Iterable[int] = (),
     grammars: Sequence[Allowed | None] | None = None,
 ) -> list[Sampler]:
     """A sampler for each prompt. One SamplingParams serves all rows, row i with seed + i, so that
@@ -385,7 +401,7 @@ def row_samplers(
                 )
         seeded = [(params, None) for params in sampling]
     return [
-        Sampler(params, seed, processors, len(prompt), grammar=grammar)
+        Sampler(params, seed, processors, len(prompt), ends, grammar)
         for (params, seed), prompt, grammar in zip(
             seeded, prompts, grammars or [None] * len(prompts), strict=True
         )

@@ -15,7 +15,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
-from ..control.costs import FIRST_LOOK, MOST, Checks, CostModel, Looks, best, first_length
+from ..control.costs import FIRST_LOOK, MOST, Checks, CostModel, Looks, best, first_length, shared
 from ..core.contract import Budget, Draft, Outcome, RoundTime
 from ..core.sampling import Sampler
 from ..errors import OptionError
@@ -118,6 +118,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._chosen: _Arm | None = None
         self._asked: Sequence[int] = ()
         self._compared: set[int] = set()  # rows with drafts that were compared with the model's own
+        self._rows: Sequence[int] = ()
         self._checks = Checks()
         self.control = self
 
@@ -139,7 +140,18 @@ class AutoSession(JoinedSession, ControlSession):
         if self._chosen:
             self._chosen.rounds += 1
         self._asked = [min(tokens, room) for room in rooms]
+        if self._chosen:
+            costs = self._chosen.costs
+            self._asked = shared(costs, self._rows, rooms, most, beside) or self._asked
         return Budget(self._asked)
+
+    def about(self, rows: Sequence[int]) -> None:
+        self._rows = rows
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        for arm in self._arms:
+            arm.costs.forget(row)
 
     def _choose(self, rows: int, most: int, beside: int) -> tuple[_Arm | None, int]:
         """Who drafts this round, and how much: the best offer, or one that is due for a look."""

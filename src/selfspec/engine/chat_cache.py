@@ -26,7 +26,7 @@ class ChatCaches:
         It belongs to the caller until it is given back.
         """
         with self._lock:
-            shared = [_shared(tokens, prompt) for tokens, _ in self._kept]
+            shared = [shared_length(tokens, prompt) for tokens, _ in self._kept]
             if not shared or max(shared) == 0:
                 return None
             best = shared.index(max(shared))
@@ -42,7 +42,7 @@ class ChatCaches:
                 self._kept = [*self._kept, (tokens, cache)][-self.limit :]
 
 
-def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+def shared_length(a: Sequence[int], b: Sequence[int]) -> int:
     """How many tokens two texts share at their beginning."""
     pairs = enumerate(zip(a, b, strict=False))
     return next((index for index, (x, y) in pairs if x != y), min(len(a), len(b)))

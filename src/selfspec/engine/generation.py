@@ -39,7 +39,7 @@ class Generation:
     admit and retire rows in between.
 
     `rows`: for how many there is room at first. `lock` is held for one step at a time. `chunk`: the
-    most prompt tokens that one step reads.
+    most prompt tokens that one step reads; it may be changed between steps.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Generation:
         lock: AbstractContextManager[object] | None = None,
         chunk: int = PREFILL_CHUNK,
     ) -> None:
-        self._model, self._lock, self._chunk = model, lock or nullcontext(), chunk
+        self._model, self._lock, self.chunk = model, lock or nullcontext(), chunk
         for request in requests:
             model.check_length(len(request.prompt))
         wanted = max((self._slots_wanted(request) for request in requests), default=1)
@@ -62,18 +62,27 @@ class Generation:
         self._decided: Sequence[Decision] = ()  # a round that counts and is being written down
         self._parts: dict[tuple[int, int], RowStep] = {}  # what no step has reported yet
         self._interrupted = False
+        self.culprits: Sequence[Row] = ()
+        """After a step that raised: the rows whose drafter did. None: nobody knows."""
         self._stats = Stats()  # of all rows together; and the tokens of those that left
         self.rows: list[Row] = []
         for request in requests:
             self.admit(request, self.cache.length(self._free_slot()))
 
-    def admit(self, request: Request, known: int = 0) -> Row:
-        """Give a request a row, from the next step on. `known`: so many of its tokens are in the
-        cache of the slot that is free next."""
+    def admit(
+        self, request: Request, known: int = 0, slot: int | None = None, source: int | None = None
+    ) -> Row:
+        """Give a request a row, from the next step on.
+
+        `slot`: a free row of the cache for it, the next free one if it is not named. `known`: so
+        many of its tokens are in there, or, if that is named, in the row `source` of the cache.
+        """
         prompt = len(request.prompt)
         self._model.check_length(prompt)
         with self._lock, torch.inference_mode():
-            slot, known = self._free_slot(), min(known, prompt - 1)
+            slot, known = self._free_slot() if slot is None else slot, min(known, prompt - 1)
+            if source is not None and source != slot:
+                self.cache.copy(source, slot, known)
             self.cache.rollback(slot, known)  # the last token is always read, for its logits
             self.cache.reserve(self._slots_wanted(request))
             row = Row(self._admitted, slot, request, self._model.shape.context, known)
@@ -153,7 +162,7 @@ class Generation:
             running = [row for row in self.rows if not row.ended]
             reading = [row for row in running if row.reading]
             decoding = [row for row in running if not row.reading]
-            self._interrupted = True
+            self._interrupted, self.culprits = True, ()
             try:
                 if reading:
                     self._read(reading)
@@ -218,13 +227,16 @@ class Generation:
                 self._keep(read, model.head(x[ends]))
 
     def _chunk_of(self, rows: Sequence[Row]) -> dict[Row, RowSpan]:
-        """What is read next of these rows, the shortest first, in the order of the rows."""
-        spans, left = dict[Row, RowSpan](), self._chunk
-        for row in sorted(rows, key=lambda row: len(row.tokens) - row.settled):
-            if count := min(left, len(row.tokens) - row.settled):
-                spans[row] = RowSpan(row.slot, row.settled, count)
-                left -= count
-        return {row: spans[row] for row in rows if row in spans}
+        """What is read next of these rows, in their order: the shortest first. A quarter belongs to
+        the row that came first, so that short ones cannot keep a long one waiting for ever."""
+        unread = {row: len(row.tokens) - row.settled for row in rows}
+        counts = {rows[0]: min(self.chunk // 4, unread[rows[0]])}
+        left = self.chunk - counts[rows[0]]
+        for row in sorted(rows, key=unread.__getitem__):
+            more = min(left, unread[row] - counts.get(row, 0))
+            counts[row] = counts.get(row, 0) + more
+            left -= more
+        return {row: RowSpan(row.slot, row.settled, counts[row]) for row in rows if counts.get(row)}
 
     def _round(self, rows: Sequence[Row]) -> None:
         """Draft, verify, keep, learn."""
@@ -253,8 +265,18 @@ class Generation:
         for group in self._groups:
             group.draft_seconds = 0.0
             if mine := [row for row in group.rows if row in rows]:
-                drafts.update(zip(mine, group.draft(mine, len(rows) - len(mine)), strict=True))
+                with self._blamed(group):
+                    drafts.update(zip(mine, group.draft(mine, len(rows) - len(mine)), strict=True))
         return drafts
+
+    @contextmanager
+    def _blamed(self, group: Group) -> Iterator[None]:
+        """Notes whose drafter or controller it was that raised."""
+        try:
+            yield
+        except Exception:
+            self.culprits = list(group.rows)
+            raise
 
     def _learn(
         self,
@@ -275,7 +297,8 @@ class Generation:
                 seen, shown = logits[nodes], hidden[nodes]
                 best = None if best is None else [best[node] for node in nodes]
             outcome = Outcome([decision.outcome for decision in mine], seen, shown, best)
-            group.learn(outcome, clock[1], clock[1] - clock[0], len(logits) - len(seen))
+            with self._blamed(group):
+                group.learn(outcome, clock[1], clock[1] - clock[0], len(logits) - len(seen))
 
     def _verify(self, blocks: Sequence[Block]) -> Tensor:
         """The last layer's states at every node of every row."""

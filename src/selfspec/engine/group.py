@@ -69,6 +69,7 @@ class Group:
         """What is guessed to follow these rows. `beside`: tokens of other rows in the same pass."""
         self._reopen()
         begin = time.perf_counter()
+        self._control.about([row.slot for row in rows])
         budget = self._control.budget([row.state.room - 1 for row in rows], beside)
         if any(budget.tokens):
             texts = [row.tokens for row in rows]

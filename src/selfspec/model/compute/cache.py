@@ -272,6 +272,12 @@ class KVCache:
         """Forget what the row's layers hold beyond `length`."""
         self._lengths[row] = [min(known, length) for known in self._lengths[row]]
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        """Let a row hold the first `length` tokens of another one, instead of its own."""
+        for tensor in self._tensors:
+            tensor[:, target, :, :length] = tensor[:, source, :, :length]
+        self.lengths[target] = np.minimum(self.lengths[source], length)
+
     def keep(self, row: int, first: int, path: Sequence[int]) -> None:
         """Of the tokens written from slot `first` on, keep those at the indices `path` (a
         root-to-leaf path), moved together."""

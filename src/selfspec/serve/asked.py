@@ -1,0 +1,261 @@
+"""From a request's body to what the engine is asked for. Knows the model's words, no HTTP."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..call import Options
+from ..control.base import Controller
+from ..core.sampling import SamplingParams
+from ..core.text_stream import RowText
+from ..draft.base import Drafter
+from ..draft.registry import make_drafter, resolve
+from ..engine.row import Request
+from ..errors import OptionError, PromptError, Unavailable
+from .problems import Problem
+from .schemas import Asking, ChatRequest, CompletionRequest, Message, SelfspecFields
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .worker import Worker
+
+SHORT = 16  # new tokens of a completion that does not say how many, as OpenAI has it
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The answers that a request wants, each with the text in front of it (echo)."""
+
+    requests: Sequence[Request]
+    texts: Sequence[RowText]
+    echoes: Sequence[str]
+    body: Asking
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of all prompts, each counted once however many answers it gets."""
+        return sum(len(each.prompt) for each in self.requests[:: self.body.n or 1])
+
+
+def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages for a chat template. `developer` is the newer name of `system`."""
+    return [
+        {"role": {"developer": "system"}.get(each.role, each.role), "content": each.words}
+        for each in messages
+    ]
+
+
+def chat(worker: Worker, body: ChatRequest, draft: str) -> Asked:
+    """What a conversation asks for."""
+    _not_available(body)
+    with _at("messages"):
+        ids = worker.llm.encode_chat(conversation(body.messages))
+    most = body.max_completion_tokens or body.max_tokens
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _asked(worker, body, [ids], most, logprobs, draft, [""])
+
+
+def completion(worker: Worker, body: CompletionRequest, draft: str) -> Asked:
+    """What a text, or several, asks for."""
+    _not_available(body)
+    with _at("prompt"):
+        ids = [worker.llm.encode(each) for each in _prompts(body.prompt)]
+    echoes = [""] * len(ids)
+    if body.echo:
+        echoes = [_echo(worker, each, tokens) for each, tokens in _pairs(body, ids)]
+    return _asked(worker, body, ids, body.max_tokens or SHORT, body.logprobs, draft, echoes)
+
+
+def _prompts(prompt: Any) -> list[Any]:
+    if isinstance(prompt, str) or (prompt and isinstance(prompt[0], int)):
+        return [prompt]
+    if not prompt:
+        raise PromptError("the prompt is empty; give at least one token")
+    return list(prompt)
+
+
+def _pairs(body: CompletionRequest, ids: Sequence[list[int]]) -> list[tuple[Any, list[int]]]:
+    return list(zip(_prompts(body.prompt), ids, strict=True))
+
+
+def ids_of(worker: Worker, text: str, special: bool = True) -> list[int]:
+    """Text as token ids. `special`: with those that the tokenizer puts around a text."""
+    words = worker.llm.words
+    if special or words is None:
+        return worker.llm.encode(text)
+    return list(words(text, add_special_tokens=False)["input_ids"])
+
+
+def text_of(worker: Worker, tokens: Sequence[int]) -> str:
+    """What token ids say."""
+    _known(worker, tokens, "tokens")
+    words = worker.llm.words
+    if words is None:
+        raise Unavailable("the model was loaded without a tokenizer, so there is no text")
+    text: str = words.decode(
+        list(tokens), skip_special_tokens=False, clean_up_tokenization_spaces=False
+    )
+    return text
+
+
+def _echo(worker: Worker, prompt: Any, tokens: Sequence[int]) -> str:
+    """A prompt as it is echoed: as it came, or what its tokens say."""
+    return prompt if isinstance(prompt, str) else text_of(worker, tokens)
+
+
+def _asked(
+    worker: Worker,
+    body: Asking,
+    prompts: Sequence[list[int]],
+    most: int | None,
+    logprobs: int | None,
+    draft: str,
+    echoes: Sequence[str],
+) -> Asked:
+    count = body.n or 1
+    if len(prompts) * count > worker.limits.choices:
+        raise Problem(
+            f"{len(prompts)} prompts with n={count} are {len(prompts) * count} answers, and one "
+            f"request may have {worker.limits.choices}; send several requests",
+            param="n",
+        )
+    requests: list[Request] = []
+    texts: list[RowText] = []
+    for ids in prompts:
+        options = _options(worker, body, _room(worker, ids, most), logprobs, draft)
+        made, text = worker.llm.prepared([ids] * count, options)
+        requests += made
+        texts += text
+    for request in requests:
+        worker.check(request)
+    return Asked(requests, texts, [each for each in echoes for _ in range(count)], body)
+
+
+def _room(worker: Worker, prompt: Sequence[int], most: int | None) -> int:
+    """How many tokens may come, which is all that there is room for if nobody says."""
+    room = worker.context - len(prompt)
+    if room < 1:
+        raise Problem(
+            f"the prompt has {len(prompt)} tokens and the context of this server is "
+            f"{worker.context}, so nothing could be added; shorten the prompt",
+            code="context_length_exceeded",
+        )
+    return room if most is None else most
+
+
+def _options(worker: Worker, body: Asking, most: int, logprobs: int | None, draft: str) -> Options:
+    drafter, controller = _drafting(body.selfspec or SelfspecFields(), draft)
+    return Options(
+        sampling=_sampling(worker, body),
+        max_new_tokens=most,
+        stop=body.stop,
+        eos=_ends(worker, body),
+        draft=drafter,
+        draft_options=None,
+        control=controller,
+        control_options=None,
+        logprobs=logprobs,
+        logits_processors=(),
+        stopping_criteria=(),
+    )
+
+
+def _sampling(worker: Worker, body: Asking) -> SamplingParams:
+    """OpenAI's defaults: temperature 1. At temperature 0 what only sampling knows is left out, as
+    clients send it by habit."""
+    penalty = worker.llm.default_sampling.repetition_penalty
+    if body.repetition_penalty is not None:
+        penalty = body.repetition_penalty
+    options: dict[str, Any] = {
+        "repetition_penalty": penalty,
+        "presence_penalty": body.presence_penalty or 0.0,
+        "frequency_penalty": body.frequency_penalty or 0.0,
+        "min_new_tokens": body.min_tokens or 0,
+        "logit_bias": _bias(worker, body),
+        "temperature": 1.0 if body.temperature is None else body.temperature,
+    }
+    if options["temperature"]:
+        options |= {
+            "top_p": 1.0 if body.top_p is None else body.top_p,
+            "top_k": max(0, body.top_k or 0),
+            "min_p": body.min_p or 0.0,
+            "seed": None if body.seed is None else body.seed % 2**63,
+        }
+    with _at("temperature"):  # all others are within their limits by now
+        return SamplingParams(**options)
+
+
+def _bias(worker: Worker, body: Asking) -> dict[int, float]:
+    bias = {int(token): value for token, value in (body.logit_bias or {}).items()}
+    _known(worker, bias, "logit_bias")
+    return bias
+
+
+def _ends(worker: Worker, body: Asking) -> list[int] | None:
+    """Tokens to stop at. None: the model's own."""
+    if not body.ignore_eos and not body.stop_token_ids:
+        return None
+    _known(worker, body.stop_token_ids or [], "stop_token_ids")
+    return [*(() if body.ignore_eos else worker.llm.eos), *(body.stop_token_ids or [])]
+
+
+def _known(worker: Worker, tokens: Any, param: str) -> None:
+    vocabulary = worker.llm.model.shape.vocabulary
+    for token in tokens:
+        if token >= vocabulary:
+            raise Problem(
+                f"{param} names token {token}, and the vocabulary ends at {vocabulary - 1}; leave "
+                "it out",
+                param=param,
+            )
+
+
+def _drafting(how: SelfspecFields, default: str) -> tuple[Drafter | None, Controller | None]:
+    with _at("selfspec"):
+        return _resolved(how.draft or default, how.control, how.most)
+
+
+@functools.lru_cache(maxsize=256)
+def _resolved(
+    draft: str, control: str | None, most: int | None
+) -> tuple[Drafter | None, Controller | None]:
+    """The same objects for the same words: rows of equal ones draft together, and `auto` goes on
+    with what it has learned."""
+    own = {"most": most} if draft == "auto" and most is not None else {}
+    drafter = make_drafter(draft, own)
+    if drafter is None or drafter.decides_how_much:
+        return resolve(drafter, None, control, None)
+    name = control or "cost-aware"
+    field = "most" if name == "cost-aware" else "tokens"
+    return resolve(drafter, None, name, {} if most is None else {field: most})
+
+
+def _not_available(body: Asking) -> None:
+    """What is not done (yet) is refused by name, never passed over."""
+    kind = (body.response_format or {}).get("type", "text")
+    if kind != "text":
+        raise Problem(
+            "structured output is not available on this server; leave response_format out",
+            param="response_format",
+            code="not_available",
+        )
+    if isinstance(body, ChatRequest) and body.tools and body.tool_choice != "none":
+        raise Problem(
+            "tools are not available on this server; leave them out, or send tool_choice: 'none'",
+            param="tools",
+            code="not_available",
+        )
+
+
+@contextmanager
+def _at(param: str) -> Iterator[None]:
+    """Errors of the library are about this field."""
+    try:
+        yield
+    except (OptionError, PromptError) as error:
+        raise Problem(str(error), param=param) from error
