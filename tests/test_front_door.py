@@ -33,7 +33,19 @@ DOCUMENTS = [
 ]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # not ours
-ORDINARY = {"cd", "curl", "echo", "export", "git", "pip", "python", "python3", "ruff", "source", "."}
+ORDINARY = {
+    "cd",
+    "curl",
+    "echo",
+    "export",
+    "git",
+    "pip",
+    "python",
+    "python3",
+    "ruff",
+    "source",
+    ".",
+}
 PIPED = re.compile(r"\s(?:\||&&|\|\||;)\s")
 
 

@@ -68,8 +68,11 @@ def refused(found: httpx.Response, status: int, param: str | None = None) -> str
          "messages.0.content.0", "'image_url' cannot be read"),
         ({"messages": [{"role": "nobody", "content": "x"}]}, "messages.0.role", "'user'"),
         ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages", "half of a pair"),
-        ({"tools": [{"type": "function"}]}, "tools", "not available"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not available"),
+        ({"tools": [{"type": "function"}]}, "tools", "is no function"),
+        ({"response_format": {"type": "xml"}}, "response_format", "no type that is known"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+         "response_format", "has no schema"),
+        ({"tools": None, "tool_choice": "required"}, "tools", "names none"),
         ({"model": "gpt"}, "model", "no model 'gpt'"),
     ],
 )  # fmt: skip
@@ -86,7 +89,8 @@ def test_habits_of_clients_are_no_mistakes(client: httpx.Client) -> None:
     """A client that cannot be used because it sends a user's name."""
     habits = dict.fromkeys(IGNORED, "x") | {"metadata": {"a": 1}, "tools": None, "stop": None}
     assert client.post("/v1/chat/completions", json=HELLO | habits).status_code == 200
-    none = {"tools": [{"type": "function"}], "tool_choice": "none"}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    none = {"tools": tools, "tool_choice": "none", "parallel_tool_calls": True}
     assert client.post("/v1/chat/completions", json=HELLO | none).status_code == 200
 
 

@@ -16,6 +16,7 @@ from ..core.contract import Stats
 from ..core.logprobs import TokenLogprob
 from ..core.text_stream import TextStream
 from .asked import Asked
+from .calls import Calls
 from .job import Event
 from .schemas import ChatRequest
 from .words import token_bytes, token_text
@@ -61,13 +62,14 @@ class Choice:
         self._ends = asked.requests[index].eos
         self._shown = 0
         self.text = asked.echoes[index]
+        self._calls = Calls(asked.tools) if asked.tools.choice != "none" else None
+        self._called: list[dict[str, Any]] = []
         self.finish: str | None = None
         self.stats: Stats | None = None
         self.logprobs: list[tuple[int, TokenLogprob]] = []
 
     def take(self, event: Event) -> list[tuple[int, TokenLogprob]]:
         """Note what came. The log-probabilities that may be shown now."""
-        self.text += event.text
         self._shown += len(event.text)
         self._spelled.push(event.logprobs)
         if event.finish:
@@ -76,11 +78,32 @@ class Choice:
         self.logprobs += found
         return found
 
+    def read(self, event: Event) -> tuple[str, list[dict[str, Any]]]:
+        """What an event adds to the answer: words, and calls that are complete."""
+        if self._calls is None:
+            self.text += event.text
+            return event.text, []
+        parts = [self._calls.push(event.text)]
+        if event.finish:
+            parts.append(self._calls.finish())
+        words, first = "".join(part.content for part in parts), len(self._called)
+        for call in (call for part in parts for call in part.calls):
+            name = f"call_{uuid.uuid4().hex[:24]}"
+            self._called.append(call.as_dict(name, len(self._called)))
+        self.text += words
+        if event.finish == "eos" and self._called:
+            self.finish = "tool_calls"
+        return words, self._called[first:]
+
     def whole(self) -> dict[str, Any]:
         """The finished choice."""
         content: dict[str, Any] = {"text": self.text}
         if self._chat:
-            content = {"message": {"role": "assistant", "content": self.text, "refusal": None}}
+            message = {"role": "assistant", "content": self.text, "refusal": None}
+            if self._called:
+                message["content"] = self.text or None
+                message["tool_calls"] = [_without_index(call) for call in self._called]
+            content = {"message": message}
         logprobs = self._spelled_out(self.logprobs)
         made = {"index": self.index, **content, "logprobs": logprobs, "finish_reason": self.finish}
         if self._more and self.stats:
@@ -97,8 +120,12 @@ class Choice:
     def pieces(self, event: Event) -> Iterator[dict[str, Any]]:
         """What an event adds to a stream. Its end is a piece of its own, without text."""
         logprobs = self.take(event)
-        if event.text or logprobs or (self._more and event.tokens):
-            piece = self._piece({"content": event.text} if self._chat else event.text, logprobs)
+        words, calls = self.read(event)
+        if words or calls or logprobs or (self._more and event.tokens):
+            delta: dict[str, Any] = {"content": words} if words or not calls else {}
+            if calls:
+                delta["tool_calls"] = calls
+            piece = self._piece(delta if self._chat else words, logprobs)
             if self._more:
                 piece["selfspec"] = self._drafted(event)
             yield piece
@@ -235,6 +262,11 @@ def figures(stats: Stats) -> dict[str, Any]:
         "draft_seconds": round(stats.draft_seconds, 6),
         "verify_seconds": round(stats.verify_seconds, 6),
     }
+
+
+def _without_index(call: dict[str, Any]) -> dict[str, Any]:
+    """A call of a whole answer, whose place says its number."""
+    return {name: value for name, value in call.items() if name != "index"}
 
 
 def _finite(value: float) -> float:

@@ -187,6 +187,7 @@ async def _answered(
 async def _whole(found: Answer, tickets: Tickets) -> dict[str, Any]:
     async for index, event in tickets.events():
         found.choices[index].take(event)
+        found.choices[index].read(event)
     return found.whole()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..call import Options
 from ..control.base import Controller
+from ..core.grammar import Grammar
 from ..core.sampling import SamplingParams
 from ..core.text_stream import RowText
 from ..draft.base import Drafter
@@ -18,12 +19,14 @@ from ..engine.row import Request
 from ..errors import OptionError, PromptError, Unavailable
 from .problems import Problem
 from .schemas import Asking, ChatRequest, CompletionRequest, Message, SelfspecFields
+from .tools import ToolUse, for_template, format_of, grammar_of, grammar_of_format, tool_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .worker import Worker
 
+NO_TOOLS = ToolUse()
 SHORT = 16  # new tokens of a completion that does not say how many, as OpenAI has it
 
 
@@ -35,6 +38,7 @@ class Asked:
     texts: Sequence[RowText]
     echoes: Sequence[str]
     body: Asking
+    tools: ToolUse
 
     @property
     def prompt_tokens(self) -> int:
@@ -44,25 +48,31 @@ class Asked:
 
 def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
     """Messages for a chat template. `developer` is the newer name of `system`."""
-    return [
-        {"role": {"developer": "system"}.get(each.role, each.role), "content": each.words}
-        for each in messages
-    ]
+    return for_template([_turn(each) for each in messages])
+
+
+def _turn(message: Message) -> dict[str, Any]:
+    role = {"developer": "system"}.get(message.role, message.role)
+    turn: dict[str, Any] = {"role": role, "content": message.words}
+    for name in ("name", "tool_calls", "tool_call_id"):
+        if (value := getattr(message, name)) is not None:
+            turn[name] = value
+    return turn
 
 
 def chat(worker: Worker, body: ChatRequest, draft: str) -> Asked:
     """What a conversation asks for."""
-    _not_available(body)
+    with _at("tools"):
+        tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
     with _at("messages"):
-        ids = worker.llm.encode_chat(conversation(body.messages))
+        ids = worker.llm.encode_chat(conversation(body.messages), tools=tools.for_template)
     most = body.max_completion_tokens or body.max_tokens
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _asked(worker, body, [ids], most, logprobs, draft, [""])
+    return _asked(worker, body, [ids], most, logprobs, draft, [""], tools)
 
 
 def completion(worker: Worker, body: CompletionRequest, draft: str) -> Asked:
     """What a text, or several, asks for."""
-    _not_available(body)
     with _at("prompt"):
         ids = [worker.llm.encode(each) for each in _prompts(body.prompt)]
     echoes = [""] * len(ids)
@@ -116,8 +126,10 @@ def _asked(
     logprobs: int | None,
     draft: str,
     echoes: Sequence[str],
+    tools: ToolUse = NO_TOOLS,
 ) -> Asked:
     count = body.n or 1
+    grammar = _grammar(worker, body, tools)
     if len(prompts) * count > worker.limits.choices:
         raise Problem(
             f"{len(prompts)} prompts with n={count} are {len(prompts) * count} answers, and one "
@@ -128,12 +140,24 @@ def _asked(
     texts: list[RowText] = []
     for ids in prompts:
         options = _options(worker, body, _room(worker, ids, most), logprobs, draft)
-        made, text = worker.llm.prepared([ids] * count, options)
+        options["grammar"] = grammar
+        with _at("response_format" if body.response_format else "tools"):
+            made, text = worker.llm.prepared([ids] * count, options)
         requests += made
         texts += text
     for request in requests:
         worker.check(request)
-    return Asked(requests, texts, [each for each in echoes for _ in range(count)], body)
+    return Asked(requests, texts, [each for each in echoes for _ in range(count)], body, tools)
+
+
+def _grammar(worker: Worker, body: Asking, tools: ToolUse) -> Grammar | None:
+    """What the answer has to be: a call where one is required, else what its format says."""
+    with _at("response_format"):
+        found = grammar_of_format(body.response_format)
+    if not tools.forced:
+        return found
+    words = worker.llm.words
+    return grammar_of(tools, format_of(str(words.chat_template) if words else None))
 
 
 def _room(worker: Worker, prompt: Sequence[int], most: int | None) -> int:
@@ -162,6 +186,7 @@ def _options(worker: Worker, body: Asking, most: int, logprobs: int | None, draf
         logprobs=logprobs,
         logits_processors=(),
         stopping_criteria=(),
+        grammar=None,
     )
 
 
@@ -233,23 +258,6 @@ def _resolved(
     name = control or "cost-aware"
     field = "most" if name == "cost-aware" else "tokens"
     return resolve(drafter, None, name, {} if most is None else {field: most})
-
-
-def _not_available(body: Asking) -> None:
-    """What is not done (yet) is refused by name, never passed over."""
-    kind = (body.response_format or {}).get("type", "text")
-    if kind != "text":
-        raise Problem(
-            "structured output is not available on this server; leave response_format out",
-            param="response_format",
-            code="not_available",
-        )
-    if isinstance(body, ChatRequest) and body.tools and body.tool_choice != "none":
-        raise Problem(
-            "tools are not available on this server; leave them out, or send tool_choice: 'none'",
-            param="tools",
-            code="not_available",
-        )
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
-from ..control.costs import ENOUGH, REMEMBERED
+from ..control.curves import ENOUGH, REMEMBERED
 from ..model.layered import PREFILL_CHUNK
 
 SIZES = (16, 32, 64, 128, 256, PREFILL_CHUNK)  # each twice the one before

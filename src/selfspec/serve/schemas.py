@@ -21,7 +21,7 @@ _STOPS = 16  # strings of one request
 # Fields that have no meaning here and whose absence nobody would notice in the answer.
 IGNORED = frozenset(
     {
-        "metadata", "parallel_tool_calls", "prompt_cache_key", "prompt_cache_options",
+        "metadata", "prompt_cache_key", "prompt_cache_options",
         "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store",
         "user", "verbosity",
     }
@@ -168,6 +168,7 @@ class ChatRequest(Asking):
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LOGPROBS)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
 
     @model_validator(mode="after")

@@ -276,7 +276,7 @@ class KVCache:
         """Let a row hold the first `length` tokens of another one, instead of its own."""
         for tensor in self._tensors:
             tensor[:, target, :, :length] = tensor[:, source, :, :length]
-        self.lengths[target] = np.minimum(self.lengths[source], length)
+        self._lengths[target] = [min(known, length) for known in self._lengths[source]]
 
     def keep(self, row: int, first: int, path: Sequence[int]) -> None:
         """Of the tokens written from slot `first` on, keep those at the indices `path` (a
