@@ -23,7 +23,8 @@ from selfspec.model import weights as parts
 from selfspec.model.compute import rope
 from selfspec.model.compute.norms import NormKind
 from selfspec.model.compute.ops import TorchOps
-from selfspec.model.families import FAMILIES, Scales
+from selfspec.model.families import FAMILIES
+from selfspec.model.family import Scales
 from selfspec.model.from_transformers import from_transformers
 
 NO_HEAD_NORMS = {"query_norm": None, "key_norm": None}

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from ..core.files import writing
 from ..errors import OptionError, ResourceError, TrainingError
-from ..model.families import Family, Shape
+from ..model.family import Family, Shape
 from ..trained.files import TrainedPart
 from . import checkpoints
 from .candidates import Candidates

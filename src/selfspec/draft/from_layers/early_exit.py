@@ -51,6 +51,7 @@ class EarlyExit(Drafter):
     """Folder of an exit adapter trained for this model. None exits as the model is."""
 
     def start(self, target: Target) -> DraftSession:
+        target.model.needs_layers("draft='early-exit'")
         layers = target.model.layers
         if self.part is not None:
             return self._adapted(target, find_part(self.part, "exit-adapter", target.model))
