@@ -8,6 +8,7 @@ its own. The result is benchmarks/results/coverage.json, of which docs/models.md
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import multiprocessing as mp
 import re
@@ -56,16 +57,30 @@ def main() -> None:
 
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    known = {each["type"]: each for each in stored()["types"]} if names else {}
-    for kind in names or types():
-        known[kind] = asdict(covered(kind))
-        each = known[kind]
+    _import_all()
+    known = {each["type"]: each for each in stored()["types"]} if RESULT.exists() else {}
+    wanted = names or types()
+    if not names:
+        known = {kind: each for kind, each in known.items() if kind in wanted}
+    for kind in wanted:
+        known[kind] = each = asdict(covered(kind))
         print(f"{kind}: {each['path']}{', exact' * each['exact']} {each['reason']}", flush=True)
-    result = as_result(sorted(known.values(), key=lambda each: str(each["type"])))
+        _write(list(known.values()))
+    print(json.dumps(stored()["counts"]))
+
+
+def _import_all() -> None:
+    """What every process needs, before they part."""
+    importlib.import_module("selfspec.llm")
+    for name in ("load.loading", "floor", "from_transformers"):
+        importlib.import_module(f"selfspec.model.{name}")
+
+
+def _write(found: Sequence[Mapping[str, Any]]) -> None:
+    result = as_result(sorted(found, key=lambda each: str(each["type"])))
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     page = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(with_table(page, result), encoding="utf-8")
-    print(json.dumps(result["counts"]))
 
 
 def stored() -> dict[str, Any]:

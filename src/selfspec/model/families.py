@@ -249,7 +249,7 @@ def family_of(config: Any) -> Family | None:
 def unsupported(config: Any, reason: str) -> UnsupportedModel:
     """The error for a family whose layers neither the table nor its own modules can run."""
     error = UnsupportedModel(
-        f"the layers of models of type {config.model_type!r} cannot be run one by one: {reason}. "
+        f"models of type {config.model_type!r} are not supported: {reason}. "
         f"Choose a known family ({', '.join(sorted(FAMILIES))}) or add this one to "
         "selfspec/model/families.py."
     )

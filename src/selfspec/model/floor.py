@@ -1,9 +1,10 @@
 """The floor: any causal model of transformers', run whole by its own forward on its own cache.
 
-To the engine it is a `LayeredModel` of one layer, whose "states" are the model's logits. Rows are
-read one after another. Drafts come from the text or from another network, as chains. Layers cannot
-be run one by one, and nothing is promised about bits. Which calls a model takes is found out by
-trying them on the probe, with a draft that is rejected in the middle. Does not know families.
+To the engine it is a `LayeredModel` of one layer: states come out, or logits where a model does
+more to them than its head. Rows are read one after another. Drafts come from the text or from
+another network, as chains. Layers cannot be run one by one, and nothing is promised about bits.
+Which calls a model takes is found out by trying them on the probe, with a draft that is rejected in
+the middle. Does not know families.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import OptionError, SelfCheckFailed, SelfspecError, UnsupportedModel
 from .block import Block, Norms
@@ -29,7 +31,7 @@ from .probing import probe
 from .recording import EagerSteps
 from .self_check import SelfCheck
 from .unlisted import linears_of
-from .weights import parameter_count
+from .weights import linear_weights_of, parameter_count, product
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -54,6 +56,7 @@ def floor_model(model: PreTrainedModel, reason: str, weights: str = "auto") -> L
         model.eval()
         try:
             calling, vocabulary = _way(model)
+            calling, head = _with_head(model, calling, vocabulary)
         finally:
             for each in training:
                 each.training = True
@@ -68,9 +71,9 @@ def floor_model(model: PreTrainedModel, reason: str, weights: str = "auto") -> L
         embedding=Embedding(torch.arange(vocabulary, device=model.device), 1.0),
         positions=None,
         ropes=(),
-        blocks=(Block(WholeModel(model, alone), Nothing(alone), norms),),
+        blocks=(Block(WholeModel(calling, alone), Nothing(alone), norms),),
         final_norm=_as_it_is,
-        head_product=Logits(vocabulary),
+        head_product=head,
         steps=FloorSteps(calling, model.dtype, model.device),
         parameters=parameter_count(model),
     )
@@ -133,6 +136,24 @@ def _reading(calling: Calling, tokens: Sequence[int]) -> Tensor:
     return torch.cat(pieces)
 
 
+def _with_head(model: PreTrainedModel, calling: Calling, vocabulary: int) -> tuple[Calling, Linear]:
+    """The way without the head, and the head, if that gives the model's logits. Some models do more
+    to them."""
+    whole = calling, Logits(vocabulary)
+    output: Any = model.get_output_embeddings()
+    if model.base_model is model or not isinstance(output, nn.Linear):
+        return whole
+    tokens = probe(_shape(model.config, vocabulary), model.device).tolist()
+    split = replace(calling, headless=True)
+    head = product([linear_weights_of(output, "language-model head")], TorchOps("floor"))
+    try:
+        ours, own = head(_reading(split, tokens)), _reading(calling, tokens)
+        same = ours.shape == own.shape and torch.allclose(ours, own, rtol=1e-3, atol=1e-3)
+    except Exception:  # noqa: BLE001  (any model's own code: it is called whole then)
+        return whole
+    return (split, head) if same else whole
+
+
 def _entries(model: PreTrainedModel) -> int:
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.weight.shape[0])
@@ -191,11 +212,11 @@ class FloorSteps(EagerSteps):
 
 
 class WholeModel:
-    """All of the model in the place of one layer's attention: tokens in, logits out."""
+    """All of the model in the place of one layer's attention: tokens in, states or logits out."""
 
-    def __init__(self, model: PreTrainedModel, alone: str) -> None:
-        self._model, self._alone = model, alone
-        self.linears = linears_of(model)
+    def __init__(self, calling: Calling, alone: str) -> None:
+        self._model, self._alone = calling.model, alone
+        self.linears = linears_of(calling.called)
 
     def parts(self) -> str:
         return self._alone

@@ -10,13 +10,14 @@ what is read or why.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
@@ -41,6 +42,8 @@ class Calling:
     """An empty past. One that is None is made by the model."""
     one_by_one: bool = False
     """Only a whole text, or one more token."""
+    headless: bool = False
+    """States come out that the model's head makes logits of, not logits: a prompt needs few."""
 
     @property
     def words(self) -> str:
@@ -54,9 +57,17 @@ class Calling:
             return "its cache is cropped where drafts are rejected"
         return "its cache is copied, and tokens that are kept may be read twice"
 
+    @property
+    def called(self) -> nn.Module:
+        """What runs: the model, or all of it but its head."""
+        inner: nn.Module = self.model.base_model if self.headless else self.model
+        return inner
+
     def __call__(self, past: Any, held: int, tokens: Sequence[int]) -> tuple[Tensor, Any]:
-        """Logits of tokens that follow `held` others, (tokens, vocab), and the past with them."""
-        accepted = inspect.signature(self.model.forward).parameters
+        """Logits or states of tokens that follow `held` others, (tokens, vocab or width), and the
+        past with them."""
+        called = self.called
+        accepted = _accepted(type(called))
         inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens], device=self.model.device)}
         if "use_cache" in accepted:
             inputs["use_cache"] = self.name is not None
@@ -65,17 +76,23 @@ class Calling:
         if "position_ids" in accepted and held:
             end = held + len(tokens)
             inputs["position_ids"] = torch.arange(held, end, device=self.model.device)[None]
-        out = self.model(**inputs)
-        logits: Tensor = out.logits[0]
+        out = called(**inputs)
+        x: Tensor = (out.last_hidden_state if self.headless else out.logits)[0]
         if self.name is None:
-            return logits, None
+            return x, None
         now = getattr(out, self.name, None)
-        return logits, past if now is None else now
+        return x, past if now is None else now
+
+
+@functools.cache
+def _accepted(kind: type[nn.Module]) -> frozenset[str]:
+    """The arguments that a kind of model takes."""
+    return frozenset(inspect.signature(kind.forward).parameters)
 
 
 def ways(model: PreTrainedModel) -> list[Calling]:
     """The ways in which a model might be called, the best first."""
-    accepted = inspect.signature(model.forward).parameters
+    accepted = _accepted(type(model))
     name = next((name for name in _NAMES if name in accepted), None)
     found: list[Calling] = []
     if name in ("past_key_values", "cache_params"):
@@ -104,7 +121,7 @@ class Past:
         self._now = self.calling.begin()
 
     def read(self, first: int, tokens: Sequence[int]) -> Tensor:
-        """Logits of tokens that follow the first ones of the text, whatever did before."""
+        """What is said of tokens that follow the first ones of the text, whatever did before."""
         assert first <= len(self._text), "a text goes on where it is known"
         self._return_to(first)
         self._text[first:] = tokens
