@@ -58,14 +58,12 @@ def main() -> None:
     logging.set_verbosity_error()
     torch.set_num_threads(1)
     _import_all()
-    known = {each["type"]: each for each in stored()["types"]} if RESULT.exists() else {}
-    wanted = names or types()
-    if not names:
-        known = {kind: each for kind, each in known.items() if kind in wanted}
-    for kind in wanted:
-        known[kind] = each = asdict(covered(kind))
+    if not names and RESULT.exists():
+        RESULT.unlink()
+    for kind in names or types():
+        each = asdict(covered(kind))
         print(f"{kind}: {each['path']}{', exact' * each['exact']} {each['reason']}", flush=True)
-        _write(list(known.values()))
+        _write(each)
     print(json.dumps(stored()["counts"]))
 
 
@@ -76,8 +74,11 @@ def _import_all() -> None:
         importlib.import_module(f"selfspec.model.{name}")
 
 
-def _write(found: Sequence[Mapping[str, Any]]) -> None:
-    result = as_result(sorted(found, key=lambda each: str(each["type"])))
+def _write(row: Mapping[str, Any]) -> None:
+    """Put a row into the file, and the file's summary into the page."""
+    known = {each["type"]: each for each in stored()["types"]} if RESULT.exists() else {}
+    known[row["type"]] = row
+    result = as_result(sorted(known.values(), key=lambda each: str(each["type"])))
     RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     page = PAGE.read_text(encoding="utf-8")
     PAGE.write_text(with_table(page, result), encoding="utf-8")

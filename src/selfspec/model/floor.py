@@ -23,6 +23,7 @@ from .block import Block, Norms
 from .compute.cache import KVCache, TokenLayout
 from .compute.linear import Linear
 from .compute.ops import TorchOps
+from .families import switch_length
 from .family import Scales, Shape
 from .layered import Embedding, LayeredModel
 from .operations import BY_TORCH, check_weights
@@ -161,7 +162,8 @@ def _entries(model: PreTrainedModel) -> int:
 
 def _shape(config: Any, vocabulary: int) -> Shape:
     text = config.get_text_config(decoder=True)
-    lengths = (getattr(text, name, None) for name in _CONTEXTS)
+    # where frequencies change, transformers reads the whole text again (families.py)
+    lengths = [switch_length(text), *(getattr(text, name, None) for name in _CONTEXTS)]
     return Shape(
         family=config.model_type,
         layers=1,

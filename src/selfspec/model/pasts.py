@@ -137,7 +137,8 @@ class Past:
             return
         if self._held > first and _can_be_cropped(self._now):
             for layer in self._now.layers:  # one by one: an interruption leaves them different
-                if (more := layer.get_seq_length() - first) > 0:
+                more = layer.get_seq_length() - first if isinstance(layer, DynamicLayer) else 0
+                if more > 0:
                     layer.crop(-more)
             self._held = first
         places = [place for place in self._copies if place <= first]
