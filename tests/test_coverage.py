@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from importlib.metadata import version
 
-from benchmarks import coverage
 from benchmarks.coverage import PAGE, PATHS, RESULT, counts, stored, tried, types, with_table
 from selfspec.model.families import FAMILIES
 
@@ -43,4 +42,3 @@ def test_a_type_is_tried_as_the_file_says(monkeypatch) -> None:
 
     monkeypatch.setattr(Past, "_return_to", lambda self, first: None)
     assert not tried("bloom").exact
-    assert coverage.tried("gemma3n").path == "unknown"
