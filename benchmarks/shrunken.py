@@ -117,11 +117,10 @@ def _smaller(config: PreTrainedConfig) -> dict[str, Any]:
     chosen = _chosen_layers(facts, layers)
     for name, value in facts.items():
         below = vars(config).get(name)
-        if name in ("per_layer_config", "layer_configs"):
-            changes[name] = None
-            continue
         if isinstance(below, PreTrainedConfig):
-            changes[name] = {**below.to_dict(), **_smaller(below)}
+            whole = below.to_dict()
+            whole.pop("per_layer_config", None)  # of more layers than are left
+            changes[name] = {**whole, **_smaller(below)}
         elif isinstance(value, bool) or value is None:
             continue
         elif isinstance(value, int) and re.fullmatch(r"\w*_token_(id|index)", name):

@@ -43,11 +43,11 @@ def _granite_scales(config: Any) -> Scales:
 
 
 def _rope(config: Any) -> Ropes:
-    return ("",) * config.num_hidden_layers
+    return ("",) * int(config.num_hidden_layers)
 
 
 def _no_rope(config: Any) -> Ropes:
-    return (None,) * config.num_hidden_layers
+    return (None,) * int(config.num_hidden_layers)
 
 
 def _rope_by_kind(config: Any) -> Ropes:

@@ -193,8 +193,8 @@ def norm(root: nn.Module, path: str, kind: NormKind, size: int) -> Norm:
     """The norm at a dotted path, of `size` numbers if it has no weight. A view of its weight would
     keep the whole file mapped."""
     found: Any = module(root, path)
-    eps = found.variance_epsilon if hasattr(found, "variance_epsilon") else None
-    eps = getattr(found, "eps", NO_EPS) if eps is None else eps
+    named = ("variance_epsilon", "eps")
+    eps: float = next((getattr(found, name) for name in named if hasattr(found, name)), NO_EPS)
     own = getattr(found, "weight", None)
     if own is None:
         here = (each for each in root.parameters() if each.device.type != "meta")
