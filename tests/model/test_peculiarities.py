@@ -243,7 +243,7 @@ def test_norms_round_where_the_family_rounds(variant):
     name = family.attention_norm or family.attention_after
     layer = parts.module(model, family.layers)[0]
     x = torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    ours = TorchOps().norm(x, parts.norm(layer, name, family.norms))
+    ours = TorchOps().norm(x, parts.norm(layer, name, family.norms, 64))
     assert torch.equal(ours, parts.module(layer, name)(x))
     other = replace(family.norms, wide=not family.norms.wide)
     assert not torch.equal(ours, TorchOps().norm(x, parts.norm(layer, name, other))), (

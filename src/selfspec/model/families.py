@@ -102,6 +102,7 @@ _GPT2: dict[str, Any] = {
 _FAIRSEQ: dict[str, Any] = {
     "rotary": None,
     "first_position": 2,
+    "key_heads": lambda config: None,
     "norms": _LAYER_NORM,
     "attention_norm": "self_attn_layer_norm",
     "out": "self_attn.out_proj",
