@@ -218,8 +218,8 @@ def table(result: Mapping[str, Any]) -> str:
     """The summary that docs/models.md shows."""
     found, number = result["types"], result["counts"]
     lines = [
-        f"transformers {result['transformers']} has {number['types']} types of causal models. "
-        f"{number['exact']} write the tokens of `generate` here.",
+        f"Of the causal types of transformers {result['transformers']}, {number['types']} were "
+        f"tried. {number['exact']} write the tokens of `generate` here.",
         "",
         "| path | types | which |",
         "|---|---|---|",
