@@ -123,7 +123,6 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "cwm": ("cwm", {"sliding_window": 24}),
     "ernie4_5": ("ernie4_5", {}),
     "exaone4": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 2}),
-    "exaone4-no-window": ("exaone4", {"sliding_window": None}),
     "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
