@@ -29,6 +29,9 @@ class ModelError(SelfspecError):
 class UnsupportedModel(ModelError):
     """A family or kind of model that selfspec cannot run."""
 
+    reason = ""
+    """In a few words, where a message quotes it."""
+
 
 class BrokenCheckpoint(ModelError):
     """Truncated, corrupt or incomplete model files."""

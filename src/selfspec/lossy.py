@@ -47,6 +47,7 @@ class LossyResult:
 
 def first_layers(model: LayeredModel, layer: int) -> LayeredModel:
     """The model's first `layer` layers, its last norm and its head. All weights are shared."""
+    model.needs_layers("early_exit_generate")
     if not 0 < layer < model.layers:
         raise OptionError(
             f"exit layer {layer} is not inside this model of {model.layers} layers; choose 1 to "

@@ -72,6 +72,26 @@ _PECULIAR: dict[str, dict[str, Any]] = {
         "norm_topk_prob": True,
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "hyperclovax": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.5,
+        "logits_scaling": 0.7,
+    },
+    "mellum": {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "sliding_window": 24,
+    },
+    "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.15},
+    "phi": {"num_key_value_heads": 4},
+    "vaultgemma": {
+        "sliding_window": 24,
+        "query_pre_attn_scalar": 40,
+        "attn_logit_softcapping": 1.5,
+        "final_logit_softcapping": 4.0,
+    },
     "gpt_neox": {**_LOUD, "attention_bias": True},
     "gpt2": _LOUD,
 }

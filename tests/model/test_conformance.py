@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from variants import VARIANTS, build
+from variants import SHORT, VARIANTS, build
 
-from selfspec.errors import SelfCheckFailed, UnsupportedModel
+from selfspec.errors import SelfCheckFailed
 from selfspec.model.compute.cache import RowSpan, TokenLayout
 from selfspec.model.compute.linear import Linear
 from selfspec.model.compute.plan import LayerPlan
@@ -55,7 +55,8 @@ def contents(cache, row=0):
 
 def test_every_family_has_a_variant():
     """A family added to the table without joining this suite."""
-    assert {family for family, _ in VARIANTS.values()} == set(families())
+    known = {family for family, _ in (*VARIANTS.values(), *SHORT.values())}
+    assert known == set(families())
 
 
 @every_variant
@@ -245,15 +246,6 @@ def test_self_check_refuses_a_model_that_is_not_what_it_says(monkeypatch):
     from_transformers(model)  # our forward reads the same value, so this is still the same model
     model.model.layers[1].register_forward_hook(lambda module, inputs, output: output * 1.5)
     with pytest.raises(SelfCheckFailed, match="llama model gives logits that differ"):
-        from_transformers(model)
-
-
-def test_unknown_family_is_refused_with_the_known_ones():
-    """A silent guess at an architecture."""
-    from transformers import BloomConfig, BloomForCausalLM
-
-    model = BloomForCausalLM(BloomConfig(n_layer=1, hidden_size=8, n_head=1, vocab_size=16))
-    with pytest.raises(UnsupportedModel, match=r"'bloom'.*llama, mistral, mixtral"):
         from_transformers(model)
 
 

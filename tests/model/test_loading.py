@@ -355,14 +355,14 @@ def test_refuses_other_kinds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
     BertForMaskedLM(bert).save_pretrained(tmp_path / "bert")
     LlamaModel(tiny().config).save_pretrained(tmp_path / "base")
-    transformers.Gemma3Config().save_pretrained(tmp_path / "multimodal")
+    transformers.CLIPConfig().save_pretrained(tmp_path / "eyes")
     transformers.CLIPVisionConfig().save_pretrained(tmp_path / "vision")
     no_weights_read(monkeypatch)
     for name, says in {
         "t5": "encoder-decoder model .t5.",
         "bert": "is an encoder .bert.",
         "base": "LlamaModel",
-        "multimodal": "multimodal",
+        "eyes": "no causal language model",
         "vision": "no causal language model",
     }.items():
         with pytest.raises(UnsupportedModel, match=says) as caught:

@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 from test_conformance import TEXT, read
-from variants import VARIANTS, build
+from variants import SHORT, VARIANTS, build
 
 from selfspec import LLM
 from selfspec.errors import OptionError, PromptError, SelfCheckFailed
@@ -23,7 +23,8 @@ from selfspec.model import weights as parts
 from selfspec.model.compute import rope
 from selfspec.model.compute.norms import NormKind
 from selfspec.model.compute.ops import TorchOps
-from selfspec.model.families import FAMILIES, Scales
+from selfspec.model.families import FAMILIES
+from selfspec.model.family import Scales
 from selfspec.model.from_transformers import from_transformers
 
 NO_HEAD_NORMS = {"query_norm": None, "key_norm": None}
@@ -51,6 +52,17 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "gpt_neox: fused by head": ("gpt-neox", {"by_head": False}),
     "gpt_neox: centred norms": ("gpt-neox", {"norms": NormKind(wide=True)}),
     "gpt2: learned positions": ("gpt2", {"positions": None}),
+    "opt: the first position": ("opt", {"first_position": 0}),
+    "nanochat: norm of the embeddings": ("nanochat", {"embedding_norm": None}),
+    "nanochat: pairs that turn backwards": ("nanochat", {"backwards": False}),
+    "nanochat: head norms without weights": ("nanochat", NO_HEAD_NORMS),
+    "olmo: norms without weights are centred": ("olmo", {"norms": NormKind()}),
+    "glm4: interleaved pairs in half of a head": ("glm4", {"interleaved": False}),
+    "exaone4: layers without rope": ("exaone4", {"ropes": lambda config: ("",) * 4}),
+    "nemotron: 1 + w": ("nemotron", {"norms": NormKind(centred=True, wide=True)}),
+    "phi: head norms with biases": ("phi-head-norms", NO_HEAD_NORMS),
+    "persimmon: fused by head": ("persimmon", {"by_head": False}),
+    "hyperclovax: norms after the halves": ("hyperclovax", NO_AFTER),
 }
 SCALES = {  # a number of the config, and what it is without it
     "gemma2: embedding": ("gemma2", {"embedding": 1.0}),
@@ -62,6 +74,9 @@ SCALES = {  # a number of the config, and what it is without it
     "granite: residual": ("granite", {"residual": 1.0}),
     "granite: logits": ("granite", {"logits": 1.0}),
     "cohere: logits": ("cohere", {"logits": 1.0}),
+    "biogpt: embedding": ("biogpt", {"embedding": 1.0}),
+    "nanochat: cap on logits": ("nanochat", {"logit_cap": 0.0}),
+    "hyperclovax: logits": ("hyperclovax", {"logits": 1.0}),
 }
 
 
@@ -81,7 +96,7 @@ def test_the_table_entry_matters(what, monkeypatch):
     """A tiny model on which the peculiarity changes nothing, so that the suite would pass without
     it."""
     variant, change = WITHOUT[what]
-    model, family = build(variant), VARIANTS[variant][0]
+    model, family = build(variant), {**VARIANTS, **SHORT}[variant][0]
     assert gap(model) < 1e-4
     if change is None:
         # read by us alone, now that the model is made
@@ -97,7 +112,7 @@ def test_the_table_entry_matters(what, monkeypatch):
 def test_each_scale_matters(what, monkeypatch):
     """A multiplier of 1, or a cap that no number comes near."""
     variant, change = SCALES[what]
-    model, family = build(variant), VARIANTS[variant][0]
+    model, family = build(variant), {**VARIANTS, **SHORT}[variant][0]
     scales: Scales = FAMILIES[family].scales(model.config)
     assert gap(model) < 1e-4
     changed(monkeypatch, family, scales=lambda config: replace(scales, **change))
@@ -131,7 +146,7 @@ def test_windows_are_shorter_than_the_text_and_in_the_right_layers(variant, monk
     """A window that hides nothing; one in every layer where only some have it, or the other way
     round."""
     model, shape_of = build(variant), opening.shape_of
-    windows = shape_of(model.config, FAMILIES[VARIANTS[variant][0]]).windows
+    windows = shape_of(model.config, FAMILIES[{**VARIANTS, **SHORT}[variant][0]]).windows
     wrong = {
         (None,) * 4,
         windows[1:] + windows[:1],
@@ -224,11 +239,11 @@ def test_a_longrope_model_for_long_texts(kernel, monkeypatch):
 def test_norms_round_where_the_family_rounds(variant):
     """In half precision: the weight multiplied before rounding to it, or after, as the family
     does."""
-    model, family = build(variant).to(torch.bfloat16), FAMILIES[VARIANTS[variant][0]]
+    model, family = build(variant).to(torch.bfloat16), FAMILIES[{**VARIANTS, **SHORT}[variant][0]]
     name = family.attention_norm or family.attention_after
     layer = parts.module(model, family.layers)[0]
     x = torch.randn(50, 64, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    ours = TorchOps().norm(x, parts.norm(layer, name, family.norms))
+    ours = TorchOps().norm(x, parts.norm(layer, name, family.norms, 64))
     assert torch.equal(ours, parts.module(layer, name)(x))
     other = replace(family.norms, wide=not family.norms.wide)
     assert not torch.equal(ours, TorchOps().norm(x, parts.norm(layer, name, other))), (

@@ -13,22 +13,18 @@ from packaging import version
 from test_conformance import TEXT, a_path, contents, read
 
 from selfspec import LLM
-from selfspec.errors import OptionError, SelfCheckFailed, UnsupportedModel
+from selfspec.errors import OptionError, UnsupportedModel
 from selfspec.model import unlisted
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.measuring import product_seconds, weight_bytes
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 OLD = version.parse(transformers.__version__) < version.parse("5.15")
-# norms before the halves, after them, around them, shared; a window; experts; sinks; an MLP without
-# a gate
+# norms by other names; norms of heads that have turned; experts; sinks and a window
 UNLISTED = {
-    "starcoder2": {"sliding_window": 24},
-    "stablelm": {},
-    "phi": {"num_key_value_heads": 4},
-    "exaone4": {"sliding_window": 24, "sliding_window_pattern": 2},
-    "glm4": {},
-    "olmo": {},
+    "apertus": {},
+    "hunyuan_v1_dense": {},
+    "granitemoe": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "gpt_oss": {"sliding_window": 24, "num_local_experts": 4, "num_experts_per_tok": 2},
 }
 
@@ -113,7 +109,6 @@ def test_cache_equals_a_fresh_prefill_after_rollback(pair):
     assert all(close(a, b) for a, b in zip(contents(cache), contents(fresh), strict=True))
 
 
-@pytest.mark.filterwarnings("ignore:models of type")
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
@@ -122,42 +117,38 @@ def test_cache_equals_a_fresh_prefill_after_rollback(pair):
             {},
             "bloom.*made of input_layernorm, mlp, post_attention_layernorm, self_attention",
         ),
-        ("opt", {}, "opt.*one list of layers"),
         ("mamba", {}, "mamba.*(linear_attention|made of mixer)"),
         ("xglm", {}, "xglm.*embedding does more"),
         pytest.param(
-            "olmo3",
+            "granite_swa",
             {},
-            "olmo3.*cannot be called half by half.*layer_type",
-            marks=pytest.mark.skipif(OLD, reason="in older versions of transformers they can be"),
+            "granite_swa.*one list of layers",
+            marks=pytest.mark.skipif(OLD, reason="older versions of transformers do not have it"),
         ),
     ],
 )
-def test_what_is_not_recognised_is_refused_with_the_reason(family, changes, reason):
+def test_what_is_not_recognised_runs_as_a_whole_with_the_reason(family, changes, reason):
     """A guess at an architecture, or a stray TypeError out of a model's insides."""
-    with pytest.raises(UnsupportedModel, match=f"(?s){reason}.*llama, mistral, mixtral"):
-        from_transformers(tiny_model(family, **changes))
+    with pytest.warns(UserWarning, match=f"(?s){reason}.*Drafts come from its text"):
+        assert from_transformers(tiny_model(family, **changes)).whole
 
 
-@pytest.mark.filterwarnings("ignore:models of type")
 @pytest.mark.parametrize(
     "change", [{"embedding_multiplier": 3.0}, {"residual_multiplier": 0.5}, {"logits_scaling": 2.0}]
 )
 def test_a_scale_that_no_name_tells_is_caught_by_the_self_check(change):
     """A model that looks like a known kind, and multiplies something on the way."""
-    with pytest.raises(SelfCheckFailed, match="granitemoe"):
-        from_transformers(tiny_model("granitemoe", **change))
+    with pytest.warns(UserWarning, match="granitemoe.*by its modules it says something else"):
+        assert from_transformers(build("granitemoe", **change)).whole
 
 
-@pytest.mark.filterwarnings("ignore:models of type")
-def test_attention_that_ignores_the_cache_is_refused(monkeypatch):
+def test_attention_that_ignores_the_cache_is_not_run_by_modules(monkeypatch):
     """One that keeps its keys elsewhere gets a whole text right and every later token wrong."""
     monkeypatch.setattr(unlisted._Shelf, "update", lambda self, keys, values, *_: (keys, values))
-    with pytest.raises(UnsupportedModel, match="does not file its keys"):
-        from_transformers(build("stablelm"))
+    with pytest.warns(UserWarning, match="does not file its keys"):
+        assert from_transformers(build("apertus")).whole
 
 
-@pytest.mark.filterwarnings("ignore:models of type")
 def test_a_cache_that_is_read_wrongly_is_caught_at_load(monkeypatch):
     """A self-check that reads the probe in one go sees nothing of the cache."""
     update = unlisted._Shelf.update
@@ -167,36 +158,36 @@ def test_a_cache_that_is_read_wrongly_is_caught_at_load(monkeypatch):
         return keys.roll(1, 2) if self.length > len(self.slots) else keys, values
 
     monkeypatch.setattr(unlisted._Shelf, "update", shifted)
-    with pytest.raises(SelfCheckFailed):
-        from_transformers(build("stablelm"))
+    with pytest.warns(UserWarning, match="says something else"):
+        assert from_transformers(build("apertus")).whole
 
 
 @pytest.mark.filterwarnings("ignore:models of type")
 def test_training_mode_kernels_and_attention_of_other_kinds_are_refused():
     """Dropout in what is called the model's own output; an option that would silently do
     nothing."""
-    model = build("stablelm")
+    model = build("apertus")
     ours = from_transformers(model)
     model.train()
     with pytest.raises(OptionError, match=r"training mode.*model\.eval\(\)"):
         read(ours, TEXT[:5])
     model.eval()
     with pytest.raises(
-        OptionError, match="'native' runs the families in the table, and models of type 'stablelm'"
+        OptionError, match="'native' runs the families in the table, and models of type 'apertus'"
     ):
         from_transformers(model, kernel="native")
     model.config._attn_implementation = "flex_attention"
     with pytest.raises(UnsupportedModel, match="'flex_attention'"):
-        from_transformers(model)
+        unlisted.module_ops("auto", model.config)
 
 
 @pytest.mark.filterwarnings("ignore:models of type")
 def test_products_are_counted():
     """A bandwidth floor computed from the head alone."""
-    ours = from_transformers(build("starcoder2"))
+    ours = from_transformers(build("apertus"))
     inside = sum(
         p.numel()
-        for layer in build("starcoder2").model.layers
+        for layer in build("apertus").model.layers
         for p in layer.parameters()
         if p.dim() == 2
     )

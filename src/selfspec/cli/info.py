@@ -65,8 +65,9 @@ def table(info: ModelInfo, bound: Bound | None) -> Table:
     """Names on the left, facts on the right."""
     grid = common.facts(info.name)
     halves = f"{info.halves} halves: attention and MLP of each can be skipped alone"
+    layers = "run in one piece" if info.kernel == "floor" else f"{info.layers} ({halves})"
     grid.add_row("family", info.family)
-    grid.add_row("layers", f"{info.layers} ({halves})")
+    grid.add_row("layers", layers)
     grid.add_row("parameters", f"{info.parameters / 1e6:,.1f} million")
     grid.add_row("context", f"{info.context:,} tokens")
     grid.add_row("vocabulary", f"{info.vocabulary:,} tokens")

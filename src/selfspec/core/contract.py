@@ -54,6 +54,17 @@ class Draft:
     def guesses(self) -> Sequence[int]:
         return self.tree.guesses
 
+    @property
+    def as_chain(self) -> Draft:
+        """Its first branch alone, for a model that cannot read trees."""
+        if self.tree.is_chain:
+            return self
+        nodes = [0, *self.tree.first_branch()]
+        probs = None if self.probs is None else [self.probs[node] for node in nodes]
+        return Draft(
+            Tree.chain(self.tree.tokens[0], [self.tree.tokens[n] for n in nodes[1:]]), probs
+        )
+
 
 @dataclass(frozen=True)
 class RowOutcome:

@@ -168,6 +168,9 @@ def callables(name: str, value: Any) -> Sequence[Callable[..., Any]]:
     return list(value)
 
 
+_SENSES = ("image", "video", "audio")  # in the type of a part that is no text
+
+
 def messages(
     value: Any,
     what: str = "the conversation",
@@ -194,6 +197,13 @@ def messages(
                 f"{place}: content={shown(content)} is no text, so the template would write "
                 "something else; give text"
             )
+        for part in content if isinstance(content, list | tuple) else ():
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if any(sense in str(kind) for sense in _SENSES):
+                raise error(
+                    f"{place} holds a part of type {shown(kind)}, and only text is read here, so "
+                    "it would not be seen; leave it out, or use transformers for this message"
+                )
         for held in (message["role"], content):
             if isinstance(held, str):
                 text(held, place, error)

@@ -74,6 +74,8 @@ class Group:
         if any(budget.tokens):
             texts = [row.tokens for row in rows]
             drafts = list(self.session.propose([row.slot for row in rows], texts, budget))
+            if self._target.model.whole:
+                drafts = [draft.as_chain for draft in drafts]
             assert len(drafts) == len(rows), "there is one draft for each row that was asked for"
             for draft, row, most in zip(drafts, rows, budget.tokens, strict=True):
                 assert draft.tree.tokens[0] == row.tokens[-1], "a draft's root is the last token"

@@ -22,7 +22,7 @@ from .compute.norms import Norm
 from .compute.ops import ACTIVATIONS, Heads, Ops
 from .compute.rope import RopeTable
 from .experts import Experts
-from .families import Family, Shape
+from .family import Family, Shape
 from .weights import attention_scale, expert_weights, head_norm, linear_weights, norm, product, qkv
 
 Change = Callable[[Tensor], Tensor]
@@ -183,8 +183,9 @@ def own_block(
     """The block of a family in the table, run by our operations."""
 
     def change(name: str | None) -> Change | None:
-        return None if name is None else NormBy(ops, norm(layer, name, family.norms))
+        return None if name is None else NormBy(ops, norm(layer, name, family.norms, shape.width))
 
+    rotary = None if rope is None else rope.rotary
     heads = Heads(
         layer=index,
         queries=shape.heads,
@@ -194,11 +195,11 @@ def own_block(
         window=shape.windows[index],
         cap=shape.scales.score_cap,
         rope=rope,
-        query_norm=head_norm(layer, family.query_norm, family, shape),
-        key_norm=head_norm(layer, family.key_norm, family, shape),
+        query_norm=head_norm(layer, family.query_norm, family, shape, rotary),
+        key_norm=head_norm(layer, family.key_norm, family, shape, rotary),
     )
     out = product([linear_weights(layer, family.out)], ops)
-    attention = HalfParts(into=qkv(layer, family, shape, ops), out=out, heads=heads)
+    attention = HalfParts(into=qkv(layer, family, shape, ops, rotary), out=out, heads=heads)
     names = (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after)
     return Block(
         Attention(ops, attention),

@@ -36,6 +36,7 @@ def copy_in(model: LayeredModel, weights: str) -> LayeredModel:
     where the model has few bits itself; else 8 bits.
     """
     check_weights(weights)
+    model.needs_layers("a copy in fewer bits")
     if model.ops.kernel != "native":
         raise OptionError(
             f"a copy in {weights} needs our kernels, which run float32 on a CPU, and this model is "

@@ -6,73 +6,16 @@ family that differs in names only is one line. `docs/adding-a-family.md` adds on
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ..errors import OptionError, UnsupportedModel
 from .compute.norms import NormKind
+from .family import Family, Ropes, Scales, Shape
 
-
-@dataclass(frozen=True)
-class Scales:
-    """Factors and soft caps from a config. A soft cap is cap * tanh(x / cap), and 0 is none."""
-
-    embedding: float = 1.0
-    residual: float = 1.0
-    """Of what each half adds to the residual stream."""
-    logits: float = 1.0
-    score_cap: float = 0.0
-    """Of attention scores."""
-    logit_cap: float = 0.0
-
-
-# the rotary table of each layer: "" where there is only one, None where nothing is rotated
-Ropes = tuple[str | None, ...]
-
-_RMS = NormKind()
+_WIDE = NormKind(wide=True)
 _LAYER_NORM = NormKind(centred=True, wide=True)
 _GEMMA = NormKind(offset=1.0, wide=True)
-
-
-@dataclass(frozen=True)
-class Family:
-    """One architecture. The defaults are Llama's. Names are relative to the model or to a layer."""
-
-    layers: str = "model.layers"
-    embedding: str = "model.embed_tokens"
-    positions: str | None = None
-    """Learned embeddings of positions, which are added to those of the tokens."""
-    rotary: str | None = "model.rotary_emb"
-    final_norm: str = "model.norm"
-    head: str = "lm_head"
-    norms: NormKind = _RMS
-    attention: str = "self_attn"
-    attention_norm: str | None = "input_layernorm"
-    """None: the half reads the residual stream as it is. The same holds for `mlp_norm`."""
-    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    by_head: bool = False
-    """The fused projection is ordered by heads: query, key and value of one, then of the next."""
-    out: str = "self_attn.o_proj"
-    query_norm: str | None = None
-    """Used in the layers that have it."""
-    key_norm: str | None = None
-    interleaved: bool = False
-    """Rotary pairs are neighbours, not the two halves of a head."""
-    attention_after: str | None = None
-    """A norm of what the half adds to the residual stream. `mlp_after` is the MLP's."""
-    mlp_norm: str | None = "post_attention_layernorm"
-    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
-    """One name for a fused projection, and for an MLP without a gate."""
-    gated: bool = True
-    down: str = "mlp.down_proj"
-    mlp_after: str | None = None
-    experts: str | None = None
-    """A mixture of experts, in the layers that have it."""
-    parallel: bool = False
-    """Both halves read the layer's input. Otherwise the MLP also reads what attention added."""
-    scales: Callable[[Any], Scales] = lambda config: Scales()
-    ropes: Callable[[Any], Ropes] = lambda config: ("",) * config.num_hidden_layers
 
 
 def _gemma_scales(config: Any) -> Scales:
@@ -99,16 +42,77 @@ def _granite_scales(config: Any) -> Scales:
     )
 
 
+def _rope(config: Any) -> Ropes:
+    return ("",) * int(config.num_hidden_layers)
+
+
+def _no_rope(config: Any) -> Ropes:
+    return (None,) * int(config.num_hidden_layers)
+
+
+def _rope_by_kind(config: Any) -> Ropes:
+    return tuple(config.layer_types)
+
+
 def _rope_in_windows(config: Any) -> Ropes:
     return tuple("" if kind == "sliding_attention" else None for kind in config.layer_types)
 
 
 _HEAD_NORMS: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+_LAYER_HEAD_NORMS: dict[str, Any] = {
+    "query_norm": "self_attn.q_layernorm",
+    "key_norm": "self_attn.k_layernorm",
+}
 _SANDWICH: dict[str, Any] = {
     "attention_after": "post_attention_layernorm",
     "mlp_norm": "pre_feedforward_layernorm",
     "mlp_after": "post_feedforward_layernorm",
 }
+_AFTER: dict[str, Any] = {
+    "attention_norm": None,
+    "attention_after": "post_attention_layernorm",
+    "mlp_norm": None,
+    "mlp_after": "post_feedforward_layernorm",
+}
+_UNGATED: dict[str, Any] = {"gate_up": ("mlp.up_proj",), "gated": False}
+_FC: dict[str, Any] = {"gate_up": ("mlp.fc1",), "gated": False, "down": "mlp.fc2"}
+_H_TO_4H: dict[str, Any] = {
+    "gate_up": ("mlp.dense_h_to_4h",),
+    "gated": False,
+    "down": "mlp.dense_4h_to_h",
+}
+_GPT2: dict[str, Any] = {
+    "layers": "transformer.h",
+    "embedding": "transformer.wte",
+    "positions": "transformer.wpe",
+    "rotary": None,
+    "final_norm": "transformer.ln_f",
+    "norms": _LAYER_NORM,
+    "attention": "attn",
+    "attention_norm": "ln_1",
+    "qkv": ("attn.c_attn",),
+    "out": "attn.c_proj",
+    "mlp_norm": "ln_2",
+    "gate_up": ("mlp.c_fc",),
+    "gated": False,
+    "down": "mlp.c_proj",
+    "ropes": _no_rope,
+}
+# OPT's names, which are fairseq's
+_FAIRSEQ: dict[str, Any] = {
+    "rotary": None,
+    "first_position": 2,
+    "key_heads": lambda config: None,
+    "norms": _LAYER_NORM,
+    "attention_norm": "self_attn_layer_norm",
+    "out": "self_attn.out_proj",
+    "mlp_norm": "final_layer_norm",
+    "gate_up": ("fc1",),
+    "gated": False,
+    "down": "fc2",
+    "ropes": _no_rope,
+}
+_GLM: dict[str, Any] = {"interleaved": True, "gate_up": ("mlp.gate_up_proj",)}
 _COHERE: dict[str, Any] = {
     "norms": _LAYER_NORM,
     "interleaved": True,
@@ -127,24 +131,13 @@ FAMILIES: dict[str, Family] = {
     "gemma": Family(norms=_GEMMA, scales=_gemma_scales),
     "gemma2": Family(norms=_GEMMA, scales=_gemma_scales, **_SANDWICH),
     "gemma3_text": Family(
-        norms=_GEMMA,
-        scales=_gemma3_scales,
-        ropes=lambda config: tuple(config.layer_types),
-        **_HEAD_NORMS,
-        **_SANDWICH,
+        norms=_GEMMA, scales=_gemma3_scales, ropes=_rope_by_kind, **_HEAD_NORMS, **_SANDWICH
     ),
     "phi3": Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
     "smollm3": Family(
         ropes=lambda config: tuple("" if rotates else None for rotates in config.no_rope_layers)
     ),
-    "olmo2": Family(
-        norms=NormKind(wide=True),
-        attention_norm=None,
-        attention_after="post_attention_layernorm",
-        mlp_norm=None,
-        mlp_after="post_feedforward_layernorm",
-        **_HEAD_NORMS,
-    ),
+    "olmo2": Family(norms=_WIDE, **_AFTER, **_HEAD_NORMS),
     "granite": Family(scales=_granite_scales),
     "cohere": Family(**_COHERE, **_HEAD_NORMS),
     "cohere2": Family(**_COHERE, ropes=_rope_in_windows),
@@ -158,65 +151,111 @@ FAMILIES: dict[str, Family] = {
         qkv=("attention.query_key_value",),
         by_head=True,
         out="attention.dense",
-        gate_up=("mlp.dense_h_to_4h",),
-        gated=False,
-        down="mlp.dense_4h_to_h",
         parallel=True,
+        **_H_TO_4H,
     ),
-    "gpt2": Family(
-        layers="transformer.h",
-        embedding="transformer.wte",
-        positions="transformer.wpe",
-        rotary=None,
-        final_norm="transformer.ln_f",
+    "gpt2": Family(**_GPT2),
+    "gpt_bigcode": Family(
+        **_GPT2, key_heads=lambda config: 1, unless=lambda config: not config.multi_query
+    ),
+    "arcee": Family(**_UNGATED),
+    "biogpt": Family(
+        layers="biogpt.layers",
+        embedding="biogpt.embed_tokens",
+        positions="biogpt.embed_positions",
+        final_norm="biogpt.layer_norm",
+        scales=lambda config: Scales(
+            embedding=config.hidden_size**0.5 if config.scale_embedding else 1.0
+        ),
+        **_FAIRSEQ,
+    ),
+    "cwm": Family(),
+    "ernie4_5": Family(interleaved=True),
+    "exaone4": Family(
+        ropes=lambda config: _rope_in_windows(config) if config.sliding_window else _rope(config),
+        **_AFTER,
+        **_HEAD_NORMS,
+    ),
+    "flex_olmo": Family(norms=_WIDE, experts="mlp", **_AFTER, **_HEAD_NORMS),
+    "glm": Family(**_GLM),
+    "glm4": Family(
+        attention_after="post_self_attn_layernorm", mlp_after="post_mlp_layernorm", **_GLM
+    ),
+    "helium": Family(norms=_WIDE, interleaved=True),
+    "hyperclovax": Family(
+        attention_after="post_norm1",
+        mlp_after="post_norm2",
+        unless=lambda config: not config.use_post_norm,
+        scales=lambda config: replace(_granite_scales(config), logits=config.logits_scaling),
+    ),
+    "internlm3": Family(),
+    "iquestcoder": Family(),
+    "jais2": Family(norms=_LAYER_NORM, **_UNGATED),
+    "mellum": Family(experts="mlp", ropes=_rope_by_kind, **_HEAD_NORMS),
+    "ministral": Family(),
+    "nanochat": Family(
+        embedding_norm="model.norm",
+        backwards=True,
+        scales=lambda config: Scales(logit_cap=config.final_logit_softcapping or 0.0),
+        **_FC,
+        **_HEAD_NORMS,
+    ),
+    "nemotron": Family(norms=NormKind(centred=True, offset=1.0, wide=True), **_UNGATED),
+    "olmo": Family(norms=_LAYER_NORM, unless=lambda config: config.clip_qkv),
+    "olmo3": Family(norms=_WIDE, ropes=_rope_by_kind, **_AFTER, **_HEAD_NORMS),
+    "olmoe": Family(experts="mlp", unless=lambda config: config.clip_qkv, **_HEAD_NORMS),
+    "opt": Family(
+        layers="model.decoder.layers",
+        embedding="model.decoder.embed_tokens",
+        positions="model.decoder.embed_positions",
+        final_norm="model.decoder.final_layer_norm",
+        unless=lambda config: (
+            not config.do_layer_norm_before or config.word_embed_proj_dim != config.hidden_size
+        ),
+        **_FAIRSEQ,
+    ),
+    "persimmon": Family(
+        final_norm="model.final_layernorm",
         norms=_LAYER_NORM,
-        attention="attn",
-        attention_norm="ln_1",
-        qkv=("attn.c_attn",),
-        out="attn.c_proj",
-        mlp_norm="ln_2",
-        gate_up=("mlp.c_fc",),
-        gated=False,
-        down="mlp.c_proj",
-        ropes=lambda config: (None,) * config.num_hidden_layers,
+        qkv=("self_attn.query_key_value",),
+        by_head=True,
+        out="self_attn.dense",
+        **_H_TO_4H,
+        **_LAYER_HEAD_NORMS,
     ),
+    "phi": Family(
+        final_norm="model.final_layernorm",
+        norms=_LAYER_NORM,
+        out="self_attn.dense",
+        mlp_norm="input_layernorm",
+        parallel=True,
+        **_FC,
+        **_LAYER_HEAD_NORMS,
+    ),
+    "seed_oss": Family(),
+    "stablelm": Family(
+        norms=_LAYER_NORM, unless=lambda config: config.use_parallel_residual or config.qk_layernorm
+    ),
+    "starcoder2": Family(norms=_LAYER_NORM, gate_up=("mlp.c_fc",), gated=False, down="mlp.c_proj"),
+    "vaultgemma": Family(norms=_GEMMA, scales=_gemma_scales, mlp_norm="pre_feedforward_layernorm"),
 }
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The numbers of an architecture that running it needs."""
-
-    family: str
-    layers: int
-    width: int
-    heads: int
-    kv_heads: int
-    head_size: int
-    vocabulary: int
-    context: int
-    activation: str
-    windows: tuple[int | None, ...]  # sliding window of each layer
-    ropes: Ropes
-    scales: Scales
-    parallel: bool
-
-    def first_layers(self, count: int) -> Shape:
-        """The shape of the first `count` layers alone."""
-        return replace(self, layers=count, windows=self.windows[:count], ropes=self.ropes[:count])
-
-
 def family_of(config: Any) -> Family | None:
-    """The table's entry for a config. None: the family is not in the table."""
-    return FAMILIES.get(config.model_type)
+    """The table's entry for a config. None: the family is not in the table, or not so."""
+    found = FAMILIES.get(config.model_type)
+    return None if found is None or found.unless(config) else found
 
 
 def unsupported(config: Any, reason: str) -> UnsupportedModel:
-    """The error for a family that neither the table nor its own modules can run."""
-    return UnsupportedModel(
-        f"models of type {config.model_type!r} are not supported: {reason}. Choose a known family "
-        f"({', '.join(sorted(FAMILIES))}) or add this one to selfspec/model/families.py."
+    """The error for a family whose layers neither the table nor its own modules can run."""
+    error = UnsupportedModel(
+        f"models of type {config.model_type!r} are not supported: {reason}. "
+        f"Choose a known family ({', '.join(sorted(FAMILIES))}) or add this one to "
+        "selfspec/model/families.py."
     )
+    error.reason = reason
+    return error
 
 
 def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
@@ -233,7 +272,7 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         heads=heads,
-        kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+        kv_heads=family.key_heads(config) or heads,
         head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocabulary=config.vocab_size,
         context=context,

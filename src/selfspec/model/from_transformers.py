@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import OptionError
+from ..errors import OptionError, SelfCheckFailed, UnsupportedModel
 from .block import Block, Change, own_block
 from .compute.cpu.operations import NativeOps
 from .compute.cpu.packs import Packs, Shelf
@@ -25,7 +24,8 @@ from .compute.grouped import STORED, Matrix
 from .compute.linear import Linear
 from .compute.ops import Ops
 from .compute.rope import RopeTable
-from .families import Family, Shape, checked_switch, family_of, shape_of
+from .families import checked_switch, family_of, shape_of
+from .family import Family, Shape
 from .layered import Embedding, LayeredModel
 from .measuring import product_modules
 from .operations import operations_for, why_not_recorded
@@ -78,13 +78,47 @@ def from_transformers(
     to compare with the model itself. `row_stable`: what a test of it gave, None to test it.
     `packs`: where packed weights are kept. `shelf`: where products come from otherwise.
     """
+    options: dict[str, Any] = {
+        "owned": owned,
+        "kernel": kernel,
+        "weights": weights,
+        "check": check,
+        "long_context": long_context,
+        "row_stable": row_stable,
+        "packs": packs,
+        "shelf": shelf,
+    }
+    if family_of(model.config) is not None:
+        return _by_layers(model, **options)
+    try:
+        with refusing(model.config):
+            return _by_layers(model, **{**options, "owned": False})  # they keep their modules
+    except (UnsupportedModel, SelfCheckFailed) as error:
+        reason = getattr(error, "reason", "") or "run by its modules it says something else"
+    checked_switch(model.config, long_context)
+    from .floor import floor_model  # imports transformers, which takes seconds
+
+    return floor_model(model, reason, weights)
+
+
+def _by_layers(
+    model: PreTrainedModel,
+    *,
+    owned: bool,
+    kernel: str,
+    weights: str,
+    check: bool,
+    long_context: bool,
+    row_stable: bool | None,
+    packs: Packs | None,
+    shelf: Shelf | None,
+) -> LayeredModel:
+    """The model by our own forward, or outside the table by its modules."""
     config, listed = model.config, family_of(model.config)
     weights = _chosen(weights, model, kernel)
     switch = checked_switch(config, long_context)
     family = listed or recognised(model)
-    # an unlisted family may fail in any way, which refuses the model
-    with nullcontext() if listed else refusing(config):
-        shape = shape_of(config, family, long_context)
+    shape = shape_of(config, family, long_context)
     ops = (
         operations_for(kernel, model.dtype, model.device, family.experts is not None, weights)
         if listed
@@ -93,8 +127,6 @@ def from_transformers(
     whole = config.max_position_embeddings
     if shape.context < whole:
         warnings.warn(_SHORTENED.format(shape.context, whole), stacklevel=2)
-    if not listed:
-        warnings.warn(WARNING.format(shape.family), stacklevel=2)
     prompt = probe(shape, model.device)
     own = SelfCheck(model, prompt, switch or 0) if check else None
     if packs is not None and shelf is None and ops.weights not in (None, "float32"):
@@ -105,10 +137,11 @@ def from_transformers(
         warnings.warn(_BY_MODULES.format(kinds), stacklevel=2)
         layered.steps.give_up(f"products are left to modules of kind {kinds}")
     if own is not None:
-        with nullcontext() if listed else refusing(config):
-            own.compare(probe_logits(layered), ops.rounding)
-            if not listed:  # their modules may read our cache otherwise than we think
-                own.compare(probe_logits(layered, at_a_time=5))
+        own.compare(probe_logits(layered), ops.rounding)
+        if not listed:  # their modules may read our cache otherwise than we think
+            own.compare(probe_logits(layered, at_a_time=5))
+    if not listed:
+        warnings.warn(WARNING.format(shape.family), stacklevel=4)
     stable = is_row_stable(layered) if row_stable is None else row_stable
     layered = replace(layered, row_stable=stable)
     check_recordings(layered)
@@ -146,18 +179,19 @@ def _taken_over(
     else:
         ropes = _ropes(model, family, shape, switch)
         blocks = _own_blocks(model, family, shape, ops, ropes, owned)
-        final_norm = partial(ops.norm, norm=norm(model, family.final_norm, family.norms))
+        final_norm = partial(
+            ops.norm, norm=norm(model, family.final_norm, family.norms, shape.width)
+        )
     embedding, head = _ends(model, family, shape, ops, owned)
     shortened = shape.context < model.config.max_position_embeddings
-    positions = table(model, family.positions) if family.positions else None
-    assert positions is None or isinstance(positions, Tensor)
+    positions = _positions(model, family)
     return LayeredModel(
         shape=shape,
         dtype=model.dtype,
         device=model.device,
         ops=ops,
         embedding=embedding,
-        positions=None if positions is None else positions.detach(),
+        positions=positions,
         ropes=tuple(ropes.values()),
         blocks=tuple(blocks),
         final_norm=final_norm,
@@ -166,6 +200,14 @@ def _taken_over(
         parameters=parameters,
         longer=", or load the model with long_context=True" if shortened else "",
     )
+
+
+def _positions(model: PreTrainedModel, family: Family) -> Tensor | None:
+    if family.positions is None:
+        return None
+    learned = table(model, family.positions)
+    assert isinstance(learned, Tensor)
+    return learned.detach()[family.first_position :]
 
 
 def _steps(
@@ -228,7 +270,11 @@ def _ends(
         for each in (table_weight, weights.weight):
             if isinstance(each, Tensor):
                 release(each)
-    return Embedding(source, scale.to(model.dtype).item()), head
+    change: Change | None = None
+    if family.embedding_norm is not None:
+        of_tokens = norm(model, family.embedding_norm, family.norms, shape.width)
+        change = partial(ops.norm, norm=of_tokens)
+    return Embedding(source, scale.to(model.dtype).item(), change), head
 
 
 def _same(one: Matrix, other: Matrix | None) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from ..errors import PromptError
+from ..errors import OptionError, PromptError
 from .block import Block, Change
 from .compute.cache import KVCache, TokenLayout
 from .compute.call import Call, HalfObserver
@@ -27,7 +27,7 @@ from .compute.linear import Linear, without_low_rank
 from .compute.ops import Ops
 from .compute.plan import LayerPlan
 from .compute.rope import RopeTable
-from .families import Shape
+from .family import Shape
 from .passes import Passes
 from .recording import EagerSteps
 
@@ -51,17 +51,19 @@ def _without_gradients(function: Callable[P, T]) -> Callable[P, T]:
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """Rows of a table times a scale."""
+    """Rows of a table times a scale, normed where a family does so."""
 
     source: Tensor | Linear
     """A table, or the head whose weights serve as one."""
     scale: float
+    norm: Change | None = None
 
     def __call__(self, tokens: Tensor) -> Tensor:
         """(tokens,) -> (tokens, width)."""
         table = self.source
         x = table.rows(tokens) if isinstance(table, Linear) else table[tokens]
-        return x if self.scale == 1 else x * self.scale
+        x = x if self.scale == 1 else x * self.scale
+        return x if self.norm is None else self.norm(x)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -100,6 +102,20 @@ class LayeredModel:
     @cached_property
     def full_plan(self) -> LayerPlan:
         return LayerPlan(0, self.layers)
+
+    @property
+    def whole(self) -> bool:
+        """Whether it runs only as a whole, by transformers' own forward (floor.py)."""
+        return self.ops.kernel == "floor"
+
+    def needs_layers(self, what: str) -> None:
+        """Raise for what runs some of the layers, if the model runs only as a whole."""
+        if self.whole:
+            raise OptionError(
+                f"{what} runs single layers, and this {self.shape.family} model is run whole by "
+                "transformers' own forward; draft with 'auto', 'hybrid', 'ngram', 'recycle', "
+                "'jacobi' or 'draft-model'"
+            )
 
     @property
     def linears(self) -> tuple[Linear, ...]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .families import Shape
+from .family import Shape
 from .layered import LayeredModel
 
 LENGTH = 24

@@ -20,7 +20,7 @@ from .compute.cuda.steps import StepRunner
 from .compute.cuda.storage import StaticCache, StoragePool
 from .compute.linear import Linear
 from .compute.rope import RopeTable
-from .families import Shape
+from .family import Shape
 
 Heads = tuple[Linear, ...]
 Score = Callable[[Tensor, Heads], Tensor]

@@ -11,6 +11,7 @@ forward works.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,11 @@ class SelfCheck:
                 f"{', '.join(sorted(FAMILIES))}."
             )
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens the model scores."""
+        return self._expected.shape[-1]
+
     def _gap(self, logits: Tensor) -> float:
         return (logits.float() - self._expected).abs().max().item()
 
@@ -86,7 +92,9 @@ def _logits(model: PreTrainedModel, **inputs: Any) -> Tensor:
     training = [module for module in model.modules() if module.training]
     model.eval()
     try:
-        logits: Tensor = model(**inputs, use_cache=False).logits[0].float()
+        if "use_cache" in inspect.signature(model.forward).parameters:
+            inputs["use_cache"] = False
+        logits: Tensor = model(**inputs).logits[0].float()
         return logits
     finally:
         for module in training:

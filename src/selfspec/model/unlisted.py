@@ -20,7 +20,8 @@ from .block import Block, Norms
 from .compute.cache import KVCache, RowSpan, TokenLayout
 from .compute.linear import Linear, ModuleLinear, PlainLinear
 from .compute.ops import Ops, TorchOps, visible_mask
-from .families import Family, Shape, unsupported
+from .families import unsupported
+from .family import Family, Shape
 from .operations import BY_TORCH, check_weights
 from .weights import is_plain, module
 
@@ -130,7 +131,7 @@ def refusing(config: Any) -> Iterator[None]:
         yield
     except SelfspecError:
         raise
-    except (TypeError, AttributeError, ValueError, RuntimeError, KeyError, IndexError) as error:
+    except Exception as error:  # any model's own code
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         message = f"their modules cannot be called half by half ({reason})"
         raise unsupported(config, message) from error
@@ -162,7 +163,7 @@ class ModuleMlp:
 
     def __init__(self, mlp: nn.Module) -> None:
         self._mlp = mlp
-        self.linears = _linears(mlp)
+        self.linears = linears_of(mlp)
 
     def parts(self) -> str:
         return _THEIRS
@@ -182,7 +183,7 @@ class ModuleAttention:
     ) -> None:
         self._attention, self._index = attention, index
         self._rotary, self._window = rotary, window
-        self.linears = _linears(attention)
+        self.linears = linears_of(attention)
 
     def parts(self) -> str:
         return _THEIRS
@@ -245,7 +246,7 @@ class _Shelf:
         return ours[self.layer, self.row, None, :, : self.length]
 
 
-def _linears(root: nn.Module) -> Sequence[Linear]:
+def linears_of(root: nn.Module) -> Sequence[Linear]:
     """The linears of a module, to count the weights that a pass reads."""
     linears = [child for child in root.modules() if isinstance(child, nn.Linear)]
     return [

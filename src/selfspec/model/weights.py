@@ -25,8 +25,10 @@ from .compute.linear import JoinedLinear, Linear, LowRank, ModuleLinear, joined_
 from .compute.norms import Norm, NormKind
 from .compute.ops import Ops
 from .compute.stored import StoredEmbedding, StoredLinear
-from .families import Family, Shape
+from .family import Family, Shape
 from .peft_layers import Added, taken_apart
+
+NO_EPS = 1e-5  # of a norm that names none, which is torch's own
 
 
 @dataclass(frozen=True)
@@ -187,46 +189,67 @@ def _with_added(
     return LowRank(base, ops.linear([down], [None]), ops.linear([up], [None]))
 
 
-def norm(root: nn.Module, path: str, kind: NormKind) -> Norm:
-    """The norm at a dotted path. A view of its weight would keep the whole file mapped."""
+def norm(root: nn.Module, path: str, kind: NormKind, size: int) -> Norm:
+    """The norm at a dotted path, of `size` numbers if it has no weight. A view of its weight would
+    keep the whole file mapped."""
     found: Any = module(root, path)
-    eps = found.variance_epsilon if hasattr(found, "variance_epsilon") else found.eps
-    dtype = torch.float32 if kind.wide else found.weight.dtype
-    weight = found.weight.detach().to(dtype, copy=True) + kind.offset
+    named = ("variance_epsilon", "eps")
+    eps: float = next((getattr(found, name) for name in named if hasattr(found, name)), NO_EPS)
+    own = getattr(found, "weight", None)
+    if own is None:
+        here = (each for each in root.parameters() if each.device.type != "meta")
+        like = next(here, torch.empty(0))
+        return Norm(torch.ones(size, dtype=like.dtype, device=like.device), eps, None, kind.centred)
+    dtype = torch.float32 if kind.wide else own.dtype
+    weight = own.detach().to(dtype, copy=True) + kind.offset
     bias = getattr(found, "bias", None)
     if bias is not None:
         bias = bias.detach().to(dtype, copy=True)
     return Norm(weight, eps, bias, kind.centred)
 
 
-def head_norm(layer: nn.Module, path: str | None, family: Family, shape: Shape) -> Norm | None:
+def head_norm(
+    layer: nn.Module, path: str | None, family: Family, shape: Shape, rotary: int | None
+) -> Norm | None:
     """The norm of a layer's queries or keys, if it has one."""
     if path is None or not hasattr(module(layer, family.attention), path.rpartition(".")[2]):
         return None
-    found = norm(layer, path, family.norms)
-    if family.interleaved:
-        order = torch.cat([torch.arange(first, shape.head_size, 2) for first in (0, 1)])
-        return replace(found, weight=found.weight[..., order].contiguous())
-    return found
+    found = norm(layer, path, family.norms, shape.head_size)
+    order = _head_order(family, shape, rotary)
+    if order is None:
+        return found
+    bias = None if found.bias is None else found.bias[..., order].contiguous()
+    return replace(found, weight=found.weight[..., order].contiguous(), bias=bias)
 
 
-def qkv(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Linear:
+def qkv(layer: nn.Module, family: Family, shape: Shape, ops: Ops, rotary: int | None) -> Linear:
     """The projections: all queries, all keys, all values; in each head of the first two, rotary
-    pairs half a head apart."""
+    pairs half a head apart, or half of the `rotary` numbers that turn."""
     parts = [linear_weights(layer, name) for name in family.qkv]
-    return product(parts, ops, _qkv_order(family, shape))
+    return product(parts, ops, _qkv_order(family, shape, rotary))
 
 
-def _qkv_order(family: Family, shape: Shape) -> Tensor | None:
+def _qkv_order(family: Family, shape: Shape, rotary: int | None) -> Tensor | None:
     """Which output of the family's projection stands at each place of ours. None: the same."""
     size, heads = shape.head_size, shape.heads
     order = torch.arange((heads + 2 * shape.kv_heads) * size).view(-1, size)
     if family.by_head:
         return order.view(heads, 3, size).transpose(0, 1).flatten()
+    inside = _head_order(family, shape, rotary)
+    if inside is None:
+        return None
+    turned, values = order.split([heads + shape.kv_heads, shape.kv_heads])
+    return torch.cat([turned[:, inside].flatten(), values.flatten()])
+
+
+def _head_order(family: Family, shape: Shape, rotary: int | None) -> Tensor | None:
+    """Which number of a head stands at each place of ours. None: the same."""
+    turned, order = rotary or shape.head_size, torch.arange(shape.head_size)
     if family.interleaved:
-        turned, values = order.split([heads + shape.kv_heads, shape.kv_heads])
-        pairs = turned.view(-1, size // 2, 2).transpose(1, 2)
-        return torch.cat([pairs.flatten(), values.flatten()])
+        return torch.cat([order[0:turned:2], order[1:turned:2], order[turned:]])
+    if family.backwards:  # the other half of each pair first turns it the other way
+        half = turned // 2
+        return torch.cat([order[half:turned], order[:half], order[turned:]])
     return None
 
 

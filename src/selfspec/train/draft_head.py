@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ..errors import OptionError
 from ..model.compute.hidden_states import StateCollector
-from ..model.families import Shape
+from ..model.family import Shape
 from ..model.layered import LayeredModel
 from ..model.weights import module
 from ..trained.blocks import BlockSize

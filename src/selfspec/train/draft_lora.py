@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import OptionError, UnsupportedModel
-from ..model.families import Shape
+from ..model.family import Shape
 from ..model.weights import module
 from ..trained.lora import stored_name
 from .exit_adapter import drafted_once

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import OptionError
-from ..model.families import Shape
+from ..model.family import Shape
 from ..trained.blocks import BlockSize
 from .draft_head import STARTS, block_size, copy_layer
 from .head_net import Batch, BlockNet, Drafted, Roots, losses_of, positions_of

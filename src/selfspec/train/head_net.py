@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..errors import TrainingError
-from ..model.families import Shape
+from ..model.family import Shape
 from ..model.weights import linear_weights, module, table
 from ..trained.blocks import BlockSize, Rotary, small_block, unit
 from .candidates import Candidates, candidates

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from ..core.files import whole_path, writing
 from ..errors import OptionError, ResourceError, TrainingError
-from ..model.families import Family, Shape
+from ..model.family import Family, Shape
 from ..trained.files import TrainedPart
 from . import checkpoints
 from .candidates import Candidates

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..model.families import Family, family_of, unsupported
+from ..model.families import family_of, unsupported
+from ..model.family import Family
 
 PROVEN = (
     "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama",

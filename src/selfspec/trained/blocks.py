@@ -21,7 +21,8 @@ from ..model.compute.norms import Norm
 from ..model.compute.ops import Ops
 from ..model.compute.plan import LayerPlan
 from ..model.compute.rope import RopeTable
-from ..model.families import FAMILIES, Scales, Shape
+from ..model.families import FAMILIES
+from ..model.family import Scales, Shape
 from ..model.layered import LayeredModel
 from ..model.operations import operations_for
 from ..model.passes import Passes

@@ -63,6 +63,7 @@ class Cosine(Drafter):
             )
 
     def start(self, target: Target) -> DraftSession:
+        target.model.needs_layers("draft='cosine'")
         layers = target.model.layers
         if self.keep_last >= layers:
             raise OptionError(

@@ -55,6 +55,7 @@ class EarlyExit(Drafter):
     it. Then no states are reused. None drafts with the model's own weights."""
 
     def start(self, target: Target) -> DraftSession:
+        target.model.needs_layers("draft='early-exit'")
         layers = target.model.layers
         if self.part is not None:
             refuse_copy(self.weights)

@@ -62,6 +62,7 @@ class KVSubset(Drafter):
         return self.sink + self.blocks * self.block_size + self.recent + self.block_size - 1
 
     def start(self, target: Target) -> DraftSession:
+        target.model.needs_layers("draft='kv-subset'")
         return _Subset(target, self)
 
 

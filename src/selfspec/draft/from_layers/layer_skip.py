@@ -23,7 +23,7 @@ from ...core.files import is_there
 from ...core.json_text import from_json
 from ...errors import OptionError, nearest
 from ...model.compute.plan import LayerPlan
-from ...model.families import Shape
+from ...model.family import Shape
 from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ...trained.lora import lora_view
 from ..base import Drafter, DraftSession, Target
@@ -96,6 +96,7 @@ class LayerSkip(Drafter):
                 )
 
     def start(self, target: Target) -> DraftSession:
+        target.model.needs_layers("draft='layer-skip'")
         if self.part is not None:
             refuse_copy(self.weights)
             part = find_part(self.part, "draft-lora", target.model)

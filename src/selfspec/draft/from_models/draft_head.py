@@ -53,6 +53,7 @@ class DraftHead(Drafter):
             )
 
     def start(self, target: Target) -> DraftSession:
+        target.model.needs_layers("draft='draft-head'")
         part = find_part(self.part, "draft-head", target.model)
         return _Drafting(target, ready(part, target.model, _Head), self.width, self.sample)
 

@@ -25,9 +25,23 @@ from .memo import Memo
 from .norms import Norm
 from .rope import RopeTable
 
-Kernel = Literal["native", "mkl", "plain", "static", "modules"]
-ACTIVATIONS = {"silu": 0, "swish": 0, "gelu_pytorch_tanh": 1, "gelu_new": 1, "gelu": 2, "relu": 3}
-_TORCH_ACTIVATIONS = (F.silu, partial(F.gelu, approximate="tanh"), F.gelu, F.relu)
+Kernel = Literal["native", "mkl", "plain", "static", "modules", "floor"]
+ACTIVATIONS = {
+    "silu": 0,
+    "swish": 0,
+    "gelu_pytorch_tanh": 1,
+    "gelu_new": 1,
+    "gelu": 2,
+    "relu": 3,
+    "relu2": 4,
+}
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+_TORCH_ACTIVATIONS = (F.silu, partial(F.gelu, approximate="tanh"), F.gelu, F.relu, _squared_relu)
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,8 @@ class RopeTable:
 
     `beyond`: a position past that length, of which the module is told too, so that all positions
     turn by the frequencies of long texts. `kind`: which of the module's tables, where layers of
-    different kinds rotate differently; "" where it has but one. `interleaved`: the module repeats
-    each angle for neighbours, not for the two halves of a head.
+    different kinds rotate differently; "" where it has but one. `interleaved`: the module may
+    repeat each angle for neighbours, not for the two halves of a head.
     """
 
     def __init__(
@@ -92,7 +92,8 @@ class RopeTable:
         like = torch.empty(0, dtype=torch.float32, device=self._device)
         cosine, sine = self._module(like, positions, *self._kind)
         half = cosine.shape[-1] // 2
-        once = slice(None, None, 2) if self._interleaved else slice(half)
+        neighbours = self._interleaved and torch.equal(cosine[..., ::2], cosine[..., 1::2])
+        once = slice(None, None, 2) if neighbours else slice(half)
         return Angles(
             cosine[0, : len(inside), once].contiguous(), sine[0, : len(inside), once].contiguous()
         )

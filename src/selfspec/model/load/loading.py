@@ -20,7 +20,6 @@ from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
-    AutoModelForCausalLM,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -55,6 +54,7 @@ from .gguf_stored import stored_bytes, stored_model
 from .packed_folder import Packing, packed_model, packing_of
 from .placement import DTYPES, parse_device, parse_dtype
 from .source import Source, cached_folder, locate, refuse_revision
+from .text_part import NOTE, auto_class, is_wrapper, text_part, writes
 from .tokenizer import asked_tokenizer, needs_package, read_tokenizer
 
 _ONLY = "selfspec runs decoder-only causal language models."
@@ -133,7 +133,12 @@ def load(
     _require_promised(source, config)
     read = _load_weights(source, config, kind, target)
     notes = [*source.notes, *([f"quantised linears run as modules: {kept}"] if kept else [])]
-    return Loaded(read, asked, source.name, True, source.folder, tuple(notes))
+    notes += _of_wrapper(config)
+    return Loaded(text_part(read), asked, source.name, True, source.folder, tuple(notes))
+
+
+def _of_wrapper(config: PreTrainedConfig) -> list[str]:
+    return [NOTE.format(config.model_type)] if is_wrapper(config) else []
 
 
 def _refuse_quantised(source: Source) -> None:
@@ -184,7 +189,7 @@ def estimate_bytes(
 
 def _sizes_of(config: PreTrainedConfig, trust_remote_code: bool) -> list[int]:
     """How many numbers each weight of a configuration has, by an empty model."""
-    auto: Any = AutoModelForCausalLM
+    auto = auto_class(config)
     with torch.device("meta"):
         empty = auto.from_config(config, trust_remote_code=trust_remote_code)
         empty.tie_weights()  # older versions of transformers do not on this device
@@ -238,19 +243,16 @@ def _refuse_kind(config: PreTrainedConfig, classes: list[str], name: str) -> Non
     facts, kind = config.to_dict(), config.model_type
     if facts.get("is_encoder_decoder"):
         raise UnsupportedModel(f"{name} is an encoder-decoder model ({kind}). {_ONLY}")
-    if config.get_text_config() is not config:
-        raise UnsupportedModel(
-            f"{name} is a multimodal model ({kind}), which selfspec does not run yet. {_ONLY}"
-        )
     if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not facts.get("is_decoder"):
         raise UnsupportedModel(f"{name} is an encoder ({kind}). {_ONLY}")
     causal = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
-    if causal is None and "AutoModelForCausalLM" not in (facts.get("auto_map") or {}):
+    eyes = is_wrapper(config)
+    if not writes(kind) and "AutoModelForCausalLM" not in (facts.get("auto_map") or {}):
         raise UnsupportedModel(
             f"{name} is a {kind} model: transformers has no causal language model of its type. "
             f"{_ONLY}"
         )
-    endings = ("ForCausalLM", "LMHeadModel")
+    endings = ("ForCausalLM", "LMHeadModel", *(("ForConditionalGeneration",) if eyes else ()))
     if classes and not any(cls == causal or cls.endswith(endings) for cls in classes):
         raise UnsupportedModel(
             f"{name} was saved as {', '.join(classes)}, without a head that predicts the next "
@@ -262,7 +264,7 @@ def _load_weights(
     source: Source, config: PreTrainedConfig, kind: torch.dtype | None, target: torch.device
 ) -> PreTrainedModel:
     name = source.name
-    auto: Any = AutoModelForCausalLM
+    auto = auto_class(config)
     try:
         with quiet_transformers(bars=True):
             model, report = auto.from_pretrained(
@@ -372,4 +374,5 @@ def _live(
         folder = Path(path) if Path(path).is_dir() else cached_folder(path)
         if folder is not None:
             tokenizer = read_tokenizer(Source(path, folder, trust=False))
-    return Loaded(model, tokenizer, name, owned=False)
+    notes = tuple(_of_wrapper(model.config))
+    return Loaded(text_part(model), tokenizer, name, owned=False, notes=notes)

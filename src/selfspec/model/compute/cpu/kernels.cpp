@@ -265,10 +265,11 @@ extern "C" void normalise(const float* x, int64_t rows, const Norm* norm, float*
     for (int64_t r = 0; r < rows; r++) norm_row(x + r * size, *norm, 0, out + r * size);
 }
 
-enum Activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3 };
+enum Activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU2 = 4 };
 
 static inline Vector activate(Vector x, int kind) {
     if (kind == RELU) return lanes_max(x, Vector{});
+    if (kind == RELU2) return lanes_max(x, Vector{}) * lanes_max(x, Vector{});
     if (kind == GELU) {
         for (int i = 0; i < LANES; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
         return x;

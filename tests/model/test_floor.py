@@ -1,0 +1,188 @@
+"""The floor: models run whole by their own forward. The same text with any drafts, whatever cache a
+model has, and a clear word where layers are asked for."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+
+from benchmarks.shrunken import tiny
+from selfspec import LLM, SamplingParams
+from selfspec.engine.generation import Generation
+from selfspec.engine.row import Request
+from selfspec.errors import OptionError, UnsupportedModel
+from selfspec.model import pasts
+from selfspec.model.floor import floor_model
+from selfspec.model.from_transformers import from_transformers
+from selfspec.model.pasts import Past, ways
+from selfspec.testing import tiny_model, tiny_tokenizer
+
+# a cache that is cropped, one that is copied, one that takes single tokens, none at all
+KINDS = {
+    "bloom": "cropped",
+    "qwen3_5_text": "copied",
+    "mamba": "one token at a time",
+    "openai-gpt": "no cache",
+}
+TEXT = torch.randint(3, 259, (60,), generator=torch.Generator().manual_seed(0)).tolist()
+NEW = 20
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request):
+    """A model of transformers' and an LLM made of it."""
+    model = tiny(request.param)
+    with pytest.warns(UserWarning, match=f"{request.param}.*kernel 'floor'.*because") as said:
+        llm = LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
+    assert len(said) == 1, "one warning names the path"
+    assert any(KINDS[request.param] in words for words in llm.info.alone)
+    return model, llm
+
+
+def expected_of(model, prompt, new=NEW):
+    """What transformers writes."""
+    ids = torch.tensor([prompt])
+    options = {"max_new_tokens": new, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+    return out[0, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("draft", [None, "ngram", "recycle", "jacobi", "hybrid", "auto"])
+def test_text_is_that_of_generate_with_any_drafts_in_a_batch(pair, draft):
+    """States of rejected drafts that stay, rows that share a cache, trees read as chains."""
+    model, llm = pair
+    prompts = [TEXT[:25] + TEXT[:12], TEXT[30:39]]
+    expected = [expected_of(model, prompt) for prompt in prompts]
+    results = llm.generate(prompts, max_new_tokens=NEW, eos=[], draft=draft)
+    assert [result.tokens for result in results] == expected
+    if draft not in (None, "auto"):
+        drafted, accepted = (
+            sum(getattr(each.stats, name) for each in results) for name in ("drafted", "accepted")
+        )
+        assert drafted > accepted, "nothing was rejected, so nothing was rolled back"
+
+
+def test_sampled_text_is_the_same_with_drafts_and_in_a_stream(pair):
+    """Random numbers that depend on what was drafted or on how a text was read."""
+    _, llm = pair
+    how = {"max_new_tokens": NEW, "eos": [], "sampling": SamplingParams(temperature=1.0, seed=3)}
+    plain = llm.generate(TEXT[:20], draft=None, **how)
+    assert llm.generate(TEXT[:20], draft="hybrid", **how).tokens == plain.tokens
+    streamed = [token for piece in llm.stream(TEXT[:20], **how) for token in piece.tokens]
+    assert streamed == plain.tokens
+
+
+def test_a_chat_goes_on_where_it_stood(pair):
+    """A kept cache that holds another text than it says."""
+    model, llm = pair
+    first = {"role": "user", "content": "one two three"}
+    answer = llm.chat([first], max_new_tokens=8, eos=[])
+    turns = [first, {"role": "assistant", "content": answer.text}, {"role": "user", "content": "x"}]
+    again = llm.chat(turns, max_new_tokens=8, eos=[])
+    assert again.tokens == expected_of(model, llm.encode_chat(turns), 8)
+    assert again.stats.cached_prompt_tokens > 0
+
+
+@pytest.mark.parametrize("draft", ["early-exit", "layer-skip", "cosine", "kv-subset", "quantised"])
+def test_what_runs_single_layers_says_so(pair, draft):
+    """An exit out of one layer, or numbers of layers that the user never sees."""
+    _, llm = pair
+    with pytest.raises(OptionError, match=r"single layers.*run whole.*draft with 'auto'"):
+        llm.generate(TEXT[:9], max_new_tokens=4, draft=draft)
+
+
+def test_a_call_that_is_interrupted_leaves_no_trace(pair):
+    """Half of the layers know a token, and the next round builds on that."""
+    model, llm = pair
+    expected = expected_of(model, TEXT[:20])
+    calls = 0
+
+    def interrupted(*_):
+        nonlocal calls
+        calls += 1
+        if calls in (3, 6):
+            raise KeyboardInterrupt
+
+    parts = [child for child in model.modules() if isinstance(child, torch.nn.ModuleList)]
+    layers = max(parts, key=lambda each: sum(p.numel() for p in each.parameters()))
+    generation = Generation(llm.model, [Request(TEXT[:20], _greedy(llm), NEW)])
+    row = generation.rows[0]
+    hook = layers[2].register_forward_pre_hook(interrupted)
+    try:
+        while generation.rows:
+            try:
+                generation.step()
+            except KeyboardInterrupt:
+                continue
+    finally:
+        hook.remove()
+    assert row.tokens[20:] == expected and calls > 6
+
+
+def _greedy(llm):
+    from selfspec.core.sampling import row_samplers
+
+    return row_samplers(SamplingParams(), [TEXT[:20]], [])[0]
+
+
+def test_a_way_that_leaves_traces_is_not_taken(monkeypatch):
+    """A rollback that does nothing would be seen by nobody but the probe."""
+    model = tiny("bloom")
+    words = floor_of(model).alone
+    assert "cropped" in str(words)
+    monkeypatch.setattr(pasts, "_can_be_cropped", lambda past: False)
+    monkeypatch.setattr(pasts, "_copied", lambda past: past)  # shared, so it goes on with the text
+    assert "no cache" in str(floor_of(model).alone)
+
+
+def floor_of(model):
+    """The model on the floor, without its warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return floor_model(model, "a test asks for it")
+
+
+def test_a_model_that_looks_ahead_is_refused():
+    """An encoder reads a text as a whole, and every token would change with the next."""
+    model = tiny_model("bert", is_decoder=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(UnsupportedModel, match="look ahead"):
+            from_transformers(model)
+
+
+def test_what_a_models_own_code_raises_refuses_it(monkeypatch):
+    """A stray RuntimeError out of a model's insides."""
+    model = tiny("bloom")
+
+    def broken(*_, **__):
+        raise RuntimeError("it never worked")
+
+    monkeypatch.setattr(model.transformer.h[0].mlp, "forward", broken)
+    with pytest.raises(UnsupportedModel, match=r"'bloom'.*RuntimeError.*it never worked"):
+        from_transformers(model)
+
+
+def test_a_text_read_in_any_pieces_and_returns_is_the_same():
+    """Copies that are thrown away too early, or read again from the wrong place."""
+    model = tiny("qwen3_5_text")
+    whole = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    calling = next(each for each in ways(model) if "copied" in each.words)
+    past = Past(calling)
+    past.read(0, TEXT[:20])
+    for first, count in ((20, 5), (22, 5), (22, 9), (24, 3), (24, 20), (43, 4), (10, 40)):
+        out = past.read(first, TEXT[first : first + count])
+        assert torch.allclose(out, whole[first : first + count], atol=1e-4), (first, count)
+
+
+def test_training_mode_and_weights_are_refused():
+    """Dropout in what is called the model's own text, and an option that would do nothing."""
+    model = tiny("bloom")
+    ours = floor_of(model)
+    model.train()
+    with pytest.raises(OptionError, match=r"training mode.*model\.eval\(\)"):
+        ours.prefill([TEXT[:5]], ours.new_cache(1, 8))
+    with pytest.raises(OptionError, match="weights 'int8'"):
+        from_transformers(tiny("bloom"), weights="int8")

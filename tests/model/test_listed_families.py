@@ -1,0 +1,106 @@
+"""Families that differ from a known one in a line or a field: a shorter conformance suite.
+
+The operations are proven by test_conformance.py. Here each family's entry is compared with
+transformers, and its drafts with its own text.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_conformance import TEXT, layers_of, read
+from variants import SHORT, build
+
+from selfspec import LLM
+from selfspec.model.compute.cache import RowSpan, TokenLayout
+from selfspec.model.compute.plan import LayerPlan
+from selfspec.model.families import FAMILIES
+from selfspec.model.from_transformers import from_transformers
+from selfspec.testing import tiny_model
+
+
+@pytest.fixture(scope="module", params=SHORT)
+def pair(request):
+    """A Hugging Face model and ours, made from it."""
+    model = build(request.param)
+    return model, from_transformers(model)
+
+
+def test_logits_are_those_of_transformers_with_each_kernel(pair):
+    """A wrong norm, activation, order of a projection, window, bias or head."""
+    model, ours = pair
+    theirs = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    assert theirs.abs().max() > 1, "the probe model says nothing, so agreement would mean nothing"
+    assert ours.ops.kernel == "native"
+    for layered in (ours, from_transformers(model, kernel="plain", check=False)):
+        mine, _ = read(layered, TEXT)
+        gap = (mine - theirs).abs().max()
+        assert torch.allclose(mine, theirs, atol=2e-4, rtol=1e-4), f"{layered.ops.kernel}: {gap}"
+
+
+def test_bits_do_not_depend_on_how_a_text_is_read(pair):
+    """Sums that depend on the number of rows, or a tree whose nodes see a sibling."""
+    _, ours = pair
+    assert ours.row_stable
+    whole, _ = read(ours, TEXT)
+    pieces, cache = read(ours, TEXT[:60], 7)
+    assert torch.equal(whole[:60], pieces)
+    tokens = torch.tensor([5, *TEXT[60:63]])
+    tree = ours.forward(tokens, cache, cache.layout([4], [[-1, -1, 1, 2]]))
+    assert torch.equal(tree[1:], whole[60:63])
+
+
+def test_greedy_text_is_that_of_generate_with_drafts(pair):
+    """Drafts by some layers that change the text, or positions that drift while it is written."""
+    model, ours = pair
+    llm, prompt = LLM(ours, None, "tiny"), TEXT[:30] + TEXT[:10]
+    expected = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, 40, dtype=torch.long),
+        max_new_tokens=20,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )[0, 40:].tolist()
+    for draft in (None, "hybrid", "early-exit", "layer-skip"):
+        found = llm.generate(prompt, max_new_tokens=20, eos=[], draft=draft)
+        assert found.tokens == expected, draft
+        assert draft is None or found.stats.drafted > 0
+
+
+def test_early_exit_is_what_transformers_computes_with_fewer_layers(pair):
+    """A last norm that is another one, or none. The reference is the same model, cut."""
+    theirs, ours = pair
+    cache = ours.new_cache(1, 128)
+    layout = TokenLayout.chains([RowSpan(0, 0, len(TEXT))])
+    x = ours.run(ours.embed(torch.tensor(TEXT)), LayerPlan(0, 2), cache, layout)
+    holder, name = layers_of(theirs)
+    layers = getattr(holder, name)
+    setattr(holder, name, layers[:2])
+    try:
+        expected = theirs(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    finally:
+        setattr(holder, name, layers)
+    assert torch.allclose(ours.head(x), expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.filterwarnings("ignore:models of type")
+@pytest.mark.filterwarnings("ignore:this .* model is run whole")
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("stablelm", {"use_parallel_residual": True}),
+        ("olmo", {"clip_qkv": 0.5}),
+        ("opt", {"do_layer_norm_before": False}),
+        ("gpt_bigcode", {"multi_query": False, "num_key_value_heads": None}),
+        ("hyperclovax", {"use_post_norm": False}),
+    ],
+)
+def test_what_an_entry_does_not_describe_is_left_to_the_model(family, changes):
+    """A clamp that is forgotten, or a model refused that its own modules can run."""
+    model = tiny_model(family, **changes)
+    assert FAMILIES[family].unless(model.config)
+    ours = from_transformers(model)
+    assert ours.ops.kernel in ("modules", "floor")
+    theirs = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    assert torch.allclose(read(ours, TEXT, 30)[0], theirs, atol=2e-4, rtol=1e-4)

@@ -1,0 +1,44 @@
+"""What is said of every causal type: the page shows the file, and the file knows the table."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+
+from benchmarks.coverage import PAGE, PATHS, RESULT, counts, stored, tried, types, with_table
+from selfspec.model.families import FAMILIES
+
+
+def test_the_page_shows_the_file() -> None:
+    """A table that was edited by hand, or a run whose page was not committed."""
+    page, found = PAGE.read_text(encoding="utf-8"), stored()
+    assert with_table(page, found) == page, f"{PAGE.name} is not made from {RESULT.name}"
+    assert found["counts"] == counts(found["types"])
+
+
+def test_the_file_knows_every_type_and_every_family() -> None:
+    """A family that joined the table and is still listed as run another way."""
+    found = {each["type"]: each for each in stored()["types"]}
+    native = {name for name, each in found.items() if each["path"] == "native"}
+    assert set(FAMILIES) & set(found) <= native
+    assert {each["path"] for each in found.values()} <= set(PATHS)
+    if stored()["transformers"] == version("transformers"):
+        assert set(found) <= set(types()) and list(found) == sorted(found)
+
+
+def test_no_type_ends_in_a_stray_exception_and_enough_are_exact() -> None:
+    """A RuntimeError out of a model's insides is no answer to who asks for that model."""
+    found = stored()
+    assert not [each["type"] for each in found["types"] if each["raw"]]
+    assert all(each["reason"] for each in found["types"] if not each["exact"])
+    assert found["counts"]["exact"] >= 150 / 189 * found["counts"]["types"]
+
+
+def test_a_type_is_tried_as_the_file_says(monkeypatch) -> None:
+    """A file that was never made by this code; and a difference that the code would not see."""
+    found = {each["type"]: each for each in stored()["types"]}
+    ours = tried("bloom")
+    assert (ours.path, ours.exact) == (found["bloom"]["path"], True) == ("floor", True)
+    from selfspec.model.pasts import Past
+
+    monkeypatch.setattr(Past, "_return_to", lambda self, first: None)
+    assert not tried("bloom").exact
