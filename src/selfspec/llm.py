@@ -17,10 +17,12 @@ import torch
 from .call import Call, Options, Stream, options_among
 from .control.base import Controller
 from .core import door, template
+from .core.machine import this_machine
 from .core.options import MAX_NEW_TOKENS
 from .core.sampling import SamplingParams, row_samplers
 from .core.text_stream import CriteriaCheck, RowText
 from .draft.base import Drafter
+from .draft.registry import DEFAULT as AUTO
 from .draft.registry import resolve
 from .engine.chat_cache import ChatCaches
 from .engine.generation import Generation
@@ -32,6 +34,7 @@ from .model.load.words import Words
 from .model.measuring import product_modules, still_float32, weight_bytes
 from .model.opening import opened
 from .model.operations import check_weights
+from .profile import Profile, profile_for
 from .results import ModelInfo, Result
 
 if TYPE_CHECKING:
@@ -59,8 +62,11 @@ class LLM:
         name: str,
         generation_config: Any = None,
         notes: Sequence[str] = (),
+        profile: Profile | None = None,
     ) -> None:
         self.model = model
+        self.profile = profile
+        """What a tuning found for this model here: what "auto" begins with."""
         self.words: Any = tokenizer
         """What reads and writes text: the tokenizer, or its stand-in that starts faster."""
         self._name = name
@@ -89,6 +95,7 @@ class LLM:
         tokenizer: PreTrainedTokenizerBase | None = None,
         adapter: str = "auto",
         long_context: bool = False,
+        profile: str | Path | None = "auto",
     ) -> LLM:
         """Load a model.
 
@@ -99,7 +106,9 @@ class LLM:
         is float32 on a CPU, where output is bit-identical however it is computed, and the
         checkpoint's own on a GPU. `device` may be a device map that names one device for all.
         `threads` sets torch's thread count, which is one for the whole process.
-        `long_context`: for longrope models, all texts by the frequencies of long ones.
+        `long_context`: for longrope models, all texts by the frequencies of long ones. `profile`: a
+        file that `selfspec tune` wrote, None, or "auto": what it left here for this model, if
+        anything. `draft="auto"` then begins with the ways of drafting that were found to pay.
 
         `kernel` says who computes: "auto", or one to insist on. "native": our own kernels, float32
         on a CPU. "mkl", "plain": torch. "static": torch by steps of a fixed shape, which a GPU
@@ -131,7 +140,10 @@ class LLM:
             long_context=long_context,
         )
         give_back()  # what reading and packing left: 15 MB for the demo
-        return cls(found.layered, found.tokenizer, found.name, found.generation_config, found.notes)
+        llm = cls(found.layered, found.tokenizer, found.name, found.generation_config, found.notes)
+        machine = this_machine(torch.get_num_threads())
+        llm.profile = profile_for(llm.model, profile, machine, llm.info.weights)
+        return llm
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -324,7 +336,9 @@ class LLM:
         )
         eos = door.ends(options["eos"], self.model.shape.vocabulary)
         drafting, controlling = options["draft_options"], options["control_options"]
-        drafter, controller = resolve(options["draft"], drafting, options["control"], controlling)
+        drafter, controller = resolve(
+            self._drafter(options), drafting, options["control"], controlling
+        )
         new = door.whole("max_new_tokens", options["max_new_tokens"], 1, "ask for at least 1")
         logprobs = options["logprobs"]
         if logprobs is not None:
@@ -348,6 +362,13 @@ class LLM:
         cache = chats.take(ids[0]) if chats else None
         generation = Generation(self.model, cache=cache, rows=len(ids), lock=self._lock)
         return Call(generation, requests, texts, chats)
+
+    def _drafter(self, options: Options) -> str | Drafter | None:
+        """Who drafts. Where a profile is known, "auto" without options begins with that."""
+        asked = options["draft"]
+        if asked != AUTO or options["draft_options"] or self.profile is None:
+            return asked
+        return self.model.once((Profile, self.profile.text), self.profile.drafter)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """A prompt as token ids. Ids stay what they are."""

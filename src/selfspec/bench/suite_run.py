@@ -24,7 +24,7 @@ from .meters import EnergyMeter
 from .peer_host import package_versions
 from .peers import find_peers
 from .prompts import Prompt, prompt_ids
-from .provenance import cpu_name, gather, results_folder, slug
+from .provenance import gather, results_folder, slug
 from .schema import OURS, PLAIN, Plan, Question, Sample, SuiteRun, continued
 from .suite import LONGEST_BLOCK, Suite
 from .tasks import Item, read_task

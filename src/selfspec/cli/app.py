@@ -31,6 +31,7 @@ from .quantise import quantise
 from .report import report
 from .sweep import sweep
 from .train import train
+from .tune import advise, tune
 
 
 class Front(TyperGroup):
@@ -86,6 +87,8 @@ for command in (
     train,
     exits,
     inspect,
+    advise,
+    tune,
     sweep,
     bench,
     report,
