@@ -17,7 +17,9 @@ from selfspec.testing import tiny_llm, tiny_model, tiny_tokenizer
 from selfspec.trained.files import signature
 
 WAYS = (
-    Way("layer-skip", {"attention": [1], "mlp": [2, 3]}, "fixed", {"tokens": 3}, 1.2, 1.3, 1.1, 1.4),
+    Way(
+        "layer-skip", {"attention": [1], "mlp": [2, 3]}, "fixed", {"tokens": 3}, 1.2, 1.3, 1.1, 1.4
+    ),
     Way("early-exit", {"layer": 2}, "fixed", {"tokens": 4}, measured=1.1),
 )
 
@@ -96,7 +98,7 @@ def test_a_damaged_profile_is_an_error_that_says_what_to_do(
         del data["machine"]
     text = json.dumps([data] if damage == "list" else data)
     file.write_text(text[:-40] if damage == "truncated" else text)
-    with pytest.raises(OptionError, match="is no profile .* selfspec tune"):
+    with pytest.raises(OptionError, match=r"is no profile .* selfspec tune"):
         read_profile(file)
     kept = kept_in(signature(llm.model)) / "general-float32.json"
     kept.parent.mkdir(parents=True)

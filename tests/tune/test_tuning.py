@@ -27,7 +27,9 @@ def test_a_tuning_times_its_best_candidates_and_keeps_those_that_pay() -> None:
     """Candidates that are predicted and never timed, ways slower than plain in a profile."""
     stages: list[str] = []
     options = TuneOptions(minutes=0.1, max_new_tokens=24)
-    tuning = Tuning(_llm(), options, ["hello", "you", "there"], lambda stage, _: stages.append(stage))
+    tuning = Tuning(
+        _llm(), options, ["hello", "you", "there"], lambda stage, _: stages.append(stage)
+    )
     profile = tuning.run()
     found = tuning.found
     assert {"hybrid", "auto"} <= {way.draft for way in found.ways}
@@ -103,7 +105,9 @@ def test_advise_says_it_as_json_and_tune_writes_the_profile(
 )
 def test_options_that_cannot_work_say_so(wrong: dict[str, Any]) -> None:
     """An error after minutes of work."""
-    with pytest.raises(OptionError, match=next(iter(wrong)).replace("search", "there is no search")):
+    with pytest.raises(
+        OptionError, match=next(iter(wrong)).replace("search", "there is no search")
+    ):
         TuneOptions(**wrong)
 
 

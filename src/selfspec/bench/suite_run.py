@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..core.machine import cpu_name
 from ..core.template import ids_of, written
 from ..errors import OptionError
 from ..model.load.placement import parse_device

@@ -1,4 +1,4 @@
-"""`selfspec advise` and `selfspec tune`: will drafting help this model here, and with which settings?
+"""`selfspec advise` and `selfspec tune`: does drafting help this model here, and how?
 
 The room `tune` measures; here it is shown.
 """

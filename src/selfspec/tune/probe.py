@@ -67,9 +67,7 @@ class Agreement:
 class Probe:
     """Texts as the model knows them, to be drafted by candidates."""
 
-    def __init__(
-        self, model: LayeredModel, texts: Sequence[Text], deepest: int = DEEPEST
-    ) -> None:
+    def __init__(self, model: LayeredModel, texts: Sequence[Text], deepest: int = DEEPEST) -> None:
         self._model, self._deepest = model, deepest
         self._texts = [text for text in texts if len(text.ids) - text.prompt > deepest]
         assert self._texts, "the texts are too short to be drafted"
@@ -102,7 +100,9 @@ class Probe:
         right, sure = [], []
         for row, text in enumerate(self._texts[: texts or None]):
             for phase in phases:
-                begins = range(text.prompt - 1 + phase, len(text.ids) - self._deepest, self._deepest)
+                begins = range(
+                    text.prompt - 1 + phase, len(text.ids) - self._deepest, self._deepest
+                )
                 if not begins:
                     continue
                 layout, at = self._chains(row, begins, len(text.ids))
@@ -114,9 +114,7 @@ class Probe:
         hits = torch.cat(right)
         return Agreement(hits, torch.cat(sure), hits.numel())
 
-    def _chains(
-        self, row: int, begins: Sequence[int], first: int
-    ) -> tuple[TokenLayout, list[int]]:
+    def _chains(self, row: int, begins: Sequence[int], first: int) -> tuple[TokenLayout, list[int]]:
         """A call of many chains, filed behind the text, and the places in the text that they read.
         A chain sees the text before it and itself."""
         at = [begin + depth for begin in begins for depth in range(self._deepest)]
@@ -138,11 +136,7 @@ class Probe:
 
 
 def _choices(
-    model: LayeredModel,
-    plan: LayerPlan,
-    cache: object,
-    layout: TokenLayout,
-    tokens: Sequence[int],
+    model: LayeredModel, plan: LayerPlan, cache: object, layout: TokenLayout, tokens: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """The likeliest token after each, and its probability."""
     x = model.embed(torch.tensor(list(tokens), device=model.device))

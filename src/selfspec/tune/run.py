@@ -45,8 +45,8 @@ class TuneOptions:
     skips: bool = True
     """Search for halves to leave out while drafting (Draft & Verify)."""
     search: str = "grown"
-    """How skip sets are searched: grown (half by half, by costs and probe), or by Optuna: tpe, gp (a
-    Gaussian process, as in Draft & Verify)."""
+    """How skip sets are searched: grown (half by half, by costs and probe), or by Optuna: tpe, gp
+    (a Gaussian process, as in Draft & Verify)."""
     timed: bool = False
     """Judge skip sets by timed generations, as in Draft & Verify, instead of predictions."""
     trials: int = 0
@@ -57,10 +57,12 @@ class TuneOptions:
 
     def __post_init__(self) -> None:
         if self.search not in SEARCHES:
-            raise OptionError(f"there is no search {self.search!r}; {nearest(self.search, SEARCHES)}")
+            raise OptionError(
+                f"there is no search {self.search!r}; {nearest(self.search, SEARCHES)}"
+            )
         if self.study and self.search == "grown":
             raise OptionError(
-                f"study={self.study!r} is kept by Optuna's searches, and grown is none; use tpe or gp"
+                f"study={self.study!r} is for Optuna's searches, and grown is none; use tpe or gp"
             )
         if not 0.1 <= self.minutes <= 10_000:
             raise OptionError(

@@ -43,8 +43,7 @@ def own_texts(llm: LLM, prompts: Sequence[Sequence[int]], tokens: int) -> list[T
     fitting = [list(ids[-room:]) for ids in prompts]
     results = llm.generate(fitting, max_new_tokens=tokens, draft=None, eos=[])
     return [
-        Text([*ids, *result.tokens], len(ids))
-        for ids, result in zip(fitting, results, strict=True)
+        Text([*ids, *result.tokens], len(ids)) for ids, result in zip(fitting, results, strict=True)
     ]
 
 

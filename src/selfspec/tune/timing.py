@@ -1,4 +1,4 @@
-"""Ways of drafting timed for real, in turns with plain decoding, on prompts that nobody tuned on."""
+"""Ways of drafting, timed in turns with plain decoding on prompts that nobody tuned on."""
 
 from __future__ import annotations
 
