@@ -18,8 +18,9 @@ import typer
 
 from selfspec import __version__
 from selfspec.bench.peer_host import package_versions
-from selfspec.bench.provenance import CHECKOUT, cpu_name, gather, slug
+from selfspec.bench.provenance import CHECKOUT, gather, slug
 from selfspec.bench.schema import Provenance
+from selfspec.core.machine import cpu_name
 from selfspec.errors import SelfspecError
 
 Tokenize = Callable[[str], Sequence[int]]

@@ -18,10 +18,12 @@ from .call import Call, Options, Stream, options_among
 from .control.base import Controller
 from .core import door, template
 from .core.grammar import Asked, Grammars, grammars
+from .core.machine import this_machine
 from .core.options import MAX_NEW_TOKENS
 from .core.sampling import SamplingParams, row_samplers
 from .core.text_stream import CriteriaCheck, RowText
 from .draft.base import Drafter
+from .draft.registry import DEFAULT as AUTO
 from .draft.registry import resolve
 from .engine.chat_cache import ChatCaches
 from .engine.generation import Generation
@@ -33,6 +35,7 @@ from .model.load.words import Words
 from .model.measuring import product_modules, still_float32, weight_bytes
 from .model.opening import opened
 from .model.operations import check_weights
+from .profile import Profile, profile_for
 from .results import ModelInfo, Result
 
 if TYPE_CHECKING:
@@ -59,8 +62,11 @@ class LLM:
         name: str,
         generation_config: Any = None,
         notes: Sequence[str] = (),
+        profile: Profile | None = None,
     ) -> None:
         self.model = model
+        self.profile = profile
+        """What a tuning found for this model here: what "auto" begins with."""
         self.words: Any = tokenizer
         """What reads and writes text: the tokenizer, or its stand-in that starts faster."""
         self.grammars = Grammars(tokenizer, model.shape.vocabulary)
@@ -91,6 +97,7 @@ class LLM:
         tokenizer: PreTrainedTokenizerBase | None = None,
         adapter: str = "auto",
         long_context: bool = False,
+        profile: str | Path | None = "auto",
     ) -> LLM:
         """Load a model.
 
@@ -101,7 +108,9 @@ class LLM:
         is float32 on a CPU, where output is bit-identical however it is computed, and the
         checkpoint's own on a GPU. `device` may be a device map that names one device for all.
         `threads` sets torch's thread count, which is one for the whole process.
-        `long_context`: for longrope models, all texts by the frequencies of long ones.
+        `long_context`: for longrope models, all texts by the frequencies of long ones. `profile`: a
+        file that `selfspec tune` wrote, None, or "auto": what it left here for this model, if
+        anything. `draft="auto"` then begins with the ways of drafting that were found to pay.
 
         `kernel` says who computes: "auto", or one to insist on. "native": our own kernels, float32
         on a CPU. "mkl", "plain": torch. "static": torch by steps of a fixed shape, which a GPU
@@ -133,7 +142,10 @@ class LLM:
             long_context=long_context,
         )
         give_back()  # what reading and packing left: 15 MB for the demo
-        return cls(found.layered, found.tokenizer, found.name, found.generation_config, found.notes)
+        llm = cls(found.layered, found.tokenizer, found.name, found.generation_config, found.notes)
+        machine = this_machine(torch.get_num_threads())
+        llm.profile = profile_for(llm.model, profile, machine, llm.info.weights)
+        return llm
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
@@ -349,7 +361,9 @@ class LLM:
             [self.grammars.allowed(each, eos) for each in grammars(options["grammar"], len(ids))],
         )
         drafting, controlling = options["draft_options"], options["control_options"]
-        drafter, controller = resolve(options["draft"], drafting, options["control"], controlling)
+        drafter, controller = resolve(
+            self._drafter(options), drafting, options["control"], controlling
+        )
         new = door.whole("max_new_tokens", options["max_new_tokens"], 1, "ask for at least 1")
         logprobs = options["logprobs"]
         if logprobs is not None:
@@ -371,6 +385,13 @@ class LLM:
             for prompt, sampler, text in zip(ids, samplers, texts, strict=True)
         ]
         return requests, texts
+
+    def _drafter(self, options: Options) -> str | Drafter | None:
+        """Who drafts. Where a profile is known, "auto" without options begins with that."""
+        asked = options["draft"]
+        if asked != AUTO or options["draft_options"] or self.profile is None:
+            return asked
+        return self.model.once((Profile, self.profile.text), self.profile.drafter)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """A prompt as token ids. Ids stay what they are."""

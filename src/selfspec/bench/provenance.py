@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 
+from ..core.machine import cpu_name
 from .schema import Provenance
 
 RECORDED = re.compile(r"(OMP|MKL|KMP|GOMP)_[A-Z_]+|SELFSPEC_(?!CACHE)[A-Z_]+")
@@ -48,16 +49,6 @@ def gather(command: str, threads: int, versions: dict[str, str]) -> Provenance:
         versions=dict(sorted(versions.items())),
         environment={key: scrub(os.environ[key]) for key in recorded},
     )
-
-
-def cpu_name() -> str:
-    """The processor as the system names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(named), "") or platform.processor() or platform.machine() or "unknown CPU"
 
 
 def slug(name: str) -> str:

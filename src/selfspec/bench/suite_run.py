@@ -14,6 +14,7 @@ from typing import Any
 
 from .. import __version__
 from ..core.files import clear_left_over
+from ..core.machine import cpu_name
 from ..core.template import ids_of, written
 from ..errors import OptionError
 from ..model.load.placement import parse_device
@@ -25,7 +26,7 @@ from .meters import EnergyMeter
 from .peer_host import package_versions
 from .peers import find_peers
 from .prompts import Prompt, prompt_ids
-from .provenance import cpu_name, gather, results_folder, slug
+from .provenance import gather, results_folder, slug
 from .schema import OURS, PLAIN, Plan, Question, Sample, SuiteRun, continued
 from .suite import LONGEST_BLOCK, Suite
 from .tasks import Item, read_task

@@ -34,6 +34,7 @@ from .report import report
 from .serve import serve
 from .sweep import sweep
 from .train import train
+from .tune import advise, tune
 
 
 class Front(TyperGroup):
@@ -91,6 +92,8 @@ for command in (
     train,
     exits,
     inspect,
+    advise,
+    tune,
     sweep,
     bench,
     bench_serve,

@@ -94,6 +94,9 @@ class ModelOptions:
     """Run longrope models as if all texts were long."""
     trust_remote_code: bool = False
     """Let the model's repository run its code here."""
+    profile: str = "auto"
+    """What to begin drafting with: a file that selfspec tune wrote, none, or auto: what it left
+    here for this model."""
 
 
 @dataclass(frozen=True)

@@ -278,6 +278,10 @@ class KVCache:
             tensor[:, target, :, :length] = tensor[:, source, :, :length]
         self._lengths[target] = [min(known, length) for known in self._lengths[source]]
 
+    def assume(self, length: int) -> None:
+        """For measurements: as if all layers knew so many tokens of every row."""
+        self._lengths = [[length] * self._shape[0] for _ in range(self.rows)]
+
     def keep(self, row: int, first: int, path: Sequence[int]) -> None:
         """Of the tokens written from slot `first` on, keep those at the indices `path` (a
         root-to-leaf path), moved together."""

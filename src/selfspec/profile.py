@@ -1,0 +1,168 @@
+"""A profile: which ways of drafting pay for one model on one machine. A small JSON.
+
+`selfspec tune` writes it, and whoever loads the same model there finds it. It changes the speed,
+never the text. A profile of another model is refused; another machine's is used with a warning.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .core.door import shown
+from .core.files import is_there, write_whole
+from .core.json_text import from_json
+from .core.machine import Machine
+from .core.schema import Unfit, made
+from .core.user_cache import cache_root
+from .draft.auto import Auto
+from .draft.base import Drafter
+from .draft.registry import resolve
+from .errors import OptionError
+from .model.layered import LayeredModel
+from .trained.files import signature, unlike
+
+SCHEMA = 1
+GENERAL = "general"
+"""The task of a profile that is for no task."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way of drafting, as `LLM.generate` is told, and how fast it is over plain decoding."""
+
+    draft: str
+    draft_options: dict[str, Any] = field(default_factory=dict)
+    control: str | None = None
+    control_options: dict[str, Any] = field(default_factory=dict)
+    predicted: float | None = None
+    """By costs and probe, where it could be."""
+    measured: float | None = None
+    """Timed in turns with plain decoding."""
+    low: float | None = None
+    high: float | None = None
+    """The measured one's 95% interval."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments of `LLM.generate`."""
+        names = ("draft", "draft_options", "control", "control_options")
+        return {name: getattr(self, name) for name in names}
+
+    def __str__(self) -> str:
+        said = f"{self.draft}{_listed(self.draft_options)}"
+        return said + (f" @ {self.control}{_listed(self.control_options)}" if self.control else "")
+
+
+def _listed(options: Mapping[str, Any]) -> str:
+    def written(value: Any) -> str:
+        return "+".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+    return f"({', '.join(f'{k}={written(v)}' for k, v in options.items())})" if options else ""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What a tuning found. `ways` are those that beat plain decoding, the fastest first."""
+
+    schema: int
+    task: str
+    name: str
+    model: dict[str, Any]
+    """What `trained.files.signature` says of it."""
+    weights: str
+    machine: Machine
+    text: str
+    """Digest of the text that was probed."""
+    verdict: str
+    ways: tuple[Way, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.schema != SCHEMA:
+            raise Unfit(f"its schema is {self.schema}, and this selfspec reads {SCHEMA}")
+        for way in self.ways:
+            resolve(**way.options)
+
+    @property
+    def file(self) -> str:
+        """Its name among others of the same model."""
+        return f"{self.task}-{self.weights}.json"
+
+    def drafter(self) -> Drafter:
+        """`auto` that begins with what was found. A lookup is always among its candidates, since it
+        costs next to nothing."""
+        found = [resolve(**way.options)[0] for way in self.ways]
+        named = [each for each in found if each is not None and not each.decides_how_much]
+        candidates: list[str | Drafter] = [*dict.fromkeys(named)]
+        return Auto(candidates=("hybrid", *candidates))
+
+    def write(self, path: Path) -> None:
+        """As JSON, whole or not at all."""
+        write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def kept_in(model: Mapping[str, Any]) -> Path:
+    """The folder of the user's cache for profiles of a model, by its signature."""
+    sizes = "-".join(str(model[name]) for name in ("family", "layers", "width", "vocabulary"))
+    return cache_root() / "profiles" / sizes
+
+
+def read_profile(path: str | os.PathLike[str]) -> Profile:
+    """The profile in a file."""
+    file = Path(path).expanduser()
+    if not is_there(file):
+        raise OptionError(
+            f"there is no profile {shown(str(path))}; make one with selfspec tune MODEL --out FILE"
+        )
+    try:
+        return made(Profile, from_json(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, OptionError) as error:
+        raise OptionError(
+            f"{path} is no profile ({error}); make it again with selfspec tune MODEL --out FILE"
+        ) from error
+
+
+def profile_for(
+    model: LayeredModel, asked: str | os.PathLike[str] | None, machine: Machine, weights: str
+) -> Profile | None:
+    """The profile that was asked for: a file, "none", or "auto": what a tuning here left for this
+    model and kind of weights, if anything."""
+    if asked is None or asked == "none":
+        return None
+    if asked != "auto":
+        found = read_profile(asked)
+        if difference := unlike(found.model, signature(model)):
+            raise OptionError(
+                f"profile {asked} is of another model ({difference}); make one for this model: "
+                "selfspec tune MODEL"
+            )
+        if found.machine != machine:
+            warnings.warn(
+                f"profile {asked} was made on another machine ({found.machine}), and what pays "
+                "there may not pay here; selfspec tune makes one for this",
+                stacklevel=3,
+            )
+        return found
+    return _kept(model, machine, weights)
+
+
+def _kept(model: LayeredModel, machine: Machine, weights: str) -> Profile | None:
+    root = cache_root() / "profiles"
+    if not root.is_dir():  # nobody ever tuned here
+        return None
+    own = signature(model)
+    file = kept_in(own) / f"{GENERAL}-{weights}.json"
+    if not is_there(file):
+        return None
+    try:
+        found = read_profile(file)
+    except OptionError as error:
+        warnings.warn(f"{error}; going on without it", stacklevel=4)
+        return None
+    same = not unlike(found.model, own) and found.machine == machine
+    return found if same else None

@@ -1,0 +1,1 @@
+"""Whether drafting pays for a model here, and with which settings: costs, a probe, a search."""

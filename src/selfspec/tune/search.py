@@ -1,0 +1,164 @@
+"""Which halves to leave out while drafting: the search over all 2 L of them.
+
+`grown` needs costs and a probe only. Each half's harm is probed alone; then halves are left out one
+after another, each time the one among the least harmful that keeps most of what is drafted a saved
+second, and the best set on the way is polished by exchanges. `sampled` is Optuna's samplers on any
+value of a set: on predicted gains (TPE), or on timed generations, as Draft & Verify did it (a
+Gaussian process). A set is a vector z of 2 L switches, attention halves first. Knows no model.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import OptionError, Unavailable
+
+if TYPE_CHECKING:
+    import optuna
+
+Halves = frozenset[int]
+"""The halves that are left out: layer l's attention is l, its MLP is L + l."""
+Value = Callable[[Halves], float]
+"""What a set is worth, higher is better."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A set and what it was found to be worth."""
+
+    halves: Halves
+    value: float
+
+
+def split(halves: Halves, layers: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The layers whose attention and whose MLP are left out."""
+    attention = tuple(sorted(half for half in halves if half < layers))
+    return attention, tuple(sorted(half - layers for half in halves if half >= layers))
+
+
+def grown(
+    layers: int,
+    value: Value,
+    kept: Value,
+    until: float,
+    width: int = 6,
+    seed: int = 0,
+    start: Sequence[Halves] = (),
+) -> Iterator[Tried]:
+    """Every set that was tried, with its value, until the clock says `until`.
+
+    `kept`: how many drafts of a chain a set keeps, which is what the next half is chosen by: the
+    gain itself falls before it rises. `start`: sets to look at first, found in other ways.
+    """
+    tried: dict[Halves, Tried] = {}
+
+    def look(halves: Halves) -> Tried:
+        if halves not in tried:
+            tried[halves] = Tried(halves, value(halves))
+        return tried[halves]
+
+    def time_left() -> bool:
+        return time.perf_counter() < until
+
+    for halves in start:
+        yield look(halves)
+    harm: dict[int, float] = {}
+    for half in range(2 * layers):
+        if not time_left():
+            return
+        harm[half] = -kept(frozenset({half}))
+        yield look(frozenset({half}))
+    left_out: Halves = frozenset()
+    while time_left() and len(left_out) < 2 * layers - 2:
+        order = sorted((half for half in harm if half not in left_out), key=harm.__getitem__)
+        offers = [left_out | {half} for half in order[:width]]
+        for offer in offers:
+            if not time_left():
+                return
+            yield look(offer)
+        left_out = max(offers, key=kept)
+    yield from _exchanged(2 * layers, look, tried, time_left, random.Random(seed))
+
+
+def _exchanged(
+    count: int,
+    look: Callable[[Halves], Tried],
+    tried: dict[Halves, Tried],
+    time_left: Callable[[], bool],
+    dice: random.Random,
+) -> Iterator[Tried]:
+    """Steps to neighbours of the best set: one half more, one fewer, or one for another."""
+    while time_left():
+        best = max(tried.values(), key=lambda each: each.value)
+        outside = [half for half in range(count) if half not in best.halves]
+        neighbours = [best.halves | {half} for half in outside]
+        neighbours += [best.halves - {half} for half in best.halves if len(best.halves) > 1]
+        neighbours += [best.halves - {a} | {b} for a in best.halves for b in outside]
+        fresh = [each for each in neighbours if each not in tried and len(each) < count - 1]
+        if not fresh:
+            return
+        yield look(dice.choice(fresh))
+
+
+def study_in(place: str, sampler: str, about: str, seed: int = 0) -> optuna.Study:
+    """Optuna's study of that file or database address, made or gone on with; several workers may
+    share it. "" keeps it in memory. `about` says what is searched: another model's is refused."""
+    try:
+        import optuna
+        from optuna.storages import JournalStorage
+        from optuna.storages.journal import JournalFileBackend
+    except ImportError as error:
+        raise Unavailable(
+            f"the search {sampler!r} is Optuna's ({error}); install it with pip install "
+            "'selfspec[tune]', or leave --search as it is"
+        ) from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    samplers = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}
+    storage = place or None
+    if place and "://" not in place:
+        storage = JournalStorage(JournalFileBackend(place))
+    study = optuna.create_study(
+        storage=storage,
+        sampler=samplers[sampler](seed=seed),
+        study_name="skips",
+        direction="maximize",
+        load_if_exists=True,
+    )
+    if study.user_attrs.setdefault("about", about) != about:
+        raise OptionError(
+            f"the study in {place} is of {study.user_attrs['about']}, and this is {about}; their "
+            "sets would be mixed. Name another study"
+        )
+    study.set_user_attr("about", about)
+    return study
+
+
+def sampled(
+    study: optuna.Study, layers: int, value: Value, trials: int, until: float
+) -> Iterator[Tried]:
+    """Sets that the study's sampler asks for, until there are `trials` in it or the time is up."""
+    import optuna
+
+    choices: dict[str, optuna.distributions.BaseDistribution] = {
+        name_of(half, layers): optuna.distributions.CategoricalDistribution([False, True])
+        for half in range(2 * layers)
+    }
+    while len(study.get_trials(deepcopy=False)) < trials and time.perf_counter() < until:
+        trial = study.ask(choices)
+        names = [name_of(half, layers) for half in range(2 * layers)]
+        halves = frozenset(half for half, name in enumerate(names) if trial.params[name])
+        if not 0 < len(halves) < 2 * layers - 1:
+            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            continue
+        found = value(halves)
+        study.tell(trial, found)
+        yield Tried(halves, found)
+
+
+def name_of(half: int, layers: int) -> str:
+    """As in a study: "attention 3", "mlp 3"."""
+    return f"attention {half}" if half < layers else f"mlp {half - layers}"
