@@ -39,7 +39,15 @@ def a_run() -> PlainRun:
         64,
     )
     return PlainRun(
-        PROVENANCE, "demo", "float32", "transformers", 3, rows, cost, verify, complete=True
+        PROVENANCE,
+        "demo",
+        "float32",
+        "transformers",
+        3,
+        rows,
+        {"selfspec": cost},
+        verify,
+        complete=True,
     )
 
 
@@ -130,7 +138,7 @@ def test_the_summary_has_what_we_steer_by() -> None:
         "transformers@64": pytest.approx(2),
         "loser@64": pytest.approx(4),
     }, "noise is no figure"
-    assert found["step_over_products"] == pytest.approx(1.2, abs=0.05)
+    assert found["step_over_products"]["selfspec"] == pytest.approx(1.2, abs=0.05)
     assert found["verify8_over_decode1"] == {
         "64": pytest.approx(1.23, abs=0.01),
         "512": pytest.approx(1.23, abs=0.01),
@@ -148,7 +156,7 @@ def test_an_interrupted_run_says_so() -> None:
     """Catches half a run quoted as a whole one."""
     run = a_run()
     assert "interrupted" not in markdown(run)
-    run.complete, run.cost, run.verify, run.peers = False, None, [], run.peers[:1]
+    run.complete, run.costs, run.verify, run.peers = False, {}, [], run.peers[:1]
     assert "**interrupted**" in markdown(run)
 
 
