@@ -4,7 +4,7 @@ rows. Times nothing."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.plain.results import CostCard, PeerRow, PlainRun, Reading
@@ -110,6 +110,19 @@ def cost_table(cost: CostCard) -> Table:
     return Table([f"one token, context {cost.context}", "ms", "of the floor"], rows)
 
 
+def costs_table(costs: Mapping[str, CostCard]) -> Table:
+    """The cost cards of several kinds of weights, a row each."""
+    header = ["one token of", "MB of weights", "reading them, ms", "matrix products alone, ms"]
+    header += ["our whole step, ms", "step, reading = 1"]
+    rows = []
+    for name, cost in costs.items():
+        floor, step = cost.weight_bytes / best_bandwidth(cost), median(cost.step)
+        assert step is not None
+        times = [milliseconds(each, 2) for each in (floor, median(cost.products), step)]
+        rows.append([name, number(cost.weight_bytes / 1e6, 0), *times, number(step / floor, 2)])
+    return Table(header, rows)
+
+
 def best_bandwidth(cost: CostCard) -> float:
     """The most that memory was seen to give: best repetition of the best way of reading."""
     return max(value for way in cost.bandwidth.values() for value in way)
@@ -154,10 +167,11 @@ def markdown(run: PlainRun) -> str:
         parts += [f"### {prompt_tokens} prompt tokens, {new} new", peer_table(run, prompt_tokens)]
     if run.readings:
         parts += [f"### Reading {run.text}", reading_table(run)]
-    for name, cost in run.costs.items():
+    if len(run.costs) > 1:
+        parts += ["### What the hardware allows", costs_table(run.costs)]
+    for cost in run.costs.values() if len(run.costs) == 1 else ():
         times = interval(ratio(cost.step, cost.products))
-        of = f", {name}" if len(run.costs) > 1 else ""
-        parts += [f"### What the hardware allows{of}", cost_table(cost)]
+        parts += ["### What the hardware allows", cost_table(cost)]
         parts.append(f"The step takes {times} times its products, round by round.")
     if run.verify:
         parts += ["### Verifying n tokens", verify_table(run)]

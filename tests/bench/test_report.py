@@ -8,7 +8,14 @@ import pytest
 from test_schema import PROVENANCE
 
 from benchmarks.plain.__main__ import tables_of
-from benchmarks.plain.report import decode_seconds, markdown, peer_table, summary, verify_table
+from benchmarks.plain.report import (
+    costs_table,
+    decode_seconds,
+    markdown,
+    peer_table,
+    summary,
+    verify_table,
+)
 from benchmarks.plain.results import CostCard, PeerRow, PlainRun, VerifyPoint
 from selfspec.bench.html import Table
 from selfspec.bench.schema import write
@@ -119,6 +126,17 @@ def test_the_cost_card_compares_with_the_floor() -> None:
     assert "The step takes 1.20 (1.12-1.29) times its products" in text, (
         "0.030/0.025, 0.031/0.024, 0.029/0.026: paired by round"
     )
+
+
+def test_cards_of_several_kinds_of_weights_share_a_table() -> None:
+    """Catches the floor of one kind beside the step of another."""
+    run = a_run()
+    few = CostCard(100_000_000, {"sum": [20e9]}, [0.006], [0.0075] * 3, 64)
+    run.costs["selfspec:int8"] = few
+    text = markdown(run)
+    assert line(text, "selfspec:int8")[1:] == ["100", "5.00", "6.00", "7.50", "1.50"]
+    assert line(table(costs_table(run.costs)), "selfspec")[-1] == "1.50"
+    assert "our whole step |" not in text
 
 
 def test_verifying_is_compared_at_its_own_context() -> None:
