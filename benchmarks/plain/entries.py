@@ -33,7 +33,8 @@ def entries(names: Sequence[str], known: Mapping[str, PeerSpec]) -> list[Entry]:
         name, colon, weights = text.partition(":")
         if colon and weights not in WEIGHTS:
             raise OptionError(f"{text}: unknown weights {weights!r}: {nearest(weights, WEIGHTS)}")
-        found.append(Entry(*choose([name], known), weights or AUTO))
+        (spec,) = choose([name], known)
+        found.append(Entry(spec, weights or AUTO))
     return list(dict.fromkeys(found))
 
 
