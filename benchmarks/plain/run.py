@@ -274,7 +274,7 @@ class PlainBenchmark:
             threads=self.options.threads,
         )
         rounds = self.options.verify_rounds
-        ids = prompt_ids(tokenize, max(CARD_CONTEXT, *contexts) + max(counts))
+        ids = prompt_ids(tokenize, max([CARD_CONTEXT, *contexts]) + max(counts))
         if entry.name not in self.run.costs:
             self.say(f"cost card of {entry.name}")
             self.run.costs[entry.name] = cost_card(llm.model, ids, rounds, self.tick)

@@ -362,7 +362,7 @@ def test_the_command_runs_from_end_to_end(
     tiny_model("llama", max_position_embeddings=256).save_pretrained(model)
     tiny_tokenizer().save_pretrained(model)
     options = "--rounds 1 --max-new-tokens 8 --prompts 16,40 --contexts 32,64 --verify 1,8"
-    options += " --threads 1 --peers transformers,selfspec"
+    options += " --threads 1 --peers transformers,selfspec,selfspec:int8"
     monkeypatch.setattr(
         sys,
         "argv",
@@ -372,16 +372,19 @@ def test_the_command_runs_from_end_to_end(
         run_command(plain)
     assert not ended.value.code
     summary = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert summary["identical"] == {
-        f"{peer}@{length}": True for peer in ("transformers", "selfspec") for length in (16, 40)
-    }
+    assert all(
+        summary["identical"][f"{peer}@{length}"]
+        for peer in ("transformers", "selfspec")
+        for length in (16, 40)
+    )
     assert (
         list(summary["verify8_over_decode1"]) == ["32", "64"]
         and summary["file"] == "out.json"
         and summary["complete"]
     )
     run = read(PlainRun, tmp_path / "out.json")
-    assert run.costs["selfspec"].weight_bytes > 0 and run.model == "model"
+    sizes = [run.costs[name].weight_bytes for name in ("selfspec", "selfspec:int8")]
+    assert sizes[0] > 2 * sizes[1] > 0 and run.model == "model"
     assert not list(tmp_path.glob("*.partial.json"))
 
 
