@@ -1,5 +1,5 @@
 """Rewrite a Llama-family Hugging Face folder for engines that read other formats, so that all peers
-run the same float32 numbers.
+run the same float32 numbers, or their own rounding of them.
 
 Knows the two formats' traps (row order of q and k, tied heads, the rope key that transformers 5
 renamed) and where converted models are kept. Does not know how a peer runs them. Imports no torch:
@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,13 @@ def cache_folder() -> Path:
     return Path(os.environ.get("SELFSPEC_CACHE") or Path.home() / ".cache" / "selfspec") / "peers"
 
 
-def fingerprint(folder: Path) -> str:
+def fingerprint(source: Path) -> str:
     """Names a model by its configuration and by its weights' sizes and dates: another model or a
     newer one is converted anew."""
-    seen = hashlib.sha256((folder / "config.json").read_bytes())
-    for file in sorted(folder.glob("*.safetensors")):
+    files = [source] if source.is_file() else sorted(source.glob("*.safetensors"))
+    config = b"" if source.is_file() else (source / "config.json").read_bytes()
+    seen = hashlib.sha256(config)
+    for file in files:
         stat = file.stat()
         seen.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}".encode())
     return seen.hexdigest()[:16]
@@ -63,6 +65,16 @@ def converted(folder: str | Path, kind: str, write: Callable[[Path, Path], None]
         if partial.is_file():
             partial.unlink()
     return target
+
+
+def loss_of(logits: Weights, wanted: Sequence[int]) -> tuple[float, list[int]]:
+    """Of logits, those tokens' summed loss and the likeliest tokens: what a peer's `read`
+    returns."""
+    exact = logits.astype(np.float64)
+    top = exact.max(axis=-1)
+    total = top + np.log(np.exp(exact - top[:, None]).sum(axis=-1))
+    loss = total - exact[np.arange(len(wanted)), list(wanted)]
+    return float(loss.sum()), logits.argmax(axis=-1).tolist()
 
 
 @dataclass(frozen=True)
@@ -172,31 +184,61 @@ def gguf_name(name: str) -> str:
     return f"blk.{layer}.{BLOCK[part]}.weight"
 
 
-def write_gguf(source: Path, target: Path) -> None:
-    """An F32 GGUF file.
+def write_gguf(source: Path, target: Path, kind: str = "F32", head: str = "F32") -> None:
+    """A GGUF file, matrices as this kind of block, the embedding (and the head) as `head`.
 
     The vocabulary is one made-up word a token, "<id>", under the tokenizer kind `rwkv`: the only
     kind whose end-of-text id has no default, so that llama.cpp neither stops nor suppresses a token
     that plain greedy decoding would have written. Ids go in and come out.
     """
-    from gguf import GGUFWriter, TokenType
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf.quants import quantize
 
     shape = LlamaShape.read(source)
     writer = GGUFWriter(target, "llama")
     _write_shape(writer, shape)
-    writer.add_tokenizer_model("rwkv")
-    writer.add_token_list([f"<{index}>" for index in range(shape.vocabulary)])
-    writer.add_token_types([TokenType.NORMAL] * shape.vocabulary)
+    write_words(writer, shape.vocabulary)
     turns = {"self_attn.q_proj.weight": shape.heads, "self_attn.k_proj.weight": shape.kv_heads}
     for name, weight in read_weights(source):
         if name == "lm_head.weight" and shape.tied:
             continue  # llama.cpp reads the embedding for both when there is no output.weight
         heads = next((count for tail, count in turns.items() if name.endswith(tail)), None)
-        writer.add_tensor(gguf_name(name), interleave(weight, heads) if heads else weight)
+        weight = interleave(weight, heads) if heads else weight
+        form = "F32" if weight.ndim < 2 else head if name in TOP else kind
+        blocks = GGMLQuantizationType[form]
+        writer.add_tensor(gguf_name(name), quantize(weight, blocks), raw_dtype=blocks)
+    finish(writer)
+
+
+def write_words(writer: Any, vocabulary: int) -> None:
+    """The made-up words."""
+    from gguf import TokenType
+
+    writer.add_tokenizer_model("rwkv")
+    writer.add_token_list([f"<{index}>" for index in range(vocabulary)])
+    writer.add_token_types([TokenType.NORMAL] * vocabulary)
+
+
+def finish(writer: Any) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def reword_gguf(source: Path, target: Path) -> None:
+    """The very blocks of a Llama GGUF file under the made-up words of `write_gguf`."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, "llama")
+    for field in reader.fields.values():
+        if field.name.startswith("llama.") and field.types[0] != GGUFValueType.ARRAY:
+            writer.add_key_value(field.name, field.contents(), field.types[0])
+    write_words(writer, len(reader.fields["tokenizer.ggml.tokens"].data))
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    finish(writer)
 
 
 def _write_shape(writer: Any, shape: LlamaShape) -> None:

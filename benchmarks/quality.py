@@ -18,13 +18,13 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 
 from benchmarks.command import Model, Out, Show, Threads, result_path, run_command
 from benchmarks.paper.quality import judge
 from benchmarks.paper.sandbox import WARNING
 from selfspec import __version__
+from selfspec.bench.costs import read_window
 from selfspec.bench.html import Table
 from selfspec.bench.peer_host import package_versions
 from selfspec.bench.peers import Peer, PeerFailed, find_peers
@@ -39,7 +39,6 @@ from selfspec.cli.bench import command_line, progress_bar
 from selfspec.errors import OptionError
 from selfspec.llm import LLM
 from selfspec.model.compute.cpu.kinds import KINDS
-from selfspec.model.layered import LayeredModel
 from selfspec.model.measuring import weight_bytes
 
 WINDOW = 512  # tokens that are read together
@@ -119,16 +118,6 @@ class QualityRun(Result):
         own = ("model", "text", "tokens", "window", "new_tokens", "samples")
         names = [way.name for way in self.ways]
         return {**{name: getattr(self, name) for name in own}, "weights": names}
-
-
-@torch.inference_mode()
-def read_window(model: LayeredModel, ids: Sequence[int]) -> tuple[float, list[int]]:
-    """`ReadWindow` of a model of ours."""
-    window = torch.tensor(ids, device=model.device)
-    cache = model.new_cache(1, len(ids))
-    logits = model.forward(window[:-1], cache, cache.layout([len(ids) - 1]))
-    loss = torch.nn.functional.cross_entropy(logits.double(), window[1:], reduction="sum")
-    return loss.item(), logits.argmax(-1).tolist()
 
 
 def own(llm: LLM) -> AbstractContextManager[tuple[ReadWindow, LLM, int]]:

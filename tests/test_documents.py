@@ -195,6 +195,31 @@ def test_the_table_of_quality_is_what_was_measured() -> None:
     assert page[first : first + len(printed)] == printed
 
 
+@pytest.mark.parametrize("part", ["", "-text"])
+def test_the_tables_of_quality_on_the_task_model_are_what_was_measured(part: str) -> None:
+    """The same on a model whose weights were never of few bits."""
+    from benchmarks import quality
+    from selfspec.bench.schema import read
+
+    run = read(quality.QualityRun, ROOT / f"benchmarks/results/quality-task{part}-amd-epyc.json")
+    printed = [line for line in quality.tables(run).splitlines() if line.startswith("|")]
+    assert len(printed) >= 6 and "\n".join(printed) in text_of("choosing.md")
+
+
+def test_the_tables_of_engines_in_few_bits_are_what_was_measured() -> None:
+    """The same for how fast others decode in 8 and 4 bits, and what it does to their
+    perplexity."""
+    from benchmarks.plain import report, results
+    from selfspec.bench import tables
+    from selfspec.bench.schema import read
+
+    run = read(results.PlainRun, ROOT / "benchmarks/results/plain-weights-amd-epyc.json")
+    assert run.complete
+    found = [report.peer_table(run, 64), report.reading_table(run), report.costs_table(run.costs)]
+    for each in found:
+        assert len(each.rows) >= 4 and tables.table(each) in text_of("choosing.md")
+
+
 def test_the_tables_of_copies_are_what_was_counted() -> None:
     """The same for Draft & Verify's tables with few bits and with zeros."""
     from benchmarks.paper import report, result, table

@@ -4,7 +4,6 @@ tables, a last line of JSON. Does not measure anything itself."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -13,15 +12,19 @@ import typer
 
 from benchmarks.command import Model, Out, Show, grouped, result_path, run_command, tokenizer_of
 from benchmarks.plain import gpu_report, report
+from benchmarks.plain.entries import AUTO, STORED, entries, source_of
 from benchmarks.plain.gpu import GpuOptions, GpuRun
 from benchmarks.plain.results import PlainRun
-from benchmarks.plain.run import PlainBenchmark, PlainOptions, new_run, quick, turns
-from selfspec.bench.peers import choose, find_peers
-from selfspec.bench.schema import OURS, parsed, read
+from benchmarks.plain.run import Paused, PlainBenchmark, PlainOptions, new_run, quick, turns
+from selfspec.bench.peers import find_peers
+from selfspec.bench.schema import OURS, continued, parsed, read
+from selfspec.bench.sources import read_text
 from selfspec.bench.suite_run import folder_of
 from selfspec.cli.bench import progress_bar
 from selfspec.core.options import numbers
 from selfspec.errors import OptionError
+from selfspec.model.load.demo import demo_gguf
+from selfspec.model.load.source import DEMO
 
 PEERS = "transformers,selfspec,ctranslate2,xllamacpp"
 
@@ -31,7 +34,12 @@ class Settings:
     """What is typed."""
 
     peers: Annotated[
-        str, typer.Option(help="Which peers, separated by commas; 'selfspec' is ours.")
+        str,
+        typer.Option(
+            help="Which peers, separated by commas; 'selfspec' is ours, the first is what others "
+            "are compared with. selfspec:int8 is one with another kind of weights: bfloat16, int8, "
+            "int4, or stored, as the model's GGUF file has them."
+        ),
     ] = PEERS
     threads: Annotated[int, typer.Option(help="Threads for every peer.")] = 2
     rounds: Annotated[
@@ -53,9 +61,17 @@ class Settings:
         str | None, typer.Option(help="The shape: llama-2-7b, llama-3-8b or tiny (also on a CPU).")
     ] = None
     batches: Annotated[str, typer.Option(help="With --device or --shape: batch sizes.")] = "1,4,16"
+    text: Annotated[
+        Path | None, typer.Option(help="A text whose perplexity all that can read are asked for.")
+    ] = None
+    read: Annotated[int, typer.Option(min=1, help="How many tokens of it.")] = 2048
     minutes: Annotated[
-        float, typer.Option(help="With --device or --shape: after so long nothing new is begun.")
-    ] = 9.0
+        float | None,
+        typer.Option(
+            help="After so long nothing new is begun; the same command goes on. With --device or "
+            "--shape 9, which ends it."
+        ),
+    ] = None
 
     @property
     def plain(self) -> PlainOptions:
@@ -67,6 +83,7 @@ class Settings:
             verify_contexts=numbers(self.contexts or "64,512,2048", "--contexts"),
             verify_tokens=numbers(self.verify, "--verify"),
             time_limit=self.time_limit,
+            minutes=self.minutes,
         )
 
     @property
@@ -79,7 +96,7 @@ class Settings:
             rounds=self.rounds,
             new_tokens=self.max_new_tokens,
             peers="transformers" in self.peers,
-            minutes=self.minutes,
+            minutes=GpuOptions.minutes if self.minutes is None else self.minutes,
         )
 
 
@@ -96,25 +113,40 @@ def check_context(folder: Path, options: PlainOptions) -> None:
         )
 
 
-def measure(model: str, peers: Sequence[str], options: PlainOptions, out: Path) -> None:
-    """Run the benchmark and leave the result in `out`."""
-    specs = choose(peers, find_peers())
+def file_of(model: str) -> Path | None:
+    """The GGUF file that the model is."""
+    if model == DEMO:
+        return demo_gguf()
+    return Path(model) if model.lower().endswith(".gguf") else None
+
+
+def measure(model: str, settings: Settings, options: PlainOptions, out: Path, fresh: bool) -> None:
+    """Run the benchmark, or go on with it, and leave the result in `out`."""
+    taking_part = entries([peer.strip() for peer in settings.peers.split(",")], find_peers())
     options.check()
-    folder = folder_of(model)
+    stored = any(entry.weights == STORED for entry in taking_part)
+    folder, file = folder_of(model), file_of(model) if stored else None
+    for entry in taking_part:
+        source_of(entry, folder, file)
     check_context(folder, options)
     tokenize = tokenizer_of(folder)
-    run = new_run(folder.name if model != "demo" else model, options)
-    engine = any(spec.name == OURS for spec in specs)
-    with progress_bar(turns(options, len(specs), engine)) as (tick, say):
-        benchmark = PlainBenchmark(run, options, folder, out, tick, say)
+    text = tokenize(read_text(settings.text))[: settings.read + 1] if settings.text else []
+    own = [entry for entry in taking_part if entry.spec.name == OURS]
+    run = new_run(folder.name if model != DEMO else model, options, [e.name for e in taking_part])
+    run.text = f"{settings.text.name}, {settings.read} tokens" if settings.text else ""
+    curve = any(entry.weights == AUTO for entry in own)
+    with progress_bar(turns(options, len(taking_part), len(own), curve)) as (tick, say):
+        benchmark = PlainBenchmark(run, options, folder, out, tick, say, file)
+        if not fresh:
+            benchmark.run = continued(run, benchmark.partial, PlainRun.plan)
         try:
-            benchmark.peers(specs, tokenize)
-            if engine:
-                benchmark.engine(tokenize)
-        except KeyboardInterrupt:
+            benchmark.peers(taking_part, tokenize, text)
+            for entry in own:
+                benchmark.engine(entry, tokenize)
+        except (KeyboardInterrupt, Paused) as stopped:
             said = f"what was measured is in {benchmark.partial.name}: see it with --show."
-            typer.echo(f"Interrupted; {said}", err=True)
-            raise typer.Exit(130) from None
+            typer.echo(f"Interrupted; {said} The same command goes on.", err=True)
+            raise typer.Exit(0 if isinstance(stopped, Paused) else 130) from None
     benchmark.finish()
 
 
@@ -143,6 +175,9 @@ def plain(
         bool, typer.Option("--quick", help="Fewer and shorter: to see that it works, not to quote.")
     ] = False,
     out: Out = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Do not go on with an interrupted run.")
+    ] = False,
     show: Show = None,
 ) -> None:
     """Plain decoding of selfspec next to its peers, in turns, with a cost card; tables are made
@@ -159,7 +194,7 @@ def plain(
         return
     options = quick(settings.plain) if quick_run else settings.plain
     target = out or result_path("plain", kind="-quick" if quick_run else "")
-    measure(model, [peer.strip() for peer in settings.peers.split(",")], options, target)
+    measure(model, settings, options, target, fresh)
     run = read(PlainRun, target)  # the tables are made from the file, as everyone else's will be
     typer.echo(report.markdown(run))
     typer.echo(json.dumps({**report.summary(run), "file": target.name}))

@@ -3,14 +3,15 @@ rows. Times nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.plain.results import CostCard, PeerRow, PlainRun
+from benchmarks.plain.results import CostCard, PeerRow, PlainRun, Reading
 from benchmarks.ratios import median, milliseconds, ratio
 from selfspec.bench.html import Table
 from selfspec.bench.schema import OURS, Seconds
-from selfspec.bench.tables import commit, failed, interval, number, versions
+from selfspec.bench.tables import commit, failed, interval, number, percent, versions
 from selfspec.bench.tables import markdown as as_text
 from selfspec.bench.timing import Ratio
 from selfspec.errors import OptionError
@@ -37,12 +38,35 @@ def per_token(row: PeerRow) -> Seconds:
 
 def peer_table(run: PlainRun, prompt_tokens: int) -> Table:
     """Every peer at one prompt length: decode and prefill, the ratios to the reference, and whether
-    it wrote the same."""
+    it wrote the same; where weights differ also what was stored how."""
     rows = [row for row in run.peers if row.prompt_tokens == prompt_tokens]
     reference = next((row for row in rows if row.peer == run.reference), None)
     header = ["peer", "ms a token", "tokens/s", f"decode speed, {run.reference} = 1"]
     header += ["first token, ms", "first token speed", "same tokens"]
-    return Table(header, [_peer_line(row, reference) for row in sorted(rows, key=_speed)])
+    lines = [_peer_line(row, reference) for row in sorted(rows, key=_speed)]
+    if len({row.precision for row in rows if row.precision}) < 2:
+        return Table(header, lines)
+    stored = {row.peer: row.precision or "-" for row in rows}
+    lines = [[*line, stored[line[0]]] for line in lines]
+    return Table([*header, "weights and cache"], lines, (0, len(header)))
+
+
+def reading_table(run: PlainRun) -> Table:
+    """What each made of the text, beside the reference."""
+    first = next((reading for reading in run.readings if reading.peer == run.reference), None)
+    header = ["peer", "perplexity", f"beside {run.reference}", "same next token"]
+    return Table(header, [_reading_line(each, first) for each in run.readings])
+
+
+def _reading_line(reading: Reading, first: Reading | None) -> list[str]:
+    if reading.failure is not None or not reading.tokens:
+        return [reading.peer, failed(reading.failure or "read nothing"), "-", "-"]
+    loss = reading.loss / reading.tokens
+    line = [reading.peer, number(math.exp(loss), 3)]
+    if first is None or not first.tokens:
+        return [*line, "-", "-"]
+    beside = f"{math.expm1(loss - first.loss / first.tokens):+.2%}"
+    return [*line, beside, percent(reading.same / reading.tokens, 1)]
 
 
 def _speed(row: PeerRow) -> tuple[bool, float]:
@@ -84,6 +108,19 @@ def cost_table(cost: CostCard) -> Table:
     seconds = {f"floor: {read}": floor, "matrix products alone": products, "our whole step": step}
     rows = [[name, milliseconds(each), number(each / floor, 2)] for name, each in seconds.items()]
     return Table([f"one token, context {cost.context}", "ms", "of the floor"], rows)
+
+
+def costs_table(costs: Mapping[str, CostCard]) -> Table:
+    """The cost cards of several kinds of weights, a row each."""
+    header = ["one token of", "MB of weights", "reading them, ms", "matrix products alone, ms"]
+    header += ["our whole step, ms", "step, reading = 1"]
+    rows = []
+    for name, cost in costs.items():
+        floor, step = cost.weight_bytes / best_bandwidth(cost), median(cost.step)
+        assert step is not None
+        times = [milliseconds(each, 2) for each in (floor, median(cost.products), step)]
+        rows.append([name, number(cost.weight_bytes / 1e6, 0), *times, number(step / floor, 2)])
+    return Table(header, rows)
 
 
 def best_bandwidth(cost: CostCard) -> float:
@@ -128,9 +165,13 @@ def markdown(run: PlainRun) -> str:
     for prompt_tokens in sorted({row.prompt_tokens for row in run.peers}):
         new = next(row.new_tokens for row in run.peers if row.prompt_tokens == prompt_tokens)
         parts += [f"### {prompt_tokens} prompt tokens, {new} new", peer_table(run, prompt_tokens)]
-    if run.cost is not None:
-        times = interval(ratio(run.cost.step, run.cost.products))
-        parts += ["### What the hardware allows", cost_table(run.cost)]
+    if run.readings:
+        parts += [f"### Reading {run.text}", reading_table(run)]
+    if len(run.costs) > 1:
+        parts += ["### What the hardware allows", costs_table(run.costs)]
+    for cost in run.costs.values() if len(run.costs) == 1 else ():
+        times = interval(ratio(cost.step, cost.products))
+        parts += ["### What the hardware allows", cost_table(cost)]
         parts.append(f"The step takes {times} times its products, round by round.")
     if run.verify:
         parts += ["### Verifying n tokens", verify_table(run)]
@@ -158,10 +199,10 @@ def summary(run: PlainRun) -> dict[str, Any]:
         "speed_over": faster,
         "identical": {name: row.identical for name, row in named.items()},
     }
-    if run.cost is not None:
-        products = ratio(run.cost.step, run.cost.products)
-        result["step_over_products"] = products.value if products else None
-        result["bandwidth_gb_s"] = best_bandwidth(run.cost) / 1e9
+    for name, cost in run.costs.items():
+        products = ratio(cost.step, cost.products)
+        result.setdefault("step_over_products", {})[name] = products.value if products else None
+        result.setdefault("bandwidth_gb_s", {})[name] = best_bandwidth(cost) / 1e9
     found = {
         str(each): verify_ratios(run, each) for each in {point.context for point in run.verify}
     }

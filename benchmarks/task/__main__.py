@@ -25,7 +25,7 @@ from benchmarks.task.report import markdown, summary
 from benchmarks.task.result import TaskOptions, TaskRun
 from benchmarks.task.run import BATCH, contestants, judge, make_data, race, task_tokens, train_one
 from selfspec.bench.schema import read, write
-from selfspec.bench.suite_run import folder_of
+from selfspec.bench.suite_run import folder_of, words_of
 from selfspec.cli.bench import progress_bar
 from selfspec.core.options import numbers
 from selfspec.errors import OptionError, nearest
@@ -50,7 +50,7 @@ def run_stages(
     """Stage by stage; what is done is saved at once."""
     options = run.options
     if "data" in stages:
-        make_data(folder, options)
+        make_data(folder, options, words_of(base).tokenizer.eos_token)
     if "train" in stages:
         for name in MODELS:
             run.training[name] = train_one(name, base, folder, options)

@@ -31,12 +31,19 @@ Tick = Callable[[], None]
 Way = Callable[[list[int]], Any]
 
 
-def make_data(folder: Path, options: TaskOptions) -> Path:
-    """The training utterances, as a file that `selfspec train` reads."""
+def make_data(folder: Path, options: TaskOptions, end: str) -> None:
+    """The training utterances, as a file that `selfspec train` reads, and the held-out ones with
+    their structures, as a text. `end` is the end token."""
     folder.mkdir(parents=True, exist_ok=True)
-    file = folder / "train.jsonl"
-    write_examples(file, examples("train", options.examples, options.seed))
-    return file
+    write_examples(folder / "train.jsonl", examples("train", options.examples, options.seed))
+    held_out = examples("held_out", options.held_out, options.seed)
+    (folder / "held_out.txt").write_text(text_of(held_out, end), encoding="utf-8")
+
+
+def text_of(made: Sequence[Example], end: str) -> str:
+    """With end tokens between, as the models see them in training: what
+    `scripts/bench quality --text` reads."""
+    return "".join(f"{each.prompt}{each.structure}{end}" for each in made)
 
 
 class _Log(TrainerCallback):

@@ -13,7 +13,16 @@ from gguf import GGUFReader
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from benchmarks.convert import LlamaShape, converted, fingerprint, gguf_name, interleave, write_gguf
+from benchmarks.convert import (
+    LlamaShape,
+    converted,
+    fingerprint,
+    gguf_name,
+    interleave,
+    loss_of,
+    reword_gguf,
+    write_gguf,
+)
 from selfspec.errors import Unavailable, UnsupportedModel
 
 TINY = {
@@ -75,6 +84,36 @@ def test_every_token_is_named_after_its_id_and_none_ends_the_text(tmp_path: Path
         "the only kind without an end token of its own"
     )
     assert not [name for name in fields if name.endswith("eos_token_id")]
+
+
+def test_blocks_of_few_bits_keep_their_bytes_under_other_words(tmp_path: Path) -> None:
+    """Catches blocks that are rounded again on the way into the file with made-up words, a kind of
+    block in the wrong place, and an end token that comes along."""
+    source = tiny_folder(tmp_path / "model", intermediate_size=64)
+    write_gguf(source, tmp_path / "few.gguf", kind="Q4_0", head="Q8_0")
+    reword_gguf(tmp_path / "few.gguf", tmp_path / "again.gguf")
+    first, again = (GGUFReader(tmp_path / name) for name in ("few.gguf", "again.gguf"))
+    kinds = {tensor.name: tensor.tensor_type.name for tensor in again.tensors}
+    assert kinds["token_embd.weight"] == "Q8_0" and kinds["blk.0.attn_norm.weight"] == "F32"
+    assert kinds["blk.1.ffn_down.weight"] == "Q4_0"
+    for one, other in zip(first.tensors, again.tensors, strict=True):
+        assert one.name == other.name and one.tensor_type == other.tensor_type
+        assert np.array_equal(one.data, other.data)
+    shape = {name: each.contents() for name, each in first.fields.items() if "llama." in name}
+    assert shape == {
+        name: each.contents() for name, each in again.fields.items() if "llama." in name
+    }
+    assert again.fields["tokenizer.ggml.tokens"].contents()[63] == "<63>"
+
+
+def test_the_loss_of_logits_is_torchs() -> None:
+    """Catches a sum that overflows, a mean for a sum, and the likeliest token of another place."""
+    logits = np.array([[1000.0, 1001.0, 0.0], [3.0, 1.0, 2.0]], dtype=np.float32)
+    loss, said = loss_of(logits, [0, 2])
+    wanted = torch.nn.functional.cross_entropy(
+        torch.tensor(logits), torch.tensor([0, 2]), reduction="sum"
+    )
+    assert loss == pytest.approx(wanted.item()) and said == [1, 0]
 
 
 def test_interleaving_turns_halves_into_neighbours() -> None:

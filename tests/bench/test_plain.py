@@ -15,12 +15,13 @@ from test_peers import GOOD, generating, write_peer
 
 from benchmarks.command import run_command
 from benchmarks.plain.__main__ import check_context, plain
+from benchmarks.plain.entries import Entry, entries, source_of
 from benchmarks.plain.report import markdown
 from benchmarks.plain.results import PeerRow, PlainRun
-from benchmarks.plain.run import PlainBenchmark, PlainOptions, Tokens, new_run, quick, turns
+from benchmarks.plain.run import Paused, PlainBenchmark, PlainOptions, Tokens, new_run, quick, turns
 from selfspec.bench.peers import SHIPPED, PeerSpec
 from selfspec.bench.prompts import prompt_ids
-from selfspec.bench.schema import read
+from selfspec.bench.schema import continued, read
 from selfspec.bench.suite import first_difference
 from selfspec.bench.suite_run import folder_of
 from selfspec.core.options import numbers
@@ -39,7 +40,7 @@ def letters(text: str) -> list[int]:
 
 def benchmark(folder: Path, options: PlainOptions = OPTIONS) -> tuple[PlainBenchmark, list[str]]:
     ticks: list[str] = []
-    run = new_run("tiny", options)
+    run = new_run("tiny", options, ["transformers"])
     return PlainBenchmark(
         run, options, folder, folder / "out.json", ticks.append, lambda text: None
     ), ticks
@@ -67,7 +68,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[PlainRun, list[s
         write_peer(folder, "absent", "import package_that_is_not_there"),
     ]
     bench, ticks = benchmark(folder)
-    bench.peers(specs, letters)
+    bench.peers([Entry(spec) for spec in specs], letters)
     bench.finish()
     return read(PlainRun, bench.out), ticks, folder
 
@@ -124,7 +125,7 @@ def test_the_progress_bar_ends_where_it_should(finished: tuple[PlainRun, list[st
     """Catches a bar that stands at 60% when all is done: five peers started, the sixth never takes
     a turn."""
     _, ticks, _ = finished
-    assert len(ticks) == turns(OPTIONS, peers=5, engine=False)
+    assert len(ticks) == turns(OPTIONS, peers=5)
 
 
 def test_a_kill_keeps_what_was_measured_and_the_earlier_result(tmp_path: Path) -> None:
@@ -140,10 +141,80 @@ def test_a_kill_keeps_what_was_measured_and_the_earlier_result(tmp_path: Path) -
 
     bench.tick = tick
     with pytest.raises(KeyboardInterrupt):
-        bench.peers([write_peer(tmp_path, "transformers", GOOD)], letters)
+        bench.peers([Entry(write_peer(tmp_path, "transformers", GOOD))], letters)
     kept = read(PlainRun, bench.partial)
     assert len(kept.peers[0].full) == 2 and kept.peers[0].identical and not kept.complete
     assert bench.out.read_text() == "the earlier result"
+
+
+def test_a_run_goes_on_where_its_minutes_ended(tmp_path: Path) -> None:
+    """Catches rounds that are lost, measured twice or too many, a difference of the first sitting
+    that is forgotten in the second, and a text that is read again."""
+    changed = "return [ids[-1] + 1] * max_new_tokens if os.path.exists(self.told[0] + '/second')"
+    honest = " else [ids[-1] + 1 + i for i in range(max_new_tokens)]"
+    reads = "    def read(self, ids):\n        return 2.0 * (len(ids) - 1), ids[1:]\n"
+    specs = [
+        write_peer(tmp_path, "transformers", GOOD + reads),
+        write_peer(tmp_path, "moody", "import os\n" + generating(changed + honest) + reads),
+        write_peer(tmp_path, "deaf", GOOD),
+    ]
+    entries = [Entry(spec) for spec in specs]
+    options = replace(OPTIONS, rounds=3, prompt_tokens=(3, 6))
+    (tmp_path / "second").touch()  # it writes something else in the first sitting only
+    bench, ticks = benchmark(tmp_path, options)
+    bench.tick = lambda _: (ticks.append(""), setattr(bench, "_ends", 0.0))[0]
+    with pytest.raises(Paused):
+        bench.peers(entries, letters, letters("abcdef"))
+    kept = read(PlainRun, bench.partial)
+    assert [len(row.full) for row in kept.peers] == [1, 0] * 3 and not kept.readings
+    (tmp_path / "second").unlink()
+    again, _ = benchmark(tmp_path, options)
+    again.run = continued(again.run, bench.partial, PlainRun.plan)
+    for _ in range(2):  # the second time there is nothing left
+        again.peers(entries, letters, letters("abcdef"))
+    assert [len(row.full) for row in again.run.peers] == [3] * 6
+    moody = [row for row in again.run.peers if row.peer == "moody"]
+    assert [(row.identical, row.first_difference) for row in moody] == [(False, 1), (True, None)]
+    found = {each.peer: (each.tokens, each.loss, each.same) for each in again.run.readings}
+    assert found == {"transformers": (5, 10.0, 5), "moody": (5, 10.0, 5), "deaf": (0, 0.0, 0)}
+    text = markdown(again.run)
+    assert re.search(r"\| moody +\| +7\.389 \| +\+0\.00% \| +100\.0% \|", text)
+    assert re.search(r"\| deaf +\| failed: KeyError", text)
+    other, _ = benchmark(tmp_path, replace(options, new_tokens=5))
+    with pytest.raises(OptionError, match="differs in new_tokens"):
+        continued(other.run, bench.partial, PlainRun.plan)
+
+
+def test_a_peer_takes_part_with_several_kinds_of_weights(tmp_path: Path) -> None:
+    """Catches int8 measured in float32, one row for two kinds, the folder given to a peer that is
+    to run the file, and a peer without such weights that runs in others."""
+    kinds = GOOD.replace("threads):", "threads, weights='auto'):").replace(
+        "self.told =", "self.precision = f'{weights} of {folder[-5:]}'; self.told ="
+    )
+    known = {
+        "engine": write_peer(tmp_path, "engine", kinds),
+        "other": write_peer(tmp_path, "other", GOOD),
+    }
+    names = ["engine", "engine:int8", "engine:stored", "other:int4", "engine:int8"]
+    taking_part = entries(names, known)
+    assert [each.name for each in taking_part] == names[:-1]
+    run = new_run("tiny", OPTIONS, names[:-1])
+    quiet = [tmp_path / "out.json", lambda _: None, lambda _: None]
+    bench = PlainBenchmark(run, OPTIONS, tmp_path, *quiet, file=tmp_path / "model.gguf")  # type: ignore[arg-type]
+    bench.peers(taking_part, letters)
+    rows = {name: rows[0] for name, rows in rows_of(bench.run).items()}
+    end = tmp_path.as_posix()[-5:]
+    said = [f"auto of {end}", f"int8 of {end}", "stored of .gguf", ""]
+    assert [rows[name].precision for name in names[:-1]] == said
+    assert rows["other:int4"].failure == (
+        "NotImplementedError: this peer's weights are of a dtype, not int4"
+    )
+    assert rows["engine:int8"].identical
+    assert re.search(r"\| engine:stored +\|.* stored of \.gguf +\|", markdown(bench.run))
+    with pytest.raises(OptionError, match="engine:int9: unknown weights 'int9': did you mean"):
+        entries(["engine:int9"], known)
+    with pytest.raises(OptionError, match="engine:stored runs a GGUF file"):
+        source_of(taking_part[2], tmp_path, None)
 
 
 def test_peers_are_ended_when_the_run_is(tmp_path: Path) -> None:
@@ -164,7 +235,7 @@ def test_peers_are_ended_when_the_run_is(tmp_path: Path) -> None:
 
     bench.tick = tick
     with pytest.raises(KeyboardInterrupt):
-        bench.peers([spec], letters)
+        bench.peers([Entry(spec)], letters)
     pid = (tmp_path / "pid").read_text()
     assert not Path(f"/proc/{pid}").exists()
 
@@ -291,7 +362,7 @@ def test_the_command_runs_from_end_to_end(
     tiny_model("llama", max_position_embeddings=256).save_pretrained(model)
     tiny_tokenizer().save_pretrained(model)
     options = "--rounds 1 --max-new-tokens 8 --prompts 16,40 --contexts 32,64 --verify 1,8"
-    options += " --threads 1 --peers transformers,selfspec"
+    options += " --threads 1 --peers transformers,selfspec,selfspec:int8"
     monkeypatch.setattr(
         sys,
         "argv",
@@ -301,16 +372,19 @@ def test_the_command_runs_from_end_to_end(
         run_command(plain)
     assert not ended.value.code
     summary = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
-    assert summary["identical"] == {
-        f"{peer}@{length}": True for peer in ("transformers", "selfspec") for length in (16, 40)
-    }
+    assert all(
+        summary["identical"][f"{peer}@{length}"]
+        for peer in ("transformers", "selfspec")
+        for length in (16, 40)
+    )
     assert (
         list(summary["verify8_over_decode1"]) == ["32", "64"]
         and summary["file"] == "out.json"
         and summary["complete"]
     )
     run = read(PlainRun, tmp_path / "out.json")
-    assert run.cost is not None and run.cost.weight_bytes > 0 and run.model == "model"
+    sizes = [run.costs[name].weight_bytes for name in ("selfspec", "selfspec:int8")]
+    assert sizes[0] > 2 * sizes[1] > 0 and run.model == "model"
     assert not list(tmp_path.glob("*.partial.json"))
 
 

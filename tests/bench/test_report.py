@@ -8,7 +8,14 @@ import pytest
 from test_schema import PROVENANCE
 
 from benchmarks.plain.__main__ import tables_of
-from benchmarks.plain.report import decode_seconds, markdown, peer_table, summary, verify_table
+from benchmarks.plain.report import (
+    costs_table,
+    decode_seconds,
+    markdown,
+    peer_table,
+    summary,
+    verify_table,
+)
 from benchmarks.plain.results import CostCard, PeerRow, PlainRun, VerifyPoint
 from selfspec.bench.html import Table
 from selfspec.bench.schema import write
@@ -39,7 +46,15 @@ def a_run() -> PlainRun:
         64,
     )
     return PlainRun(
-        PROVENANCE, "demo", "float32", "transformers", 3, rows, cost, verify, complete=True
+        PROVENANCE,
+        "demo",
+        "float32",
+        "transformers",
+        3,
+        rows,
+        {"selfspec": cost},
+        verify,
+        complete=True,
     )
 
 
@@ -113,6 +128,17 @@ def test_the_cost_card_compares_with_the_floor() -> None:
     )
 
 
+def test_cards_of_several_kinds_of_weights_share_a_table() -> None:
+    """Catches the floor of one kind beside the step of another."""
+    run = a_run()
+    few = CostCard(100_000_000, {"sum": [20e9]}, [0.006], [0.0075] * 3, 64)
+    run.costs["selfspec:int8"] = few
+    text = markdown(run)
+    assert line(text, "selfspec:int8")[1:] == ["100", "5.00", "6.00", "7.50", "1.50"]
+    assert line(table(costs_table(run.costs)), "selfspec")[-1] == "1.50"
+    assert "our whole step |" not in text
+
+
 def test_verifying_is_compared_at_its_own_context() -> None:
     """Catches verify(8) at 512 divided by decode(1) at 64, which would be 8 times as much here."""
     text = table(verify_table(a_run()))
@@ -130,7 +156,7 @@ def test_the_summary_has_what_we_steer_by() -> None:
         "transformers@64": pytest.approx(2),
         "loser@64": pytest.approx(4),
     }, "noise is no figure"
-    assert found["step_over_products"] == pytest.approx(1.2, abs=0.05)
+    assert found["step_over_products"]["selfspec"] == pytest.approx(1.2, abs=0.05)
     assert found["verify8_over_decode1"] == {
         "64": pytest.approx(1.23, abs=0.01),
         "512": pytest.approx(1.23, abs=0.01),
@@ -148,7 +174,7 @@ def test_an_interrupted_run_says_so() -> None:
     """Catches half a run quoted as a whole one."""
     run = a_run()
     assert "interrupted" not in markdown(run)
-    run.complete, run.cost, run.verify, run.peers = False, None, [], run.peers[:1]
+    run.complete, run.costs, run.verify, run.peers = False, {}, [], run.peers[:1]
     assert "**interrupted**" in markdown(run)
 
 

@@ -42,7 +42,7 @@ def a_run() -> PlainRun:
             PeerRow("transformers", 64, 8, [0.1, 0.2], [0.8, None], True, None),
             PeerRow("other", 64, 8, failure="fell over"),
         ],
-        cost=CostCard(100, {"sum": [1e9, 2e9]}, [0.01], [0.02], 64),
+        costs={"selfspec": CostCard(100, {"sum": [1e9, 2e9]}, [0.01], [0.02], 64)},
         verify=[VerifyPoint(64, 1, [0.1]), VerifyPoint(64, 8, [0.12])],
         notes=["a note"],
         complete=True,
@@ -55,13 +55,13 @@ def test_a_run_comes_back_as_it_was_saved(tmp_path: Path) -> None:
     assert read(PlainRun, tmp_path / "new" / "run.json") == a_run()
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 3, "2", None])
 def test_another_schema_version_is_refused(tmp_path: Path, version: object) -> None:
     """Catches fields of an older or newer file being read as if they meant the same."""
     path = tmp_path / "run.json"
     write(a_run(), path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": version}))
-    words = re.escape(f"holds {('plain', version)}, and this selfspec reads ('plain', 1)")
+    words = re.escape(f"holds {('plain', version)}, and this selfspec reads ('plain', 2)")
     with pytest.raises(OptionError, match=words):
         read(PlainRun, path)
 
@@ -72,8 +72,8 @@ def test_another_schema_version_is_refused(tmp_path: Path, version: object) -> N
         ("{", "not a result"),
         ("[]", "holds None"),
         (json.dumps({"schema_version": 1, "kind": "tasks"}), "holds \\('tasks', 1\\)"),
-        (json.dumps({"schema_version": 1, "kind": "plain"}), "damaged"),
-        (json.dumps({"schema_version": 1, "kind": "plain", "provenance": {"cpu": "x"}}), "damaged"),
+        (json.dumps({"schema_version": 2, "kind": "plain"}), "damaged"),
+        (json.dumps({"schema_version": 2, "kind": "plain", "provenance": {"cpu": "x"}}), "damaged"),
     ],
 )
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, text: str, message: str) -> None:

@@ -49,6 +49,21 @@ def greedy(peers: dict[str, Any]) -> list[int]:
     return written(peers["transformers"])
 
 
+def test_both_read_a_text_alike(peers: dict[str, Any]) -> None:
+    """Catches a loss of the wrong places: both say it, each by its own forward pass."""
+    ours, theirs = (peers[name].read(PROMPT) for name in ("selfspec", "transformers"))
+    assert ours[0] == pytest.approx(theirs[0], rel=1e-5) and ours[1] == theirs[1]
+    assert len(ours[1]) == len(PROMPT) - 1
+
+
+def test_ours_says_how_its_weights_are_stored(peers: dict[str, Any], folder: Path) -> None:
+    """Catches int8 that is float32 under another name."""
+    peer = open_peer(SHIPPED / "selfspec" / "peer.py")
+    peer.load(str(folder), "float32", 2, weights="int8")
+    assert peer.llm.info.weights == "int8" and peer.precision.startswith("int8, a scale an output")
+    assert peers["selfspec"].precision == "float32"
+
+
 @pytest.mark.parametrize(
     "options",
     [

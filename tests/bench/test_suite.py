@@ -65,7 +65,7 @@ class Made:
             False,
         )
 
-    def load(self, folder: Path, dtype: str, device: str = "cpu") -> float:
+    def load(self, folder: Path, dtype: str, device: str = "cpu", weights: str = "auto") -> float:
         self.world.event(f"load {self.name}", [])
         return 1.0
 
@@ -193,6 +193,71 @@ def test_contestants_take_turns_and_begin_elsewhere_each_time(tmp_path: Path) ->
     assert [{name for name, _ in part} for part in by_question] == [set(names)] * QUESTIONS
     assert all(len({question for _, question in part}) == 1 for part in by_question)
     assert [part[0][0] for part in by_question] == [names[n % 3] for n in range(QUESTIONS)]
+
+
+def test_the_slowest_question_is_told_by_the_median_of_its_rounds(tmp_path: Path) -> None:
+    """Catches one unlucky turn taken for a slow question, and a question that is always slow lost
+    in the mean: of question 1 all rounds are slow, of question 4 the first one."""
+    world = World(plain=0.03, fast=0.02)
+    asked: list[int] = []
+
+    def event(name: str, ids: Sequence[int]) -> None:
+        if name == "selfspec/fast":
+            asked.append(ids[-1])
+            slow = ids[-1] == 11 or (ids[-1] == 14 and asked.count(14) == 1)
+            world.seconds["fast"] = (0.06 if ids[-1] == 14 else 0.032) if slow else 0.02
+
+    world.event = event
+    names = ["selfspec/plain", "selfspec/fast"]
+    run = measured(world, tmp_path / "r.json", names, rounds=3)
+    found = row(run, "selfspec/fast").slowest
+    assert found is not None and found == ("q/1", pytest.approx(0.03 / 0.032))
+    assert " q/1: 0.94 |" in markdown(run) and row(run, "selfspec/plain").slowest[1] == 1  # type: ignore[index]
+
+
+def test_a_sitting_ends_with_its_minutes_and_the_next_one_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Catches a limit that loses what was measured, cuts a round, or measures a round twice."""
+    now = iter(range(10_000))
+    monkeypatch.setattr("selfspec.bench.suite.time.monotonic", lambda: 60.0 * next(now))
+    world, out = World(plain=0.03, fast=0.02), tmp_path / "r.json"
+    names = ["selfspec/plain", "selfspec/fast"]
+    kept = []
+    for _ in range(9):
+        suite = a_suite(world, open_run(SuiteRun(PROVENANCE, a_plan(names)), out), out)
+        suite.minutes = 2.5  # two looks at the clock: two rounds, those that are done included
+        suite.minutes += len(kept) and kept[-1] / 2
+        suite.measure()
+        kept.append(len(read(SuiteRun, out).turns))
+        if suite.run.complete:
+            break
+    assert kept == [4, 8, 12] and suite.run.complete and suite.run.sittings == 3
+    assert len({(turn.contestant, *turn.questions) for turn in suite.run.turns}) == 12
+
+
+def test_weights_are_told_to_engines_and_kept_in_the_plan(tmp_path: Path) -> None:
+    """Catches a run in 8 bits that is one in float32, and one that goes on in other weights."""
+    told: list[str] = []
+    world = World(plain=0.03)
+    load = Made.load
+
+    def heard(
+        self: Made, folder: Path, dtype: str, device: str = "cpu", weights: str = "auto"
+    ) -> float:
+        told.append(weights)
+        return load(self, folder, dtype)
+
+    run = open_run(SuiteRun(PROVENANCE, a_plan(["selfspec/plain"], weights="int8")), tmp_path / "r")
+    suite = a_suite(world, run, tmp_path / "r")
+    suite.engines.weights = "int8"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Made, "load", heard)
+        suite.measure()
+    assert told == ["int8"] and "float32 with weights in int8, 2 threads" in markdown(run)
+    run.complete = False
+    with pytest.raises(OptionError, match="differs in weights"):
+        open_run(SuiteRun(PROVENANCE, a_plan(["selfspec/plain"])), tmp_path / "r")
 
 
 def test_what_differs_is_found_with_its_gap(tmp_path: Path) -> None:

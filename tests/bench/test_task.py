@@ -28,7 +28,15 @@ from benchmarks.task.data import (
 )
 from benchmarks.task.report import markdown, summary
 from benchmarks.task.result import TaskOptions, TaskRun
-from benchmarks.task.run import blocks_of, contestants, exact_matches, judge, race, task_tokens
+from benchmarks.task.run import (
+    blocks_of,
+    contestants,
+    exact_matches,
+    judge,
+    race,
+    task_tokens,
+    text_of,
+)
 from selfspec import LLM, OptionError
 from selfspec.bench.schema import made, read
 from selfspec.testing import tiny_model, tiny_tokenizer
@@ -365,3 +373,9 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         read(TaskRun, other)
     with pytest.raises(OptionError, match="no result file"):
         read(TaskRun, tmp_path / "none.json")
+
+
+def test_the_held_out_text_is_what_the_model_would_write() -> None:
+    """Catches a text without end tokens, whose every structure would be followed by a surprise."""
+    made = [Example("wake me", "[IN:A ]", "A"), Example("call bo", "[IN:B ]", "B")]
+    assert text_of(made, "<end>") == "wake me\n[IN:A ]<end>call bo\n[IN:B ]<end>"

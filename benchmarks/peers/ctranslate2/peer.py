@@ -6,21 +6,34 @@ import json
 from typing import Any
 
 import ctranslate2
+import numpy as np
 
-from benchmarks.convert import converted, write_ctranslate2
+from benchmarks.convert import converted, loss_of, write_ctranslate2
 
 
 class Peer:
     packages = ("ctranslate2",)
     first: Any  # set by the host
 
-    def load(self, folder: str, dtype: str, threads: int) -> None:
+    def load(self, folder: str, dtype: str, threads: int, weights: str = "auto") -> None:
+        if weights not in ("auto", "int8"):
+            raise ValueError(f"weights={weights!r}: on a CPU its smallest weights are int8")
         model = converted(folder, "ctranslate2", write_ctranslate2)
+        if weights == "int8":
+            dtype, self.precision = (
+                "int8_float32",
+                "int8, a scale an output; activations int8 a row; float32",
+            )
         # it takes token strings; the vocabulary maps our ids to them, one to one
         self.words: list[str] = json.loads((model / "vocabulary.json").read_text(encoding="utf-8"))
         self.generator = ctranslate2.Generator(
             str(model), device="cpu", compute_type=dtype, intra_threads=threads, inter_threads=1
         )
+
+    def read(self, ids: list[int]) -> tuple[float, list[int]]:
+        """The summed loss of all ids but the first, and what was likeliest in their places."""
+        words = [[self.words[token] for token in ids[:-1]]]
+        return loss_of(np.asarray(self.generator.forward_batch(words))[0], ids[1:])
 
     def generate(self, ids: list[int], max_new_tokens: int, eos: list[int]) -> list[int]:
         return self.run(

@@ -1,27 +1,44 @@
-"""onnxruntime-genai on the CPU, float32, on a model that its own builder makes of the Hugging Face
-folder."""
+"""onnxruntime-genai on the CPU, float32 or with weights of few bits, on a model that its own
+builder makes of the Hugging Face folder."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime_genai
 
-from benchmarks.convert import converted
+from benchmarks.convert import converted, loss_of
+
+GROUPS = ["accuracy_level=4", "block_size=32"]  # 4: activations in 8 bits
+BUILT = {
+    "auto": ["fp32"],
+    "int8": ["int8", *GROUPS],
+    "int4": ["int4", "algo_config=rtn_last", *GROUPS],
+}
+PRECISION = {
+    "auto": "float32",
+    "int8": "int8 in 32s; activations int8 in 32s; float32",
+    "int4": "4 bits in 32s, head int8; activations int8 in 32s; float32",
+}
 
 
 class Peer:
     packages = ("onnxruntime-genai", "onnxruntime")
     first: Any  # set by the host
 
-    def load(self, folder: str, dtype: str, threads: int) -> None:
-        if dtype != "float32":
-            raise ValueError(f"dtype={dtype!r}: this peer is set up for float32")
-        config = onnxruntime_genai.Config(str(converted(folder, "onnx", build)))
+    def load(self, folder: str, dtype: str, threads: int, weights: str = "auto") -> None:
+        if dtype != "float32" or weights not in BUILT:
+            raise ValueError(f"{dtype}, {weights}: this peer is set up for float32, int8 and int4")
+        self.precision = PRECISION[weights]
+        kind = "onnx" if weights == "auto" else f"onnx-{weights}"
+        write = partial(build, weights=weights)
+        config = onnxruntime_genai.Config(str(converted(folder, kind, write)))
         # its own thread count would be the machine's
         options = f'{{"intra_op_num_threads": {threads}, "inter_op_num_threads": 1}}'
         config.overlay(f'{{"model": {{"decoder": {{"session_options": {options}}}}}}}')
@@ -43,9 +60,21 @@ class Peer:
         # too few where the model's own end token is not among `eos`: the harness says so
         return tokens
 
+    def read(self, ids: list[int]) -> tuple[float, list[int]]:
+        """The summed loss of all ids but the first, and what was likeliest in their places."""
+        params = onnxruntime_genai.GeneratorParams(self.model)
+        params.set_search_options(max_length=len(ids), do_sample=False)
+        generator = onnxruntime_genai.Generator(self.model, params)
+        generator.append_tokens(ids[:-1])
+        logits = np.asarray(generator.get_output("logits"))[0]
+        if len(logits) != len(ids) - 1:
+            raise RuntimeError(f"it shows logits of {len(logits)} of {len(ids) - 1} tokens")
+        return loss_of(logits, ids[1:])
 
-def build(source: Path, target: Path) -> None:
-    """Its model builder, float32 for the CPU."""
+
+def build(source: Path, target: Path, weights: str) -> None:
+    """Its model builder, for the CPU."""
+    precision, *extra = BUILT[weights]
     with tempfile.TemporaryDirectory() as cache:
         command = [
             sys.executable,
@@ -57,7 +86,10 @@ def build(source: Path, target: Path) -> None:
             str(target),
         ]
         done = subprocess.run(
-            [*command, "-p", "fp32", "-e", "cpu", "-c", cache],
+            [
+                *[*command, "-p", precision, "-e", "cpu", "-c", cache],
+                *(["--extra_options", *extra] if extra else []),
+            ],
             capture_output=True,
             text=True,
             check=False,

@@ -1,22 +1,26 @@
 """llama.cpp through the wheel xllamacpp, on an F32 file with an F32 key/value cache, so that only
-like precisions are compared.
+like precisions are compared; with weights of few bits on a file of its own blocks, its cache as it
+comes.
 
 Its completion call takes ids and answers with text; our conversion names token 17 "<17>", so the
-text is the ids. A GGUF file is taken as it is: `read` asks for ids only.
+text is the ids. A GGUF file is taken as it is: `read` asks for ids only. With the weights "stored"
+its blocks are put into a file with such names.
 """
 
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import xllamacpp
 
-from benchmarks.convert import converted, write_gguf
+from benchmarks.convert import converted, reword_gguf, write_gguf
 
 WORD = re.compile(r"<(\d+)>")
 CONTEXT = 8192
 LONGEST_NGRAM = 3
+BLOCKS = {"int8": ("Q8_0", "Q8_0"), "int4": ("Q4_0", "Q8_0")}  # of matrices, of embedding and head
 
 
 class Peer:
@@ -27,12 +31,11 @@ class Peer:
     }
     first: Any  # set by the host
 
-    def load(self, folder: str, dtype: str, threads: int) -> None:
-        if dtype != "float32":
-            raise ValueError(f"dtype={dtype!r}: this peer is set up for float32")
-        as_it_is = folder.endswith(".gguf")
-        self.path = folder if as_it_is else str(converted(folder, "gguf", write_gguf))
-        self.threads = threads
+    def load(self, folder: str, dtype: str, threads: int, weights: str = "auto") -> None:
+        if dtype != "float32" or weights not in ("auto", "stored", *BLOCKS):
+            raise ValueError(f"{dtype}, {weights}: this peer is set up for float32, int8 and int4")
+        self.path, self.precision = model_of(folder, weights)
+        self.threads, self.exact = threads, weights == "auto"
         self.servers: dict[tuple[str, int], xllamacpp.Server] = {}
         self.server("plain", 0)
 
@@ -48,7 +51,8 @@ class Peer:
         params.n_ctx = CONTEXT
         params.n_gpu_layers = 0
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self.threads
-        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+        if self.exact:
+            params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         params.cache_prompt, params.cache_ram_mib = (
             False,
             0,
@@ -128,3 +132,18 @@ class Peer:
         if not pieces:
             self.first(len(WORD.findall(str(piece))) or 1)
         pieces.append(piece)
+
+
+def model_of(folder: str, weights: str) -> tuple[str, str]:
+    """The file to run, and what it is."""
+    if weights == "stored":
+        words = str(converted(folder, "gguf-stored", reword_gguf))
+        return words, "the file's own blocks; activations Q8; f16"
+    if folder.endswith(".gguf"):
+        return folder, "float32"
+    if weights == "auto":
+        return str(converted(folder, "gguf", write_gguf)), "float32"
+    kind, head = BLOCKS[weights]
+    write = partial(write_gguf, kind=kind, head=head)
+    said = kind if kind == head else f"{kind}, head {head}"
+    return str(converted(folder, f"gguf-{kind}-{head}", write)), f"{said}; activations Q8; f16"

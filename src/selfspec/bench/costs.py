@@ -57,6 +57,21 @@ class Passes:
         return timed(lambda: self.run(tokens))
 
 
+@torch.inference_mode()
+def read_window(model: LayeredModel, ids: Sequence[int]) -> tuple[float, list[int]]:
+    """The summed loss of all ids but the first, and what was likeliest in their places."""
+    window = torch.tensor(list(ids), device=model.device)
+    cache = model.new_cache(1, len(ids))
+    logits = model.forward(window[:-1], cache, cache.layout([len(ids) - 1]))
+    return loss_and_likeliest(logits, window[1:])
+
+
+def loss_and_likeliest(logits: torch.Tensor, wanted: torch.Tensor) -> tuple[float, list[int]]:
+    """Of logits, those tokens' summed loss and the likeliest tokens."""
+    loss = torch.nn.functional.cross_entropy(logits.double(), wanted, reduction="sum")
+    return loss.item(), logits.argmax(-1).tolist()
+
+
 class StepTimer:
     """Measures all isolated steps once each time it is asked."""
 

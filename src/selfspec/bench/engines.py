@@ -44,6 +44,7 @@ class Engines:
     energy: EnergyMeter
     start: Callable[[PeerSpec, int, float], Peer] = Peer
     settle: float = SETTLE_SECONDS
+    weights: str = "auto"
     _running: dict[str, Peer] = field(default_factory=dict)
 
     def open(self, row: EngineRow, ids: Sequence[int]) -> None:
@@ -60,7 +61,7 @@ class Engines:
     def _begin(self, name: str) -> Peer:
         engine = self.start(self.specs[name], self.threads, self.limit)
         try:
-            engine.load(self.folder, self.dtype, self.device)
+            engine.load(self.folder, self.dtype, self.device, self.weights)
         except PeerFailed:
             engine.close()
             raise

@@ -10,7 +10,10 @@ what the peer set as `self.counts`. A peer that calls `self.first(count)` when i
 there, lets the harness see when. A peer file defines `class Peer` with `packages` (whose versions
 are worth recording), `load(folder, dtype, threads)` and `generate(ids, max_new_tokens, eos) ->
 list[int]`: greedy, new tokens only, an end token included. It may have `generate_batch(rows, ...)
--> list[list[int]]`, `precision`, if that is not the dtype it is told, and a `load` with `device`.
+-> list[list[int]]`, `precision`, if that is not the dtype it is told, and a `load` with `device`
+and with `weights`, the kinds of weights that are no dtype ("int8", "int4", "stored"). With
+`read(ids) -> (loss, ids)` it says how likely it finds a text: the summed loss of all ids but the
+first, and what was likeliest in their places.
 Uses the standard library alone, since a peer's environment need not contain selfspec, and takes no
 time: the harness does.
 """
@@ -46,7 +49,7 @@ def answer(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
         return {
             "ready": True,
             "versions": package_versions(peer.packages),
-            "precision": members(peer).get("precision", request["dtype"]),
+            "precision": getattr(peer, "precision", request["dtype"]),
         }
     if "echo" in request:
         return {"echo": request["echo"]}
@@ -64,14 +67,15 @@ def answer(peer: Any, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def load(peer: Any, request: dict[str, Any]) -> None:
-    """Tell the peer which model, and on which device if it can be told."""
-    device = request.get("device", "cpu")
-    if device == "cpu":
-        peer.load(request["load"], request["dtype"], request["threads"])
-    elif "device" in inspect.signature(peer.load).parameters:
-        peer.load(request["load"], request["dtype"], request["threads"], device=device)
-    else:
-        raise NotImplementedError(f"this peer runs on the CPU here, not on {device}")
+    """Tell the peer which model, and on which device and in which kind of weights if it can be
+    told."""
+    told = {name: request[name] for name in ("device", "weights") if name in request}
+    takes = inspect.signature(peer.load).parameters
+    if "device" in told and "device" not in takes:
+        raise NotImplementedError(f"this peer runs on the CPU here, not on {told['device']}")
+    if "weights" in told and "weights" not in takes:
+        raise NotImplementedError(f"this peer's weights are of a dtype, not {told['weights']}")
+    peer.load(request["load"], request["dtype"], request["threads"], **told)
 
 
 def members(peer: Any) -> dict[str, Any]:

@@ -133,10 +133,13 @@ class Peer:
         """It was ended, or ended itself; a failure alone does not mean that."""
         return self._dead is not None
 
-    def load(self, folder: Path, dtype: str, device: str = "cpu") -> float:
-        """Let it load a Hugging Face folder, converting it first where it must; seconds of that."""
+    def load(self, folder: Path, dtype: str, device: str = "cpu", weights: str = "auto") -> float:
+        """Let it load a Hugging Face folder, converting it first where it must; seconds of that.
+        `weights`: a kind that is not of `dtype`."""
         request = {"load": str(folder), "dtype": dtype, "threads": self._threads}
-        reply, seconds = self._ask(request if device == "cpu" else {**request, "device": device})
+        more = {"device": (device, "cpu"), "weights": (weights, "auto")}
+        told = {name: value for name, (value, usual) in more.items() if value != usual}
+        reply, seconds = self._ask({**request, **told})
         self.precision = str(reply.get("precision", dtype))
         said = dict(reply.get("versions", {}))
         self.versions = {str(name): str(version) for name, version in said.items()}

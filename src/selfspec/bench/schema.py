@@ -120,6 +120,8 @@ class Plan:
     temperature: float = 0.0
     top_p: float = 1.0
     seed: int = 0
+    weights: str = "auto"
+    """How engines that can be told store weights, where that is no dtype."""
 
 
 @dataclass

@@ -70,7 +70,8 @@ def units_of(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[Unit]:
 @dataclass
 class Suite:
     """A run that is ready to be measured. `costs`: ids of a text behind which isolated steps are
-    timed after each question; without them they are not."""
+    timed after each question; without them they are not. `minutes`: after so long nothing new is
+    begun, 0 is no limit."""
 
     run: SuiteRun
     contestants: Sequence[Contestant]
@@ -80,6 +81,7 @@ class Suite:
     decode: Callable[[Sequence[int]], str]
     eos: Sequence[int]
     costs: Sequence[int] = ()
+    minutes: float = 0.0
 
     def __post_init__(self) -> None:
         self.units = units_of(self.prompts, self.run.plan.batches)
@@ -98,6 +100,7 @@ class Suite:
         """Everything that has not been measured yet. `tick` hears of every turn, `say` of what is
         going on. An error or Ctrl-C leaves the finished rounds in the file."""
         self._tick, self._say, self._saved = tick, say, time.perf_counter()
+        ends = time.monotonic() + (60 * self.minutes or float("inf"))
         self.run.energy = self.engines.energy.said
         self.run.sittings += 1
         try:
@@ -106,6 +109,8 @@ class Suite:
             self._saved = time.perf_counter()
             for index, unit in enumerate(self.units):
                 for number in range(self.run.plan.rounds):
+                    if time.monotonic() > ends:
+                        return
                     self._round(unit, number, index + number)
             self.run.complete = True
         finally:

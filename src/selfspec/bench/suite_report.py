@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from .costs import CostModel, reached
 from .html import Bar, Bars, Cell, Curves, Facts, Heading, Heat, Line, Paragraph, Piece, Table, page
 from .pictures import Picture
-from .schema import SuiteRun
+from .schema import Plan, SuiteRun
 from .suite_stats import (
     Row,
     best_baseline,
@@ -47,7 +47,7 @@ def report_page(run: SuiteRun) -> str:
     asked = sum(sample.questions for sample in plan.samples)
     subtitle = (
         f"{asked} questions of {len(plan.samples)} tasks, up to {plan.new_tokens} new tokens, "
-        f"{plan.dtype}, {threads(where)}, {where.date[:10]}"
+        f"{stored(plan)}, {threads(where)}, {where.date[:10]}"
     )
     body: list[Piece] = [Paragraph(verdict(run), "verdict")]
     for name, batch, found in _named_sections(run):
@@ -58,6 +58,11 @@ def report_page(run: SuiteRun) -> str:
             body += [Heading(f"All figures{name}"), speeds(run, found, batch), details(run, found)]
     body += _remarks(run) + _method(run)
     return page(f"How fast {plan.model} writes", subtitle, body)
+
+
+def stored(plan: Plan) -> str:
+    """How the model is stored."""
+    return plan.dtype if plan.weights == "auto" else f"{plan.dtype} with weights in {plan.weights}"
 
 
 def pictures(run: SuiteRun) -> list[tuple[str, Picture]]:
@@ -85,7 +90,7 @@ def _heading(run: SuiteRun) -> str:
     samples = ", ".join(f"{sample.name} (of {sample.of})" for sample in plan.samples)
     state = " **Interrupted**: this is what had been measured; the same command goes on."
     return (
-        f"{plan.model}, {plan.dtype}, {plan.threads} threads on {where.cpu}; up to "
+        f"{plan.model}, {stored(plan)}, {plan.threads} threads on {where.cpu}; up to "
         f"{plan.new_tokens} new tokens, {plan.rounds} round{'s' if plan.rounds > 1 else ''}. "
         f"Questions: {samples}. {where.date}, commit {commit(where)}; made with "
         f"`{where.command}`.{'' if run.complete else state}"
@@ -118,8 +123,9 @@ def _by_task(row: Row) -> str:
 
 def details(run: SuiteRun, found: Sequence[Row]) -> Table:
     """Where a contestant's time went, and what it takes beside time."""
-    header = ["contestant", "K", "tokens/verification", "accepted/drafted", "by position", "draft"]
-    header += ["verify", "host", "first token, s", "peak memory, MB", "J/token", "cold start, s"]
+    header = ["contestant", "slowest question", "K", "tokens/verification", "accepted/drafted"]
+    header += ["by position", "draft", "verify", "host", "first token, s", "peak memory, MB"]
+    header += ["J/token", "cold start, s"]
     costs = CostModel(run.steps)
     lines = []
     for row in found:
@@ -128,6 +134,7 @@ def details(run: SuiteRun, found: Sequence[Row]) -> Table:
         memory = None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e6
         lines.append([
             row.contestant,
+            "-" if row.baseline else _slowest(row),
             row.drafts,
             number(row.tokens_per_verification, 2),
             percent(row.acceptance),
@@ -140,6 +147,10 @@ def details(run: SuiteRun, found: Sequence[Row]) -> Table:
             *([interval(reached(run, row.contestant, costs), percent)] if costs.known else []),
         ])  # fmt: skip
     return Table([*header, *(["measured/predicted"] if costs.known else [])], lines)
+
+
+def _slowest(row: Row) -> str:
+    return "-" if row.slowest is None else f"{row.slowest[0]}: {row.slowest[1]:.2f}"
 
 
 def same_tokens(row: Row) -> str:
@@ -165,7 +176,9 @@ def _notes(run: SuiteRun) -> str:
         "Speeds are of decoding, after the first tokens, with 95% intervals over questions; - "
         "marks what is slower than its own plain decoding. The best plain decoding is "
         f"{best}. accepted/drafted is at the K named; tokens are compared with our plain "
-        "decoding's. Cold start: from starting the process to its first short answer."
+        "decoding's. The slowest question is the one with the least speed over its own plain "
+        "decoding, the median of its rounds. Cold start: from starting the process to its first "
+        "short answer."
         f"{sure}",
         f"Energy: {run.energy}.",
         f"Versions: {versions(run.provenance)}.",

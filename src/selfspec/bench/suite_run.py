@@ -19,6 +19,7 @@ from ..core.template import ids_of, written
 from ..errors import OptionError
 from ..model.load.placement import parse_device
 from ..model.load.source import locate
+from ..model.operations import check_weights
 from .contestants import contestants
 from .costs import CONTEXTS as STEP_CONTEXTS
 from .engines import Engines
@@ -64,6 +65,8 @@ class Wishes:
     """CPU threads of every engine."""
     dtype: str = "float32"
     """Number format of weights and cache: float32, bfloat16 or float16."""
+    weights: str = "auto"
+    """How weights are stored where that is no dtype: int8 or int4. Engines without it fail."""
     device: str = "cpu"
     """Where the model runs: auto, cpu, cuda or cuda:N."""
     temperature: float = 0.0
@@ -74,6 +77,8 @@ class Wishes:
     """Seed of the sampling: the same seed draws the same tokens again."""
     time_limit: float = 300.0
     """End an engine that has not answered after this many seconds."""
+    minutes: float = 0.0
+    """Begin nothing new after so long; the same command goes on. By default no limit."""
     costs: bool = False
     """Time isolated steps too, and compare with what the cost model predicts."""
     fresh: bool = False
@@ -86,6 +91,7 @@ class Wishes:
                 raise OptionError(
                     f"{name}={value}: nothing would be measured; give a number above 0"
                 )
+        check_weights(self.weights)
         if self.new_tokens < 2:
             raise OptionError(
                 f"--max-new-tokens {self.new_tokens}: there is no token after the first to time; "
@@ -201,7 +207,7 @@ def prepare(wishes: Wishes, command: str, out: Path | None) -> Suite:
     plan = Plan(
         name, wishes.dtype, device, wishes.threads, wishes.new_tokens, wishes.rounds,
         list(wishes.batches), [contestant.name for contestant in taking_part], f"{OURS}/{PLAIN}",
-        samples, wishes.temperature, wishes.top_p, wishes.seed,
+        samples, wishes.temperature, wishes.top_p, wishes.seed, wishes.weights,
     )  # fmt: skip
     target = out or results_folder() / f"suite-{slug(name)}-{slug(cpu_name())}.json"
     versions = {"selfspec": __version__, **package_versions(PACKAGES)}
@@ -210,13 +216,16 @@ def prepare(wishes: Wishes, command: str, out: Path | None) -> Suite:
     run.questions = questions
     energy = EnergyMeter.find(gpu=device != "cpu")
     engines = Engines(
-        known, folder, wishes.dtype, device, wishes.threads, wishes.time_limit, energy
-    )
+        known, folder, wishes.dtype, device, wishes.threads, wishes.time_limit, energy,
+        weights=wishes.weights,
+    )  # fmt: skip
     costs: list[int] = []
     if wishes.costs:
         longest = max(STEP_CONTEXTS) + 4 * LONGEST_BLOCK
         costs = prompt_ids(lambda text: list(words.tokenizer(text).input_ids), longest)
-    return Suite(run, taking_part, prompts, engines, target, words.decode, words.eos, costs)
+    return Suite(
+        run, taking_part, prompts, engines, target, words.decode, words.eos, costs, wishes.minutes
+    )
 
 
 def open_run(new: SuiteRun, path: Path, fresh: bool = False) -> SuiteRun:

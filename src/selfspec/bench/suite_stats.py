@@ -52,6 +52,9 @@ class Row:
     """Speed over the fastest plain decoding of all engines of this precision."""
     verdict: Verdict | None
     """Against plain decoding of the same engine; None when one unit alone cannot say."""
+    slowest: tuple[str, float] | None
+    """The unit where its speed over the same engine's plain decoding is least: the median of the
+    rounds, each with its own plain turn."""
     tokens_per_verification: float | None
     acceptance: float | None
     drafts: str
@@ -136,6 +139,21 @@ def costs_of(turns: Sequence[Turn]) -> dict[Unit, float]:
         if turn.decoded > 0 and turn.decode_seconds is not None and turn.decode_seconds > 0:
             found.setdefault(tuple(turn.questions), []).append(turn.decode_seconds / turn.decoded)
     return {unit: median(values) for unit, values in found.items()}
+
+
+def slowest(baseline: Sequence[Turn], method: Sequence[Turn]) -> tuple[str, float] | None:
+    """The unit with the least median over rounds of the method's speed over the baseline's."""
+    rounds = {turn.round for turn in (*baseline, *method)}
+    found: dict[Unit, list[float]] = {}
+    for number in rounds:
+        base, mine = (
+            costs_of([turn for turn in turns if turn.round == number])
+            for turns in (baseline, method)
+        )
+        for unit in base.keys() & mine.keys():
+            found.setdefault(unit, []).append(base[unit] / mine[unit])
+    least = min(((median(each), unit) for unit, each in found.items()), default=None)
+    return None if least is None else (least[1][0], least[0])
 
 
 def pairs(baseline: Costs, method: Costs) -> list[Pair]:
@@ -236,6 +254,7 @@ def _row(run: SuiteRun, name: str, batch: int, task: str | None, best: str | Non
         over_plain=over_plain,
         over_best=_over(run, best, name, batch, task)[0],
         verdict=verdict(over_plain, units),
+        slowest=slowest(turns_of(run, plain, batch, task), turns) if plain else None,
         tokens_per_verification=_over_sum(
             (t.decoded, t.counts.verifications)
             for t in turns

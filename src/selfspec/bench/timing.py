@@ -64,9 +64,10 @@ def interleave(
     warmup: int = 1,
     on_turn: Callable[[str], None] | None = None,
     on_round: Callable[[Timings], None] | None = None,
+    skipped: int = 0,
 ) -> Timings:
     """Let the contestants take turns for `rounds` rounds after `warmup` unmeasured ones; each round
-    starts one further on.
+    starts one further on, the first one after the `skipped` ones of an earlier sitting.
 
     `on_turn` hears of every turn taken (a progress bar), `on_round` gets what was measured so far
     (so that a kill loses one round).
@@ -79,7 +80,7 @@ def interleave(
     names = list(contestants)
     timings = Timings({name: [] for name in names})
     for number in range(-warmup, rounds):
-        start = (number + warmup) % len(names) if names else 0
+        start = (number + warmup + skipped) % len(names) if names else 0
         measured: dict[str, float] = {}
         for name in [*names[start:], *names[:start]]:
             if name not in timings.failures:

@@ -109,6 +109,9 @@ def sit(suite: Suite) -> None:
             said = "has what was measured, the same command goes on with it."
             typer.echo(f"Interrupted; {suite.out.name} {said}", err=True)
             raise typer.Exit(130) from None
+    if not suite.run.complete:
+        said = "has what was measured so far, the same command goes on with it."
+        typer.echo(f"{suite.out.name} {said}", err=True)
 
 
 @contextmanager

@@ -13,15 +13,27 @@ import torch
 
 from selfspec import LLM, SamplingParams
 from selfspec.bench.contestants import own_options
+from selfspec.bench.costs import read_window
 from selfspec.bench.schema import Counts
+
+WEIGHTS = {
+    "int8": "int8, a scale an output; activations int8 in 32s",
+    "int4": "4 bits with a minimum in 32s, head int8; activations int8 in 32s",
+    "stored": "the file's own blocks; activations int8 in 32s",
+}  # what kinds of weights are; behind it the cache's numbers
 
 
 class Peer:
     packages = ("selfspec", "torch")
     first: Any  # set by the host
 
-    def load(self, folder: str, dtype: str, threads: int, device: str = "cpu") -> None:
-        self.llm = LLM.from_pretrained(folder, dtype=dtype, threads=threads, device=device)
+    def load(
+        self, folder: str, dtype: str, threads: int, device: str = "cpu", weights: str = "auto"
+    ) -> None:
+        self.llm = LLM.from_pretrained(
+            folder, dtype=dtype, threads=threads, device=device, weights=weights
+        )
+        self.precision = dtype if weights == "auto" else f"{WEIGHTS.get(weights, weights)}; {dtype}"
         self.step_timer: Any = None
 
     def generate(
@@ -44,6 +56,11 @@ class Peer:
         results = self.llm.generate(rows, **settings(max_new_tokens, eos, method, sampling))
         self.counts = counts(results[0].call, [])
         return [list(result.tokens) for result in results]
+
+    @torch.inference_mode()
+    def read(self, ids: list[int]) -> tuple[float, list[int]]:
+        """The summed loss of all ids but the first, and what was likeliest in their places."""
+        return read_window(self.llm.model, ids)
 
     @torch.inference_mode()
     def gap(self, ids: list[int], wanted: int, written: int) -> tuple[float, float]:

@@ -62,6 +62,15 @@ class Peer:
             out = runner.generate(prompt, generation_config=settings, streamer=said, **extra)
         return list(out[0, len(ids) :].tolist())
 
+    @torch.inference_mode()
+    def read(self, ids: list[int]) -> tuple[float, list[int]]:
+        """The summed loss of all ids but the first, and what was likeliest in their places."""
+        from selfspec.bench.costs import loss_and_likeliest  # our engine's file: not beside timings
+
+        window = torch.tensor(ids, device=self.device)
+        logits = self.model(window[None, :-1]).logits[0]
+        return loss_and_likeliest(logits, window[1:])
+
     def generate_batch(
         self, rows: list[list[int]], max_new_tokens: int, eos: list[int], method: str = "plain"
     ) -> list[list[int]]:
