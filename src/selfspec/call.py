@@ -10,18 +10,20 @@ import resource
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import torch
 
 from .control.base import Controller
+from .core import door
 from .core.contract import Stats
-from .core.grammar import Asked
+from .core.grammar import Asked, Grammars, grammars
 from .core.logprobs import TokenLogprob
-from .core.sampling import SamplingParams
-from .core.text_stream import RowText
+from .core.sampling import SamplingParams, row_samplers
+from .core.text_stream import CriteriaCheck, RowText
 from .draft.base import Drafter
+from .draft.registry import resolve
 from .engine.chat_cache import ChatCaches
 from .engine.generation import Generation
 from .engine.row import Request, Row
@@ -58,6 +60,61 @@ def options_among(given: Mapping[str, Any]) -> Options:
             )
         raise OptionError(f"there is no option {name!r}; {nearest(name, Options.__annotations__)}")
     return cast(Options, {name: given[name] for name in Options.__annotations__})
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """What a model brings: what reads and writes text, where its texts end, how it is sampled if
+    nobody says, and its grammars."""
+
+    words: Any
+    eos: Sequence[int]
+    sampling: SamplingParams
+    grammars: Grammars
+
+
+def requests_of(
+    ids: Sequence[list[int]], options: Options, own: Defaults, vocabulary: int
+) -> tuple[list[Request], list[RowText]]:
+    """What these options ask of the engine for these prompts, and where each one's new text is
+    gathered."""
+    stop = door.stops(options["stop"])
+    criteria = door.callables("stopping_criteria", options["stopping_criteria"])
+    processors = door.callables("logits_processors", options["logits_processors"])
+    texts = [RowText(own.words, stop) for _ in ids]
+    eos = door.ends(options["eos"], vocabulary)
+    eos = own.eos if eos is None else eos
+    sampling = options["sampling"]
+    samplers = row_samplers(
+        own.sampling if sampling is None else sampling,
+        ids,
+        cast("Sequence[LogitsProcessor]", processors),
+        eos,
+        [own.grammars.allowed(each, eos) for each in grammars(options["grammar"], len(ids))],
+    )
+    drafting, controlling = options["draft_options"], options["control_options"]
+    drafter, controller = resolve(options["draft"], drafting, options["control"], controlling)
+    new = door.whole("max_new_tokens", options["max_new_tokens"], 1, "ask for at least 1")
+    logprobs = options["logprobs"]
+    if logprobs is not None:
+        logprobs = door.whole("logprobs", logprobs, 0, "0 reports the tokens' own only")
+    requests = [
+        Request(
+            prompt=prompt,
+            sampler=sampler,
+            max_new_tokens=new,
+            eos=eos,
+            stop_checks=[
+                *text.stop_checks,
+                *([CriteriaCheck(cast(Any, criteria), prompt)] if criteria else []),
+            ],
+            logprobs=logprobs,
+            drafter=drafter,
+            controller=controller,
+        )
+        for prompt, sampler, text in zip(ids, samplers, texts, strict=True)
+    ]
+    return requests, texts
 
 
 class Call:

@@ -10,21 +10,20 @@ import threading
 from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack, cast, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import torch
 
-from .call import Call, Options, Stream, options_among
+from .call import Call, Defaults, Options, Stream, options_among, requests_of
 from .control.base import Controller
 from .core import door, template
-from .core.grammar import Asked, Grammars, grammars
+from .core.grammar import Asked, Grammars
 from .core.machine import this_machine
 from .core.options import MAX_NEW_TOKENS
-from .core.sampling import SamplingParams, row_samplers
-from .core.text_stream import CriteriaCheck, RowText
+from .core.sampling import SamplingParams
+from .core.text_stream import RowText
 from .draft.base import Drafter
 from .draft.registry import DEFAULT as AUTO
-from .draft.registry import resolve
 from .engine.chat_cache import ChatCaches
 from .engine.generation import Generation
 from .engine.row import Request
@@ -345,46 +344,10 @@ class LLM:
         self, prompts: Sequence[Prompt], options: Options
     ) -> tuple[list[Request], list[RowText]]:
         """What these options ask of the engine, and where each prompt's new text is gathered."""
+        own = Defaults(self.words, self.eos, self.default_sampling, self.grammars)
         ids = [self.encode(prompt) for prompt in prompts]
-        stop = door.stops(options["stop"])
-        criteria = door.callables("stopping_criteria", options["stopping_criteria"])
-        processors = door.callables("logits_processors", options["logits_processors"])
-        texts = [RowText(self.words, stop) for _ in ids]
-        eos = door.ends(options["eos"], self.model.shape.vocabulary)
-        eos = self.eos if eos is None else eos
-        sampling = options["sampling"]
-        samplers = row_samplers(
-            self.default_sampling if sampling is None else sampling,
-            ids,
-            cast("Sequence[LogitsProcessor]", processors),
-            eos,
-            [self.grammars.allowed(each, eos) for each in grammars(options["grammar"], len(ids))],
-        )
-        drafting, controlling = options["draft_options"], options["control_options"]
-        drafter, controller = resolve(
-            self._drafter(options), drafting, options["control"], controlling
-        )
-        new = door.whole("max_new_tokens", options["max_new_tokens"], 1, "ask for at least 1")
-        logprobs = options["logprobs"]
-        if logprobs is not None:
-            logprobs = door.whole("logprobs", logprobs, 0, "0 reports the tokens' own only")
-        requests = [
-            Request(
-                prompt=prompt,
-                sampler=sampler,
-                max_new_tokens=new,
-                eos=eos,
-                stop_checks=[
-                    *text.stop_checks,
-                    *([CriteriaCheck(cast(Any, criteria), prompt)] if criteria else []),
-                ],
-                logprobs=logprobs,
-                drafter=drafter,
-                controller=controller,
-            )
-            for prompt, sampler, text in zip(ids, samplers, texts, strict=True)
-        ]
-        return requests, texts
+        asked = Options(**{**options, "draft": self._drafter(options)})  # type: ignore[typeddict-item]
+        return requests_of(ids, asked, own, self.model.shape.vocabulary)
 
     def _drafter(self, options: Options) -> str | Drafter | None:
         """Who drafts. Where a profile is known, "auto" without options begins with that."""
