@@ -36,9 +36,16 @@ class Spelled:
 
     def push(self, new: Sequence[TokenLogprob]) -> None:
         for each in new:
-            self._held.append((self._length, each))
-            if self._stream:
-                self._length += len(self._stream.push([each.token]))
+            self._held.append((self._begin(each.token), each))
+
+    def _begin(self, token: int) -> int:
+        """Where a token's text begins. One that adds none belongs to the character before it."""
+        if self._stream is None:
+            return 0
+        before = self._length + len(self._stream.held())
+        self._length += len(self._stream.push([token]))
+        after = self._length + len(self._stream.held())
+        return before if after > before else max(0, after - 1)
 
     def ready(self, shown: int, ended: bool, cut: bool) -> list[tuple[int, TokenLogprob]]:
         """Those whose text is shown by now. `cut`: at a stop string, so that no more will be."""
