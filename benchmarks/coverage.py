@@ -123,10 +123,9 @@ def _try_into(kind: str, pipe: Any) -> None:
 
 def tried(kind: str) -> Covered:
     """How a type runs here."""
+    from benchmarks.shrunken import tiny
     from selfspec import LLM
     from selfspec.errors import SelfspecError
-
-    from .shrunken import tiny
 
     warnings.simplefilter("ignore")
     try:

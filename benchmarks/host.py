@@ -144,7 +144,6 @@ def markdown(run: HostRun) -> str:
         reading = median(kind.reading)
         for each in kind.rounds:
             native = median(each.native)
-            known = native is not None and reading is not None
             rows.append(
                 [
                     kind.weights,
@@ -153,7 +152,7 @@ def markdown(run: HostRun) -> str:
                     milliseconds(median(each.host)),
                     milliseconds(native),
                     milliseconds(reading),
-                    number(native / reading, 2) if known else "-",
+                    number(native / reading, 2) if native and reading else "-",
                 ]
             )
     where = run.provenance

@@ -34,7 +34,7 @@ from selfspec.serve.settings import Limits
 from selfspec.serve.worker import Worker
 from selfspec.testing import near_identity_model, tiny_tokenizer
 
-SAMPLINGS = (
+SAMPLINGS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.8, "top_k": 40},
     {"temperature": 1.0, "top_p": 0.9},
@@ -102,7 +102,7 @@ def random_request(dice: random.Random, shared: list[int]) -> Request:
     own = [dice.randrange(3, 200) for _ in range(dice.choice([1, 5, 20, 60]))]
     prompt = [*shared[: dice.choice([0, 0, 70, 120])], *own * dice.choice([1, 2])]
     drafter, controller = resolve(dice.choice(DRAFTS), None, None, None)
-    params = SamplingParams(**dice.choice(SAMPLINGS))  # type: ignore[arg-type]
+    params = SamplingParams(**dice.choice(SAMPLINGS))
     return Request(
         prompt,
         Sampler(params, dice.randrange(10**6), prompt_length=len(prompt), ends=[2]),

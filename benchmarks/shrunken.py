@@ -100,7 +100,8 @@ def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
             # norms and biases start as constants, which would hide mistakes
             if "norm" in name or parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)
-    return model.eval().requires_grad_(False)
+    model.eval().requires_grad_(False)
+    return model
 
 
 def shrunken(kind: str) -> PreTrainedConfig:

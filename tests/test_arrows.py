@@ -33,11 +33,12 @@ ORDER: list[set[str]] = [
     {"draft.from_text", "draft.from_layers", "draft.from_models"},
     {"engine"},
     {"results"},
-    {"call"},
+    {"call", "profile"},
     {"llm", "lossy"},
     {"train", "serve"},
     {"integrations"},
     {"bench", "testing"},
+    {"tune"},
     {"cli"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

@@ -68,7 +68,7 @@ class Defaults:
     nobody says, and its grammars."""
 
     words: Any
-    eos: Sequence[int]
+    eos: frozenset[int]
     sampling: SamplingParams
     grammars: Grammars
 
@@ -82,8 +82,8 @@ def requests_of(
     criteria = door.callables("stopping_criteria", options["stopping_criteria"])
     processors = door.callables("logits_processors", options["logits_processors"])
     texts = [RowText(own.words, stop) for _ in ids]
-    eos = door.ends(options["eos"], vocabulary)
-    eos = own.eos if eos is None else eos
+    ends = door.ends(options["eos"], vocabulary)
+    eos = own.eos if ends is None else ends
     sampling = options["sampling"]
     samplers = row_samplers(
         own.sampling if sampling is None else sampling,

@@ -108,8 +108,7 @@ class LLM:
         checkpoint's own on a GPU. `device` may be a device map that names one device for all.
         `threads` sets torch's thread count, which is one for the whole process.
         `long_context`: for longrope models, all texts by the frequencies of long ones. `profile`: a
-        file that `selfspec tune` wrote, None, or "auto": what it left here for this model, if
-        anything. `draft="auto"` then begins with the ways of drafting that were found to pay.
+        file of `selfspec tune`, None, or "auto": what it left here for this model, if anything.
 
         `kernel` says who computes: "auto", or one to insist on. "native": our own kernels, float32
         on a CPU. "mkl", "plain": torch. "static": torch by steps of a fixed shape, which a GPU
@@ -142,8 +141,7 @@ class LLM:
         )
         give_back()  # what reading and packing left: 15 MB for the demo
         llm = cls(found.layered, found.tokenizer, found.name, found.generation_config, found.notes)
-        machine = this_machine(torch.get_num_threads())
-        llm.profile = profile_for(llm.model, profile, machine, llm.info.weights)
+        llm.profile = profile_for(llm.model, profile, this_machine(), llm.info.weights)
         return llm
 
     @property
@@ -346,7 +344,7 @@ class LLM:
         """What these options ask of the engine, and where each prompt's new text is gathered."""
         own = Defaults(self.words, self.eos, self.default_sampling, self.grammars)
         ids = [self.encode(prompt) for prompt in prompts]
-        asked = Options(**{**options, "draft": self._drafter(options)})  # type: ignore[typeddict-item]
+        asked = Options(**{**options, "draft": self._drafter(options)})
         return requests_of(ids, asked, own, self.model.shape.vocabulary)
 
     def _drafter(self, options: Options) -> str | Drafter | None:

@@ -25,7 +25,7 @@ WAYS = (
 
 
 def _profile(llm: LLM) -> Profile:
-    machine, info = this_machine(llm.info.threads), llm.info
+    machine, info = this_machine(), llm.info
     base = signature(llm.model)
     return Profile(
         SCHEMA, "general", info.name, base, info.weights, machine, "abc", "Use it.", WAYS
@@ -73,7 +73,7 @@ def test_another_models_profile_is_refused_and_another_machines_warned_of(
     llm: LLM, tmp_path: Path
 ) -> None:
     """A file that is taken on trust."""
-    profile, machine = _profile(llm), this_machine(llm.info.threads)
+    profile, machine = _profile(llm), this_machine()
     profile.write(tmp_path / "p.json")
     with pytest.raises(OptionError, match="of another model"):
         profile_for(tiny_llm(seed=1).model, tmp_path / "p.json", machine, "float32")
@@ -104,4 +104,4 @@ def test_a_damaged_profile_is_an_error_that_says_what_to_do(
     kept.parent.mkdir(parents=True)
     file.rename(kept)
     with pytest.warns(UserWarning, match="going on without it"):
-        assert profile_for(llm.model, "auto", this_machine(llm.info.threads), "float32") is None
+        assert profile_for(llm.model, "auto", this_machine(), "float32") is None

@@ -1,7 +1,8 @@
-"""Top-k, top-p and min-p on one row of logits, with the ties of transformers' own.
+"""Top-k, top-p and min-p on one row of logits, with the ties of transformers' own, and counts of
+tokens for penalties.
 
-Each returns the indices to keep, ascending (None: all of them). Not-a-number survives, so that the
-sampler can report it.
+Each filter returns the indices to keep, ascending (None: all of them). Not-a-number survives, so
+that the sampler can report it.
 """
 
 from __future__ import annotations
@@ -69,3 +70,10 @@ def min_p(values: Tensor, share: float) -> Tensor:
     """The tokens whose probability is at least this share of the likeliest one's."""
     probabilities = values.softmax(-1)
     return (~(probabilities < share * probabilities.amax())).nonzero().squeeze(-1)
+
+
+def counted(ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
+    """The different ids and how often each occurs. Some may be rows of the embedding only, which
+    the head cannot produce: they are left out."""
+    seen, counts = torch.unique(ids[ids < vocabulary], return_counts=True)
+    return seen, counts

@@ -7,6 +7,8 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -20,9 +22,9 @@ class Machine:
         return f"{self.cpu}, {self.cores} cores, {self.threads} threads"
 
 
-def this_machine(threads: int) -> Machine:
-    """The one that runs this."""
-    return Machine(cpu_name(), os.cpu_count() or 1, threads)
+def this_machine() -> Machine:
+    """The one that runs this, with as many threads as torch takes now."""
+    return Machine(cpu_name(), os.cpu_count() or 1, torch.get_num_threads())
 
 
 def cpu_name() -> str:

@@ -22,7 +22,7 @@ import torch
 from ..errors import ModelError, OptionError, SelfspecError, nearest
 from .coupling import earliest
 from .door import shown
-from .filters import min_p, top_k, top_p
+from .filters import counted, min_p, top_k, top_p
 from .grammar import Allowed
 from .randomness import PLAIN, key
 
@@ -308,13 +308,13 @@ class Sampler:
             self._add_bias(scores)
         ids = torch.tensor(context, dtype=torch.long, device=row.device)
         if params.repetition_penalty != 1:
-            seen, _ = _counted(ids, len(scores))
+            seen, _ = counted(ids, len(scores))
             score = scores[seen]
             scores[seen] = torch.where(
                 score < 0, score * params.repetition_penalty, score / params.repetition_penalty
             )
         if params.presence_penalty or params.frequency_penalty:
-            seen, counts = _counted(ids[self.prompt_length :], len(scores))
+            seen, counts = counted(ids[self.prompt_length :], len(scores))
             scores[seen] -= params.presence_penalty
             scores[seen] -= params.frequency_penalty * counts
         allowed = self.grammar.after(context[self.prompt_length :]) if self.grammar else None
@@ -349,13 +349,6 @@ def not_finite() -> ModelError:
     """The error of a model whose logits hold NaN or are infinite."""
     reason = "its weights are broken or its dtype is too narrow; try dtype='float32'"
     return ModelError(f"the model's logits are not finite, so no token can be chosen: {reason}.")
-
-
-def _counted(ids: Tensor, vocabulary: int) -> tuple[Tensor, Tensor]:
-    """The different ids and how often each occurs. Some may be rows of the embedding only, which
-    the head cannot produce: they are left out."""
-    seen, counts = torch.unique(ids[ids < vocabulary], return_counts=True)
-    return seen, counts
 
 
 def _processed(processor: LogitsProcessor, ids: Tensor, scores: Tensor) -> Tensor:

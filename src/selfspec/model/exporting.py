@@ -139,7 +139,7 @@ def _copy_tensors(wanted: dict[Path, list[str]], target: Path) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for file, names in wanted.items():
         with safe_open(file, "pt") as held:
             tensors |= {name: held.get_tensor(name) for name in names}

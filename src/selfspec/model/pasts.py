@@ -12,9 +12,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -85,9 +85,9 @@ class Calling:
 
 
 @functools.cache
-def _accepted(kind: type[nn.Module]) -> frozenset[str]:
+def _accepted(kind: Hashable) -> frozenset[str]:
     """The arguments that a kind of model takes."""
-    return frozenset(inspect.signature(kind.forward).parameters)
+    return frozenset(inspect.signature(cast(Any, kind).forward).parameters)
 
 
 def ways(model: PreTrainedModel) -> list[Calling]:

@@ -106,7 +106,8 @@ class Choice:
         """The finished choice."""
         content: dict[str, Any] = {"text": self.text}
         if self._chat:
-            message = {"role": "assistant", "content": self.text, "refusal": None}
+            message: dict[str, Any] = {"role": "assistant", "content": self.text}
+            message["refusal"] = None
             if self._called:
                 message["content"] = self.text or None
                 message["tool_calls"] = [_without_index(call) for call in self._called]

@@ -191,11 +191,15 @@ async def _whole(found: Answer, tickets: Tickets) -> dict[str, Any]:
     return found.whole()
 
 
+async def _first(events: AsyncIterator[tuple[int, Event]]) -> tuple[int, Event]:
+    return await anext(events)
+
+
 async def _stream(request: Request, found: Answer, tickets: Tickets) -> Response:
     """A stream begins once its first row has: until then an error still has a status."""
     events = tickets.events()
     try:
-        first = await unless_left(request, anext(events))  # type: ignore[arg-type]
+        first = await unless_left(request, _first(events))
     except BaseException:
         tickets.leave()
         raise

@@ -259,7 +259,7 @@ class Tuning:
             llm.info.name,
             signature(llm.model),
             llm.info.weights,
-            this_machine(llm.info.threads),
+            this_machine(),
             digest,
             self.found.verdict,
             ways,

@@ -13,7 +13,7 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import OptionError, Unavailable
 
@@ -118,7 +118,7 @@ def study_in(place: str, sampler: str, about: str, seed: int = 0) -> optuna.Stud
         ) from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     samplers = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}
-    storage = place or None
+    storage: Any = place or None
     if place and "://" not in place:
         storage = JournalStorage(JournalFileBackend(place))
     study = optuna.create_study(

@@ -142,8 +142,7 @@ def _works(model: LayeredModel) -> Iterator[tuple[tuple[str, int, int], Work]]:
     for count in counts:
         yield ("mlp", count, least), bench.run(plans["mlp"], 1, count)
         yield ("attention", count, least), bench.run(plans["attention"], 1, count)
-        x = model.embed(torch.arange(count, device=model.device) + 1)
-        yield ("head", count, 0), lambda x=x: (model.head(x), model.wait())  # type: ignore[misc]
+        yield ("head", count, 0), _head(model, count)
     yield ("both", 1, least), bench.run(plans["both"], 1, 1)
     for context in contexts[1:]:
         bench = Bench(model, 1, context, max(ROW_TOKENS))
@@ -152,6 +151,16 @@ def _works(model: LayeredModel) -> Iterator[tuple[tuple[str, int, int], Work]]:
     for rows, count, context in checks(model):
         bench = Bench(model, rows, context, count)
         yield (f"check {rows}", count, context), bench.run(plans["both"], rows, count)
+
+
+def _head(model: LayeredModel, count: int) -> Work:
+    x = model.embed(torch.arange(count, device=model.device) + 1)
+
+    def work() -> None:
+        model.head(x)
+        model.wait()
+
+    return work
 
 
 def fitting(contexts: Sequence[int], room: int) -> list[int]:
