@@ -20,6 +20,7 @@ from .answers import Answer
 from .asked import Asked
 from .gate import Gate, answer
 from .invalid import problem_of_body
+from .job import Event
 from .problems import Problem, problem_of
 from .schemas import Asking, ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from .service import Service
