@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 
-from selfspec.model.compute.cache import _index_of
 from selfspec.testing import tiny_llm
 from tests.endurance import memory
 from tests.endurance.commands import COMMANDS, prepare
@@ -63,11 +62,3 @@ def test_growth_of_each_kind_is_said() -> None:
         Reading(200, 1000, 10_000, 10_000, 1, 3),
     ):
         assert len(Measured.growth([first, other])) == 1
-
-
-def test_sets_of_layers_are_not_all_remembered() -> None:
-    """An entry for every set of layers that `cosine` ever skipped, which only a deep model shows:
-    one of 30 layers has a thousand million of them."""
-    for number in range(2000):
-        _index_of(tuple(layer for layer in range(12) if not number >> layer & 1) or (0,))
-    assert _index_of.cache_info().currsize < 1000

@@ -74,6 +74,7 @@ def test_the_tables_of_libraries_are_what_was_measured() -> None:
         for line in libraries_report.markdown(result(LibrariesRun, name)).splitlines()
     }
     rows = re.findall(rf"^{COMPARED['choosing.md'][-1]}.*$", PAGES["choosing.md"], re.MULTILINE)
+    rows = [row for row in rows if row.count("|") == 8]  # other tables have other columns
     assert len(rows) == 8 and set(rows) <= printed
 
 

@@ -106,17 +106,16 @@ class LLM:
         `without_adapters`), or "auto": merged, but live where weights are quantised. `dtype` "auto"
         is float32 on a CPU, where output is bit-identical however it is computed, and the
         checkpoint's own on a GPU. `device` may be a device map that names one device for all.
-        `threads` sets torch's thread count, which is one for the whole process.
-        `long_context`: for longrope models, all texts by the frequencies of long ones. `profile`: a
-        file of `selfspec tune`, None, or "auto": what it left here for this model, if anything.
+        `threads` sets torch's thread count, one for the whole process. `long_context`: longrope
+        models read all texts by the frequencies of long ones. `profile`: a file of `selfspec tune`,
+        None, or "auto", what it left here for this model.
 
         `kernel` says who computes: "auto", or one to insist on. "native": our own kernels, float32
         on a CPU. "mkl", "plain": torch. "static": torch by steps of a fixed shape, which a GPU
-        records. `weights` says how our own kernels store weights: "float32", "bfloat16",
-        "int8" or "int4", of which fewer bits change the model; or "stored": as a GGUF file or a
-        GPTQ, AWQ or torchao checkpoint has them, the demo model's own file too. "auto" is "stored"
-        for such files and float32 for all else. Where torch computes, weights are stored in
-        `dtype`. `selfspec info` shows both.
+        records. `weights` says how our own kernels store weights: "float32", "bfloat16", "int8" or
+        "int4", of which fewer bits change the model; or "stored": as a GGUF file or a GPTQ, AWQ or
+        torchao checkpoint has them, the demo's own too. "auto" is "stored" for such files, else
+        float32. Where torch computes, weights are stored in `dtype`. `selfspec info` shows both.
         """
         for name, value in (("kernel", kernel), ("weights", weights), ("adapter", adapter)):
             door.word(name, value)
@@ -350,7 +349,8 @@ class LLM:
     def _drafter(self, options: Options) -> str | Drafter | None:
         """Who drafts. Where a profile is known, "auto" without options begins with that."""
         asked = options["draft"]
-        if asked != AUTO or options["draft_options"] or self.profile is None:
+        named = isinstance(asked, str) and asked == AUTO
+        if not named or options["draft_options"] or self.profile is None:
             return asked
         return self.model.once((Profile, self.profile.text), self.profile.drafter)
 

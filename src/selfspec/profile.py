@@ -25,7 +25,6 @@ from .draft.base import Drafter
 from .draft.registry import resolve
 from .errors import OptionError
 from .model.layered import LayeredModel
-from .trained.files import signature, unlike
 
 SCHEMA = 1
 GENERAL = "general"
@@ -135,6 +134,8 @@ def profile_for(
     if asked is None or asked == "none":
         return None
     if asked != "auto":
+        from .trained.files import signature, unlike
+
         found = read_profile(asked)
         if difference := unlike(found.model, signature(model)):
             raise OptionError(
@@ -155,6 +156,8 @@ def _kept(model: LayeredModel, machine: Machine, weights: str) -> Profile | None
     root = cache_root() / "profiles"
     if not root.is_dir():  # nobody ever tuned here
         return None
+    from .trained.files import signature, unlike
+
     own = signature(model)
     file = kept_in(own) / f"{GENERAL}-{weights}.json"
     if not is_there(file):

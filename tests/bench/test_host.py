@@ -11,12 +11,12 @@ from suite_world import PROVENANCE
 from benchmarks.host import SHAPES, HostRun, KindRow, Meter, Rounds, markdown, measure
 from selfspec import LLM
 from selfspec.model.compute.cpu.native import library
-from selfspec.testing import CharTokenizer, tiny_model
+from selfspec.testing import tiny_model, tiny_tokenizer
 
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM.from_pretrained(tiny_model(seed=3), tokenizer=CharTokenizer())
+    return LLM.from_pretrained(tiny_model(seed=3), tokenizer=tiny_tokenizer())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

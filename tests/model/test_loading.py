@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import (
+    AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
     LlamaConfig,
@@ -37,7 +38,7 @@ from selfspec.errors import (
     Unavailable,
     UnsupportedModel,
 )
-from selfspec.model.load import checkpoint, loading, source
+from selfspec.model.load import checkpoint, source
 from selfspec.model.load.loading import estimate_bytes, load
 from selfspec.testing import tiny_model
 
@@ -102,7 +103,7 @@ def no_weights_read(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any, **__: Any) -> None:
         pytest.fail("weights were read before the refusal")
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
 
 
 # What is accepted
@@ -688,6 +689,6 @@ def test_transformers_own_failures_are_model_errors(
     def fail(*_: Any, **__: Any) -> None:
         raise ValueError("first line\nsecond line")
 
-    monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", fail)
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", fail)
     with pytest.raises(ModelError, match=r"first line$"):
         load(saved)

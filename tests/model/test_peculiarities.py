@@ -246,6 +246,6 @@ def test_norms_round_where_the_family_rounds(variant):
     ours = TorchOps().norm(x, parts.norm(layer, name, family.norms, 64))
     assert torch.equal(ours, parts.module(layer, name)(x))
     other = replace(family.norms, wide=not family.norms.wide)
-    assert not torch.equal(ours, TorchOps().norm(x, parts.norm(layer, name, other))), (
+    assert not torch.equal(ours, TorchOps().norm(x, parts.norm(layer, name, other, 64))), (
         "rounding here or there is the same"
     )

@@ -87,12 +87,12 @@ def test_advise_says_it_as_json_and_tune_writes_the_profile(
     monkeypatch.setattr("selfspec.cli.tune.ADVICE_MINUTES", 0.1)
     prompts = tmp_path / "asked.txt"
     prompts.write_text("hello\n\nyou\n")
-    asked = ["--prompts", str(prompts)]
+    asked = ["--questions", str(prompts)]
     done = CliRunner().invoke(app, ["advise", "x", "--json", *asked])
     said = json.loads(done.stdout)
     assert said["answer"] in ("helps", "does not", "undecided") and said["ways"]
     out = tmp_path / "p.json"
-    flags = ["--minutes", "0.1", "-n", "24", "--no-skips", "--out", str(out)]
+    flags = ["--minutes", "0.1", "-n", "24", "--search", "none", "--out", str(out)]
     done = CliRunner().invoke(app, ["tune", "x", *flags, *asked])
     assert done.exit_code == 0, done.output
     assert read_profile(out).verdict in " ".join(done.stdout.split())
@@ -116,6 +116,6 @@ def test_prompts_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     empty = tmp_path / "empty.txt"
     empty.write_text("\n\n")
     for path in (tmp_path, empty):
-        done = CliRunner().invoke(app, ["advise", "x", "--prompts", str(path)])
+        done = CliRunner().invoke(app, ["advise", "x", "--questions", str(path)])
         assert done.exit_code == 1
-        assert "--prompts" in done.output
+        assert "--questions" in done.output

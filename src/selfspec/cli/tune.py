@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ..tune.run import Found, Tuning
 
 ADVICE_MINUTES = 0.8
-Prompts = Annotated[
+Questions = Annotated[
     Path | None,
     typer.Option(
-        "--prompts",
+        "--questions",
         help="Questions to tune on: a JSONL (question_id, category, turns) or a text file with one "
         "a line. Without it the model answers built-in ones.",
         rich_help_panel="What is measured",
@@ -38,7 +38,7 @@ Prompts = Annotated[
 def advise(
     name: options.Model = "demo",
     *,
-    prompts: Prompts = None,
+    questions: Questions = None,
     as_json: options.AsJson = False,
     model: options.Loading,
 ) -> None:
@@ -50,8 +50,8 @@ def advise(
     """
     from ..tune.run import TuneOptions
 
-    wanted = TuneOptions(minutes=ADVICE_MINUTES, max_new_tokens=32, skips=False)
-    tuning, _ = _run(name, model, wanted, prompts)
+    wanted = TuneOptions(minutes=ADVICE_MINUTES, max_new_tokens=32, search="none")
+    tuning, _ = _run(name, model, wanted, questions)
     _show(tuning.found, as_json)
 
 
@@ -60,7 +60,7 @@ def tune(
     name: options.Model = "demo",
     *,
     asked: Annotated[Typed, Flags("tune.run:TuneOptions", "What is measured")],
-    prompts: Prompts = None,
+    questions: Questions = None,
     out: Annotated[
         Path | None,
         options.output(
@@ -84,18 +84,18 @@ def tune(
     from ..profile import kept_in
     from ..tune.run import TuneOptions
 
-    tuning, profile = _run(name, model, asked.make(TuneOptions), prompts)
+    tuning, profile = _run(name, model, asked.make(TuneOptions), questions)
     file = out or kept_in(profile.model) / profile.file
     profile.write(file)
     _show(tuning.found, as_json)
     common.stderr().print(f"Profile: {file}", markup=False, soft_wrap=True)
 
 
-def _run(name: str, model: Any, wanted: Any, prompts: Path | None) -> tuple[Tuning, Profile]:
+def _run(name: str, model: Any, wanted: Any, file: Path | None) -> tuple[Tuning, Profile]:
     from ..tune.run import Tuning
 
-    questions = _questions(prompts)
-    if not questions:
+    asked = _questions(file)
+    if not asked:
         common.stderr().print("the model answers built-in prompts", style="dim")
 
     llm = common.open_model(name, replace(model, profile="none"))
@@ -105,7 +105,7 @@ def _run(name: str, model: Any, wanted: Any, prompts: Path | None) -> tuple[Tuni
         def say(stage: str, share: float) -> None:
             bar.update(task, completed=100 * share, words=stage)
 
-        tuning = Tuning(llm, wanted, questions, say)
+        tuning = Tuning(llm, wanted, asked, say)
         return tuning, tuning.run()
 
 
@@ -121,12 +121,12 @@ def _questions(path: Path | None) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise OptionError(
-            f"--prompts {path} cannot be read ({error}); give a JSONL or a text file with a "
+            f"--questions {path} cannot be read ({error}); give a JSONL or a text file with a "
             "question a line"
         ) from error
     found = [line for line in lines if line.strip()]
     if not found:
-        raise OptionError(f"--prompts {path} has no questions; write one a line")
+        raise OptionError(f"--questions {path} has no questions; write one a line")
     return found
 
 

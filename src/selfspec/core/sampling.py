@@ -59,8 +59,7 @@ class SamplingParams:
     """Subtracted from a token's logit for each time it is already in the output (the prompt does
     not count); 0 is off."""
     min_new_tokens: int = 0
-    """Before so many new tokens none can be chosen that would end the text (stop strings still
-    can end it); 0 is off."""
+    """Before so many new tokens none can end the text, though stop strings can; 0 is off."""
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
     """Added to the logits of these token ids before anything else."""
     seed: int | None = None

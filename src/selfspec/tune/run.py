@@ -29,7 +29,7 @@ from .verdict import answer, training, words
 
 SCREENED = 3  # texts that a skip set is probed on; the best are probed on all
 FINALISTS = 2  # skip sets, exits and copies that are timed
-SEARCHES = ("grown", "tpe", "gp")
+SEARCHES = ("grown", "tpe", "gp", "none")
 Say = Callable[[str, float], None]
 """Told the stage and the share of it that is done."""
 
@@ -42,11 +42,9 @@ class TuneOptions:
     """About how long all of it may take."""
     max_new_tokens: int = 64
     """Tokens of each answer, of those that are probed and of those that are timed."""
-    skips: bool = True
-    """Search for halves to leave out while drafting (Draft & Verify)."""
     search: str = "grown"
-    """How skip sets are searched: grown (half by half, by costs and probe), or by Optuna: tpe, gp
-    (a Gaussian process, as in Draft & Verify)."""
+    """How halves to leave out are searched: grown (half by half, by costs and probe), by Optuna
+    (tpe, or gp: a Gaussian process, as in Draft & Verify), or none."""
     timed: bool = False
     """Judge skip sets by timed generations, as in Draft & Verify, instead of predictions."""
     trials: int = 0
@@ -60,9 +58,10 @@ class TuneOptions:
             raise OptionError(
                 f"there is no search {self.search!r}; {nearest(self.search, SEARCHES)}"
             )
-        if self.study and self.search == "grown":
+        if self.study and self.search not in ("tpe", "gp"):
             raise OptionError(
-                f"study={self.study!r} is for Optuna's searches, and grown is none; use tpe or gp"
+                f"study={self.study!r} is for Optuna's searches, and {self.search} is none; "
+                "use tpe or gp"
             )
         if not 0.1 <= self.minutes <= 10_000:
             raise OptionError(
@@ -117,7 +116,7 @@ class Tuning:
         self.found.steps = steps
         self._plain = Plain(context, host_seconds(llm, texts[0].ids[: texts[0].prompt]))
         finalists = [*self._copies(probe, steps), *self._exits(probe, steps)]
-        if options.skips and layers > 1:
+        if options.search != "none" and layers > 1:
             finalists += self._skips(probe, steps)
         ways = [*finalists, *self._from_text()]
         trials = self._time(ways)
