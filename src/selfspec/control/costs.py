@@ -59,9 +59,9 @@ class CostModel:
 
     def __init__(self, prior: CostModel | None = None, likely: float = FIRST_CHANCE) -> None:
         self._prior, self._likely = prior, likely  # likely: that a first draft is kept, at first
-        self.passes = Curves(GROWTH, prior.passes if prior else None)  # by tokens of all rows
+        self.passes: Curves = Curves(GROWTH, prior.passes if prior else None)  # by tokens of all rows
         # by drafts of the longest row, from 1 on
-        self.drafting = Curves(None, prior.drafting if prior else None)
+        self.drafting: Curves = Curves(None, prior.drafting if prior else None)
         self._found = Share()  # of the rounds in which it was asked, those with a draft
         self._kept: list[Share] = []  # by place asked for, which a shorter draft does not keep
         self._rates: dict[tuple[int, int, int], list[float]] = {}  # answers since the last round
