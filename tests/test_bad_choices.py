@@ -25,7 +25,7 @@ def llm() -> LLM:
 def test_drawing_without_probabilities(name: str) -> None:
     """An unknown option without a word of which drafters know it."""
     with pytest.raises(
-        OptionError, match="no probabilities to draw from.*draft with cosine.* early-exit"
+        OptionError, match=r"no probabilities to draw from.*draft with cosine.* early-exit"
     ):
         make_drafter(name, {"sample": True})
 

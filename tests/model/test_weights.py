@@ -244,8 +244,8 @@ def test_info_says_how_torch_stores_what_it_computes_with():
 
 def test_weights_of_a_family_that_runs_by_modules_are_a_conflict():
     """The same for transformers' own modules."""
-    model = tiny_model("stablelm", num_key_value_heads=4)
-    with pytest.raises(OptionError, match="'stablelm' are run by transformers' own modules"):
+    model = tiny_model("apertus")
+    with pytest.raises(OptionError, match="'apertus' are run by transformers' own modules"):
         from_transformers(model, weights="float32")
 
 

@@ -60,9 +60,8 @@ class CostModel:
 
     def __init__(self, prior: CostModel | None = None, likely: float = FIRST_CHANCE) -> None:
         self._prior, self._likely = prior, likely  # likely: that a first draft is kept, at first
-        # by tokens of all rows
+        # by tokens of all rows; and by drafts of the longest row, from 1 on
         self.passes: Curves = Curves(GROWTH, prior.passes if prior else None)
-        # by drafts of the longest row, from 1 on
         self.drafting: Curves = Curves(None, prior.drafting if prior else None)
         self._found = Share()  # of the rounds in which it was asked, those with a draft
         self._kept: list[Share] = []  # by place asked for, which a shorter draft does not keep
