@@ -109,12 +109,12 @@ class LLM:
         `threads` sets torch's thread count, one for the whole process. `long_context`: longrope
         models read all texts by the frequencies of long ones. `profile`: a file of `selfspec tune`,
         None, or "auto", what it left here for this model.
-
         `kernel` says who computes: "auto", or one to insist on. "native": our own kernels, float32
-        on a CPU. "mkl", "plain": torch. "static": torch by steps that a GPU records. `weights` says how our own kernels store weights: "float32", "bfloat16", "int8" or
-        "int4", of which fewer bits change the model; or "stored": as a GGUF file or a GPTQ, AWQ or
-        torchao checkpoint has them, the demo's own too. "auto" is "stored" for such files, else
-        float32. Where torch computes, weights are stored in `dtype`. `selfspec info` shows both.
+        on a CPU. "mkl", "plain": torch. "static": torch by steps that a GPU records. `weights` says
+        how our own kernels store weights: "float32", "bfloat16", "int8" or "int4", of which fewer
+        bits change the model; or "stored": as a GGUF file or a GPTQ, AWQ or torchao checkpoint has
+        them, the demo's own too. "auto" is "stored" for such files, else float32. Where torch
+        computes, weights are stored in `dtype`. `selfspec info` shows both.
         """
         for name, value in (("kernel", kernel), ("weights", weights), ("adapter", adapter)):
             door.word(name, value)

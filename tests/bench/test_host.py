@@ -16,7 +16,8 @@ from selfspec.testing import tiny_model, tiny_tokenizer
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM.from_pretrained(tiny_model(seed=3), tokenizer=tiny_tokenizer())
+    model = tiny_model(seed=3, max_position_embeddings=2048)
+    return LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)

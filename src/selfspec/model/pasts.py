@@ -12,9 +12,9 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +67,7 @@ class Calling:
         """Logits or states of tokens that follow `held` others, (tokens, vocab or width), and the
         past with them."""
         called = self.called
-        accepted = _accepted(type(called))
+        accepted = _accepted(type(called).forward)
         inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens], device=self.model.device)}
         if "use_cache" in accepted:
             inputs["use_cache"] = self.name is not None
@@ -85,14 +85,14 @@ class Calling:
 
 
 @functools.cache
-def _accepted(kind: Hashable) -> frozenset[str]:
+def _accepted(forward: Callable[..., Any]) -> frozenset[str]:
     """The arguments that a kind of model takes."""
-    return frozenset(inspect.signature(cast(Any, kind).forward).parameters)
+    return frozenset(inspect.signature(forward).parameters)
 
 
 def ways(model: PreTrainedModel) -> list[Calling]:
     """The ways in which a model might be called, the best first."""
-    accepted = _accepted(type(model))
+    accepted = _accepted(type(model).forward)
     name = next((name for name in _NAMES if name in accepted), None)
     found: list[Calling] = []
     if name in ("past_key_values", "cache_params"):
