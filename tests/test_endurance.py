@@ -43,7 +43,7 @@ def test_what_differs_is_seen() -> None:
 def test_memory_is_flat_after_the_first_requests() -> None:
     """A result, a session, a row or a text that every request leaves behind. The last assertion
     shows that one small object a request would be seen."""
-    found = measured("tiny", requests=400, turns=150, seed=0, every=150)
+    found = measured("tiny", requests=400, turns=300, seed=0, every=150)
     assert found.flat, found.as_dict()["grown"]
     assert max(each.kept_chats for each in found.turns) > 0, "no chat was kept"
     llm, kept = tiny_llm(), list[object]()
