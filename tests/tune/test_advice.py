@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.shrunken import tiny
 from selfspec.cli import common
 from selfspec.cli.app import app
 from selfspec.errors import OptionError
@@ -56,6 +57,15 @@ def test_ctrl_c_ends_the_search_and_what_was_found_is_timed(
     monkeypatch.setattr(run, "grown", interrupted)
     tuning = Tuning(_llm(), TuneOptions(minutes=0.1, max_new_tokens=24), ["hello", "you"])
     assert tuning.run().verdict
+
+
+@pytest.mark.filterwarnings("ignore:.*kernel 'floor'")
+def test_a_model_that_runs_whole_is_advised_too() -> None:
+    """Costs of layers that it does not have."""
+    llm = LLM.from_pretrained(tiny("bloom"), tokenizer=tiny_tokenizer(), profile=None)
+    tuning = Tuning(llm, TuneOptions(minutes=0.1, max_new_tokens=24), ["hello", "you"])
+    assert tuning.run().verdict
+    assert {way.draft for way in tuning.found.ways} == {"hybrid", "auto"}
 
 
 @pytest.mark.parametrize(

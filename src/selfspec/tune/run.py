@@ -20,11 +20,11 @@ from ..profile import GENERAL, SCHEMA, Profile, Way
 from ..trained.files import shipped_part, signature
 from . import candidates
 from .candidates import Candidate, Plain, Prediction
-from .probe import Probe
+from .probe import Probe, Text
 from .search import Halves, Tried, grown, sampled, split, study_in
 from .steps import Steps, measure
 from .texts import ASKED, BUILT_IN, digest_of, own_texts, prompts_of
-from .timing import Trials, host_seconds, until
+from .timing import Trials, host_seconds
 from .verdict import answer, training, words
 
 SCREENED = 3  # texts that a skip set is probed on; the best are probed on all
@@ -101,34 +101,38 @@ class Tuning:
         prompts = prompts_of(llm, list(asked) or list(BUILT_IN))
         cut = max(1, min(ASKED, len(prompts) // 2))
         self._timed, self._read = prompts[-cut:], prompts[:-cut] or prompts
-        self._end = until(options.minutes)
+        self._end = time.perf_counter() + 60 * options.minutes
         self.found = Found()
 
     def run(self) -> Profile:
         """Everything, in order."""
-        options, llm, layers = self._options, self._llm, self._llm.model.layers
+        model, found = self._llm.model, self.found
         self._say("the model writes", 0.0)
-        texts = own_texts(llm, self._read, options.max_new_tokens)
+        texts = own_texts(self._llm, self._read, self._options.max_new_tokens)
+        ways = [] if model.whole else self._predicted(texts)
+        ways += self._from_text()
+        trials = self._time(ways)
+        found.ways = sorted(map(trials.timed, ways), key=lambda way: -(way.measured or 0.0))
+        could = training(found.steps, model.layers, self._plain) if found.steps else None
+        found.answer = answer(found.ways)
+        found.verdict = words(found.ways, could, trials.exact, trials.busy)
+        return self._profile(digest_of(texts))
+
+    # --------------------------------------------------------------------------------- candidates
+
+    def _predicted(self, texts: Sequence[Text]) -> list[Way]:
+        """The best of the ways that run parts of the model, by costs and probe."""
+        llm, options = self._llm, self._options
         probe = Probe(llm.model, texts)
         context = sum(len(text.ids) for text in texts) / len(texts)
         share = 6.0 * options.minutes  # a tenth of the time
         steps = measure(llm.model, share, lambda part: self._say("costs", part))
         self.found.steps = steps
         self._plain = Plain(context, host_seconds(llm, texts[0].ids[: texts[0].prompt]))
-        finalists = [*self._copies(probe, steps), *self._exits(probe, steps)]
-        if options.search != "none" and layers > 1:
-            finalists += self._skips(probe, steps)
-        ways = [*finalists, *self._from_text()]
-        trials = self._time(ways)
-        self.found.ways = sorted(
-            (trials.timed(way) for way in ways), key=lambda way: -(way.measured or 0.0)
-        )
-        could = training(steps, layers, self._plain)
-        self.found.answer = answer(self.found.ways)
-        self.found.verdict = words(self.found.ways, could, trials.exact, trials.busy)
-        return self._profile(digest_of(texts))
-
-    # --------------------------------------------------------------------------------- candidates
+        ways = [*self._copies(probe), *self._exits(probe, steps)]
+        if options.search != "none" and llm.model.layers > 1:
+            ways += self._skips(probe, steps)
+        return ways
 
     def _predict(self, candidate: Candidate, probe: Probe, texts: int = 0) -> Prediction:
         phases = range(0, 8, 4) if not texts else (0,)
@@ -149,7 +153,7 @@ class Tuning:
         ways = [(prediction.gain, self._way(each, prediction)) for prediction, each in found]
         return [way for gain, way in ways[:count] if gain > 1]
 
-    def _copies(self, probe: Probe, steps: Steps) -> list[Way]:
+    def _copies(self, probe: Probe) -> list[Way]:
         """The model's copies in fewer bits, alone and with guesses for them."""
         model, ways = self._llm.model, []
         for weights in ("int8", "int4") if model.ops.kernel == "native" else ():
@@ -243,10 +247,11 @@ class Tuning:
         Trials(self._llm, self._timed[:1], tokens).turn(ways)
         trials = Trials(self._llm, self._timed, tokens)
         left, begin = max(1.0, self._end - time.perf_counter()), time.perf_counter()
-        while trials.turns < 2 or time.perf_counter() + trials_share(begin, trials) < self._end:
+        spent = 0.0
+        while trials.turns < 2 or spent + spent / trials.turns < left:
             trials.turn(ways)
-            share = (time.perf_counter() - begin) / left
-            self._say(f"{len(ways)} ways in turns with plain decoding", min(1.0, share))
+            spent = time.perf_counter() - begin
+            self._say(f"{len(ways)} ways in turns with plain decoding", min(1.0, spent / left))
         return trials
 
     def _profile(self, digest: str) -> Profile:
@@ -263,8 +268,3 @@ class Tuning:
             self.found.verdict,
             ways,
         )
-
-
-def trials_share(begin: float, trials: Trials) -> float:
-    """Seconds that one more turn will take."""
-    return (time.perf_counter() - begin) / max(1, trials.turns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import median
@@ -79,8 +78,3 @@ def host_seconds(llm: LLM, ids: Sequence[int], tokens: int = 24) -> float:
     """What a round of plain decoding takes beside its pass."""
     stats = llm.generate(list(ids), max_new_tokens=tokens, draft=None, eos=[]).stats
     return stats.host_seconds / max(1, stats.rounds)
-
-
-def until(minutes: float) -> float:
-    """The clock's time in so many minutes."""
-    return time.perf_counter() + 60 * minutes
