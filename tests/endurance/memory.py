@@ -33,7 +33,7 @@ DRAFTERS: list[dict[str, Any]] = [
     {"draft": "quantised", "control": "confidence"},
     {"draft": "early-exit", "control": "cost-aware"},
 ]
-OBJECTS, BYTES = 0.1, 90.0  # that a request may leave behind: less than one of anything
+OBJECTS, BYTES = 0.5, 150.0  # that a request may leave behind: less than one of anything
 
 
 class Enough(Exception):
