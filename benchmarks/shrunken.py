@@ -58,8 +58,16 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "bamba": {**_EVERY_OTHER, "attn_layer_indices": [1, 3]},
     "blt": {"encoder_hash_byte_group_vocab": 500},
     "deepseek_v2": {"num_experts_per_tok": 2},
+    "cohere_compass_text": {
+        "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    },
     "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8}},
-    "dots1": {"moe_intermediate_size": 32, "n_routed_experts": 4, "num_experts_per_tok": 2},
+    "dots1": {
+        "moe_intermediate_size": 32,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+    },
     "gemma3n_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_kv_shared_layers": 2,
@@ -67,7 +75,12 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
         "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0],
     },
     "gemma4_assistant": {"hidden_size_per_layer_input": 0},
-    "granitemoehybrid": {**_EVERY_OTHER, "layer_types": ["mamba", "attention"] * 2},
+    "granitemoehybrid": {
+        **_EVERY_OTHER,
+        "layer_types": ["mamba", "attention"] * 2,
+        "num_local_experts": 0,  # with experts they run as a whole
+        "shared_intermediate_size": 96,
+    },
     "hunyuan_v1_dense": {"head_dim": 16},
     "hunyuan_v1_moe": {"head_dim": 16},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
@@ -77,6 +90,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
     "nemotron": {"num_key_value_heads": 2, "head_dim": 16},
     "reformer": {"axial_pos_embds_dim": [16, 48], "axial_pos_shape": [16, 32]},
     "rwkv": {"attention_hidden_size": 64},
+    "xlstm": {"qk_dim_factor": 1.0},
     "xmod": {"default_language": "en_XX"},
     "zamba": {
         "layers_block_type": _HYBRID,
@@ -100,6 +114,9 @@ def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
             # norms and biases start as constants, which would hide mistakes
             if "norm" in name or parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)
+    if model.generation_config is not None:  # what `generate` would write whatever the model says
+        model.generation_config.forced_bos_token_id = None
+        model.generation_config.forced_eos_token_id = None
     model.eval().requires_grad_(False)
     return model
 

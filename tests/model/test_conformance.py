@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from variants import SHORT, VARIANTS, build
+from variants import RECURRENT, SHORT, VARIANTS, build
 
 from selfspec.errors import SelfCheckFailed
 from selfspec.model.compute.cache import RowSpan, TokenLayout
@@ -18,7 +18,7 @@ from selfspec.model.families import FAMILIES
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel
 from selfspec.model.weights import module
-from selfspec.testing import families
+from selfspec.testing import families, tiny_model
 
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 TEXT = random.Random(0).choices(range(3, 259), k=90)  # longer than every window above
@@ -55,7 +55,7 @@ def contents(cache, row=0):
 
 def test_every_family_has_a_variant():
     """A family added to the table without joining this suite."""
-    known = {family for family, _ in (*VARIANTS.values(), *SHORT.values())}
+    known = {family for each in (VARIANTS, SHORT, RECURRENT) for family, _ in each.values()}
     assert known == set(families())
 
 
@@ -104,11 +104,9 @@ def test_bits_do_not_depend_on_how_a_text_is_read(pair):
         assert all(torch.equal(a, b) for a, b in zip(contents(cache), contents(other), strict=True))
 
 
-def test_bits_do_not_depend_on_neighbours_in_a_ragged_batch(pair):
-    """Padding, or another row's entries, leaking into a row."""
-    _, ours = pair
-    texts = [TEXT[:50], TEXT[20:27], TEXT[5:80]]
-    cache = ours.new_cache(3, 128)
+def check_neighbours(ours, texts):
+    """Three rows that are read and go on together say what each says alone, bit for bit."""
+    cache = ours.new_cache(3, 256)
     last = ours.prefill(texts, cache)
     step = ours.forward(torch.tensor([9, 9, 8, 7]), cache, cache.layout([1, 0, 3]))
     for row, extra in ((0, [9]), (1, []), (2, [9, 8, 7])):
@@ -118,6 +116,11 @@ def test_bits_do_not_depend_on_neighbours_in_a_ragged_batch(pair):
         assert torch.equal(alone[len(texts[row]) :], step[offset : offset + len(extra)]), (
             f"step of row {row}"
         )
+
+
+def test_bits_do_not_depend_on_neighbours_in_a_ragged_batch(pair):
+    """Padding, or another row's entries, leaking into a row."""
+    check_neighbours(pair[1], [TEXT[:50], TEXT[20:27], TEXT[5:80]])
 
 
 def test_layers_in_pieces_equal_layers_in_one_go(pair):
@@ -237,6 +240,14 @@ def test_skipped_halves_leave_the_stream_and_the_cache_alone():
     assert torch.equal(y, ours.blocks[1].mlp(x)) and cache.lengths.sum() == 0
     ours.run(x, LayerPlan.skipping(4, attention=[2]), cache, layout)
     assert cache.lengths[0].tolist() == [5, 5, 0, 5] and cache.length(0) == 0
+
+
+def test_weights_that_are_no_numbers_are_named():
+    """A damaged download reported to us as a family that we do not know."""
+    model = tiny_model("llama")
+    model.model.layers[1].mlp.down_proj.weight[3, 3] = torch.nan
+    with pytest.raises(SelfCheckFailed, match=r"NaN or infinity .* its weights are damaged"):
+        from_transformers(model)
 
 
 def test_self_check_refuses_a_model_that_is_not_what_it_says(monkeypatch):

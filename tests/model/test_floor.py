@@ -22,7 +22,7 @@ from selfspec.testing import tiny_model, tiny_tokenizer
 # a cache that is cropped, one that is copied, one that takes single tokens, none at all
 KINDS = {
     "bloom": "cropped",
-    "qwen3_5_text": "copied",
+    "mamba2": "copied",
     "mamba": "one token at a time",
     "openai-gpt": "no cache",
 }
@@ -85,7 +85,9 @@ def test_a_chat_goes_on_where_it_stood(pair):
     assert again.stats.cached_prompt_tokens > 0
 
 
-@pytest.mark.parametrize("draft", ["early-exit", "layer-skip", "cosine", "kv-subset", "quantised"])
+@pytest.mark.parametrize(
+    "draft", ["early-exit", "dynamic-exit", "layer-skip", "cosine", "kv-subset", "quantised"]
+)
 def test_what_runs_single_layers_says_so(pair, draft):
     """An exit out of one layer, or numbers of layers that the user never sees."""
     _, llm = pair
@@ -167,7 +169,7 @@ def test_what_a_models_own_code_raises_refuses_it(monkeypatch):
 
 def test_a_text_read_in_any_pieces_and_returns_is_the_same():
     """Copies that are thrown away too early, or read again from the wrong place."""
-    model = tiny("qwen3_5_text")
+    model = tiny("mamba2")
     whole = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
     calling = next(each for each in ways(model) if "copied" in each.words)
     past = Past(calling)

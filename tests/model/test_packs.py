@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -85,7 +86,7 @@ def test_a_copy_that_drafts_is_kept_too(folder: Path, packed: list[int]) -> None
     assert not torch.equal(probe_logits(four), probe_logits(copy_in(model, "int4")))
 
 
-@pytest.mark.parametrize("damage", ["short", "zeros", "header", "empty", "folder"])
+@pytest.mark.parametrize("damage", ["short", "zeros", "header", "place", "empty", "folder"])
 def test_a_damaged_file_is_made_anew(damage: str, folder: Path, packed: list[int]) -> None:
     """What a full disk or a power cut leaves, used as weights or in the way for ever."""
     right = probe_logits(LLM.from_pretrained(folder, weights="int8").model)
@@ -99,7 +100,10 @@ def test_a_damaged_file_is_made_anew(damage: str, folder: Path, packed: list[int
         broken = {
             "short": data[:-64], "zeros": data[:middle] + bytes(4096) + data[middle + 4096 :],
             "header": b"x" + data[1:], "empty": b"",
+            # of another place, which the numbers themselves cannot tell
+            "place": re.sub(rb'"at": [2-9]', b'"at": 1', data, count=1),
         }  # fmt: skip
+        assert broken[damage] != data
         file.write_bytes(broken[damage])
     assert torch.equal(probe_logits(LLM.from_pretrained(folder, weights="int8").model), right)
     assert len(packed) == 2 * made

@@ -26,6 +26,7 @@ from selfspec.model.compute.ops import TorchOps
 from selfspec.model.families import FAMILIES
 from selfspec.model.family import Scales
 from selfspec.model.from_transformers import from_transformers
+from selfspec.testing import tiny_model
 
 NO_HEAD_NORMS = {"query_norm": None, "key_norm": None}
 NO_AFTER = {"attention_after": None, "mlp_after": None}
@@ -127,6 +128,20 @@ def test_the_attention_scale_is_the_models_own(monkeypatch):
         gap(build(variant)) > 0.01
         for variant in ("granite", "gemma2", "gemma3", "gpt2-scaled-by-layer")
     )
+
+
+def test_scores_far_below_zero():
+    """Keys that look away from all queries: beside such scores, what fills a kernel's vector up to
+    its end would be the largest."""
+    model = tiny_model("llama", num_hidden_layers=2, num_key_value_heads=4, num_attention_heads=4)
+    for layer in model.model.layers:
+        queries, keys = layer.self_attn.q_proj.weight, layer.self_attn.k_proj.weight
+        queries.data *= 400 / queries.data.norm()
+        keys.data = -queries.data
+    x = model.model.embed_tokens(torch.tensor(TEXT[:1])) / 0.02
+    looked = model.model.layers[0].self_attn.q_proj(x).norm() ** 2 / 4
+    assert looked > 200, "the scores are near zero"
+    assert gap(model) < 1e-3
 
 
 WINDOWED = [

@@ -26,7 +26,7 @@ from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
-from selfspec.engine.verifying import verified_states
+from selfspec.engine.verifying import verified
 from selfspec.model.compute.cache import KVCache, RowSpan, TokenLayout
 from selfspec.model.compute.hidden_states import StateCollector
 from selfspec.model.compute.plan import LayerPlan
@@ -138,7 +138,7 @@ def check(model: LayeredModel, case: Case) -> None:
     with torch.inference_mode():
         drafts = drafted(model, resumed, case)
         layout = case.layout(resumed)
-        found = verified_states(model, resumed, layout, drafts, ours)
+        found = verified(model, resumed, layout, drafts, ours, 1).states
         x = model.embed(torch.tensor(case.tokens))
         expected = model.run(x, model.full_plan, whole, case.layout(whole), collectors=theirs)
     assert torch.equal(found, expected), "the last layer's states"
@@ -212,6 +212,20 @@ def test_any_tokens_may_resume_anywhere_within_windows(case: Case) -> None:
 # ------------------------------------------------------------------------------- parts of a layout
 
 
+def test_a_row_goes_on_where_its_last_layer_is() -> None:
+    """A prompt that was interrupted between two layers, gone on with where the first of them is."""
+    model, text = model_of("llama"), text_of(0, 11)
+    whole, torn = model.new_cache(1, 16), model.new_cache(1, 16)
+    model.prefill([text], whole)
+    with torch.inference_mode():
+        x = model.embed(torch.tensor(text[:6]))
+        model.run(x, LayerPlan(0, 2), torn, torn.layout([6]))
+    assert torn.length(0) == 0 and torn.lengths.max() == 6
+    model.prefill([text], torn)
+    assert torn.length(0) == 11
+    assert torch.equal(torn.keys[..., :11, :], whole.keys[..., :11, :])
+
+
 def test_a_selection_is_where_its_tokens_were() -> None:
     """Tokens of a part that go to other slots, positions or rows than in the whole; spans joined
     across rows or gaps, so that a layer counts entries that it does not hold."""
@@ -240,6 +254,19 @@ def test_a_selection_sees_what_its_tokens_saw(window: int | None) -> None:
     assert part.spans == (RowSpan(0, 4, 1), RowSpan(0, 7, 1), RowSpan(2, 10, 2))
     assert part.ancestors == ((4,), (4, 5, 7), (9, 10), (9, 10, 11))
     assert seen(part, window) == [seen(whole, window)[token] for token in some]
+
+
+def test_a_branch_longer_than_the_window_is_read_as_a_chain_is() -> None:
+    """Ancestors that a window has left behind, seen all the same."""
+    model, text = model_of("mistral"), text_of(0, 14)
+    x = model.embed(torch.tensor(text[3:]))
+    states = []
+    for parents in (None, [[*range(-1, 10)]]):
+        cache = model.new_cache(1, 16)
+        with torch.inference_mode():
+            model.prefill([text[:3]], cache)
+            states.append(model.run(x, model.full_plan, cache, cache.layout([11], parents)))
+    assert torch.equal(*states)
 
 
 def seen(layout: TokenLayout, window: int | None) -> list[tuple[int, int, list[int]]]:

@@ -143,13 +143,34 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "persimmon": ("persimmon", {"num_key_value_heads": None}),
     "phi": ("phi", {}),
     "phi-head-norms": ("phi", {"qk_layernorm": True}),
+    "qwen2_moe": ("qwen2_moe", {}),
     "seed_oss": ("seed_oss", {}),
     "stablelm": ("stablelm", {}),
     "starcoder2": ("starcoder2", {"sliding_window": 24}),
     "vaultgemma": ("vaultgemma", {}),
 }
 
+# Families with recurrent layers, which read chains and have a suite of their own (test_recurrent).
+RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
+    "lfm2": ("lfm2", {}),
+    "qwen3_5": ("qwen3_5_text", {}),
+    "qwen3_5-moe": ("qwen3_5_moe_text", {}),
+    "qwen3-next": ("qwen3_next", {}),
+    "bamba": ("bamba", {}),
+    "granite-hybrid": ("granitemoehybrid", {}),
+    "falcon-h1": ("falcon_h1", {}),
+    "falcon-h1-normed": ("falcon_h1", {"mamba_rms_norm": True, "attention_bias": True}),
+    "falcon-h1-gated-first": (
+        "falcon_h1",
+        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_proj_bias": True},
+    ),
+    "nemotron-h": ("nemotron_h", {}),
+    "lfm2-moe": ("lfm2_moe", {}),
+    "granite-hybrid-moe": ("granitemoehybrid", {"num_local_experts": 4, "num_experts_per_tok": 2}),
+    "granite-hybrid-rotating": ("granitemoehybrid", {"position_embedding_type": "rope"}),
+}
+
 
 def build(variant: str, **changes: Any):
-    family, options = {**VARIANTS, **SHORT}[variant]
+    family, options = {**VARIANTS, **SHORT, **RECURRENT}[variant]
     return tiny_model(family, **{**options, **changes})

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
+import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
@@ -20,10 +21,22 @@ from .compute.halves import Half, HalfParts
 from .compute.linear import Linear
 from .compute.norms import Norm
 from .compute.ops import ACTIVATIONS, Heads, Ops
+from .compute.recurrent_cache import RecurrentCache
 from .compute.rope import RopeTable
 from .experts import Experts
 from .family import Family, Shape
-from .weights import attention_scale, expert_weights, head_norm, linear_weights, norm, product, qkv
+from .recurrent import recurrent_parts
+from .weights import (
+    LinearWeights,
+    attention_scale,
+    expert_weights,
+    head_norm,
+    linear_weights,
+    norm,
+    product,
+    qkv,
+    side_by_side,
+)
 
 Change = Callable[[Tensor], Tensor]
 ChangeLinear = Callable[[Linear], Linear]
@@ -72,32 +85,42 @@ class Block:
     """
 
     def __init__(
-        self, attention: Core, mlp: Core, norms: Norms, scale: float = 1.0, parallel: bool = False
+        self,
+        attention: Core | None,
+        mlp: Core | None,
+        norms: Norms,
+        scale: float = 1.0,
+        parallel: bool = False,
     ) -> None:
+        """None: the model's layer has no such half."""
         self._attention, self._mlp, self._norms = attention, mlp, norms
         self._scale, self.parallel = scale, parallel
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        return (*self._attention.linears, *self._mlp.linears)
+        return tuple(
+            linear
+            for core in (self._attention, self._mlp)
+            if core is not None
+            for linear in core.linears
+        )
 
     def with_linears(self, change: ChangeLinear) -> Block:
         """The same with other products. Experts and modules of transformers stay as they are."""
-        attention, mlp = (
-            core.with_linears(change) if isinstance(core, OwnCore) else core
-            for core in (self._attention, self._mlp)
-        )
+        attention, mlp = _changed(self._attention, change), _changed(self._mlp, change)
         return Block(attention, mlp, self._norms, self._scale, self.parallel)
 
-    def taken_apart(self) -> tuple[Half, Half]:
-        """Both halves, attention first."""
+    def taken_apart(self) -> tuple[Half | None, Half | None]:
+        """Both halves, attention first; None for one that the layer does not have."""
         norms = self._norms
         return (
             self._apart(self._attention, norms.attention_before, norms.attention_after),
             self._apart(self._mlp, norms.mlp_before, norms.mlp_after),
         )
 
-    def _apart(self, core: Core, before: Change | None, after: Change | None) -> Half:
+    def _apart(self, core: Core | None, before: Change | None, after: Change | None) -> Half | None:
+        if core is None:
+            return None
         parts = core.parts()
         if isinstance(parts, str):
             return parts
@@ -110,11 +133,15 @@ class Block:
         return replace(parts, before=first, after=last, parallel=self.parallel, scale=self._scale)
 
     def attention(self, x: Tensor, cache: KVCache, layout: TokenLayout) -> Tensor:
+        if self._attention is None:
+            return x
         core = partial(self._attention, cache=cache, layout=layout)
         return self._half(x, x, self._norms.attention_before, core, self._norms.attention_after)
 
     def mlp(self, x: Tensor, entered: Tensor | None = None) -> Tensor:
         """`entered` is what entered the layer, which parallel halves read."""
+        if self._mlp is None:
+            return x
         read = entered if self.parallel and entered is not None else x
         return self._half(x, read, self._norms.mlp_before, self._mlp, self._norms.mlp_after)
 
@@ -156,6 +183,10 @@ class OwnCore:
         return self.made
 
 
+def _changed(core: Any, change: ChangeLinear) -> Any:
+    return core.with_linears(change) if isinstance(core, OwnCore) else core
+
+
 class Attention(OwnCore):
     """Queries, keys and values are one product, since they read the same input."""
 
@@ -166,6 +197,47 @@ class Attention(OwnCore):
         assert made.heads is not None
         y = self.ops.attention(made.into(x), made.heads, cache, layout)
         return made.out(y, residual)
+
+
+class GatedAttention(Attention):
+    """Behind queries, keys and values come gates, as many as what comes out."""
+
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
+        made = self.made
+        assert made.heads is not None
+        both, gates = made.into(x), made.heads.queries * made.heads.size
+        y = self.ops.attention(both[:, :-gates].contiguous(), made.heads, cache, layout)
+        return made.out(self.ops.times_sigmoid(y, both[:, -gates:]), residual)
+
+
+class Recurrent(OwnCore):
+    """In the place of an attention: a product, what goes on token by token, and a product."""
+
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
+        made = self.made
+        assert isinstance(cache, RecurrentCache) and layout.ancestors is None
+        assert made.recurrence is not None
+        y = self.ops.recurrence(made.into(x), made.recurrence, cache, layout)
+        return made.out(y, residual)
+
+
+class Beside(OwnCore):
+    """An attention, and what is recurrent beside it: one product before both, one behind."""
+
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
+        made, heads = self.made, self.made.heads
+        assert isinstance(cache, RecurrentCache) and layout.ancestors is None
+        assert heads is not None and made.recurrence is not None
+        both, width = made.into(x), (heads.queries + 2 * heads.keys) * heads.size
+        seen = self.ops.attention(both[:, :width].contiguous(), heads, cache, layout)
+        gone_on = self.ops.recurrence(both[:, width:], made.recurrence, cache, layout)
+        return made.out(torch.cat([seen, gone_on], 1), residual)
 
 
 class Mlp(OwnCore):
@@ -185,9 +257,31 @@ def own_block(
     def change(name: str | None) -> Change | None:
         return None if name is None else NormBy(ops, norm(layer, name, family.norms, shape.width))
 
+    names = (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after)
+    no_attention, no_mlp = ((index, which) in shape.missing for which in (True, False))
+    return Block(
+        None if no_attention else _own_attention(layer, index, family, shape, ops, rope),
+        None if no_mlp else _own_mlp(layer, family, shape, ops),
+        Norms(*map(change, names)),
+        shape.scales.residual,
+        shape.parallel,
+    )
+
+
+def _own_attention(
+    layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None
+) -> Core:
+    """A layer's attention, or what is recurrent in its place."""
+    found = None
+    if index in shape.recurrent:
+        before = sum(other < index for other in shape.recurrent)
+        found = recurrent_parts(layer, before, family, shape)
+    if found is not None and index in shape.keyless:
+        into, out = product(found.into, ops, found.order), product([found.out], ops)
+        return Recurrent(ops, HalfParts(into=into, out=out, recurrence=found.how))
     rotary = None if rope is None else rope.rotary
     heads = Heads(
-        layer=index,
+        layer=index - sum(other < index for other in shape.keyless),
         queries=shape.heads,
         keys=shape.kv_heads,
         size=shape.head_size,
@@ -198,16 +292,33 @@ def own_block(
         query_norm=head_norm(layer, family.query_norm, family, shape, rotary),
         key_norm=head_norm(layer, family.key_norm, family, shape, rotary),
     )
-    out = product([linear_weights(layer, family.out)], ops)
-    attention = HalfParts(into=qkv(layer, family, shape, ops, rotary), out=out, heads=heads)
-    names = (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after)
-    return Block(
-        Attention(ops, attention),
-        _own_mlp(layer, family, shape, ops),
-        Norms(*map(change, names)),
-        shape.scales.residual,
-        shape.parallel,
+    last = linear_weights(layer, family.out, shape.factors)
+    parts, order = qkv(layer, family, shape, rotary)
+    if found is not None:
+        order = _one_after_the_other((parts, order), (found.into, found.order))
+        parts, last = [*parts, *found.into], side_by_side([last, found.out])
+    made = HalfParts(
+        into=product(parts, ops, order),
+        out=product([last], ops),
+        heads=heads,
+        recurrence=None if found is None else found.how,
+        gated=family.gated_attention,
     )
+    if found is not None:
+        return Beside(ops, made)
+    return (GatedAttention if family.gated_attention else Attention)(ops, made)
+
+
+def _one_after_the_other(*some: tuple[Sequence[LinearWeights], Tensor | None]) -> Tensor | None:
+    """The order of the outputs of several products as one."""
+    if all(order is None for _, order in some):
+        return None
+    first, found = 0, []
+    for parts, order in some:
+        outputs = sum(each.outputs for each in parts)
+        found.append(first + (torch.arange(outputs) if order is None else order))
+        first += outputs
+    return torch.cat(found)
 
 
 def _own_mlp(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Core:
@@ -218,7 +329,7 @@ def _own_mlp(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Core:
         raise UnsupportedModel(
             f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}"
         )
-    up = product([linear_weights(layer, name) for name in family.gate_up], ops)
-    down = product([linear_weights(layer, family.down)], ops)
+    up = product([linear_weights(layer, name, shape.factors) for name in family.gate_up], ops)
+    down = product([linear_weights(layer, family.down, shape.factors)], ops)
     parts = HalfParts(into=up, out=down, activation=shape.activation, gated=family.gated)
     return Mlp(ops, parts)

@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from .load.checkpoint import (
     weight_files,
 )
 from .load.demo import demo_gguf
+from .load.gguf_file import opened_file
 from .load.source import DEMO, locate
 from .quantising import BESIDE, making
 
@@ -159,13 +159,11 @@ def _gguf(
             f"{model} is no GGUF file, and llama.cpp reads nothing else; convert the model with "
             "llama.cpp's convert_hf_to_gguf.py and export that file"
         )
-    from gguf import GGUFReader
-
+    reader = opened_file(path)
     try:
-        reader = GGUFReader(path)
         architecture = reader.fields["general.architecture"].contents()
         layers = int(reader.fields[f"{architecture}.block_count"].contents())
-    except (ValueError, KeyError, IndexError, OSError, struct.error) as error:
+    except (ValueError, KeyError) as error:
         raise BrokenCheckpoint(f"{path} cannot be read ({first_line(error)}). {AGAIN}") from error
     exit_layer = _exit(layer, layers)
     kept = [tensor for tensor in reader.tensors if _block(tensor.name) < exit_layer]

@@ -9,9 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from ..errors import OptionError, UnsupportedModel
 from .compute.norms import NormKind
-from .family import Family, Ropes, Scales, Shape
+from .family import Factor, Family, RecurrentNames, Ropes, Scales
+from .shaping import switch_length
 
 _WIDE = NormKind(wide=True)
 _LAYER_NORM = NormKind(centred=True, wide=True)
@@ -40,6 +43,25 @@ def _granite_scales(config: Any) -> Scales:
         residual=config.residual_multiplier,
         logits=1 / config.logits_scaling,
     )
+
+
+def _falcon_factors(config: Any) -> dict[str, Factor]:
+    inner, states = config.mamba_d_ssm, config.mamba_n_groups * config.mamba_d_state
+    inner = int(config.mamba_expand * config.hidden_size) if inner is None else inner
+    sizes = torch.tensor([inner, inner, states, states, config.mamba_n_heads])
+    sections = torch.tensor(config.ssm_multipliers).repeat_interleave(sizes)
+    gate, down = config.mlp_multipliers
+    into = config.attention_in_multiplier
+    return {
+        "self_attn.q_proj": Factor(into),
+        "self_attn.k_proj": Factor(into, config.key_multiplier),
+        "self_attn.v_proj": Factor(into),
+        "self_attn.o_proj": Factor(outputs=config.attention_out_multiplier),
+        "mamba.in_proj": Factor(config.ssm_in_multiplier, sections),
+        "mamba.out_proj": Factor(outputs=config.ssm_out_multiplier),
+        "feed_forward.gate_proj": Factor(outputs=gate),
+        "feed_forward.down_proj": Factor(outputs=down),
+    }
 
 
 def _rope(config: Any) -> Ropes:
@@ -121,6 +143,23 @@ _COHERE: dict[str, Any] = {
     "scales": lambda config: Scales(logits=config.logit_scale),
 }
 
+_MAMBA = RecurrentNames("mamba-2", "mamba")
+_DELTA = RecurrentNames(
+    "delta rule", "linear_attn", ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
+)
+_QWEN_NEXT: dict[str, Any] = {"norms": _GEMMA, "gated_attention": True, **_HEAD_NORMS}
+_LFM2: dict[str, Any] = {
+    "final_norm": "model.embedding_norm",
+    "attention_norm": "operator_norm",
+    "out": "self_attn.out_proj",
+    "mlp_norm": "ffn_norm",
+    "gate_up": ("feed_forward.w1", "feed_forward.w3"),
+    "down": "feed_forward.w2",
+    "activation": "silu",
+    "recurrent": RecurrentNames("short convolution", "conv"),
+    **_LAYER_HEAD_NORMS,
+}
+
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
     "mistral": Family(),
@@ -159,6 +198,13 @@ FAMILIES: dict[str, Family] = {
         **_GPT2, key_heads=lambda config: 1, unless=lambda config: not config.multi_query
     ),
     "arcee": Family(**_UNGATED),
+    "bamba": Family(
+        final_norm="model.final_layernorm",
+        mlp_norm="pre_ff_layernorm",
+        gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down="feed_forward.down_proj",
+        recurrent=_MAMBA,
+    ),
     "biogpt": Family(
         layers="biogpt.layers",
         embedding="biogpt.embed_tokens",
@@ -176,12 +222,34 @@ FAMILIES: dict[str, Family] = {
         **_AFTER,
         **_HEAD_NORMS,
     ),
+    "falcon_h1": Family(
+        final_norm="model.final_layernorm",
+        mlp_norm="pre_ff_layernorm",
+        gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down="feed_forward.down_proj",
+        recurrent=RecurrentNames("mamba-2", "mamba", beside=True),
+        scales=lambda config: Scales(
+            embedding=config.embedding_multiplier, logits=config.lm_head_multiplier
+        ),
+        factors=_falcon_factors,
+    ),
     "flex_olmo": Family(norms=_WIDE, experts="mlp", **_AFTER, **_HEAD_NORMS),
     "glm": Family(**_GLM),
     "glm4": Family(
         attention_after="post_self_attn_layernorm", mlp_after="post_mlp_layernorm", **_GLM
     ),
     "helium": Family(norms=_WIDE, interleaved=True),
+    "granitemoehybrid": Family(
+        gate_up=("shared_mlp.input_linear",),
+        down="shared_mlp.output_linear",
+        experts="block_sparse_moe",
+        experts_beside=True,
+        recurrent=_MAMBA,
+        scales=_granite_scales,
+        ropes=lambda config: (
+            _rope(config) if config.position_embedding_type == "rope" else _no_rope(config)
+        ),
+    ),
     "hyperclovax": Family(
         attention_after="post_norm1",
         mlp_after="post_norm2",
@@ -191,6 +259,10 @@ FAMILIES: dict[str, Family] = {
     "internlm3": Family(),
     "iquestcoder": Family(),
     "jais2": Family(norms=_LAYER_NORM, **_UNGATED),
+    "lfm2": Family(**_LFM2),
+    "lfm2_moe": Family(
+        **_LFM2, rotary="model.pos_emb", experts="feed_forward", expert_scores="sigmoid"
+    ),
     "mellum": Family(experts="mlp", ropes=_rope_by_kind, **_HEAD_NORMS),
     "ministral": Family(),
     "nanochat": Family(
@@ -201,6 +273,24 @@ FAMILIES: dict[str, Family] = {
         **_HEAD_NORMS,
     ),
     "nemotron": Family(norms=NormKind(centred=True, offset=1.0, wide=True), **_UNGATED),
+    "nemotron_h": Family(
+        embedding="model.embeddings",
+        rotary=None,
+        final_norm="model.norm_f",
+        norms=_WIDE,
+        attention="mixer",
+        attention_norm="norm",
+        qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+        out="mixer.o_proj",
+        mlp_norm="norm",
+        gate_up=("mixer.up_proj",),
+        gated=False,
+        down="mixer.down_proj",
+        recurrent=RecurrentNames("mamba-2", "mixer"),
+        single=True,
+        ropes=_no_rope,
+        unless=lambda config: "moe" in config.layer_types,
+    ),
     "olmo": Family(norms=_LAYER_NORM, unless=lambda config: config.clip_qkv),
     "olmo3": Family(norms=_WIDE, ropes=_rope_by_kind, **_AFTER, **_HEAD_NORMS),
     "olmoe": Family(experts="mlp", unless=lambda config: config.clip_qkv, **_HEAD_NORMS),
@@ -232,6 +322,16 @@ FAMILIES: dict[str, Family] = {
         **_FC,
         **_LAYER_HEAD_NORMS,
     ),
+    "qwen2_moe": Family(experts="mlp"),
+    "qwen3_5_moe_text": Family(experts="mlp", recurrent=_DELTA, **_QWEN_NEXT),
+    "qwen3_5_text": Family(recurrent=_DELTA, **_QWEN_NEXT),
+    "qwen3_next": Family(
+        experts="mlp",
+        recurrent=RecurrentNames(
+            "delta rule, by heads", "linear_attn", ("in_proj_qkvz", "in_proj_ba")
+        ),
+        **_QWEN_NEXT,
+    ),
     "seed_oss": Family(),
     "stablelm": Family(
         norms=_LAYER_NORM, unless=lambda config: config.use_parallel_residual or config.qk_layernorm
@@ -258,44 +358,6 @@ def unsupported(config: Any, reason: str) -> UnsupportedModel:
     return error
 
 
-def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
-    """The numbers in the config. `long`: for texts beyond the length where frequencies change."""
-    heads: int = config.num_attention_heads
-    names = ("hidden_act", "hidden_activation", "activation_function")
-    activations = [getattr(config, name, None) for name in names]
-    # up to the switch, since no text is read again, or everything by the frequencies of long texts
-    context: int = config.max_position_embeddings
-    if not long:
-        context = min(context, switch_length(config) or context)
-    return Shape(
-        family=config.model_type,
-        layers=config.num_hidden_layers,
-        width=config.hidden_size,
-        heads=heads,
-        kv_heads=family.key_heads(config) or heads,
-        head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
-        vocabulary=config.vocab_size,
-        context=context,
-        activation=next(filter(None, activations), "none"),
-        windows=_windows(config),
-        ropes=family.ropes(config),
-        scales=family.scales(config),
-        parallel=family.parallel and getattr(config, "use_parallel_residual", True),
-    )
-
-
-def switch_length(config: Any) -> int | None:
-    """The length beyond which all positions of a text rotate by other frequencies ("longrope").
-
-    There transformers reads the whole text again. None: the model has one set of frequencies.
-    """
-    rope = getattr(config, "rope_parameters", None) or {}
-    if rope.get("rope_type") != "longrope":
-        return None
-    switch: int | None = rope["original_max_position_embeddings"]
-    return switch if switch is None or switch < config.max_position_embeddings else None
-
-
 def checked_switch(config: Any, long_context: bool) -> int | None:
     """For `long_context`: the length where frequencies change. Raises if the model has none."""
     if not long_context:
@@ -308,12 +370,3 @@ def checked_switch(config: Any, long_context: bool) -> int | None:
             "modules. Leave it out."
         )
     return switch
-
-
-def _windows(config: Any) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
-    if not getattr(config, "use_sliding_window", True):
-        window = None
-    usual = "sliding_attention" if window else "full_attention"
-    kinds = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)

@@ -4,11 +4,14 @@ model. Knows no family.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from torch import Tensor
+
 from .compute.norms import NormKind
+from .compute.recurrence import RecurrentSize
 
 _RMS = NormKind()
 
@@ -28,6 +31,27 @@ class Scales:
 
 # the rotary table of each layer: "" where there is only one, None where nothing is rotated
 Ropes = tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class RecurrentNames:
+    """Where a layer's recurrent half is, which other layers do not have."""
+
+    kind: str
+    """One of recurrent.py's."""
+    module: str
+    into: tuple[str, ...] = ("in_proj",)
+    out: str = "out_proj"
+    beside: bool = False
+    """Each layer has an attention as well, which reads the same input."""
+
+
+@dataclass(frozen=True, eq=False)
+class Factor:
+    """What a linear's input is multiplied with, and its outputs, all of them or one by one."""
+
+    inputs: float = 1.0
+    outputs: float | Tensor = 1.0
 
 
 @dataclass(frozen=True)
@@ -68,8 +92,20 @@ class Family:
     gated: bool = True
     down: str = "mlp.down_proj"
     mlp_after: str | None = None
+    activation: str = "none"
+    """The MLP's, where the config names none."""
     experts: str | None = None
     """A mixture of experts, in the layers that have it."""
+    experts_beside: bool = False
+    """The MLP is there as well, and what both give is added."""
+    expert_scores: str = "softmax"
+    """What chooses and weighs them, or "sigmoid"."""
+    recurrent: RecurrentNames | None = None
+    """In place of attention, in the layers that have it."""
+    single: bool = False
+    """A layer is one half: what is recurrent, an attention or an MLP."""
+    gated_attention: bool = False
+    """Each head's query comes with a gate, whose sigmoid multiplies what the head gives."""
     parallel: bool = False
     """Both halves read the layer's input. Otherwise the MLP also reads what attention added."""
     unless: Callable[[Any], object] = lambda config: False
@@ -79,6 +115,8 @@ class Family:
     )
     """Heads of keys and of values. None: as many as of queries."""
     scales: Callable[[Any], Scales] = lambda config: Scales()
+    factors: Callable[[Any], Mapping[str, Factor]] = lambda config: {}
+    """Of linears, by their names within a layer."""
     ropes: Callable[[Any], Ropes] = lambda config: ("",) * config.num_hidden_layers
 
 
@@ -99,7 +137,28 @@ class Shape:
     ropes: Ropes
     scales: Scales
     parallel: bool
+    recurrent: tuple[int, ...] = ()
+    """The layers that are recurrent, and how much one of them keeps."""
+    recurrent_size: RecurrentSize | None = None
+    keyless: tuple[int, ...] = ()
+    """The layers that keep no keys and values."""
+    missing: frozenset[tuple[int, bool]] = frozenset()
+    """Halves that the model does not have: layer, and whether it would be the attention."""
+    factors: Mapping[str, Factor] = field(default_factory=dict)
+
+    @property
+    def chains_only(self) -> bool:
+        """Whether drafts are chains, since recurrent layers go on from one token to the next."""
+        return bool(self.recurrent)
 
     def first_layers(self, count: int) -> Shape:
         """The shape of the first `count` layers alone."""
-        return replace(self, layers=count, windows=self.windows[:count], ropes=self.ropes[:count])
+        return replace(
+            self,
+            layers=count,
+            windows=self.windows[:count],
+            ropes=self.ropes[:count],
+            recurrent=tuple(layer for layer in self.recurrent if layer < count),
+            keyless=tuple(layer for layer in self.keyless if layer < count),
+            missing=frozenset(half for half in self.missing if half[0] < count),
+        )

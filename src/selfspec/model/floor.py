@@ -23,7 +23,6 @@ from .block import Block, Norms
 from .compute.cache import KVCache, TokenLayout
 from .compute.linear import Linear
 from .compute.ops import TorchOps
-from .families import switch_length
 from .family import Scales, Shape
 from .layered import Embedding, LayeredModel
 from .operations import BY_TORCH, check_weights
@@ -31,6 +30,7 @@ from .pasts import Calling, Past, ways
 from .probing import probe
 from .recording import EagerSteps
 from .self_check import SelfCheck
+from .shaping import switch_length
 from .unlisted import linears_of
 from .weights import linear_weights_of, parameter_count, product
 
@@ -162,7 +162,7 @@ def _entries(model: PreTrainedModel) -> int:
 
 def _shape(config: Any, vocabulary: int) -> Shape:
     text = config.get_text_config(decoder=True)
-    # where frequencies change, transformers reads the whole text again (families.py)
+    # where frequencies change, transformers reads the whole text again (shaping.py)
     lengths = [switch_length(text), *(getattr(text, name, None) for name in _CONTEXTS)]
     return Shape(
         family=config.model_type,

@@ -17,21 +17,23 @@ import torch
 from torch import Tensor
 
 from ..errors import OptionError, SelfCheckFailed, UnsupportedModel
-from .block import Block, Change, own_block
+from .block import Block, Change, NormBy, own_block
 from .compute.cpu.operations import NativeOps
 from .compute.cpu.packs import Packs, Shelf
 from .compute.grouped import STORED, Matrix
 from .compute.linear import Linear
 from .compute.ops import Ops
 from .compute.rope import RopeTable
-from .families import checked_switch, family_of, shape_of
+from .families import checked_switch, family_of
 from .family import Family, Shape
 from .layered import Embedding, LayeredModel
 from .measuring import product_modules
-from .operations import operations_for, why_not_recorded
+from .operations import operations_for, why_eager, why_not_recorded
 from .probing import check_recordings, is_row_stable, probe, probe_logits
 from .recording import EagerSteps, RecordedSteps
+from .recurrent import recurrent_size
 from .self_check import SelfCheck
+from .shaping import shape_of
 from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
 from .weights import (
     linear_weights_of,
@@ -118,9 +120,9 @@ def _by_layers(
     weights = _chosen(weights, model, kernel)
     switch = checked_switch(config, long_context)
     family = listed or recognised(model)
-    shape = shape_of(config, family, long_context)
+    shape = _with_size(shape_of(config, family, long_context), model, family)
     ops = (
-        operations_for(kernel, model.dtype, model.device, family.experts is not None, weights)
+        operations_for(kernel, model.dtype, model.device, why_eager(family), weights)
         if listed
         else module_ops(kernel, config, weights)
     )
@@ -148,6 +150,14 @@ def _by_layers(
     if shelf is not None:
         shelf.close()
     return layered
+
+
+def _with_size(shape: Shape, model: PreTrainedModel, family: Family) -> Shape:
+    """The shape with what its recurrent layers keep, which only their modules tell."""
+    if not shape.recurrent:
+        return shape
+    layers = list(module(model, family.layers).children())
+    return replace(shape, recurrent_size=recurrent_size(layers[shape.recurrent[0]], family))
 
 
 def _on_shelf(ops: Ops, shelf: Shelf | None) -> Ops:
@@ -179,9 +189,7 @@ def _taken_over(
     else:
         ropes = _ropes(model, family, shape, switch)
         blocks = _own_blocks(model, family, shape, ops, ropes, owned)
-        final_norm = partial(
-            ops.norm, norm=norm(model, family.final_norm, family.norms, shape.width)
-        )
+        final_norm = NormBy(ops, norm(model, family.final_norm, family.norms, shape.width))
     embedding, head = _ends(model, family, shape, ops, owned)
     shortened = shape.context < model.config.max_position_embeddings
     positions = _positions(model, family)
@@ -215,7 +223,7 @@ def _steps(
 ) -> EagerSteps:
     if ops.kernel == "static":
         return RecordedSteps(shape.width, model.dtype, model.device, ropes)
-    reason = why_not_recorded(ops.kernel, model.device, family.experts is not None)
+    reason = why_not_recorded(ops.kernel, model.device, why_eager(family))
     return EagerSteps(model.dtype, model.device, reason)
 
 

@@ -12,13 +12,13 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..errors import OptionError, PromptError
-from .block import Block, Change
+from .block import Block, Change, NormBy
 from .compute.cache import KVCache, TokenLayout
 from .compute.call import Call, HalfObserver
 from .compute.cpu.packs import Packs
@@ -26,9 +26,10 @@ from .compute.hidden_states import StateCollector
 from .compute.linear import Linear, without_low_rank
 from .compute.ops import Ops
 from .compute.plan import LayerPlan
+from .compute.recurrent_cache import LONGEST
 from .compute.rope import RopeTable
 from .family import Shape
-from .passes import Passes
+from .passes import Passes, WholePass
 from .recording import EagerSteps
 
 PREFILL_CHUNK = 512
@@ -47,6 +48,16 @@ def _without_gradients(function: Callable[P, T]) -> Callable[P, T]:
             return function(*args, **options)
 
     return run
+
+
+class Scored(NamedTuple):
+    """What the whole model makes of some tokens."""
+
+    states: Tensor
+    """What left the last layer, (tokens, width)."""
+    logits: Tensor
+    best: Sequence[Sequence[int]] | None = None
+    """The likeliest tokens at each of them, if they were found on the way."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +118,16 @@ class LayeredModel:
     def whole(self) -> bool:
         """Whether it runs only as a whole, by transformers' own forward (floor.py)."""
         return self.ops.kernel == "floor"
+
+    @property
+    def chains_only(self) -> bool:
+        """Whether it reads no trees, so that drafts become chains."""
+        return self.whole or self.shape.chains_only
+
+    @property
+    def longest_draft(self) -> int:
+        """Tokens behind which it can still return to the first."""
+        return LONGEST if self.shape.recurrent else self.shape.context
 
     def needs_layers(self, what: str) -> None:
         """Raise for what runs some of the layers, if the model runs only as a whole."""
@@ -190,8 +211,7 @@ class LayeredModel:
         around every half. `collectors` keep what leaves their layers.
         """
         plan.check(self.layers)
-        for rope in self.ropes:
-            rope.reserve(int(max(span.first + span.count for span in layout.spans)))
+        self._reserve_angles(layout)
         collected = sorted({layer for each in collectors for layer in each.layers})
         call = Call(plan, cache, layout, plan.left(collected), observer)
         out = self.steps.run(self._run_layers, x, call)
@@ -210,6 +230,44 @@ class LayeredModel:
     @cached_property
     def _passes(self) -> Passes:
         return Passes(self.blocks)
+
+    @_without_gradients
+    def scored(
+        self,
+        tokens: Sequence[int],
+        cache: KVCache,
+        layout: TokenLayout,
+        ranks: int = 0,
+        collectors: Sequence[StateCollector] = (),
+    ) -> Scored:
+        """All of the model: embed, run, head. In one call where our kernels can, which finds the
+        `ranks` likeliest tokens of each as well."""
+        at_once = None if collectors else self._at_once
+        if at_once is None:
+            x = self.embed(torch.tensor(tokens, device=self.device))
+            x = self.run(x, self.full_plan, cache, layout, collectors=collectors)
+            return Scored(x, self.head(x))
+        self._reserve_angles(layout)
+        states, logits, best = at_once(tokens, self.full_plan, cache, layout, ranks)
+        cache.advance(layout, self.full_plan.attention_layers)
+        return Scored(states, logits, best if ranks else None)
+
+    @cached_property
+    def _at_once(self) -> WholePass | None:
+        """The model in one call; None where more stands at its ends than our kernels know."""
+        scales, embedding, norm = self.shape.scales, self.embedding, self.final_norm
+        if self.ops.kernel != "native" or not isinstance(norm, NormBy):
+            return None
+        if embedding.norm is not None or self.positions is not None:
+            return None
+        own = (embedding.scale, scales.logits, scales.logit_cap)
+        return self._passes.at_once(embedding.source, norm.norm, self.head_product, own)
+
+    def _reserve_angles(self, layout: TokenLayout) -> None:
+        if self.ropes:
+            end = max([span.first + span.count for span in layout.spans])
+            for rope in self.ropes:
+                rope.reserve(end)
 
     @_without_gradients
     def head(self, x: Tensor) -> Tensor:

@@ -15,9 +15,11 @@ from .compute.cpu.operations import NativeOps
 from .compute.cuda.static_ops import StaticOps
 from .compute.linear import mkl_is_row_stable
 from .compute.ops import Ops, TorchOps
+from .family import Family
 
 KERNELS = ("auto", "native", "mkl", "plain", "static")
-HOST_DECIDES = "which experts run is decided on the host, token by token"
+EXPERTS = "a mixture of experts: which experts run is decided on the host, token by token"
+RECURRENT = "recurrent layers: where their states stand is decided on the host"
 BY_TORCH = (
     "weights {0!r} says how our own kernels store weights, and here {1}, so it would change "
     "nothing; leave it at 'auto'{2}"
@@ -38,13 +40,10 @@ def check_weights(weights: str) -> None:
 
 
 def operations_for(
-    kernel: str,
-    dtype: torch.dtype,
-    device: torch.device,
-    experts: bool = False,
-    weights: str = "auto",
+    kernel: str, dtype: torch.dtype, device: torch.device, eager: str = "", weights: str = "auto"
 ) -> Ops:
-    """The best operations for a dtype and device, or those asked for by name."""
+    """The best operations for a dtype and device, or those asked for by name. `eager`: what in the
+    model cannot be recorded, in words."""
     cpu_float = dtype == torch.float32 and device.type == "cpu"
     check_weights(weights)
     if kernel not in KERNELS:
@@ -53,10 +52,8 @@ def operations_for(
         raise OptionError(
             f"kernel {kernel!r} runs float32 on a CPU, not {dtype} on {device}; use kernel='auto'"
         )
-    if kernel == "static" and experts:
-        raise OptionError(
-            f"kernel 'static' cannot run a mixture of experts: {HOST_DECIDES}; use kernel='auto'"
-        )
+    if kernel == "static" and eager:
+        raise OptionError(f"kernel 'static' cannot run {eager}; use kernel='auto'")
     ours = cpu_float and kernel in ("auto", "native")
     if weights != "auto" and not ours:
         what = str(dtype).removeprefix("torch.")
@@ -65,7 +62,7 @@ def operations_for(
         if device.type == "cuda" and KINDS[weights].bits < 16:
             remedy += ON_A_GPU
         raise OptionError(BY_TORCH.format(weights, who, remedy))
-    if kernel == "static" or (kernel == "auto" and device.type == "cuda" and not experts):
+    if kernel == "static" or (kernel == "auto" and device.type == "cuda" and not eager):
         return StaticOps()
     if ours:
         try:
@@ -81,12 +78,17 @@ def operations_for(
     return TorchOps("plain", row_stable=False)
 
 
-def why_not_recorded(kernel: str, device: torch.device, experts: bool) -> str:
+def why_eager(family: Family) -> str:
+    """What in a family cannot be recorded, in words; "" for nothing."""
+    if family.recurrent is not None:
+        return RECURRENT
+    return "" if family.experts is None else EXPERTS
+
+
+def why_not_recorded(kernel: str, device: torch.device, eager: str) -> str:
     """Why steps cannot be recorded as CUDA graphs, as far as the model decides it."""
     if device.type != "cuda":
         return f"there is nothing to record on a {device.type.upper()}"
     if kernel == "modules":
         return "transformers' own modules run this family, and what they do cannot be known"
-    return (
-        f"a mixture of experts: {HOST_DECIDES}" if experts else f"kernel {kernel!r} was asked for"
-    )
+    return eager or f"kernel {kernel!r} was asked for"

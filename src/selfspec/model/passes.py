@@ -7,15 +7,27 @@ know which halves are asked for, or what for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
+import torch
 from torch import Tensor
 
 from .block import Block
+from .compute.cache import KVCache, TokenLayout
 from .compute.call import Call
-from .compute.cpu.fused import FusedHalves
+from .compute.cpu.fused import FusedHalves, ModelEnds
+from .compute.cpu.linear import PackedLinear
 from .compute.halves import Half, HalfParts
+from .compute.linear import Linear
+from .compute.norms import Norm
+from .compute.plan import LayerPlan
 
+WholePass = Callable[
+    [Sequence[int], LayerPlan, KVCache, TokenLayout, int], tuple[Tensor, Tensor, list[list[int]]]
+]
+"""(tokens, plan of all layers, cache, layout, ranks) -> last states, logits, the likeliest tokens
+of each."""
 Which = tuple[int, bool]  # a half: its layer, and whether it is the attention
 _SCALED = "its result is scaled, and one call would round that otherwise than a half alone does"
 
@@ -30,15 +42,19 @@ class Passes:
                 (layer, attention): half
                 for layer, block in enumerate(blocks)
                 for attention, half in zip((True, False), block.taken_apart(), strict=True)
+                if half is not None
             }
         )
-        self._fused = FusedHalves(together)
+        self._fused = FusedHalves(together, len(blocks))
+        self._together = together
         # Those that a call may go on to. An MLP that runs alone and reads what entered its layer
         # needs a call that begins with the layer: within a call nobody else sees the stream.
         self._following = {
             (layer, attention)
-            for layer, attention in together
-            if not (attention and blocks[layer].parallel and (layer, False) in self._alone)
+            for layer, block in enumerate(blocks)
+            for attention in (True, False)
+            if (layer, attention) not in self._alone
+            and not (attention and block.parallel and (layer, False) in self._alone)
         }
 
     @property
@@ -58,6 +74,27 @@ class Passes:
         return " and ".join(
             f"{name} of {each}" for name, each in (("attention", attention), ("MLP", mlp)) if each
         )
+
+    def at_once(
+        self,
+        source: Tensor | Linear,
+        norm: Norm,
+        head: Linear,
+        scales: tuple[float, float, float] = (1.0, 1.0, 0.0),
+    ) -> WholePass | None:
+        """The whole model in one call, or None if our kernels cannot take all of it.
+
+        `source`: the embedding's rows, or a product whose rows they are. `scales`: of the
+        embedding, of logits, and the soft cap of these, 0 for none.
+        """
+        if self._alone or not self._blocks or not isinstance(head, PackedLinear):
+            return None
+        if isinstance(source, Tensor):
+            if source.dtype != torch.float32 or not source.is_contiguous():
+                return None
+        elif not isinstance(source, PackedLinear):
+            return None
+        return partial(self._fused.run_model, ModelEnds(source, norm, head, scales))
 
     def run(self, x: Tensor, call: Call) -> tuple[Tensor, ...]:
         """What comes out, then what left each collected layer. `x` itself is not changed."""
@@ -85,6 +122,8 @@ class Passes:
         """The stream after the plan's halves [begin, end), which go together or are one."""
         layer, attention = half = call.plan.halves[begin]
         if half not in self._alone:
+            if not any(each in self._together for each in call.plan.halves[begin:end]):
+                return x  # halves that the model does not have
             return self._fused.run(x, call.plan, begin, end, call.cache, call.layout, entered)
         block = self._blocks[layer]
         return block.attention(x, call.cache, call.layout) if attention else block.mlp(x, entered)

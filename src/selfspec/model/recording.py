@@ -19,6 +19,7 @@ from .compute.call import Call, Layers
 from .compute.cuda.steps import StepRunner
 from .compute.cuda.storage import StaticCache, StoragePool
 from .compute.linear import Linear
+from .compute.recurrent_cache import RecurrentCache
 from .compute.rope import RopeTable
 from .family import Shape
 
@@ -48,7 +49,11 @@ class EagerSteps:
 
     def new_cache(self, shape: Shape, rows: int, capacity: int) -> KVCache:
         """A cache for a model of this shape, on which these calls run."""
-        return KVCache(_sizes(shape, rows), capacity, self._dtype, self._device)
+        sizes, on = _sizes(shape, rows), (self._dtype, self._device)
+        if shape.recurrent and shape.recurrent_size is not None:
+            counts = len(shape.keyless), len(shape.recurrent)
+            return RecurrentCache(sizes, *counts, shape.recurrent_size, capacity, *on)
+        return KVCache(sizes, capacity, *on)
 
     def run(self, layers: Layers, x: Tensor, call: Call) -> tuple[Tensor, ...]:
         """What `layers` makes of a call whose layout may still be on the host."""

@@ -29,7 +29,7 @@ from ..core.files import is_named, whole_file
 from ..core.user_cache import cache_root
 from .compute.cpu.packs import Packs
 from .compute.rope import RopeTable
-from .families import family_of, shape_of
+from .families import family_of
 from .layered import LayeredModel
 from .load.checkpoint import bytes_while_loading, require_memory, weight_files
 from .load.gguf_stored import places_of, stored_bytes
@@ -38,6 +38,7 @@ from .load.source import DEMO, locate
 from .load.words import tokenizer_by, words_of
 from .operations import operations_for
 from .plain import Plain, plain_model
+from .shaping import shape_of
 from .weights import module, stored_blocks
 
 _FROM_CODE = ("eps", "variance_epsilon", "scaling")  # numbers of modules that we read
@@ -123,7 +124,7 @@ def recall(
         return None
     if model != DEMO and not is_named(Path(model).expanduser()):
         return None
-    if operations_for(kernel, torch.float32, CPU, False, weights).kernel != NATIVE:
+    if operations_for(kernel, torch.float32, CPU, "", weights).kernel != NATIVE:
         return None
     source = locate(model, None, None, False, weights)
     place = place_of(source.folder, kernel, weights)
@@ -162,6 +163,8 @@ def facts_of(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any] | None:
     rope = getattr(config, "rope_parameters", None) or {}
     usual = family is not None and family.rotary is not None and rope.get("rope_type") in _ROPES
     plain = set(model.state_dict()) == {name for name, _ in _parameters(model)}
+    if family is not None and family.recurrent is not None:
+        return None  # what its recurrent modules hold is not kept
     if not usual or not plain or model.dtype != torch.float32 or model.device.type != "cpu":
         return None
     assert family is not None and family.rotary is not None

@@ -12,6 +12,7 @@ forward works.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,12 @@ class SelfCheck:
         self._family: str = model.config.model_type
         self._expected = _logits(model, input_ids=probe[None], **positions)
         self._scale = self._expected.abs().max().item()
+        if not math.isfinite(self._scale):
+            raise SelfCheckFailed(
+                f"this {self._family} model scores tokens with NaN or infinity on a probe prompt, "
+                "in transformers too, so no token could be chosen: its weights are damaged, or too "
+                f"large for {model.dtype}. Fetch them again, or load with dtype='float32'"
+            )
         self._allowed = TOLERANCE.get(model.dtype, 6e-2) * max(self._scale, 1e-3)
         if calls_modules(model):
             changed = _changed_in_last_bits(model, probe)

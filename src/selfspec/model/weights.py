@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, TypeGuard
@@ -25,7 +25,7 @@ from .compute.linear import JoinedLinear, Linear, LowRank, ModuleLinear, joined_
 from .compute.norms import Norm, NormKind
 from .compute.ops import Ops
 from .compute.stored import StoredEmbedding, StoredLinear
-from .family import Family, Shape
+from .family import Factor, Family, Shape
 from .peft_layers import Added, taken_apart
 
 NO_EPS = 1e-5  # of a norm that names none, which is torch's own
@@ -55,6 +55,14 @@ class ExpertWeights:
     down: Sequence[Tensor]
     chosen: int  # experts a token
     normalised: bool  # whether the chosen experts' weights sum to 1
+    shared: tuple[Sequence[LinearWeights], LinearWeights, LinearWeights | None] | None = None
+    """An expert that every token has: gate and up, down, and what weighs it by a sigmoid."""
+    sigmoid: bool = False
+    """Scores are sigmoids, not a softmax."""
+    favour: Tensor | None = None
+    """Added to each expert's score where experts are chosen, not where they are weighed."""
+    scale: float = 1.0
+    """Of what the chosen experts give."""
 
 
 def module(root: nn.Module, path: str) -> nn.Module:
@@ -63,9 +71,40 @@ def module(root: nn.Module, path: str) -> nn.Module:
     return found
 
 
-def linear_weights(root: nn.Module, path: str) -> LinearWeights:
-    """The linear at a dotted path."""
-    return linear_weights_of(module(root, path), path)
+_NO_FACTORS: Mapping[str, Factor] = {}
+
+
+def linear_weights(
+    root: nn.Module, path: str, factors: Mapping[str, Factor] = _NO_FACTORS
+) -> LinearWeights:
+    """The linear at a dotted path, with what its inputs and outputs are multiplied with."""
+    found, factor = linear_weights_of(module(root, path), path), factors.get(path)
+    if factor is None:
+        return found
+    of_outputs = torch.as_tensor(factor.outputs, dtype=torch.float32).expand(found.outputs)
+    weight = _numbers(found, path)
+    bias = None if found.bias is None else (found.bias * of_outputs).to(found.bias.dtype)
+    scaled = (weight * (factor.inputs * of_outputs)[:, None]).to(weight.dtype)
+    return replace(found, weight=scaled, bias=bias, module=None)
+
+
+def _numbers(found: LinearWeights, path: str) -> Tensor:
+    """Weights as plain numbers, which can be changed."""
+    if found.weight is None or found.added:
+        raise UnsupportedModel(
+            f"the model's {path} is quantised by a module of its own, or wrapped by an adapter, "
+            "and this family's multipliers go into the weights. Load the model without "
+            "quantisation, merge adapters (merge_and_unload()), and pass that."
+        )
+    return found.weight.detach() if isinstance(found.weight, Tensor) else found.weight.float()
+
+
+def side_by_side(parts: Sequence[LinearWeights]) -> LinearWeights:
+    """Linears whose outputs are added, as one of all their inputs."""
+    weight = torch.cat([_numbers(each, "projection") for each in parts], 1)
+    biases = [each.bias for each in parts if each.bias is not None]
+    bias = torch.stack(biases).sum(0) if biases else None
+    return LinearWeights(weight, bias, *weight.shape)
 
 
 def linear_weights_of(given: nn.Module, path: str) -> LinearWeights:
@@ -222,16 +261,23 @@ def head_norm(
     return replace(found, weight=found.weight[..., order].contiguous(), bias=bias)
 
 
-def qkv(layer: nn.Module, family: Family, shape: Shape, ops: Ops, rotary: int | None) -> Linear:
-    """The projections: all queries, all keys, all values; in each head of the first two, rotary
-    pairs half a head apart, or half of the `rotary` numbers that turn."""
-    parts = [linear_weights(layer, name) for name in family.qkv]
-    return product(parts, ops, _qkv_order(family, shape, rotary))
+def qkv(
+    layer: nn.Module, family: Family, shape: Shape, rotary: int | None
+) -> tuple[list[LinearWeights], Tensor | None]:
+    """The projections, and which of their outputs stands at each place: all queries, all keys, all
+    values; in each head of the first two, rotary pairs half a head apart, or half of the `rotary`
+    numbers that turn."""
+    parts = [linear_weights(layer, name, shape.factors) for name in family.qkv]
+    return parts, _qkv_order(family, shape, rotary)
 
 
 def _qkv_order(family: Family, shape: Shape, rotary: int | None) -> Tensor | None:
     """Which output of the family's projection stands at each place of ours. None: the same."""
     size, heads = shape.head_size, shape.heads
+    if family.gated_attention:  # each head's query, then its gate; ours come behind the values
+        order = torch.arange((2 * heads + 2 * shape.kv_heads) * size).view(-1, size)
+        both, rest = order[: 2 * heads], order[2 * heads :]
+        return torch.cat([both[0::2], rest, both[1::2]]).flatten()
     order = torch.arange((heads + 2 * shape.kv_heads) * size).view(-1, size)
     if family.by_head:
         return order.view(heads, 3, size).transpose(0, 1).flatten()
@@ -258,7 +304,7 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
     found: Any = module(layer, family.experts) if family.experts else None
     if found is None or not hasattr(found, "experts"):
         return None
-    gate, experts = found.gate, found.experts
+    gate, experts = getattr(found, "gate", None) or found.router, found.experts
     if not all(hasattr(root, name) and _is_numbers(getattr(root, name)) for root, name in (
         (gate, "weight"), (experts, "gate_up_proj"), (experts, "down_proj"),
     )):  # fmt: skip
@@ -268,8 +314,25 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
             "Leave them out, or merge the adapter (merge_and_unload())."
         )
     normalised = getattr(gate, "norm_topk_prob", True)
+    shared: tuple[Sequence[LinearWeights], LinearWeights, LinearWeights | None] | None = None
+    if hasattr(found, "shared_expert"):
+        names = ("gate_proj", "up_proj", "down_proj")
+        *into, down = (linear_weights(found.shared_expert, name) for name in names)
+        shared = (into, down, linear_weights(found, "shared_expert_gate"))
+    elif family.experts_beside:
+        into = [linear_weights(layer, name) for name in family.gate_up]
+        shared = (into, linear_weights(layer, family.down), None)
+    favour = getattr(found, "expert_bias", None)
     return ExpertWeights(
-        gate.weight, tuple(experts.gate_up_proj), tuple(experts.down_proj), gate.top_k, normalised
+        gate.weight,
+        tuple(experts.gate_up_proj),
+        tuple(experts.down_proj),
+        gate.top_k,
+        normalised,
+        shared,
+        family.expert_scores == "sigmoid",
+        None if favour is None else favour.detach().to(torch.float32, copy=True),
+        float(getattr(gate, "routed_scaling_factor", 1.0)),
     )
 
 

@@ -8,10 +8,10 @@ together. What this module does not know: models, drafting.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Self
 
 import numpy as np
 import torch
@@ -24,6 +24,9 @@ from .memory import cache_too_large
 CHUNK = 512  # capacity grows by whole chunks
 
 CacheShape = tuple[int, int, int, int]  # layers, rows, heads, size
+
+
+_TENSORS = ("rows", "slots", "positions", "stops")  # of a layout
 
 
 @dataclass(frozen=True)
@@ -63,19 +66,17 @@ class TokenLayout(Memo):
     # slots, the token's own last; None for chains
     ancestors: tuple[tuple[int, ...], ...] | None = None
 
-    @classmethod
-    def chains(cls, spans: Sequence[RowSpan]) -> TokenLayout:
+    @staticmethod
+    def chains(spans: Sequence[RowSpan]) -> TokenLayout:
         spans = tuple(s for s in spans if s.count)
         rows, slots = list[int](), list[int]()
         for span in spans:
             rows += [span.row] * span.count
             slots += range(span.first, span.first + span.count)
-        stops = [slot + 1 for slot in slots]
-        row, slot, stop = torch.tensor([rows, slots, stops]).unbind()
-        return cls(spans, row, slot, slot, stop)
+        return ListedLayout(spans, rows, slots, slots, [slot + 1 for slot in slots])
 
-    @classmethod
-    def trees(cls, spans: Sequence[RowSpan], parents: Sequence[Sequence[int]]) -> TokenLayout:
+    @staticmethod
+    def trees(spans: Sequence[RowSpan], parents: Sequence[Sequence[int]]) -> TokenLayout:
         """`parents[i]`: for each token of span i its parent's index, -1 for the first."""
         rows, slots, positions, stops = list[int](), list[int](), list[int](), list[int]()
         ancestors: list[tuple[int, ...]] = []
@@ -90,11 +91,15 @@ class TokenLayout(Memo):
             rows += [span.row] * len(paths)
             stops += [span.first] * len(paths)
             ancestors += paths
-        row, slot, place, stop = torch.tensor([rows, slots, positions, stops]).unbind()
-        return cls(tuple(spans), row, slot, place, stop, tuple(ancestors))
+        return ListedLayout(tuple(spans), rows, slots, positions, stops, tuple(ancestors))
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def numbers(self) -> array[int] | None:
+        """Rows, slots, positions and stops, one after the other, if they lie so."""
+        return None
 
     @property
     def pieces(self) -> list[tuple[RowSpan, slice]]:
@@ -123,13 +128,11 @@ class TokenLayout(Memo):
             None if ancestors is None else tuple(ancestors[token] for token in tokens),
         )
 
-    def on(self, device: torch.device) -> Self:
+    def on(self, device: torch.device) -> TokenLayout:
         """The same with its tensors on a device, where what is seen is worked out too."""
         if self.rows.device == device:
             return self
-        moved = {
-            name: getattr(self, name).to(device) for name in ("rows", "slots", "positions", "stops")
-        }
+        moved = {name: getattr(self, name).to(device) for name in _TENSORS}
         return replace(self, **moved)
 
     def visible(self, window: int | None) -> Visibility:
@@ -165,6 +168,48 @@ class TokenLayout(Memo):
         return [path[-window:] for path in self.ancestors]
 
 
+class ListedLayout(TokenLayout):
+    """The same from lists. Tensors are made of them when somebody asks: our kernels do not."""
+
+    def __init__(
+        self,
+        spans: tuple[RowSpan, ...],
+        rows: list[int],
+        slots: list[int],
+        positions: list[int],
+        stops: list[int],
+        ancestors: tuple[tuple[int, ...], ...] | None = None,
+    ) -> None:
+        numbers = array("q", [*rows, *slots, *positions, *stops])
+        self.__dict__.update(
+            spans=spans, ancestors=ancestors, _kept={}, _numbers=numbers, _count=len(rows)
+        )
+
+    def __len__(self) -> int:
+        count: int = self.__dict__["_count"]
+        return count
+
+    @property
+    def numbers(self) -> array[int]:
+        numbers: array[int] = self.__dict__["_numbers"]
+        return numbers
+
+    def on(self, device: torch.device) -> TokenLayout:
+        if device.type == "cpu":
+            return self
+        rows, slots, positions, stops = (getattr(self, name).to(device) for name in _TENSORS)
+        return TokenLayout(self.spans, rows, slots, positions, stops, self.ancestors)
+
+    def __getattr__(self, name: str) -> Tensor:
+        """One of the tensors, kept from then on."""
+        if name not in _TENSORS:
+            raise AttributeError(name)
+        made = torch.tensor(self.numbers).view(4, -1)
+        self.__dict__.update(zip(_TENSORS, made, strict=True))
+        tensor: Tensor = self.__dict__[name]
+        return tensor
+
+
 class KVCache:
     """Keys and values of some rows in all layers. `lengths[row, layer]` entries are valid."""
 
@@ -172,15 +217,23 @@ class KVCache:
         self, shape: CacheShape, capacity: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         layers, rows, _, _ = self._shape = shape
+        self._layers = layers  # whose lengths are kept
         # By row and layer. Lists: they are read and written every round, a few numbers at a time.
         self._lengths = [[0] * layers for _ in range(rows)]
         self._computed = [[0] * layers for _ in range(rows)]
         self._dtype, self._device = dtype, device
         self._tensors = self._room(rounded(capacity))
+        self.seen: tuple[Tensor, Sequence[int]] | None = None
+        """What our kernels keep of the keys and values here, and of which keys."""
 
     def _room(self, capacity: int) -> tuple[Tensor, Tensor]:
         """Keys and values for so many slots."""
         return zeros(self._shape, capacity, self._dtype, self._device)
+
+    @property
+    def room(self) -> tuple[Tensor, Tensor]:
+        """Keys and values, as they are now."""
+        return self._tensors
 
     @property
     def keys(self) -> Tensor:
@@ -231,7 +284,7 @@ class KVCache:
             self._shape = (layers, rows, heads, size)
             self._grow(self.capacity)
             for known in (self._lengths, self._computed):
-                known += [[0] * layers for _ in range(more)]
+                known += [[0] * self._layers for _ in range(more)]
 
     def _grow(self, capacity: int) -> None:
         """Move to a larger room. Both tensors are replaced at once, in case of an interruption."""
@@ -268,9 +321,19 @@ class KVCache:
                 computed[layer] += span.count
                 lengths[layer] = end
 
+    def pass_over(self, row: int, length: int, layers: Sequence[int]) -> None:
+        """Let these layers' entries go on behind `length`, whatever lies before it: whoever reads
+        them leaves out what is not there."""
+        for layer in layers:
+            self._lengths[row][layer] = length
+
     def rollback(self, row: int, length: int) -> None:
         """Forget what the row's layers hold beyond `length`."""
         self._lengths[row] = [min(known, length) for known in self._lengths[row]]
+
+    def settle(self, row: int, length: int) -> None:
+        """Nobody returns behind the first `length` tokens any more, but to an earlier text. What
+        needs more than a length for that may let go of it."""
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Let a row hold the first `length` tokens of another one, instead of its own."""
@@ -280,7 +343,7 @@ class KVCache:
 
     def assume(self, length: int) -> None:
         """For measurements: as if all layers knew so many tokens of every row."""
-        self._lengths = [[length] * self._shape[0] for _ in range(self.rows)]
+        self._lengths = [[length] * self._layers for _ in range(self.rows)]
 
     def keep(self, row: int, first: int, path: Sequence[int]) -> None:
         """Of the tokens written from slot `first` on, keep those at the indices `path` (a

@@ -7,18 +7,21 @@ from dataclasses import dataclass
 from .linear import Linear
 from .norms import Norm
 from .ops import Heads
+from .recurrence import Recurrence
 
 
 @dataclass(frozen=True, kw_only=True)
 class HalfParts:
-    """An attention if it has heads, else an MLP: norm, product, what stands between, product,
-    norm, scale, and added to the stream."""
+    """An attention if it has heads, recurrent if it has a recurrence, else an MLP: norm, product,
+    what stands between, product, norm, scale, and added to the stream."""
 
     into: Linear
     out: Linear
     heads: Heads | None = None
+    recurrence: Recurrence | None = None
     activation: str = ""
     gated: bool = False
+    """An MLP, or an attention whose heads have gates, which come behind queries, keys, values."""
     before: Norm | None = None
     after: Norm | None = None
     parallel: bool = False

@@ -23,6 +23,8 @@ from .grouped import Blocks, Matrix
 from .linear import Linear, MklLinear, PlainLinear
 from .memo import Memo
 from .norms import Norm
+from .recurrence import Recurrence, by_torch
+from .recurrent_cache import Memory, RecurrentCache, Stretch
 from .rope import RopeTable
 
 Kernel = Literal["native", "mkl", "plain", "static", "modules", "floor"]
@@ -104,6 +106,40 @@ class Ops(ABC):
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
         """Rotates, files keys and values, attends: (tokens, (queries + 2 keys) * size) -> (tokens,
         queries * size)."""
+
+    def times_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x * sigmoid(gate), the gate as wide or of one number a row; x is used up."""
+        return x * gate.sigmoid()
+
+    def recurrence(
+        self, y: Tensor, how: Recurrence, cache: RecurrentCache, layout: TokenLayout
+    ) -> Tensor:
+        """What a recurrent half's second product reads: (tokens, columns) -> (tokens, outputs)."""
+        found = []
+        for span, piece in layout.pieces:
+            for stretch in cache.stretches(how.index, span.row, span.first, span.count):
+                own, memory = None if stretch.again else y[piece], cache.memories[how.index]
+                made = self.go_on(own, how, memory, span.row, stretch)
+                if made is not None:
+                    found.append(made)
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def go_on(
+        self, y: Tensor | None, how: Recurrence, memory: Memory, row: int, stretch: Stretch
+    ) -> Tensor | None:
+        """Some tokens of one row. Without `y` only their state is wanted."""
+        (old, state), before = memory.go_on(row, stretch), how.size.taps - 1
+        if old is not state:
+            state.copy_(old)
+        if y is None:
+            before += stretch.end - stretch.first
+        kept = memory.before(row, stretch.end if y is None else stretch.first, before)
+        entries, out = by_torch(how, y, kept, state if how.size.heads else None)
+        if y is None:
+            return None
+        memory.keep(row, stretch.first, entries)
+        assert out is not None
+        return out.to(y.dtype)
 
 
 class TorchOps(Ops):

@@ -61,6 +61,7 @@ class RopeTable:
         self._interleaved = interleaved
         self._beyond = [] if beyond is None else [beyond]
         self._lock = threading.Lock()
+        self._reserved = 0  # positions that are known to be there
         self.tables = self._chunk(0)
         """As they are now. Another thread may let them grow, so whoever needs both takes this."""
 
@@ -78,12 +79,15 @@ class RopeTable:
         return self.tables.rotary
 
     def reserve(self, positions: int) -> None:
+        if positions <= self._reserved:
+            return
         with self._lock:
             while len(self.cosines) < min(positions, self._context):
                 more = self._chunk(len(self.cosines))
                 self.tables = Angles(
                     torch.cat([self.cosines, more.cosines]), torch.cat([self.sines, more.sines])
                 )
+            self._reserved = len(self.cosines)
 
     @torch.inference_mode()
     def _chunk(self, first: int) -> Angles:

@@ -102,8 +102,6 @@ def by_transformers(path: Path) -> Iterator[None]:
 
 def opened_file(path: Path) -> Any:
     """The gguf package's reader of a file. Raises if the file is not whole, or too new."""
-    import gguf  # here: slow to import and hardly ever needed
-
     with path.open("rb") as file:
         start = file.read(8)
     version = int.from_bytes(start[4:], "little")
@@ -114,7 +112,11 @@ def opened_file(path: Path) -> Any:
             "or install a newer selfspec."
         )
     try:
-        return gguf.GGUFReader(path)  # checks the table of tensors
+        reader = _reader()(path)  # checks the table of tensors
+        for name, field in reader.fields.items():  # and no field: each is decoded when asked for
+            if not name.startswith("tokenizer."):  # long, and transformers' to read
+                field.contents()
+        return reader
     except (ValueError, IndexError, KeyError, OverflowError, UnicodeDecodeError) as error:
         if "GGMLQuantizationType" in str(error):
             raise UnsupportedModel(
@@ -124,6 +126,21 @@ def opened_file(path: Path) -> Any:
         raise BrokenCheckpoint(
             f"{path} cannot be read as GGUF ({error}): it is truncated or corrupt. {AGAIN}"
         ) from error
+
+
+def _reader() -> type[Any]:
+    """The gguf package's reader, which reads behind a file's end without a word: a list that is
+    said to be long is then read for ever."""
+    import gguf  # here: slow to import and hardly ever needed
+
+    class Reader(gguf.GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            end = offset + int(count) * np.dtype(dtype).itemsize
+            if end > len(self.data):
+                raise ValueError(f"it goes on to byte {end}, and has {len(self.data)}")
+            return super()._get(offset, dtype, count, override_order)
+
+    return Reader
 
 
 def architecture_of(reader: Any) -> str:

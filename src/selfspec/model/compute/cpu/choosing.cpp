@@ -1,90 +1,20 @@
-// The largest of many logits, row by row. Of equal ones the first; NaN is larger than any number,
-// as it is for torch.
+// The likeliest tokens of logits that lie ready; a pass finds its own (kernels.cpp).
+
+#include "choosing.h"
 
 #include <omp.h>
 
-#include <algorithm>
-#include <cmath>
-#include <cstdint>
-#include <vector>
-
-constexpr int64_t BLOCK = 256;  // logits that are looked at together
-
-typedef float Vector __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef float Unaligned __attribute__((vector_size(64), aligned(4), may_alias));
-constexpr int64_t LANES = 16;
-
-static inline bool larger(float a, float b) { return a > b || (a != a && b == b); }
-
-// Indices of the `count` largest of x that were looked at, in order; they come in rising order, so
-// of equal ones the first is held.
-struct Largest {
-    const float* x;
-    int64_t* held;
-    int64_t count, known = 0;
-
-    void look(int64_t index) {
-        if (known == count && !larger(x[index], x[held[count - 1]])) return;
-        int64_t at = known < count ? known++ : count - 1;
-        for (; at > 0 && larger(x[index], x[held[at - 1]]); at--) held[at] = held[at - 1];
-        held[at] = index;
-    }
-    void look(int64_t begin, int64_t end) {
-        for (int64_t i = begin; i < end; i++) look(i);
-    }
-};
-
-// Each block's largest, and whether there is a NaN. (Compilers do not make vectors of it alone.)
-static bool block_maxima(const float* x, int64_t size, float* maxima) {
-    Ints broken = {};
-    bool odd = false;
-    for (int64_t begin = 0; begin < size; begin += BLOCK) {
-        int64_t end = std::min(size, begin + BLOCK), i = begin;
-        float most = x[begin];
-        if (i + LANES <= end) {
-            Vector best = *(const Unaligned*)(x + i);
-            for (; i + LANES <= end; i += LANES) {
-                Vector here = *(const Unaligned*)(x + i);
-                broken |= here != here;
-                best = here > best ? here : best;
-            }
-            for (int64_t lane = 0; lane < LANES; lane++) most = std::max(most, best[lane]);
-        }
-        for (; i < end; i++) {
-            odd |= x[i] != x[i];
-            most = std::max(most, x[i]);
-        }
-        maxima[begin / BLOCK] = most;
-    }
-    for (int64_t lane = 0; lane < LANES; lane++) odd |= broken[lane] != 0;
-    return odd;
-}
-
-// The `count` largest lie in the `count` blocks with the largest maxima.
-static void row_largest(const float* x, int64_t size, int64_t count, int64_t* out,
-                        std::vector<float>& maxima, std::vector<int64_t>& blocks) {
-    Largest best{x, out, count};
-    if (block_maxima(x, size, maxima.data())) return best.look(0, size);
-    Largest chosen{maxima.data(), blocks.data(), (int64_t)blocks.size()};
-    chosen.look(0, (int64_t)maxima.size());
-    std::sort(blocks.begin(), blocks.end());
-    for (int64_t block : blocks) best.look(block * BLOCK, std::min(size, (block + 1) * BLOCK));
-}
-
-// `mark`: -1 stands first where the largest is not finite.
 extern "C" void largest(const float* x, int64_t rows, int64_t size, int64_t count, int64_t* out,
                         int mark, int threads) {
-    int64_t all = (size + BLOCK - 1) / BLOCK;
+    int64_t blocks = choosing::blocks_of(size);
 #pragma omp parallel num_threads(threads) if (rows > 1)
     {
-        std::vector<float> maxima(all);
-        std::vector<int64_t> blocks(std::min(count, all));
+        std::vector<float> maxima(blocks);
 #pragma omp for
         for (int64_t r = 0; r < rows; r++) {
-            int64_t* found = out + r * count;
-            row_largest(x + r * size, size, count, found, maxima, blocks);
-            if (mark && !std::isfinite(x[r * size + found[0]])) found[0] = -1;
+            bool odd = choosing::block_maxima(x + r * size, size, 0, blocks, maxima.data());
+            choosing::row_largest(x + r * size, size, count, out + r * count, odd, maxima.data(),
+                                  mark);
         }
     }
 }

@@ -33,6 +33,7 @@ typedef float Vector __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));
 
 template <class T>
 static inline T load(const void* from) {
@@ -110,31 +111,62 @@ static inline Ints rounded(Vector v) {
 #endif
 }
 
+static inline float largest_lane(Vector v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps((__m512)v);
+#else
+    float largest = v[0];
+    for (int lane = 1; lane < LANES; lane++) largest = std::max(largest, v[lane]);
+    return largest;
+#endif
+}
+
+static inline int32_t sum_lanes(Ints v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v);
+#else
+    int32_t sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += v[lane];
+    return sum;
+#endif
+}
+
+// One group of a row. A NaN is no largest number.
+template <int PART>
+static inline void round_group(const float* numbers, int64_t g, const Row<PART>& row) {
+    constexpr int VECTORS = GROUP / LANES;
+    Vector some[VECTORS], most = {};
+    for (int i = 0; i < VECTORS; i++) {
+        some[i] = load<Vector>(numbers + i * LANES);
+        Vector size = some[i] < 0 ? -some[i] : some[i];
+        most = size > most ? size : most;
+    }
+    float largest = largest_lane(most);
+    float inverse = largest > 0 ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
+    row.scales[g] = scale;
+    for (int part = 0; part < row.PARTS; part++) {
+        Ints sums = {};
+        for (int i = part * PART / LANES; i < (part + 1) * PART / LANES; i++) {
+            Ints whole = rounded(some[i] * inverse);
+            Bytes bytes = __builtin_convertvector(whole, Bytes);
+            std::memcpy(row.numbers + g * GROUP + i * LANES, &bytes, sizeof bytes);
+            sums += whole;
+        }
+        int32_t sum = sum_lanes(sums);
+        row.shifts[g * row.PARTS + part] = -128 * sum;
+        row.sums[g * row.PARTS + part] = scale * sum;
+    }
+}
+
 template <int PART>
 static void round_in_groups(const Product* weight, const float* x, void* prepared) {
-    int64_t groups = groups_of(weight->inputs);
+    int64_t groups = groups_of(weight->inputs), whole = weight->inputs / GROUP;
     Row<PART> row(prepared, groups);
-    for (int64_t g = 0; g < groups; g++) {
-        float numbers[GROUP] = {}, largest = 0;
-        int64_t count = std::min<int64_t>(GROUP, weight->inputs - g * GROUP);
-        std::memcpy(numbers, x + g * GROUP, 4 * count);
-        for (int i = 0; i < GROUP; i++) largest = std::max(largest, std::fabs(numbers[i]));
-        float inverse = largest > 0 ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
-        int32_t whole[GROUP];
-        for (int i = 0; i < GROUP; i += LANES) {
-            Ints some = rounded(load<Vector>(numbers + i) * inverse);
-            std::memcpy(whole + i, &some, sizeof some);
-        }
-        row.scales[g] = scale;
-        for (int part = 0; part < row.PARTS; part++) {
-            int32_t sum = 0;
-            for (int i = part * PART; i < (part + 1) * PART; i++) {
-                row.numbers[g * GROUP + i] = (int8_t)whole[i];
-                sum += whole[i];
-            }
-            row.shifts[g * row.PARTS + part] = -128 * sum;
-            row.sums[g * row.PARTS + part] = scale * sum;
-        }
+    for (int64_t g = 0; g < whole; g++) round_group(x + g * GROUP, g, row);
+    if (whole < groups) {
+        float numbers[GROUP] = {};
+        std::memcpy(numbers, x + whole * GROUP, 4 * (weight->inputs - whole * GROUP));
+        round_group(numbers, whole, row);
     }
 }
 

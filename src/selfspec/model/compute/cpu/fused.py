@@ -1,4 +1,5 @@
-"""Many halves of layers in one call to our kernels. Does not know which are asked for, or why."""
+"""Many halves of layers, or a whole model, in one call to our kernels. Does not know which are
+asked for, or why."""
 
 from __future__ import annotations
 
@@ -11,11 +12,15 @@ from torch import Tensor
 
 from ..cache import KVCache, TokenLayout
 from ..halves import HalfParts
+from ..norms import Norm
 from ..ops import ACTIVATIONS
 from ..plan import LayerPlan
+from ..recurrent_cache import RecurrentCache
 from ..rope import Angles
 from .interface import (
     CallStruct,
+    EndsStruct,
+    GivenStruct,
     HalfStruct,
     HeadsStruct,
     ProductStruct,
@@ -25,26 +30,30 @@ from .interface import (
     half_numbers,
     heads_struct,
     norm_address,
+    room_of,
     rope_struct,
     sight_struct,
     where_struct,
 )
+from .linear import PackedLinear
 from .native import library
+from .recurrent import KeptStruct, PassageStruct, kept_struct, passages, recurrence_struct
 
 
 class FusedHalves:
     """Halves of layers by (layer, is_attention), as our kernels read them."""
 
-    def __init__(self, halves: Mapping[tuple[int, bool], HalfParts]) -> None:
+    def __init__(self, halves: Mapping[tuple[int, bool], HalfParts], layers: int) -> None:
         self._kept = halves  # the structs hold addresses of their tensors
         attentions = [half.heads for half in halves.values() if half.heads]
         self._ropes = list({id(heads.rope): heads.rope for heads in attentions}.values())
         self._known: tuple[Sequence[Angles | None], Array[RopeStruct]] | None = None
         self._windows = list(dict.fromkeys(heads.window for heads in attentions))
-        # two places a layer, by `half_number`; those of halves that are not here are never read
-        self._halves = (
-            HalfStruct * (1 + max((half_number(*each) for each in halves), default=0))
-        )()
+        self._recurrent = {
+            layer: how for (layer, _), half in halves.items() if (how := half.recurrence)
+        }
+        # two places a layer, by `half_number`; those of halves that are not here stay empty
+        self._halves = (HalfStruct * (2 * layers))()
         for (layer, attention), half in halves.items():
             self._halves[half_number(layer, attention)] = self._struct(layer, half)
 
@@ -62,21 +71,8 @@ class FusedHalves:
         the layer of the first."""
         entered = entered.contiguous()
         x = x.clone(memory_format=torch.contiguous_format)
-        _held, ropes = self._tables()  # held: the tables may grow into other memory meanwhile
-        sights = (SightStruct * len(self._windows))(
-            *(sight_struct(layout, window) for window in self._windows)
-        )
-        keys, values = cache.keys, cache.values
-        call = CallStruct(
-            *x.shape,
-            where_struct(layout),
-            ctypes.addressof(ropes),
-            ctypes.addressof(sights),
-            keys.data_ptr(),
-            values.data_ptr(),
-            *keys.stride()[:3],
-            entered.data_ptr(),
-        )
+        halves = plan.halves[begin:end]
+        call, _held = self._call(x, halves, cache, layout, entered)
         library().run_halves(
             x.data_ptr(),
             self._halves,
@@ -87,6 +83,83 @@ class FusedHalves:
         )
         return x
 
+    def run_model(
+        self,
+        ends: ModelEnds,
+        tokens: Sequence[int],
+        plan: LayerPlan,
+        cache: KVCache,
+        layout: TokenLayout,
+        ranks: int,
+    ) -> tuple[Tensor, Tensor, list[list[int]]]:
+        """The last states of these tokens, their logits, and the `ranks` likeliest tokens of each,
+        as `likeliest_or_broken` finds them."""
+        count, numbers = len(tokens), half_numbers(plan)
+        ranks = min(ranks, ends.head.outputs)
+        x = torch.empty((count, ends.head.inputs))
+        logits = torch.empty((count, ends.head.outputs))
+        best = (ctypes.c_int64 * (count * ranks))()
+        given = GivenStruct(x.data_ptr(), logits.data_ptr(), ctypes.addressof(best), ranks)
+        ids = (ctypes.c_int64 * count)(*tokens)
+        call, _held = self._call(x, plan.halves, cache, layout, x)
+        wrong = library().run_model(
+            ids, ends.struct, self._halves, numbers, len(numbers), call, given,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        if wrong >= 0:
+            raise IndexError(f"row {tokens[wrong]} was asked for, and there are {ends.tokens}")
+        found = best[:]
+        return x, logits, [found[at : at + ranks] for at in range(0, count * ranks, ranks or 1)]
+
+    def _call(
+        self,
+        x: Tensor,
+        halves: Sequence[tuple[int, bool]],
+        cache: KVCache,
+        layout: TokenLayout,
+        entered: Tensor,
+    ) -> tuple[CallStruct, object]:
+        """What the halves share, for one call: tables and cache may grow into other memory. And
+        what has to be held meanwhile."""
+        held, ropes = self._tables()
+        sights = (SightStruct * len(self._windows))(
+            *(sight_struct(layout, window) for window in self._windows)
+        )
+        memories = self._memories(halves, cache, layout) if self._recurrent else None
+        call = CallStruct(
+            *x.shape,
+            where_struct(layout),
+            ctypes.addressof(ropes),
+            ctypes.addressof(sights),
+            *room_of(cache),
+            entered.data_ptr(),
+            memories and ctypes.addressof(memories[0]),
+        )
+        return call, (held, ropes, sights, cache.room, memories)
+
+    def _memories(
+        self, halves: Sequence[tuple[int, bool]], cache: KVCache, layout: TokenLayout
+    ) -> tuple[Array[KeptStruct], object]:
+        """What happens to what recurrent layers keep. Most of them stand at the same places."""
+        assert isinstance(cache, RecurrentCache) and layout.ancestors is None
+        found, alike = (KeptStruct * len(cache.memories))(), dict[object, Array[PassageStruct]]()
+        pieces = layout.pieces
+        for layer, attention in halves:
+            how = self._recurrent.get(layer) if attention else None
+            if how is None:
+                continue
+            memory = cache.memories[how.index]
+            state = tuple(memory.state_of(span.row) for span, _ in pieces)
+            stretches = [
+                (piece.start, span.row, stretch)
+                for span, piece in pieces
+                for stretch in cache.planned(how.index, span)
+            ]
+            if state not in alike:
+                alike[state] = passages(stretches)
+            found[how.index] = kept_struct(memory, alike[state])
+        return found, alike
+
     def _tables(self) -> tuple[Sequence[Angles | None], Array[RopeStruct]]:
         """The rotary tables as they are now, and as our kernels read them."""
         tables = [None if rope is None else rope.tables for rope in self._ropes]
@@ -95,8 +168,12 @@ class FusedHalves:
         return self._known
 
     def _struct(self, layer: int, half: HalfParts) -> HalfStruct:
-        into, out, heads = half.into.native(), half.out.native(), half.heads
+        into, out = half.into.native(), half.out.native()
+        heads, how = half.heads, half.recurrence
         assert isinstance(into, ProductStruct) and isinstance(out, ProductStruct)
+        if heads is not None:  # in the cache, where recurrent layers are not
+            assert heads.layer == layer or not half.parallel
+            layer = heads.layer
         return HalfStruct(
             layer=layer,
             attention=heads is not None,
@@ -108,9 +185,33 @@ class FusedHalves:
             heads=HeadsStruct() if heads is None else heads_struct(heads),
             rope=0 if heads is None else _index(self._ropes, heads.rope),
             sight=0 if heads is None else self._windows.index(heads.window),
+            recurrence=None if how is None else ctypes.addressof(recurrence_struct(how)),
             activation=ACTIVATIONS[half.activation] if half.activation else 0,
             gated=half.gated,
             scale=half.scale,
+        )
+
+
+class ModelEnds:
+    """The embedding, the last norm and the head of a model, as our kernels read them."""
+
+    def __init__(
+        self,
+        source: Tensor | PackedLinear,
+        norm: Norm,
+        head: PackedLinear,
+        scales: tuple[float, float, float],
+    ) -> None:
+        """`scales`: of the embedding, of logits, and the soft cap of these."""
+        self._kept, self.head = (source, norm), head  # the struct holds addresses
+        table, rows = None, None
+        if isinstance(source, Tensor):
+            rows, self.tokens = source.data_ptr(), len(source)
+        else:
+            table, self.tokens = ctypes.pointer(source.native()), source.outputs
+        self.struct = EndsStruct(
+            *(table, rows, self.tokens, norm_address(norm)),
+            *(ctypes.pointer(head.native()), *scales),
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Array, c_float, c_int, c_int64, c_void_p
 
@@ -111,6 +112,7 @@ class HalfStruct(ctypes.Structure):
         ("heads", HeadsStruct),
         ("rope", c_int64),
         ("sight", c_int64),
+        ("recurrence", c_void_p),
         ("activation", c_int64),
         ("gated", c_int64),
         ("scale", c_float),
@@ -133,7 +135,28 @@ class CallStruct(ctypes.Structure):
         ("row_stride", c_int64),
         ("head_stride", c_int64),
         ("entered", c_void_p),
+        ("kept", c_void_p),
     ]
+
+
+class EndsStruct(ctypes.Structure):
+    """What stands at both ends of a model: an embedding, as a product or as its rows, of so many
+    tokens, the last norm, and the head; scales of the embedding and of logits, and their cap."""
+
+    _fields_ = [
+        ("table", POINTER(ProductStruct)),
+        ("rows", c_void_p),
+        ("tokens", c_int64),
+        ("norm", c_void_p),
+        ("head", POINTER(ProductStruct)),
+        *((name, c_float) for name in ("scale", "logits", "cap")),
+    ]
+
+
+class GivenStruct(ctypes.Structure):
+    """Where a whole pass leaves its states, its logits, and so many of the likeliest tokens."""
+
+    _fields_ = [("states", c_void_p), ("logits", c_void_p), ("best", c_void_p), ("count", c_int64)]
 
 
 _TYPES = {
@@ -149,6 +172,8 @@ _TYPES = {
     "R": POINTER(RopeStruct),
     "W": POINTER(WhereStruct),
     "C": POINTER(CallStruct),
+    "E": POINTER(EndsStruct),
+    "G": POINTER(GivenStruct),
 }
 _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
     "linear": "pnPppi",
@@ -159,6 +184,9 @@ _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
     "rotate_and_store": "pnHRWLi",
     "attend": "pnHLSpi",
     "run_halves": "pppnCi",
+    "run_model": "pEppnCGi",
+    "recur": "pppnpi",
+    "times_sigmoid": "ppnnnn",
     "tune": "nnn",
     "read_rows": "Ppnpi",
 }
@@ -169,7 +197,7 @@ def declare(kernels: ctypes.CDLL) -> None:
     for name, arguments in _SIGNATURES.items():
         getattr(kernels, name).argtypes = [_TYPES[letter] for letter in arguments]
         getattr(kernels, name).restype = None
-    for name in ("panel_width", "most_rows", "read_rows"):
+    for name in ("panel_width", "most_rows", "read_rows", "run_model"):
         getattr(kernels, name).restype = c_int64
 
 
@@ -244,10 +272,17 @@ def half_numbers(plan: LayerPlan) -> Array[c_int64]:
 
 def where_struct(layout: TokenLayout) -> WhereStruct:
     """Where a call's tokens go."""
-    return layout.once(
-        "struct",
-        lambda: WhereStruct(address(layout.rows), address(layout.slots), address(layout.positions)),
-    )
+    return layout.once("struct", lambda: WhereStruct(*_addresses(layout)[:3]))
+
+
+def _addresses(layout: TokenLayout) -> tuple[int, ...]:
+    """Where a call's rows, slots, positions and stops lie."""
+    numbers = layout.numbers
+    if numbers is None:
+        tensors = (layout.rows, layout.slots, layout.positions, layout.stops)
+        return tuple(tensor.data_ptr() for tensor in tensors)
+    first, size = numbers.buffer_info()[0], 8 * len(layout)
+    return first, first + size, first + 2 * size, first + 3 * size
 
 
 def sight_struct(layout: TokenLayout, window: int | None) -> SightStruct:
@@ -262,12 +297,13 @@ def _sight(layout: TokenLayout, window: int | None) -> SightStruct:
         parts = (layout.rows, seen.starts, seen.stops, seen.first_extra, seen.extras)
         return SightStruct(*map(address, parts))
     tokens, listed = len(layout), layout.listed(None) or ()
-    arrays = [(c_int64 * len(numbers))(*numbers) for numbers in listed]
+    arrays = [array("q", numbers) for numbers in listed]
+    rows, _, _, stops = _addresses(layout)
     sight = SightStruct(
-        address(layout.rows),
+        rows,
         ctypes.addressof(_zeros(1 << (tokens - 1).bit_length())),
-        address(layout.stops),
-        *map(ctypes.addressof, arrays),
+        stops,
+        *(numbers.buffer_info()[0] for numbers in arrays),
     )
     sight.held = arrays
     return sight
@@ -276,6 +312,17 @@ def _sight(layout: TokenLayout, window: int | None) -> SightStruct:
 @functools.cache
 def _zeros(count: int) -> Array[c_int64]:
     return (c_int64 * count)()
+
+
+def room_of(cache: KVCache) -> Sequence[int]:
+    """Where a cache's keys and values begin, and the keys' first three strides. Kept with the
+    cache until it grows into other memory."""
+    keys, values = cache.room
+    known = cache.seen
+    if known is None or known[0] is not keys:
+        numbers = (keys.data_ptr(), values.data_ptr(), *keys.stride()[:3])
+        known = cache.seen = keys, numbers
+    return known[1]
 
 
 def layer_struct(cache: KVCache, heads: Heads) -> LayerStruct:

@@ -33,7 +33,9 @@
 #include <unistd.h>
 #endif
 
+#include "choosing.h"
 #include "panels.h"
+#include "recurrent.h"
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, WIDE = 2, MAX_ROWS = 12;  // 24 accumulators of 32 registers
@@ -101,6 +103,85 @@ struct Share {
     explicit Share(int64_t count, int64_t part = omp_get_thread_num(),
                    int64_t parts = omp_get_num_threads())
         : begin(count * part / parts), end(count * (part + 1) / parts) {}
+};
+
+// ---------------------------------------------------------------------- threads that work together
+
+constexpr int SPINS = 10000;  // about a fifth of a millisecond
+
+// Where the threads of a call wait for one another. Who comes early spins. After a while it sleeps:
+// the thread that it waits for may be waiting for this very core.
+class Meeting {
+    std::atomic<int> arrived{0}, held{0}, asleep{0};
+
+#if defined(__linux__)
+    void sleep(int now) {
+        asleep++;
+        while (held == now) syscall(SYS_futex, &held, FUTEX_WAIT_PRIVATE, now, nullptr);
+        asleep--;
+    }
+    void wake() {
+        if (asleep) syscall(SYS_futex, &held, FUTEX_WAKE_PRIVATE, INT_MAX);
+    }
+#else
+    void sleep(int now) {
+        while (held == now) std::this_thread::yield();
+    }
+    void wake() {}
+#endif
+
+   public:
+    void wait() {
+        int now = held.load(std::memory_order_relaxed);
+        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == omp_get_num_threads()) {
+            arrived.store(0, std::memory_order_relaxed);
+            held = now + 1;
+            return wake();
+        }
+        for (int spins = 0; spins < SPINS; spins++) {
+            if (held.load(std::memory_order_acquire) != now) return;
+#if defined(__x86_64__)
+            __builtin_ia32_pause();
+#endif
+        }
+        sleep(now);
+    }
+};
+
+// What a step of a pass is cut into. Each thread has an equal share and takes it front to back, so
+// that it reads memory in order. Then it helps the others: one whose core is wanted elsewhere takes
+// fewer, and nobody waits for it.
+class Items {
+    std::atomic<int>* taken;  // of each thread's share
+    int64_t stride;           // from one thread's number to the next one's
+
+   public:
+    Items(std::atomic<int>* taken, int64_t stride) : taken(taken), stride(stride) {}
+
+    template <class Work>
+    void share_out(int64_t count, Work work) {
+        int own = omp_get_thread_num(), threads = omp_get_num_threads();
+        for (int i = 0; i < threads; i++) {
+            int owner = (own + i) % threads;
+            Share share(count, owner, threads);
+            std::atomic<int>& next = taken[owner * stride];
+            while (share.begin + next.load(std::memory_order_relaxed) < share.end) {
+                int64_t item = share.begin + next.fetch_add(1, std::memory_order_relaxed);
+                if (item < share.end) work(item);
+            }
+        }
+    }
+};
+
+// Room for the `Items` of some steps.
+class Steps {
+    int64_t stride;  // a thread's numbers lie apart from the others'
+    std::vector<std::atomic<int>> taken;
+
+   public:
+    Steps(int64_t steps, int threads)
+        : stride((steps + 15) / 16 * 16), taken(stride * std::max(threads, 1)) {}
+    Items operator[](int64_t step) { return Items(taken.data() + step, stride); }
 };
 
 // ---------------------------------------------------------------------------------------- products
@@ -551,6 +632,7 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap)
 
 constexpr int SPAN = 4;             // vectors of one head that are summed together
 constexpr int BLOCK = 4 * LANES;    // keys or values that stay near while a batch uses them
+constexpr int64_t AHEAD = 4096;  // bytes of keys or values that are asked for before their use
 constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended together
 constexpr int MANY_QUERIES = 16;    // from so many on, panels of keys pay
 
@@ -580,6 +662,7 @@ template <int ROWS, class Value>
 static inline void weigh_rows(const float* const* weights, Value value, int64_t count,
                               int64_t size, float* const* out) {
     int64_t i = weigh_spans<ROWS, SPAN>(weights, value, count, 0, size, out);
+    i = weigh_spans<ROWS, SPAN / 2>(weights, value, count, i, size, out);
     i = weigh_spans<ROWS, 1>(weights, value, count, i, size, out);
     // numbers side by side, never one sum cut into vectors: that would change its bits
     for (int r = 0; r < ROWS && i < size; r++)
@@ -627,11 +710,37 @@ struct Tile {
     }
 };
 
-// What a thread keeps while it attends.
+// What a thread keeps for itself.
 struct Memory {
-    Bytes scores;
-    std::vector<Tile> tiles;
+    Bytes scores, row, prepared;
     KeyPanels panels;
+    std::vector<float> recurrence;
+};
+
+// Keys or values that a thread will read, stretch after stretch of memory, asked for early,
+// so that memory is never idle.
+class Ahead {
+    struct Stretch {
+        const float* first;
+        int64_t rows;
+    };
+    std::vector<Stretch> stretches;
+    int64_t columns, stride, row = 0;
+    size_t at = 0;
+
+   public:
+    Ahead(int64_t columns, int64_t stride) : columns(columns), stride(stride) {}
+    void add(const float* first, int64_t rows) {
+        if (rows > 0) stretches.push_back({first, rows});
+    }
+    void begin() { ask(AHEAD / (4 * columns)); }
+    void ask(int64_t rows) {
+        for (; rows > 0 && at < stretches.size(); rows--) {
+            const float* next = stretches[at].first + row * stride;
+            for (int64_t i = 0; i < columns; i += 16) __builtin_prefetch(next + i, 0, 2);
+            if (++row == stretches[at].rows) at++, row = 0;
+        }
+    }
 };
 
 // Some tokens of one row that begin to see at the same slot, with the queries of one group of
@@ -645,235 +754,307 @@ struct Batch {
     const Sight* sight;
     int64_t first, tokens;
     Memory& memory;
-    int64_t room;  // scores of one query
+    float* scores;
+    int64_t room;   // scores of one query
+    float* target;  // of the first token
+    std::vector<Tile> tiles = {};
 
     const float* query(int64_t t, int64_t g) const {
         return queries + t * stride + g * layer->size;
     }
-    float* of(int64_t t) const { return memory.scores.floats() + t * group * room; }
+    float* of(int64_t t, int64_t g) const { return scores + (t * group + g) * room; }
     int64_t slot(int64_t t, int64_t j) const {  // relative to the first slot seen
         int64_t run = sight->run(first + t), token = first + t;
         if (j < run) return j;
         return sight->extras[sight->first_extra[token] + j - run] - sight->starts[token];
     }
-    int64_t count(int64_t t) const { return sight->run(first + t) + sight->listed(first + t); }
+    int64_t run(int64_t t) const { return sight->run(first + t); }
+    int64_t count(int64_t t) const { return run(t) + sight->listed(first + t); }
+    int64_t longest() const {
+        int64_t found = 0;
+        for (int64_t t = 0; t < tokens; t++) found = std::max(found, run(t));
+        return found;
+    }
+    bool many() const { return tokens * group >= MANY_QUERIES; }
 
-    // The queries in tiles, counted token by token. `out`: where the sums of the first token go.
-    void cut_tiles(float* out, int64_t out_stride) {
-        memory.tiles.clear();
+    // The queries in tiles, counted token by token.
+    void cut_tiles(int64_t out_stride) {
+        tiles.clear();
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t g = 0; g < group; g++) {
-                if ((t * group + g) % TILE == 0) memory.tiles.emplace_back();
-                memory.tiles.back().add(query(t, g), of(t) + g * room,
-                                        out + t * out_stride + g * layer->size,
-                                        sight->run(first + t));
+                if ((t * group + g) % TILE == 0) tiles.emplace_back();
+                tiles.back().add(query(t, g), of(t, g), target + t * out_stride + g * layer->size,
+                                 run(t));
             }
     }
 
-    void score() {
-        int64_t size = layer->size, longest = 0;
-        if (size % LANES) return score_slowly();
-        for (int64_t t = 0; t < tokens; t++) longest = std::max(longest, sight->run(first + t));
-        bool many = tokens * group >= MANY_QUERIES;
-        if (many) score_panels(longest);
-        for (int64_t j = 0; j + LANES <= longest && !many; j += LANES)
+    // Of the keys [begin, end) of the runs, whole vectors at a time; `begin` is a multiple of
+    // PANEL. What a query does not see is written over by `score_rest`, or not looked at.
+    void score(int64_t begin, int64_t end, Ahead* ahead = nullptr) {
+        if (layer->size % LANES || begin >= end) return;
+        if (many()) return score_panels(begin, end);
+        int64_t size = layer->size;
+        for (int64_t j = begin; j < end; j += LANES) {
+            if (ahead) ahead->ask(LANES);
             for (int64_t t = 0; t < tokens; t++) {
-                if (j + LANES > sight->run(first + t)) continue;
+                if (j + LANES > run(t)) continue;
                 auto key = [&](int64_t l) { return keys + (j + l) * size; };
                 for (int64_t g = 0; g < group; g++)
-                    store(of(t) + g * room + j, score_keys(query(t, g), key, size));
-            }
-        for (int64_t t = 0; t < tokens; t++) {  // what is left of the run, and the listed ones
-            if (many && !sight->listed(first + t)) continue;
-            for (int64_t j = sight->run(first + t) / LANES * LANES; j < count(t); j += LANES) {
-                const float* rest[LANES];
-                for (int64_t l = 0; l < LANES; l++)
-                    rest[l] = keys + slot(t, std::min(j + l, count(t) - 1)) * size;
-                auto key = [&](int64_t l) { return rest[l]; };
-                for (int64_t g = 0; g < group; g++)
-                    store(of(t) + g * room + j, score_keys(query(t, g), key, size));
+                    store(of(t, g) + j, score_keys(query(t, g), key, size));
             }
         }
     }
 
-    // Of all queries with the keys of the longest run; what a query does not see is written over,
-    // or not looked at.
-    void score_panels(int64_t longest) {
+    void score_panels(int64_t begin, int64_t end) {
         int64_t size = layer->size;
-        const float* panels = memory.panels.of(keys, size, longest);
-        for (int64_t j = 0; j < longest; j += PANEL)
-            for (const Tile& tile : memory.tiles) {
+        const float* panels = memory.panels.of(keys + begin * size, size, end - begin);
+        for (int64_t j = 0; j < end - begin; j += PANEL)
+            for (const Tile& tile : tiles) {
                 float* out[TILE];
-                for (int64_t r = 0; r < tile.rows; r++) out[r] = tile.scores[r] + j;
+                for (int64_t r = 0; r < tile.rows; r++) out[r] = tile.scores[r] + begin + j;
                 score_some<TILE>(tile.rows, tile.queries, panels + j * size, size, out);
             }
     }
 
-    void score_slowly() {
-        for (int64_t t = 0; t < tokens; t++)
-            for (int64_t g = 0; g < group; g++)
-                for (int64_t j = 0; j < count(t); j++)
-                    of(t)[g * room + j] = score_key(query(t, g), keys + slot(t, j) * layer->size,
-                                                    layer->size);
+    // Of one query with what is left of its run, and with the listed keys.
+    void score_rest(int64_t t, int64_t g) {
+        int64_t size = layer->size;
+        if (size % LANES) {
+            for (int64_t j = 0; j < count(t); j++)
+                of(t, g)[j] = score_key(query(t, g), keys + slot(t, j) * size, size);
+            return;
+        }
+        if (many() && count(t) == run(t)) return;
+        for (int64_t j = run(t) / LANES * LANES; j < count(t); j += LANES) {
+            const float* rest[LANES];
+            for (int64_t l = 0; l < LANES; l++)
+                rest[l] = keys + slot(t, std::min(j + l, count(t) - 1)) * size;
+            auto key = [&](int64_t l) { return rest[l]; };
+            store(of(t, g) + j, score_keys(query(t, g), key, size));
+        }
     }
 
-    void sum(float* out, int64_t out_stride) {
-        int64_t size = layer->size, longest = 0;
+    // The sums of columns [begin, begin + columns) of the values: first nothing, then those of the
+    // runs, BLOCK by BLOCK, then the listed ones.
+    void clear(int64_t out_stride, int64_t begin, int64_t columns) const {
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t g = 0; g < group; g++)
+                std::fill_n(target + t * out_stride + g * layer->size + begin, columns, 0.0f);
+    }
+    void sum_blocks(int64_t j, int64_t block, int64_t begin, int64_t columns) const {
+        for (const Tile& tile : tiles) sum_block(tile, j, block, begin, columns);
+    }
+    void sum_listed(int64_t out_stride, int64_t begin, int64_t columns) const {
+        int64_t size = layer->size;
         for (int64_t t = 0; t < tokens; t++) {
-            longest = std::max(longest, sight->run(first + t));
-            std::fill_n(out + t * out_stride, group * size, 0.0f);
-        }
-        for (int64_t j = 0; j < longest; j += BLOCK)
-            for (const Tile& tile : memory.tiles) sum_block(tile, j);
-        for (int64_t t = 0; t < tokens; t++) {
-            int64_t run = sight->run(first + t);
-            auto value = [&](int64_t l) { return values + slot(t, run + l) * size; };
-            for (int64_t g = 0; g < group && count(t) > run; g++) {
-                const float* weights = of(t) + g * room + run;
-                float* target = out + t * out_stride + g * size;
-                weigh<1>(1, &weights, value, count(t) - run, size, &target);
+            auto value = [&](int64_t l) { return values + slot(t, run(t) + l) * size + begin; };
+            for (int64_t g = 0; g < group && count(t) > run(t); g++) {
+                const float* weights = of(t, g) + run(t);
+                float* out = target + t * out_stride + g * size + begin;
+                weigh<1>(1, &weights, value, count(t) - run(t), columns, &out);
             }
         }
     }
 
     // The values from j on that all queries of a tile see, then those that only some see.
-    void sum_block(const Tile& tile, int64_t j) {
+    void sum_block(const Tile& tile, int64_t j, int64_t block, int64_t begin,
+                   int64_t columns) const {
         const float* weights[TILE];
-        for (int64_t r = 0; r < tile.rows; r++) weights[r] = tile.scores[r] + j;
-        auto value = [&](int64_t l) { return values + (j + l) * layer->size; };
-        int64_t common = std::clamp<int64_t>(tile.least - j, 0, BLOCK);
-        weigh<TILE>(tile.rows, weights, value, common, layer->size, tile.out);
+        float* out[TILE];
         for (int64_t r = 0; r < tile.rows; r++) {
-            int64_t own = std::clamp<int64_t>(tile.runs[r] - j, 0, BLOCK);
+            weights[r] = tile.scores[r] + j;
+            out[r] = tile.out[r] + begin;
+        }
+        auto value = [&](int64_t l) { return values + (j + l) * layer->size + begin; };
+        int64_t common = std::clamp<int64_t>(tile.least - j, 0, block);
+        weigh<TILE>(tile.rows, weights, value, common, columns, out);
+        for (int64_t r = 0; r < tile.rows; r++) {
+            int64_t own = std::clamp<int64_t>(tile.runs[r] - j, 0, block);
             auto later = [&](int64_t l) { return value(common + l); };
             const float* rest = weights[r] + common;
-            if (own > common)
-                weigh<1>(1, &rest, later, own - common, layer->size, &tile.out[r]);
+            if (own > common) weigh<1>(1, &rest, later, own - common, columns, &out[r]);
         }
     }
 };
 
-// How the attention of one call is cut into items of work, which threads take as they come.
+// How the attention of one call is cut into items of work.
 struct Pieces {
     std::vector<int64_t> begins;  // the first token of each batch, and one past the last token
     int64_t most = 0, work = 0;   // keys that one query sees at most; multiplications, about
     int64_t together;             // tokens of a batch at most
-    int64_t cuts;                 // pieces of the query heads that share keys
+    bool shared;                  // whether threads share the keys and values of a head
 
-    Pieces(const Sight& sight, int64_t tokens, const Heads& heads, int64_t threads) {
-        // leave work for every thread
-        together = std::clamp<int64_t>(tokens * heads.keys / (3 * threads), 1, MOST_TOKENS);
+    Pieces(const Sight& sight, int64_t tokens, const Heads& heads, int64_t threads)
+        : together(MOST_TOKENS) {
+        cut(sight, tokens);
+        shared = threads > 1 && heads.size % LANES == 0 && batches() * heads.keys < 3 * threads;
+        if (!shared) {  // leave work for every thread
+            together = std::clamp<int64_t>(tokens * heads.keys / (3 * threads), 1, MOST_TOKENS);
+            cut(sight, tokens);
+        }
         for (int64_t t = 0; t < tokens; t++) {
-            if (t == 0 || t - begins.back() == together || !sight.together(t - 1, t))
-                begins.push_back(t);
             most = std::max(most, sight.run(t) + sight.listed(t));
             work += sight.run(t) * heads.queries * heads.size;
         }
+    }
+    void cut(const Sight& sight, int64_t tokens) {
+        begins.clear();
+        for (int64_t t = 0; t < tokens; t++)
+            if (t == 0 || t - begins.back() == together || !sight.together(t - 1, t))
+                begins.push_back(t);
         begins.push_back(tokens);
-        cuts = batches() * heads.keys < 3 * threads ? heads.queries / heads.keys : 1;
     }
     int64_t batches() const { return begins.size() - 1; }
     // scores of one query
     int64_t room() const { return (most + LANES - 1) / LANES * LANES + LANES; }
+    // Bytes of the scores that threads share.
+    int64_t shared_bytes(const Heads& heads) const {
+        return shared ? begins.back() * heads.queries * room() * 4 : 0;
+    }
 };
 
-// Each query's attention over the keys that it sees, as far as this thread comes to it; `next` is
-// the first item that nobody has taken.
-static void attend_some(const float* qkv, const Heads& heads, const Layer& layer,
-                        const Sight& sight, const Pieces& pieces,
-                        std::atomic<int64_t>& next, Memory& memory, float* out) {
-    int64_t size = heads.size, shared = heads.queries / heads.keys;
-    int64_t batches = pieces.batches(), room = pieces.room();
-    memory.scores.hold(pieces.together * shared * room * 4);
-    memory.panels.clear(pieces.together * shared < MANY_QUERIES ? 0 : pieces.most, size);
-    int64_t items = batches * heads.keys * pieces.cuts;
-    for (int64_t item; (item = next.fetch_add(1, std::memory_order_relaxed)) < items;) {
-        int64_t cut = item % pieces.cuts, batch_index = item / pieces.cuts % batches,
-                head = item / pieces.cuts / batches;
-        int64_t first = pieces.begins[batch_index], many = pieces.begins[batch_index + 1] - first;
-        int64_t query = head * shared + shared * cut / pieces.cuts,
-                group = shared * (cut + 1) / pieces.cuts - shared * cut / pieces.cuts;
+// One attention: what it reads, and where its result goes, each token's queries * size.
+struct Attention {
+    const float* qkv;
+    const Heads& heads;
+    const Layer& layer;
+    const Sight& sight;
+    const Pieces& pieces;
+    float* out;
+    int64_t stride, width;  // from one token to the next, of what it reads and of its result
+
+    int64_t group() const { return heads.queries / heads.keys; }
+
+    Batch batch(int64_t head, int64_t index, float* scores, Memory& memory) const {
+        int64_t first = pieces.begins[index], size = heads.size;
         int64_t at = sight.rows[first] * layer.row_stride + head * layer.head_stride +
                      sight.starts[first] * size;
-        Batch batch{qkv + first * heads.width() + query * size, heads.width(), group,
-                    layer.keys + at, layer.values + at,
-                    &layer, &sight, first, many, memory, room};
-        float* target = out + (first * heads.queries + query) * size;
-        batch.cut_tiles(target, heads.queries * size);
-        batch.score();
-        for (int64_t t = 0; t < many; t++)
-            for (int64_t g = 0; g < group; g++)
-                softmax(batch.of(t) + g * room, batch.count(t), heads.scale, heads.cap);
-        batch.sum(target, heads.queries * size);
+        Batch found{qkv + first * stride + head * group() * size, stride, group(),
+                    layer.keys + at, layer.values + at, &layer, &sight, first,
+                    pieces.begins[index + 1] - first, memory, scores, pieces.room(),
+                    out + first * width + head * group() * size};
+        found.cut_tiles(width);
+        return found;
     }
-}
+
+    // Each batch and head by one thread.
+    void apart(Items items, Memory& memory) const {
+        int64_t batches = pieces.batches();
+        memory.scores.hold(pieces.together * group() * pieces.room() * 4);
+        items.share_out(batches * heads.keys, [&](int64_t item) {
+            int64_t head = item / batches;
+            Batch some = batch(head, item % batches, memory.scores.floats(), memory);
+            some.score(0, some.longest());
+            for (int64_t t = 0; t < some.tokens; t++)
+                for (int64_t g = 0; g < group(); g++) finish(some, t, g);
+            sum(some, 0, heads.size);
+        });
+    }
+
+    void finish(Batch& some, int64_t t, int64_t g) const {
+        some.score_rest(t, g);
+        softmax(some.of(t, g), some.count(t), heads.scale, heads.cap);
+    }
+
+    // Columns of the values of a batch.
+    void sum(const Batch& some, int64_t begin, int64_t columns, Ahead* ahead = nullptr) const {
+        some.clear(width, begin, columns);
+        int64_t block = ahead ? LANES : BLOCK;
+        for (int64_t j = 0; j < some.longest(); j += block) {
+            if (ahead) ahead->ask(block);
+            some.sum_blocks(j, block, begin, columns);
+        }
+        some.sum_listed(width, begin, columns);
+    }
+
+    // Few batches: threads share the keys of all, then their queries, then the columns of their
+    // values, so that each of them reads as much memory as the others. `scores`: of all queries.
+    void together(Items of_keys, Items of_columns, Meeting& meeting, float* scores,
+                  Memory& memory) const {
+        int64_t batches = pieces.batches(), threads = omp_get_num_threads(), size = heads.size;
+        std::vector<Batch> all;
+        all.reserve(batches * heads.keys);
+        int64_t longest = 0, vectors = size / LANES, parts = std::min(threads, vectors);
+        Share columns(vectors, omp_get_thread_num() % parts, parts);
+        Ahead values((columns.end - columns.begin) * LANES, size);
+        for (int64_t item = 0; item < batches * heads.keys; item++) {
+            Batch& some = all.emplace_back(batch(item / batches, item % batches, scores, memory));
+            scores += some.tokens * group() * pieces.room();
+            longest = std::max(longest, some.longest());
+            values.add(some.values + columns.begin * LANES, some.longest());
+        }
+        int64_t panels = (longest + PANEL - 1) / PANEL;
+        of_keys.share_out(threads, [&](int64_t item) {
+            Share mine(panels, item, threads);
+            Ahead keys(size, size);
+            auto end = [&](const Batch& each) {
+                return std::min(mine.end * PANEL, each.longest());
+            };
+            for (const Batch& each : all)
+                keys.add(each.keys + mine.begin * PANEL * size, end(each) - mine.begin * PANEL);
+            keys.begin();
+            for (Batch& each : all) each.score(mine.begin * PANEL, end(each), &keys);
+        });
+        values.begin();
+        meeting.wait();
+        int64_t query = 0;
+        for (Batch& each : all)
+            for (int64_t t = 0; t < each.tokens; t++)
+                for (int64_t g = 0; g < group(); g++)
+                    if (query++ % threads == omp_get_thread_num()) finish(each, t, g);
+        meeting.wait();
+        of_columns.share_out(parts, [&](int64_t item) {
+            Share mine(vectors, item, parts);
+            for (const Batch& each : all)
+                sum(each, mine.begin * LANES, (mine.end - mine.begin) * LANES, &values);
+        });
+    }
+
+    // Each query's attention over the keys that it sees, by all threads. `scores`: room for
+    // `shared_bytes`.
+    void run(Steps& steps, int64_t step, Meeting& meeting, float* scores, Memory& memory) const {
+        bool many = pieces.together * group() >= MANY_QUERIES;
+        memory.panels.clear(many ? pieces.most : 0, heads.size);
+        if (pieces.shared)
+            together(steps[step], steps[step + 1], meeting, scores, memory);
+        else
+            apart(steps[step], memory);
+    }
+};
 
 extern "C" void attend(const float* qkv, int64_t tokens, const Heads* heads, const Layer* layer,
                        const Sight* sight, float* out, int threads) {
     Pieces pieces(*sight, tokens, *heads, threads);
-    std::atomic<int64_t> next{0};
+    Bytes scores(pieces.shared_bytes(*heads));
+    Steps steps(2, threads);
+    Meeting meeting;
+    Attention attention{qkv, *heads, *layer, *sight, pieces, out, heads->width(),
+                        heads->queries * heads->size};
 #pragma omp parallel num_threads(threads) if (pieces.work > 40000)
     {
         Memory memory;
-        attend_some(qkv, *heads, *layer, *sight, pieces, next, memory, out);
+        attention.run(steps, 0, meeting, scores.floats(), memory);
     }
 }
 
 // ------------------------------------------------------------------------------------ whole passes
 
-constexpr int SPINS = 10000;  // about a fifth of a millisecond
-
-// Where the threads of a call wait for one another. Who comes early spins. After a while it sleeps:
-// the thread that it waits for may be waiting for this very core.
-class Meeting {
-    std::atomic<int> arrived{0}, held{0}, asleep{0};
-
-#if defined(__linux__)
-    void sleep(int now) {
-        asleep++;
-        while (held == now) syscall(SYS_futex, &held, FUTEX_WAIT_PRIVATE, now, nullptr);
-        asleep--;
-    }
-    void wake() {
-        if (asleep) syscall(SYS_futex, &held, FUTEX_WAKE_PRIVATE, INT_MAX);
-    }
-#else
-    void sleep(int now) {
-        while (held == now) std::this_thread::yield();
-    }
-    void wake() {}
-#endif
-
-   public:
-    void wait() {
-        int now = held.load(std::memory_order_relaxed);
-        if (arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == omp_get_num_threads()) {
-            arrived.store(0, std::memory_order_relaxed);
-            held = now + 1;
-            return wake();
-        }
-        for (int spins = 0; spins < SPINS; spins++) {
-            if (held.load(std::memory_order_acquire) != now) return;
-#if defined(__x86_64__)
-            __builtin_ia32_pause();
-#endif
-        }
-        sleep(now);
-    }
-};
-
-// Half of a layer: norm, product, attention or activation, product, norm, scale, and added to the
-// stream.
+// Half of a layer: norm, product, attention, recurrence or activation, product, norm, scale, and
+// added to the stream.
 struct Half {
-    int64_t layer, attention;     // which; 1: attention, 0: MLP
+    int64_t layer, attention;     // which; 1: it has heads
     int64_t parallel;             // 1: the MLP reads what entered the layer
     const Norm *before, *after;   // null: none
     Product into, out;
     // of attention, like the next two: which of the call's ropes and sights it uses
     Heads heads;
     int64_t rope, sight;
-    int64_t activation, gated;    // of an MLP
+    const recurrent::Recurrence* recurrence;  // or null
+    int64_t activation;           // of an MLP
+    int64_t gated;                // an MLP; or of attention: gates lie behind queries, keys, values
     float scale;
+
+    bool mlp() const { return !attention && !recurrence; }
 };
 
 // A cache: what one layer of it is.
@@ -895,12 +1076,16 @@ struct Call {
     const Sight* sights;
     Cache cache;
     const float* entered;  // what entered the layer of the first half
+    const recurrent::Kept* kept;  // of each recurrent layer
 };
 
 // Numbers between the steps of a half; too short-lived to be cleared first.
 struct Room {
     std::unique_ptr<float[]> entered, normed, first, second;
-    Bytes prepared;
+    Bytes prepared, scores;
+    std::vector<Pieces> pieces;
+    std::vector<int> pieces_of;  // of each chosen half
+    const Half* last = nullptr;
 
     static int64_t widest_row(const Half* halves, const int64_t* chosen, int64_t count) {
         int64_t bytes = 0;
@@ -910,12 +1095,29 @@ struct Room {
         return bytes;
     }
 
-    Room(const Half* halves, const int64_t* chosen, int64_t count, const Call& call)
-        : prepared(call.tokens * widest_row(halves, chosen, count)) {
+    // Most attentions of a call are cut alike.
+    void cut(const Half& half, const Call& call, int threads) {
+        auto alike = [&](const Half* other) {
+            return other->sight == half.sight && other->heads.queries == half.heads.queries &&
+                   other->heads.keys == half.heads.keys && other->heads.size == half.heads.size;
+        };
+        if (half.attention && (!last || !alike(last))) {
+            pieces.emplace_back(call.sights[half.sight], call.tokens, half.heads, threads);
+            scores.hold(pieces.back().shared_bytes(half.heads));
+            last = &half;
+        }
+        pieces_of.push_back((int)pieces.size() - 1);
+    }
+
+    Room(const Half* halves, const int64_t* chosen, int64_t count, const Call& call, int threads,
+         const Product* head = nullptr)
+        : prepared(call.tokens * std::max(widest_row(halves, chosen, count),
+                                          head && head->prepare ? head->prepared : 0)) {
         int64_t into = 0, out = 0;
         for (int64_t i = 0; i < count; i++) {
             into = std::max(into, halves[chosen[i]].into.outputs);
             out = std::max(out, halves[chosen[i]].out.inputs);
+            cut(halves[chosen[i]], call, threads);
         }
         for (auto [part, size] : {std::pair{&entered, call.width}, {&normed, call.width},
                                   {&first, into}, {&second, out}})
@@ -928,67 +1130,139 @@ static void norm_rows(const float* x, const Norm& norm, const Call& call, float*
         norm_row(x + rows.begin * call.width, norm, 0, out + rows.begin * call.width);
 }
 
-// Items that nobody has taken yet, of each step of a half whose work is taken in pieces.
-struct Next {
-    std::atomic<int64_t> into, attention, out;
-};
+// A call's only row is normed, activated and prepared by every thread for itself: that takes less
+// than to wait for one another.
+static bool alone(const Call& call) { return call.tokens == 1; }
+
+// The rows of x normed, for a product. Unless each thread has its own, or prepares only those that
+// it normed, they are complete when the threads have met.
+static const float* normed(const float* x, const Norm& norm, const Call& call, const Product& into,
+                           Room& room, Meeting& meeting, Memory& memory) {
+    if (alone(call)) {
+        memory.row.hold(call.width * 4);
+        norm_row(x, norm, 0, memory.row.floats());
+        return memory.row.floats();
+    }
+    norm_rows(x, norm, call, room.normed.get());
+    if (!into.prepare) meeting.wait();
+    return room.normed.get();
+}
+
+enum { INTO = 0, ATTENTION = 1, OUT = 3, RECURRENCE = 4, STEPS = 5 };  // of a half, in items
 
 constexpr int PIECES = 3;  // of a product, for each thread
 
-// A product, piece by piece as this thread comes to it: one whose core is wanted elsewhere takes
-// fewer, and the others do not wait for it. Its inputs are complete; its outputs are when the
-// threads have met again.
+// A product. Its inputs are complete; its outputs are when the threads have met again.
 static void multiply(const Product& weight, const float* x, const float* residual, float* out,
-                     const Call& call, const Room& room, Meeting& meeting,
-                     std::atomic<int64_t>& next) {
-    const void* read = prepare(weight, x, call.tokens, room.prepared);
-    if (weight.prepare) meeting.wait();
+                     const Call& call, const Room& room, Meeting& meeting, Items items,
+                     Memory& memory) {
+    const void* read = x;
+    if (weight.prepare && alone(call)) {
+        memory.prepared.hold(weight.prepared);
+        weight.prepare(&weight, x, memory.prepared.at());
+        read = memory.prepared.at();
+    } else if (weight.prepare) {
+        read = prepare(weight, x, call.tokens, room.prepared);
+        meeting.wait();
+    }
     int pieces = omp_get_num_threads() == 1 ? 1 : omp_get_num_threads() * PIECES;
-    for (int64_t piece; (piece = next.fetch_add(1, std::memory_order_relaxed)) < pieces;)
+    items.share_out(pieces, [&](int64_t piece) {
         weight.multiply(&weight, read, call.tokens, residual, out, piece, pieces);
+    });
 }
 
-// What stands between the two products of a half; gives where its result lies.
-static float* between(const Half& half, const Call& call, Room& room, Meeting& meeting,
-                      std::atomic<int64_t>& next, Memory& memory) {
+// The attention of a half: columns of `first` to columns of `second`, complete when the threads
+// have met again.
+static void attend_half(const Half& half, const Call& call, Room& room, Meeting& meeting,
+                        Steps& steps, int64_t step, Memory& memory) {
+    float* first = room.first.get();
+    int64_t stride = half.into.outputs;
+    Layer layer = call.cache.layer(half.layer, half.heads.size);
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++)
+        file_token(first + mine.begin * stride, mine.begin, half.heads, call.ropes[half.rope],
+                   call.where, layer);
+    meeting.wait();
+    Attention attention{first, half.heads, layer, call.sights[half.sight],
+                        room.pieces[room.pieces_of[step / STEPS]], room.second.get(), stride,
+                        half.out.inputs};
+    attention.run(steps, step + ATTENTION, meeting, room.scores.floats(), memory);
+}
+
+// What each token's columns of `first` give in `second`, complete: attention and what is recurrent.
+static float* look_back(const Half& half, const Call& call, Room& room, Meeting& meeting,
+                        Steps& steps, int64_t step, Memory& memory) {
     float *first = room.first.get(), *second = room.second.get();
-    if (half.attention) {
-        Layer layer = call.cache.layer(half.layer, half.heads.size);
-        for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++)
-            file_token(first + mine.begin * half.heads.width(), mine.begin, half.heads,
-                       call.ropes[half.rope], call.where, layer);
-        Pieces pieces(call.sights[half.sight], call.tokens, half.heads, omp_get_num_threads());
-        meeting.wait();
-        attend_some(first, half.heads, layer, call.sights[half.sight], pieces, next, memory,
-                    second);
-        return second;
+    int64_t stride = half.into.outputs, width = half.out.inputs, threads = omp_get_num_threads();
+    int64_t attended = half.attention ? half.heads.queries * half.heads.size : 0;
+    int64_t gates = half.attention ? half.heads.width() : 0;
+    int64_t own = gates + (half.gated ? attended : 0);  // the first column of the recurrence
+    const recurrent::Recurrence* how = half.recurrence;
+    recurrent::Columns columns{first + own, stride, second + attended, width};
+    if (how) {
+        int64_t parts = threads == 1 ? 1 : threads * PIECES;
+        steps[step + RECURRENCE].share_out(parts, [&](int64_t part) {
+            recurrent::Part(*how, call.kept[how->index], columns, part, parts, memory.recurrence)
+                .run();
+        });
     }
+    if (half.attention) attend_half(half, call, room, meeting, steps, step, memory);
+    meeting.wait();
+    if (how)
+        recurrent::keep(*how, call.kept[how->index], columns, omp_get_thread_num(), threads);
+    bool left = how && !how->by_head();
+    if (!half.gated && !left) return second;
+    auto finish = [&](int64_t t, float* out) {
+        const float* from = first + t * stride;
+        if (half.gated) recurrent::times_sigmoid(out, from + gates, attended);
+        if (left)
+            recurrent::finish(*how, out + attended, from + own + how->gate(), 0, how->outputs());
+    };
+    if (alone(call)) {
+        memory.row.hold(width * 4);
+        std::copy_n(second, width, memory.row.floats());
+        finish(0, memory.row.floats());
+        return memory.row.floats();
+    }
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++)
+        finish(mine.begin, second + mine.begin * width);
+    meeting.wait();
+    return second;
+}
+
+// What stands between the two products of a half; gives where its result lies, complete.
+static float* between(const Half& half, const Call& call, Room& room, Meeting& meeting,
+                      Steps& steps, int64_t step, Memory& memory) {
+    if (!half.mlp()) return look_back(half, call, room, meeting, steps, step, memory);
+    float *first = room.first.get(), *second = room.second.get();
     int64_t size = half.out.inputs;
+    auto activate = [&](int64_t t, int64_t begin, int64_t end, float* out) {
+        float* gate = first + t * half.into.outputs;
+        activate_some(gate, half.gated ? gate + size : nullptr, out, begin, end, half.activation);
+    };
+    if (alone(call)) {
+        memory.row.hold(size * 4);
+        activate(0, 0, size, memory.row.floats());
+        return memory.row.floats();
+    }
     Share vectors((size + LANES - 1) / LANES);
     int64_t begin = vectors.begin * LANES, end = std::min(vectors.end * LANES, size);
-    for (int64_t t = 0; t < call.tokens; t++) {
-        float* gate = first + t * half.into.outputs;
-        activate_some(gate, half.gated ? gate + size : nullptr, second + t * size, begin, end,
-                      half.activation);
-    }
+    for (int64_t t = 0; t < call.tokens; t++) activate(t, begin, end, second + t * size);
+    meeting.wait();
     return second;
 }
 
 static void run_half(const Half& half, const Call& call, float* x, Room& room, Meeting& meeting,
-                     Next& next, Memory& memory) {
-    const float* read = half.parallel && !half.attention ? room.entered.get() : x;
-    if (half.before) {
-        norm_rows(read, *half.before, call, room.normed.get());
-        if (!half.into.prepare) meeting.wait();  // else each thread prepares the rows it normed
-        read = room.normed.get();
-    }
-    multiply(half.into, read, nullptr, room.first.get(), call, room, meeting, next.into);
+                     Steps& steps, int64_t step, Memory& memory) {
+    const float* read = half.parallel && half.mlp() ? room.entered.get() : x;
+    if (half.before) read = normed(read, *half.before, call, half.into, room, meeting, memory);
+    multiply(half.into, read, nullptr, room.first.get(), call, room, meeting, steps[step + INTO],
+             memory);
     meeting.wait();
-    const float* result = between(half, call, room, meeting, next.attention, memory);
-    meeting.wait();
+    const float* result = between(half, call, room, meeting, steps, step, memory);
     bool plain = !half.after && half.scale == 1;
     float* added = plain ? x : room.normed.get();
-    multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting, next.out);
+    multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting, steps[step + OUT],
+             memory);
     meeting.wait();
     if (plain) return;
     if (half.after) norm_rows(added, *half.after, call, added);
@@ -998,25 +1272,183 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     meeting.wait();
 }
 
-// Carries the stream x, (tokens, width), through the chosen halves.
+// Carries the stream x, (tokens, width), through the chosen halves: this thread's part.
+static void carry(float* x, const Half* halves, const int64_t* chosen, int64_t count,
+                  const Call& call, Room& room, Meeting& meeting, Steps& steps, Memory& memory) {
+    for (int64_t i = 0; i < count; i++) {
+        const Half& half = halves[chosen[i]];
+        if (!half.into.multiply) continue;  // the model has no such half
+        if (half.parallel && (i == 0 || halves[chosen[i - 1]].layer != half.layer)) {
+            Share rows(call.tokens);
+            const float* from = i == 0 ? call.entered : x;
+            std::copy(from + rows.begin * call.width, from + rows.end * call.width,
+                      room.entered.get() + rows.begin * call.width);
+            meeting.wait();
+        }
+        run_half(half, call, x, room, meeting, steps, i * STEPS, memory);
+    }
+}
+
+// What the recurrent layers among some halves keep counts as unknown from one to the other.
+struct Keeping {
+    const Half* halves;
+    const int64_t* chosen;
+    int64_t count;
+    const Call& call;
+
+    template <class Do>
+    void each(Do act) const {
+        for (int64_t i = 0; i < count; i++)
+            if (auto how = halves[chosen[i]].recurrence) act(call.kept[how->index]);
+    }
+    void begin() const {
+        each([](const recurrent::Kept& kept) { kept.begin(); });
+    }
+    void end() const {
+        each([](const recurrent::Kept& kept) { kept.end(); });
+    }
+};
+
 extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, int64_t count,
                            const Call* call, int threads) {
-    Room room(halves, chosen, count, *call);
+    Room room(halves, chosen, count, *call, threads);
     Meeting meeting;
-    std::vector<Next> next(count);
+    Steps steps(count * STEPS, threads);
+    Keeping keeping{halves, chosen, count, *call};
+    keeping.begin();
 #pragma omp parallel num_threads(threads)
     {
         Memory memory;
-        for (int64_t i = 0; i < count; i++) {
-            const Half& half = halves[chosen[i]];
-            if (half.parallel && (i == 0 || halves[chosen[i - 1]].layer != half.layer)) {
-                Share rows(call->tokens);
-                const float* from = i == 0 ? call->entered : x;
-                std::copy(from + rows.begin * call->width, from + rows.end * call->width,
-                          room.entered.get() + rows.begin * call->width);
-                meeting.wait();
-            }
-            run_half(half, *call, x, room, meeting, next[i], memory);
-        }
+        carry(x, halves, chosen, count, *call, room, meeting, steps, memory);
     }
+    keeping.end();
+}
+
+// One recurrence by itself: from the columns of its tokens to what they give.
+extern "C" void recur(const recurrent::Recurrence* how, const recurrent::Kept* kept,
+                      const float* y, int64_t stride, float* out, int threads) {
+    recurrent::Columns columns{y, stride, out, how->outputs()};
+    kept->begin();
+#pragma omp parallel num_threads(threads)
+    {
+        Memory memory;
+        int part = omp_get_thread_num(), parts = omp_get_num_threads();
+        recurrent::Part(*how, *kept, columns, part, parts, memory.recurrence).run();
+#pragma omp barrier
+        recurrent::keep(*how, *kept, columns, part, parts);
+        for (int64_t i = 0; i < kept->count && !how->by_head(); i++)
+            for (Share mine(kept->passages[i].token < 0 ? 0 : kept->passages[i].count);
+                 mine.begin < mine.end; mine.begin++) {
+                int64_t t = kept->passages[i].token + mine.begin;
+                recurrent::finish(*how, out + t * columns.out_stride, y + t * stride + how->gate(),
+                                  0, how->outputs());
+            }
+    }
+    kept->end();
+}
+
+// x * sigmoid(gate), the gate as wide as x or one number a row.
+extern "C" void times_sigmoid(float* x, const float* gate, int64_t rows, int64_t width,
+                              int64_t stride, int64_t gates) {
+    for (int64_t r = 0; r < rows; r++, x += width, gate += stride) {
+        if (gates > 1) {
+            recurrent::times_sigmoid(x, gate, width);
+            continue;
+        }
+        float share = 1.0f / (1.0f + recurrent::exponential(-gate[0]));
+        for (int64_t j = 0; j < width; j++) x[j] *= share;
+    }
+}
+
+// What stands at both ends of a model.
+struct Ends {
+    const Product* table;  // whose rows are the embedding, or null:
+    const float* rows;     // the embedding itself
+    int64_t tokens;        // of the vocabulary
+    const Norm* norm;
+    const Product* head;
+    float scale, logits, cap;  // of the embedding and of logits; a soft cap of these, or 0
+};
+
+// What a whole pass gives: the last states (tokens, width), logits (tokens, vocabulary), and the
+// `count` likeliest tokens of each, -1 first where the best logit is not finite.
+struct Given {
+    float *states, *logits;
+    int64_t* best;
+    int64_t count;
+};
+
+static void embed(const Ends& ends, const int64_t* ids, const Call& call, float* x) {
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
+        float* to = x + mine.begin * call.width;
+        if (ends.table)
+            ends.table->read(ends.table, ids[mine.begin], to);
+        else
+            std::copy_n(ends.rows + ids[mine.begin] * call.width, call.width, to);
+        if (ends.scale != 1)
+            for (int64_t i = 0; i < call.width; i++) to[i] *= ends.scale;
+    }
+}
+
+// What a model does to its logits.
+static void change(const Ends& ends, float* logits, int64_t count) {
+    Share mine(count);
+    for (int64_t i = mine.begin; i < mine.end && ends.logits != 1; i++) logits[i] *= ends.logits;
+    for (int64_t i = mine.begin; i < mine.end && ends.cap > 0; i++)
+        logits[i] = ends.cap * std::tanh(logits[i] / ends.cap);
+}
+
+// The likeliest tokens of each row, whose blocks the threads look through together.
+static void choose(const Given& given, int64_t rows, int64_t size, std::vector<float>& maxima,
+                   std::vector<std::atomic<bool>>& odd, Meeting& meeting) {
+    int64_t blocks = choosing::blocks_of(size);
+    Share mine(blocks);
+    for (int64_t r = 0; r < rows; r++)
+        if (choosing::block_maxima(given.logits + r * size, size, mine.begin, mine.end,
+                                   maxima.data() + r * blocks))
+            odd[r] = true;
+    meeting.wait();
+    for (Share some(rows); some.begin < some.end; some.begin++) {
+        int64_t r = some.begin;
+        choosing::row_largest(given.logits + r * size, size, given.count,
+                              given.best + r * given.count, odd[r],
+                              maxima.data() + r * blocks, true);
+    }
+}
+
+// All of a model in one call: embeds `ids`, runs the halves, and scores what comes out. Gives the
+// place of the first id that is none of the vocabulary; then nothing is done. -1: there is none.
+extern "C" int64_t run_model(const int64_t* ids, const Ends* ends, const Half* halves,
+                             const int64_t* chosen, int64_t count, const Call* call,
+                             const Given* given, int threads) {
+    for (int64_t t = 0; t < call->tokens; t++)
+        if (ids[t] < 0 || ids[t] >= ends->tokens) return t;
+    Room room(halves, chosen, count, *call, threads, ends->head);
+    Meeting meeting;
+    Steps steps(count * STEPS + 1, threads);
+    int64_t rows = call->tokens, size = ends->head->outputs;
+    std::vector<float> maxima(rows * choosing::blocks_of(size));
+    std::vector<std::atomic<bool>> odd(rows);
+    Keeping keeping{halves, chosen, count, *call};
+    keeping.begin();
+#pragma omp parallel num_threads(threads)
+    {
+        Memory memory;
+        embed(*ends, ids, *call, given->states);
+        meeting.wait();
+        carry(given->states, halves, chosen, count, *call, room, meeting, steps, memory);
+        const Product& head = *ends->head;
+        const float* x =
+            normed(given->states, *ends->norm, *call, head, room, meeting, memory);
+        multiply(head, x, nullptr, given->logits, *call, room, meeting, steps[count * STEPS],
+                 memory);
+        meeting.wait();
+        if (ends->logits != 1 || ends->cap > 0) {
+            change(*ends, given->logits, rows * size);
+            meeting.wait();
+        }
+        if (given->count) choose(*given, rows, size, maxima, odd, meeting);
+    }
+    keeping.end();
+    return -1;
 }

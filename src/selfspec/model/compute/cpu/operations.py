@@ -12,6 +12,8 @@ from ..grouped import STORED, Blocks, Grouped, Matrix, joined, why_floats
 from ..linear import Linear, joined_bias
 from ..norms import Norm
 from ..ops import ACTIVATIONS, Heads, Kernel, Ops
+from ..recurrence import Recurrence
+from ..recurrent_cache import Memory, Stretch
 from .interface import (
     heads_struct,
     layer_struct,
@@ -24,6 +26,7 @@ from .kinds import KINDS
 from .linear import PackedLinear
 from .native import library
 from .packs import Shelf
+from .recurrent import recur, times_sigmoid
 
 
 def product(
@@ -125,3 +128,11 @@ class NativeOps(Ops):
             qkv.data_ptr(), tokens, native_heads, layer, visible, out.data_ptr(), threads
         )
         return out
+
+    def times_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
+        return times_sigmoid(x, gate)
+
+    def go_on(
+        self, y: Tensor | None, how: Recurrence, memory: Memory, row: int, stretch: Stretch
+    ) -> Tensor | None:
+        return recur(how, y, memory, row, stretch)

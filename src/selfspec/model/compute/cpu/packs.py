@@ -2,13 +2,14 @@
 
 A file holds the products of one model in one kind, in the order in which the model makes them. It
 is read by nobody else and never changed: a new one takes its place, and it is mapped for this
-process alone. A header names what it was made of. A sum over all its bytes, which are read soon
-anyway, tells a torn or damaged file, and that one is made anew. The files that were used last are
-kept, up to `$SELFSPEC_PACKED_GB`. Does not know models.
+process alone. A header names what it was made of and has a hash. A sum over all its bytes, which
+are read soon anyway, tells a torn or damaged file, and that one is made anew. The files that were
+used last are kept, up to `$SELFSPEC_PACKED_GB`. Does not know models.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
@@ -28,7 +29,7 @@ from .linear import PackedLinear
 
 LIMIT_VARIABLE = "SELFSPEC_PACKED_GB"
 _LIMIT = 4.0
-_HEADER, _ALIGNED = 64, 64  # digits of the header's length; where a product begins
+_HEADER, _ALIGNED = 64, 64  # for the header's length and its hash; where a product begins
 _log = logging.getLogger(__name__)
 
 
@@ -114,7 +115,7 @@ class KeptShelf(Shelf):
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % _ALIGNED)
         with whole_file(self._path) as file:
-            file.write(str(len(text)).encode().ljust(_HEADER) + text)
+            file.write(f"{len(text)} {_hash(text)}".encode().ljust(_HEADER) + text)
             for _, linear in self.made:
                 file.write(linear.memory.numpy().data.cast("B"))
                 file.write(b"\0" * (-linear.memory.nbytes % _ALIGNED))
@@ -169,8 +170,12 @@ def _mapped(path: Path, key: str) -> tuple[list[dict[str, Any]], Tensor] | None:
     """The products of a file and its bytes. None: it is not there, for something else or torn."""
     try:
         with path.open("rb") as file:
-            length = int(file.read(_HEADER))
-            header = json.loads(file.read(length))
+            digits, expected = file.read(_HEADER).split()
+            length = int(digits)
+            text = file.read(length)
+            if _hash(text) != expected.decode():
+                raise ValueError("its header is damaged")
+            header = json.loads(text)
             size = os.fstat(file.fileno()).st_size
             if header["key"] != key or size != _HEADER + length + header["bytes"]:
                 return None
@@ -187,6 +192,10 @@ def _mapped(path: Path, key: str) -> tuple[list[dict[str, Any]], Tensor] | None:
         _log.warning("%s cannot be read (%s), so weights are packed again.", path, error)
         return None
     return products, data
+
+
+def _hash(text: bytes) -> str:
+    return hashlib.sha256(text).hexdigest()[:40]
 
 
 def _sum(data: Tensor) -> int:
