@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from selfspec import LLM
+from selfspec.lossy import SpecEE
 from selfspec.trained.files import SHIPPED, load_part, shipped_part, shipped_parts
 from selfspec.trained.successors import SUCCESSORS, trained_successors
 
@@ -50,3 +51,16 @@ def test_they_change_no_token_and_keep_more_drafts(demo_llm, draft):
     found = demo_llm.generate(prompt, draft=draft, **options)
     assert found.tokens == without.tokens == plain.tokens
     assert found.stats.accepted > without.stats.accepted
+
+
+@pytest.mark.demo
+def test_the_demo_model_finds_its_exit_predictors(demo_llm):
+    """Predictors that are not recognised any more, or that change the text they draft for."""
+    prompt = demo_llm.encode_chat([{"role": "user", "content": "Name three colours."}])
+    call = {"max_new_tokens": 12, "eos": []}
+    plain = demo_llm.generate(prompt, draft=None, **call)
+    options = {"control": "fixed", "control_options": {"tokens": 3}}
+    found = demo_llm.generate(prompt, draft="dynamic-exit", **options, **call)
+    assert found.tokens == plain.tokens
+    lossy = SpecEE().generate(demo_llm, prompt, **call)
+    assert lossy.lossy and lossy.looking.looks > 0

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 from selfspec import LLM
 from selfspec.draft.from_models.draft_head import DraftHead
 from selfspec.errors import DataError, OptionError, ResourceError, TrainingError
-from selfspec.model.families import family_of, shape_of
+from selfspec.model.families import family_of
+from selfspec.model.shaping import shape_of
 from selfspec.testing import tiny_model
 from selfspec.train import parts, states
 from selfspec.train.draft_head import HeadRecipe, HeadTraining, likeliest

@@ -14,7 +14,8 @@ from own_text import calm_model, shown_command, with_text
 from selfspec import LLM
 from selfspec.draft.from_layers.layer_skip import LayerSkip
 from selfspec.errors import OptionError, UnsupportedModel
-from selfspec.model.families import family_of, shape_of
+from selfspec.model.families import family_of
+from selfspec.model.shaping import shape_of
 from selfspec.testing import tiny_llm, tiny_lora, tiny_model, tiny_tokenizer
 from selfspec.train.draft_lora import LoraRecipe
 from selfspec.train.part_run import train_small_part

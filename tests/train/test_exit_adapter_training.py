@@ -13,7 +13,8 @@ from own_text import calm_model, shown_command, with_text
 from selfspec import LLM
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.errors import OptionError
-from selfspec.model.families import family_of, shape_of
+from selfspec.model.families import family_of
+from selfspec.model.shaping import shape_of
 from selfspec.testing import tiny_model
 from selfspec.train.exit_adapter import AdapterRecipe, in_a_row
 from selfspec.train.part_run import train_small_part

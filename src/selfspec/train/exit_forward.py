@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutput
 
 from ..errors import OptionError, SelfCheckFailed
-from ..model.families import shape_of
+from ..model.shaping import shape_of
 from ..model.weights import module
 from .candidates import Candidates, candidates
 from .data import IGNORED

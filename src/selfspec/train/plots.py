@@ -31,19 +31,19 @@ def require_matplotlib() -> Any:
 
 def plot_training(report: dict[str, Any], path: Path) -> None:
     """Loss by exit over the steps on the left, what each exit is worth on the right."""
-    with _figure(path, f"{report['model']}, {report['steps']} steps", 14, 5, 2) as (left, right):
+    with figure(path, f"{report['model']}, {report['steps']} steps", 14, 5, 2) as (left, right):
         _losses(left, report["log"])
         _exits(right, report["exits"])
 
 
 def plot_exits(scores: dict[str, list[dict[str, Any]]], path: Path, title: str) -> None:
     """Agreement and perplexity by exit, a line for each named model or time."""
-    with _figure(path, title, 8, 5) as (axes,):
+    with figure(path, title, 8, 5) as (axes,):
         _exits(axes, scores)
 
 
 @contextmanager
-def _figure(path: Path, title: str, width: float, height: float, plots: int = 1) -> Iterator[Any]:
+def figure(path: Path, title: str, width: float, height: float, plots: int = 1) -> Iterator[Any]:
     """Axes for plots side by side, saved when they are drawn."""
     pyplot = require_matplotlib()
     size = (width, height)
@@ -92,7 +92,7 @@ def plot_part(report: dict[str, Any], path: Path) -> None:
     """A small part: loss over the steps on the left, the share of right drafts on the right."""
     log, title = report["log"], f"{report['kind']}, {report['tokens']:,} tokens"
     steps = [line["step"] for line in log]
-    with _figure(path, title, 12, 4.5, 2) as (left, right):
+    with figure(path, title, 12, 4.5, 2) as (left, right):
         left.plot(steps, [line["loss"] for line in log], marker="o", markersize=3)
         left.set_ylabel("loss")
         for depth in range(len(report["acceptance"])):

@@ -32,11 +32,11 @@ from transformers import (
 from ..core.files import clear_left_over, writing
 from ..core.text_rows import require
 from ..errors import OptionError, TrainingError, Unavailable, UnsupportedModel, nearest
-from ..model.families import shape_of
 from ..model.from_transformers import from_transformers
 from ..model.load.checkpoint import quiet_transformers
 from ..model.load.loading import load
 from ..model.load.source import locate
+from ..model.shaping import shape_of
 from . import checkpoints, plots
 from .data import Blocks, DataOptions, load_data
 from .evaluate import ExitScore, evaluate_exits

@@ -31,7 +31,7 @@ from ..core.schema import Unfit, made
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from ..model.layered import LayeredModel
 from ..model.partial_head import PartialHead, head_over
-from .kinds import KINDS, Described
+from .kinds import KINDS, Described, command_for
 
 SCHEMA = 1
 DESCRIPTION, TENSORS = "part.json", "part.safetensors"
@@ -64,7 +64,7 @@ class TrainedPart:
         if difference := unlike(self.base, signature(model)):
             raise OptionError(
                 f"this {kind} was trained on another model ({difference}), so its drafts would be "
-                f"useless; train one for this model: selfspec train MODEL --recipe {kind}"
+                f"useless; make one for this model: {command_for(kind)}"
             )
 
     def save(self, folder: Path, eight_bits: bool = False) -> None:
@@ -158,8 +158,8 @@ def find_part(
         part = shipped_part(kind, model)
         if part is None:
             raise OptionError(
-                f"no {kind} for this model comes with selfspec, so it needs part=FOLDER; train "
-                f"one: selfspec train MODEL --recipe {kind}"
+                f"no {kind} for this model comes with selfspec, so it needs part=FOLDER; make one: "
+                f"{command_for(kind)}"
             )
         return part
     if isinstance(source, TrainedPart):

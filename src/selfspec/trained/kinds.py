@@ -132,6 +132,37 @@ class SuccessorSettings:
 
 
 @dataclass(frozen=True)
+class PredictorSettings:
+    """Predictors of exits: after which layers, from how many candidates and whose, how wide, and
+    how often each layer was left when they were fitted."""
+
+    candidates: int
+    source: str
+    hidden: int
+    layers: list[int]
+    exits: list[float]
+
+    def sizes(self, base: Base, held: Mapping[str, Tensor]) -> Sizes:
+        _require_layers("layers", self.layers, 1, base.layers)
+        if not self.layers or sorted({*self.layers}) != self.layers:
+            raise Unfit("settings.layers are not at least one, ascending")
+        if len(self.exits) != len(self.layers) or not all(0 <= share <= 1 for share in self.exits):
+            raise Unfit("settings.exits are no shares, one a layer")
+        _require_layers("candidates", [self.candidates], 1, base.vocabulary)
+        _require_layers("hidden", [self.hidden], 1, _LARGEST)
+        count, hidden = len(self.layers), self.hidden
+        sizes: dict[str, tuple[int, ...]] = {
+            "first.weight": (count, 3 * self.candidates, hidden),
+            "first.bias": (count, hidden),
+            "second.weight": (count, hidden),
+            "second.bias": (count,),
+        }
+        if {"svm.weight", "svm.bias"} & {*held}:
+            sizes |= {"svm.weight": (count, 2), "svm.bias": (count,)}
+        return sizes
+
+
+@dataclass(frozen=True)
 class PartKind:
     """What all parts of one kind have in common."""
 
@@ -141,6 +172,8 @@ class PartKind:
     """The class of its settings."""
     tensors: tuple[str, ...] = field(default=("vocabulary",))
     """Tensors that every such part holds. There may be more, as many as it has blocks or layers."""
+    command: str = "train MODEL --recipe {kind}"
+    """What makes one for a model."""
 
     def check(self, described: Described, tensors: Mapping[str, Tensor]) -> None:
         """Raise Unfit unless settings and tensors are those of such a part."""
@@ -178,7 +211,18 @@ KINDS: Mapping[str, PartKind] = {
             *("pairs.keys", "pairs.successors", "pairs.chances"),
         ),
     ),
+    "exit-predictors": PartKind(
+        "dynamic-exit",
+        PredictorSettings,
+        ("first.weight", "first.bias", "second.weight", "second.bias"),
+        "fit-exits MODEL",
+    ),
 }
+
+
+def command_for(kind: str) -> str:
+    """What makes a part of that kind."""
+    return "selfspec " + KINDS[kind].command.format(kind=kind)
 
 
 def _require_layers(name: str, values: list[int], first: int, end: int) -> None:

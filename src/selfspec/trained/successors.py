@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
+import torch
 
 from ..model.layered import LayeredModel
 from .files import TrainedPart, find_part, shipped_part
@@ -39,8 +40,12 @@ class _Sorted:
     first asked for."""
 
     def __init__(self, part: TrainedPart, name: str) -> None:
-        columns = (part.tensors[f"{name}.{what}"] for what in ("keys", "successors", "chances"))
-        self._keys, self._tokens, self._chances = (column.numpy() for column in columns)
+        keys, tokens, chances = (
+            part.tensors[f"{name}.{what}"] for what in ("keys", "successors", "chances")
+        )
+        self._keys, self._tokens = keys.numpy(), tokens.numpy()
+        # numpy has no bfloat16
+        self._chances = (chances.float() if chances.dtype is torch.bfloat16 else chances).numpy()
         self.find = cache(self._look_up)
 
     def _look_up(self, key: int) -> Chances:

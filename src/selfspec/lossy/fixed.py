@@ -1,4 +1,4 @@
-"""Decoding that may change what is written, and says so in its name: early exit, unverified.
+"""One exit for all tokens.
 
 LayerSkip's second stage ("early exit inference", Tables 2-5 and 10): tokens come from layers 0 to
 E - 1 and the model's own norm and head, and nothing checks them. A shallower view of the model does
@@ -9,40 +9,11 @@ engine nor tokenizers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol, Self
+from typing import Any
 
-from .core.contract import FinishReason, Stats
-from .core.logprobs import TokenLogprob
-from .errors import OptionError
-from .model.layered import LayeredModel
-
-
-class Generates(Protocol):
-    """What is needed of an `LLM`."""
-
-    model: LayeredModel
-
-    def view(self, model: LayeredModel) -> Self:
-        """The same over another view of the model."""
-
-    def generate(self, prompts: Any, **options: Any) -> Any:
-        """Continue prompts."""
-
-
-@dataclass(frozen=True)
-class LossyResult:
-    """A continuation that the whole model never checked. No `Result`: it must not pass for one."""
-
-    text: str
-    tokens: list[int]
-    finish_reason: FinishReason
-    layer: int  # how many layers wrote it
-    stats: Stats
-    call: Stats  # what all prompts of the call cost together
-    logprobs: list[TokenLogprob] | None = None  # the exit's own
-    seed: int | None = None
-    lossy: Literal[True] = True
+from ..errors import OptionError
+from ..model.layered import LayeredModel
+from .result import Generates, LossyResult
 
 
 def first_layers(model: LayeredModel, layer: int) -> LayeredModel:
