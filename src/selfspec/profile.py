@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,10 +24,11 @@ from .core.user_cache import cache_root
 from .draft.auto import Auto
 from .draft.base import Drafter
 from .draft.registry import resolve
-from .errors import OptionError
+from .errors import OptionError, nearest
 from .model.layered import LayeredModel
 
 SCHEMA = 1
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 GENERAL = "general"
 """The task of a profile that is for no task."""
 
@@ -84,25 +86,41 @@ class Profile:
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
             raise Unfit(f"its schema is {self.schema}, and this selfspec reads {SCHEMA}")
+        named(self.task)
         for way in self.ways:
             resolve(**way.options)
 
     @property
     def file(self) -> str:
         """Its name among others of the same model."""
-        return f"{self.task}-{self.weights}.json"
+        return file_of(self.task, self.weights)
 
-    def drafter(self) -> Drafter:
+    def drafter(self, **options: Any) -> Drafter:
         """`auto` that begins with what was found. A lookup is always among its candidates, since it
-        costs next to nothing."""
+        costs next to nothing. `options`: further ones of `auto`."""
         found = [resolve(**way.options)[0] for way in self.ways]
         named = [each for each in found if each is not None and not each.decides_how_much]
         candidates: list[str | Drafter] = [*dict.fromkeys(named)]
-        return Auto(candidates=("hybrid", *candidates))
+        return Auto(candidates=("hybrid", *candidates), **options)
 
     def write(self, path: Path) -> None:
         """As JSON, whole or not at all."""
         write_whole(path, json.dumps(asdict(self), indent=1) + "\n")
+
+
+def file_of(task: str, weights: str) -> str:
+    """The name of a profile for a task and a kind of weights."""
+    return f"{task}-{weights}.json"
+
+
+def named(task: str) -> str:
+    """A task's name, if it can be one: it becomes a file's, and is told from files by its form."""
+    if not NAME.fullmatch(task) or task in ("auto", "none"):
+        raise OptionError(
+            f"{shown(task)} cannot name a task; use letters, digits, - and _, at most 40, such as "
+            "chat, and neither auto nor none"
+        )
+    return task
 
 
 def kept_in(model: Mapping[str, Any]) -> Path:
@@ -129,13 +147,19 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 def profile_for(
     model: LayeredModel, asked: str | os.PathLike[str] | None, machine: Machine, weights: str
 ) -> Profile | None:
-    """The profile that was asked for: a file, "none", or "auto": what a tuning here left for this
-    model and kind of weights, if anything."""
+    """The profile that was asked for: a file, a task's name, "none", or "auto": what a tuning here
+    left for this model and kind of weights, if anything."""
     if asked is None or asked == "none":
         return None
     if asked != "auto":
         from .trained.files import signature, unlike
 
+        if not isinstance(asked, str | os.PathLike):
+            raise OptionError(
+                f"profile={shown(asked)} is no profile; give a file, a task's name, auto or None"
+            )
+        if isinstance(asked, str) and NAME.fullmatch(asked) and not is_there(Path(asked)):
+            asked = _of_task(asked, signature(model), weights)
         found = read_profile(asked)
         if difference := unlike(found.model, signature(model)):
             raise OptionError(
@@ -152,6 +176,20 @@ def profile_for(
     return _kept(model, machine, weights)
 
 
+def _of_task(task: str, model: Mapping[str, Any], weights: str) -> Path:
+    """Where a tuning here left the profile of that name."""
+    folder = kept_in(model)
+    if is_there(file := folder / file_of(task, weights)):
+        return file
+    end = f"-{weights}.json"
+    known = sorted(each.name.removesuffix(end) for each in folder.glob(f"*{end}"))
+    others = nearest(task, known) if known else "there is none so far"
+    raise OptionError(
+        f"there is no profile {task!r} of this model in {weights} here ({others}); make it with "
+        f"selfspec tune MODEL --task {task}=FILE, or name a file"
+    )
+
+
 def _kept(model: LayeredModel, machine: Machine, weights: str) -> Profile | None:
     root = cache_root() / "profiles"
     if not root.is_dir():  # nobody ever tuned here
@@ -159,7 +197,7 @@ def _kept(model: LayeredModel, machine: Machine, weights: str) -> Profile | None
     from .trained.files import signature, unlike
 
     own = signature(model)
-    file = kept_in(own) / f"{GENERAL}-{weights}.json"
+    file = kept_in(own) / file_of(GENERAL, weights)
     if not is_there(file):
         return None
     try:

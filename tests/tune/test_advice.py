@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from typer.testing import CliRunner
 from benchmarks.shrunken import tiny
 from selfspec.cli import common
 from selfspec.cli.app import app
+from selfspec.core.machine import this_machine
 from selfspec.errors import OptionError
 from selfspec.llm import LLM
-from selfspec.profile import Way, read_profile
+from selfspec.profile import Way, profile_for, read_profile
 from selfspec.testing import near_identity_model, tiny_tokenizer
-from selfspec.tune import verdict
-from selfspec.tune.run import TuneOptions, Tuning
+from selfspec.tune import steps, verdict
+from selfspec.tune.options import Setting, TuneOptions
+from selfspec.tune.run import Tuning
+from selfspec.tune.timing import Trials
 
 
 def _llm() -> LLM:
@@ -50,13 +54,122 @@ def test_ctrl_c_ends_the_search_and_what_was_found_is_timed(
     """An interrupted search that loses everything."""
     from selfspec.tune import run
 
-    def interrupted(*_: Any) -> Any:
+    def interrupted(*_: Any, **__: Any) -> Any:
         raise KeyboardInterrupt
         yield
 
     monkeypatch.setattr(run, "grown", interrupted)
     tuning = Tuning(_llm(), TuneOptions(minutes=0.1, max_new_tokens=24), ["hello", "you"])
     assert tuning.run().verdict
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+def test_ctrl_c_between_turns_keeps_whole_ones(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
+    """A half turn that is compared with whole ones, and a verdict from no turn at all."""
+    options = TuneOptions(minutes=0.1, max_new_tokens=16, search="none")
+    tuning = Tuning(_llm(), options, ["hello", "you"])
+    own, calls = Trials._answer, [0]
+    ways = [Way("ngram"), Way("hybrid", {}, "cost-aware")]
+    a_turn = 1 + len(ways)  # one prompt is timed
+
+    def answer(self: Trials, ids: Any, way: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == a_turn * (turns + 1) + 2:  # behind the turn that warms up
+            raise KeyboardInterrupt
+        return own(self, ids, way)
+
+    monkeypatch.setattr(Trials, "_answer", answer)
+    if not turns:
+        with pytest.raises(KeyboardInterrupt):
+            tuning._time(ways)
+        return
+    trials = tuning._time(ways)
+    assert tuning.found.stopped and trials.turns == 1
+    assert {len(trials._plain), *map(len, trials._taken.values())} == {1}
+    assert "stopped early" in verdict.words([trials.timed(ways[0])], None, stopped=True)
+
+
+def test_other_text_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A way that changes the text and is recommended for its speed."""
+    trials, own = Trials(_llm(), [[5, 6, 7]], 8), Trials._answer
+    ways = [Way("ngram"), Way("hybrid")]
+
+    def answer(self: Trials, ids: Any, way: Any) -> Any:
+        tokens, seconds = own(self, ids, way)
+        return ([[9]], seconds) if way is ways[0] else (tokens, seconds)
+
+    trials.turn(ways)
+    assert trials.exact
+    monkeypatch.setattr(Trials, "_answer", answer)
+    trials.turn(ways)
+    assert not trials.exact
+    assert "please report this" in verdict.words([trials.timed(ways[0])], None, exact=False)
+
+
+def test_costs_of_a_busy_machine_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spoiled costs that are believed, quiet ones that are measured twice."""
+    parts = steps.measure(_llm().model, 0.1)
+    for spreads, expected in (((2.0, 1.1), 1.1), ((2.0, 3.0), 2.0), ((1.1, 9.0), 1.1)):
+        told = iter(replace(parts, spread=spread) for spread in spreads)
+        monkeypatch.setattr(steps, "measure", lambda *_, told=told: next(told))
+        found = steps.measure_quietly(_llm().model, 0.1)
+        assert found.spread == expected
+        assert found.busy == (expected > steps.BUSY)
+        assert len(list(told)) == (spreads[0] < steps.BUSY)
+    said = verdict.words([Way("ngram", measured=1.4, low=1.2, high=1.6)], None, busy=True)
+    assert "busy" in said and "measured again" in said
+
+
+def test_a_budget_too_small_says_so() -> None:
+    """The best so far that is sold as the best there is."""
+    tuning = Tuning(_llm(), TuneOptions(minutes=0.1, max_new_tokens=48), ["hello", "you"])
+    tuning._end = 0.0
+    assert "too short" in tuning.run().verdict
+
+
+def test_tasks_get_profiles_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One task's profile over another's, a name that is not found, pictures of nothing."""
+    pytest.importorskip("matplotlib")
+    monkeypatch.setenv("SELFSPEC_CACHE", str(tmp_path / "cache"))
+    llm = _llm()
+    monkeypatch.setattr(common, "open_model", lambda name, how: llm)
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt").write_text(f"hello {name}\nyou {name}\n")
+    flags = ["--minutes", "0.1", "-n", "24", "--trials", "4"]
+    tasks = [f"--task={name}={tmp_path / name}.txt" for name in ("a", "b")]
+    done = CliRunner().invoke(app, ["tune", "x", *flags, *tasks])
+    assert done.exit_code == 0, done.output
+    machine = this_machine()
+    first, second = (profile_for(llm.model, name, machine, "float32") for name in ("a", "b"))
+    assert first is not None and second is not None
+    assert (first.task, second.task) == ("a", "b") and first.text != second.text
+    assert profile_for(llm.model, "auto", machine, "float32") is None, (
+        "a task's is nobody's default"
+    )
+    with pytest.raises(OptionError, match=r"no profile 'c'.*known: a, b"):
+        profile_for(llm.model, "c", machine, "float32")
+    picture = tmp_path / "p.png"
+    done = CliRunner().invoke(app, ["tune", "x", *flags, tasks[0], "--png", str(picture)])
+    assert done.exit_code == 0 and picture.stat().st_size > 10_000, done.output
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--task", "chat"], "names no questions"),
+        (["--task", "=x"], "cannot name a task"),
+        (["--task", "none=x"], "cannot name a task"),
+        (["--task", "a/b=x"], "cannot name a task"),
+        (["--task", "a=x", "--task", "a=y"], "is there twice"),
+        (["--task", "a=x", "--questions", "y"], "both name questions"),
+        (["--task", "a=x", "--task", "b=y", "--png", "p.png"], "is one picture"),
+    ],
+)  # fmt: skip
+def test_tasks_that_cannot_be_are_an_error(flags: list[str], said: str) -> None:
+    """Minutes of work before a mistake is noticed, or a file somewhere else."""
+    done = CliRunner().invoke(app, ["tune", "x", *flags])
+    assert done.exit_code == 1
+    assert said in " ".join(done.output.split())
 
 
 @pytest.mark.filterwarnings("ignore:.*kernel 'floor'")
@@ -84,7 +197,7 @@ def test_the_verdict_follows_the_interval(
     """A gain that noise explains and that is praised."""
     ways = [Way("ngram", measured=value, low=low, high=high) for value, low, high in gains]
     assert verdict.answer(ways) == expected
-    said = verdict.words(ways, None, True, False)
+    said = verdict.words(ways, None)
     beginnings = {"helps": "Use ngram: 1.40", "undecided": "Undecided", "does not": "Do not use"}
     assert said.startswith(beginnings[expected] if gains else "Nothing could be timed")
 
@@ -98,7 +211,10 @@ def test_advise_says_it_as_json_and_tune_writes_the_profile(
     prompts = tmp_path / "asked.txt"
     prompts.write_text("hello\n\nyou\n")
     asked = ["--questions", str(prompts)]
+    done = CliRunner().invoke(app, ["advise", "x", "--json"])
+    assert "built-in" in done.stderr, "nobody was told that the model answers our questions"
     done = CliRunner().invoke(app, ["advise", "x", "--json", *asked])
+    assert "built-in" not in done.stderr
     said = json.loads(done.stdout)
     assert said["answer"] in ("helps", "does not", "undecided") and said["ways"]
     out = tmp_path / "p.json"
@@ -106,6 +222,36 @@ def test_advise_says_it_as_json_and_tune_writes_the_profile(
     done = CliRunner().invoke(app, ["tune", "x", *flags, *asked])
     assert done.exit_code == 0, done.output
     assert read_profile(out).verdict in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch": 0}, {"temperature": -1.0}, {"drafters": "copies,luck"}]
+)
+def test_settings_that_cannot_be_say_so(wrong: dict[str, Any]) -> None:
+    """A batch of nothing, a kind of drafter that nobody has."""
+    with pytest.raises(OptionError, match=next(iter(wrong))):
+        Setting(**wrong)
+
+
+def test_a_setting_says_what_drafts_and_how_many_rows() -> None:
+    """Kinds that draft though they may not, one row where several are asked for."""
+    options = TuneOptions(minutes=0.1, max_new_tokens=16, trials=3)
+    setting = Setting(batch=3, temperature=0.7, drafters="exits,skips")
+    tuning = Tuning(_llm(), options, ["hello", "you", "there"], setting=setting)
+    asked: list[int] = []
+    own = tuning._llm.generate
+
+    def generate(prompts: Any, **how: Any) -> Any:
+        asked.append(len(prompts))
+        assert how.get("draft") is None or how["sampling"].temperature == 0.7
+        return own(prompts, **how)
+
+    tuning._llm.generate = generate  # type: ignore[method-assign]
+    profile = tuning.run()
+    assert {way.draft for way, _ in tuning.found.predicted} == {"early-exit", "layer-skip"}
+    assert {way.draft for way in tuning.found.ways} <= {"early-exit", "layer-skip"}
+    assert set(asked[1:]) == {3}
+    assert "WARNING" not in profile.verdict
 
 
 @pytest.mark.parametrize(

@@ -42,11 +42,11 @@ def test_a_chain_is_probed_as_it_would_be_drafted(name: str, options: dict[str, 
     found = probe.agreement(*_view(model, name, options), phases=range(DEEPEST))
     expected = []
     for phase in range(DEEPEST):
-        for begin in range(phase, len(ids) - DEEPEST, DEEPEST):
+        for begin in range(1 + phase, len(ids) - DEEPEST, DEEPEST):
             cache = model.new_cache(1, 64)
             drafter = make_drafter(name, options)
             assert drafter is not None
-            model.prefill([ids[:begin] or ids[:1]], cache)
+            model.prefill([ids[:begin]], cache)
             cache.rollback(0, begin)
             session = drafter.start(Target(model, cache))
             session.admit(0, ids[: begin + 1], Sampler(SamplingParams(), 0))
@@ -57,6 +57,41 @@ def test_a_chain_is_probed_as_it_would_be_drafted(name: str, options: dict[str, 
             expected.append(right)
     assert found.kept.sum(1).tolist() == expected
     assert 0 < sum(expected) < DEEPEST * len(expected), "one that is always right proves nothing"
+
+
+@pytest.mark.parametrize(("name", "options"), WAYS, ids=[name for name, _ in WAYS])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_walks_through_a_text_keep_what_decoding_keeps(
+    name: str, options: dict[str, Any], tokens: int
+) -> None:
+    """Rounds that begin where real ones do not, drafts beyond a round's that are counted."""
+    model = from_transformers(near_identity_model(0.6), check=False)
+    llm, prompts = LLM(model, None, "tiny"), ([5, 9, 3], [50])
+    texts = []
+    for ids in prompts:
+        new = llm.generate(ids, max_new_tokens=60, eos=[], draft=None).tokens
+        texts.append(Text([*ids, *new], len(ids)))
+    probe = Probe(model, texts, DEEPEST)
+    found = probe.agreement(*_view(model, name, options), phases=probe.everywhere)
+    said = found.rounds(tokens)
+    how = {"control": "fixed", "control_options": {"tokens": tokens}}
+    kept: list[int] = []
+    for text in texts:
+        own: list[int] = []
+        stream = llm.stream(
+            list(text.ids[: text.prompt]), max_new_tokens=60, eos=[], draft=name,
+            draft_options=options, **how,
+        )  # fmt: skip
+        for piece in stream:
+            own += [piece.accepted] if piece.rejected or piece.accepted else []
+        places = 0  # the probe's chains end where a whole one would not fit any more
+        for accepted in own:
+            if places >= 60 - DEEPEST:
+                break
+            kept.append(accepted)
+            places += accepted + 1
+    assert said == kept
+    assert found.rounds(tokens) != found.kept[:, :tokens].sum(1).tolist(), "all chains are walked"
 
 
 def test_the_model_agrees_with_itself() -> None:

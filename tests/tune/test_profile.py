@@ -105,3 +105,10 @@ def test_a_damaged_profile_is_an_error_that_says_what_to_do(
     file.rename(kept)
     with pytest.warns(UserWarning, match="going on without it"):
         assert profile_for(llm.model, "auto", this_machine(), "float32") is None
+
+
+@pytest.mark.parametrize("wrong", [5, b"x", ["a"], True])
+def test_a_profile_of_a_wrong_kind_is_an_error(llm: LLM, wrong: object) -> None:
+    """A traceback from pathlib."""
+    with pytest.raises(OptionError, match="is no profile"):
+        profile_for(llm.model, wrong, this_machine(), "float32")  # type: ignore[arg-type]

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
-import pytest
-
-from selfspec.errors import OptionError
-from selfspec.tune.search import Halves, grown, sampled, split, study_in
+from selfspec.tune.search import Halves, by_likeness, grown, split
 
 LAYERS = 4
 BEST = frozenset({1, 2, 6})
@@ -57,32 +53,11 @@ def test_growing_begins_with_sets_that_are_given() -> None:
     assert len(asked) == len(set(asked))
 
 
-@pytest.mark.parametrize("sampler", ["tpe", "gp"])
-def test_samplers_find_the_best_set(sampler: str) -> None:
-    """A sampler that minimises, or a set that is read wrongly from its trial."""
-    pytest.importorskip("optuna")
-    study = study_in("", sampler, "a toy")
-    tried = []
-    for each in sampled(study, 2, lambda halves: -len(halves ^ {1, 2}), 60, _until(60)):
-        tried.append(each)
-        if each.halves == {1, 2}:
-            break
-    assert tried[-1].halves == {1, 2}
-
-
-def test_a_killed_study_goes_on(tmp_path: Path) -> None:
-    """A study that begins anew, loses trials, or mixes two models."""
-    pytest.importorskip("optuna")
-    place = str(tmp_path / "study.log")
-    first = list(sampled(study_in(place, "tpe", "a toy"), LAYERS, _value, 5, _until(60)))
-    study = study_in(place, "tpe", "a toy")
-    assert [trial.value for trial in study.trials if trial.value is not None] == [
-        each.value for each in first
-    ]
-    list(sampled(study, LAYERS, _value, 9, _until(60)))
-    assert len(study_in(place, "tpe", "a toy").trials) == 9
-    with pytest.raises(OptionError, match="is of a toy, and this is another"):
-        study_in(place, "tpe", "another")
+def test_likeness_says_where_to_begin() -> None:
+    """The halves that change most, all halves, or none."""
+    sets = by_likeness([0.1, 0.9, 0.8, 0.2, 0.7, 0.3, 0.6, 0.4])
+    assert sets == [{1}, {1, 2}, {1, 2, 4, 6}]
+    assert by_likeness([0.5, 0.6]) == [] and by_likeness([0.5, 0.6, 0.7]) == [{2}]
 
 
 def test_a_set_is_split_into_attention_and_mlp() -> None:

@@ -15,6 +15,7 @@ from ..model.compute.plan import LayerPlan
 from ..model.layered import LayeredModel
 from ..profile import Way
 from .probe import Agreement
+from .rounds import Host
 from .steps import Steps
 
 
@@ -24,8 +25,10 @@ class Plain:
 
     context: float
     """Entries that the cache holds in the mean."""
-    host: float
-    """Seconds of a round beside its pass."""
+    host: Host
+    """What a round takes beside its passes."""
+    rows: int = 1
+    """Rows that are decoded together."""
 
 
 @dataclass(frozen=True)
@@ -70,16 +73,21 @@ class Candidate:
         return min(skipped, default=self.plan.stop)
 
     def round_seconds(self, target: Steps, layers: int, tokens: int, plain: Plain) -> float:
-        """Drafting so many tokens and verifying them."""
-        context = plain.context
-        draft = self.steps.pass_seconds(self.halves, 1, 1, context, 1) + DRAFT_HOST
+        """Drafting so many tokens and verifying them, in every row."""
+        context, rows, host = plain.context, plain.rows, plain.host
         if not tokens:
-            return target.pass_seconds((layers, layers), 1, 1, context, 1) + plain.host
-        first, rest = (self.shared,) * 2, (layers - self.shared,) * 2
-        verify = target.pass_seconds(rest, 1, tokens + 1, context, tokens + 1)
+            return plain_round(target, layers, plain)
+        draft = self.steps.pass_seconds(self.halves, rows, 1, context, rows) + host.drafting(rows)
+        scored = rows * (tokens + 1)
+        seconds = host.round(rows, tokens + 1)
         if self.shared:
-            verify += target.pass_seconds(first, 1, 1, context, 0)
-        return tokens * draft + verify + plain.host
+            rest = (layers - self.shared,) * 2
+            draft += self.steps.fixed * (self.shared < self.plan.stop)  # two stretches, not one
+            seconds += target.pass_seconds((self.shared,) * 2, rows, 1, context, 0)
+        else:
+            rest = (layers, layers)
+        seconds += target.pass_seconds(rest, rows, tokens + 1, context, scored)
+        return tokens * draft + seconds
 
     def predicted(
         self, agreement: Agreement, target: Steps, layers: int, plain: Plain
@@ -94,7 +102,11 @@ class Candidate:
         return max(found, key=lambda each: each.gain)
 
 
-DRAFT_HOST = 1.5e-4  # seconds of a draft beside its pass: embedding, layout, choosing
+def plain_round(target: Steps, layers: int, plain: Plain, tokens: int = 1) -> float:
+    """One round without drafts; or with so many tokens a row, but for the making of the drafts."""
+    rows = plain.rows
+    passed = target.pass_seconds((layers, layers), rows, tokens, plain.context, rows * tokens)
+    return passed + plain.host.round(rows, tokens)
 
 
 def skipping(

@@ -4,7 +4,12 @@ The model's keys and values of a text are filed once. A probe then reads the tex
 candidate's plan, cut into chains: each token sees the model's own entries before its chain began,
 and the candidate's entries from there on. That is what a draft of that depth would have seen. What
 the candidate says after each token is compared with what the model said there. Nothing is
-generated, so a probe costs one pass of the candidate. Does not know what drafting costs.
+generated, so a probe costs one pass of the candidate.
+
+Where real drafts begin depends on what became of the draft before: one place behind its first miss.
+If a chain began at every place, that walk can be followed through the text for any number of
+drafts, and the drafts kept on it are those that decoding would keep. Does not know what drafting
+costs.
 """
 
 from __future__ import annotations
@@ -14,8 +19,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cosine_similarity
 
-from ..model.compute.cache import RowSpan, TokenLayout
+from ..model.compute.cache import KVCache, RowSpan, TokenLayout
+from ..model.compute.call import HalfObserver
 from ..model.compute.cpu.choosing import likeliest
 from ..model.compute.plan import LayerPlan
 from ..model.layered import LayeredModel
@@ -42,15 +49,33 @@ class Agreement:
     sure: Tensor  # (chains, deepest) its probability of what it said
     drafts: int
     """How many tokens were drafted."""
+    walks: tuple[Tensor, ...] = ()
+    """Of each text, the chains (rows of the others) that begin at its places, one after another.
+    Empty unless a chain began at every place."""
 
     @property
     def kept(self) -> Tensor:
         """Whether each draft would be kept: it and all before it are right."""
         return self.right.int().cumprod(1).bool()
 
+    def rounds(self, tokens: int) -> list[int]:
+        """Drafts kept in each round of decoding with so many drafts a round: of the rounds that the
+        walks come to, or of all chains where there are no walks."""
+        counts: list[int] = self.kept[:, :tokens].sum(1).tolist()
+        if not self.walks:
+            return counts
+        found = []
+        for walk in self.walks:
+            chains, at = walk.tolist(), 0
+            while at < len(chains):
+                found.append(counts[chains[at]])
+                at += found[-1] + 1
+        return found
+
     def expected(self, tokens: int) -> float:
-        """Drafts kept of a chain of so many, in the mean."""
-        return float(self.kept[:, :tokens].sum(1).double().mean())
+        """Drafts kept in a round with so many, in the mean."""
+        found = self.rounds(tokens)
+        return sum(found) / len(found)
 
     def acceptance(self, tokens: int) -> float:
         """Kept over drafted."""
@@ -73,12 +98,23 @@ class Probe:
         assert self._texts, "the texts are too short to be drafted"
         longest = max(len(text.ids) for text in self._texts)
         self._cache = model.new_cache(len(self._texts), 2 * longest)
+        self._alike = [0.0] * (2 * model.layers)
         self._said = [self._read(row, text.ids) for row, text in enumerate(self._texts)]
 
     @property
     def tokens(self) -> int:
         """Of the model's own, all texts together."""
         return sum(len(text.ids) - text.prompt for text in self._texts)
+
+    @property
+    def cosines(self) -> list[float]:
+        """Of the stream before and after each half, attention halves first, summed over all
+        texts: the more alike, the likelier the half can be left out (Draft on the Fly)."""
+        return self._alike
+
+    def _watch(self, layer: int, attention: bool, before: Tensor, after: Tensor) -> None:
+        alike = cosine_similarity(before.float(), after.float(), dim=-1).sum()
+        self._alike[layer + (0 if attention else self._model.layers)] += float(alike)
 
     @torch.inference_mode()
     def _read(self, row: int, ids: Sequence[int]) -> Tensor:
@@ -87,7 +123,8 @@ class Probe:
         for first in range(0, len(ids), TOGETHER):
             piece = ids[first : first + TOGETHER]
             layout = self._cache.layout_at([RowSpan(row, first, len(piece))])
-            said.append(_choices(self._model, self._model.full_plan, self._cache, layout, piece)[0])
+            plan = self._model.full_plan
+            said.append(_choices(self._model, plan, self._cache, layout, piece, self._watch)[0])
         return torch.cat(said)
 
     @torch.inference_mode()
@@ -95,14 +132,14 @@ class Probe:
         self, model: LayeredModel, plan: LayerPlan, phases: Sequence[int] = (0,), texts: int = 0
     ) -> Agreement:
         """Chains drafted by a plan of a view of the model. `phases`: where the first chain of a
-        text begins; all from 0 to `deepest` - 1 make a chain begin at every token. `texts`: look at
-        the first so many only; 0 is all."""
-        right, sure = [], []
+        text begins; with `everywhere` one begins at every token. `texts`: look at the first so many
+        only; 0 is all."""
+        right, sure, walks, count = [], [], [], 0
         for row, text in enumerate(self._texts[: texts or None]):
+            chain_at: dict[int, int] = {}
             for phase in phases:
-                begins = range(
-                    text.prompt - 1 + phase, len(text.ids) - self._deepest, self._deepest
-                )
+                # reading the prompt says the first new token, and drafting begins with that one
+                begins = range(text.prompt + phase, len(text.ids) - self._deepest, self._deepest)
                 if not begins:
                     continue
                 layout, at = self._chains(row, begins, len(text.ids))
@@ -111,8 +148,17 @@ class Probe:
                 self._cache.rollback(row, len(text.ids))
                 right.append((said == self._said[row][at]).view(-1, self._deepest))
                 sure.append(chances.view(-1, self._deepest))
+                chain_at |= {begin: count + index for index, begin in enumerate(begins)}
+                count += len(begins)
+            walks.append(torch.tensor([chain_at[begin] for begin in sorted(chain_at)]))
         hits = torch.cat(right)
-        return Agreement(hits, torch.cat(sure), hits.numel())
+        whole = len(set(phases)) == self._deepest
+        return Agreement(hits, torch.cat(sure), hits.numel(), tuple(walks) if whole else ())
+
+    @property
+    def everywhere(self) -> range:
+        """The phases with which a chain begins at every place."""
+        return range(self._deepest)
 
     def _chains(self, row: int, begins: Sequence[int], first: int) -> tuple[TokenLayout, list[int]]:
         """A call of many chains, filed behind the text, and the places in the text that they read.
@@ -136,11 +182,16 @@ class Probe:
 
 
 def _choices(
-    model: LayeredModel, plan: LayerPlan, cache: object, layout: TokenLayout, tokens: Sequence[int]
+    model: LayeredModel,
+    plan: LayerPlan,
+    cache: KVCache,
+    layout: TokenLayout,
+    tokens: Sequence[int],
+    observer: HalfObserver | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The likeliest token after each, and its probability."""
     x = model.embed(torch.tensor(list(tokens), device=model.device))
-    x = model.run(x, plan, cache, layout)  # type: ignore[arg-type]
+    x = model.run(x, plan, cache, layout, observer)
     said, sure = [], []
     for piece in x.split(TOGETHER):
         logits = model.head(piece)

@@ -13,66 +13,30 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ..core.machine import this_machine
-from ..errors import OptionError, ResourceError, nearest
+from ..errors import OptionError, ResourceError
+from ..exits.part import KIND as PREDICTORS
+from ..exits.part import find_predictors
 from ..llm import LLM
 from ..model.copies import copy_in
-from ..profile import GENERAL, SCHEMA, Profile, Way
+from ..profile import GENERAL, SCHEMA, Profile, Way, named
 from ..trained.files import shipped_part, signature
 from . import candidates
 from .candidates import Candidate, Plain, Prediction
+from .neighbours import climbed
+from .options import Setting, TuneOptions
 from .probe import Probe, Text
-from .search import Halves, Tried, grown, sampled, split, study_in
-from .steps import Steps, measure
+from .rounds import host_of
+from .search import Halves, Tried, by_likeness, grown, split
+from .steps import Steps, measure_quietly
+from .study import finished, sampled, study_in
 from .texts import ASKED, BUILT_IN, digest_of, own_texts, prompts_of
-from .timing import Trials, host_seconds
+from .timing import Trials
 from .verdict import answer, training, words
 
 SCREENED = 3  # texts that a skip set is probed on; the best are probed on all
 FINALISTS = 2  # skip sets, exits and copies that are timed
-SEARCHES = ("grown", "tpe", "gp", "none")
 Say = Callable[[str, float], None]
 """Told the stage and the share of it that is done."""
-
-
-@dataclass(frozen=True)
-class TuneOptions:
-    """How much to look at."""
-
-    minutes: float = 5.0
-    """About how long all of it may take."""
-    max_new_tokens: int = 64
-    """Tokens of each answer, of those that are probed and of those that are timed."""
-    search: str = "grown"
-    """How halves to leave out are searched: grown (half by half, by costs and probe), by Optuna
-    (tpe, or gp: a Gaussian process, as in Draft & Verify), or none."""
-    timed: bool = False
-    """Judge skip sets by timed generations, as in Draft & Verify, instead of predictions."""
-    trials: int = 0
-    """Stop the search behind so many skip sets; 0 searches as long as there is time."""
-    study: str = ""
-    """Optuna's study: a file or a database's address. A killed search goes on with it, and several
-    workers may share it."""
-
-    def __post_init__(self) -> None:
-        if self.search not in SEARCHES:
-            raise OptionError(
-                f"there is no search {self.search!r}; {nearest(self.search, SEARCHES)}"
-            )
-        if self.study and self.search not in ("tpe", "gp"):
-            raise OptionError(
-                f"study={self.study!r} is for Optuna's searches, and {self.search} is none; "
-                "use tpe or gp"
-            )
-        if not 0.1 <= self.minutes <= 10_000:
-            raise OptionError(
-                f"minutes={self.minutes} is too little to measure anything, or more than a week; "
-                "give 0.1 to 10000"
-            )
-        if self.max_new_tokens < 16:
-            raise OptionError(
-                f"max_new_tokens={self.max_new_tokens} is too short for a chain of drafts; give 16 "
-                "or more"
-            )
 
 
 @dataclass
@@ -84,24 +48,38 @@ class Found:
     """Every candidate's best number of drafts, and what it should bring."""
     tried: list[Tried] = field(default_factory=list)
     """Skip sets in the order in which they were looked at."""
+    seconds: list[float] = field(default_factory=list)
+    """When each of the last ones was looked at, from the search's begin; others come from a
+    study."""
     ways: list[Way] = field(default_factory=list)
     """Those that were timed."""
     verdict: str = ""
     answer: str = ""
+    stopped: bool = False
+    """Whether Ctrl-C ended it before its time."""
 
 
 class Tuning:
     """At work on one model. `run` does everything; `found` can be looked at any time."""
 
     def __init__(
-        self, llm: LLM, options: TuneOptions, asked: Sequence[str] = (), say: Say | None = None
+        self,
+        llm: LLM,
+        options: TuneOptions,
+        asked: Sequence[str] = (),
+        say: Say | None = None,
+        task: str = GENERAL,
+        setting: Setting | None = None,
     ) -> None:
+        self._setting = setting or Setting()
+        self._task = named(task)
         self._llm, self._options = llm, options
         self._say: Say = say or (lambda stage, share: None)
         prompts = prompts_of(llm, list(asked) or list(BUILT_IN))
         cut = max(1, min(ASKED, len(prompts) // 2))
         self._timed, self._read = prompts[-cut:], prompts[:-cut] or prompts
         self._end = time.perf_counter() + 60 * options.minutes
+        self._how = options.max_new_tokens, self._setting.batch, self._setting.temperature
         self.found = Found()
 
     def run(self) -> Profile:
@@ -109,14 +87,29 @@ class Tuning:
         model, found = self._llm.model, self.found
         self._say("the model writes", 0.0)
         texts = own_texts(self._llm, self._read, self._options.max_new_tokens)
-        ways = [] if model.whole else self._predicted(texts)
-        ways += self._from_text()
+        self._digest = digest_of(texts)
+        ways = [] if model.chains_only else self._predicted(texts)
+        ways += self._from_text() if self._setting.allows("text") else []
+        ways += self._by_predictors() if self._setting.allows("exits") else []
+        ways += self._climbed(ways)
+        late = time.perf_counter() > self._end
         trials = self._time(ways)
         found.ways = sorted(map(trials.timed, ways), key=lambda way: -(way.measured or 0.0))
         could = training(found.steps, model.layers, self._plain) if found.steps else None
         found.answer = answer(found.ways)
-        found.verdict = words(found.ways, could, trials.exact, trials.busy)
-        return self._profile(digest_of(texts))
+        busy = trials.busy or bool(found.steps and found.steps.busy)
+        searched = self._options.search != "none" and self._setting.allows("skips")
+        found.verdict = words(
+            found.ways,
+            could,
+            exact=trials.exact,
+            busy=busy,
+            short=late
+            or trials.turns <= 2
+            or (searched and not model.chains_only and not found.tried),
+            stopped=found.stopped,
+        )
+        return self._profile()
 
     # --------------------------------------------------------------------------------- candidates
 
@@ -126,17 +119,17 @@ class Tuning:
         probe = Probe(llm.model, texts)
         context = sum(len(text.ids) for text in texts) / len(texts)
         share = 6.0 * options.minutes  # a tenth of the time
-        steps = measure(llm.model, share, lambda part: self._say("costs", part))
+        steps = measure_quietly(llm.model, share, lambda part: self._say("costs", part))
         self.found.steps = steps
-        self._plain = Plain(context, host_seconds(llm, texts[0].ids[: texts[0].prompt]))
-        ways = [*self._copies(probe), *self._exits(probe, steps)]
-        if options.search != "none" and llm.model.layers > 1:
+        self._plain = Plain(context, host_of(llm.model), self._setting.batch)
+        ways = self._copies(probe) if self._setting.allows("copies") else []
+        ways += self._exits(probe, steps) if self._setting.allows("exits") else []
+        if self._setting.allows("skips") and options.search != "none" and llm.model.layers > 1:
             ways += self._skips(probe, steps)
         return ways
 
-    def _predict(self, candidate: Candidate, probe: Probe, texts: int = 0) -> Prediction:
-        phases = range(0, 8, 4) if not texts else (0,)
-        agreement = probe.agreement(candidate.model, candidate.plan, phases, texts)
+    def _predict(self, candidate: Candidate, probe: Probe, phases: Sequence[int]) -> Prediction:
+        agreement = probe.agreement(candidate.model, candidate.plan, phases)
         steps = self.found.steps
         assert steps is not None, "costs were measured before"
         return candidate.predicted(agreement, steps, self._llm.model.layers, self._plain)
@@ -148,7 +141,11 @@ class Tuning:
 
     def _best(self, offers: Sequence[Candidate], probe: Probe, count: int) -> list[Way]:
         """Those with the highest predicted gain, that beat plain decoding at all."""
-        found = [(self._predict(each, probe), each) for each in offers]
+        if len(offers) > count + 1:  # few chains of each say which are worth a closer look
+            rough = [self._predict(each, probe, (0,)).gain for each in offers]
+            ranks = sorted(range(len(offers)), key=lambda index: -rough[index])
+            offers = [offers[index] for index in ranks[: count + 1]]
+        found = [(self._predict(each, probe, probe.everywhere), each) for each in offers]
         found.sort(key=lambda pair: -pair[0].gain)
         ways = [(prediction.gain, self._way(each, prediction)) for prediction, each in found]
         return [way for gain, way in ways[:count] if gain > 1]
@@ -162,7 +159,7 @@ class Tuning:
             except (OptionError, ResourceError):  # no smaller, or no room
                 continue
             self._say(f"the copy in {weights}", 0.0)
-            own = measure(copy, 3.0 * self._options.minutes)
+            own = measure_quietly(copy, 3.0 * self._options.minutes)
             candidate = candidates.copied(copy, own, weights)
             ways += self._best([candidate], probe, 1)
             options = {"weights": weights}
@@ -181,30 +178,39 @@ class Tuning:
     def _skips(self, probe: Probe, steps: Steps) -> list[Way]:
         """The skip sets with the highest predicted gain, of all that the time allows."""
         model, layers = self._llm.model, self._llm.model.layers
-        seen: dict[Halves, tuple[float, float]] = {}
+        seen: dict[tuple[Halves, int], tuple[float, float]] = {}
 
-        def look(halves: Halves) -> tuple[float, float]:
-            if halves not in seen:
+        def look(halves: Halves, texts: int = SCREENED) -> tuple[float, float]:
+            if (halves, texts) not in seen:
                 candidate = candidates.skipping(model, steps, *split(halves, layers))
-                agreement = probe.agreement(model, candidate.plan, texts=SCREENED)
+                agreement = probe.agreement(model, candidate.plan, texts=texts)
                 prediction = candidate.predicted(agreement, steps, layers, self._plain)
-                seen[halves] = prediction.gain, agreement.expected(4)
-            return seen[halves]
+                seen[halves, texts] = prediction.gain, agreement.expected(4)
+            return seen[halves, texts]
+
+        def values(halves: Halves) -> Iterator[float]:
+            if self._options.timed:
+                yield from self._timed_gains(halves)
+                return
+            if self._options.search != "grown":  # which prunes nothing
+                yield look(halves, 1)[0]
+            yield look(halves)[0]
 
         begin = time.perf_counter()
         end = begin + 0.6 * (self._end - begin)
-        timed = self._options.timed
-
-        def value(halves: Halves) -> float:
-            return self._timed_gain(halves) if timed else look(halves)[0]
-
         try:
-            for tried in self._searched(value, lambda halves: look(halves)[1], end):
+            start = by_likeness(probe.cosines)
+            for tried in self._searched(values, lambda halves: look(halves)[1], end, start):
                 self.found.tried.append(tried)
+                self.found.seconds.append(time.perf_counter() - begin)
                 best = max(each.value for each in self.found.tried)
                 share = (time.perf_counter() - begin) / max(1e-9, end - begin)
-                self._say(f"{len(self.found.tried)} skip sets, best {best:.2f}", min(1.0, share))
+                self._say(
+                    f"{len(self.found.tried)} skip sets, best {best:.2f}, {self._left(end)} left",
+                    min(1.0, share),
+                )
         except KeyboardInterrupt:
+            self.found.stopped = True
             self._say("stopped; what was found is timed", 1.0)
         order = sorted(self.found.tried, key=lambda tried: -tried.value)[: 2 * FINALISTS]
         offers = [
@@ -212,24 +218,43 @@ class Tuning:
         ]
         return self._best(offers, probe, FINALISTS)
 
+    @staticmethod
+    def _left(end: float) -> str:
+        seconds = max(0, round(end - time.perf_counter()))
+        return f"{seconds // 60}:{seconds % 60:02d}"
+
     def _searched(
-        self, value: Callable[[Halves], float], kept: Callable[[Halves], float], end: float
+        self,
+        values: Callable[[Halves], Iterator[float]],
+        kept: Callable[[Halves], float],
+        end: float,
+        start: Sequence[Halves],
     ) -> Iterator[Tried]:
         options, layers = self._options, self._llm.model.layers
         if options.search == "grown":
-            found = grown(layers, value, kept, end)
-            return itertools.islice(found, options.trials or None)
-        about = f"{self._llm.info.name}, {layers} layers, {self._llm.info.weights}"
-        study = study_in(options.study, options.search, f"{about}, timed={options.timed}")
-        return sampled(study, layers, value, options.trials or 10**6, end)
 
-    def _timed_gain(self, halves: Halves) -> float:
-        """Measured speed over plain decoding's, with the paper's adaptive length."""
+            def value(halves: Halves) -> float:
+                return list(values(halves))[-1]
+
+            found = grown(layers, value, kept, end, start=start)
+            yield from itertools.islice(found, options.trials or None)
+            return
+        about = f"{self._llm.info.name}, {layers} layers, {self._llm.info.weights}"
+        about = f"{about}, timed={options.timed}, texts {self._digest}"
+        name = "skips" if self._task == GENERAL else f"skips for {self._task}"
+        study = study_in(options.study, options.search, about, name)
+        self.found.tried += finished(study, layers)
+        yield from sampled(study, layers, values, options.trials or 10**6, end)
+
+    def _timed_gains(self, halves: Halves) -> Iterator[float]:
+        """Measured speed over plain decoding's, with the paper's adaptive length, prompt by
+        prompt."""
         attention, mlp = split(halves, self._llm.model.layers)
         way = Way("layer-skip", {"attention": attention, "mlp": mlp}, "adaptive")
-        trials = Trials(self._llm, self._read[:2], self._options.max_new_tokens)
-        trials.turn([way])
-        return trials.gain(way).value
+        for count in (1, 2):
+            trials = Trials(self._llm, self._read[:count], self._options.max_new_tokens)
+            trials.turn([way])
+            yield trials.gain(way).value
 
     def _from_text(self) -> Iterator[Way]:
         """Ways whose drafts cannot be probed: guesses from the text, and trained parts that come
@@ -239,32 +264,71 @@ class Tuning:
         if shipped_part("draft-head", self._llm.model) is not None:
             yield Way("draft-head", {}, "cost-aware")
 
+    def _climbed(self, ways: Sequence[Way]) -> list[Way]:
+        """What is reached from the fastest way by one change after another, timed on texts that
+        were read, since the others judge. Nothing if there is no time, or no change is faster."""
+        end = time.perf_counter() + 0.4 * (self._end - time.perf_counter())
+        steps: list[Way] = []
+
+        def speeds(offers: Sequence[Way]) -> list[float]:
+            trials = Trials(self._llm, self._read[:2], *self._how)
+            trials.turn(offers)
+            said = f"neighbours of {offers[-1].draft}" if steps else "all ways once"
+            self._say(f"{said}, {self._left(end)} left", 0.0)
+            return [trials.gain(way).value for way in offers]
+
+        if self.found.stopped or self._options.search == "none":
+            return []
+        try:
+            for way in climbed(ways, speeds, end):
+                steps.append(way)
+        except KeyboardInterrupt:
+            self.found.stopped = True
+        return [way for way in steps[-1:] if way not in ways]
+
+    def _by_predictors(self) -> list[Way]:
+        """Exits that differ from token to token, where there are predictors for them."""
+        model, folder = self._llm.model, self._setting.predictors
+        if folder:
+            find_predictors(folder, model)  # of another model: better said now than in a turn
+            return [Way("dynamic-exit", {"part": folder}, "cost-aware")]
+        shipped = shipped_part(PREDICTORS, model)
+        return [Way("dynamic-exit", {}, "cost-aware")] if shipped is not None else []
+
     # ------------------------------------------------------------------------------------- turns
 
     def _time(self, ways: Sequence[Way]) -> Trials:
         """As many turns as fit, two at least: the first one warms up and does not count."""
-        tokens = self._options.max_new_tokens
-        Trials(self._llm, self._timed[:1], tokens).turn(ways)
-        trials = Trials(self._llm, self._timed, tokens)
+        Trials(self._llm, self._timed[:1], *self._how).turn(ways)
+        trials = Trials(self._llm, self._timed, *self._how)
         left, begin = max(1.0, self._end - time.perf_counter()), time.perf_counter()
         spent = 0.0
-        while trials.turns < 2 or spent + spent / trials.turns < left:
-            trials.turn(ways)
-            spent = time.perf_counter() - begin
-            self._say(f"{len(ways)} ways in turns with plain decoding", min(1.0, spent / left))
+        try:
+            while trials.turns < 2 or spent + spent / trials.turns < left:
+                trials.turn(ways)
+                spent = time.perf_counter() - begin
+                words = (
+                    f"{len(ways)} ways in turns with plain decoding, {self._left(self._end)} left"
+                )
+                self._say(words, min(1.0, spent / left))
+        except KeyboardInterrupt:
+            if not trials.turns:  # nothing can be said of any way
+                raise
+            trials.drop_begun()
+            self.found.stopped = True
         return trials
 
-    def _profile(self, digest: str) -> Profile:
+    def _profile(self) -> Profile:
         llm = self._llm
         ways = tuple(way for way in self.found.ways if (way.measured or 0.0) > 1)
         return Profile(
             SCHEMA,
-            GENERAL,
+            self._task,
             llm.info.name,
             signature(llm.model),
             llm.info.weights,
             this_machine(),
-            digest,
+            self._digest,
             self.found.verdict,
             ways,
         )

@@ -2,9 +2,8 @@
 
 `grown` needs costs and a probe only. Each half's harm is probed alone; then halves are left out one
 after another, each time the one among the least harmful that keeps most of what is drafted a saved
-second, and the best set on the way is polished by exchanges. `sampled` is Optuna's samplers on any
-value of a set: on predicted gains (TPE), or on timed generations, as Draft & Verify did it (a
-Gaussian process). A set is a vector z of 2 L switches, attention halves first. Knows no model.
+second, and the best set on the way is polished by exchanges. Optuna's samplers are in study.py. A
+set is a vector z of 2 L switches, attention halves first. Knows no model.
 """
 
 from __future__ import annotations
@@ -13,12 +12,6 @@ import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from ..errors import OptionError, Unavailable
-
-if TYPE_CHECKING:
-    import optuna
 
 Halves = frozenset[int]
 """The halves that are left out: layer l's attention is l, its MLP is L + l."""
@@ -38,6 +31,14 @@ def split(halves: Halves, layers: int) -> tuple[tuple[int, ...], tuple[int, ...]
     """The layers whose attention and whose MLP are left out."""
     attention = tuple(sorted(half for half in halves if half < layers))
     return attention, tuple(sorted(half - layers for half in halves if half >= layers))
+
+
+def by_likeness(cosines: Sequence[float]) -> list[Halves]:
+    """Sets to begin with, from how alike the stream is before and after each half: the eighth, the
+    quarter and the half of them that change it least."""
+    order = sorted(range(len(cosines)), key=lambda half: -cosines[half])
+    counts = sorted({max(1, len(order) // part) for part in (8, 4, 2)})
+    return [frozenset(order[:count]) for count in counts if count < len(order) - 1]
 
 
 def grown(
@@ -102,63 +103,3 @@ def _exchanged(
         if not fresh:
             return
         yield look(dice.choice(fresh))
-
-
-def study_in(place: str, sampler: str, about: str, seed: int = 0) -> optuna.Study:
-    """Optuna's study of that file or database address, made or gone on with; several workers may
-    share it. "" keeps it in memory. `about` says what is searched: another model's is refused."""
-    try:
-        import optuna
-        from optuna.storages import JournalStorage
-        from optuna.storages.journal import JournalFileBackend
-    except ImportError as error:
-        raise Unavailable(
-            f"the search {sampler!r} is Optuna's ({error}); install it with pip install "
-            "'selfspec[tune]', or leave --search as it is"
-        ) from error
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    samplers = {"tpe": optuna.samplers.TPESampler, "gp": optuna.samplers.GPSampler}
-    storage: Any = place or None
-    if place and "://" not in place:
-        storage = JournalStorage(JournalFileBackend(place))
-    study = optuna.create_study(
-        storage=storage,
-        sampler=samplers[sampler](seed=seed),
-        study_name="skips",
-        direction="maximize",
-        load_if_exists=True,
-    )
-    if study.user_attrs.setdefault("about", about) != about:
-        raise OptionError(
-            f"the study in {place} is of {study.user_attrs['about']}, and this is {about}; their "
-            "sets would be mixed. Name another study"
-        )
-    study.set_user_attr("about", about)
-    return study
-
-
-def sampled(
-    study: optuna.Study, layers: int, value: Value, trials: int, until: float
-) -> Iterator[Tried]:
-    """Sets that the study's sampler asks for, until there are `trials` in it or the time is up."""
-    import optuna
-
-    choices: dict[str, optuna.distributions.BaseDistribution] = {
-        name_of(half, layers): optuna.distributions.CategoricalDistribution([False, True])
-        for half in range(2 * layers)
-    }
-    while len(study.get_trials(deepcopy=False)) < trials and time.perf_counter() < until:
-        trial = study.ask(choices)
-        names = [name_of(half, layers) for half in range(2 * layers)]
-        halves = frozenset(half for half, name in enumerate(names) if trial.params[name])
-        if not 0 < len(halves) < 2 * layers - 1:
-            study.tell(trial, state=optuna.trial.TrialState.PRUNED)
-            continue
-        found = value(halves)
-        study.tell(trial, found)
-        yield Tried(halves, found)
-
-
-def name_of(half: int, layers: int) -> str:
-    """As in a study: "attention 3", "mlp 3"."""
-    return f"attention {half}" if half < layers else f"mlp {half - layers}"

@@ -3,10 +3,11 @@
 Measured in under a minute, by passes of all attention halves alone, all MLP halves alone and both,
 over cache entries that nobody computed. From these the cost of any plan follows, in any batch:
 
-    pass = fixed + halves(MLP) * m(tokens) + halves(attention) * (p(tokens) + rows * s(t, context))
+    pass = fixed + halves(MLP) * m(tokens) + halves(attention) * (p(tokens) + rows * s)
 
-where `tokens` are those of all rows and s is what looking at `context` entries adds for a row with
-t of them. Knows no drafter.
+where `tokens` are those of all rows, and s is what looking back adds for each row. It depends on
+the context, on the row's new tokens, and on how many rows there are: a lone token's heads are
+shared out among the threads, and each then reads the same keys again. Knows no drafter.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import NamedTuple
 
 import torch
 
@@ -23,10 +25,14 @@ from ..model.compute.cache import KVCache, RowSpan
 from ..model.compute.plan import LayerPlan
 from ..model.layered import LayeredModel
 
-TOKENS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 128)  # in a pass
-ROW_TOKENS = (1, 8, 32)
+TOKENS = (1, 2, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)  # in a pass
+LOOKS = ((1, 1), (1, 8), (1, 32), (2, 1), (2, 8), (4, 1), (4, 8))  # (rows, tokens of a row)
+MOST_ROWS = 4
+BUSY = 1.3  # a spread above this is other work's
+LEAST = 3  # times that each is run
+MOST_BYTES = 1 << 30  # of a cache that is only measured with
 CONTEXTS = (64, 512, 2048, 4096)
-CHECKS = ((1, 3, 256), (1, 10, 1024), (2, 5, 512), (4, 8, 256), (8, 2, 1024))
+CHECKS = ((1, 3, 256), (1, 10, 1024), (2, 5, 512), (3, 4, 2048), (4, 8, 256), (8, 2, 1024))
 """(rows, tokens of a row, context) at which a prediction is compared with a measured pass."""
 
 
@@ -53,14 +59,21 @@ class Steps:
     """One MLP half, by tokens of all rows."""
     attention: Line
     """One attention half without looking back, by tokens of all rows."""
-    looking: dict[str, Line]
-    """What looking back adds for one row: by its new tokens, then by context."""
+    looking: dict[str, dict[str, Line]]
+    """What looking back adds for one row: by the number of rows, its new tokens, the context."""
     head: Line
     """The head, by tokens."""
     fixed: float
     """What a pass takes beside its halves and its head."""
     errors: list[float] = field(default_factory=list)
     """Predicted over measured whole passes, less 1."""
+    spread: float = 1.0
+    """The median time of a part over its shortest, in the median of all parts."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether times were so uneven that something else must have run."""
+        return self.spread > BUSY
 
     def pass_seconds(
         self, halves: tuple[float, float], rows: int, tokens: float, context: float, scored: float
@@ -69,14 +82,32 @@ class Steps:
         through the head, each row behind `context` others."""
         attention, mlp = halves
         seconds = self.fixed + mlp * self.mlp(rows * tokens)
-        seconds += attention * (self.attention(rows * tokens) + rows * self._look(tokens, context))
+        seconds += attention * (
+            self.attention(rows * tokens) + rows * self._look(rows, tokens, context)
+        )
         return seconds + (self.head(scored) if scored else 0.0)
 
-    def _look(self, tokens: float, context: float) -> float:
-        return Line({count: line(context) for count, line in self.looking.items()})(tokens)
+    def _look(self, rows: int, tokens: float, context: float) -> float:
+        """For one row of so many. More rows than were measured share as those did."""
+        by_rows = {
+            count: Line({new: line(context) for new, line in lines.items()})(tokens)
+            for count, lines in self.looking.items()
+        }
+        most = max(map(int, by_rows))
+        return Line(by_rows)(min(rows, most)) if len(by_rows) > 1 else by_rows[str(most)]
 
 
 Work = Callable[[], object]
+
+
+def made_up_cache(model: LayeredModel, rows: int, context: int, room: int) -> KVCache:
+    """Room for so many more tokens behind `context` entries that nobody computed. They are written
+    once: memory that never was is read as one page of zeros, much faster than what is there."""
+    cache = model.new_cache(rows, context + room)
+    for entries in (cache.keys, cache.values):
+        entries.fill_(0.01)
+    cache.assume(context)
+    return cache
 
 
 class Bench:
@@ -84,8 +115,7 @@ class Bench:
 
     def __init__(self, model: LayeredModel, rows: int, context: int, room: int) -> None:
         self.model, self._context = model, context
-        self.cache: KVCache = model.new_cache(rows, context + room)
-        self.cache.assume(context)
+        self.cache = made_up_cache(model, rows, context, room)
 
     def run(self, plan: LayerPlan, rows: int, tokens: int) -> Work:
         """`tokens` more of each of some rows, forgotten again."""
@@ -101,33 +131,95 @@ class Bench:
 
         return work
 
+    def scored(self, plan: LayerPlan, rows: int, tokens: int) -> Work:
+        """The same with the head."""
+        run, head = self.run(plan, rows, tokens), _head(self.model, rows * tokens)
+
+        def work() -> None:
+            run()
+            head()
+
+        return work
+
 
 @torch.inference_mode()
+def seconds_of(work: Work) -> float:
+    """What it takes once."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
+
+
+class Size(NamedTuple):
+    """What is timed: a part of the model over some rows."""
+
+    part: str
+    rows: int
+    tokens: int
+    """Of a row."""
+    context: int
+
+
+class Parts:
+    """A model's parts, timed in turns for as long as somebody likes."""
+
+    @torch.inference_mode()
+    def __init__(self, model: LayeredModel) -> None:
+        self._model, self._works = model, dict(_works(model))
+        self._times: dict[Size, list[float]] = {size: [] for size in self._works}
+        self._spent = dict.fromkeys(self._works, 0.0)
+        for work in self._works.values():
+            work()
+
+    def turn(self) -> None:
+        """Each once."""
+        for size in self._works:
+            self._time(size)
+
+    def next(self) -> None:
+        """The one with the least time so far: all get the same time, short ones more turns."""
+        few = [size for size, taken in self._times.items() if len(taken) < LEAST]
+        self._time(min(few or self._works, key=self._spent.__getitem__))
+
+    def _time(self, size: Size) -> None:
+        self._times[size].append(seconds_of(self._works[size]))
+        self._spent[size] += self._times[size][-1]
+
+    @property
+    def enough(self) -> bool:
+        """Whether each was timed often enough to say anything."""
+        return min(map(len, self._times.values())) >= LEAST
+
+    @property
+    def steps(self) -> Steps:
+        """What they take, by all turns so far."""
+        spread = median(median(taken) / min(taken) for taken in self._times.values())
+        return replace(_steps(self._model, _settled(self._times)), spread=spread)
+
+
 def measure(
     model: LayeredModel, seconds: float = 30.0, tick: Callable[[float], None] = lambda share: None
 ) -> Steps:
     """Measure the parts, in turns, for about so long. `tick` is told the share that is done."""
-    works = dict(_works(model))
-    for work in works.values():
-        work()
-    times: dict[tuple[str, int, int], list[float]] = {key: [] for key in works}
-    end = time.perf_counter() + seconds
-    begin, turns = time.perf_counter(), 0
-    while turns < 3 or time.perf_counter() < end:
-        for key, work in works.items():
-            start = time.perf_counter()
-            work()
-            times[key].append(time.perf_counter() - start)
-            tick(min(1.0, (time.perf_counter() - begin) / seconds))
-            if turns >= 3 and time.perf_counter() > end:
-                break
-        turns += 1
-    found = {key: median(taken) for key, taken in times.items()}
-    return _steps(model, found)
+    parts, begin = Parts(model), time.perf_counter()
+    while time.perf_counter() < begin + seconds or not parts.enough:
+        parts.next()
+        tick(min(1.0, (time.perf_counter() - begin) / seconds))
+    return parts.steps
 
 
-def _works(model: LayeredModel) -> Iterator[tuple[tuple[str, int, int], Work]]:
-    """What is timed: (part, tokens, context)."""
+def measure_quietly(
+    model: LayeredModel, seconds: float, tick: Callable[[float], None] = lambda share: None
+) -> Steps:
+    """The same, once more if something else ran meanwhile: the quieter of the two."""
+    first = measure(model, seconds, tick)
+    if not first.busy:
+        return first
+    return min(first, measure(model, seconds, tick), key=lambda steps: steps.spread)
+
+
+def _works(model: LayeredModel) -> Iterator[tuple[Size, Work]]:
+    """Everything that is timed."""
     everything = range(model.layers)
     plans = {
         "attention": LayerPlan.skipping(model.layers, (), everything),
@@ -135,22 +227,25 @@ def _works(model: LayeredModel) -> Iterator[tuple[tuple[str, int, int], Work]]:
         "both": model.full_plan,
     }
     room = model.shape.context
-    contexts = fitting(CONTEXTS, room - max(ROW_TOKENS))
+    contexts = fitting(CONTEXTS, room - max(tokens for _, tokens in LOOKS))
     least = contexts[0]
     counts = [count for count in TOKENS if count < room - least]
     bench = Bench(model, 1, least, max(counts))
     for count in counts:
-        yield ("mlp", count, least), bench.run(plans["mlp"], 1, count)
-        yield ("attention", count, least), bench.run(plans["attention"], 1, count)
-        yield ("head", count, 0), _head(model, count)
-    yield ("both", 1, least), bench.run(plans["both"], 1, 1)
+        for part in ("mlp", "attention"):
+            yield Size(part, 1, count, least), bench.run(plans[part], 1, count)
+        yield Size("head", 1, count, 0), _head(model, count)
+    yield Size("both", 1, 1, least), bench.run(plans["both"], 1, 1)
     for context in contexts[1:]:
-        bench = Bench(model, 1, context, max(ROW_TOKENS))
-        for count in ROW_TOKENS:
-            yield ("attention", count, context), bench.run(plans["attention"], 1, count)
-    for rows, count, context in checks(model):
-        bench = Bench(model, rows, context, count)
-        yield (f"check {rows}", count, context), bench.run(plans["both"], rows, count)
+        most = max(1, min(MOST_ROWS, MOST_BYTES // max(1, cache_bytes(model, context))))
+        bench = Bench(model, most, context, max(tokens for _, tokens in LOOKS))
+        for rows, tokens in LOOKS:
+            if rows <= most:
+                size = Size("attention", rows, tokens, context)
+                yield size, bench.run(plans["attention"], rows, tokens)
+    for rows, tokens, context in checks(model):
+        bench = Bench(model, rows, context, tokens)
+        yield Size("check", rows, tokens, context), bench.run(plans["both"], rows, tokens)
 
 
 def _head(model: LayeredModel, count: int) -> Work:
@@ -168,43 +263,75 @@ def fitting(contexts: Sequence[int], room: int) -> list[int]:
     return [context for context in contexts if context <= room] or [max(1, room // 2)]
 
 
+def cache_bytes(model: LayeredModel, context: int) -> int:
+    """Of one row's keys and values."""
+    shape = model.shape
+    return 8 * context * shape.layers * shape.kv_heads * shape.head_size
+
+
 def checks(model: LayeredModel) -> list[tuple[int, int, int]]:
     """Where predictions are compared."""
-    return [each for each in CHECKS if each[1] + each[2] <= model.shape.context]
+    return [
+        (rows, tokens, context)
+        for rows, tokens, context in CHECKS
+        if tokens + context <= model.shape.context
+        and rows * cache_bytes(model, context) <= MOST_BYTES
+    ]
 
 
-def _steps(model: LayeredModel, found: Mapping[tuple[str, int, int], float]) -> Steps:
+def undisturbed(times: Sequence[float]) -> float:
+    """What it takes while nothing else runs: the lower quartile, since other work only adds."""
+    return sorted(times)[len(times) // 4]
+
+
+def _settled(times: Mapping[Size, Sequence[float]]) -> dict[Size, float]:
+    """What each takes while nothing else runs. More tokens never take less, so no size takes longer
+    than a larger one of its kind."""
+    low = {size: undisturbed(taken) for size, taken in times.items()}
+    return {
+        size: min(
+            seconds
+            for other, seconds in low.items()
+            if (other.part, other.rows, other.context) == (size.part, size.rows, size.context)
+            and other.tokens >= size.tokens
+        )
+        for size in low
+    }
+
+
+def _steps(model: LayeredModel, found: Mapping[Size, float]) -> Steps:
     """Parts from whole passes. A pass of one kind of halves has the fixed part in it as well."""
     layers = model.layers
-    least = min(context for part, _, context in found if part == "attention")
-    one = {part: found[part, 1, least] for part in ("attention", "mlp", "both")}
+    least = min(size.context for size in found if size.part == "attention")
+    one = {part: found[Size(part, 1, 1, least)] for part in ("attention", "mlp", "both")}
     fixed = max(0.0, one["attention"] + one["mlp"] - one["both"])
 
-    def line(part: str) -> dict[int, float]:
-        sizes = {count: s for (name, count, at), s in found.items() if (name, at) == (part, least)}
-        return {count: max(0.0, seconds - fixed) / layers for count, seconds in sizes.items()}
+    def line(part: str) -> Line:
+        near = {size: s for size, s in found.items() if (size.part, size.context) == (part, least)}
+        halves = {str(size.tokens): max(0.0, s - fixed) / layers for size, s in near.items()}
+        return Line(halves)
 
     attention = line("attention")
-    looking: dict[str, dict[str, float]] = {}
-    for (name, count, context), seconds in found.items():
-        if name == "attention" and count in ROW_TOKENS:
-            near = attention[count] if count in attention else Line(_keyed(attention))(count)
-            added = max(0.0, (seconds - fixed) / layers - near)
-            looking.setdefault(str(count), {})[str(context)] = added
+    looking: dict[str, dict[str, dict[str, float]]] = {}
+    for size, seconds in found.items():
+        if size.part == "attention" and (size.rows, size.tokens) in LOOKS:
+            here = attention(size.rows * size.tokens)
+            added = max(0.0, (seconds - fixed) / layers - here) / size.rows
+            lines = looking.setdefault(str(size.rows), {}).setdefault(str(size.tokens), {})
+            lines[str(size.context)] = added
     steps = Steps(
-        Line(_keyed(line("mlp"))),
-        Line(_keyed(attention)),
-        {count: Line(by) for count, by in looking.items()},
-        Line({str(count): s for (name, count, _), s in found.items() if name == "head"}),
+        line("mlp"),
+        attention,
+        {
+            rows: {tokens: Line({str(least): 0.0, **by}) for tokens, by in lines.items()}
+            for rows, lines in looking.items()
+        },
+        Line({str(size.tokens): s for size, s in found.items() if size.part == "head"}),
         fixed,
     )
-    for (name, count, context), seconds in found.items():
-        if name.startswith("check"):
-            rows = int(name.split()[1])
-            predicted = steps.pass_seconds((layers, layers), rows, count, context, 0)
+    for size, seconds in found.items():
+        if size.part == "check":
+            whole = (layers, layers)
+            predicted = steps.pass_seconds(whole, size.rows, size.tokens, size.context, 0)
             steps.errors.append(predicted / seconds - 1)
     return steps
-
-
-def _keyed(values: Mapping[int, float]) -> dict[str, float]:
-    return {str(size): value for size, value in values.items()}

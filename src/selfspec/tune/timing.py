@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median
 
 from ..bench.suite_stats import bootstrap
 from ..bench.timing import Ratio
+from ..core.sampling import SamplingParams
 from ..llm import LLM
 from ..profile import Way
 
@@ -16,32 +17,54 @@ BUSY = 1.5  # the slowest plain turn over the median from which on the machine w
 
 
 class Trials:
-    """Plain decoding and some ways, prompt by prompt and turn by turn."""
+    """Plain decoding and some ways, prompt by prompt and turn by turn. `batch` prompts are answered
+    together, again from the first one on where there are fewer."""
 
-    def __init__(self, llm: LLM, prompts: Sequence[Sequence[int]], tokens: int) -> None:
-        self._llm, self._prompts, self._tokens = llm, prompts, tokens
-        self._plain: list[float] = []  # seconds a token, one for each prompt and turn
+    def __init__(
+        self,
+        llm: LLM,
+        prompts: Sequence[Sequence[int]],
+        tokens: int,
+        batch: int = 1,
+        temperature: float = 0.0,
+    ) -> None:
+        self._llm, self._tokens, self._temperature = llm, tokens, temperature
+        count = len(prompts)
+        self._prompts = [
+            [list(prompts[(first + row) % count]) for row in range(batch)]
+            for first in range(0, count, batch)
+        ]
+        self._plain: list[float] = []  # seconds a token, one for each group of prompts and turn
         self._taken: dict[str, list[float]] = {}
         self.exact = True
         self.turns = 0
 
-    def turn(self, ways: Sequence[Way], tick: Callable[[], None] = lambda: None) -> None:
+    def turn(self, ways: Sequence[Way]) -> None:
         """Each prompt once by plain decoding and by every way; the first turn warms up too."""
-        for number, ids in enumerate(self._prompts):
-            expected, seconds = self._answer(ids, None)
+        for number, asked in enumerate(self._prompts):
+            expected, seconds = self._answer(asked, None)
             self._plain.append(seconds)
             shift = (number + self.turns) % max(1, len(ways))
             for way in [*ways[shift:], *ways[:shift]]:
-                tokens, seconds = self._answer(ids, way)
+                tokens, seconds = self._answer(asked, way)
                 self.exact &= tokens == expected
                 self._taken.setdefault(str(way), []).append(seconds)
-                tick()
         self.turns += 1
 
-    def _answer(self, ids: Sequence[int], way: Way | None) -> tuple[list[int], float]:
+    def drop_begun(self) -> None:
+        """Forget a turn that was interrupted: ways are compared over the same answers."""
+        done = self.turns * len(self._prompts)
+        for seconds in (self._plain, *self._taken.values()):
+            del seconds[done:]
+
+    def _answer(self, prompts: list[list[int]], way: Way | None) -> tuple[list[list[int]], float]:
         options = way.options if way else {"draft": None}
-        result = self._llm.generate(list(ids), max_new_tokens=self._tokens, eos=[], **options)
-        return result.tokens, result.stats.decode_seconds / max(1, result.stats.decoded)
+        if self._temperature:
+            options |= {"sampling": SamplingParams(temperature=self._temperature, seed=0)}
+        results = self._llm.generate(prompts, max_new_tokens=self._tokens, eos=[], **options)
+        stats = results[0].call
+        tokens = [result.tokens for result in results]
+        return tokens, stats.decode_seconds / max(1, stats.decoded)
 
     @property
     def plain_seconds(self) -> float:
@@ -72,9 +95,3 @@ class Trials:
         """The way with what was measured of it."""
         gain = self.gain(way)
         return replace(way, measured=gain.value, low=gain.low, high=gain.high)
-
-
-def host_seconds(llm: LLM, ids: Sequence[int], tokens: int = 24) -> float:
-    """What a round of plain decoding takes beside its pass."""
-    stats = llm.generate(list(ids), max_new_tokens=tokens, draft=None, eos=[]).stats
-    return stats.host_seconds / max(1, stats.rounds)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..profile import Way
-from .candidates import Plain
+from .candidates import Plain, plain_round
 from .steps import Steps
 
 WORTH = 1.05  # a gain below this is none
@@ -38,8 +38,16 @@ def fastest(ways: Sequence[Way]) -> Way | None:
     return max(timed, key=lambda way: way.measured or 0.0, default=None)
 
 
-def words(ways: Sequence[Way], training: Training | None, exact: bool, busy: bool) -> str:
-    """The verdict as a paragraph."""
+def words(
+    ways: Sequence[Way],
+    training: Training | None,
+    *,
+    exact: bool = True,
+    busy: bool = False,
+    short: bool = False,
+    stopped: bool = False,
+) -> str:
+    """The verdict as a paragraph. `short`: there was no time for more than the least."""
     best, said = fastest(ways), answer(ways)
     text = []
     if best is None or best.measured is None:
@@ -68,7 +76,16 @@ def words(ways: Sequence[Way], training: Training | None, exact: bool, busy: boo
     if not exact:
         text.append("WARNING: a text differed from plain decoding's; please report this.")
     if busy:
-        text.append("The machine was busy meanwhile, so figures are rough.")
+        text.append(
+            "The machine was busy meanwhile, also when it was measured again, so figures are rough."
+        )
+    if stopped:
+        text.append("It was stopped early: this is the best so far.")
+    elif short:
+        text.append(
+            "The time was too short to look far: this is the best so far, and its interval says "
+            "how sure it is. Give more --minutes."
+        )
     return " ".join(text)
 
 
@@ -80,14 +97,16 @@ def training(steps: Steps, layers: int, plain: Plain) -> Training | None:
     """The exit that would pay most if it were trained, by costs alone."""
     found: list[Training] = []
     hours = STEPS * 3 * STEP_TOKENS / 128 * steps.pass_seconds((layers, layers), 1, 128, 128, 128)
-    alone = steps.pass_seconds((layers, layers), 1, 1, plain.context, 1) + plain.host
+    context, rows, host = plain.context, plain.rows, plain.host
+    alone = plain_round(steps, layers, plain)
     for layer in range(max(1, layers // 5), layers // 2 + 1):
-        draft = steps.pass_seconds((layer, layer), 1, 1, plain.context, 1)
+        draft = steps.pass_seconds((layer, layer), rows, 1, context, rows) + host.drafting(rows)
         rest = layers - layer
         for tokens in range(1, 9):
             kept = sum(ACCEPTED**depth for depth in range(1, tokens + 1))
-            seconds = tokens * draft + plain.host
-            seconds += steps.pass_seconds((rest, rest), 1, tokens + 1, plain.context, tokens + 1)
-            seconds += steps.pass_seconds((layer, layer), 1, 1, plain.context, 0)
+            seconds = tokens * draft + host.round(rows, tokens + 1)
+            scored = rows * (tokens + 1)
+            seconds += steps.pass_seconds((rest, rest), rows, tokens + 1, context, scored)
+            seconds += steps.pass_seconds((layer, layer), rows, 1, context, 0)
             found.append(Training(layer, ACCEPTED, (1 + kept) * alone / seconds, hours / 3600))
     return max(found, key=lambda each: each.gain, default=None)

@@ -1,0 +1,276 @@
+"""`scripts/bench skipsets`: which halves to leave out, as several searches see it.
+
+Each search gets its time, on skip sets alone; `gp-timed` is Draft & Verify's: a Gaussian process
+over timed generations, looked at after 50, 100, 200 and 300 sets. Beside them stand the first, the
+middle, the last and random halves, as many as the best set leaves out, and the best sets of some
+sizes. In the end everything is timed in turns with plain decoding. A later run with another search
+adds to the same file, and all is timed anew.
+
+`--model deep`: a random one whose middle halves are damped until they change next to nothing, while
+each of the others decides what is written. Leaving out all damped ones is as good as it gets.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from transformers import PreTrainedModel
+
+from benchmarks.command import Out, Show, Threads, made_by, result_path, run_command
+from benchmarks.verdicts import UNSEEN
+from selfspec import LLM
+from selfspec.bench.html import Table
+from selfspec.bench.schema import Result, read, write
+from selfspec.bench.suite_run import folder_of
+from selfspec.bench.tables import markdown as as_text
+from selfspec.cli.bench import progress_bar
+from selfspec.core.files import is_there
+from selfspec.errors import OptionError
+from selfspec.profile import Way
+from selfspec.testing import tiny_model, tiny_tokenizer
+from selfspec.tune.options import Setting, TuneOptions
+from selfspec.tune.run import Tuning
+from selfspec.tune.search import Halves, Tried, split
+from selfspec.tune.texts import BUILT_IN, prompts_of
+from selfspec.tune.timing import Trials
+
+DEEP = "deep"
+LAYERS, FACTOR = 24, 1e-3
+ATTENTION, MLP = range(4, 20), range(6, 22)
+"""Of the deep model, the layers whose attention and whose MLP are damped."""
+SEARCHES = {"grown": ("grown", False), "tpe": ("tpe", False), "gp-timed": ("gp", True)}
+LENGTHS = (8, 12, 16, 24)  # drafts a round with the known set
+AFTER = (50, 100, 200)  # sets, of a longer search
+SIZES = (4, 8, 12, 16, 20, 24, 28)  # halves left out
+PLACES = ("first halves", "middle halves", "last halves", "random halves")
+
+
+@dataclass
+class Searched:
+    """One set, and whose it is."""
+
+    search: str
+    sets: int
+    """How many were looked at."""
+    way: Way
+
+    def rank(self) -> float:
+        """What it was predicted or seen to bring."""
+        return self.way.measured or self.way.predicted or 0.0
+
+    @property
+    def left_out(self) -> int:
+        """How many halves are."""
+        return sum(len(self.way.draft_options[kind]) for kind in ("attention", "mlp"))
+
+
+@dataclass
+class SkipsetsRun(Result):
+    """All sets so far."""
+
+    kind = "skipsets"
+    measured_by = "scripts/bench skipsets"
+
+    model: str
+    layers: int
+    minutes: float
+    """That each search of the last run was given."""
+    found: list[Searched] = field(default_factory=list)
+
+
+def left_out(attention: Sequence[int], mlp: Sequence[int], tokens: int = 0) -> Way:
+    """Drafting without these; with so many drafts a round, or as many as the paper's rule says."""
+    options = {"attention": sorted(attention), "mlp": sorted(mlp)}
+    if not tokens:
+        return Way("layer-skip", options, "adaptive")
+    return Way("layer-skip", options, "fixed", {"tokens": tokens})
+
+
+def deep_model() -> PreTrainedModel:
+    """A random model of which a third of the halves does all the work."""
+    model = tiny_model(
+        "llama", hidden_size=576, intermediate_size=1536, num_hidden_layers=LAYERS,
+        num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=2048,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    for layer in ATTENTION:
+        model.model.layers[layer].self_attn.o_proj.weight.data *= FACTOR
+    for layer in MLP:
+        model.model.layers[layer].mlp.down_proj.weight.data *= FACTOR
+    return model
+
+
+def known_sets() -> Iterator[Searched]:
+    """All damped halves; with the best of these lengths it is what can be had."""
+    for tokens in LENGTHS:
+        yield Searched("known", 1, left_out(ATTENTION, MLP, tokens))
+
+
+def of_places(layers: int, best: Searched) -> Iterator[Searched]:
+    """As many halves as the best set leaves out, from elsewhere (Draft & Verify, Table 7)."""
+    attention, mlp = (len(best.way.draft_options[kind]) for kind in ("attention", "mlp"))
+
+    def placed(name: str, start: int) -> Searched:
+        return Searched(
+            name, 1, left_out(range(start, start + attention), range(start, start + mlp))
+        )
+
+    longer = max(attention, mlp)
+    for name, start in zip(PLACES, (1, (layers - longer) // 2, layers - longer - 1), strict=False):
+        yield placed(name, max(0, start))
+    dice = random.Random(0)
+    drawn, others = (dice.sample(range(layers), count) for count in (attention, mlp))
+    yield Searched(PLACES[-1], 1, left_out(drawn, others))
+
+
+def of_sizes(tried: Sequence[Tried], layers: int, name: str) -> Iterator[Searched]:
+    """The best set that a search saw of each size (Draft & Verify, Figure 4)."""
+    for size in SIZES:
+        of_it = [each for each in tried if len(each.halves) == size]
+        if of_it:
+            yield _set(f"{name}, {size} halves", max(of_it, key=_value), layers, len(of_it))
+
+
+def of_counts(tried: Sequence[Tried], layers: int, name: str) -> Iterator[Searched]:
+    """The best set after some of them (Draft & Verify, Table 8)."""
+    for count in AFTER:
+        if count < len(tried):
+            yield _set(f"{name} after {count}", max(tried[:count], key=_value), layers, count)
+
+
+def _set(name: str, tried: Tried, layers: int, count: int) -> Searched:
+    halves: Halves = tried.halves
+    return Searched(name, count, left_out(*split(halves, layers)))
+
+
+def _value(tried: Tried) -> float:
+    return tried.value
+
+
+def searched(
+    llm: LLM, name: str, options: TuneOptions, say: Callable[[str], None]
+) -> Iterator[Searched]:
+    """One search's sets: the best one first."""
+    skips = Setting(drafters="skips")
+    tuning = Tuning(llm, options, BUILT_IN, lambda stage, _: say(f"{name}: {stage}"), setting=skips)
+    tuning.run()
+    tried, layers = tuning.found.tried, llm.model.layers
+    best = max(tuning.found.ways, key=lambda way: way.measured or 0.0, default=None)
+    if best is not None:
+        yield Searched(name, len(tried), best)
+    elif tried:  # none was predicted to pay
+        yield _set(name, max(tried, key=_value), layers, len(tried))
+    if name == "grown":
+        yield from of_sizes(tried, layers, name)
+    else:
+        yield from of_counts(tried, layers, name)
+
+
+def markdown(run: SkipsetsRun) -> str:
+    """The table, the fastest first."""
+    rows = []
+    ordered = sorted(run.found, key=lambda each: -(each.way.measured or 0.0))
+    fastest = max((each.way.measured or 0.0 for each in ordered), default=0.0)
+    for each in ordered:
+        way = each.way
+        speed = "-" if way.measured is None else f"{way.measured:.2f}"
+        interval = "-" if way.low is None else f"{way.low:.2f} to {way.high:.2f}"
+        share = f"{(way.measured or 0.0) / fastest:.1%}" if fastest else "-"
+        predicted = "-" if way.predicted is None else f"{way.predicted:.2f}"
+        said = str(way)[:60]
+        size = str(each.left_out)
+        rows.append([each.search, str(each.sets), size, predicted, speed, interval, share, said])
+    head = ["search", "sets", "halves", "predicted", "measured", "95%", "of the fastest", "way"]
+    where = run.provenance
+    note = (
+        f"{run.model}, {2 * run.layers} halves, {where.threads} threads, {where.cpu}. Speeds over "
+        "plain decoding, in turns. Sets that were pruned are not counted."
+    )
+    return as_text([Table(head, rows), note])
+
+
+def timed(llm: LLM, found: Sequence[Searched], turns: int) -> list[Searched]:
+    """All sets with their speeds, in turns with plain decoding on questions no search saw timed."""
+    ways = list({str(each.way): each.way for each in found}.values())
+    trial = Trials(llm, prompts_of(llm, UNSEEN), 64)
+    for _ in range(turns):
+        trial.turn(ways)
+    if not trial.exact:
+        raise AssertionError("a text differs from plain decoding's")
+    return [replace(each, way=trial.timed(each.way)) for each in found]
+
+
+def loaded(model: str, threads: int) -> LLM:
+    """The model, without any profile."""
+    if model == DEEP:
+        return LLM.from_pretrained(
+            deep_model(), tokenizer=tiny_tokenizer(), threads=threads, profile=None
+        )
+    return LLM.from_pretrained(folder_of(model), threads=threads, profile=None)
+
+
+def kept_from(path: Path, names: Sequence[str], model: str) -> list[Searched]:
+    """What earlier runs found by other searches; in a new file, the known sets."""
+    if not is_there(path):
+        return list(known_sets()) if model == DEEP else []
+    found = read(SkipsetsRun, path).found
+    again = (*names, *PLACES)
+    return [each for each in found if not each.search.startswith(again)]
+
+
+def skipsets(
+    model: Annotated[str, typer.Option(help=f"A model, or {DEEP}.")] = DEEP,
+    searches: Annotated[
+        str, typer.Option(help=f"Of {', '.join(SEARCHES)}; none: only time again.")
+    ] = "grown",
+    minutes: Annotated[float, typer.Option(min=0.1, help="For each search.")] = 5.0,
+    trials: Annotated[int, typer.Option(min=0, help="Skip sets of a search; 0: no limit.")] = 0,
+    study: Annotated[str, typer.Option(help="Keeps Optuna's search: a file.")] = "",
+    turns: Annotated[int, typer.Option(min=1, help="Of all that was found, in the end.")] = 4,
+    threads: Threads = 2,
+    out: Out = None,
+    show: Show = None,
+) -> None:
+    """Compare searches for what to leave out, and add to what the file has.
+
+    Example: scripts/bench skipsets --minutes 1 --searches grown
+    """
+    if show is not None:
+        typer.echo(markdown(read(SkipsetsRun, show)))
+        return
+    names = [name for name in searches.split(",") if name not in ("", "none")]
+    if unknown := [name for name in names if name not in SEARCHES]:
+        raise OptionError(f"--searches: there is no {unknown[0]!r}; use {', '.join(SEARCHES)}")
+    llm = loaded(model, threads)
+    path = out or result_path("skipsets", kind=f"-{Path(model).name}")
+    run = SkipsetsRun(
+        made_by("skipsets", threads), Path(model).name, llm.model.layers, minutes,
+        kept_from(path, names, model),
+    )  # fmt: skip
+    with progress_bar(len(names) + 1) as (tick, say):
+        for name in names:
+            search, by_time = SEARCHES[name]
+            kept_in = study if search != "grown" else ""
+            options = TuneOptions(
+                minutes, search=search, timed=by_time, trials=trials, study=kept_in
+            )
+            run.found += searched(llm, name, options, say)
+            tick("")
+        say("turns")
+        own = [each for each in run.found if each.search in SEARCHES]
+        if own:
+            run.found += of_places(llm.model.layers, max(own, key=Searched.rank))
+        run.found = timed(llm, run.found, turns)
+        tick("")
+    run.complete = True
+    write(run, path)
+    typer.echo(markdown(run))
+
+
+if __name__ == "__main__":
+    run_command(skipsets)

@@ -1,0 +1,228 @@
+"""`scripts/bench verdicts`: does the tuner say rightly whether drafting will help?
+
+A case is a model, how its weights are stored, how many prompts are answered together, how long they
+are, a temperature and what may draft. For each the tuner gives its verdict as `selfspec advise`
+does, from costs, the probe and a few turns. Then its ways are timed again for longer, on prompts
+that it did not see, and the verdict is held against the fastest of them. Cases are measured one by
+one: the same command goes on with those that are missing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import typer
+
+from benchmarks.command import Out, Show, Threads, made_by, result_path, run_command
+from benchmarks.near_identity import near_identity_folder
+from selfspec import LLM
+from selfspec.bench.html import Table
+from selfspec.bench.schema import Result, read, write
+from selfspec.bench.suite_run import folder_of
+from selfspec.bench.tables import markdown as as_text
+from selfspec.cli.bench import progress_bar
+from selfspec.core.files import is_there
+from selfspec.errors import OptionError
+from selfspec.testing import near_identity_model, tiny_tokenizer
+from selfspec.tune.options import Setting, TuneOptions
+from selfspec.tune.run import Tuning
+from selfspec.tune.texts import BUILT_IN, prompts_of
+from selfspec.tune.timing import Trials
+from selfspec.tune.verdict import WORTH, fastest
+
+FILLER = "The ferry left at nine, and the harbour was quiet again until the bells rang at noon. "
+FILLER_TOKENS = 20
+EVERYTHING, OWN, TEXT = "copies,exits,skips,text", "exits,skips", "text"
+UNSEEN = (
+    "Which month has the fewest days, and why?",
+    "Write a short dialogue between a baker and a customer who is in a hurry.",
+    "Name three uses of a paper clip.",
+    "Copy this line three times: red, green, blue, yellow, red, green, blue.",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is asked about."""
+
+    model: str
+    weights: str
+    batch: int
+    context: int
+    """Tokens that are put before each question, about."""
+    temperature: float
+    drafters: str
+
+    def __str__(self) -> str:
+        parts = (self.model, self.weights, f"batch {self.batch}", f"context {self.context}")
+        return ", ".join((*parts, f"temperature {self.temperature:g}", self.drafters))
+
+
+@dataclass
+class Judged:
+    """A case with what was said of it, and what turned out."""
+
+    case: Case
+    said: str
+    verdict: str
+    predicted: float | None
+    """The highest predicted speed over plain decoding's."""
+    way: str = ""
+    """The fastest by the longer measurement."""
+    measured: float | None = None
+    low: float | None = None
+    high: float | None = None
+    seconds: float = 0.0
+
+    @property
+    def truth(self) -> str:
+        """By the same rule as the verdict's."""
+        if self.measured is None or self.high is None or self.high < WORTH:
+            return "does not"
+        return "helps" if (self.low or 0.0) > WORTH else "undecided"
+
+    @property
+    def right(self) -> bool | None:
+        """None: one of the two is undecided."""
+        if "undecided" in (self.said, self.truth):
+            return None
+        return self.said == self.truth
+
+
+@dataclass
+class VerdictsRun(Result):
+    """All cases so far."""
+
+    kind = "verdicts"
+    measured_by = "scripts/bench verdicts"
+
+    cases: list[Judged] = field(default_factory=list)
+
+
+def all_cases() -> Iterator[Case]:
+    """The table's rows, in an order that has something of everything early."""
+    for drafters, weights in itertools.product(
+        (EVERYTHING, OWN, TEXT), ("float32", "int8", "int4")
+    ):
+        yield Case("demo", weights, 1, 0, 0.0, drafters)
+    yield Case("damped", "float32", 1, 0, 0.0, OWN)
+    yield Case("deep", "float32", 1, 0, 0.0, EVERYTHING)
+    for batch, context, temperature in ((8, 0, 0.0), (1, 2000, 0.0), (1, 0, 0.8), (4, 1000, 0.0)):
+        yield Case("demo", "float32", batch, context, temperature, EVERYTHING)
+        yield Case("demo", "float32", batch, context, temperature, OWN)
+    yield Case("damped", "float32", 8, 0, 0.0, OWN)
+    yield Case("damped", "float32", 1, 0, 0.8, OWN)
+    yield Case("damped", "int8", 1, 0, 0.0, OWN)
+    for batch, drafters in ((8, EVERYTHING), (1, OWN), (1, TEXT)):
+        yield Case("deep", "float32", batch, 0, 0.0, drafters)
+    yield Case("demo", "int4", 8, 0, 0.0, TEXT)
+    yield Case("demo", "int8", 8, 0, 0.8, EVERYTHING)
+
+
+def loaded(case: Case, threads: int) -> LLM:
+    """The case's model. `damped`: the demo with late layers that change little. `deep`: a tiny
+    random one of 24 layers, most of which change little."""
+    if case.model == "deep":
+        net = near_identity_model(0.8, 4, num_hidden_layers=24)
+        return LLM.from_pretrained(
+            net, tokenizer=tiny_tokenizer(), weights=case.weights, threads=threads, profile=None
+        )
+    folder = folder_of("demo")
+    if case.model == "damped":
+        folder = near_identity_folder(folder, 10, 0.1)
+    return LLM.from_pretrained(folder, weights=case.weights, threads=threads, profile=None)
+
+
+def judge(llm: LLM, case: Case, seconds: float) -> Judged:
+    """The verdict, then the longer measurement."""
+    begin = time.perf_counter()
+    room = llm.model.shape.context - 256
+    lead = FILLER * (min(case.context, room) // FILLER_TOKENS)
+    options = TuneOptions(
+        minutes=max(0.1, seconds / 120),
+        max_new_tokens=32,
+        search="grown" if case.drafters == OWN else "none",
+    )
+    setting = Setting(case.batch, case.temperature, case.drafters)
+    tuning = Tuning(llm, options, [lead + text for text in BUILT_IN[:4]], setting=setting)
+    tuning.run()
+    found = tuning.found
+    predictions = [prediction.gain for _, prediction in found.predicted]
+    judged = Judged(case, found.answer, found.verdict, max(predictions, default=None))
+    ways = found.ways[:3]
+    if ways:
+        unseen = prompts_of(llm, [lead + text for text in UNSEEN])
+        trials = Trials(llm, unseen, 48, case.batch, case.temperature)
+        end = time.perf_counter() + seconds / 2
+        while trials.turns < 2 or time.perf_counter() < end:
+            trials.turn(ways)
+        if (best := fastest([trials.timed(way) for way in ways])) is not None:
+            judged.way = str(best)
+            judged.measured, judged.low, judged.high = best.measured, best.low, best.high
+    judged.seconds = time.perf_counter() - begin
+    return judged
+
+
+def markdown(run: VerdictsRun) -> str:
+    """The table, and how often the tuner was right."""
+    rows = []
+    for each in run.cases:
+        interval = "-" if each.low is None else f"{each.low:.2f} to {each.high:.2f}"
+        speeds = [
+            "-" if speed is None else f"{speed:.2f}" for speed in (each.predicted, each.measured)
+        ]
+        right = {True: "right", False: "wrong", None: "undecided"}[each.right]
+        rows.append([str(each.case), each.said, speeds[0], speeds[1], interval, each.truth, right])
+    head = ["case", "said", "predicted", "measured", "95%", "turned out", ""]
+    count = {value: sum(each.right is value for each in run.cases) for value in (True, False, None)}
+    where = run.provenance
+    every = len(list(all_cases()))
+    note = (
+        f"{where.threads} threads, {where.cpu}. {len(run.cases)} of {every} cases: "
+        f"{count[True]} right, {count[False]} wrong, {count[None]} undecided. Helps means above "
+        f"{WORTH} with the whole interval."
+    )
+    return as_text([Table(head, rows), note])
+
+
+def verdicts(
+    seconds: Annotated[float, typer.Option(min=1, help="For a case, about.")] = 30.0,
+    minutes: Annotated[float, typer.Option(min=0, help="Begin no case after these; 0: all.")] = 0.0,
+    only: Annotated[str, typer.Option(help="Cases whose name holds this.")] = "",
+    threads: Threads = 2,
+    out: Out = None,
+    show: Show = None,
+) -> None:
+    """Hold the tuner's verdicts against longer measurements, case by case.
+
+    Example: scripts/bench verdicts --minutes 10
+    """
+    path = out or result_path("verdicts")
+    if show is not None:
+        typer.echo(markdown(read(VerdictsRun, show)))
+        return
+    known = read(VerdictsRun, path) if is_there(path) else None
+    run = VerdictsRun(made_by("verdicts", threads), cases=known.cases if known else [])
+    if known and known.provenance.cpu != run.provenance.cpu:
+        raise OptionError(f"{path} is of {known.provenance.cpu}; give --out another file")
+    done = {each.case for each in run.cases}
+    missing = [case for case in all_cases() if case not in done and only in str(case)]
+    end = time.perf_counter() + 60 * minutes if minutes else float("inf")
+    with progress_bar(len(missing)) as (tick, say):
+        for case in missing:
+            if time.perf_counter() > end:
+                break
+            say(str(case))
+            run.cases.append(judge(loaded(case, threads), case, seconds))
+            run.complete = len(run.cases) == len(list(all_cases()))
+            write(run, path)
+            tick("")
+    typer.echo(markdown(run))
+
+
+if __name__ == "__main__":
+    run_command(verdicts)
