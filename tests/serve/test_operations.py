@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,22 @@ from typer.testing import CliRunner
 from selfspec import OptionError
 from selfspec.cli.app import app as commands
 from selfspec.cli.serve import keys_from
+from selfspec.core.machine import this_machine
+from selfspec.profile import SCHEMA, Profile, Way
+from selfspec.serve.asked import chat
 from selfspec.serve.gate import Lines
 from selfspec.serve.running import served
-from selfspec.serve.schemas import IGNORED
+from selfspec.serve.schemas import IGNORED, ChatRequest
 from selfspec.serve.service import Service
 from selfspec.serve.settings import Limits, Settings
 
 HELLO: Any = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 3}
+
+
+def profile_of(llm: Any) -> Profile:
+    """What a tuning could have left."""
+    ways = (Way("early-exit", {"layer": 1}, measured=1.4),)
+    return Profile(SCHEMA, "general", "tiny", {}, "float32", this_machine(), "abc", "Use it.", ways)
 
 
 def refused(found: httpx.Response, status: int, param: str | None = None) -> str:
@@ -72,7 +82,8 @@ def refused(found: httpx.Response, status: int, param: str | None = None) -> str
         ({"response_format": {"type": "xml"}}, "response_format", "no type that is known"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
          "response_format", "has no schema"),
-        ({"tools": None, "tool_choice": "required"}, "tools", "names none"),
+        ({"tools": None, "tool_choice": "required"}, "tool_choice", "names none"),
+        ({"tool_choice": {}}, "tool_choice", "is none of"),
         ({"model": "gpt"}, "model", "no model 'gpt'"),
     ],
 )  # fmt: skip
@@ -85,6 +96,13 @@ def test_a_mistake_is_answered_with_its_field(
     assert words in refused(found, 404 if param == "model" else 400, param)
 
 
+@pytest.mark.parametrize("prompt", ["", [], [""], ["x", ""]])
+def test_an_empty_prompt_is_a_mistake_of_the_prompt(client: httpx.Client, prompt: Any) -> None:
+    """A prompt of no tokens that reaches the engine, and an error that names no field."""
+    found = client.post("/v1/completions", json={"prompt": prompt, "max_tokens": 2})
+    assert "the prompt is empty" in refused(found, 400, "prompt")
+
+
 def test_habits_of_clients_are_no_mistakes(client: httpx.Client) -> None:
     """A client that cannot be used because it sends a user's name."""
     habits = dict.fromkeys(IGNORED, "x") | {"metadata": {"a": 1}, "tools": None, "stop": None}
@@ -92,6 +110,27 @@ def test_habits_of_clients_are_no_mistakes(client: httpx.Client) -> None:
     tools = [{"type": "function", "function": {"name": "f"}}]
     none = {"tools": tools, "tool_choice": "none", "parallel_tool_calls": True}
     assert client.post("/v1/chat/completions", json=HELLO | none).status_code == 200
+
+
+BY_ROUTER = {"stream": False, "no_stop_trim": False, "ignore_eos": False,
+             "skip_special_tokens": True, "return_hidden_states": False}  # fmt: skip
+
+
+def test_what_a_router_writes_into_requests_is_no_mistake(client: httpx.Client) -> None:
+    """Every completion behind vllm-router 0.1.17, which adds fields to all that it forwards; and
+    one of them that is taken though it asks for something else."""
+    chat = HELLO | BY_ROUTER | {
+        "logprobs": False, "continue_final_message": False, "separate_reasoning": True,
+        "stream_reasoning": True, "include_reasoning": True,
+    }  # fmt: skip
+    assert client.post("/v1/chat/completions", json=chat).status_code == 200
+    text = BY_ROUTER | {"model": "tiny", "prompt": "abc", "max_tokens": 5, "echo": False}
+    assert client.post("/v1/completions", json=text).status_code == 200
+    for name in ("no_stop_trim", "return_hidden_states", "skip_special_tokens"):
+        other = text | {name: not text[name]}
+        refused(client.post("/v1/completions", json=other), 400, name)
+    refused(client.post("/v1/chat/completions", json=chat | {"continue_final_message": True}), 400,
+            "continue_final_message")  # fmt: skip
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize",
@@ -189,9 +228,14 @@ def test_bodies_have_a_limit(serving: Any) -> None:
         large = json.dumps({"prompt": "x" * 3000}).encode()
         kind = {"Content-Type": "application/json"}
         assert "2000 bytes" in refused(client.post("/v1/completions", content=large), 413)
-        pieces = iter([large[:1500], large[1500:]])
+
+        def pieces() -> Iterator[bytes]:
+            for piece in (large[:1500], large[1500:]):
+                yield piece
+                time.sleep(0.1)  # or the server is handed both at once
+
         assert "2000 bytes" in refused(
-            client.post("/v1/completions", content=pieces, headers=kind), 413
+            client.post("/v1/completions", content=pieces(), headers=kind), 413
         )
         assert client.get("/health").status_code == 200
 
@@ -226,6 +270,36 @@ def test_it_listens_while_it_loads(llm: Any) -> None:
         assert client.post("/v1/chat/completions", json=HELLO).status_code == 200
         service.drain()
         assert "about to end" in refused(client.get("/ready"), 503)
+
+
+def test_it_drafts_by_the_profile_and_says_so(llm: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """A profile of `selfspec tune` that the server does not read, or that changes a text."""
+    logger = logging.getLogger("selfspec.serve")
+    logger.propagate = True
+    caplog.set_level(logging.INFO, "selfspec.serve")
+    made = profile_of(llm)
+    tuned = llm.view(llm.model)
+    tuned.profile = made
+    texts, drafters = [], []
+    for each in (llm, tuned):
+        service = Service(Settings(Limits(rows=1), name="tiny"))
+        service.adopt(each)
+        with served(service) as url, httpx.Client(base_url=url, timeout=60) as client:
+            texts.append(client.post("/v1/chat/completions", json=HELLO | {"seed": 1}).json())
+            assert service.worker is not None
+            body = ChatRequest(**HELLO, selfspec={"most": 3})
+            drafters.append([
+                chat(service.worker, asked, "auto").requests[0].drafter
+                for asked in (ChatRequest(**HELLO), ChatRequest(**HELLO), body)
+            ])  # fmt: skip
+    assert texts[0]["choices"] == texts[1]["choices"]
+    plain, (first, second, three) = drafters[0][0], drafters[1]
+    assert first is second and first == made.drafter() != plain, "rows of it draft together"
+    assert three == made.drafter(most=3)
+    lines = [json.loads(Lines().format(record)) for record in caplog.records]
+    ready = [line for line in lines if line["event"] == "ready"]
+    assert "profile" not in ready[0] and ready[0]["draft"] == "auto"
+    assert ready[1]["profile"] == [str(way) for way in made.ways]
 
 
 SCRIPT = """

@@ -18,7 +18,9 @@ from selfspec.core.contract import Stats
 from selfspec.core.sampling import Sampler, SamplingParams
 from selfspec.core.text_stream import RowText
 from selfspec.draft.base import Drafter, DraftSession
+from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.engine.generation import Generation
+from selfspec.engine.group import Group
 from selfspec.engine.row import Request
 from selfspec.serve.job import Event, Job
 from selfspec.serve.pace import Pace
@@ -159,7 +161,8 @@ def test_each_answer_is_the_one_given_alone(worker: Worker) -> None:
 def test_a_shared_beginning_is_read_once(worker: Worker) -> None:
     """Callers that come together with the same long prompt, and the next turn of a chat."""
     prompt = list(range(1, 150))
-    four = [submitted(worker, plain([*prompt, 200 + number])) for number in range(4)]
+    with worker._changed:  # together: none has ended, and given its row away, when the last comes
+        four = [submitted(worker, plain([*prompt, 200 + number])) for number in range(4)]
     known = sorted(caller.wait().stats.cached_prompt_tokens for caller in four)
     assert known == [0, 149, 149, 149]
     turn = [*prompt, 200, *four[0].tokens, 7, 8, 9]
@@ -302,11 +305,19 @@ def test_ending_at_once_tells_everybody() -> None:
     assert all(isinstance(caller.wait().error, Problem) for caller in callers)
 
 
+class Dawdles:
+    """A stop check that takes its time: on a fast machine 395 tokens end within any limit."""
+
+    def push(self, token: int) -> bool:
+        time.sleep(0.002)
+        return False
+
+
 def test_what_takes_too_long_is_ended() -> None:
     """A request that holds its row for ever, and one that waits for ever."""
     worker = Worker(llm(), Limits(rows=1, context=400, seconds=0.05, queue_seconds=0.01))
     worker.start()
-    running = submitted(worker, plain([3], 395))
+    running = submitted(worker, plain([3], 395, stop_checks=[Dawdles()]))
     until(lambda: bool(running.events))
     waiting = submitted(worker, plain([3], 395))
     found = [caller.wait().error for caller in (running, waiting)]
@@ -347,7 +358,71 @@ def test_chunks_are_as_large_as_time_allows() -> None:
     slow, fast = Pace(), Pace()
     for _ in range(16):
         for pace, each in ((slow, 0.1), (fast, 0.0001)):
-            size = pace.chunk()
-            pace.observe(size, 1.0 + each * size)
-            pace.observe(0, 1.0)
+            pace.observe(pace.chunk(), each * pace.chunk(), 1.0)
     assert slow.chunk() == 16 and fast.chunk() == 512
+
+
+def test_drafts_beside_a_chunk_do_not_make_chunks_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk whose time has the round's in it: drafts of others make rounds ten times as long, and
+    prompts were read in crumbs, so that few rows ever wrote together."""
+    worker, told = Worker(llm(), Limits(rows=2, context=400)), list[tuple[int, float, float]]()
+    monkeypatch.setattr(worker._pace, "observe", lambda *seen: told.append(seen))
+    monkeypatch.setattr(Group, "draft", _slowly(Group.draft))
+    writer = Caller(plain([3, 4], 60, drafter=EarlyExit(1), controller=FIXED))
+    reader = Caller(plain([7] * 300, 2))
+    for caller in (writer, reader):
+        worker._waiting.add(caller.job)
+    while not reader.ended.is_set():
+        _round(worker)
+    both = [(reading, writing) for read, reading, writing in told if read and writing]
+    assert len(both) >= 5
+    assert min(reading for reading, _ in both) < SLOW <= min(writing for _, writing in both)
+
+
+SLOW = 0.2  # seconds
+
+
+def _slowly(work: Callable[..., Any]) -> Callable[..., Any]:
+    def slow(*given: Any) -> Any:
+        time.sleep(SLOW)
+        return work(*given)
+
+    return slow
+
+
+@pytest.mark.parametrize("slow", [True, False], ids=["chunks of 16", "chunks of 512"])
+@pytest.mark.parametrize("read", [100, 2000, 3900])
+def test_a_first_token_comes_within_three_rounds_beside_4000_tokens(slow: bool, read: int) -> None:
+    """A short prompt that waits for somebody's long one. Rounds are counted and not seconds: one in
+    which nobody knew of it yet, and two in which it is read even where chunks are smallest. How
+    long rounds are is `Pace`'s: at most four plain ones by what was measured."""
+    model = tiny_model("llama", max_position_embeddings=8192)
+    wide = LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
+    worker = Worker(wide, Limits(rows=3, context=4200))
+    for _ in range(16):  # what rounds took here, it believes
+        for size in (16, 32, 64, 128, 256, 512):
+            worker._pace.observe(size, 3.0 + size if slow else size / 1e6, 1.0)
+    assert worker._pace.chunk() == (16 if slow else 512)
+    worker._pace.observe = lambda *_: None  # type: ignore[method-assign]
+    writer, long = Caller(plain([3, 4], 2000)), Caller(plain([7] * 4000, 2))
+    for caller in (writer, long):
+        worker._waiting.add(caller.job)
+    while (long.job.row.settled if long.job.row else 0) < read:
+        _round(worker)
+    short, rounds = Caller(plain([*range(24)], 3)), 1  # it came while a round was under way
+    worker._waiting.add(short.job)
+    while not short.tokens:
+        _round(worker)
+        rounds += 1
+    assert rounds <= 3
+    assert read == 3900 or not long.tokens, "the long one was being read all the while"
+    before = len(writer.tokens)
+    _round(worker)
+    assert len(writer.tokens) == before + 1, "and who writes goes on in each round"
+
+
+def _round(worker: Worker) -> None:
+    """What the worker's thread does, in this one."""
+    worker._tidy()
+    worker._admit()
+    worker._step()

@@ -25,6 +25,7 @@ from .tables import markdown as paragraphs
 from .tables import number
 
 PERCENTILES = (50, 90, 99)
+WARM = 2  # questions before the measured ones
 _LISTED = 3  # failures that are quoted
 
 
@@ -97,11 +98,11 @@ class Target:
         }
 
 
-def prompts(count: int, words: int) -> list[str]:
-    """Different questions about pieces of an ordinary text."""
+def prompts(count: int, words: int, first: int = 0) -> list[str]:
+    """Different questions about pieces of an ordinary text, from that number on."""
     text = TEXT.split()
     made = []
-    for index in range(count):
+    for index in range(first, first + count):
         start = 37 * index % len(text)
         piece = (text[start:] + text * (words // len(text) + 1))[:words]
         made.append(f"({index}) Go on with this text: {' '.join(piece)}")
@@ -123,14 +124,20 @@ def model_at(url: str, key: str | None) -> str:
 
 
 def measure(
-    target: Target, callers: Sequence[int], requests: int, words: int, tell: Callable[[Crowd], None]
+    target: Target,
+    callers: Sequence[int],
+    requests: int,
+    words: int,
+    tell: Callable[[Crowd], None],
+    first: int = 0,
 ) -> list[Crowd]:
-    """Each crowd asks `requests` questions a caller, all different, the first few unmeasured."""
+    """Each crowd asks `requests` questions a caller, all different, the first few unmeasured.
+    `first`: the number of its first question. One that was asked before is found in the cache."""
     if not callers or min(callers) < 1 or requests < 1:
         raise OptionError("0 callers or requests measure nothing; use 1 or more of both")
-    crowds, at = [], 0
-    texts = prompts(2 + sum(callers) * requests, words)
-    asyncio.run(_crowd(target, 1, texts[-2:]))  # warm
+    crowds, at = [], WARM
+    texts = prompts(WARM + sum(callers) * requests, words, first)
+    asyncio.run(_crowd(target, 1, texts[:WARM]))
     for count in callers:
         crowd = asyncio.run(_crowd(target, count, texts[at : at + count * requests]))
         at += count * requests

@@ -10,7 +10,7 @@ import math
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..core.contract import Stats
 from ..core.logprobs import TokenLogprob
@@ -47,6 +47,11 @@ class Spelled:
         after = self._length + len(self._stream.held())
         return before if after > before else max(0, after - 1)
 
+    def skip(self, tokens: Sequence[int]) -> None:
+        """Tokens that came before, and are not reported."""
+        for token in tokens:
+            self._begin(token)
+
     def ready(self, shown: int, ended: bool, cut: bool) -> list[tuple[int, TokenLogprob]]:
         """Those whose text is shown by now. `cut`: at a stop string, so that no more will be."""
         count = sum(at < shown for at, _ in self._held)
@@ -54,6 +59,14 @@ class Spelled:
             count = len(self._held)
         found, self._held = self._held[:count], [] if ended else self._held[count:]
         return found
+
+
+class Taken(NamedTuple):
+    """What an event adds to what a caller may see."""
+
+    words: str
+    calls: list[dict[str, Any]]
+    logprobs: list[tuple[int, TokenLogprob]]
 
 
 class Choice:
@@ -66,7 +79,6 @@ class Choice:
         self._offset = len(asked.echoes[index])
         self._spelled = Spelled(words)
         self._more = bool(asked.body.selfspec and asked.body.selfspec.stats)
-        self._ends = asked.requests[index].eos
         self._shown = 0
         self.text = asked.echoes[index]
         self._calls = Calls(asked.tools) if asked.tools.choice != "none" else None
@@ -74,18 +86,23 @@ class Choice:
         self.finish: str | None = None
         self.stats: Stats | None = None
         self.logprobs: list[tuple[int, TokenLogprob]] = []
+        self._echo, self._seed = self.text, asked.requests[index].sampler.seed
+        if asked.given:
+            self._spelled.skip(asked.given)
+            self._shown = len(asked.shown)
+            self._read(Event(asked.shown))
 
-    def take(self, event: Event) -> list[tuple[int, TokenLogprob]]:
-        """Note what came. The log-probabilities that may be shown now."""
+    def take(self, event: Event) -> Taken:
+        """Note what came, and say what of it may be shown now."""
         self._shown += len(event.text)
         self._spelled.push(event.logprobs)
         if event.finish:
             self.finish, self.stats = _FINISH[event.finish], event.stats
         found = self._spelled.ready(self._shown, event.finish is not None, event.finish == "stop")
         self.logprobs += found
-        return found
+        return Taken(*self._read(event), found)
 
-    def read(self, event: Event) -> tuple[str, list[dict[str, Any]]]:
+    def _read(self, event: Event) -> tuple[str, list[dict[str, Any]]]:
         """What an event adds to the answer: words, and calls that are complete."""
         if self._calls is None:
             self.text += event.text
@@ -120,15 +137,16 @@ class Choice:
 
     def opening(self) -> Iterator[dict[str, Any]]:
         """What a stream begins with: the role, or the text that is echoed."""
-        if self._chat:
-            yield self._piece({"role": "assistant", "content": ""})
-        elif self.text:
-            yield self._piece(self.text)
+        if self._chat or self._echo or self._more:
+            first = {"role": "assistant", "content": ""} if self._chat else self._echo
+            piece = self._piece(first)
+            if self._more:
+                piece["selfspec"] = {"seed": self._seed}
+            yield piece
 
     def pieces(self, event: Event) -> Iterator[dict[str, Any]]:
         """What an event adds to a stream. Its end is a piece of its own, without text."""
-        logprobs = self.take(event)
-        words, calls = self.read(event)
+        words, calls, logprobs = self.take(event)
         if words or calls or logprobs or (self._more and event.tokens):
             delta: dict[str, Any] = {"content": words} if words or not calls else {}
             if calls:
@@ -160,6 +178,7 @@ class Choice:
         assert step is not None
         return {
             "tokens": [token_text(self._words, each) for each in step.tokens],
+            "ids": list(step.tokens),
             "accepted": step.accepted,
             "rejected": [token_text(self._words, each) for each in step.rejected],
         }
@@ -210,7 +229,7 @@ class Answer:
     def usage(self) -> dict[str, Any]:
         """Tokens. What was computed for nothing (drafts, a text behind a stop) does not count."""
         stats = [choice.stats for choice in self.choices if choice.stats]
-        written = sum(each.new_tokens for each in stats)
+        written = sum(each.new_tokens for each in stats) + len(self._asked.given)
         cached = sum(each.cached_prompt_tokens for each in stats[:: self._asked.body.n or 1])
         prompt = self._asked.prompt_tokens
         return {

@@ -18,6 +18,7 @@ from ..errors import SelfspecError, nearest
 from . import asked as asking
 from .answers import Answer
 from .asked import Asked
+from .description import Described
 from .gate import Gate, answer
 from .invalid import problem_of_body
 from .job import Event
@@ -33,7 +34,8 @@ _UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 def create_app(service: Service) -> FastAPI:
     """The server as an ASGI app, for uvicorn or for others that run such apps."""
-    app = FastAPI(title="selfspec", version=__version__, docs_url=None, redoc_url=None)
+    keyed = bool(service.settings.keys)
+    app = Described(keyed, title="selfspec", version=__version__, docs_url=None, redoc_url=None)
     app.add_middleware(Gate, service=service)
     if service.settings.origins:
         app.add_middleware(
@@ -55,7 +57,10 @@ def create_app(service: Service) -> FastAPI:
 async def _refused(request: Request, error: Exception) -> Response:
     if isinstance(error, RequestValidationError):
         return answer(problem_of_body(error, request.url.path))
-    return answer(_problem(error))
+    found = answer(_problem(error))
+    if isinstance(error, HTTPException) and error.status_code == 405:
+        found.headers["Allow"] = (error.headers or {})["Allow"]  # the methods that there are
+    return found
 
 
 def _problem(error: Exception) -> Problem:
@@ -188,7 +193,6 @@ async def _answered(
 async def _whole(found: Answer, tickets: Tickets) -> dict[str, Any]:
     async for index, event in tickets.events():
         found.choices[index].take(event)
-        found.choices[index].read(event)
     return found.whole()
 
 

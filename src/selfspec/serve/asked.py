@@ -10,14 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from ..call import Options
 from ..control.base import Controller
+from ..core import door
 from ..core.grammar import Grammar
 from ..core.sampling import SamplingParams
 from ..core.text_stream import RowText
 from ..draft.base import Drafter
+from ..draft.registry import DEFAULT as AUTO
 from ..draft.registry import make_drafter, resolve
 from ..engine.row import Request
 from ..errors import OptionError, PromptError, Unavailable
+from ..profile import Profile
 from .problems import Problem
+from .resuming import FIELD, resumed
 from .schemas import Asking, ChatRequest, CompletionRequest, Message, SelfspecFields
 from .tools import ToolUse, for_template, format_of, grammar_of, grammar_of_format, tool_use
 
@@ -39,11 +43,16 @@ class Asked:
     echoes: Sequence[str]
     body: Asking
     tools: ToolUse
+    given: Sequence[int] = ()
+    """Tokens of the one answer that came from another server."""
+    shown: str = ""
+    """Their text, as far as it was certain."""
 
     @property
     def prompt_tokens(self) -> int:
         """Of all prompts, each counted once however many answers it gets."""
-        return sum(len(each.prompt) for each in self.requests[:: self.body.n or 1])
+        prompts = [len(each.prompt) for each in self.requests[:: self.body.n or 1]]
+        return sum(prompts) - len(self.given)
 
 
 def conversation(messages: Sequence[Message]) -> list[dict[str, Any]]:
@@ -62,8 +71,11 @@ def _turn(message: Message) -> dict[str, Any]:
 
 def chat(worker: Worker, body: ChatRequest, draft: str) -> Asked:
     """What a conversation asks for."""
-    with _at("tools"):
+    try:
         tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls)
+    except OptionError as error:  # which begins with the field's name
+        param = "tool_choice" if str(error).startswith("tool_choice") else "tools"
+        raise Problem(str(error), param=param) from error
     with _at("messages"):
         ids = worker.llm.encode_chat(conversation(body.messages), tools=tools.for_template)
     most = body.max_completion_tokens or body.max_tokens
@@ -98,7 +110,7 @@ def ids_of(worker: Worker, text: str, special: bool = True) -> list[int]:
     words = worker.llm.words
     if special or words is None:
         return worker.llm.encode(text)
-    return list(words(text, add_special_tokens=False)["input_ids"])
+    return list(words(door.text(text, "the prompt"), add_special_tokens=False)["input_ids"])
 
 
 def text_of(worker: Worker, tokens: Sequence[int]) -> str:
@@ -147,7 +159,16 @@ def _asked(
         texts += text
     for request in requests:
         worker.check(request)
-    return Asked(requests, texts, [each for each in echoes for _ in range(count)], body, tools)
+    echoed = [each for each in echoes for _ in range(count)]
+    given = body.selfspec.resume if body.selfspec else None
+    if given is None:
+        return Asked(requests, texts, echoed, body, tools)
+    if len(requests) > 1:
+        said = f"{FIELD} goes on with one answer, and {len(requests)} are asked for; ask for one"
+        raise Problem(said, param=FIELD)
+    _known(worker, given, FIELD)
+    request, shown = resumed(requests[0], texts[0], given)
+    return Asked([request], texts, echoed, body, tools, given, shown)
 
 
 def _grammar(worker: Worker, body: Asking, tools: ToolUse) -> Grammar | None:
@@ -162,6 +183,8 @@ def _grammar(worker: Worker, body: Asking, tools: ToolUse) -> Grammar | None:
 
 def _room(worker: Worker, prompt: Sequence[int], most: int | None) -> int:
     """How many tokens may come, which is all that there is room for if nobody says."""
+    if not prompt:
+        raise Problem("the prompt is empty; give at least one token", param="prompt")
     room = worker.context - len(prompt)
     if room < 1:
         raise Problem(
@@ -173,7 +196,7 @@ def _room(worker: Worker, prompt: Sequence[int], most: int | None) -> int:
 
 
 def _options(worker: Worker, body: Asking, most: int, logprobs: int | None, draft: str) -> Options:
-    drafter, controller = _drafting(body.selfspec or SelfspecFields(), draft)
+    drafter, controller = drafting(worker, body.selfspec or SelfspecFields(), draft)
     return Options(
         sampling=_sampling(worker, body),
         max_new_tokens=most,
@@ -240,9 +263,17 @@ def _known(worker: Worker, tokens: Any, param: str) -> None:
             )
 
 
-def _drafting(how: SelfspecFields, default: str) -> tuple[Drafter | None, Controller | None]:
+def drafting(
+    worker: Worker, how: SelfspecFields, default: str
+) -> tuple[Drafter | None, Controller | None]:
+    """Who drafts, and how much. Where a tuning has left a profile, "auto" begins with that."""
+    name, profile, model = how.draft or default, worker.llm.profile, worker.llm.model
     with _at("selfspec"):
-        return _resolved(how.draft or default, how.control, how.most)
+        found = _resolved(name, how.control, how.most)
+    if name != AUTO or profile is None:
+        return found
+    own = {} if how.most is None else {"most": how.most}
+    return model.once((Profile, profile.text, how.most), lambda: profile.drafter(**own)), None
 
 
 @functools.lru_cache(maxsize=256)

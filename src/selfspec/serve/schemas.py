@@ -9,7 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
 
 from ..control.registry import controller_names
 from ..errors import nearest
@@ -21,15 +29,30 @@ _STOPS = 16  # strings of one request
 # Fields that have no meaning here and whose absence nobody would notice in the answer.
 IGNORED = frozenset(
     {
-        "metadata", "prompt_cache_key", "prompt_cache_options",
-        "prompt_cache_retention", "reasoning_effort", "safety_identifier", "service_tier", "store",
-        "user", "verbosity",
+        "include_reasoning", "metadata", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "reasoning_effort", "safety_identifier", "separate_reasoning",
+        "service_tier", "store", "stream_reasoning", "user", "verbosity",
     }
 )  # fmt: skip
 
 Stop = Annotated[str, Field(min_length=1, max_length=256)]
 Token = Annotated[int, Field(ge=0)]
 Bias = Annotated[float, Field(ge=-100, le=100)]
+
+
+def _only(value: bool) -> AfterValidator:
+    """One of the two; `Literal` would take 0 for false."""
+
+    def checked(asked: bool) -> bool:
+        if asked is not value:
+            raise ValueError(f"it is always {str(value).lower()} here; leave it out")
+        return asked
+
+    return AfterValidator(checked)
+
+
+Yes = Annotated[bool, _only(True), WithJsonSchema({"type": "boolean", "const": True})]
+No = Annotated[bool, _only(False), WithJsonSchema({"type": "boolean", "const": False})]
 
 
 class Fields(BaseModel):
@@ -51,6 +74,8 @@ class SelfspecFields(Fields):
     """Most tokens to draft in one round."""
     stats: bool = False
     """Report what drafts did, in a field `selfspec` of the answer and of every chunk."""
+    resume: Annotated[list[Token], Field(min_length=1)] | None = None
+    """Tokens of the answer that another server has given: go on behind them."""
 
     @field_validator("draft")
     @classmethod
@@ -74,8 +99,16 @@ class StreamOptions(Fields):
     include_obfuscation: bool | None = None  # ignored: nothing is obfuscated
 
 
+def _habits(schema: dict[str, Any]) -> None:
+    """The description names what is ignored as well: it is no mistake to send it."""
+    said = "Ignored: nothing here depends on it."
+    schema["properties"] |= {name: {"description": said} for name in sorted(IGNORED)}
+
+
 class Asking(Fields):
     """What both kinds of requests have in common."""
+
+    model_config = ConfigDict(json_schema_extra=_habits)
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -98,6 +131,10 @@ class Asking(Fields):
     priority: Annotated[int, Field(ge=-100, le=100)] | None = None
     selfspec: SelfspecFields | None = None
     response_format: dict[str, Any] | None = None
+    # vllm-router writes these into every request. Taken is the one value that is so here anyway.
+    no_stop_trim: No | None = None
+    return_hidden_states: No | None = None
+    skip_special_tokens: Yes | None = None
 
     ignored: ClassVar[frozenset[str]] = IGNORED
 
@@ -118,7 +155,7 @@ class Asking(Fields):
 class Part(Fields):
     """A part of a message's content. Text only: there is no model here that reads anything else."""
 
-    type: str
+    type: Annotated[str, Field(json_schema_extra={"enum": ["text", "refusal"]})]
     text: str | None = None
     refusal: str | None = None
 
@@ -151,6 +188,15 @@ class Message(Fields):
     annotations: list[Any] | None = None  # what OpenAI's answers carry, sent back by clients
     audio: dict[str, Any] | None = None
 
+    @model_validator(mode="after")
+    def _says_something(self) -> Message:
+        said = (self.content, self.refusal, self.tool_calls, self.function_call)
+        if all(each is None for each in said):
+            raise ValueError(
+                f"this message of role {self.role!r} has no content; give it some text"
+            )
+        return self
+
     @property
     def words(self) -> str:
         """The text of the content."""
@@ -170,6 +216,7 @@ class ChatRequest(Asking):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     modalities: list[Literal["text"]] | None = None
+    continue_final_message: No | None = None
 
     @model_validator(mode="after")
     def _asks_for_logprobs(self) -> ChatRequest:
@@ -198,6 +245,15 @@ class CompletionRequest(Asking):
 
 class TokenizeRequest(Fields):
     """The body of /tokenize: text, or a conversation."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "oneOf": [
+                {"required": [name], "properties": {name: {"type": kind}}}
+                for name, kind in (("prompt", "string"), ("messages", "array"))
+            ]
+        }
+    )
 
     model: str | None = None
     prompt: str | None = None

@@ -49,7 +49,10 @@ class Service:
         self.name = self.name or _short(llm.info.name)
         worker.start()
         self.worker = worker
-        log.info("ready", extra={"fields": {"model": self.name, "context": worker.context}})
+        fields = {"model": self.name, "context": worker.context, "draft": self.settings.draft}
+        if llm.profile is not None:
+            fields["profile"] = [str(way) for way in llm.profile.ways]
+        log.info("ready", extra={"fields": fields})
 
     def at_work(self) -> Worker:
         """The worker, or the reason why nothing can be asked of it."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 
 import torch
 
@@ -183,14 +182,14 @@ class Worker:
     def _step(self) -> None:
         """One round, and what it brought for whom."""
         self._generation.chunk = self._pace.chunk()
-        unread = self._unread()
-        begin = time.perf_counter()
+        unread, (read, written) = self._unread(), self._generation.seconds
         try:
             step = self._generation.step()
         except Exception as error:  # noqa: BLE001  (whoever it is ends, the others go on)
             self._failed(error)
             return
-        self._pace.observe(unread - self._unread(), time.perf_counter() - begin)
+        reading, writing = self._generation.seconds
+        self._pace.observe(unread - self._unread(), reading - read, writing - written)
         for part in step.rows:
             job = self._running.get(part.row)
             if job is not None:

@@ -1,0 +1,113 @@
+"""`scripts/bench load`, `waiting` and `exported` in small, and what their committed results say."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks import exported, load, waiting
+from selfspec import LLM, OptionError
+from selfspec.bench.provenance import gather
+from selfspec.bench.schema import read
+from selfspec.bench.serving import Target
+from selfspec.testing import tiny_model, tiny_tokenizer
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
+
+
+def test_servers_take_turns_and_a_file_is_added_to(client: httpx.Client, tmp_path: Path) -> None:
+    """A server that always comes first, turns that are lost, failures that are no figures."""
+    url, file = str(client.base_url), tmp_path / "load.json"
+    plain = f"b={url}#" + json.dumps({"selfspec": {"draft": "none"}})
+    how: dict[str, Any] = {"server": [f"a={url}", plain], "callers": "2", "requests": 1,
+                           "words": 4, "max_tokens": 5, "precision": "float32"}  # fmt: skip
+    load.load(**how, turns=1, out=file)
+    load.load(**how, turns=1, out=file)
+    run = read(load.LoadRun, file)
+    assert [(each.server, each.turn) for each in run.turns] == [
+        ("a", 0), ("b", 0), ("a", 2), ("b", 2),
+    ] or [each.server for each in run.turns] == ["a", "b", "a", "b"]  # fmt: skip
+    assert all(each.tokens == 10 and not each.failed for each in run.turns)
+    assert "| 2       |" in load.markdown(run)
+    with pytest.raises(OptionError, match="not NAME=URL"):
+        load.server_of(url, 5)
+
+
+def test_no_server_is_asked_the_same_question_twice(
+    client: httpx.Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that are found in a cache, so that whoever was asked second reads nothing."""
+    heard: list[str] = []
+    body = Target.body
+
+    def hearing(target: Target, prompt: str) -> dict[str, Any]:
+        heard.append(prompt)
+        return body(target, prompt)
+
+    monkeypatch.setattr(Target, "body", hearing)
+    how: dict[str, Any] = {"server": [f"a={client.base_url}"], "callers": "1,2", "requests": 2,
+                           "words": 4, "max_tokens": 3, "precision": "float32"}  # fmt: skip
+    for _ in range(2):
+        load.load(**how, turns=2, out=tmp_path / "load.json")
+    assert len(set(heard)) == len(heard) == 4 * (2 + 2 + 2 + 4)
+
+
+def test_rounds_until_a_first_token_are_counted() -> None:
+    """A count that leaves out the round in which the prompt came, or times nothing."""
+    model = tiny_model("llama", max_position_embeddings=8192)
+    llm = LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
+    run = waiting.WaitingRun(gather("test", 1, {}), "tiny", "float32", 3000, 10)
+    waiting.measured(llm, run, seed=0)
+    assert run.firsts and run.reading > 0
+    assert all(1 <= each.rounds <= 8 and each.longest > 0 for each in run.firsts)
+    assert max(each.rounds for each in run.firsts) > 1, "one was under way when it came"
+    assert "rounds to the first token" in waiting.markdown(run)
+
+
+def test_the_wait_for_a_first_token_is_as_promised() -> None:
+    """The committed run: at most 3 rounds, none longer than 5 plain ones."""
+    run = read(waiting.WaitingRun, RESULTS / "waiting-amd-epyc.json")
+    assert run.complete and run.long == 4000 and len(run.firsts) >= 5
+    assert max(each.rounds for each in run.firsts) <= 3 and run.longest <= 5
+
+
+def test_the_committed_load_is_whole() -> None:
+    """Fewer servers or callers than the page says, or answers that failed."""
+    run = read(load.LoadRun, RESULTS / "load-amd-epyc.json")
+    assert {each.callers for each in run.turns} >= {1, 4, 16}
+    assert len(run.servers) == 4 and not any(each.failed for each in run.turns)
+
+
+def test_drafts_are_not_behind_at_the_same_load() -> None:
+    """A table without 64 callers, or one in which drafts make a server slower."""
+    run = read(load.LoadRun, RESULTS / "load-own-amd-epyc.json")
+    assert not any(each.failed for each in run.turns)
+    for callers in (1, 4, 16, 64):
+        drafts, plain = (
+            median(e.rate for e in run.turns if (e.server, e.callers) == (f"ours, {name}", callers))
+            for name in ("drafts", "plain")
+        )
+        assert drafts >= plain, callers
+
+
+def test_exports_change_no_token_where_they_were_tried() -> None:
+    """A draft that changes what its engine says."""
+    found = json.loads((RESULTS / "exported-amd-epyc.json").read_text("utf-8"))
+    assert set(found["engines"]) >= {"llama.cpp"}
+    for name, own in found["engines"].items():
+        same = exported.agreement(own["plain"], own["with_draft"])
+        assert same == own["draft_against_plain"]
+        assert same["equal"] == same["answers"] >= 10, name
+        assert own["counts"]["drafted"] > 0, "nothing was drafted"
+
+
+def test_agreement_sees_a_difference() -> None:
+    """A comparison that finds everything equal."""
+    assert exported.agreement([[1, 2, 3]], [[1, 2, 3]])["equal"] == 1
+    found = exported.agreement([[1, 2, 3], [4]], [[1, 9, 3], [4]])
+    assert (found["equal"], found["tokens"], found["before_a_difference"]) == (1, 4, 2)
