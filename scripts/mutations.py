@@ -14,14 +14,17 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
+import select
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -41,7 +44,8 @@ COPIED = (
     "pyproject.toml",
     "README.md",
 )
-SECONDS = 240  # for the tests of one mistake; more is a hang, which is noticed too
+SECONDS = 240  # for the tests of one mistake; more may be a hang, which is noticed too
+OF_TIME = re.compile("time|second|slow|hang|late", re.I)  # failures that load can bring about
 
 
 @dataclass
@@ -83,41 +87,94 @@ def mutations() -> list[Mutation]:
     return found
 
 
-def run_tests(copy: Path, tests: list[str]) -> subprocess.CompletedProcess[str]:
-    """Tests of the copy as it is, until the first that fails."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy / "src"), str(copy)])}
-    environment |= {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONDONTWRITEBYTECODE": "1"}
-    environment |= {"SELFSPEC_CACHE": str(copy / "cache")}
-    return subprocess.run(
-        [*command, "-m", "not demo and not gpu"],
-        **{"cwd": copy, "env": environment, "capture_output": True, "text": True},
-        check=False,
-        timeout=SECONDS,
-    )
+@dataclass(frozen=True)
+class Done:
+    """How tests ended."""
+
+    code: int | None
+    """None if they did not end."""
+    said: str
+
+    @property
+    def failed(self) -> list[str]:
+        """What pytest says of tests that failed."""
+        lines = self.said.splitlines()
+        return [line for line in lines if line.startswith(("FAILED tests", "ERROR tests"))]
 
 
-def verdict(copy: Path, mutation: Mutation) -> str:
-    """What the tests say of one mistake. The test that fails has to pass without it."""
-    path = copy / mutation.file
+class Tests:
+    """Runs tests of a copy of the checkout, until the first that fails."""
+
+    def __init__(self, copy: Path) -> None:
+        self.copy = copy
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(copy / "src"), str(copy)])}
+        environment |= {"OMP_WAIT_POLICY": "PASSIVE", "PYTHONDONTWRITEBYTECODE": "1"}
+        environment |= {"SELFSPEC_CACHE": str(copy / "cache")}
+        self._process = subprocess.Popen(
+            [sys.executable, str(ROOT / "scripts" / "tested.py")],
+            **{"cwd": copy, "env": environment, "bufsize": 0},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+
+    def close(self) -> None:
+        """End what runs."""
+        self._process.kill()
+        self._process.wait()
+
+    def run(self, tests: list[str]) -> Done:
+        """These files, or this test."""
+        said = self.copy / "said.txt"
+        said.unlink(missing_ok=True)
+        options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not demo and not gpu"]
+        given, answers = self._process.stdin, self._process.stdout
+        assert given and answers
+        given.write(json.dumps([str(said), *options, *tests]).encode() + b"\n")
+        child = int(answers.readline())
+        ended = False
+        try:
+            # Seconds of our own waiting: what stops both of us, a suspended machine or SIGSTOP,
+            # counts for one at the most.
+            for _ in range(SECONDS):
+                if ended := bool(select.select([answers], [], [], 1)[0]):
+                    break
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+        code = int(answers.readline())
+        return Done(code if ended else None, said.read_text(encoding="utf-8", errors="replace"))
+
+
+def verdict(tests_of: Tests, mutation: Mutation) -> str:
+    """What the tests say of one mistake. Those that fail or hang have to pass without it, and what
+    ran out of time has to do so again."""
+    tests = [f"tests/{test}" for test in mutation.tests]
+    done = broken(tests_of, mutation, tests)
+    if done.code == 0:
+        return "survives, as it may" if mutation.why else "survives"
+    if done.code is None or done.code < 0:
+        whole, what = tests_of.run(tests), "it hangs" if done.code is None else "it crashes"
+        return f"noticed: {what}" if whole.code == 0 else f"unclear: {what} without it as well"
+    if not done.failed:
+        return f"unclear: pytest ended with {done.code}"
+    what = scrub(done.failed[0])[:160]
+    test = done.failed[0].split(" ", 1)[1].split(" - ")[0]
+    if tests_of.run([test]).code != 0:
+        return f"unclear: fails without the mistake as well: {what}"
+    if OF_TIME.search(what) and broken(tests_of, mutation, [test]).code == 0:
+        return f"unclear: passes the second time: {what}"
+    return f"noticed: {what}"
+
+
+def broken(tests_of: Tests, mutation: Mutation, tests: list[str]) -> Done:
+    """Tests with the mistake made."""
+    path = tests_of.copy / mutation.file
     source = path.read_text(encoding="utf-8")
     path.write_text(mutation.applied(source), encoding="utf-8")
     try:
-        done = run_tests(copy, [f"tests/{test}" for test in mutation.tests])
-    except subprocess.TimeoutExpired:
-        return "noticed: it hangs"
+        return tests_of.run(tests)
     finally:
         path.write_text(source, encoding="utf-8")
-    if done.returncode == 0:
-        return "survives, as it may" if mutation.why else "survives"
-    lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    what = scrub(lines[0])[:160] if lines else f"pytest ended with {done.returncode}"
-    if not lines:
-        return f"unclear: {what}"
-    test = lines[0].split(" ", 1)[1].split(" - ")[0]
-    if run_tests(copy, [test]).returncode:
-        return f"unclear: fails without the mistake as well: {what}"
-    return f"noticed: {what}"
 
 
 @contextmanager
@@ -143,6 +200,7 @@ def main() -> int:
         "--minutes", type=float, default=float("inf"), help="begin none after these"
     )
     asked, start = parser.parse_args(), time.monotonic()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the tests that run end with us
     chosen = [each for each in mutations() if asked.only in each.name]
     for each in chosen:
         each.applied((ROOT / each.file).read_text(encoding="utf-8"))
@@ -150,7 +208,7 @@ def main() -> int:
         print("\n".join(f"{each.name:28} {each.file}" for each in chosen))
         return 0
     known = json.loads(asked.out.read_text())["mutations"] if asked.out.is_file() else {}
-    with copy_of_the_checkout() as copy:
+    with copy_of_the_checkout() as copy, closing(Tests(copy)) as tests_of:
         for each in chosen:
             if each.name in known and same(known[each.name], each):
                 continue
@@ -158,7 +216,7 @@ def main() -> int:
             if begin - start > 60 * asked.minutes:
                 print("the time is up")
                 return 1
-            said = verdict(copy, each)
+            said = verdict(tests_of, each)
             seconds = round(time.monotonic() - begin)
             known[each.name] = {**asdict(each), "verdict": said, "seconds": seconds}
             made = vars(gather(shlex.join(["scripts/mutate", *sys.argv[1:]]), 1, {}))
@@ -175,7 +233,8 @@ def same(known: dict[str, object], mutation: Mutation) -> bool:
     """Whether that mistake was made already, with these tests."""
     said = str(known["verdict"])
     now = asdict(mutation)
-    return not said.startswith("unclear") and all(known[name] == now[name] for name in now)
+    settled = said.startswith("noticed") or said == "survives, as it may"
+    return settled and all(known[name] == now[name] for name in now)
 
 
 if __name__ == "__main__":

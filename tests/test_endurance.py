@@ -3,6 +3,7 @@ Long ones are made by hand, and their results committed."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -10,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from selfspec.testing import tiny_llm
-from tests.endurance import memory
+from tests.endurance import memory, soak
 from tests.endurance.commands import COMMANDS, prepare
 from tests.endurance.kills import Command, Killer, differences
 from tests.endurance.memory import Measured, Reading
 
 ROOT = Path(__file__).resolve().parents[1]
-OFTEN = ("train", "data", "demo")  # the others with --full: they take longer
+OFTEN = ("train", "data", "demo", "tune")  # the others with --full: they take longer
 
 
 @pytest.fixture(scope="module")
@@ -71,3 +72,33 @@ def test_growth_of_each_kind_is_said() -> None:
         Reading(200, 1000, 10_000, 10_000, 1, 3),
     ):
         assert len(Measured.growth([first, other])) == 1
+
+
+def test_a_server_with_many_callers_loses_nothing() -> None:
+    """Answers that are lost or differ, rows that are kept, nonsense that is taken or ends in a 5xx.
+    The whole run is a result: 10,000 requests, 64 at once."""
+    found = soak.soaked(requests=240, at_once=16, seed=1, readings=2)
+    assert [said for said in found.bad if " grew by " not in said] == []  # too short to be flat
+    assert found.requests == 240 and found.answered > 150 and found.left > 8
+    assert found.statuses["400"] > 8 and found.compared > 20 and len(found.readings) == 2
+
+
+def test_what_is_bad_of_a_soak_is_said() -> None:
+    """A run that counts mistakes and calls itself good."""
+    first = Reading(100, 1000, 10_000, 10_000, 1, 0)
+    assert soak.Soaked(statuses={"200": 5, "404": 1}, readings=[first, first]).bad == []
+    for wrong in (
+        {"statuses": {"500": 1}}, {"lost": ["x"]}, {"wrong": ["x"]}, {"held": 1}, {"differing": 1},
+        {"readings": [first, Reading(200, 1100, 10_000, 10_000, 1, 0)]},
+    ):  # fmt: skip
+        assert len(soak.Soaked(**{"readings": [first, first], **wrong}).bad) == 1
+
+
+def test_the_committed_soak_is_whole() -> None:
+    """A result that says less than the page promises."""
+    found = json.loads((ROOT / "benchmarks/results/soak-amd-epyc.json").read_text("utf-8"))
+    assert found["requests"] >= 5_000 and found["at_once"] == 64 and found["bad"] == []
+    assert found["left"] > 400 and sum(found["statuses"].get(c, 0) for c in ("400", "404")) > 400
+    refused = sum(found["statuses"].get(code, 0) for code in ("400", "404"))
+    assert found["answered"] + found["left"] + refused == found["requests"], "one is lost"
+    assert not any(code[0] == "5" for code in found["statuses"])

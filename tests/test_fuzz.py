@@ -7,9 +7,11 @@ import functools
 import json
 import random
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from typer.testing import CliRunner
 
@@ -20,12 +22,14 @@ from selfspec.testing import tiny_llm
 from tests.bench.suite_world import the_sample
 from tests.fuzz.damage import Kinds, attempt_at
 from tests.fuzz.doors import NAMES, Doors, Target, lines, wrong
+from tests.fuzz.server import BODIES, FuzzedServer, fuzzed_server, json_values
 
 TARGETS = [Target.of(line) for line in lines("targets.txt")]
 VALUES = lines("values.txt")
 EACH = {"model": 25, "gguf": 40}  # damaged files of a kind; a model takes longer to open
 OTHERS = 60
 COMMANDS = lines("commands.txt")
+FIELDS = [Target.of(line) for line in lines("fields.txt")]
 
 
 @pytest.fixture(scope="module")
@@ -122,6 +126,50 @@ def test_standard_input_that_is_no_text() -> None:
     """UnicodeDecodeError."""
     asked = CliRunner().invoke(app, ["generate", "demo", "-", "--raw"], input=b"\xff\xfe")
     assert asked.exit_code == 1 and "UTF-8" in asked.output
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[FuzzedServer]:
+    with fuzzed_server() as made:
+        yield made
+
+
+@pytest.mark.parametrize("field", FIELDS, ids=lambda field: f"{field.door}-{field.name}")
+def test_every_value_in_every_field(server: FuzzedServer, field: Target) -> None:
+    """A 500, a traceback in the place of an answer, a stream that never ends, or a value that is
+    silently taken for another. What may be taken is said in fields.txt."""
+    found = []
+    for line in json_values():
+        value = json.loads(json.dumps(eval(line, dict(NAMES))))
+        may = field.takes(value)
+        if problem := wrong(functools.partial(server.field, field, value), may):
+            found.append(f"{field.door} {field.name}={line[:60]}: {problem}")
+    assert not found, "\n".join(found)
+    server.well()
+
+
+@pytest.mark.parametrize("line", lines("requests.txt"))
+def test_every_request(server: FuzzedServer, line: str) -> None:
+    """Bytes that end the server, or that it waits for without end."""
+    assert not (problem := server.line(line)), problem
+    server.well()
+
+
+def test_bodies_damaged_by_chance(server: FuzzedServer) -> None:
+    """What nobody has written down."""
+    dice = random.Random("bodies")
+    found = [problem for _ in range(200) if (problem := server.chance(dice))]
+    assert not found, "\n".join(found)
+    server.well()
+
+
+def test_what_a_good_server_does_is_taken(server: FuzzedServer) -> None:
+    """Everything refused: then nothing above was tested."""
+    for path, body in BODIES.items():
+        server.ask(path, json.dumps(body).encode())
+    broken = httpx.Response(500, headers={"x-request-id": "x"}, json={"error": "x"})
+    with pytest.raises(AssertionError, match="500"):
+        server.judge(broken)
 
 
 def test_rows_that_are_no_text(tmp_path: Path) -> None:

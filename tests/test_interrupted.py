@@ -33,6 +33,8 @@ DRAFTS: dict[str, dict[str, Any]] = {
         "draft_options": {"recent": 2, "sink": 1},
         "control": "fixed",
     },
+    # its drafts pass through every layer, with other weights
+    "quantised": {"draft": "quantised", "draft_options": {"first": "none"}, "control": "fixed"},
     "auto": {"draft": "auto"},
     "plain": {"draft": None},
 }

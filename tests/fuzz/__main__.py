@@ -13,6 +13,7 @@ from tests.long_runs import earlier, save
 
 from .damage import Kinds, attempt_at
 from .doors import NAMES, Doors, Target, lines, wrong
+from .server import fuzzed_server
 
 
 def main() -> int:
@@ -25,20 +26,27 @@ def main() -> int:
     dice, end = random.Random(asked.seed), time.monotonic() + 60 * asked.minutes
     targets, values = [Target.of(line) for line in lines("targets.txt")], lines("values.txt")
     tried, found = 0, list[str]()
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, fuzzed_server() as server:
         kinds, doors = Kinds(Path(folder)), Doors()
         while time.monotonic() < end:
             tried += 1
-            if dice.random() < 0.5:
-                target, (one, other) = dice.choice(targets), dice.choices(values, k=2)
-                # beside the values themselves, lists of two of them
-                line = one if dice.random() < 0.5 else f"[{one}, {other}]"
+            kind = dice.random()
+            if kind < 0.25:
+                problem = server.chance(dice)
+            elif kind < 0.6:
+                target, two = dice.choice(targets), dice.choices(values, k=2)
+                # beside the values themselves, lists of two of them; a function is the user's own
+                # code, and what it raises is the user's
+                code = any(callable(eval(each, dict(NAMES))) for each in two)
+                line = two[0] if code or dice.random() < 0.5 else f"[{', '.join(two)}]"
                 value = eval(line, dict(NAMES))
                 problem = wrong(lambda: doors.call(target, value), may_succeed=True)  # noqa: B023
                 problem = problem and f"{target.door} {target.name}={line}: {problem}"
             else:
                 where = Path(folder) / f"damaged-{tried}"
                 problem = attempt_at(kinds, dice.choice(sorted(kinds.open)), dice, where)
+            if problem is None and tried % 1000 == 0:
+                problem = wrong(server.well, may_succeed=True)
             if problem:
                 found.append(problem)
                 print(problem, flush=True)
