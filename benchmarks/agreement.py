@@ -210,6 +210,7 @@ def agreement(
                 row[way] = measure(
                     llm, prompts, drafter, row["temperature"], max_new_tokens, row[way]
                 )
+                row["commit"] = provenance["commit"]  # the last that added to it
                 write_json({**facts, "complete": False, "rows": found}, target)
     write_json({**facts, "complete": True, "rows": found}, target)
     typer.echo("\n".join(report(found)))
@@ -222,11 +223,12 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def begun(target: Path, provenance: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows of an unfinished file that the same command at the same commit left."""
+    """The rows of an unfinished file that the same command left; each says of which commit it is,
+    since a long run goes on over several."""
     if not target.exists():
         return []
     before = _read(target)
-    same = all(before["provenance"][name] == provenance[name] for name in ("command", "commit"))
+    same = before["provenance"]["command"] == provenance["command"]
     return list(before["rows"]) if same and not before.get("complete", True) else []
 
 

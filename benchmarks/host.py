@@ -30,7 +30,8 @@ from selfspec.cli.bench import progress_bar
 from selfspec.model.compute.cpu.native import library
 from selfspec.model.measuring import weight_bytes
 
-PASSES = ("run_halves", "linear", "normalise")  # the native calls that a pass consists of
+# the native calls that a pass consists of; run_model embeds and finds the likeliest tokens as well
+PASSES = ("run_halves", "run_model", "linear", "normalise")
 FIRST = 4  # rounds after which a draft is as it will be
 PROMPT = (
     "The cat sat on the mat. The dog sat on the log. The cat saw the dog, and the dog saw the "
@@ -101,11 +102,12 @@ class Meter:
             for name, function in own.items():
                 setattr(native, name, function)
 
-    def _timed(self, function: Callable[..., None]) -> Callable[..., None]:
-        def call(*arguments: Any) -> None:
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any) -> Any:
             begin = time.perf_counter()
-            function(*arguments)
+            given = function(*arguments)
             self.seconds += time.perf_counter() - begin
+            return given
 
         return call
 
@@ -179,7 +181,7 @@ def host(
         return
     folder, run = folder_of(model), HostRun(made_by("host", threads), Path(model).name)
     models = {
-        kind: LLM.from_pretrained(folder, weights=kind, threads=threads)
+        kind: LLM.from_pretrained(folder, weights=kind, threads=threads, profile=None)
         for kind in kinds.split(",")
     }
     for kind, llm in models.items():

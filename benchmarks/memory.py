@@ -41,7 +41,7 @@ def used(folder: str, method: str, tokens: int) -> dict[str, Any]:
 
     whole, answer = PeakMemory(os.getpid()), PeakMemory(os.getpid())
     whole.start()
-    llm = LLM.from_pretrained(folder)
+    llm = LLM.from_pretrained(folder, profile=None)
     loading = whole.read()
     answer.start()
     prompt = " ".join(TEXT.split()[:WORDS])

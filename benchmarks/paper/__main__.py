@@ -66,10 +66,7 @@ def paper(
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The JSON to write.")] = None,
     untimed: Annotated[
-        bool,
-        typer.Option(
-            "--untimed", help="Count only, on a machine with other work (dv-table11, 12)."
-        ),
+        bool, typer.Option("--untimed", help="Count only, on a machine with other work.")
     ] = False,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure over what is there.")] = False,
     show: Show = None,

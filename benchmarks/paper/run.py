@@ -25,6 +25,7 @@ from benchmarks.paper.table import (
     OWN,
     PLAIN,
     SUMMARIES,
+    TIMED,
     PaperTable,
     exit_of,
 )
@@ -76,6 +77,11 @@ def _asked_as(task: str) -> str:
     return "spec-bench" if task in ("conversation", SUMMARIES) else task
 
 
+def counted(table: PaperTable) -> list[str]:
+    """Its columns that a busy machine does not disturb."""
+    return [measure for measure in table.measures if measure not in TIMED]
+
+
 class Measuring:
     """One table at work. `draft`: what drafts instead of the table's drafter."""
 
@@ -89,10 +95,10 @@ class Measuring:
         say: Say,
         timed: bool = True,
     ) -> None:
-        if not timed and table.kind != COPIES:
+        if not timed and not counted(table):
             raise OptionError(
-                f"{table.name} is a table of times, so --untimed would leave nothing of it; tables "
-                "of copies (dv-table11, dv-table12) can be counted without"
+                f"{table.name} is a table of times, so --untimed would leave nothing of it; give "
+                "it a quiet machine"
             )
         self._table, self._wishes, self._draft = table, wishes, draft
         self._command, self._out, self._say = command, out, say
@@ -111,7 +117,10 @@ class Measuring:
         if self._table.kind == EXITS:
             self.result.values = self._inside.exits(self._table, self._sources)
         elif self._table.kind == COSINES:
-            self.result.values = self._inside.halves(Path(self._sources[TEXT].partition("=")[2]))
+            found = self._inside.halves(Path(self._sources[TEXT].partition("=")[2]))
+            if not self.result.timed:
+                found = {row: values for row, values in found.items() if "time" not in row}
+            self.result.values = found
         elif self._table.kind == COPIES:
             self._copies()
         else:
@@ -146,7 +155,7 @@ class Measuring:
             check_answers(text, {item.id: item.gold for item in items}, table.measures)
         prepared = prepare(asking, self._command, out)
         sit(prepared)
-        self.result.runs.append(out.name)
+        self.result.runs += [out.name] if self.result.timed else []
         asked = task if task != OWN else prepared.run.plan.samples[0].task
         golds = {item.id: item for item in items if item.task == asked}
         self._score(prepared.run, asked, golds)
@@ -160,6 +169,8 @@ class Measuring:
             lossy = f"{LOSSY}/{exit_of(row, self._layers)}" if row.method == LOSSY else ""
             if method is not None:
                 values = _values(prepared.run, lossy or f"{OURS}/{method}", asked)
+                if not self.result.timed:
+                    values = {name: values[name] for name in counted(table) if name in values}
                 self.result.values[key_of(row)] = values
 
     def _score(self, run: SuiteRun, task: str, golds: Golds) -> None:

@@ -1,8 +1,8 @@
 """A table of a paper as a specification: what to ask, with which methods and settings, and the
 paper's own figures.
 
-`paper_layerskip.py`, `paper_dv.py` and `paper_asd.py` hold the tables, `paper_run.py` measures,
-`paper_report.py` sets the paper's columns beside ours. Figures are the papers' own, taken from
+`layerskip.py`, `draft_verify.py` and `asd.py` hold the tables, `run.py` measures, `report.py` sets
+the paper's columns beside ours. Figures are the papers' own, taken from
 their text; where a table's body was not to be had, only what the text around it says stands here,
 and `missing` says so. Measures nothing.
 """
@@ -22,6 +22,7 @@ EXITS = "exits"  # perplexity and accuracy by exit
 COSINES = "cosines"  # similarities and times of halves
 COPIES = "copies"  # drafts by and for copies of the model with other matrices
 SUMMARIES = "summarization"  # Spec-Bench's part of that name
+TIMED = ("tokens/s", "ms/token", "speedup", "draft share", "verify share")
 MEASURES = ("tokens/s", "ms/token", "speedup", "accepted", "draft share", "verify share")
 
 

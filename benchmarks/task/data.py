@@ -61,10 +61,16 @@ class Example:
 
 
 class Grammar:
-    """One part's phrasings and values, and how an example is made of them."""
+    """One part's phrasings and values, and how an example is made of them. `known`: without the
+    values that hold any words or made-up ones, so nothing has to be copied that was never seen."""
 
-    def __init__(self, part: str) -> None:
+    def __init__(self, part: str, known: bool = False) -> None:
         self.values, self.phrasings = entities(part), templates(part)
+        if known:
+            self.values = {
+                kind: [value for value in values if "{novel}" not in value] or values
+                for kind, values in self.values.items()
+            }
         self.opened = part == PARTS[0]
 
     def example(self, rng: random.Random) -> Example:
@@ -123,9 +129,9 @@ def entities(part: str) -> dict[str, list[str]]:
     return found
 
 
-def examples(part: str, count: int, seed: int = 0) -> list[Example]:
+def examples(part: str, count: int, seed: int = 0, known: bool = False) -> list[Example]:
     """That many examples with different utterances, the same ones for the same seed."""
-    grammar, rng = Grammar(part), random.Random(f"{part}/{seed}")
+    grammar, rng = Grammar(part, known), random.Random(f"{part}/{seed}")
     seen: dict[str, Example] = {}
     for _ in range(20 * count):
         found = grammar.example(rng)

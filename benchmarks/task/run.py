@@ -108,15 +108,14 @@ def exact_matches(pairs: Iterator[tuple[Example, str]]) -> int:
     return sum(answer == each.structure for each, answer in pairs)
 
 
-def blocks_of(llm: LLM, made: Sequence[Example]) -> Blocks:
+def blocks_of(tokenizer: Any, made: Sequence[Example], length: int = DATA.length) -> Blocks:
     """Right answers as text, for scores of exits: prompts are not counted."""
-    tokenizer: Any = llm.tokenizer
     end, texts = tokenizer.eos_token_id, []
     for each in made:
         asked = tokenizer(each.prompt)["input_ids"]
         answer = [*tokenizer(each.structure)["input_ids"], end]
         texts.append((asked + answer, [False] * len(asked) + [True] * len(answer)))
-    return pack(texts, DATA.length, end)
+    return pack(texts, length, end)
 
 
 def judge(llm: LLM, made: Sequence[Example], options: TaskOptions, tick: Tick) -> Quality:
@@ -126,7 +125,7 @@ def judge(llm: LLM, made: Sequence[Example], options: TaskOptions, tick: Tick) -
     some = made[: options.lossy]
     for layer in options.exits:
         found.lossy[str(layer)] = [exact_matches(answers(llm, some, layer, tick)), len(some)]
-    scores = evaluate_exits(llm.model, blocks_of(llm, some), options.exits, most=40)
+    scores = evaluate_exits(llm.model, blocks_of(llm.tokenizer, some), options.exits, most=40)
     found.exits = [score.as_dict() for score in scores]
     return found
 

@@ -40,11 +40,11 @@ def test_what_is_kept_is_what_the_distributions_allow(sample: bool) -> None:
 
 
 def test_an_interrupted_run_goes_on(tmp_path: Path) -> None:
-    """A run that begins anew, or that goes on with the counts of another command."""
+    """A run that begins anew after every commit, or goes on with the counts of another command."""
     file, rows = tmp_path / "run.json", [{"drafter": "layer-skip"}]
     made = {"command": "one", "commit": "a"}
     file.write_text(json.dumps({"provenance": made, "complete": False, "rows": rows}))
-    assert begun(file, made) == rows
+    assert begun(file, made) == begun(file, {**made, "commit": "b"}) == rows
     assert begun(file, {**made, "command": "two"}) == begun(tmp_path / "none", made) == []
     file.write_text(json.dumps({"provenance": made, "complete": True, "rows": rows}))
     assert begun(file, made) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import pytest
@@ -29,13 +30,14 @@ def test_only_full_rounds_count_and_passes_are_taken_off(
     if llm.model.ops.kernel != "native":
         pytest.skip("no C++ compiler found (g++ or clang++)")
     native, asleep = library(), 0.05
-    own = native.run_halves
+    own = {name: getattr(native, name) for name in ("run_model", "run_halves")}
 
-    def slow(*arguments: Any) -> None:
+    def slow(name: str, *arguments: Any) -> Any:
         time.sleep(asleep)
-        own(*arguments)
+        return own[name](*arguments)
 
-    monkeypatch.setattr(native, "run_halves", slow)
+    for name in own:
+        monkeypatch.setattr(native, name, partial(slow, name))
     into = Rounds(shape.name, shape.tokens)
     measure(llm, shape, 16, into)
     assert len(into.host) == len(into.native)
@@ -43,7 +45,7 @@ def test_only_full_rounds_count_and_passes_are_taken_off(
         assert into.native, "no round was measured"
     for beside, inside in zip(into.host, into.native, strict=True):
         assert beside is not None and inside is not None and inside >= asleep
-    assert native.run_halves is slow, "the meter leaves what it found"
+    assert native.run_model.func is slow, "the meter leaves what it found"
 
 
 def test_the_meter_counts_native_calls_alone(llm: LLM) -> None:

@@ -188,7 +188,7 @@ def test_a_table_is_measured_and_shown(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, folder: Path, questions: Path
 ) -> None:
     """Figures of a row under another's name; the lossy row left out; scores counted twice when the
-    same command goes on."""
+    same command goes on; times of a busy machine in a table that counts."""
     monkeypatch.setattr(
         "benchmarks.paper.table.tables", lambda: {"made-up": replace(TABLE, rows=rows)}
     )
@@ -220,6 +220,10 @@ def test_a_table_is_measured_and_shown(
         "early exit (ours: E=2 of 4)" in text and "nobody built it" in text and "half of it" in text
     )
     assert "everything else" in paper_page(read(PaperResult, out))
+    work = Measuring(find_table("made-up"), wishes, None, "again", out, lambda _: None, timed=False)
+    counts = work.measure(pretended)
+    assert counts.values[f"{OWN}: self-speculative"] == {"exact match": 0.5, "accepted": 0.5}
+    assert counts.values[f"{OWN}: early exit"] == {"exact match": 0} and not counts.runs
 
 
 def test_sampled_answers_count_for_both(

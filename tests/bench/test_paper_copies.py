@@ -217,5 +217,5 @@ def test_what_a_table_of_copies_needs(tmp_path: Path, files: Path) -> None:
         sources_of(find_table("dv-table12"), ["spec-bench=q.jsonl"])
     with pytest.raises(OptionError, match="give --task spec-bench=FILE"):
         sources_of(find_table("dv-table11"), [])
-    with pytest.raises(OptionError, match="dv-table3 is a table of times"):
-        measuring(files, find_table("dv-table3"), tmp_path / "x.json", timed=False)
+    with pytest.raises(OptionError, match="dv-table5 is a table of times"):
+        measuring(files, find_table("dv-table5"), tmp_path / "x.json", timed=False)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks.libraries import told
+from selfspec import llm
 from selfspec.bench.peer_host import open_peer
 from selfspec.bench.peers import SHIPPED, PeerFailed
 from selfspec.bench.schema import Counts
@@ -54,6 +55,14 @@ def test_both_read_a_text_alike(peers: dict[str, Any]) -> None:
     ours, theirs = (peers[name].read(PROMPT) for name in ("selfspec", "transformers"))
     assert ours[0] == pytest.approx(theirs[0], rel=1e-5) and ours[1] == theirs[1]
     assert len(ours[1]) == len(PROMPT) - 1
+
+
+def test_ours_takes_no_profile(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` that a tuning on this machine has changed, in a table that does not say so."""
+    asked: list[Any] = []
+    monkeypatch.setattr(llm, "profile_for", lambda *args: asked.append(args[1]))
+    open_peer(SHIPPED / "selfspec" / "peer.py").load(str(folder), "float32", 1)
+    assert asked == [None]
 
 
 def test_ours_says_how_its_weights_are_stored(peers: dict[str, Any], folder: Path) -> None:

@@ -128,6 +128,21 @@ def test_the_held_out_part_is_other() -> None:
     }
 
 
+def test_known_values_are_those_of_the_lists() -> None:
+    """Made-up words in what a small model is to learn without copying; a class left empty."""
+    assert all(Grammar("train", known=True).values.values())
+    values = entities("train")
+    for kind in ("word", "made", "syllable", "onset", "vowel", "coda"):
+        del values[kind]
+    texts = [text for some in (*values.values(), *templates("train").values()) for text in some]
+    listed = {word for text in texts for word in re.sub(r"\{.*?\}", " ", text).split()}
+    strange = [
+        sum(not set(each.utterance.split()) <= listed for each in examples("train", 300, 0, known))
+        for known in (True, False)
+    ]
+    assert strange[0] < 60 and strange[1] > 200  # clock times and genitives are in no list
+
+
 def test_structures_are_balanced_and_of_the_utterance() -> None:
     """A bracket that is not closed, or words in a slot that nobody said: the model could only guess
     them."""
@@ -202,7 +217,7 @@ def test_a_model_is_judged_on_its_own_answers(llm: LLM) -> None:
     wrong = [Example(each.utterance, own[each.prompt] + "x", each.intent) for each in made]
     assert judge(llm, wrong, TaskOptions(exits=(1,), lossy=1), lambda: None).exact == 0
     assert [score["layers"] for score in found.exits] == [1, 2, llm.info.layers]
-    blocks = blocks_of(llm, taught)
+    blocks = blocks_of(llm.tokenizer, taught)
     assert int(blocks.trained.sum()) == sum(
         len(llm.tokenizer(each.structure)["input_ids"]) + 1 for each in taught
     )  # type: ignore[misc]

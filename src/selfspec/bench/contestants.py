@@ -42,10 +42,10 @@ def own_options(text: str) -> dict[str, Any]:
         return {"draft": None}
     draft, _, control = text.partition("@")
     name, settings = _named(draft)
-    found: dict[str, Any] = {"draft": name, "draft_options": settings}
+    options: dict[str, Any] = {"draft": name, "draft_options": settings}
     if control:
-        found["control"], found["control_options"] = _named(control)
-    return found
+        options["control"], options["control_options"] = _named(control)
+    return options
 
 
 def _named(text: str) -> tuple[str, dict[str, Any]]:
@@ -64,15 +64,15 @@ def contestants(
     methods: Sequence[str], peers: Sequence[str], known: Mapping[str, PeerSpec], layers: int
 ) -> list[Contestant]:
     """Our plain decoding, our methods, then the peers' as they were named; each once."""
-    found = [_own(text) for text in (PLAIN, *methods)]
+    contestants = [_own(text) for text in (PLAIN, *methods)]
     for text in peers:
         engine, method = engine_of(text), method_of(text)
         (spec,) = choose([engine], known)
         if engine == OURS:
-            found.append(_own(method or PLAIN))
+            contestants.append(_own(method or PLAIN))
         else:
-            found += _of_peer(engine, method, methods_of(spec.folder / "peer.py"), layers)
-    return list({contestant.name: contestant for contestant in found}.values())
+            contestants += _of_peer(engine, method, methods_of(spec.folder / "peer.py"), layers)
+    return list({contestant.name: contestant for contestant in contestants}.values())
 
 
 def _own(text: str) -> Contestant:

@@ -49,13 +49,13 @@ class Position:
     @property
     def runs(self) -> list[tuple[str, int, int]]:
         """Guesses that stayed the same over several exits: (guess, from exit, to exit)."""
-        found: list[tuple[str, int, int]] = []
+        spans: list[tuple[str, int, int]] = []
         for layer, guess in enumerate(self.guesses, start=1):
-            if found and found[-1][0] == guess:
-                found[-1] = (guess, found[-1][1], layer)
+            if spans and spans[-1][0] == guess:
+                spans[-1] = (guess, spans[-1][1], layer)
             else:
-                found.append((guess, layer, layer))
-        return found
+                spans.append((guess, layer, layer))
+        return spans
 
 
 @dataclass(frozen=True)
@@ -130,8 +130,8 @@ class Similarities:
 
     def means(self, attention: bool) -> tuple[float, ...]:
         """One a layer, of its attention or of its MLP half."""
-        found = ((key, total) for key, total in self._sums.items() if key[1] == attention)
-        return tuple(total / self._counts[key] for key, total in found)
+        totals = ((key, total) for key, total in self._sums.items() if key[1] == attention)
+        return tuple(total / self._counts[key] for key, total in totals)
 
 
 @torch.inference_mode()

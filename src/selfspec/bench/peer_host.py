@@ -87,13 +87,13 @@ def members(peer: Any) -> dict[str, Any]:
 
 def package_versions(packages: Sequence[str]) -> dict[str, str]:
     """Of those that are installed. One that merely lies on the path has no version."""
-    found = {}
+    versions = {}
     for name in packages:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def serve(path: Path, requests: TextIO, replies: TextIO) -> None:

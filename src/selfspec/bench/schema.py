@@ -296,12 +296,12 @@ R = TypeVar("R", bound=Result)
 def read(kind: type[R], path: Path) -> R:
     """Read a result of one kind; another kind or version, or a damaged file, is an error."""
     data = parsed(path, kind.measured_by)
-    wanted, found = (kind.kind, kind.version), None
+    wanted, actual = (kind.kind, kind.version), None
     if isinstance(data, dict):
-        found = (data.pop("kind", None), data.pop("schema_version", 1))
-    if found != wanted:
+        actual = (data.pop("kind", None), data.pop("schema_version", 1))
+    if actual != wanted:
         raise OptionError(
-            f"{path.name} holds {found}, and this selfspec reads {wanted}: its fields would be "
+            f"{path.name} holds {actual}, and this selfspec reads {wanted}: its fields would be "
             f"misread. Measure again with: {kind.measured_by}, or read it with the selfspec that "
             "wrote it."
         )

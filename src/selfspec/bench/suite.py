@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -53,7 +54,7 @@ class Unit:
 def units_of(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[Unit]:
     """Every question alone, and for other batch sizes consecutive questions of a task; a rest that
     fills no batch is left out."""
-    found = []
+    units = []
     for batch in batches:
         for task in dict.fromkeys(prompt.task for prompt in prompts):
             mine = [prompt for prompt in prompts if prompt.task == task]
@@ -63,8 +64,8 @@ def units_of(prompts: Sequence[Prompt], batches: Sequence[int]) -> list[Unit]:
                     f"ask more with --sample {batch}"
                 )
             starts = range(0, len(mine) - batch + 1, batch)
-            found += [Unit(task, mine[start : start + batch]) for start in starts]
-    return found
+            units += [Unit(task, mine[start : start + batch]) for start in starts]
+    return units
 
 
 @dataclass
@@ -216,17 +217,16 @@ class Suite:
 
     def _difference(self, prompt: Prompt, tokens: Sequence[int], at: int) -> Difference:
         expected = self._answers[prompt.id]
-        found = Difference(prompt.id, at, text=self.decode(tokens), tokens=list(tokens))
+        difference = Difference(prompt.id, at, text=self.decode(tokens), tokens=list(tokens))
         if at < min(len(tokens), len(expected)):
             self._say(f"{prompt.id}: comparing")
             asked = {"ids": [*prompt.ids, *expected[:at]]}
-            try:
-                found.gap, found.largest = self.engines.get(OURS).call(
+            # else it stays unsaid; a dead engine is started again for its next turn
+            with suppress(PeerFailed):
+                difference.gap, difference.largest = self.engines.get(OURS).call(
                     "gap", **asked, wanted=expected[at], written=tokens[at]
                 )
-            except PeerFailed:
-                return found  # it stays unsaid; a dead engine is started again for its next turn
-        return found
+        return difference
 
     def _measure_steps(self) -> None:
         """Isolated steps of our engine, beside the question, so that drift hits both."""
@@ -236,10 +236,10 @@ class Suite:
         points = self.engines.get(OURS).call(
             "steps", ids=list(self.costs), methods=methods, most=most
         )
-        found = {(point.kind, point.context, point.tokens): point for point in self.run.steps}
+        earlier = {(point.kind, point.context, point.tokens): point for point in self.run.steps}
         for each in points:
             point = StepPoint(**each)
-            known = found.get((point.kind, point.context, point.tokens))
+            known = earlier.get((point.kind, point.context, point.tokens))
             if known is None:
                 self.run.steps.append(point)
             else:

@@ -36,8 +36,12 @@ FEWEST_TRIES = 20  # of a position, below which its share is chance
 def markdown(run: SuiteRun) -> str:
     """The whole report as text: what was asked, then speeds and details of each section."""
     parts: list[str | Table | None] = [_heading(run)]
-    for name, batch, found in _named_sections(run):
-        parts += [f"**{name}**" if name else "", speeds(run, found, batch), details(run, found)]
+    for name, batch, contestants in _named_sections(run):
+        parts += [
+            f"**{name}**" if name else "",
+            speeds(run, contestants, batch),
+            details(run, contestants),
+        ]
     return as_text([*parts, _notes(run)])
 
 
@@ -50,12 +54,16 @@ def report_page(run: SuiteRun) -> str:
         f"{stored(plan)}, {threads(where)}, {where.date[:10]}"
     )
     body: list[Piece] = [Paragraph(verdict(run), "verdict")]
-    for name, batch, found in _named_sections(run):
-        if any(row.tokens_per_second for row in found):
+    for name, batch, contestants in _named_sections(run):
+        if any(row.tokens_per_second for row in contestants):
             name = f" ({name})" if name else ""
-            for title, remark, piece in _pictures(run, found, batch):
+            for title, remark, piece in _pictures(run, contestants, batch):
                 body += [Heading(f"{title}{name}"), Paragraph(remark, "soft"), piece]
-            body += [Heading(f"All figures{name}"), speeds(run, found, batch), details(run, found)]
+            body += [
+                Heading(f"All figures{name}"),
+                speeds(run, contestants, batch),
+                details(run, contestants),
+            ]
     body += _remarks(run) + _method(run)
     return page(f"How fast {plan.model} writes", subtitle, body)
 
@@ -67,8 +75,8 @@ def stored(plan: Plan) -> str:
 
 def pictures(run: SuiteRun) -> list[tuple[str, Picture]]:
     """The pictures of the first section, with titles: the first batch size and our precision."""
-    _, batch, found = sections(run)[0]
-    drawn = _pictures(run, found, batch)
+    _, batch, contestants = sections(run)[0]
+    drawn = _pictures(run, contestants, batch)
     return [(f"{title}. {remark}", piece) for title, remark, piece in drawn]
 
 
@@ -79,9 +87,9 @@ def picture_title(run: SuiteRun) -> str:
 
 def _named_sections(run: SuiteRun) -> list[tuple[str, int, list[Row]]]:
     """Each with a name, where there are several."""
-    found = sections(run)
-    named = len(found) > 1
-    return [(f"{kind}, batch {n}" if named else "", n, some) for kind, n, some in found]
+    parts = sections(run)
+    named = len(parts) > 1
+    return [(f"{kind}, batch {n}" if named else "", n, some) for kind, n, some in parts]
 
 
 def _heading(run: SuiteRun) -> str:
@@ -97,12 +105,12 @@ def _heading(run: SuiteRun) -> str:
     )
 
 
-def speeds(run: SuiteRun, found: Sequence[Row], batch: int) -> Table:
+def speeds(run: SuiteRun, contestants: Sequence[Row], batch: int) -> Table:
     """Speed over plain decoding of the same engine by task and in the mean, tokens per second."""
     by_task = _rows_by_task(run, batch)
     header = ["contestant", *by_task, "over its own plain", "", "over the best plain", "tokens/s"]
     order = sorted(
-        found, key=lambda row: (row.failure is not None, -(row.tokens_per_second or 0.0))
+        contestants, key=lambda row: (row.failure is not None, -(row.tokens_per_second or 0.0))
     )
     lines = []
     for row in order:
@@ -121,14 +129,14 @@ def _by_task(row: Row) -> str:
     return f"{row.speed:.2f}{slower}" if row.over_plain else "-"
 
 
-def details(run: SuiteRun, found: Sequence[Row]) -> Table:
+def details(run: SuiteRun, contestants: Sequence[Row]) -> Table:
     """Where a contestant's time went, and what it takes beside time."""
     header = ["contestant", "slowest question", "K", "tokens/verification", "accepted/drafted"]
     header += ["by position", "draft", "verify", "host", "first token, s", "peak memory, MB"]
     header += ["J/token", "cold start, s"]
     costs = CostModel(run.steps)
     lines = []
-    for row in found:
+    for row in contestants:
         if row.tokens_per_second is None:
             continue
         memory = None if row.peak_memory_bytes is None else row.peak_memory_bytes / 1e6
@@ -193,10 +201,12 @@ def _reasons(run: SuiteRun) -> list[tuple[str, str]]:
     return [(name, why) for name in run.plan.contestants if (why := run.failure(name))]
 
 
-def _pictures(run: SuiteRun, found: Sequence[Row], batch: int) -> list[tuple[str, str, Picture]]:
+def _pictures(
+    run: SuiteRun, contestants: Sequence[Row], batch: int
+) -> list[tuple[str, str, Picture]]:
     """Title, remark and picture: speeds, speeds by task, how often a draft is kept."""
-    best = best_baseline(run, batch, found[0].precision)
-    measured = [row for row in found if row.tokens_per_second]
+    best = best_baseline(run, batch, contestants[0].precision)
+    measured = [row for row in contestants if row.tokens_per_second]
     order = sorted(measured, key=lambda row: -(row.tokens_per_second or 0.0))
     told = (
         f"Over the fastest plain decoding, {best}, the dashed line, with 95% intervals.",
@@ -277,9 +287,9 @@ def _remarks(run: SuiteRun) -> list[Piece]:
         ("Differing texts", told, Table(["", "question", "at token", "gap"], parted, (0, 1))),
     ]
     body: list[Piece] = []
-    for title, remark, found in sections:
-        if found.rows:
-            body += [Heading(title), *([Paragraph(remark, "soft")] if remark else []), found]
+    for title, remark, piece in sections:
+        if piece.rows:
+            body += [Heading(title), *([Paragraph(remark, "soft")] if remark else []), piece]
     return body
 
 

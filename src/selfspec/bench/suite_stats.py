@@ -97,8 +97,8 @@ def is_baseline(contestant: str) -> bool:
 def precisions(run: SuiteRun) -> list[str]:
     """Of the engines that started, ours first: each has a table of its own."""
     engines = sorted(run.engines, key=lambda engine: engine.name != OURS)
-    found = [engine.precision for engine in engines if engine.precision]
-    return list(dict.fromkeys(found)) or [run.plan.dtype]
+    named = [engine.precision for engine in engines if engine.precision]
+    return list(dict.fromkeys(named)) or [run.plan.dtype]
 
 
 def precision_of(run: SuiteRun, contestant: str) -> str:
@@ -134,25 +134,25 @@ def counts_of(turns: Sequence[Turn]) -> list[Counts]:
 
 def costs_of(turns: Sequence[Turn]) -> dict[Unit, float]:
     """Seconds a token of each unit that left something to decode: the median over rounds."""
-    found: dict[Unit, list[float]] = {}
+    times: dict[Unit, list[float]] = {}
     for turn in turns:
         if turn.decoded > 0 and turn.decode_seconds is not None and turn.decode_seconds > 0:
-            found.setdefault(tuple(turn.questions), []).append(turn.decode_seconds / turn.decoded)
-    return {unit: median(values) for unit, values in found.items()}
+            times.setdefault(tuple(turn.questions), []).append(turn.decode_seconds / turn.decoded)
+    return {unit: median(values) for unit, values in times.items()}
 
 
 def slowest(baseline: Sequence[Turn], method: Sequence[Turn]) -> tuple[str, float] | None:
     """The unit with the least median over rounds of the method's speed over the baseline's."""
     rounds = {turn.round for turn in (*baseline, *method)}
-    found: dict[Unit, list[float]] = {}
+    ratios: dict[Unit, list[float]] = {}
     for number in rounds:
         base, mine = (
             costs_of([turn for turn in turns if turn.round == number])
             for turns in (baseline, method)
         )
         for unit in base.keys() & mine.keys():
-            found.setdefault(unit, []).append(base[unit] / mine[unit])
-    least = min(((median(each), unit) for unit, each in found.items()), default=None)
+            ratios.setdefault(unit, []).append(base[unit] / mine[unit])
+    least = min(((median(each), unit) for unit, each in ratios.items()), default=None)
     return None if least is None else (least[1][0], least[0])
 
 

@@ -26,22 +26,26 @@ def verdict(run: SuiteRun) -> str:
     for batch in run.plan.batches:
         made = rows(run, batch)
         ours += [row for row in made if row.engine == OURS]
-        found = [row for row in made if row.precision == precisions(run)[0]]
-        found = [row for row in found if row.tokens_per_second is not None]
+        contestants = [row for row in made if row.precision == precisions(run)[0]]
+        contestants = [row for row in contestants if row.tokens_per_second is not None]
         where = f"At batch {batch}: " if len(run.plan.batches) > 1 else ""
-        said.append(where + (_one(run, found, batch) if found else "nothing was measured."))
+        said.append(
+            where + (_one(run, contestants, batch) if contestants else "nothing was measured.")
+        )
     unfinished = " This run was interrupted, so it speaks of a part of the questions."
     return " ".join(said) + _sameness(ours) + ("" if run.complete else unfinished)
 
 
-def _one(run: SuiteRun, found: Sequence[Row], batch: int) -> str:
-    ours = [row for row in found if row.engine == OURS and not row.baseline and row.over_plain]
+def _one(run: SuiteRun, contestants: Sequence[Row], batch: int) -> str:
+    ours = [
+        row for row in contestants if row.engine == OURS and not row.baseline and row.over_plain
+    ]
     winners = [row for row in ours if row.speed > 1 and row.verdict in ("faster", None)]
     best = max(winners, key=lambda row: row.speed, default=None)
     if best is not None:
         words = (
             f"Use {settings(best.method)}: {_times(best)} our own plain decoding"
-            f"{_against_best(found, best)}{_kept(best)}.{_equals(winners, best)}"
+            f"{_against_best(contestants, best)}{_kept(best)}.{_equals(winners, best)}"
         )
         if best.verdict is None:
             words += " (One unit alone has no interval: ask more questions before you rely on it.)"
@@ -49,15 +53,15 @@ def _one(run: SuiteRun, found: Sequence[Row], batch: int) -> str:
         words = f"Keep plain decoding: none of our methods is clearly faster here.{_unsure(ours)}"
     else:
         words = "None of our methods took part."
-    return words + _rivals(found) + _losers(run, ours, best, batch)
+    return words + _rivals(contestants) + _losers(run, ours, best, batch)
 
 
 def _equals(winners: Sequence[Row], best: Row) -> str:
     """Those whose speed lies within the best one's interval: the order may be chance."""
     low = best.over_plain.low if best.over_plain and best.verdict else float("inf")
     near = [row for row in winners if row is not best and row.speed >= low]
-    found = [f"{settings(row.method)} ({row.speed:.2f}x)" for row in near[:MOST_LOSERS]]
-    return f" No worse within the interval: {', '.join(found)}." if found else ""
+    names = [f"{settings(row.method)} ({row.speed:.2f}x)" for row in near[:MOST_LOSERS]]
+    return f" No worse within the interval: {', '.join(names)}." if names else ""
 
 
 def _unsure(ours: Sequence[Row]) -> str:
@@ -85,9 +89,9 @@ def _times(row: Row) -> str:
     return f"{ratio.value:.2f}x{interval}"
 
 
-def _against_best(found: Sequence[Row], best: Row) -> str:
+def _against_best(contestants: Sequence[Row], best: Row) -> str:
     """Against the fastest plain decoding of all, where others took part."""
-    others = [row for row in found if row.baseline and row.engine != OURS]
+    others = [row for row in contestants if row.baseline and row.engine != OURS]
     if best.over_best is None or not others:
         return ""
     if best.over_best == best.over_plain:
@@ -103,10 +107,12 @@ def _kept(row: Row) -> str:
     return f" ({said}{'' if row.acceptance is None else accepted})"
 
 
-def _rivals(found: Sequence[Row]) -> str:
+def _rivals(contestants: Sequence[Row]) -> str:
     """Another engine that is faster than what we say to use is named."""
-    ours = max((row.tokens_per_second or 0.0 for row in found if row.engine == OURS), default=0.0)
-    rival = max(found, key=lambda row: row.tokens_per_second or 0.0)
+    ours = max(
+        (row.tokens_per_second or 0.0 for row in contestants if row.engine == OURS), default=0.0
+    )
+    rival = max(contestants, key=lambda row: row.tokens_per_second or 0.0)
     if rival.engine == OURS or not ours:
         return ""
     times = (rival.tokens_per_second or 0.0) / ours

@@ -86,13 +86,13 @@ class Sweeping:
         if group.part != "grid" and not run.ranking:
             say("which halves matter least")
             run.ranking = rank(self._llm, [prompt.ids for prompt in self._prompts], run.options.by)
-        found, expected = [self._turn(group, PLAIN, 0, 0, None)], self._tokens
+        turns, expected = [self._turn(group, PLAIN, 0, 0, None)], self._tokens
         for first, drafts in group.settings:
             first = best_skip(run) if group.part == "gamma" else first
             say(f"{group.part} {group.prompt.id}: {first}, {drafts} drafts")
-            found.append(self._turn(group, group.part, first, drafts, expected))
-        found.append(self._turn(group, PLAIN, 0, 0, expected))
-        run.turns += found
+            turns.append(self._turn(group, group.part, first, drafts, expected))
+        turns.append(self._turn(group, PLAIN, 0, 0, expected))
+        run.turns += turns
         run.done.append(group.key)
         run.complete = not self.left
         write(run, self._out)
@@ -154,16 +154,18 @@ def rank(llm: LLM, prompts: Sequence[Sequence[int]], by: str) -> list[Half]:
         for ids in prompts:
             llm.model.prefill([list(ids)], llm.model.new_cache(1, len(ids)), similar)
         means = {half: similar.means(half) for half in (True, False)}
-        found = [Half(n, half, 1 - means[half][n]) for n in range(layers) for half in (True, False)]
+        halves = [
+            Half(n, half, 1 - means[half][n]) for n in range(layers) for half in (True, False)
+        ]
     else:
-        found = _damages(llm, prompts)
-    return sorted(found, key=lambda half: half.score)
+        halves = _damages(llm, prompts)
+    return sorted(halves, key=lambda half: half.score)
 
 
 @torch.inference_mode()
 def _damages(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[Half]:
     model = llm.model
-    found = {(layer, half): 0.0 for layer in range(model.layers) for half in (True, False)}
+    scores = {(layer, half): 0.0 for layer in range(model.layers) for half in (True, False)}
 
     def logs(ids: Sequence[int], plan: LayerPlan) -> torch.Tensor:
         cache = model.new_cache(1, len(ids))
@@ -173,12 +175,12 @@ def _damages(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[Half]:
     for prompt in prompts:
         ids = prompt[-DAMAGE_TOKENS:]
         whole = logs(ids, model.full_plan)
-        for layer, attention in found:
+        for layer, attention in scores:
             skipped = ([layer], []) if attention else ([], [layer])
             without = logs(ids, LayerPlan.skipping(model.layers, *skipped))
             moved = float((whole.exp() * (whole - without)).sum(-1).mean())
-            found[layer, attention] += moved / len(prompts)
-    return [Half(*half, score) for half, score in found.items()]
+            scores[layer, attention] += moved / len(prompts)
+    return [Half(*half, score) for half, score in scores.items()]
 
 
 def left_out(ranking: Sequence[Half], count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:

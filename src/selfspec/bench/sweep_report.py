@@ -103,14 +103,14 @@ def sweep_page(run: Sweep) -> str:
 
 def pictures(run: Sweep) -> list[tuple[str, Picture]]:
     """The heat map of exits and drafts, the curves of skipped halves, the threshold's course."""
-    found: list[tuple[str, Picture]] = []
+    pictures: list[tuple[str, Picture]] = []
     if cells := speeds(run, "grid"):
-        found.append(("Early exit", _heat(cells)))
+        pictures.append(("Early exit", _heat(cells)))
     if cells := speeds(run, "skips"):
         name = f"halves left out, of {2 * run.layers}"
         speed = Line("speed", [(cell.first, cell.speedup) for cell in cells])
         accepted = Line("accepted", [(cell.first, cell.acceptance) for cell in cells], 1)
-        found += [
+        pictures += [
             ("Layer skipping", Curves([speed], name, "speed, plain = 1", mark=1.0)),
             ("", Curves([accepted], name, "accepted / drafted", span=(0.0, 1.0))),
         ]
@@ -124,8 +124,8 @@ def pictures(run: Sweep) -> list[tuple[str, Picture]]:
             Line("threshold", raw, 7, dots=False),
             Line(f"mean of {WINDOW} rounds", means, 0, dots=False, band=band),
         ]
-        found.append(("The adaptive threshold", Curves(lines, "round", "threshold")))
-    return found
+        pictures.append(("The adaptive threshold", Curves(lines, "round", "threshold")))
+    return pictures
 
 
 def _heat(cells: Sequence[CellSpeed]) -> Heat:

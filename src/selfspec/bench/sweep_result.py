@@ -174,11 +174,11 @@ def speeds(run: Sweep, part: str) -> list[CellSpeed]:
 
 def _plain(turns: Sequence[SweepTurn]) -> dict[str, list[float]]:
     """Plain decoding's seconds a token at the two ends of each group."""
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for turn in turns:
         if turn.kind == PLAIN:
-            found.setdefault(turn.group, []).append(turn.per_token)
-    return found
+            times.setdefault(turn.group, []).append(turn.per_token)
+    return times
 
 
 def best(cells: Sequence[CellSpeed]) -> CellSpeed:

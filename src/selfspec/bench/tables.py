@@ -10,10 +10,10 @@ from .schema import Provenance
 from .timing import Ratio
 
 
-def table(found: Table) -> str:
+def table(content: Table) -> str:
     """Markdown, padded so that it reads in a terminal too; the first column is text."""
-    lines = [found.header, *found.rows]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(found.header))]
+    lines = [content.header, *content.rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(content.header))]
 
     def padded(cells: Sequence[str]) -> str:
         pairs = [*zip(cells, widths, strict=True)]
@@ -23,13 +23,13 @@ def table(found: Table) -> str:
     rule = "|".join(
         ["", "-" * (widths[0] + 2), *("-" * (each + 1) + ":" for each in widths[1:]), ""]
     )
-    return "\n".join([padded(found.header), rule, *map(padded, found.rows)])
+    return "\n".join([padded(content.header), rule, *map(padded, content.rows)])
 
 
 def markdown(parts: Sequence[str | Table | None]) -> str:
     """Paragraphs and tables; what is empty is left out."""
-    found = (table(part) if isinstance(part, Table) and part.rows else part for part in parts)
-    return "\n\n".join(part for part in found if isinstance(part, str) and part)
+    texts = (table(part) if isinstance(part, Table) and part.rows else part for part in parts)
+    return "\n\n".join(part for part in texts if isinstance(part, str) and part)
 
 
 def number(value: float | None, digits: int = 1) -> str:

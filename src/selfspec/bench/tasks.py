@@ -195,8 +195,8 @@ def _items(task: Task, path: Path | None, skip_bad: bool) -> tuple[list[Item], s
     skipped: list[str] = []
     before = ""
     if path is not None:
-        found = _in_folder(path, task.files, task.name)
-        rows, source = read_rows(found, skip_bad, skipped), found.name
+        file = _in_folder(path, task.files, task.name)
+        rows, source = read_rows(file, skip_bad, skipped), file.name
         while task.example and rows and not before:
             before = _made(task.example, rows.pop(0), task.name, skip_bad, skipped) or ""
     elif not task.hub:
@@ -241,13 +241,15 @@ def _made(
 
 def _in_folder(path: Path, files: Sequence[str], task: str) -> Path:
     """The file, or the one of a folder that this task would be in."""
-    found = [path / name for name in files if (path / name).is_file()] if path.is_dir() else [path]
-    if not found:
+    candidates = (
+        [path / name for name in files if (path / name).is_file()] if path.is_dir() else [path]
+    )
+    if not candidates:
         raise OptionError(
             f"the folder {path.name!r} has no {' or '.join(files) or 'file'} for the task "
             f"{task!r}; name the file itself"
         )
-    return found[0]
+    return candidates[0]
 
 
 def spread(items: Sequence[Any], count: int) -> Sequence[Any]:
@@ -274,8 +276,8 @@ def _long(path: Path | None, count: int, contexts: Sequence[int]) -> list[Asked]
             f"the task {LONG!r} continues a text of yours; write {LONG}=PATH with a text file of a "
             "few hundred kB"
         )
-    found = _in_folder(path, LONG_FILES, LONG)
-    text = read_text(found)
+    file = _in_folder(path, LONG_FILES, LONG)
+    text = read_text(file)
     asked = []
     for context in contexts:
         name, width = f"{LONG}-{context}", context * CHARACTERS_A_TOKEN
@@ -286,5 +288,5 @@ def _long(path: Path | None, count: int, contexts: Sequence[int]) -> list[Asked]
             Item(name, f"{name}/{start}", text[start : start + width], False, {}, context)
             for start in starts
         ]
-        asked.append(_asked(name, items, windows, found.name, []))
+        asked.append(_asked(name, items, windows, file.name, []))
     return asked

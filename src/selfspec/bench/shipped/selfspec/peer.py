@@ -30,8 +30,9 @@ class Peer:
     def load(
         self, folder: str, dtype: str, threads: int, device: str = "cpu", weights: str = "auto"
     ) -> None:
+        # no profile: what a tuning here found would change what is compared
         self.llm = LLM.from_pretrained(
-            folder, dtype=dtype, threads=threads, device=device, weights=weights
+            folder, dtype=dtype, threads=threads, device=device, weights=weights, profile=None
         )
         self.precision = dtype if weights == "auto" else f"{WEIGHTS.get(weights, weights)}; {dtype}"
         self.step_timer: Any = None
@@ -95,8 +96,8 @@ def settings(
 def counts(stats: Any, sizes: Sequence[int]) -> dict[str, Any]:
     """The fields of the schema's `Counts`; a card also says its largest use of memory."""
     known = [field.name for field in fields(Counts) if field.name != "verified"]
-    found = {name: getattr(stats, name) for name in known}
-    found["verified"] = [sizes.count(size) for size in range(1, max(sizes, default=0) + 1)]
+    counts = {name: getattr(stats, name) for name in known}
+    counts["verified"] = [sizes.count(size) for size in range(1, max(sizes, default=0) + 1)]
     if torch.cuda.is_available():
-        found["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
-    return found
+        counts["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+    return counts
