@@ -34,8 +34,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full",
         action="store_true",
-        help="every combination in the drafters' conformance suite, not every pair only; every "
-        "call that can be interrupted, 2,000 times Ctrl-C, and an hour of bad input",
+        help="every combination in the drafters' conformance suite, not every pair only; more "
+        "commands that are killed",
     )
 
 

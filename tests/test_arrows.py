@@ -28,7 +28,7 @@ ORDER: list[set[str]] = [
     {"model.compute.cpu", "model.compute.cuda", "model.load"},
     {"model"},
     {"trained"},
-    {"control", "verify"},
+    {"control", "verify", "exits"},
     {"draft"},
     {"draft.from_text", "draft.from_layers", "draft.from_models"},
     {"engine"},
@@ -72,6 +72,7 @@ HOMES: dict[str, set[str]] = {
     "peft": {"train"},
     "lm_eval": {"integrations"},
     "llguidance": {"core"},
+    "sklearn": {"train"},
 }
 
 # Circles between modules that are known and wait for their repair. Shall become empty.

@@ -14,7 +14,7 @@ import torch
 from selfspec import LLM, OptionError, SamplingParams, ScriptedDrafter
 from selfspec.control.cost_aware import CostAware
 from selfspec.control.fixed import FixedLength
-from selfspec.core.contract import Budget, Draft, Outcome, RoundTime
+from selfspec.core.contract import Budget, Draft, Outcome, RoundTime, RowOutcome
 from selfspec.core.sampling import Sampler
 from selfspec.draft.auto import Auto, AutoSession
 from selfspec.draft.base import Drafter, DraftSession, Target
@@ -184,12 +184,77 @@ def test_a_plain_round_teaches_all_and_a_draft_its_own_drafter(llm: LLM) -> None
     ], "nothing was found"
 
 
+class Naming(One):
+    """Guesses without running the model; what it guesses is `guess`."""
+
+    name, names, guess = "naming", True, 8
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        guesses = ([type(self).guess] * most for most in budget.tokens)
+        return [Draft.chain(*each) for each in zip(texts, guesses, strict=True)]
+
+
+def through_sevens(at_work: AutoSession, text: list[int], rounds: int) -> list[bool]:
+    """Which of these rounds have drafts, where sevens go on with the text."""
+    drafted = []
+    for _ in range(rounds):
+        tokens = at_work.budget([1000]).tokens[0]
+        draft = Draft.chain(text)
+        if tokens:
+            draft = at_work.propose([0], [text], Budget([tokens]))[0]
+        kept = len(draft.guesses) if draft.guesses and draft.guesses[0] == 7 else 0
+        text += [7] * (kept + 1)
+        row = RowOutcome(0, text, draft, range(kept + 1), text[-kept - 1 :], [])
+        time = RoundTime(0.01 * tokens, 1 + 0.2 * len(draft.guesses), 0.0)
+        at_work.learn(Outcome([row], torch.empty(0), torch.empty(0)), time)
+        drafted.append(tokens > 0)
+    return drafted
+
+
+def test_guesses_are_compared_with_the_text_while_nothing_is_drafted(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lookup that found nothing at the beginning of an answer is left alone until the answer has
+    ended, though it would be right by now; what is compared costs no pass."""
+    monkeypatch.setattr(Naming, "guess", 8)
+    at_work, text = begin(Auto([Naming()]), llm), [7]
+    while at_work._arms[0].looks._waited != 1 or len(text) < 150:  # a look was just made
+        through_sevens(at_work, text, 1)
+    monkeypatch.setattr(Naming, "guess", 7)
+    assert sum(through_sevens(at_work, text, 60)[50:]) == 10
+
+
+def test_a_row_that_leaves_is_not_waited_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guesses for a row that ended are compared with whoever has its number next."""
+    monkeypatch.setattr(Naming, "guess", 8)
+    at_work = begin(Auto([Naming()]), llm)
+    while not at_work._trials:
+        through_sevens(at_work, [7], 1)
+    at_work.drop(0)
+    assert at_work._trials[0][1].over and not at_work._trials[0][1].paths
+    at_work.admit(0, [7], Sampler(SamplingParams(), prompt_length=1))
+    through_sevens(at_work, [7], 1)
+    assert not at_work._trials
+
+
 def test_a_look_must_beat_the_best_not_plain_decoding(llm: LLM) -> None:
     """A candidate that is better than nothing and worse than the best would be looked at every few
     rounds, at a loss."""
     worlds = {"one": World(draft=0.01, chance=0.9), "two": World(draft=0.3, chance=0.8)}
     lengths = play(begin(Auto([One(), Two()]), llm), worlds, 1500)
     assert sum(name == "two" for name, _ in lengths[300:]) < 0.03 * 1200
+
+
+def test_prompts_that_are_read_come_before_drafts(llm: LLM) -> None:
+    """A drafter that pays for its row, while rows that would bring more wait for their prompts."""
+    at_work, drafted = begin(Auto([One(), Two()]), llm), {}
+    for reading in (0, 40, 0):
+        at_work.about([0], reading)
+        lengths = play(at_work, {"one": GOOD, "two": GOOD}, 200)
+        drafted[reading] = sum(length > 0 for _, length in lengths[100:])
+    assert drafted[0] > 90 and drafted[40] < 10
 
 
 @pytest.mark.parametrize("rooms", [[0], [1], [1, 5], [0, 1], [3, 0, 2]])

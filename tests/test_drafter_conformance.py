@@ -27,6 +27,7 @@ from selfspec.core.tree import Contexts, Tree
 from selfspec.draft.auto import Auto, AutoSession
 from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.from_layers.cosine import Cosine
+from selfspec.draft.from_layers.dynamic_exit import DynamicExit
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_layers.layer_skip import LayerSkip
 from selfspec.draft.from_models.draft_head import DraftHead
@@ -42,6 +43,7 @@ from selfspec.testing import (
     tiny_head,
     tiny_lora,
     tiny_model,
+    tiny_predictors,
     tiny_tokenizer,
 )
 from selfspec.train.supported import PROVEN
@@ -220,6 +222,19 @@ def copied(name: str = "quantised", **options: Any) -> Make:
     return make
 
 
+def leaving(**options: Any) -> Make:
+    """Random predictors, which fire anywhere. The rows of a wholly foreign head cannot be read,
+    and no exit can be looked for."""
+
+    def make(here: World, script: list[list[int]]) -> Drafter:
+        if not here.llm.model.head_product.readable:
+            return EarlyExit(2)
+        part = tiny_predictors(here.llm.model, candidates=7)
+        return DynamicExit(**{"part": part, "schedule": "all", "threshold": 0.3, **options})
+
+    return make
+
+
 # Of each drafter: the options it is tried with on these tiny models.
 DRAFTERS: dict[str, list[Make]] = {
     "auto": [
@@ -246,6 +261,13 @@ DRAFTERS: dict[str, list[Make]] = {
     "draft-model": [
         named("draft-model"),
         lambda here, script: named("draft-model", model=small_llm())(here, script),
+    ],
+    "dynamic-exit": [
+        leaving(),
+        leaving(schedule="both", threshold=0.5),
+        leaving(schedule="online", candidates="hybrid"),
+        leaving(layers=(2,), threshold=0.01),
+        leaving(sample=True),
     ],
     "early-exit": [
         named("early-exit"),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import pytest
 import torch
 
@@ -202,17 +205,42 @@ def test_a_draft_over_budget_is_our_error_and_leaves_the_model_usable(llm):
     assert plain(llm) == expected
 
 
+@dataclass(frozen=True)
+class SecondIsRight(Drafter):
+    """Guesses two tokens ahead of the first prompt, at each place something wrong first."""
+
+    name = "second is right"
+    trees = True
+    script: Sequence[int] = ()
+
+    def start(self, target):
+        return _SecondIsRight(self.script)
+
+
+class _SecondIsRight(DraftSession):
+    def __init__(self, script):
+        self.script = script
+
+    def propose(self, rows, texts, budget):
+        (text,) = texts
+        at = len(text) - len(PROMPTS[0])
+        if len(self.script) < at + 2 or budget.tokens[0] < 4:
+            return [Draft.chain(text)]
+        right, later = self.script[at : at + 2]
+        tokens = [text[-1], right ^ 1, right, later ^ 1, later]
+        return [Draft(Tree(tokens, [-1, 0, 0, 2, 2]))]
+
+
 def test_log_probabilities_are_those_of_plain_decoding(llm):
     """Log-probabilities taken at the wrong place of a verified block."""
     options = {"max_new_tokens": 20, "eos": [], "logprobs": 2}
-    expected = llm.generate(PROMPTS[0], **options)
-    drafted = llm.generate(
-        PROMPTS[0],
-        **options,
-        draft=ScriptedDrafter([expected.tokens], 3),
-        control_options={"tokens": 5},
-    )
-    assert drafted.logprobs == expected.logprobs and len(expected.logprobs) == 20
+    expected = llm.generate(PROMPTS[0], **options, draft=None)
+    for drafter in (ScriptedDrafter([expected.tokens], 3), SecondIsRight(expected.tokens)):
+        drafted = llm.generate(
+            PROMPTS[0], **options, draft=drafter, control="fixed", control_options={"tokens": 5}
+        )
+        assert drafted.logprobs == expected.logprobs and len(expected.logprobs) == 20
+        assert drafted.stats.accepted > 5
     assert [entry.token for entry in expected.logprobs] == expected.tokens
     cache = llm.model.new_cache(1, 64)
     logits = llm.model.prefill([PROMPTS[0]], cache)

@@ -18,15 +18,21 @@ from tests.figures import COMPARED, NOT_MEASURED, REASONS, ROOT, claims, result
 FIGURE = re.compile(
     r"(?<![\w.,/-])\d[\d,]*(?:\.\d+)?"
     r"(?:x\b|%| (?:times|ms|s|seconds?|minutes?|hours?|MB|GB|kB|tokens (?:a|per) second|tokens/s"
-    r"|points|thousand|million|billion|of 20)\b)"
+    r"|points|thousand|million|billion|of 20|of 100|positions|requests|utterances|kills)\b)"
     r"|(?<![\w.,/-])\d+\.\d+(?!\.?\d)"
 )
 NO_FIGURE = re.compile(
     r"`[^`]*`|\]\([^)]*\)|arXiv \d+\.\d+|\[\d{4}\.\d{5}\]|^\| .*\d+ passed.*|^\| CI .*"
 )
 PAGES = {
-    path.name: path.read_text(encoding="utf-8")
-    for path in [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+    ("benchmarks/" if path.parent.name == "benchmarks" else "") + path.name: path.read_text(
+        encoding="utf-8"
+    )
+    for path in [
+        *sorted(ROOT.glob("*.md")),
+        *sorted((ROOT / "docs").glob("*.md")),
+        ROOT / "benchmarks/README.md",
+    ]
     if path.name != "log.md"
 }
 

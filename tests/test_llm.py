@@ -11,7 +11,7 @@ from transformers import MaxLengthCriteria, NoRepeatNGramLogitsProcessor, Stoppi
 from transformers.generation.stopping_criteria import StoppingCriteria
 
 from selfspec import LLM, OptionError, SamplingParams, ScriptedDrafter, Unavailable
-from selfspec.model.layered import LayeredModel
+from selfspec.engine.generation import Generation
 from selfspec.testing import exit_agreement, near_identity_model, tiny_llm, tiny_model
 
 PROMPT = "once upon a time"
@@ -97,9 +97,9 @@ def test_stream_never_shows_part_of_a_stop_string(llm):
 def test_closing_a_stream_stops_the_work(llm, monkeypatch):
     """A generation that runs on unseen."""
     calls = []
-    original = LayeredModel.head
-    monkeypatch.setattr(LayeredModel, "head", lambda self, x: calls.append(1) or original(self, x))
-    with llm.stream(PROMPT, draft=None, **LONG) as stream:  # a draft may use the head too
+    original = Generation.step
+    monkeypatch.setattr(Generation, "step", lambda self: calls.append(1) or original(self))
+    with llm.stream(PROMPT, draft=None, **LONG) as stream:
         next(stream)
         next(stream)
     seen = len(calls)

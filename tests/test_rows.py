@@ -36,7 +36,8 @@ def test_compressed_and_plain_text(tmp_path: Path) -> None:
     [
         ("a.jsonl", b"", "is empty"),
         ("a.txt", b"\n\n", "is empty"),
-        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2 is not JSON"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', r"a\.jsonl:2 cannot be read as JSON"),
+        ("a.jsonl", b'{"text": "\\ud800"}\n', r"\\ud800 is half of a pair"),
         ("a.json", b'["a"]\n', r"a\.json:1 is a JSON list"),
         ("a.txt", b"\xff\xfe\x00", "UTF-8"),
         ("a.jsonl.gz", b"no gzip", "cannot be read"),

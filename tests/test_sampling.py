@@ -464,7 +464,7 @@ def test_a_list_of_params_goes_row_by_row() -> None:
     samplers = row_samplers(params, [[1], [2]])
     assert [s.params for s in samplers] == params
     assert samplers[0].seed == 9
-    with pytest.raises(OptionError, match="2 sampling parameters for 3 prompts"):
+    with pytest.raises(OptionError, match="sampling has 2 entries for 3 prompts"):
         row_samplers(params, [[1], [2], [3]])
     with pytest.raises(OptionError, match="no SamplingParams"):
         row_samplers([{"temperature": 1}], [[1]])  # type: ignore[list-item]

@@ -61,10 +61,9 @@ class LLM:
         name: str,
         generation_config: Any = None,
         notes: Sequence[str] = (),
-        profile: Profile | None = None,
     ) -> None:
         self.model = model
-        self.profile = profile
+        self.profile: Profile | None = None
         """What a tuning found for this model here: what "auto" begins with."""
         self.words: Any = tokenizer
         """What reads and writes text: the tokenizer, or its stand-in that starts faster."""
@@ -108,7 +107,7 @@ class LLM:
         checkpoint's own on a GPU. `device` may be a device map that names one device for all.
         `threads` sets torch's thread count, one for the whole process. `long_context`: longrope
         models read all texts by the frequencies of long ones. `profile`: a file of `selfspec tune`,
-        None, or "auto", what it left here for this model.
+        a task's name that it was told here, None, or "auto", what it left here for this model.
         `kernel` says who computes: "auto", or one to insist on. "native": our own kernels, float32
         on a CPU. "mkl", "plain": torch. "static": torch by steps that a GPU records. `weights` says
         how our own kernels store weights: "float32", "bfloat16", "int8" or "int4", of which fewer

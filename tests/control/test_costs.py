@@ -27,7 +27,7 @@ from selfspec.control.costs import (
     best,
     shared,
 )
-from selfspec.control.curves import STALE, Curve, Curves
+from selfspec.control.curves import ANEW, STALE, Curve, Curves
 from selfspec.core.contract import RoundTime
 from worlds import outcome_of
 
@@ -97,6 +97,27 @@ def test_what_was_measured_long_ago_is_forgotten() -> None:
     assert passes(5) < 1.3 and curve({5: 9.0, 1: 1.0})(5) == 9.0
     passes.observe(5, 1.3), passes.observe(5, 1.3)
     assert passes(5) == 1.3, "the old times are not in the median"
+
+
+def test_a_time_that_changes_nothing_leaves_the_answers() -> None:
+    """All answers made anew in every round, a twentieth of a pass in 8 bits; or times that drift
+    by less than that each and are never believed."""
+    passes = curve({1: 1.0, 5: 1.3}, often=4)
+    assert not passes.observe(1, 1.001) and passes.observe(1, 1.0) is False
+    seconds = 1.0
+    for _ in range(200):
+        seconds *= 1.002
+        passes.observe(1, seconds)
+    assert passes(1) == pytest.approx(seconds, rel=0.02)
+
+
+def test_old_news_are_forgotten_though_answers_stay() -> None:
+    """A size that seemed dear, whose answer is kept for as long as others take what they took."""
+    passes = curve({5: 9.0, 1: 1.0})
+    assert passes(5) == 9.0
+    for _ in range(STALE + ANEW):
+        passes.observe(1, 1.0)
+    assert passes(5) < 1.2
 
 
 def test_a_prior_gives_the_shape_and_this_request_the_scale() -> None:
@@ -400,3 +421,25 @@ def test_a_controller_gives_each_row_its_own_length() -> None:
     control.about([9, 4])
     first, second = control.budget([50, 50]).tokens
     assert first > second
+
+
+def test_nobody_drafts_while_prompts_that_would_write_faster_together_are_read() -> None:
+    """One row that drafts at two thirds of what sixteen write without drafts, and so makes fifteen
+    wait for their prompts; and a row that stops drafting because of a single reader."""
+    control = CostAware(most=8).start()
+
+    def ask(rows: int, reading: int) -> list[int]:
+        control.about([*range(rows)], reading)
+        tokens = list(control.budget([50] * rows).tokens)
+        control.learn(outcome_of(tokens, tokens), RoundTime(0.1 * max(tokens), 1.0, 0.0))
+        return tokens
+
+    for _ in range(200):
+        ask(1, 0)
+        ask(16, 0)
+    alone, beside_one = [ask(1, 0)[0] for _ in range(40)], [ask(1, 1)[0] for _ in range(40)]
+    beside_many = [ask(1, 15)[0] for _ in range(40)]
+    assert sum(map(bool, alone)) >= 35 and sum(map(bool, beside_one)) >= 35
+    assert sum(map(bool, beside_many)) <= 3, beside_many
+    assert control.costs.together(1, 15) > max(control.costs.rates(1, 8)) > 2
+    assert control.costs.together(1, 0) == 0

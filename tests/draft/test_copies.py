@@ -18,9 +18,11 @@ from selfspec.draft.from_layers.quantised import Quantised, _Session
 from selfspec.draft.from_text.ngram import _Index
 from selfspec.errors import OptionError, ResourceError
 from selfspec.model import copies
+from selfspec.model.compute.cpu.choosing import BROKEN
 from selfspec.model.compute.cpu.few_bits import Int4, Int8
 from selfspec.model.copies import copy_in
 from selfspec.model.from_transformers import from_transformers
+from selfspec.model.layered import LayeredModel, Scored
 from selfspec.testing import tiny_adapter, tiny_lora, tiny_model
 
 PROMPT = [*b"once upon a time, once upon a time, once"]
@@ -186,6 +188,43 @@ def test_how_much_is_guessed_follows_from_costs_and_changes_no_draft(monkeypatch
             llm.generate([PROMPT, PROMPT[5:]], draft=Quantised("int4"), **fixed(6), **OPTIONS)
     assert drafts[0] == drafts[3] == drafts[16]
     assert len(budgets[0]) > len(budgets[16]), "guesses save passes of the copy"
+
+
+def test_a_pass_of_the_copy_is_one_call(monkeypatch):
+    """Its tokens, its layers, its head and its likeliest tokens called one by one, which costs a
+    quarter of a millisecond a pass."""
+    llm, calls = tiny(), []
+    plain = llm.generate(PROMPT, draft=None, **OPTIONS)
+    copy = copy_in(llm.model, "auto")
+    scored = LayeredModel.scored
+
+    def counted(self, tokens, cache, layout, ranks=0, collectors=()):
+        found = scored(self, tokens, cache, layout, ranks, collectors)
+        if self is copy:
+            calls.append(found.best)
+        return found
+
+    monkeypatch.setattr(LayeredModel, "scored", counted)
+    drafted = llm.generate(PROMPT, draft=Quantised(), **fixed(5), **OPTIONS)
+    assert drafted.tokens == plain.tokens and calls
+    assert all(len(tokens) == 7 for best in calls for tokens in best), "as many as guesses need"
+
+
+def test_a_copy_whose_logits_are_no_numbers_fails_nothing(monkeypatch):
+    """A token of -1, which stands for none, as a guess."""
+    llm = tiny()
+    plain = llm.generate(PROMPT, draft=None, **OPTIONS)
+    copy, scored = copy_in(llm.model, "auto"), LayeredModel.scored
+
+    def broken(self, tokens, *more):
+        found = scored(self, tokens, *more)
+        if self is not copy:
+            return found
+        best = [[BROKEN] * len(each) for each in found.best]
+        return Scored(found.states, torch.full_like(found.logits, torch.nan), best)
+
+    monkeypatch.setattr(LayeredModel, "scored", broken)
+    assert llm.generate(PROMPT, draft=Quantised(), **fixed(5), **OPTIONS).tokens == plain.tokens
 
 
 def test_what_guessing_costs_is_known_to_the_next_request():

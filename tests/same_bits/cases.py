@@ -101,6 +101,7 @@ DRAFTERS: dict[str, Tried] = {
     "scripted": Tried(("scripted", {"wrong_every": 3})),
     "quantised, drawn": Tried(("quantised", {"weights": "int4", "sample": True}), draws=True),
     "draft-head, drawn tree": Tried(("draft-head", {"width": 3, "sample": True}), draws=True),
+    "dynamic-exit": Tried(("dynamic-exit", {})),
 }
 
 

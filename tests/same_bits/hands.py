@@ -27,7 +27,7 @@ from selfspec.draft.base import Drafter, Target
 from selfspec.draft.from_models.draft_head import DraftHead
 from selfspec.draft.registry import BUILT_IN, make_drafter
 from selfspec.model.compute.cpu import native
-from selfspec.testing import tiny_head, tiny_model, tiny_tokenizer
+from selfspec.testing import tiny_head, tiny_model, tiny_predictors, tiny_tokenizer
 
 Draft = tuple[str, dict[str, Any]]  # a drafter's name and its options
 
@@ -185,6 +185,8 @@ def drafter(llm: LLM, draft: Draft, script: Sequence[list[int]]) -> Drafter:
         return DraftHead(_head(llm, sorted({token for row in script for token in row})), **options)
     if name == "draft-model":
         options = {"model": _small(), **options}
+    if name == "dynamic-exit":
+        options = {"part": tiny_predictors(llm.model), **options}
     if name == "auto":
         return Restless([drafter(llm, candidate, script) for candidate in options["candidates"]])
     made = make_drafter(name, options)

@@ -1,6 +1,6 @@
 """The front of the command line: registers the commands and turns users' errors into messages.
 
-A new command is one module with one function, and one line here.
+A new command is one module with one function, and one line in `COMMANDS`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from importlib import import_module
 from inspect import getdoc
 from typing import Annotated, Any
 
@@ -17,28 +19,63 @@ from typer.core import TyperGroup
 
 from .. import __version__
 from ..errors import SelfspecError
-from .bench import bench
-from .bench_serve import bench_serve
-from .chat import chat
 from .common import stderr
-from .data import data
-from .demo import demo
-from .drafters import drafters
-from .exits import exits
-from .export import export
-from .generate import generate
-from .info import info
-from .inspect import inspect
-from .quantise import quantise
-from .report import report
-from .serve import serve
-from .sweep import sweep
-from .train import train
-from .tune import advise, tune
+
+# in the order of the help; a command's module is imported when it is run or shown
+COMMANDS = {
+    "generate": "generate",
+    "chat": "chat",
+    "serve": "serve",
+    "info": "info",
+    "quantise": "quantise",
+    "export": "export",
+    "drafters": "drafters",
+    "demo": "demo",
+    "data": "data",
+    "train": "train",
+    "exits": "exits",
+    "fit-exits": "fit_exits",
+    "inspect": "inspect",
+    "advise": "tune",
+    "tune": "tune",
+    "sweep": "sweep",
+    "bench": "bench",
+    "bench-serve": "bench_serve",
+    "report": "report",
+}
+SETTINGS = {"help_option_names": ["-h", "--help"]}
+
+
+class Commands(Mapping[str, Any]):
+    """All commands by name, each imported and built when it is asked for."""
+
+    def __getitem__(self, name: str) -> Any:
+        return built(name, COMMANDS[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+
+@cache
+def built(name: str, module: str) -> Any:
+    """A command: the function of that name in a module beside this one."""
+    function = getattr(import_module(f".{module}", __package__), name.replace("-", "_"))
+    alone = typer.Typer(
+        pretty_exceptions_enable=False, add_completion=False, context_settings=SETTINGS
+    )
+    alone.command(name, help=paragraphs(function))(function)
+    return typer.main.get_command(alone)
 
 
 class Front(TyperGroup):
     """Shows our own errors as a message; anything else is a bug and keeps its traceback."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands: Any = Commands()
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -76,30 +113,9 @@ app = typer.Typer(
     cls=Front,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=SETTINGS,
     epilog="For example:  selfspec generate 'Why is the sky blue?'",
 )
-for command in (
-    generate,
-    chat,
-    serve,
-    info,
-    quantise,
-    export,
-    drafters,
-    demo,
-    data,
-    train,
-    exits,
-    inspect,
-    advise,
-    tune,
-    sweep,
-    bench,
-    bench_serve,
-    report,
-):
-    app.command(help=paragraphs(command))(command)
 
 
 def _version(wanted: bool) -> None:

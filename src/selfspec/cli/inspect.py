@@ -106,15 +106,15 @@ def positions(view: LayerView) -> Table:
 def strip(position: Position) -> Text:
     """One mark an exit: full where it names the whole model's token, the more so the surer it is; a
     dot where it does not."""
-    found = Text()
+    line = Text()
     layers = len(position.guesses)
     step = -(-layers // MOST_CELLS)
     for layer in range((layers - 1) % step, layers, step):  # so that the last one is among them
         if position.choices[layer] != position.choices[-1]:
-            found.append("·", "red")
+            line.append("·", "red")
         else:
-            found.append("░▒▓█"[min(3, int(4 * position.chances[layer]))], "green")
-    return found
+            line.append("░▒▓█"[min(3, int(4 * position.chances[layer]))], "green")
+    return line
 
 
 def changes(position: Position, most: int = 5) -> str:

@@ -95,8 +95,8 @@ class ModelOptions:
     trust_remote_code: bool = False
     """Let the model's repository run its code here."""
     profile: str = "auto"
-    """What to begin drafting with: a file that selfspec tune wrote, none, or auto: what it left
-    here for this model."""
+    """What to begin drafting with: a file that selfspec tune wrote, the name of a task that it was
+    told here, none, or auto: what it left here for this model."""
 
 
 @dataclass(frozen=True)

@@ -130,12 +130,12 @@ def _prompts(llm: LLM, data: Path | None, new_tokens: int) -> list[Prompt]:
             f"{new_tokens} new tokens leave no room for a prompt in a context of "
             f"{llm.info.context}; lower --max-new-tokens"
         )
-    found = []
+    prompts = []
     for name, text in asked:
         chat = common.has_chat_template(llm)
         ids = llm.encode_chat([common.user(text)]) if chat else llm.encode(text)
-        found.append(Prompt(name, name, tuple(ids[-room:])))
-    return found
+        prompts.append(Prompt(name, name, tuple(ids[-room:])))
+    return prompts
 
 
 def _estimate(llm: LLM, prompts: Sequence[Prompt], left: Sequence[Group], new_tokens: int) -> float:

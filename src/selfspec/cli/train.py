@@ -177,8 +177,8 @@ def _watching(bar: common.StepBar) -> Any:
 
         def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
             if logs and "loss" in logs:
-                found = {int(key[5:]): logs[key] for key in logs if key.startswith("exit_")}
-                self._exits |= found
+                by_exit = {int(key[5:]): logs[key] for key in logs if key.startswith("exit_")}
+                self._exits |= by_exit
                 bar.at(state.global_step, losses(logs["loss"], self._exits), line=True)
 
     return Watching()

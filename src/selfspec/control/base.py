@@ -22,8 +22,9 @@ class ControlSession(ABC):
     def drop(self, row: int) -> None:  # noqa: B027
         """A row has ended."""
 
-    def about(self, rows: Sequence[int]) -> None:  # noqa: B027
-        """Told before `budget` which rows it is for, in its order."""
+    def about(self, rows: Sequence[int], reading: int = 0) -> None:  # noqa: B027
+        """Told before `budget` which rows it is for, in its order, and of how many others prompts
+        are being read, which every second spent on drafts keeps waiting."""
 
     @abstractmethod
     def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:

@@ -47,35 +47,38 @@ class CostAwareSession(ControlSession):
         self._looks, self._checks = Looks(), Checks()
         self._asked: Sequence[int] = ()
         self._rows: Sequence[int] = ()
-        self._checking = False
+        self._reading = 0
+        self._plain = False  # whatever single rows might gain
 
     def drop(self, row: int) -> None:
         self.costs.forget(row)
 
-    def about(self, rows: Sequence[int]) -> None:
-        self._rows = rows
+    def about(self, rows: Sequence[int], reading: int = 0) -> None:
+        self._rows, self._reading = rows, reading
 
     def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         most = min(self._most, max(rooms))
         tokens = self._choose(len(rooms), most, beside)
         self._asked = [min(tokens, room) for room in rooms]
-        if not self._checking:
+        if not self._plain:
             self._asked = shared(self.costs, self._rows, rooms, most, beside) or self._asked
         return Budget(self._asked)
 
     def _choose(self, rows: int, most: int, beside: int) -> int:
-        self._checking = False
+        self._plain = False
         if not self.costs.passes.known or most == 0:
             return 0
         if not self.costs.drafting.known:
             return first_length(rows, most)
         rates = self.costs.rates(rows, most, beside)
-        tokens = best(rates)
-        if tokens == 0:
+        tokens, together = best(rates), self.costs.together(rows, self._reading, beside)
+        if tokens == 0 or rates[tokens] < together:
             tried = best(rates, least=1)
-            return tried if self._looks.due(rates[0], rates[tried]) else 0
-        self._checking = self._checks.due(rates, tokens)
-        return 0 if self._checking else tokens
+            look = not self._reading and self._looks.due(rates[0], rates[tried])
+            self._plain = not look and (tokens > 0 or self._reading > 0)
+            return tried if look else 0
+        self._plain = self._checks.due(rates, tokens)
+        return 0 if self._plain else tokens
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         self.costs.observe(outcome, time, self._asked)

@@ -8,11 +8,12 @@ neither models nor drafters.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count as counted
 from itertools import islice
 
 from ..core.contract import Outcome, RoundTime
+from ..core.tree import Tree
 from .curves import Curves
 
 MOST = 48  # drafts for a row in one round, beyond which nothing was seen to pay
@@ -65,6 +66,7 @@ class CostModel:
         self.drafting: Curves = Curves(None, prior.drafting if prior else None)
         self._found = Share()  # of the rounds in which it was asked, those with a draft
         self._kept: list[Share] = []  # by place asked for, which a shorter draft does not keep
+        self._chances: list[float] = []  # of the first places, since they last changed
         self._rates: dict[tuple[int, int, int], list[float]] = {}  # answers since the last round
         self._tested = Share()  # of the guesses that were tested, those kept
         self._own: dict[int, Share] = {}  # the same of each row
@@ -73,14 +75,33 @@ class CostModel:
         """One round. `asked`: how much each row was to draft, nothing if others were asked."""
         made = [len(row.draft.tree) - 1 for row in outcome.rows]
         rows = len(made)
-        self._rates.clear()
-        self.passes.observe(rows, sum(made) + rows + time.beside, time.verify + time.host)
+        size = sum(made) + rows + time.beside
+        changed = self.passes.observe(rows, size, time.verify + time.host)
+        if changed or any(asked):
+            self._rates.clear()
         if any(asked):
             self.drafting.observe(rows, max(1, *made), time.draft)
-            self._count(any(made), asked, [row.path for row in outcome.rows])
-            for row, guesses in zip(outcome.rows, made, strict=True):
-                if guesses:
-                    self._test(row.row, row.accepted, row.accepted < guesses)
+            paths = {row.row: row.path for row in outcome.rows}
+            self._learn({row.row: row.draft.tree for row in outcome.rows}, paths, asked)
+
+    def tried(
+        self, trees: Mapping[int, Tree], paths: Mapping[int, Sequence[int]], asked: int
+    ) -> None:
+        """Guesses by row that were not verified, and those of them that came true. So many were
+        `asked` for."""
+        self._rates.clear()
+        self._learn(trees, paths, [asked] * len(paths))
+
+    def _learn(
+        self, trees: Mapping[int, Tree], paths: Mapping[int, Sequence[int]], asked: Sequence[int]
+    ) -> None:
+        """Guesses by row, and those of them that were kept. `asked`: how many, in the rows' order
+        of `paths`."""
+        self._count(any(len(trees[row]) > 1 for row in paths), asked, list(paths.values()))
+        for row, path in paths.items():
+            kept, guesses = len(path) - 1, len(trees[row]) - 1
+            if guesses:
+                self._test(row, kept, kept < guesses)
 
     def _test(self, row: int, kept: int, failed: bool) -> None:
         """So many guesses of a row were kept, and whether the next one was not."""
@@ -94,6 +115,7 @@ class CostModel:
         self._own.pop(row, None)
 
     def _count(self, found: bool, asked: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
+        self._chances = []
         self._found.fade()
         self._found.add(found)
         if found:
@@ -114,7 +136,9 @@ class CostModel:
 
     def chances(self, count: int) -> list[float]:
         """How likely each of the first places in a draft is kept."""
-        return list(islice(self._expected(), count))
+        if len(self._chances) < count:
+            self._chances = list(islice(self._expected(), count))
+        return self._chances[:count]
 
     def _expected(self) -> Iterator[float]:
         """The same, place after place without end. Unknown places fall off from the one before, as
@@ -142,7 +166,7 @@ class CostModel:
         nothing = (1 - coverage) * (plain + drafting(1))
         highest, reach = rows / plain, FURTHER * passes.largest
         rates, gained = [highest], 0.0
-        for count, chance in zip(range(1, most + 1), self._expected(), strict=False):
+        for count, chance in enumerate(self.chances(most), start=1):
             gained += chance
             size = rows * (count + 1) + beside
             if size > reach and count > 1:
@@ -155,6 +179,13 @@ class CostModel:
                 break  # ever more drafts would only be worse
         self._rates[key] = rates
         return rates
+
+    def together(self, rows: int, reading: int, beside: int = 0) -> float:
+        """Tokens per second without drafts of these rows and of those whose prompts are still being
+        read, once they write too: what a second is worth that would bring that about sooner. 0 if
+        nobody is read."""
+        every = rows + reading
+        return every / self.passes.of(every)(every + beside) if reading else 0.0
 
     def allotted(
         self, rows: Sequence[int], rooms: Sequence[int], most: int, beside: int = 0

@@ -14,6 +14,8 @@ REMEMBERED = 9  # times of one size whose median counts
 ENOUGH = 3  # times that outvote a spike
 STALE = 128  # times of other sizes after which those of a size are forgotten
 SHORTEST = 1e-9  # seconds: a clock may stand still, but nothing is free
+ALIKE = 0.01  # a median that moves by less than this share counts as unmoved
+ANEW = 16  # times after which all answers are made anew, since some may be of old news by now
 EXACT = 16  # sizes from here on are measured together with those next to them, an eighth apart
 
 
@@ -33,18 +35,28 @@ class Curve:
         self._last: dict[int, int] = {}  # the count when each size was measured last
         self._estimates: dict[int, float] = {}  # answers since the last time was taken
 
-    def observe(self, size: int, seconds: float) -> None:
+    def observe(self, size: int, seconds: float) -> bool:
+        """Another time of a size. Says whether that changes any answer."""
         size = _together(size)
-        self._estimates.clear()
         times = self._times.setdefault(size, deque(maxlen=REMEMBERED))
         if self._count - self._last.get(size, self._count) >= STALE:
             times.clear()
         times.append(max(seconds, SHORTEST))
         self._count += 1
         self._last[size] = self._count
-        self._medians[size] = median(times)
+        known, now = self._medians.get(size), median(times)
+        alike = known is not None and abs(now - known) <= ALIKE * known and len(times) > ENOUGH
+        if alike and self._count % ANEW:
+            return False
+        self._estimates.clear()
+        self._medians[size] = now
         if size not in self._sizes:  # last: whatever interrupts this, a size here has a median
             insort(self._sizes, size)
+        return True
+
+    def forget(self) -> None:
+        """What the answers were made of has changed."""
+        self._estimates.clear()
 
     @property
     def measured(self) -> bool:
@@ -121,13 +133,16 @@ class Curves:
         self._growth, self._prior = growth, prior
         self._by_rows: dict[int, Curve] = {}
 
-    def observe(self, rows: int, size: int, seconds: float) -> None:
+    def observe(self, rows: int, size: int, seconds: float) -> bool:
+        """Another time of a size, with so many rows. Says whether that changes any answer."""
         if rows not in self._by_rows:
             expected = self.of(rows)
             self._by_rows[rows] = Curve(self._growth, expected if expected.known else None)
-        self._by_rows[rows].observe(size, seconds)
-        if self._prior:
-            self._prior.observe(rows, size, seconds)
+        changed = self._by_rows[rows].observe(size, seconds)
+        if self._prior and self._prior.observe(rows, size, seconds):
+            self._by_rows[rows].forget()
+            changed = True
+        return changed
 
     @property
     def known(self) -> bool:

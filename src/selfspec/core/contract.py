@@ -31,6 +31,9 @@ class ExitStates:
 
     layers: Sequence[int]
     states: Tensor  # (len(layers), width)
+    logits: Tensor | None = None
+    """What the whole head said of them, where it was asked, (len(layers), vocabulary). Only looked
+    at if these are all nodes, and no layer is left to run."""
 
 
 @dataclass(frozen=True)

@@ -235,12 +235,12 @@ def _as_list(value: Any, what: str, error: type[SelfspecError] = PromptError) ->
     if value.ndim != 1:
         raise error(f"{what} is {_kind(value)} of {value.ndim} dimensions: {_NOT_ONE_ROW}")
     try:
-        found = value.tolist()
+        numbers = value.tolist()
     except (NotImplementedError, RuntimeError) as broken:  # a tensor without data
         raise error(f"{what} is {_kind(value)} without numbers in it ({broken})") from broken
-    if not all(map(is_whole, found)):
+    if not all(map(is_whole, numbers)):
         raise error(f"{what} is {_kind(value)} of {value.dtype}, and token ids are whole numbers")
-    return found
+    return numbers
 
 
 def _is_list(value: object) -> bool:

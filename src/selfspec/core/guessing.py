@@ -71,13 +71,13 @@ def drawn(
         tokens = sampler.first(row, context, times, count)
     except Exception:  # noqa: BLE001  (a user's processor may raise anything)
         return []
-    found: list[tuple[int, Tensor]] = []
+    drawn: list[tuple[int, Tensor]] = []
     for token in tokens:
-        if found:  # those before it cannot come again
+        if drawn:  # those before it cannot come again
             q = q.clone()
-            q[found[-1][0]] = 0
+            q[drawn[-1][0]] = 0
             q /= q.sum()
         if not q[token] > 0:  # too unlikely for float32
             break
-        found.append((token, q))
-    return found
+        drawn.append((token, q))
+    return drawn

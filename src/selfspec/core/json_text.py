@@ -14,5 +14,9 @@ def from_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply to be read") from error
     mark = b"\\ud" if isinstance(text, bytes) else "\\ud"
     if mark in text.lower():  # type: ignore[operator]
-        json.dumps(value, ensure_ascii=False).encode()  # a UnicodeEncodeError is a ValueError
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = f"\\u{ord(error.object[error.start]):04x}"
+            raise ValueError(f"{half} is half of a pair, and no character alone") from error
     return value

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,10 +29,16 @@ def this_machine() -> Machine:
 
 
 def cpu_name() -> str:
-    """The processor as the system names it."""
+    """The processor as the system names it. Rented machines often say the maker alone, such as
+    "AMD EPYC", of whatever generation: then with the numbers that tell which."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
         lines = []
-    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return next(iter(named), "") or platform.processor() or platform.machine() or "unknown CPU"
+    facts = {
+        key.strip(): value.strip() for key, _, value in (each.partition(":") for each in lines)
+    }
+    name = facts.get("model name", "")
+    if name and not re.search(r"\d", name) and "cpu family" in facts:
+        name = f"{name} (family {facts['cpu family']} model {facts.get('model', '?')})"
+    return name or platform.processor() or platform.machine() or "unknown CPU"

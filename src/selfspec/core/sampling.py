@@ -264,8 +264,8 @@ class Sampler:
             raise self._nothing_left(row)
         if self.params.greedy:
             return [int(values.argmax())]
-        found = earliest(values, indices, times, count)
-        return found if indices is None else indices[found].tolist()
+        place = earliest(values, indices, times, count)
+        return place if indices is None else indices[place].tolist()
 
     def _needed(self, contexts: Sequence[Sequence[int]]) -> Iterable[Sequence[int]]:
         """The contexts, or nothing where no penalty reads them: making them may cost time."""
@@ -337,8 +337,8 @@ class Sampler:
     def _nothing_left(self, row: Tensor) -> SelfspecError:
         if row.isnan().any() or not row.amax().isfinite():
             return not_finite()
-        found = [type(p).__name__ for p in self.processors] + ["the grammar"] * bool(self.grammar)
-        names = ", ".join(found) or "logit_bias"
+        kinds = [type(p).__name__ for p in self.processors] + ["the grammar"] * bool(self.grammar)
+        names = ", ".join(kinds) or "logit_bias"
         return OptionError(
             f"no token is left to choose from after {names}: let one token keep a finite score."
         )
@@ -383,8 +383,8 @@ def row_samplers(
                 "SamplingParams(...), or None for greedy decoding"
             )
         if len(sampling) != len(prompts):
-            counts = f"{len(sampling)} sampling parameters for {len(prompts)} prompts"
-            raise OptionError(f"{counts}: give one for all of them, or one for each.")
+            counts = f"sampling has {len(sampling)} entries for {len(prompts)} prompts"
+            raise OptionError(f"{counts}; give one for all, one for each, or None for greedy")
         for params in sampling:
             if not isinstance(params, SamplingParams):
                 raise OptionError(

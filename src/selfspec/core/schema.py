@@ -22,8 +22,8 @@ class Unfit(ValueError):
 
 def made(kind: type[T], value: Any, where: str = "it") -> T:
     """The value as that kind. `where` names it in an error."""
-    found: T = _made(kind, value, where)
-    return found
+    result: T = _made(kind, value, where)
+    return result
 
 
 def _made(kind: Any, value: Any, where: str) -> Any:

@@ -71,7 +71,9 @@ def _objects(path: Path) -> Iterator[tuple[str, Row]]:
         try:
             value = from_json(line)
         except ValueError as error:
-            raise DataError(f"{where} is not JSON ({error}); write one object a line") from error
+            raise DataError(
+                f"{where} cannot be read as JSON ({error}); write one object a line"
+            ) from error
         if not isinstance(value, dict):
             kind = type(value).__name__
             raise DataError(f"{where} is a JSON {kind}; write one object a line: {{'text': ...}}")

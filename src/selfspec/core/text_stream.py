@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _BROKEN = "\N{REPLACEMENT CHARACTER}"  # what an incomplete character decodes to
 _BYTE = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # how vocabularies with byte fallback spell a byte
 # At most this many tokens are decoded again with each new one, but for an open character or run.
-_WINDOW = 32
+_WINDOW = 16
 _TAIL = 8  # what is kept of a full window ...
 # ... if it decodes to this many: no character has more bytes, and a stripped first space is past
 _TAIL_CHARACTERS = 4

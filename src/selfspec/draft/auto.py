@@ -3,7 +3,8 @@
 It begins with a lookup and token recycling, which cost next to nothing. Now and then it tries
 whether a drafter that runs part of the model would do better. Costs depend on the machine and
 chances on the text, so each request learns its own, beginning with what earlier requests on the
-same model found (numbers only, no text). Knows no drafter by its file.
+same model found (numbers only, no text). While it does without drafts, those that need no model
+are compared with the text now and then, which costs no pass. Knows no drafter by its file.
 """
 
 from __future__ import annotations
@@ -22,6 +23,10 @@ from ..errors import OptionError
 from ..model.layered import LayeredModel
 from .base import Drafter, DraftSession, JoinedSession, Target, Texts
 from .registry import make_drafter
+from .trial import Trial
+
+TRIED_EVERY = 6  # rounds without drafts, in which guesses are compared with the text
+TRIED_LENGTH = 8  # guesses of a row
 
 
 @dataclass
@@ -86,7 +91,8 @@ class Auto(Drafter):
                 session = drafter.start(target)
             except OptionError:  # an exit after a quarter of two layers, say
                 continue
-            arms.append(_Arm(drafter.name, session, CostModel(memory.costs), memory.looks))
+            costs = CostModel(memory.costs)
+            arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.names))
         return AutoSession(arms, self.most)
 
     def _nothing_known(self) -> list[_Known]:
@@ -106,6 +112,7 @@ class _Arm:
     session: DraftSession
     costs: CostModel
     looks: Looks
+    looks_up: bool  # it guesses without running the model
     rounds: int = 0  # in which it was asked
 
 
@@ -119,7 +126,10 @@ class AutoSession(JoinedSession, ControlSession):
         self._asked: Sequence[int] = ()
         self._compared: set[int] = set()  # rows with drafts that were compared with the model's own
         self._rows: Sequence[int] = ()
+        self._reading = 0
         self._checks = Checks()
+        self._plain = 0  # rounds without drafts, one after the other
+        self._trials: list[tuple[_Arm, Trial]] = []
         self.control = self
 
     @property
@@ -145,27 +155,30 @@ class AutoSession(JoinedSession, ControlSession):
             self._asked = shared(costs, self._rows, rooms, most, beside) or self._asked
         return Budget(self._asked)
 
-    def about(self, rows: Sequence[int]) -> None:
-        self._rows = rows
+    def about(self, rows: Sequence[int], reading: int = 0) -> None:
+        self._rows, self._reading = rows, reading
 
     def drop(self, row: int) -> None:
         super().drop(row)
         for arm in self._arms:
             arm.costs.forget(row)
+        for _, trial in self._trials:
+            trial.drop(row)
 
     def _choose(self, rows: int, most: int, beside: int) -> tuple[_Arm | None, int]:
         """Who drafts this round, and how much: the best offer, or one that is due for a look."""
         if most == 0 or not all(arm.costs.passes.known for arm in self._arms):
             return None, 0
-        chosen, tokens, highest = None, 0, 0.0
+        together = [arm.costs.together(rows, self._reading, beside) for arm in self._arms]
+        chosen, tokens, highest = None, 0, max(together, default=0.0)
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
         for arm, rates in offers:
             length = best(rates) if arm.costs.drafting.known else 0
             if rates[length] > highest:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         for arm, rates in offers:
-            if arm is chosen:
-                continue
+            if arm is chosen or (self._reading and arm.costs.drafting.known):
+                continue  # prompts that wait would pay for a look
             tried = best(rates, least=1) if arm.costs.drafting.known else None
             if arm.looks.due(highest, None if tried is None else rates[tried]):
                 return arm, first_length(rows, most) if tried is None else tried
@@ -199,3 +212,30 @@ class AutoSession(JoinedSession, ControlSession):
                 arm.looks.learn(outcome, time)
             else:
                 arm.looks.wait(time)
+        if self._trials:
+            self._compare(outcome)
+        self._plain = 0 if outcome.drafted else self._plain + 1
+        if self._plain and self._plain % TRIED_EVERY == 0:
+            self._try(outcome)
+
+    def _try(self, outcome: Outcome) -> None:
+        """Ask a drafter that runs no model what it would have drafted."""
+        arm = next((arm for arm in self._arms if arm.looks_up), None)
+        if arm is None:
+            return
+        rows, texts = [row.row for row in outcome.rows], [row.text for row in outcome.rows]
+        drafts = arm.session.propose(rows, texts, Budget([TRIED_LENGTH] * len(rows)))
+        drafts = list(map(self._one_coupling, rows, texts, drafts))
+        lengths = map(len, texts)
+        trees = (draft.tree for draft in drafts)
+        trial = Trial(dict(zip(rows, zip(lengths, trees, strict=True), strict=True)))
+        self._trials.append((arm, trial))
+
+    def _compare(self, outcome: Outcome) -> None:
+        """What came true of earlier guesses, once that is known of all their rows."""
+        for arm, trial in self._trials:
+            for row in outcome.rows:
+                trial.compare(row.row, row.text)
+            if trial.over and trial.paths:
+                arm.costs.tried(trial.trees, trial.paths, TRIED_LENGTH)
+        self._trials = [each for each in self._trials if not each[1].over]

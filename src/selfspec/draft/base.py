@@ -66,6 +66,15 @@ class DraftSession(ABC):
     def observe(self, outcome: Outcome) -> None:  # noqa: B027  (most drafters learn nothing)
         """Told after every round what became of the drafts."""
 
+    def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
+        """Of each row tokens that may come next, the likeliest first: candidates for an exit. By
+        default the first guesses of a tree."""
+        drafts = self.propose(rows, texts, Budget([4 * count] * len(rows)))
+        trees = [draft.tree for draft in drafts]
+        return [
+            [t.tokens[node] for node in range(1, len(t)) if t.parents[node] == 0] for t in trees
+        ]
+
 
 class Drafter(ABC):
     """A way to draft: a frozen dataclass. Its fields are the options, each with a docstring."""
@@ -77,6 +86,8 @@ class Drafter(ABC):
     """How likely its first guess is kept: what a controller expects before it has seen any."""
     decides_how_much: ClassVar[bool] = False
     """Whether it brings a controller of its own."""
+    names: ClassVar[bool] = False
+    """Whether it can name candidates for the next token without touching the model's cache."""
 
     @property
     def learns_across_requests(self) -> bool:
@@ -86,6 +97,10 @@ class Drafter(ABC):
     @abstractmethod
     def start(self, target: Target) -> DraftSession:
         """Begin a generation. Raises OptionError if the options do not fit the model."""
+
+    def start_naming(self, target: Target) -> DraftSession:
+        """Begin one in which it only names candidates: nothing is drafted with it."""
+        return self.start(target)
 
 
 class JoinedSession(DraftSession):

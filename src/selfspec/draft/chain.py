@@ -31,7 +31,7 @@ from .base import DraftSession, Target, Texts
 
 
 @dataclass
-class _ChainRow:
+class ChainRow:
     """What a session knows of one row, and the draft that it is making for it."""
 
     sampler: Sampler
@@ -65,14 +65,14 @@ class ChainSession(DraftSession):
         shared = self._scored is not None and vocabulary is not self._scored
         self._with_prompts = shared and not sample
         self._partial = self._scored
-        self.rows: dict[int, _ChainRow] = {}
+        self.rows: dict[int, ChainRow] = {}
         self.reads_wait = target.model.device.type != "cpu"  # reading a token waits for the device
 
     def admit(
         self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         drawn = self._sample and not sampler.params.greedy
-        self.rows[row] = _ChainRow(sampler, ends, frozenset(prompt), drawn)
+        self.rows[row] = ChainRow(sampler, ends, frozenset(prompt), drawn)
         self._partial = None if self._with_prompts else self._scored
 
     def drop(self, row: int) -> None:
@@ -163,7 +163,7 @@ class ChainSession(DraftSession):
         return self._partial.tokens[best] if self._partial else best
 
     def _choose(
-        self, x: Tensor, states: Sequence[_ChainRow], texts: Texts, threshold: float | None
+        self, x: Tensor, states: Sequence[ChainRow], texts: Texts, threshold: float | None
     ) -> tuple[Sequence[int | None], list[bool]]:
         """A token for each row (None: there is none), and whether the draft is sure enough to go
         on."""
@@ -185,7 +185,7 @@ class ChainSession(DraftSession):
         return whole
 
 
-def _guess(state: _ChainRow, logits: Tensor, text: Sequence[int]) -> int | None:
+def _guess(state: ChainRow, logits: Tensor, text: Sequence[int]) -> int | None:
     """One row's next guess, after its text and the guesses so far."""
     context = [*text, *state.guesses]
     if not state.drawn:
@@ -196,7 +196,7 @@ def _guess(state: _ChainRow, logits: Tensor, text: Sequence[int]) -> int | None:
     return None
 
 
-def _all_plain(states: Sequence[_ChainRow]) -> bool:
+def _all_plain(states: Sequence[ChainRow]) -> bool:
     return all(state.sampler.plain and not state.drawn for state in states)
 
 

@@ -5,8 +5,8 @@ Does not know where the guesses come from.
 
 from __future__ import annotations
 
-import heapq
 from abc import abstractmethod
+from bisect import insort
 from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import TypeVar
@@ -43,19 +43,23 @@ def grow(
 ) -> None:
     """Fill the tree with the likeliest paths whose chance is at least `least`.
 
-    `following(place)`: the guesses at a place, each with its chance there and the place behind it.
-    A path's chance is the product of its guesses'. Of equal ones the first that was found counts.
+    `following(place)`: the guesses at a place, each once, with its chance there and the place
+    behind it. A path's chance is the product of its guesses'. Of equal ones the first that was
+    found counts.
     """
     order = count()
-    heap: list[tuple[float, int, int, int, Place]] = []  # -chance, order, parent, token, place
-
-    def push(parent: int, chance: float, place: Place) -> None:
+    # the likeliest first, as many as there is room for: -chance, order, parent, token, place
+    found: list[tuple[float, int, int, int, Place]] = []
+    node, chance, place, room = 0, 1.0, start, tree.room
+    while room:
         for share, token, behind in following(place):
-            heapq.heappush(heap, (-chance * share, next(order), parent, token, behind))
-
-    push(0, 1.0, start)
-    while heap and tree.room and -heap[0][0] >= least:
-        loss, _, parent, token, place = heapq.heappop(heap)
-        node = tree.add(parent, token)
-        assert node is not None, "the loop ends when the tree is full"
-        push(node, -loss, place)
+            loss = -chance * share
+            if -loss >= least and (len(found) < room or loss < found[-1][0]):
+                insort(found, (loss, next(order), node, token, behind))
+                del found[room:]
+        if not found:
+            return
+        loss, _, parent, token, place = found.pop(0)
+        added = tree.add(parent, token)
+        assert added is not None, "the loop ends when the tree is full"
+        node, chance, room = added, -loss, tree.room

@@ -31,6 +31,7 @@ class Hybrid(Drafter):
 
     name: ClassVar[str] = "hybrid"
     trees: ClassVar[bool] = True
+    names: ClassVar[bool] = True
 
     first: str | Drafter = "ngram"
     """The drafter that is asked first, by name or as an object."""
@@ -88,6 +89,10 @@ class _Both(JoinedSession):
     def __init__(self, first: DraftSession, then: DraftSession, merge: bool) -> None:
         super().__init__([first, then])
         self._first, self._then, self._merge = first, then, merge
+
+    def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
+        both = (each.named(rows, texts, count) for each in (self._first, self._then))
+        return [list(dict.fromkeys([*one, *other])) for one, other in zip(*both, strict=True)]
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         drafts = list(self._first.propose(rows, texts, budget))

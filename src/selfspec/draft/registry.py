@@ -20,6 +20,7 @@ BUILT_IN = {
     "cosine": "from_layers.cosine:Cosine",
     "draft-head": "from_models.draft_head:DraftHead",
     "draft-model": "from_models.draft_model:DraftModel",
+    "dynamic-exit": "from_layers.dynamic_exit:DynamicExit",
     "early-exit": "from_layers.early_exit:EarlyExit",
     "hybrid": "hybrid:Hybrid",
     "jacobi": "from_text.jacobi:Jacobi",

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..core.contract import Budget, Draft
 from ..model.compute.cache import RowSpan, TokenLayout
+from ..model.compute.cpu.choosing import likeliest
 from ..model.compute.plan import LayerPlan
 from ..model.layered import PREFILL_CHUNK
 from ..model.partial_head import PartialHead
@@ -59,12 +60,33 @@ class SecondModelSession(ChainSession):
         differ = (i for i, (old, new) in enumerate(zip(read, known, strict=False)) if old != new)
         at = next(differ, min(len(read), len(known)))  # how many first tokens are the same
         cache.rollback(row, at)
+        at = int(cache.lengths[row, list(self._plan.attention_layers)].min())
+        cache.settle(row, at)
         while len(known) - at > PREFILL_CHUNK:
             self._run(known[at : at + PREFILL_CHUNK], [RowSpan(row, at, PREFILL_CHUNK)])
             at += PREFILL_CHUNK
         assert int(cache.lengths[row, list(self._plan.attention_layers)].min()) == at
         self._read[row] = list(known)
         return known[at:]
+
+    def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
+        """The likeliest next tokens. A text that fills the context has none."""
+        context = self.target.model.shape.context
+        some = [at for at, text in enumerate(texts) if len(text) <= context]
+        found: list[list[int]] = [[] for _ in rows]
+        if not some:
+            return found
+        unread, spans = list[int](), list[RowSpan]()
+        for at in some:
+            behind = [*self._catch_up(rows[at], texts[at][:-1]), texts[at][-1]]
+            spans.append(RowSpan(rows[at], len(texts[at]) - len(behind), len(behind)))
+            self._read[rows[at]].append(texts[at][-1])
+            unread += behind
+        x = self._run(unread, spans)
+        logits = self.target.model.head(x[_ends(spans, x)])
+        for at, tokens in zip(some, likeliest(logits, count).tolist(), strict=True):
+            found[at] = tokens
+        return found
 
     def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
         new = tokens.tolist()
@@ -80,10 +102,14 @@ class SecondModelSession(ChainSession):
         ]
         unread = [token for left, own in zip(behind, new, strict=True) for token in (*left, own)]
         x = self._run(unread, spans)
-        ends = torch.tensor([span.count for span in spans], device=x.device).cumsum(0) - 1
-        return x[ends]
+        return x[_ends(spans, x)]
 
     def _run(self, tokens: Sequence[int], spans: Sequence[RowSpan]) -> Tensor:
         model = self.target.model
         x = model.embed(torch.tensor(tokens, device=model.device))
         return model.run(x, self._plan, self.cache, self.cache.layout_at(spans))
+
+
+def _ends(spans: Sequence[RowSpan], x: Tensor) -> Tensor:
+    """Where each span's last token stands."""
+    return torch.tensor([span.count for span in spans], device=x.device).cumsum(0) - 1

@@ -19,7 +19,6 @@ from dataclasses import replace
 from itertools import accumulate, chain
 
 import torch
-from torch import Tensor
 
 from ..core.contract import Draft, Outcome, RowStep, Stats, Step
 from ..draft.base import Target
@@ -27,11 +26,11 @@ from ..model.compute.cache import KVCache, RowSpan
 from ..model.compute.call import HalfObserver
 from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
-from ..model.layered import PREFILL_CHUNK, LayeredModel
+from ..model.layered import PREFILL_CHUNK, LayeredModel, Scored
 from .group import Group
-from .keeping import Block, Decided, Decision, decide
+from .keeping import Block, Decided, Decision, by_likeliest, decide
 from .row import Request, Row
-from .verifying import verified_states
+from .verifying import verified
 
 
 class Generation:
@@ -84,6 +83,8 @@ class Generation:
             if source is not None and source != slot:
                 self.cache.copy(source, slot, known)
             self.cache.rollback(slot, known)  # the last token is always read, for its logits
+            known = min(known, self.cache.length(slot))  # recurrent layers may have to begin anew
+            self.cache.settle(slot, known)
             self.cache.reserve(self._slots_wanted(request))
             row = Row(self._admitted, slot, request, self._model.shape.context, known)
             row.computed_before = int(self.cache.computed[slot].sum())
@@ -140,6 +141,11 @@ class Generation:
             total.add_tokens(row.stats)
         return total
 
+    @property
+    def seconds(self) -> tuple[float, float]:
+        """Of reading prompts, and of rounds, so far."""
+        return self._stats.prefill_seconds, self._stats.decode_seconds
+
     def _count_layers(self, row: Row) -> None:
         computed = int(self.cache.computed[row.slot].sum())
         row.stats.layer_tokens = computed - row.computed_before
@@ -183,7 +189,6 @@ class Generation:
         was decided already; then the next step reports it."""
         self._write_down()
         for row in self.rows:
-            del row.tokens[row.state.length :]
             self.cache.rollback(row.slot, row.settled)
         for group in self._groups:
             group.close()
@@ -223,8 +228,10 @@ class Generation:
                     ends.append(end - 1)
                 else:
                     row.state = replace(row.state, settled=span.first + span.count)
+                    self.cache.settle(row.slot, row.settled)
             if read:
-                self._keep(read, model.head(x[ends]))
+                last = x[ends]
+                self._keep(read, Scored(last, model.head(last)))
 
     def _chunk_of(self, rows: Sequence[Row]) -> dict[Row, RowSpan]:
         """What is read next of these rows, in their order: the shortest first. A quarter belongs to
@@ -244,15 +251,14 @@ class Generation:
             drafts = self._draft(rows)
             begin = time.perf_counter()
             blocks = [Block(row, drafts[row]) for row in rows]
-            hidden = self._verify(blocks)
-            logits = self._model.head(hidden)
+            scored = self._verify(blocks)
             if self._groups:
                 self._model.wait()  # a controller compares what passes and drafts cost
             end = time.perf_counter()
-            decided = self._keep(blocks, logits)
+            decided = self._keep(blocks, scored)
             for decision in decided.rows:
                 decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
-            self._learn(blocks, decided, logits, hidden, (begin, end))
+            self._learn(blocks, decided, scored, (begin, end))
         drafting = sum(group.draft_seconds for group in self._groups)
         for stats in (self._stats, *(row.stats for row in rows)):
             stats.rounds += 1
@@ -262,11 +268,13 @@ class Generation:
     def _draft(self, rows: Sequence[Row]) -> dict[Row, Draft]:
         """A draft for every row. One without a drafter has nothing to verify but its last token."""
         drafts = {row: Draft.chain(row.tokens) for row in rows if row.request.drafter is None}
+        reading = sum(row.reading for row in self.rows)
         for group in self._groups:
             group.draft_seconds = 0.0
             if mine := [row for row in group.rows if row in rows]:
                 with self._blamed(group):
-                    drafts.update(zip(mine, group.draft(mine, len(rows) - len(mine)), strict=True))
+                    made = group.draft(mine, len(rows) - len(mine), reading)
+                    drafts.update(zip(mine, made, strict=True))
         return drafts
 
     @contextmanager
@@ -279,34 +287,35 @@ class Generation:
             raise
 
     def _learn(
-        self,
-        blocks: Sequence[Block],
-        decided: Decided,
-        logits: Tensor,
-        hidden: Tensor,
-        clock: tuple[float, float],
+        self, blocks: Sequence[Block], decided: Decided, scored: Scored, clock: tuple[float, float]
     ) -> None:
         """Each group is told of its own rows."""
         for group in self._groups:
             mine = [each for each in decided.rows if each.block.row in group.rows]
             if not mine:
                 continue
-            seen, shown, best = logits, hidden, decided.best
+            seen, shown, best = scored.logits, scored.states, decided.best
             if len(mine) < len(blocks):
                 nodes = _nodes_of([decision.block for decision in mine], blocks)
-                seen, shown = logits[nodes], hidden[nodes]
+                seen, shown = seen[nodes], shown[nodes]
                 best = None if best is None else [best[node] for node in nodes]
             outcome = Outcome([decision.outcome for decision in mine], seen, shown, best)
             with self._blamed(group):
-                group.learn(outcome, clock[1], clock[1] - clock[0], len(logits) - len(seen))
+                group.learn(outcome, clock[1], clock[1] - clock[0], len(scored.logits) - len(seen))
 
-    def _verify(self, blocks: Sequence[Block]) -> Tensor:
-        """The last layer's states at every node of every row."""
+    def _verify(self, blocks: Sequence[Block]) -> Scored:
+        """What the model makes of every node of every row."""
         drafts = [block.draft for block in blocks]
         chains = all(draft.tree.is_chain for draft in drafts)
         parents = None if chains else [draft.tree.parents for draft in drafts]
         layout = self.cache.layout_at([block.span for block in blocks], parents)
-        return verified_states(self._model, self.cache, layout, drafts, self._collectors)
+        ranks = self._ranks if by_likeliest(blocks) else 0
+        return verified(self._model, self.cache, layout, drafts, self._collectors, ranks)
+
+    @property
+    def _ranks(self) -> int:
+        """How many of the likeliest tokens at a node somebody will ask for."""
+        return max((group.session.ranks for group in self._groups), default=1)
 
     @property
     def _collectors(self) -> list[StateCollector]:
@@ -315,10 +324,9 @@ class Generation:
     def _observer_of(self, row: Row) -> HalfObserver | None:
         return next((g.session.observer for g in self._groups if row in g.rows), None)
 
-    def _keep(self, blocks: Sequence[Block], logits: Tensor) -> Decided:
+    def _keep(self, blocks: Sequence[Block], scored: Scored) -> Decided:
         """Keep what the model itself would have written."""
-        ranks = max((group.session.ranks for group in self._groups), default=1)
-        decided = decide(blocks, logits, ranks)
+        decided = decide(blocks, scored, self._ranks)
         for decision in decided.rows:
             if len(decision.block.draft.tree) > 1:
                 span = decision.block.span
@@ -337,6 +345,7 @@ class Generation:
             row = decision.block.row
             row.apply(decision.state, decision.kept)
             self.cache.rollback(row.slot, row.settled)
+            self.cache.settle(row.slot, row.settled)
             self._parts[row.index, decision.state.length] = decision.step
         self._decided = ()
 

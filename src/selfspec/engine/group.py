@@ -65,16 +65,18 @@ class Group:
             for row in self.rows:
                 self._enter(row)
 
-    def draft(self, rows: Sequence[Row], beside: int) -> list[Draft]:
-        """What is guessed to follow these rows. `beside`: tokens of other rows in the same pass."""
+    def draft(self, rows: Sequence[Row], beside: int, reading: int = 0) -> list[Draft]:
+        """What is guessed to follow these rows. `beside`: tokens of other rows in the same pass.
+        `reading`: rows whose prompts are not read yet."""
         self._reopen()
         begin = time.perf_counter()
-        self._control.about([row.slot for row in rows])
-        budget = self._control.budget([row.state.room - 1 for row in rows], beside)
+        self._control.about([row.slot for row in rows], reading)
+        longest = self._target.model.longest_draft
+        budget = self._control.budget([min(row.state.room - 1, longest) for row in rows], beside)
         if any(budget.tokens):
             texts = [row.tokens for row in rows]
             drafts = list(self.session.propose([row.slot for row in rows], texts, budget))
-            if self._target.model.whole:
+            if self._target.model.chains_only:
                 drafts = [draft.as_chain for draft in drafts]
             assert len(drafts) == len(rows), "there is one draft for each row that was asked for"
             for draft, row, most in zip(drafts, rows, budget.tokens, strict=True):

@@ -19,6 +19,7 @@ from ..core.randomness import uniform
 from ..core.sampling import not_finite
 from ..model.compute.cache import RowSpan
 from ..model.compute.cpu.choosing import BROKEN, likeliest_or_broken
+from ..model.layered import Scored
 from ..verify.outright import accepted_path
 from ..verify.rejection import verified
 from .row import Row, RowState
@@ -75,11 +76,18 @@ class Decided:
     best: Sequence[Sequence[int]] | None
 
 
-def decide(blocks: Sequence[Block], logits: Tensor, ranks: int = 1) -> Decided:
+def by_likeliest(blocks: Sequence[Block]) -> bool:
+    """Whether the likeliest token at every node is all that decides."""
+    return all(block.draft.probs is None and block.row.request.sampler.plain for block in blocks)
+
+
+def decide(blocks: Sequence[Block], scored: Scored, ranks: int = 1) -> Decided:
     """What each row keeps. `ranks`: how many of the likeliest tokens somebody will ask for."""
     decisions: list[Decision] = []
     failed: list[Row] = []
-    best = _likeliest(blocks, logits, ranks)
+    logits, best = scored.logits, scored.best
+    if best is None and by_likeliest(blocks):  # of all rows at once, faster than row by row
+        best = likeliest_or_broken(logits, ranks).tolist()
     verdicts = _verdicts(blocks, logits) if best is None else _outright(blocks, best)
     end = 0
     for block, verdict in zip(blocks, verdicts, strict=True):
@@ -108,18 +116,6 @@ def _decision(
 
 
 Verdict = tuple[Sequence[int], Sequence[int]]  # the nodes to keep, and what was chosen at each node
-
-
-def _likeliest(
-    blocks: Sequence[Block], logits: Tensor, ranks: int
-) -> Sequence[Sequence[int]] | None:
-    """The likeliest tokens at every node, read from the device in one go, where they are all that
-    decides: of all rows at once, which is faster than row by row."""
-    for block in blocks:
-        if block.draft.probs is not None or not block.row.request.sampler.plain:
-            return None
-    found: list[list[int]] = likeliest_or_broken(logits, ranks).tolist()
-    return found
 
 
 def _outright(

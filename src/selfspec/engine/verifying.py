@@ -16,25 +16,26 @@ from ..core.contract import Draft
 from ..model.compute.cache import KVCache, TokenLayout
 from ..model.compute.hidden_states import StateCollector
 from ..model.compute.plan import LayerPlan
-from ..model.layered import LayeredModel
+from ..model.layered import LayeredModel, Scored
 
 
-def verified_states(
+def verified(
     model: LayeredModel,
     cache: KVCache,
     layout: TokenLayout,
     drafts: Sequence[Draft],
     collectors: Sequence[StateCollector],
-) -> Tensor:
-    """The last layer's states of all nodes, (tokens, width), one row after the other."""
+    ranks: int,
+) -> Scored:
+    """What the model makes of all nodes, one row after the other. `ranks`: so many of the likeliest
+    tokens will be asked for."""
     tokens = [token for draft in drafts for token in draft.tree.tokens]
     done: list[int] = []  # of each token: how many layers its draft ran for good
     for draft in drafts:
         known = list(draft.exits.layers) if draft.exits is not None else []
         done += known + [0] * (len(draft.tree) - len(known))
     if not any(done):
-        x = model.embed(torch.tensor(tokens, device=model.device))
-        return model.run(x, model.full_plan, cache, layout, collectors=collectors)
+        return model.scored(tokens, cache, layout, ranks, collectors)
     new = [index for index, layer in enumerate(done) if layer == 0]
     x = torch.empty(len(tokens), model.shape.width, dtype=model.dtype, device=model.device)
     x[[index for index, layer in enumerate(done) if layer]] = torch.cat(
@@ -59,7 +60,18 @@ def verified_states(
             left[stop - 1].copy_(x)
         start = stop
     _share(left, layout, done, collectors)
-    return x
+    return Scored(x, _logits(model, drafts, x))
+
+
+def _logits(model: LayeredModel, drafts: Sequence[Draft], hidden: Tensor) -> Tensor:
+    """The head's logits of all nodes, unless a drafter had them of every one."""
+    said = [
+        draft.exits.logits
+        for draft in drafts
+        if draft.exits is not None and list(draft.exits.layers) == [model.layers] * len(draft.tree)
+    ]
+    known = [logits for logits in said if logits is not None]
+    return torch.cat(known) if len(known) == len(drafts) else model.head(hidden)
 
 
 def _share(

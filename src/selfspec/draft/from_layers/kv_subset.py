@@ -63,6 +63,11 @@ class KVSubset(Drafter):
 
     def start(self, target: Target) -> DraftSession:
         target.model.needs_layers("draft='kv-subset'")
+        if target.model.chains_only:
+            raise OptionError(
+                "draft='kv-subset' drafts with part of the keys, and recurrent layers have none; "
+                "draft with 'auto', 'hybrid', 'early-exit', 'layer-skip' or 'quantised'"
+            )
         return _Subset(target, self)
 
 

@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import ClassVar
 
 import torch
@@ -29,11 +30,13 @@ from ...core.sampling import Sampler
 from ...core.tree import Contexts, Tree
 from ...errors import OptionError
 from ...model.compute.cache import RowSpan
-from ...model.compute.cpu.choosing import likeliest
+from ...model.compute.cpu.choosing import BROKEN, likeliest
+from ...model.layered import Scored
 from ...verify.outright import accepted_path
 from ..base import Drafter, DraftSession, Target
 from ..copied import copied
 from ..registry import make_drafter
+from ..second_model import SecondModelSession
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,7 @@ class Quantised(Drafter):
 
     name: ClassVar[str] = "quantised"
     likely: ClassVar[float] = 0.9
+    names: ClassVar[bool] = True
 
     weights: str = "auto"
     """What the copy's weights are stored as: int8 or int4. auto is int4 where that loses nothing,
@@ -95,6 +99,14 @@ class Quantised(Drafter):
         # what earlier requests learned of the costs of guessing for this copy: numbers, no text
         known = copy.model.once((CostModel, self._first and self._first.name), CostModel)
         return _Session(copy, first, self, known)
+
+    def start_naming(self, target: Target) -> DraftSession:
+        """The copy reads the text into a cache of its own: where a token left the model early, the
+        model's cache has nothing to read."""
+        copy = copied(target, self.weights, needed=True)
+        assert copy is not None
+        cache = copy.model.new_cache(target.cache.rows, 1)
+        return SecondModelSession(Target(copy.model, cache), 0)
 
 
 @dataclass
@@ -184,11 +196,11 @@ class _Session(DraftSession):
         texts = [grown[row] for row in rows]
         drafts = self._guessed(rows, texts, room)
         guessed = time.perf_counter()
-        hidden, logits = self._run(rows, texts, drafts)
+        scored = self._run(rows, texts, drafts)
         ran = time.perf_counter()
-        pieces = logits.split([len(draft.tree) for draft in drafts])
+        pieces = scored.logits.split([len(draft.tree) for draft in drafts])
         outcomes, active = [], []
-        said = self._choices(rows, texts, drafts, logits)
+        said = self._choices(rows, texts, drafts, scored)
         for row, text, draft, left, says, scores in zip(
             rows, texts, drafts, room, said, pieces, strict=True
         ):
@@ -202,7 +214,7 @@ class _Session(DraftSession):
             if goes_on:
                 active.append(row)
         if self._first:
-            outcome = Outcome(outcomes, logits, hidden)
+            outcome = Outcome(outcomes, scored.logits, scored.states, scored.best)
             self._first.observe(outcome)
             spent = RoundTime(guessed - begin, ran - guessed, time.perf_counter() - ran)
             self._guessing.learn(outcome, spent)
@@ -216,12 +228,17 @@ class _Session(DraftSession):
             most = [self._options.guesses if left > 1 else 0 for left in room]
             budget = self._guessing.budget(most)
             if any(budget.tokens):
-                return self._first.propose(rows, texts, budget)
+                drafts = self._first.propose(rows, texts, budget)
+                if self._copy.model.chains_only:
+                    return [draft.as_chain for draft in drafts]
+                return drafts
         return [Draft.chain(text) for text in texts]
 
     def _run(
         self, rows: Sequence[int], texts: Sequence[Sequence[int]], drafts: Sequence[Draft]
-    ) -> tuple[Tensor, Tensor]:
+    ) -> Scored:
+        """What the copy says after every node, with as many of the likeliest tokens as are asked
+        for by whoever guesses."""
         model, cache = self._copy.model, self._copy.cache
         trees = [draft.tree for draft in drafts]
         spans = [
@@ -231,24 +248,27 @@ class _Session(DraftSession):
         chains = all(tree.is_chain for tree in trees)
         layout = cache.layout_at(spans, None if chains else [tree.parents for tree in trees])
         tokens = [token for tree in trees for token in tree.tokens]
-        x = model.embed(torch.tensor(tokens, device=model.device))
-        hidden = model.run(x, model.full_plan, cache, layout)
-        return hidden, model.head(hidden)
+        scored = model.scored(tokens, cache, layout, self._first.ranks if self._first else 1)
+        if any(best[0] == BROKEN for best in scored.best or ()):
+            return Scored(scored.states, scored.logits)  # verification alone may fail a request
+        return scored
 
     def _choices(
         self,
         rows: Sequence[int],
         texts: Sequence[Sequence[int]],
         drafts: Sequence[Draft],
-        logits: Tensor,
+        scored: Scored,
     ) -> list[_Said]:
         """What the copy chooses at every node, as the row's own sampler would choose, and what that
         was drawn from. A choice does not depend on what was guessed."""
         sizes, states = [len(draft.tree) for draft in drafts], [self._rows[row] for row in rows]
         if all(state.sampler.plain for state in states):
-            return [_Said(piece.tolist()) for piece in likeliest(logits)[:, 0].split(sizes)]
+            best = scored.best or likeliest(scored.logits).tolist()
+            read = iter([tokens[0] for tokens in best])
+            return [_Said(list(islice(read, size))) for size in sizes]
         contexts = [draft.tree.contexts(text) for draft, text in zip(drafts, texts, strict=True)]
-        return list(map(self._said, states, contexts, logits.split(sizes)))
+        return list(map(self._said, states, contexts, scored.logits.split(sizes)))
 
     def _said(self, row: _Row, contexts: Contexts, logits: Tensor) -> _Said:
         """One row's choices. Where its sampler has none, the likeliest token is a certain guess."""

@@ -13,7 +13,7 @@ from typing import ClassVar, NamedTuple
 
 from ...core.tree import TreeBuilder
 from ...errors import OptionError
-from ..base import Drafter, DraftSession, Target
+from ..base import Drafter, DraftSession, Target, Texts
 from ..growing import GrowingSession, grow
 
 # How often the token after a match of 1, 2, ... tokens was right, in 30 answers of
@@ -29,6 +29,7 @@ class NGram(Drafter):
 
     name: ClassVar[str] = "ngram"
     trees: ClassVar[bool] = True
+    names: ClassVar[bool] = True
 
     longest: int = 4
     """Most tokens to compare at the text's end. Shorter matches are tried after longer ones."""
@@ -67,10 +68,20 @@ class _LookingUp(GrowingSession):
     def drop(self, row: int) -> None:
         self._index.pop(row, None)
 
-    def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
+    def _entered(self, row: int, text: Sequence[int]) -> _Index:
+        """The row's index, up to the end of its text."""
         options = self._options
         index = self._index.setdefault(row, _Index(options.shortest, options.longest))
         index.enter(text)
+        return index
+
+    def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
+        pairs = zip(rows, texts, strict=True)
+        places = [self._entered(row, text).continuations(text, count) for row, text in pairs]
+        return [[text[at] for _, at in some] for text, some in zip(texts, places, strict=True)]
+
+    def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
+        options, index = self._options, self._entered(row, text)
 
         def following(place: _Place | None) -> Iterator[tuple[float, int, _Place]]:
             if place is not None:  # a path that reaches the text's end goes on with its own guesses

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
@@ -25,7 +25,7 @@ from ...model.compute.cpu.choosing import likeliest
 from ...model.layered import LayeredModel
 from ...trained.files import TrainedPart
 from ...trained.successors import Chances, Successors, trained_successors
-from ..base import Drafter, DraftSession, Target
+from ..base import Drafter, DraftSession, Target, Texts
 from ..growing import GrowingSession, grow
 
 # How often the successor of each rank was right, after a pair of tokens and after a single one, in
@@ -47,6 +47,7 @@ class TokenRecycling(Drafter):
 
     name: ClassVar[str] = "recycle"
     trees: ClassVar[bool] = True
+    names: ClassVar[bool] = True
 
     successors: int = 7
     """How many successors of a token to keep (k), 1 to 7."""
@@ -97,11 +98,22 @@ class _Recycling(GrowingSession):
     def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
         table = self._tables[row]
 
-        def following(context: Context) -> Iterator[tuple[float, int, Context]]:
-            for token, chance in table.after(context):
-                yield chance, token, (context[-1], token)
+        def following(context: Context) -> list[tuple[float, int, Context]]:
+            last = context[-1]
+            return [(chance, token, (last, token)) for token, chance in table.after(context)]
 
         grow(tree, tuple(text[-2:]), following)
+
+    def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
+        """The likeliest successors. Where too few are known, those of the last token too."""
+        found = []
+        for row, text in zip(rows, texts, strict=True):
+            table = self._tables[row]
+            known = dict(table.after(tuple(text[-2:])))
+            for token, chance in table.after(tuple(text[-1:])) if len(known) < count else ():
+                known.setdefault(token, chance * min(known.values(), default=1.0))
+            found.append(sorted(known, key=known.__getitem__, reverse=True)[:count])
+        return found
 
     def observe(self, outcome: Outcome) -> None:
         """Every verified token, rejected or not, gets new successors. Those that the engine did not

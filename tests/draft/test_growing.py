@@ -1,0 +1,81 @@
+"""Trees that lookups fill, and drafts that are compared with the text instead of being verified."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from itertools import count
+
+import pytest
+
+from selfspec.core.tree import Tree, TreeBuilder
+from selfspec.draft.growing import grow
+from selfspec.draft.trial import Trial
+
+
+def by_heap(most, following, least):
+    """The same by taking every guess into account: slow and plain."""
+    tree, order, heap = TreeBuilder(0, most), count(), []
+
+    def push(parent, chance, place):
+        for share, token, behind in following(place):
+            heapq.heappush(heap, (-chance * share, next(order), parent, token, behind))
+
+    push(0, 1.0, 0)
+    while heap and tree.room and -heap[0][0] >= least:
+        loss, _, parent, token, place = heapq.heappop(heap)
+        push(tree.add(parent, token), -loss, place)
+    return tree.tree()
+
+
+@pytest.mark.parametrize("least", [0.0, 0.2])
+@pytest.mark.parametrize("most", [0, 1, 3, 7, 20])
+def test_what_there_is_no_room_for_is_left_out_and_nothing_else(most, least):
+    """A guess dropped too early: a likelier one found later may not push out what it should not.
+    Equal chances, of which the first counts."""
+    for seed in range(40):
+        dice = random.Random(seed)
+        table = {
+            place: [
+                (dice.choice([0.1, 0.3, 0.3, 0.5, 0.9]), token, dice.randrange(6))
+                for token in dice.sample(range(9), dice.randrange(6))
+            ]
+            for place in range(6)
+        }
+        tree = TreeBuilder(0, most)
+        grow(tree, 0, table.__getitem__, least)
+        assert tree.tree() == by_heap(most, table.__getitem__, least)
+
+
+TREE = Tree([5, 1, 2, 3, 4], [-1, 0, 0, 1, 3])  # 5 -> 1 -> 3 -> 4, and 5 -> 2
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ([5], None),
+        ([5, 1], None),
+        ([5, 9], [0]),
+        ([5, 2], [0, 2]),
+        ([5, 1, 2], [0, 1]),
+        ([5, 1, 3, 4], [0, 1, 3, 4]),
+        ([5, 1, 3, 4, 4], [0, 1, 3, 4]),
+    ],
+)
+def test_guesses_come_true_as_far_as_the_text_goes_along(text, path):
+    """A guess taken for wrong because its token has not come yet, or a sibling's child for its
+    own."""
+    trial = Trial({3: (1, TREE)})
+    trial.compare(8, [5, 9])
+    trial.compare(3, text)
+    assert trial.paths.get(3) == path and trial.over == (path is not None)
+
+
+def test_what_is_known_stays_known():
+    """Paths that change when the text goes on."""
+    trial = Trial({3: (1, TREE), 4: (1, TREE)})
+    trial.compare(3, [5, 2])
+    trial.compare(3, [5, 2, 7])
+    assert trial.paths == {3: [0, 2]} and not trial.over
+    trial.drop(4)
+    assert trial.over and trial.paths == {3: [0, 2]}
