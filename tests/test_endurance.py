@@ -51,7 +51,7 @@ def test_memory_is_flat_after_the_first_requests() -> None:
     own. The last assertion shows that one small object a request would be seen."""
     code = (
         "from tests.endurance.memory import measured\n"
-        "found = measured('tiny', requests=300, turns=200, seed=0, every=100)\n"
+        "found = measured('tiny', requests=300, turns=200, seed=0, every=50)\n"
         "print(found.as_dict()['grown'], max(each.kept_chats for each in found.turns))"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
@@ -72,6 +72,10 @@ def test_growth_of_each_kind_is_said() -> None:
         Reading(200, 1000, 10_000, 10_000, 1, 3),
     ):
         assert len(Measured.growth([first, other])) == 1
+    once = [Reading(100 * step, 1000 + 500 * (step > 2), 0, 0, 0, 0) for step in (1, 2, 3, 4)]
+    assert Measured.growth(once) == []
+    again = [Reading(100 * step, 1000 + 100 * step, 0, 0, 0, 0) for step in (1, 2, 3, 4)]
+    assert Measured.growth(again) == ["objects grew by 300 in 300"]
 
 
 def test_a_server_with_many_callers_loses_nothing() -> None:

@@ -15,6 +15,7 @@ import random
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import psutil
@@ -67,13 +68,14 @@ class Measured:
 
     @staticmethod
     def growth(readings: list[Reading]) -> list[str]:
-        """What grew after the first hundred."""
-        first, *_, last = readings
-        done, found = last.done - first.done, []
+        """What grew from every reading to the next. What grows once is no leak: a module that is
+        imported when it is first needed, or the lines of a file for a warning."""
+        stretches, found = list(pairwise(readings)), []
         for name, least in (("objects", OBJECTS), ("python_bytes", BYTES), ("tensor_bytes", 1.0)):
-            grown = getattr(last, name) - getattr(first, name)
-            if grown > least * done:
-                found.append(f"{name} grew by {grown} in {done}")
+            grown = [getattr(new, name) - getattr(old, name) for old, new in stretches]
+            done = [new.done - old.done for old, new in stretches]
+            if all(more > least * count for more, count in zip(grown, done, strict=True)):
+                found.append(f"{name} grew by {sum(grown)} in {sum(done)}")
         if max(each.kept_chats for each in readings) > 2:
             found.append("chats that ended are kept")
         return found
