@@ -126,6 +126,8 @@ def shrunken(kind: str) -> PreTrainedConfig:
     config: PreTrainedConfig = AutoConfig.for_model(
         kind, **{**_smaller(AutoConfig.for_model(kind)), **SPECIAL.get(kind, {})}
     )
+    if not hasattr(config, "pad_token_id"):  # a default that older versions forgot for some types
+        config.pad_token_id = None
     return config
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import costs, load, probe, prompts, quality, skipsets, steps, waiting
+from benchmarks.coverage import of_oldest
 from benchmarks.paper import report as paper_report
 from benchmarks.paper import result as paper_result
 from benchmarks.paper import table as paper_table
@@ -470,8 +471,10 @@ def _bits() -> list[str]:
 
 
 def _coverage() -> list[str]:
-    counts = raw("coverage")["counts"]
-    return [f"{counts['types']} were tried. {counts['exact']} write the tokens of `generate`"]
+    newest, oldest = raw("coverage"), raw("coverage-oldest")
+    counts = newest["counts"]
+    tried = f"{counts['types']} were tried. {counts['exact']} write the tokens of `generate`"
+    return [tried, *of_oldest(oldest, newest).splitlines()]
 
 
 def _sparse() -> list[str]:

@@ -73,7 +73,8 @@ def _no_rope(config: Any) -> Ropes:
 
 
 def _rope_by_kind(config: Any) -> Ropes:
-    return tuple(config.layer_types)
+    kinds = tuple(config.layer_types)
+    return kinds if set(kinds) <= set(config.rope_parameters) else _rope(config)
 
 
 def _rope_in_windows(config: Any) -> Ropes:

@@ -108,7 +108,7 @@ def _mamba2(found: Any, index: int) -> _Read:
         key_heads=found.n_groups,
         values_first=True,
         straight=_floats(found.D),
-        **_gated_norm(found.norm, inner),
+        **_gated_norm(getattr(found, "norm", None), inner),
         limits=(float(found.time_step_limit[0]), float(found.time_step_limit[1])),
         **_steps(found),
     )

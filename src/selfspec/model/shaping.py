@@ -38,15 +38,18 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
 def _by_kind(config: Any, family: Family) -> dict[str, Any]:
     """Which layers are recurrent, which keep no keys, and which halves there are none of."""
     assert family.recurrent is not None
+    layers = range(config.num_hidden_layers)
+    if family.recurrent.beside:
+        return {"recurrent": tuple(layers)}
+    # older versions of transformers have only the second name
+    kinds = getattr(config, "layer_types", None) or config.layers_block_type
     attention = ("full_attention", "sliding_attention", "attention")
-    mlps = [at for at, kind in enumerate(config.layer_types) if kind == "mlp"]
-    others = [at for at, kind in enumerate(config.layer_types) if kind not in attention]
-    recurrent = [at for at in others if at not in mlps]
-    missing = {(at, at in mlps) for at in range(len(config.layer_types)) if family.single}
+    mlps = [at for at, kind in enumerate(kinds) if kind == "mlp"]
+    others = [at for at, kind in enumerate(kinds) if kind not in attention]
     return {
-        "recurrent": tuple(recurrent),
-        "keyless": () if family.recurrent.beside else tuple(others),
-        "missing": frozenset(missing),
+        "recurrent": tuple(at for at in others if at not in mlps),
+        "keyless": tuple(others),
+        "missing": frozenset((at, at in mlps) for at in layers if family.single),
     }
 
 

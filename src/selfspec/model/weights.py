@@ -313,7 +313,8 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
             "quantised, or wrapped by an adapter. selfspec reads plain weights of experts only. "
             "Leave them out, or merge the adapter (merge_and_unload())."
         )
-    normalised = getattr(gate, "norm_topk_prob", True)
+    router = gate if hasattr(gate, "top_k") else found  # some, in older versions of transformers
+    normalised = getattr(router, "norm_topk_prob", True)
     shared: tuple[Sequence[LinearWeights], LinearWeights, LinearWeights | None] | None = None
     if hasattr(found, "shared_expert"):
         names = ("gate_proj", "up_proj", "down_proj")
@@ -327,12 +328,12 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
         gate.weight,
         tuple(experts.gate_up_proj),
         tuple(experts.down_proj),
-        gate.top_k,
+        router.top_k,
         normalised,
         shared,
         family.expert_scores == "sigmoid",
         None if favour is None else favour.detach().to(torch.float32, copy=True),
-        float(getattr(gate, "routed_scaling_factor", 1.0)),
+        float(getattr(router, "routed_scaling_factor", 1.0)),
     )
 
 
@@ -341,9 +342,10 @@ def attention_scale(layer: nn.Module, family: Family) -> float:
     found: Any = module(layer, family.attention)
     if hasattr(found, "scaling"):
         return float(found.scaling)
-    # GPT-2 before transformers 5.4
-    scale = found.head_dim**-0.5 if found.scale_attn_weights else 1.0
-    return scale / (found.layer_idx + 1) if found.scale_attn_by_inverse_layer_idx else scale
+    # GPT-2 before transformers 5.4, and others that have but one scale
+    scale = found.head_dim**-0.5 if getattr(found, "scale_attn_weights", True) else 1.0
+    by_layer = getattr(found, "scale_attn_by_inverse_layer_idx", False)
+    return scale / (found.layer_idx + 1) if by_layer else scale
 
 
 def release(weight: Tensor) -> None:
