@@ -143,13 +143,16 @@ def test_nothing_to_ask_is_a_message(tmp_path: Path, model: Path) -> None:
     """Catches an empty table where no task was named, and a model that is none."""
     done = CliRunner().invoke(app, ["bench", str(model)])
     assert done.exit_code == 1 and "--task" in done.output
-    done = CliRunner().invoke(app, ["bench", str(tmp_path), "--task", "gsm8k=x"])
+    done = CliRunner().invoke(app, ["bench", "no-model", "--task", "nothing"])
+    assert done.exit_code == 1 and "no task 'nothing'" in done.output, "before a model is opened"
+    (tmp_path / "a.jsonl").write_text('{"prompt": "a"}\n')
+    done = CliRunner().invoke(app, ["bench", str(tmp_path), "--task", f"jsonl={tmp_path}/a.jsonl"])
     assert done.exit_code == 1 and "has no config.json" in " ".join(done.output.split())
     with pytest.raises(OptionError, match="two tasks are called 'x'"):
         for name in ("x.jsonl", "y.jsonl"):
             (tmp_path / name).write_text('{"prompt": "a", "category": "x"}\n')
         tasks = tuple(f"jsonl={tmp_path / name}" for name in ("x.jsonl", "y.jsonl"))
-        suite_run.ask(suite_run.Wishes(task=tasks), suite_run.words_of(model))
+        suite_run.read_tasks(suite_run.Wishes(task=tasks))
 
 
 def test_the_command_is_written_without_paths() -> None:

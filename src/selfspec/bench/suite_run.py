@@ -30,7 +30,7 @@ from .prompts import Prompt, prompt_ids
 from .provenance import gather, results_folder, slug
 from .schema import OURS, PLAIN, Plan, Question, Sample, SuiteRun, continued
 from .suite import LONGEST_BLOCK, Suite
-from .tasks import Item, read_task
+from .tasks import Asked, Item, read_task
 
 PACKAGES = ("torch", "transformers")
 
@@ -156,22 +156,31 @@ def words_of(folder: Path) -> Words:
     return Words(tokenizer, config.max_position_embeddings, config.num_hidden_layers, eos)
 
 
-def ask(wishes: Wishes, words: Words) -> tuple[list[Sample], list[Question], list[Prompt]]:
-    """Every task's sample, its questions, and those as ids that fit into the context."""
-    samples: list[Sample] = []
-    questions, prompts = [], []
+def read_tasks(wishes: Wishes) -> list[Asked]:
+    """Every task's questions; no model is needed for them."""
+    found: list[Asked] = []
     for text in wishes.task:
         for asked in read_task(text, wishes.sample, wishes.skip_bad, wishes.contexts, wishes.chat):
-            if asked.sample.task in {sample.task for sample in samples}:
+            if asked.sample.task in {each.sample.task for each in found}:
                 raise OptionError(
                     f"two tasks are called {asked.sample.task!r}, and their questions would be "
                     "mixed; give one a category"
                 )
-            samples.append(replace(asked.sample, chat=words.chats(asked.items[0])))
-            for item in asked.items:
-                ids, cut = fitted(item, words.encode(item), words.context, wishes.new_tokens)
-                prompts.append(Prompt(item.task, item.id, ids))
-                questions.append(Question(item.task, item.id, len(ids), cut))
+            found.append(asked)
+    return found
+
+
+def ask(
+    tasks: Sequence[Asked], words: Words, new_tokens: int
+) -> tuple[list[Sample], list[Question], list[Prompt]]:
+    """Every task's sample, its questions, and those as ids that fit into the context."""
+    samples, questions, prompts = [], [], []
+    for asked in tasks:
+        samples.append(replace(asked.sample, chat=words.chats(asked.items[0])))
+        for item in asked.items:
+            ids, cut = fitted(item, words.encode(item), words.context, new_tokens)
+            prompts.append(Prompt(item.task, item.id, ids))
+            questions.append(Question(item.task, item.id, len(ids), cut))
     return samples, questions, prompts
 
 
@@ -197,11 +206,11 @@ def fitted(item: Item, ids: list[int], context: int, new_tokens: int) -> tuple[l
 def prepare(wishes: Wishes, command: str, out: Path | None) -> Suite:
     """Check everything that can be checked before a peer is started."""
     wishes.check()
-    known = find_peers()
+    known, tasks = find_peers(), read_tasks(wishes)
     folder = folder_of(wishes.model)
     words = words_of(folder)
     taking_part = contestants(wishes.methods, wishes.peers, known, words.layers)
-    samples, questions, prompts = ask(wishes, words)
+    samples, questions, prompts = ask(tasks, words, wishes.new_tokens)
     name = wishes.model if "/" in wishes.model and not Path(wishes.model).exists() else folder.name
     device = str(parse_device(wishes.device)) if wishes.device == "auto" else wishes.device
     plan = Plan(
