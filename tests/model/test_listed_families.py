@@ -90,7 +90,7 @@ def test_early_exit_is_what_transformers_computes_with_fewer_layers(pair):
     ("family", "changes"),
     [
         ("stablelm", {"use_parallel_residual": True}),
-        ("olmo", {"clip_qkv": 0.5}),
+        ("falcon", {"alibi": True}),
         ("opt", {"do_layer_norm_before": False}),
         ("gpt_bigcode", {"multi_query": False, "num_key_value_heads": None}),
         ("hyperclovax", {"use_post_norm": False}),

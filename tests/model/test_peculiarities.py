@@ -64,6 +64,20 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "phi: head norms with biases": ("phi-head-norms", NO_HEAD_NORMS),
     "persimmon: fused by head": ("persimmon", {"by_head": False}),
     "hyperclovax: norms after the halves": ("hyperclovax", NO_AFTER),
+    "ministral3: queries that grow": ("ministral3", {"temperatures": lambda config: ()}),
+    "gptj: interleaved rotary pairs": ("gptj", {"interleaved": False}),
+    "gptj: parallel halves": ("gptj", {"parallel": False}),
+    "falcon: fused by head": ("falcon-heads", {"by_head": False}),
+    "falcon: fused by groups of heads": ("falcon-new", {"by_head": False}),
+    "falcon: parallel halves": ("falcon", {"parallel": False}),
+    "falcon: parallel only if its config says so": (
+        "falcon-in-sequence",
+        {"as_configured": lambda config: {"mlp_norm": "input_layernorm"}},
+    ),
+    "falcon: a norm for each half": (
+        "falcon-new",
+        {"as_configured": lambda config: {"attention_norm": "ln_attn", "mlp_norm": "ln_attn"}},
+    ),
 }
 SCALES = {  # a number of the config, and what it is without it
     "gemma2: embedding": ("gemma2", {"embedding": 1.0}),
@@ -78,6 +92,8 @@ SCALES = {  # a number of the config, and what it is without it
     "biogpt: embedding": ("biogpt", {"embedding": 1.0}),
     "nanochat: cap on logits": ("nanochat", {"logit_cap": 0.0}),
     "hyperclovax: logits": ("hyperclovax", {"logits": 1.0}),
+    "olmo: clamp": ("olmo-clamp", {"clamp": 0.0}),
+    "olmoe: clamp": ("olmoe-clamp", {"clamp": 0.0}),
 }
 
 

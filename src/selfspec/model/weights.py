@@ -71,6 +71,24 @@ def module(root: nn.Module, path: str) -> nn.Module:
     return found
 
 
+class _Angles(nn.Module):
+    """A table of sines, then cosines, by position, called like a rotary module."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self._table = table
+
+    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        sine, cosine = self._table.to(like)[positions].chunk(2, dim=-1)
+        return cosine, sine
+
+
+def rotary_module(root: nn.Module, path: str) -> nn.Module:
+    """What gives the angles of positions."""
+    found: Any = attrgetter(path)(root)
+    return _Angles(found) if isinstance(found, Tensor) else found
+
+
 _NO_FACTORS: Mapping[str, Factor] = {}
 
 
@@ -228,6 +246,12 @@ def _with_added(
     return LowRank(base, ops.linear([down], [None]), ops.linear([up], [None]))
 
 
+def a_parameter(root: nn.Module) -> Tensor:
+    """Any parameter whose numbers are here, for its dtype and device."""
+    here = (each for each in root.parameters() if each.device.type != "meta")
+    return next(here, torch.empty(0))
+
+
 def norm(root: nn.Module, path: str, kind: NormKind, size: int) -> Norm:
     """The norm at a dotted path, of `size` numbers if it has no weight. A view of its weight would
     keep the whole file mapped."""
@@ -236,8 +260,7 @@ def norm(root: nn.Module, path: str, kind: NormKind, size: int) -> Norm:
     eps: float = next((getattr(found, name) for name in named if hasattr(found, name)), NO_EPS)
     own = getattr(found, "weight", None)
     if own is None:
-        here = (each for each in root.parameters() if each.device.type != "meta")
-        like = next(here, torch.empty(0))
+        like = a_parameter(root)
         return Norm(torch.ones(size, dtype=like.dtype, device=like.device), eps, None, kind.centred)
     dtype = torch.float32 if kind.wide else own.dtype
     weight = own.detach().to(dtype, copy=True) + kind.offset
@@ -245,6 +268,12 @@ def norm(root: nn.Module, path: str, kind: NormKind, size: int) -> Norm:
     if bias is not None:
         bias = bias.detach().to(dtype, copy=True)
     return Norm(weight, eps, bias, kind.centred)
+
+
+def parameter(root: nn.Module, path: str) -> Tensor:
+    """The parameter at a dotted path, as a copy in float32."""
+    found: Tensor = attrgetter(path)(root)
+    return found.detach().to(torch.float32, copy=True)
 
 
 def head_norm(
@@ -280,7 +309,8 @@ def _qkv_order(family: Family, shape: Shape, rotary: int | None) -> Tensor | Non
         return torch.cat([both[0::2], rest, both[1::2]]).flatten()
     order = torch.arange((heads + 2 * shape.kv_heads) * size).view(-1, size)
     if family.by_head:
-        return order.view(heads, 3, size).transpose(0, 1).flatten()
+        groups = order.view(shape.kv_heads, -1, size)
+        return torch.cat([part.flatten() for part in groups.tensor_split((-2, -1), dim=1)])
     inside = _head_order(family, shape, rotary)
     if inside is None:
         return None
@@ -339,8 +369,11 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
 def attention_scale(layer: nn.Module, family: Family) -> float:
     """What scores are multiplied with."""
     found: Any = module(layer, family.attention)
-    if hasattr(found, "scaling"):
-        return float(found.scaling)
+    for name in ("scaling", "inv_norm_factor", "softmax_scale"):
+        if hasattr(found, name):
+            return float(getattr(found, name))
+    if not hasattr(found, "scale_attn_weights"):
+        return float(found.head_dim**-0.5)
     # GPT-2 before transformers 5.4
     scale = found.head_dim**-0.5 if found.scale_attn_weights else 1.0
     return scale / (found.layer_idx + 1) if found.scale_attn_by_inverse_layer_idx else scale

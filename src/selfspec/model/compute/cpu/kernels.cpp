@@ -423,11 +423,25 @@ struct Rope {
     int64_t rotary;
 };
 
+// Queries at position p are multiplied by 1 + rate * log(1 + floor((p + first) / every)). `rate` 0:
+// they stay as they are.
+struct Temperature {
+    int64_t every, first;
+    float rate;
+
+    float at(int64_t position) const {
+        return 1.0f + rate * std::log(1.0f + (float)((position + first) / every));
+    }
+};
+
 // What one attention is, beside its projections.
 struct Heads {
     int64_t queries, keys, size;  // query heads, key heads, numbers of a head
     const Norm *query_norm, *key_norm;
-    float scale, cap;
+    float scale, cap, clamp;  // the last one of queries, keys and values; 0: none
+    const float* sinks;   // of each query head a score whose share gives nothing, or null
+    const float* slopes;  // of each query head, by which scores fall with a key's distance, or null
+    Temperature temperature;
 
     int64_t width() const { return (queries + 2 * keys) * size; }
 };
@@ -437,17 +451,24 @@ struct Where {
     const int64_t *rows, *slots, *positions;
 };
 
-// Splits a token's projections into heads, norms and rotates them by position, leaves queries in
-// place and files keys and values.
+// Splits a token's projections into heads, norms, clamps and rotates them by position, leaves
+// queries in place and files keys and values.
 static void file_token(float* x, int64_t token, const Heads& heads, const Rope& rope,
                        const Where& where, const Layer& layer) {
     int64_t size = heads.size;
     norm_groups(x, heads.queries * size, heads.query_norm);
     norm_groups(x + heads.queries * size, heads.keys * size, heads.key_norm);
+    if (heads.clamp > 0)
+        for (int64_t i = 0; i < heads.width(); i++)
+            x[i] = std::clamp(x[i], -heads.clamp, heads.clamp);
     if (rope.rotary) {
         int64_t at = where.positions[token] * (rope.rotary / 2);
         for (int64_t h = 0; h < heads.queries + heads.keys; h++)
             rotate(x + h * size, rope.cosines + at, rope.sines + at, rope.rotary);
+    }
+    if (heads.temperature.rate != 0) {
+        float warmth = heads.temperature.at(where.positions[token]);
+        for (int64_t i = 0; i < heads.queries * size; i++) x[i] *= warmth;
     }
     int64_t at = where.rows[token] * layer.row_stride + where.slots[token] * size;
     for (int64_t h = 0; h < heads.keys; h++) {
@@ -605,18 +626,23 @@ static inline void score_some(int64_t rows, const float* const* queries, const f
     if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, out);
 }
 
-// Scores become weights that sum to 1. `count` is rounded up to LANES by the caller's buffer.
-static inline void softmax(float* scores, int64_t count, float scale, float cap) {
+// Scores of one query of a head become weights that sum to 1, or with a sink to less. The keys lie
+// in the order of their positions, the query's own last. `count` is rounded up to LANES by the
+// caller's buffer.
+static inline void softmax(float* scores, int64_t count, const Heads& heads, int64_t head) {
     for (int64_t j = count; j % LANES; j++) scores[j] = -INFINITY;
-    Vector most = splat(-INFINITY);
+    Vector most = splat(-INFINITY), lane;
+    for (int l = 0; l < LANES; l++) lane[l] = l;
+    float cap = heads.cap;
     for (int64_t j = 0; j < count; j += LANES) {
-        Vector score = load(scores + j) * scale;
+        Vector score = load(scores + j) * heads.scale;
         if (cap > 0)
             for (int l = 0; l < LANES; l++) score[l] = cap * std::tanh(score[l] / cap);
+        if (heads.slopes) score += heads.slopes[head] * (lane + (float)(j - (count - 1)));
         store(scores + j, score);
         most = lanes_max(score, most);
     }
-    float largest = -INFINITY;
+    float largest = heads.sinks ? heads.sinks[head] : -INFINITY;
     for (int l = 0; l < LANES; l++) largest = std::max(largest, most[l]);
     Vector total = {};
     for (int64_t j = 0; j < count; j += LANES) {
@@ -626,7 +652,9 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap)
         store(scores + j, weight);
         total += weight;
     }
-    float inverse = 1.0f / sum_lanes(total);
+    float sum = sum_lanes(total);
+    if (heads.sinks) sum += exponential(splat(heads.sinks[head] - largest))[0];
+    float inverse = 1.0f / sum;
     for (int64_t j = 0; j < count; j++) scores[j] *= inverse;
 }
 
@@ -757,6 +785,7 @@ struct Batch {
     float* scores;
     int64_t room;   // scores of one query
     float* target;  // of the first token
+    int64_t head;   // the group's first
     std::vector<Tile> tiles = {};
 
     const float* query(int64_t t, int64_t g) const {
@@ -932,7 +961,7 @@ struct Attention {
         Batch found{qkv + first * stride + head * group() * size, stride, group(),
                     layer.keys + at, layer.values + at, &layer, &sight, first,
                     pieces.begins[index + 1] - first, memory, scores, pieces.room(),
-                    out + first * width + head * group() * size};
+                    out + first * width + head * group() * size, head * group()};
         found.cut_tiles(width);
         return found;
     }
@@ -953,7 +982,7 @@ struct Attention {
 
     void finish(Batch& some, int64_t t, int64_t g) const {
         some.score_rest(t, g);
-        softmax(some.of(t, g), some.count(t), heads.scale, heads.cap);
+        softmax(some.of(t, g), some.count(t), heads, some.head + g);
     }
 
     // Columns of the values of a batch.

@@ -1,0 +1,76 @@
+"""The table's entries for families whose attention is another one: queries that grow with their
+position, angles and norms at other places. Part of families.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .compute.norms import NormKind
+from .compute.ops import Temperature
+from .family import Family, Temperatures
+
+_LAYER_NORM = NormKind(centred=True, wide=True)
+
+
+def _ministral_temperatures(config: Any) -> Temperatures:
+    rope = config.rope_parameters
+    every = rope["original_max_position_embeddings"]
+    return (Temperature(rope["llama_4_scaling_beta"], every),) * int(config.num_hidden_layers)
+
+
+def _falcon_norms(config: Any) -> Mapping[str, Any]:
+    """Falcon has three kinds of layers, with norms of three kinds of names."""
+    if config.new_decoder_architecture and config.num_ln_in_parallel_attn != 1:
+        return {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
+    if config.new_decoder_architecture or config.parallel_attn:
+        return {"mlp_norm": "input_layernorm"}
+    return {"parallel": False}
+
+
+def _falcon_keys(config: Any) -> int | None:
+    if config.new_decoder_architecture:
+        return int(config.num_kv_heads)
+    return 1 if config.multi_query else None
+
+
+PECULIAR: dict[str, Family] = {
+    "falcon": Family(
+        layers="transformer.h",
+        embedding="transformer.word_embeddings",
+        rotary="transformer.rotary_emb",
+        final_norm="transformer.ln_f",
+        norms=_LAYER_NORM,
+        attention="self_attention",
+        qkv=("self_attention.query_key_value",),
+        by_head=True,
+        key_heads=_falcon_keys,
+        out="self_attention.dense",
+        gate_up=("mlp.dense_h_to_4h",),
+        gated=False,
+        down="mlp.dense_4h_to_h",
+        parallel=True,
+        as_configured=_falcon_norms,
+        unless=lambda config: config.alibi,
+    ),
+    "gptj": Family(
+        layers="transformer.h",
+        embedding="transformer.wte",
+        rotary="transformer.h.0.attn.embed_positions",
+        final_norm="transformer.ln_f",
+        norms=_LAYER_NORM,
+        attention="attn",
+        attention_norm="ln_1",
+        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+        key_heads=lambda config: None,
+        out="attn.out_proj",
+        interleaved=True,
+        mlp_norm="ln_1",
+        gate_up=("mlp.fc_in",),
+        gated=False,
+        down="mlp.fc_out",
+        parallel=True,
+    ),
+    "ministral3": Family(temperatures=_ministral_temperatures),
+}
