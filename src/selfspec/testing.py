@@ -170,6 +170,7 @@ _PECULIAR: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {**_LOUD, "attention_bias": True},
     "gptj": {"rotary_dim": 8},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
     "falcon": {"num_kv_heads": 2},
     "ministral3": {
         "rope_parameters": {
@@ -203,7 +204,7 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrain
         )
         for name, parameter in model.named_parameters():
             # norms and biases start as constants, which would hide mistakes
-            if "norm" in name or parameter.dim() == 1:
+            if "norm" in name or name.endswith("bias") or parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)
         for name, buffer in model.named_buffers():
             if name.endswith("expert_bias"):  # zeros, which would choose nothing else

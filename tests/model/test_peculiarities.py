@@ -20,7 +20,7 @@ from selfspec.errors import OptionError, PromptError, SelfCheckFailed
 from selfspec.model import block
 from selfspec.model import from_transformers as opening
 from selfspec.model import weights as parts
-from selfspec.model.compute import rope
+from selfspec.model.compute import ops, rope
 from selfspec.model.compute.norms import NormKind
 from selfspec.model.compute.ops import TorchOps
 from selfspec.model.families import FAMILIES
@@ -65,6 +65,9 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "persimmon: fused by head": ("persimmon", {"by_head": False}),
     "hyperclovax: norms after the halves": ("hyperclovax", NO_AFTER),
     "ministral3: queries that grow": ("ministral3", {"temperatures": lambda config: ()}),
+    "gpt_oss: sinks": ("gpt_oss", {"sinks": None}),
+    "gpt_oss: gates and their partners are neighbours": ("gpt_oss", {"experts_interleaved": False}),
+    "gpt_oss: another activation": ("gpt_oss", {"activation": "silu"}),
     "gptj: interleaved rotary pairs": ("gptj", {"interleaved": False}),
     "gptj: parallel halves": ("gptj", {"parallel": False}),
     "falcon: fused by head": ("falcon-heads", {"by_head": False}),
@@ -167,6 +170,7 @@ WINDOWED = [
     "gemma2",
     "gemma3",
     "phi3-window-partial",
+    "gpt_oss",
     "smollm3-windows",
     "cohere2",
 ]
@@ -193,7 +197,9 @@ def test_windows_are_shorter_than_the_text_and_in_the_right_layers(variant, monk
         assert gap(model) > 0.01, f"{other} instead of {windows}"
 
 
-@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3-moe-weights-as-they-are", "mixtral"])
+@pytest.mark.parametrize(
+    "variant", ["qwen3-moe", "qwen3-moe-weights-as-they-are", "mixtral", "gpt_oss"]
+)
 def test_the_router_decides(variant, monkeypatch):
     """Experts that are all alike, weights that are not those of the router, or normalised where the
     model does not."""
@@ -215,6 +221,31 @@ def test_the_router_decides(variant, monkeypatch):
     ):
         monkeypatch.setattr(block, "expert_weights", patched(change))
         assert gap(model) > 0.01
+
+
+def test_each_bias_of_the_experts_matters(monkeypatch):
+    """The router's, or those of an expert's products, left out or added behind the weighing."""
+    original, model = parts.expert_weights, build("gpt_oss")
+    for which in range(3):
+
+        def without(layer, family, which=which):
+            found = original(layer, family)
+            biases = [*found.biases]
+            biases[which] = torch.zeros_like(torch.stack([*biases[which]]))
+            return replace(found, biases=tuple(biases))
+
+        monkeypatch.setattr(block, "expert_weights", without)
+        assert gap(model) > 0.01
+
+
+def test_the_gates_of_gpt_oss_are_clamped(monkeypatch):
+    """Gates and their partners so small that no limit is ever met."""
+    model = build("gpt_oss")
+    for layer in model.model.layers:
+        layer.mlp.experts.gate_up_proj *= 6
+    assert gap(model) < 1e-4 and gap(model, kernel="plain") < 1e-4
+    monkeypatch.setattr(ops, "LIMIT", 100.0)
+    assert gap(model, kernel="plain") > 0.01
 
 
 def test_a_longrope_model_ends_where_its_frequencies_change():

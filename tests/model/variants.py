@@ -135,6 +135,7 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
     "gpt_bigcode": ("gpt_bigcode", {"num_key_value_heads": None}),
+    "gpt_oss": ("gpt_oss", {}),
     "gptj": ("gptj", {}),
     "helium": ("helium", {}),
     "hyperclovax": ("hyperclovax", {}),

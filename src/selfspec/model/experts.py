@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .compute.linear import Linear
 from .compute.ops import Ops
-from .weights import ExpertWeights, product
+from .weights import ExpertWeights, plain, product
 
 
 class Experts:
@@ -25,11 +25,17 @@ class Experts:
 
     def __init__(self, parts: ExpertWeights, activation: str, ops: Ops) -> None:
         self._ops, self._activation = ops, activation
-        self._parts, self._chosen = replace(parts, gate_up=(), down=(), shared=None), parts.chosen
-        self._router = ops.linear([parts.router], [None])
+        self._parts = replace(parts, gate_up=(), down=(), shared=None, biases=None)
+        self._chosen, nothing = parts.chosen, (None,) * len(parts.down)
+        of_router, of_gate_up, of_down = parts.biases or (None, nothing, nothing)
+        self._router = ops.linear([parts.router], [of_router])
         self._experts = [
-            (ops.linear([gate_up], [None]), ops.linear([down], [None]))
-            for gate_up, down in zip(parts.gate_up, parts.down, strict=True)
+            (product([plain(*gate_up)], ops, parts.order), product([plain(*down)], ops))
+            for gate_up, down in zip(
+                zip(parts.gate_up, of_gate_up, strict=True),
+                zip(parts.down, of_down, strict=True),
+                strict=True,
+            )
         ]
         self._shared = None
         if parts.shared is not None:

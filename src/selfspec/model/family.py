@@ -100,12 +100,16 @@ class Family:
     gated: bool = True
     down: str = "mlp.down_proj"
     mlp_after: str | None = None
-    activation: str = "none"
-    """The MLP's, where the config names none."""
+    activation: str = ""
+    """The MLP's, where the config names none or another one."""
     experts: str | None = None
     """A mixture of experts, in the layers that have it."""
     experts_beside: bool = False
     """The MLP is there as well, and what both give is added."""
+    experts_transposed: bool = False
+    """The weights of experts lie by their inputs."""
+    experts_interleaved: bool = False
+    """A gate and its number of the other half are neighbours."""
     expert_scores: str = "softmax"
     """What chooses and weighs them, or "sigmoid"."""
     recurrent: RecurrentNames | None = None

@@ -43,7 +43,6 @@ from .weights import (
     product,
     release,
     release_matrices,
-    rotary_module,
     stored_blocks,
     table,
 )
@@ -234,7 +233,7 @@ def _ropes(
     """The rotary tables, one of each kind."""
     if family.rotary is None:
         return {}
-    where = (rotary_module(model, family.rotary), shape.context, model.device)
+    where = (module(model, family.rotary), shape.context, model.device)
     kinds = {kind for kind in shape.ropes if kind is not None}
     return {kind: RopeTable(*where, kind, family.interleaved, switch) for kind in kinds}
 

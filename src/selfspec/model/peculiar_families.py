@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .compute.norms import NormKind
-from .compute.ops import Temperature
+from .compute.ops import LIMIT, STEEPNESS, Temperature
 from .family import Family, Temperatures
 
 _LAYER_NORM = NormKind(centred=True, wide=True)
@@ -35,6 +35,12 @@ def _falcon_keys(config: Any) -> int | None:
     return 1 if config.multi_query else None
 
 
+def _is_clamped_otherwise(config: Any) -> bool:
+    """Earlier versions of transformers have these numbers in their code."""
+    steepness, limit = (getattr(config, f"swiglu_{name}", None) for name in ("alpha", "limit"))
+    return steepness not in (None, STEEPNESS) or limit not in (None, LIMIT)
+
+
 PECULIAR: dict[str, Family] = {
     "falcon": Family(
         layers="transformer.h",
@@ -53,6 +59,15 @@ PECULIAR: dict[str, Family] = {
         parallel=True,
         as_configured=_falcon_norms,
         unless=lambda config: config.alibi,
+    ),
+    "gpt_oss": Family(
+        norms=NormKind(wide=True),
+        sinks="self_attn.sinks",
+        experts="mlp",
+        experts_transposed=True,
+        experts_interleaved=True,
+        activation="clamped_swiglu",
+        unless=_is_clamped_otherwise,
     ),
     "gptj": Family(
         layers="transformer.h",

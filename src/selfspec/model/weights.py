@@ -63,30 +63,16 @@ class ExpertWeights:
     """Added to each expert's score where experts are chosen, not where they are weighed."""
     scale: float = 1.0
     """Of what the chosen experts give."""
+    order: Tensor | None = None
+    """Which output of `gate_up` stands at each place. None: the same."""
+    biases: tuple[Tensor, Sequence[Tensor], Sequence[Tensor]] | None = None
+    """Of the router, and of each expert's two products."""
 
 
 def module(root: nn.Module, path: str) -> nn.Module:
     """The sub-module at a dotted path."""
     found: nn.Module = attrgetter(path)(root)
     return found
-
-
-class _Angles(nn.Module):
-    """A table of sines, then cosines, by position, called like a rotary module."""
-
-    def __init__(self, table: Tensor) -> None:
-        super().__init__()
-        self._table = table
-
-    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        sine, cosine = self._table.to(like)[positions].chunk(2, dim=-1)
-        return cosine, sine
-
-
-def rotary_module(root: nn.Module, path: str) -> nn.Module:
-    """What gives the angles of positions."""
-    found: Any = attrgetter(path)(root)
-    return _Angles(found) if isinstance(found, Tensor) else found
 
 
 _NO_FACTORS: Mapping[str, Factor] = {}
@@ -122,6 +108,11 @@ def side_by_side(parts: Sequence[LinearWeights]) -> LinearWeights:
     weight = torch.cat([_numbers(each, "projection") for each in parts], 1)
     biases = [each.bias for each in parts if each.bias is not None]
     bias = torch.stack(biases).sum(0) if biases else None
+    return plain(weight, bias)
+
+
+def plain(weight: Tensor, bias: Tensor | None) -> LinearWeights:
+    """A linear of plain numbers."""
     return LinearWeights(weight, bias, *weight.shape)
 
 
@@ -353,16 +344,26 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
         into = [linear_weights(layer, name) for name in family.gate_up]
         shared = (into, linear_weights(layer, family.down), None)
     favour = getattr(found, "expert_bias", None)
+    gate_up, down = experts.gate_up_proj, experts.down_proj
+    if family.experts_transposed:
+        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+    order, biases = None, None
+    if family.experts_interleaved:
+        order = torch.arange(gate_up.shape[1]).view(-1, 2).T.flatten()
+    if hasattr(experts, "down_proj_bias"):
+        biases = (gate.bias, tuple(experts.gate_up_proj_bias), tuple(experts.down_proj_bias))
     return ExpertWeights(
         gate.weight,
-        tuple(experts.gate_up_proj),
-        tuple(experts.down_proj),
+        tuple(gate_up),
+        tuple(down),
         gate.top_k,
         normalised,
         shared,
         family.expert_scores == "sigmoid",
         None if favour is None else favour.detach().to(torch.float32, copy=True),
         float(getattr(gate, "routed_scaling_factor", 1.0)),
+        order,
+        biases,
     )
 
 

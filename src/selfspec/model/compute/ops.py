@@ -36,7 +36,9 @@ ACTIVATIONS = {
     "gelu": 2,
     "relu": 3,
     "relu2": 4,
+    "clamped_swiglu": 5,
 }
+STEEPNESS, LIMIT = 1.702, 7.0  # of clamped_swiglu
 
 
 def _squared_relu(x: Tensor) -> Tensor:
@@ -116,7 +118,8 @@ class Ops(ABC):
 
     @abstractmethod
     def gated(self, both: Tensor, activation: str) -> Tensor:
-        """act(first half) * second half."""
+        """act(first half) * second half. Of "clamped_swiglu": x * sigmoid(STEEPNESS * x) * (y + 1),
+        where x is at most LIMIT, and y between -LIMIT and LIMIT."""
 
     @abstractmethod
     def activated(self, x: Tensor, activation: str) -> Tensor:
@@ -186,6 +189,9 @@ class TorchOps(Ops):
 
     def gated(self, both: Tensor, activation: str) -> Tensor:
         gate, up = both.chunk(2, dim=-1)
+        if activation == "clamped_swiglu":
+            gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+            return (up + 1) * gate * torch.sigmoid(STEEPNESS * gate)
         return self.activated(gate, activation) * up
 
     def activated(self, x: Tensor, activation: str) -> Tensor:

@@ -346,7 +346,8 @@ extern "C" void normalise(const float* x, int64_t rows, const Norm* norm, float*
     for (int64_t r = 0; r < rows; r++) norm_row(x + r * size, *norm, 0, out + r * size);
 }
 
-enum Activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU2 = 4 };
+enum Activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU2 = 4, CLAMPED_SWIGLU = 5 };
+constexpr float STEEPNESS = 1.702f, LIMIT = 7.0f;  // of the last one
 
 static inline Vector activate(Vector x, int kind) {
     if (kind == RELU) return lanes_max(x, Vector{});
@@ -360,15 +361,25 @@ static inline Vector activate(Vector x, int kind) {
     return x / (1.0f + exponential(-z));
 }
 
+static inline Vector gate_by(Vector gate, Vector up, int kind) {
+    if (kind != CLAMPED_SWIGLU) return activate(gate, kind) * up;
+    gate = gate < LIMIT ? gate : splat(LIMIT);
+    up = lanes_max(up < LIMIT ? up : splat(LIMIT), splat(-LIMIT));
+    return (up + 1.0f) * gate / (1.0f + exponential(-STEEPNESS * gate));
+}
+
 // Columns [begin, end) of out = act(gate) * up, or without `up` of out = act(gate).
 static inline void activate_some(const float* gate, const float* up, float* out, int64_t begin,
                                  int64_t end, int kind) {
     int64_t i = begin;
     for (; i + LANES <= end; i += LANES) {
-        Vector value = activate(load(gate + i), kind);
-        store(out + i, up ? value * load(up + i) : value);
+        Vector value = load(gate + i);
+        store(out + i, up ? gate_by(value, load(up + i), kind) : activate(value, kind));
     }
-    for (; i < end; i++) out[i] = activate(splat(gate[i]), kind)[0] * (up ? up[i] : 1.0f);
+    for (; i < end; i++) {
+        Vector value = splat(gate[i]);
+        out[i] = (up ? gate_by(value, splat(up[i]), kind) : activate(value, kind))[0];
+    }
 }
 
 // out[r, :] = act(both[r, :size]) * both[r, size:]
