@@ -172,6 +172,17 @@ _PECULIAR: dict[str, dict[str, Any]] = {
     "gptj": {"rotary_dim": 8},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
     "falcon": {"num_kv_heads": 2},
+    "llama4_text": {
+        "intermediate_size": 32,
+        "intermediate_size_mlp": 96,
+        "moe_layers": [1, 2],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "no_rope_layers": [1, 0, 1, 0],
+        "attention_chunk_size": 24,
+        "floor_scale": 16,
+        "attn_scale": 0.4,
+    },
     "ministral3": {
         "rope_parameters": {
             "rope_type": "yarn",

@@ -21,8 +21,9 @@ from selfspec.model import block
 from selfspec.model import from_transformers as opening
 from selfspec.model import weights as parts
 from selfspec.model.compute import ops, rope
+from selfspec.model.compute.cache import Chunks
 from selfspec.model.compute.norms import NormKind
-from selfspec.model.compute.ops import TorchOps
+from selfspec.model.compute.ops import Temperature, TorchOps
 from selfspec.model.families import FAMILIES
 from selfspec.model.family import Scales
 from selfspec.model.from_transformers import from_transformers
@@ -68,6 +69,14 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "gpt_oss: sinks": ("gpt_oss", {"sinks": None}),
     "gpt_oss: gates and their partners are neighbours": ("gpt_oss", {"experts_interleaved": False}),
     "gpt_oss: another activation": ("gpt_oss", {"activation": "silu"}),
+    "llama4: queries that grow": ("llama4", {"temperatures": lambda config: ()}),
+    "llama4: queries that grow in some layers": (
+        "llama4",
+        {"temperatures": lambda config: (Temperature(0.4, 16, 1),) * 4},
+    ),
+    "llama4: head norms without weights": ("llama4", NO_HEAD_NORMS),
+    "llama4: layers without rope": ("llama4", {"ropes": lambda config: ("",) * 4}),
+    "llama4: interleaved rotary pairs": ("llama4", {"interleaved": False}),
     "gptj: interleaved rotary pairs": ("gptj", {"interleaved": False}),
     "gptj: parallel halves": ("gptj", {"parallel": False}),
     "falcon: fused by head": ("falcon-heads", {"by_head": False}),
@@ -197,8 +206,24 @@ def test_windows_are_shorter_than_the_text_and_in_the_right_layers(variant, monk
         assert gap(model) > 0.01, f"{other} instead of {windows}"
 
 
+def test_chunks_are_shorter_than_the_text_and_in_the_right_layers(monkeypatch):
+    """A chunk that hides nothing, one read as a sliding window, or in every layer."""
+    model, shape_of = build("llama4"), opening.shape_of
+    windows = shape_of(model.config, FAMILIES["llama4_text"]).windows
+    chunks = Chunks(24)
+    assert gap(model) < 1e-4 and windows == (chunks, None, chunks, None)
+    for other in (None, 24, Chunks(23)):
+        changed = tuple(window and other for window in windows)
+        monkeypatch.setattr(
+            opening,
+            "shape_of",
+            lambda *given, changed=changed: replace(shape_of(*given), windows=changed),
+        )
+        assert gap(model) > 0.01, f"{other} instead of {chunks}"
+
+
 @pytest.mark.parametrize(
-    "variant", ["qwen3-moe", "qwen3-moe-weights-as-they-are", "mixtral", "gpt_oss"]
+    "variant", ["qwen3-moe", "qwen3-moe-weights-as-they-are", "mixtral", "gpt_oss", "llama4"]
 )
 def test_the_router_decides(variant, monkeypatch):
     """Experts that are all alike, weights that are not those of the router, or normalised where the
@@ -218,6 +243,7 @@ def test_the_router_decides(variant, monkeypatch):
         lambda found: replace(found, chosen=found.chosen - 1),
         lambda found: replace(found, router=-found.router),
         lambda found: replace(found, down=found.down[::-1]),
+        lambda found: replace(found, of_inputs=not found.of_inputs),
     ):
         monkeypatch.setattr(block, "expert_weights", patched(change))
         assert gap(model) > 0.01

@@ -142,6 +142,8 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "internlm3": ("internlm3", {}),
     "iquestcoder": ("iquestcoder", {}),
     "jais2": ("jais2", {}),
+    "llama4": ("llama4_text", {}),
+    "llama4-no-norms": ("llama4_text", {"use_qk_norm": False, "attn_temperature_tuning": False}),
     "mellum": ("mellum", {}),
     "ministral": ("ministral", {"sliding_window": 24}),
     "ministral3": ("ministral3", {}),

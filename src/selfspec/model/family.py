@@ -111,7 +111,8 @@ class Family:
     experts_interleaved: bool = False
     """A gate and its number of the other half are neighbours."""
     expert_scores: str = "softmax"
-    """What chooses and weighs them, or "sigmoid"."""
+    """What chooses and weighs them, or "sigmoid", or "sigmoid of inputs", which weighs what they
+    read."""
     recurrent: RecurrentNames | None = None
     """In place of attention, in the layers that have it."""
     single: bool = False

@@ -9,7 +9,7 @@ from typing import Any
 
 from .compute.norms import NormKind
 from .compute.ops import LIMIT, STEEPNESS, Temperature
-from .family import Family, Temperatures
+from .family import Family, Ropes, Temperatures
 
 _LAYER_NORM = NormKind(centred=True, wide=True)
 
@@ -18,6 +18,18 @@ def _ministral_temperatures(config: Any) -> Temperatures:
     rope = config.rope_parameters
     every = rope["original_max_position_embeddings"]
     return (Temperature(rope["llama_4_scaling_beta"], every),) * int(config.num_hidden_layers)
+
+
+def _llama4_ropes(config: Any) -> Ropes:
+    return tuple("" if rotates else None for rotates in config.no_rope_layers)
+
+
+def _llama4_temperatures(config: Any) -> Temperatures:
+    """Of the layers that do not rotate."""
+    if not config.attn_temperature_tuning:
+        return ()
+    warm, even = Temperature(config.attn_scale, int(config.floor_scale), 1), Temperature()
+    return tuple(even if rotates else warm for rotates in config.no_rope_layers)
 
 
 def _falcon_norms(config: Any) -> Mapping[str, Any]:
@@ -86,6 +98,18 @@ PECULIAR: dict[str, Family] = {
         gated=False,
         down="mlp.fc_out",
         parallel=True,
+    ),
+    "llama4_text": Family(
+        interleaved=True,
+        query_norm="self_attn.qk_norm",
+        key_norm="self_attn.qk_norm",
+        gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down="feed_forward.down_proj",
+        experts="feed_forward",
+        experts_transposed=True,
+        expert_scores="sigmoid of inputs",
+        ropes=_llama4_ropes,
+        temperatures=_llama4_temperatures,
     ),
     "ministral3": Family(temperatures=_ministral_temperatures),
 }

@@ -67,6 +67,8 @@ class ExpertWeights:
     """Which output of `gate_up` stands at each place. None: the same."""
     biases: tuple[Tensor, Sequence[Tensor], Sequence[Tensor]] | None = None
     """Of the router, and of each expert's two products."""
+    of_inputs: bool = False
+    """Weights are of what the experts read, not of what they give."""
 
 
 def module(root: nn.Module, path: str) -> nn.Module:
@@ -334,12 +336,14 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
             "quantised, or wrapped by an adapter. selfspec reads plain weights of experts only. "
             "Leave them out, or merge the adapter (merge_and_unload())."
         )
-    normalised = getattr(gate, "norm_topk_prob", True)
+    of_inputs = family.expert_scores == "sigmoid of inputs"
+    normalised = not of_inputs and getattr(gate, "norm_topk_prob", True)
     shared: tuple[Sequence[LinearWeights], LinearWeights, LinearWeights | None] | None = None
     if hasattr(found, "shared_expert"):
         names = ("gate_proj", "up_proj", "down_proj")
         *into, down = (linear_weights(found.shared_expert, name) for name in names)
-        shared = (into, down, linear_weights(found, "shared_expert_gate"))
+        gated = hasattr(found, "shared_expert_gate")
+        shared = (into, down, linear_weights(found, "shared_expert_gate") if gated else None)
     elif family.experts_beside:
         into = [linear_weights(layer, name) for name in family.gate_up]
         shared = (into, linear_weights(layer, family.down), None)
@@ -359,11 +363,12 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
         gate.top_k,
         normalised,
         shared,
-        family.expert_scores == "sigmoid",
+        family.expert_scores != "softmax",
         None if favour is None else favour.detach().to(torch.float32, copy=True),
         float(getattr(gate, "routed_scaling_factor", 1.0)),
         order,
         biases,
+        of_inputs,
     )
 
 
