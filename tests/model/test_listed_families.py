@@ -105,7 +105,7 @@ def test_early_exit_is_what_transformers_computes_with_fewer_layers(pair):
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("stablelm", {"use_parallel_residual": True}),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}),
         ("falcon", {"alibi": True}),
         ("opt", {"do_layer_norm_before": False}),
         ("gpt_bigcode", {"multi_query": False, "num_key_value_heads": None}),

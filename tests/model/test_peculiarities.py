@@ -32,6 +32,7 @@ from selfspec.testing import tiny_model
 NO_HEAD_NORMS = {"query_norm": None, "key_norm": None}
 NO_AFTER = {"attention_after": None, "mlp_after": None}
 BEFORE = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
+_SERIES = tuple(2 ** (-8 * n / 6) for n in range(1, 7))  # of six heads, as if that were a power
 
 WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "qwen3: head norms": ("qwen3", NO_HEAD_NORMS),
@@ -77,6 +78,17 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "llama4: head norms without weights": ("llama4", NO_HEAD_NORMS),
     "llama4: layers without rope": ("llama4", {"ropes": lambda config: ("",) * 4}),
     "llama4: interleaved rotary pairs": ("llama4", {"interleaved": False}),
+    "bloom: biases by distance": ("bloom", {"slopes": lambda config: ()}),
+    "bloom: norm of the embeddings": ("bloom", {"embedding_norm": None}),
+    "bloom: fused by head": ("bloom", {"by_head": False}),
+    "mpt: biases by distance": ("mpt", {"slopes": lambda config: ()}),
+    "bloom: slopes in another order": ("bloom-six-heads", {"slopes": lambda config: _SERIES}),
+    "stablelm: norms of heads": ("stablelm-head-norms", NO_HEAD_NORMS),
+    "stablelm: parallel halves": ("stablelm-parallel", {"parallel": False}),
+    "stablelm: one norm for parallel halves": (
+        "stablelm-parallel",
+        {"as_configured": lambda config: {"mlp_norm": None}},
+    ),
     "gptj: interleaved rotary pairs": ("gptj", {"interleaved": False}),
     "gptj: parallel halves": ("gptj", {"parallel": False}),
     "falcon: fused by head": ("falcon-heads", {"by_head": False}),
@@ -104,6 +116,7 @@ SCALES = {  # a number of the config, and what it is without it
     "biogpt: embedding": ("biogpt", {"embedding": 1.0}),
     "nanochat: cap on logits": ("nanochat", {"logit_cap": 0.0}),
     "hyperclovax: logits": ("hyperclovax", {"logits": 1.0}),
+    "mpt: clamp": ("mpt-clamp", {"clamp": 0.0}),
     "olmo: clamp": ("olmo-clamp", {"clamp": 0.0}),
     "olmoe: clamp": ("olmoe-clamp", {"clamp": 0.0}),
 }

@@ -120,6 +120,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
     "biogpt": ("biogpt", {}),
+    "bloom": ("bloom", {}),
+    "bloom-six-heads": ("bloom", {"num_attention_heads": 6, "hidden_size": 96}),
     "cwm": ("cwm", {"sliding_window": 24}),
     "ernie4_5": ("ernie4_5", {}),
     "exaone4": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 2}),
@@ -148,6 +150,9 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("ministral", {"sliding_window": 24}),
     "ministral3": ("ministral3", {}),
     "ministral3-window": ("ministral3", {"sliding_window": 24}),
+    "mpt": ("mpt", {}),
+    "mpt-six-heads": ("mpt", {"num_attention_heads": 6, "hidden_size": 96}),
+    "mpt-clamp": ("mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}}),
     "nanochat": ("nanochat", {"final_logit_softcapping": 4.0}),
     "nemotron": ("nemotron", {}),
     "olmo": ("olmo", {}),
@@ -162,6 +167,8 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_moe": ("qwen2_moe", {}),
     "seed_oss": ("seed_oss", {}),
     "stablelm": ("stablelm", {}),
+    "stablelm-head-norms": ("stablelm", {"qk_layernorm": True}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", {"sliding_window": 24}),
     "vaultgemma": ("vaultgemma", {}),
 }

@@ -339,7 +339,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "seed_oss": Family(),
     "stablelm": Family(
-        norms=_LAYER_NORM, unless=lambda config: config.use_parallel_residual or config.qk_layernorm
+        norms=_LAYER_NORM,
+        parallel=True,
+        as_configured=lambda config: (
+            {"mlp_norm": "input_layernorm"} if config.use_parallel_residual else {}
+        ),
+        **_LAYER_HEAD_NORMS,
     ),
     "starcoder2": Family(norms=_LAYER_NORM, gate_up=("mlp.c_fc",), gated=False, down="mlp.c_proj"),
     **PECULIAR,

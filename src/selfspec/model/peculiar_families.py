@@ -1,5 +1,5 @@
-"""The table's entries for families whose attention is another one: queries that grow with their
-position, angles and norms at other places. Part of families.py.
+"""The table's entries for families whose attention is another one: sinks, chunks, biases and
+queries by position, angles and norms at other places. Part of families.py.
 """
 
 from __future__ import annotations
@@ -9,9 +9,14 @@ from typing import Any
 
 from .compute.norms import NormKind
 from .compute.ops import LIMIT, STEEPNESS, Temperature
-from .family import Family, Ropes, Temperatures
+from .family import Family, Ropes, Scales, Slopes, Temperatures
 
 _LAYER_NORM = NormKind(centred=True, wide=True)
+_H_TO_4H: dict[str, Any] = {
+    "gate_up": ("mlp.dense_h_to_4h",),
+    "gated": False,
+    "down": "mlp.dense_4h_to_h",
+}
 
 
 def _ministral_temperatures(config: Any) -> Temperatures:
@@ -53,7 +58,37 @@ def _is_clamped_otherwise(config: Any) -> bool:
     return steepness not in (None, STEEPNESS) or limit not in (None, LIMIT)
 
 
+def _alibi(heads: int, most: float = 8) -> Slopes:
+    """A geometric series. Where heads are no power of two, every other number of the series for
+    the next power comes first."""
+    power = 1 << (heads - 1).bit_length()
+    series = [2 ** (-most * n / power) for n in range(1, power + 1)]
+    return tuple(series if power == heads else (series[1::2] + series[::2])[:heads])
+
+
+def _no_rope(config: Any) -> Ropes:
+    return (None,) * int(config.num_hidden_layers)
+
+
 PECULIAR: dict[str, Family] = {
+    "bloom": Family(
+        layers="transformer.h",
+        embedding="transformer.word_embeddings",
+        embedding_norm="transformer.word_embeddings_layernorm",
+        rotary=None,
+        final_norm="transformer.ln_f",
+        norms=_LAYER_NORM,
+        attention="self_attention",
+        qkv=("self_attention.query_key_value",),
+        by_head=True,
+        key_heads=lambda config: None,
+        out="self_attention.dense",
+        slopes=lambda config: _alibi(config.num_attention_heads),
+        ropes=_no_rope,
+        activation="gelu_new",
+        unless=lambda config: config.apply_residual_connection_post_layernorm,
+        **_H_TO_4H,
+    ),
     "falcon": Family(
         layers="transformer.h",
         embedding="transformer.word_embeddings",
@@ -65,9 +100,7 @@ PECULIAR: dict[str, Family] = {
         by_head=True,
         key_heads=_falcon_keys,
         out="self_attention.dense",
-        gate_up=("mlp.dense_h_to_4h",),
-        gated=False,
-        down="mlp.dense_4h_to_h",
+        **_H_TO_4H,
         parallel=True,
         as_configured=_falcon_norms,
         unless=lambda config: config.alibi,
@@ -112,4 +145,24 @@ PECULIAR: dict[str, Family] = {
         temperatures=_llama4_temperatures,
     ),
     "ministral3": Family(temperatures=_ministral_temperatures),
+    "mpt": Family(
+        layers="transformer.blocks",
+        embedding="transformer.wte",
+        rotary=None,
+        final_norm="transformer.norm_f",
+        norms=_LAYER_NORM,
+        attention="attn",
+        attention_norm="norm_1",
+        qkv=("attn.Wqkv",),
+        key_heads=lambda config: None,
+        out="attn.out_proj",
+        slopes=lambda config: _alibi(config.num_attention_heads, config.attn_config.alibi_bias_max),
+        ropes=_no_rope,
+        scales=lambda config: Scales(clamp=config.attn_config.clip_qkv or 0.0),
+        mlp_norm="norm_2",
+        gate_up=("ffn.up_proj",),
+        gated=False,
+        down="ffn.down_proj",
+        activation="gelu",
+    ),
 }

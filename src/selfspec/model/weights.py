@@ -241,14 +241,16 @@ def _with_added(
 
 def a_parameter(root: nn.Module) -> Tensor:
     """Any parameter whose numbers are here, for its dtype and device."""
-    here = (each for each in root.parameters() if each.device.type != "meta")
-    return next(here, torch.empty(0))
+    return next((each for each in root.parameters() if each.device.type != "meta"), torch.empty(0))
 
 
 def norm(root: nn.Module, path: str, kind: NormKind, size: int) -> Norm:
     """The norm at a dotted path, of `size` numbers if it has no weight. A view of its weight would
     keep the whole file mapped."""
     found: Any = module(root, path)
+    if hasattr(found, "norms"):  # one for each head
+        each = [norm(found.norms, name, kind, size) for name, _ in found.norms.named_children()]
+        return replace(each[0], weight=torch.stack([one.weight for one in each]))
     named = ("variance_epsilon", "eps")
     eps: float = next((getattr(found, name) for name in named if hasattr(found, name)), NO_EPS)
     own = getattr(found, "weight", None)

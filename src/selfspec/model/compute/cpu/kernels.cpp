@@ -637,23 +637,23 @@ static inline void score_some(int64_t rows, const float* const* queries, const f
     if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, out);
 }
 
-// Scores of one query of a head become weights that sum to 1, or with a sink to less. The keys lie
-// in the order of their positions, the query's own last. `count` is rounded up to LANES by the
+// Scores become weights that sum to 1, or with a sink to less. With a slope they first fall with the
+// distance from the last one, which is the query's own. `count` is rounded up to LANES by the
 // caller's buffer.
-static inline void softmax(float* scores, int64_t count, const Heads& heads, int64_t head) {
+static inline void softmax(float* scores, int64_t count, float scale, float cap, float slope = 0,
+                           const float* sink = nullptr) {
     for (int64_t j = count; j % LANES; j++) scores[j] = -INFINITY;
     Vector most = splat(-INFINITY), lane;
     for (int l = 0; l < LANES; l++) lane[l] = l;
-    float cap = heads.cap;
     for (int64_t j = 0; j < count; j += LANES) {
-        Vector score = load(scores + j) * heads.scale;
+        Vector score = load(scores + j) * scale;
         if (cap > 0)
             for (int l = 0; l < LANES; l++) score[l] = cap * std::tanh(score[l] / cap);
-        if (heads.slopes) score += heads.slopes[head] * (lane + (float)(j - (count - 1)));
+        if (slope != 0) score += slope * (lane + (float)(j - (count - 1)));
         store(scores + j, score);
         most = lanes_max(score, most);
     }
-    float largest = heads.sinks ? heads.sinks[head] : -INFINITY;
+    float largest = sink ? *sink : -INFINITY;
     for (int l = 0; l < LANES; l++) largest = std::max(largest, most[l]);
     Vector total = {};
     for (int64_t j = 0; j < count; j += LANES) {
@@ -664,7 +664,7 @@ static inline void softmax(float* scores, int64_t count, const Heads& heads, int
         total += weight;
     }
     float sum = sum_lanes(total);
-    if (heads.sinks) sum += exponential(splat(heads.sinks[head] - largest))[0];
+    if (sink) sum += exponential(splat(*sink - largest))[0];
     float inverse = 1.0f / sum;
     for (int64_t j = 0; j < count; j++) scores[j] *= inverse;
 }
@@ -993,7 +993,9 @@ struct Attention {
 
     void finish(Batch& some, int64_t t, int64_t g) const {
         some.score_rest(t, g);
-        softmax(some.of(t, g), some.count(t), heads, some.head + g);
+        int64_t head = some.head + g;
+        softmax(some.of(t, g), some.count(t), heads.scale, heads.cap,
+                heads.slopes ? heads.slopes[head] : 0, heads.sinks ? heads.sinks + head : nullptr);
     }
 
     // Columns of the values of a batch.
