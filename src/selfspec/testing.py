@@ -11,7 +11,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from .llm import LLM
 from .model.compute.plan import LayerPlan
@@ -163,6 +169,29 @@ _PECULIAR: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 4.0,
     },
     "gpt_neox": {**_LOUD, "attention_bias": True},
+    "gptj": {"rotary_dim": 8},
+    "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
+    "falcon": {"num_kv_heads": 2},
+    "llama4_text": {
+        "intermediate_size": 32,
+        "intermediate_size_mlp": 96,
+        "moe_layers": [1, 2],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "no_rope_layers": [1, 0, 1, 0],
+        "attention_chunk_size": 24,
+        "floor_scale": 16,
+        "attn_scale": 0.4,
+    },
+    "ministral3": {
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 16,
+            "llama_4_scaling_beta": 0.4,
+        }
+    },
     "gpt2": _LOUD,
 }
 
@@ -174,7 +203,11 @@ def families() -> list[str]:
 
 def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A tiny random model of a family as transformers makes it; `changes` go to its config."""
-    config = AutoConfig.for_model(family, **{**_SMALL, **_PECULIAR.get(family, {}), **changes})
+    options = {**_SMALL, **_PECULIAR.get(family, {}), **changes}
+    computed = vars(CONFIG_MAPPING[family])  # Falcon's size of a head follows from others
+    config = AutoConfig.for_model(
+        family, **{k: v for k, v in options.items() if not isinstance(computed.get(k), property)}
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -182,7 +215,7 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrain
         )
         for name, parameter in model.named_parameters():
             # norms and biases start as constants, which would hide mistakes
-            if "norm" in name or parameter.dim() == 1:
+            if "norm" in name or name.endswith("bias") or parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)
         for name, buffer in model.named_buffers():
             if name.endswith("expert_bias"):  # zeros, which would choose nothing else

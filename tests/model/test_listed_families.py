@@ -50,6 +50,22 @@ def test_bits_do_not_depend_on_how_a_text_is_read(pair):
     assert torch.equal(tree[1:], whole[60:63])
 
 
+def test_a_tree_crosses_the_end_of_a_chunk():
+    """A node in a new chunk that still sees the old one, or one in the old chunk that no longer
+    does."""
+    ours = from_transformers(build("llama4"))
+    whole, _ = read(ours, TEXT)
+    for first in range(68, 73):  # chunks of 24 end at 72
+        _, cache = read(ours, TEXT[:first])
+        parents = [-1, -1, 1, 2, 3, 0, 5, 6]
+        path = TEXT[first : first + 4]
+        tokens = torch.tensor([5, *path, 7, 8, 9])
+        tree = ours.forward(tokens, cache, cache.layout([8], [parents]))
+        assert torch.equal(tree[1:5], whole[first : first + 4])
+        other, _ = read(ours, [*TEXT[:first], 5, 7, 8, 9])
+        assert torch.equal(tree[[0, 5, 6, 7]], other[first:])
+
+
 def test_greedy_text_is_that_of_generate_with_drafts(pair):
     """Drafts by some layers that change the text, or positions that drift while it is written."""
     model, ours = pair
@@ -89,8 +105,8 @@ def test_early_exit_is_what_transformers_computes_with_fewer_layers(pair):
 @pytest.mark.parametrize(
     ("family", "changes"),
     [
-        ("stablelm", {"use_parallel_residual": True}),
-        ("olmo", {"clip_qkv": 0.5}),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}),
+        ("falcon", {"alibi": True}),
         ("opt", {"do_layer_norm_before": False}),
         ("gpt_bigcode", {"multi_query": False, "num_key_value_heads": None}),
         ("hyperclovax", {"use_post_norm": False}),

@@ -20,9 +20,10 @@ from selfspec.errors import OptionError, PromptError, SelfCheckFailed
 from selfspec.model import block
 from selfspec.model import from_transformers as opening
 from selfspec.model import weights as parts
-from selfspec.model.compute import rope
+from selfspec.model.compute import ops, rope
+from selfspec.model.compute.cache import Chunks
 from selfspec.model.compute.norms import NormKind
-from selfspec.model.compute.ops import TorchOps
+from selfspec.model.compute.ops import Temperature, TorchOps
 from selfspec.model.families import FAMILIES
 from selfspec.model.family import Scales
 from selfspec.model.from_transformers import from_transformers
@@ -31,6 +32,7 @@ from selfspec.testing import tiny_model
 NO_HEAD_NORMS = {"query_norm": None, "key_norm": None}
 NO_AFTER = {"attention_after": None, "mlp_after": None}
 BEFORE = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
+_SERIES = tuple(2 ** (-8 * n / 6) for n in range(1, 7))  # of six heads, as if that were a power
 
 WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "qwen3: head norms": ("qwen3", NO_HEAD_NORMS),
@@ -64,6 +66,42 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "phi: head norms with biases": ("phi-head-norms", NO_HEAD_NORMS),
     "persimmon: fused by head": ("persimmon", {"by_head": False}),
     "hyperclovax: norms after the halves": ("hyperclovax", NO_AFTER),
+    "ministral3: queries that grow": ("ministral3", {"temperatures": lambda config: ()}),
+    "gpt_oss: sinks": ("gpt_oss", {"sinks": None}),
+    "gpt_oss: gates and their partners are neighbours": ("gpt_oss", {"experts_interleaved": False}),
+    "gpt_oss: another activation": ("gpt_oss", {"activation": "silu"}),
+    "llama4: queries that grow": ("llama4", {"temperatures": lambda config: ()}),
+    "llama4: queries that grow in some layers": (
+        "llama4",
+        {"temperatures": lambda config: (Temperature(0.4, 16, 1),) * 4},
+    ),
+    "llama4: head norms without weights": ("llama4", NO_HEAD_NORMS),
+    "llama4: layers without rope": ("llama4", {"ropes": lambda config: ("",) * 4}),
+    "llama4: interleaved rotary pairs": ("llama4", {"interleaved": False}),
+    "bloom: biases by distance": ("bloom", {"slopes": lambda config: ()}),
+    "bloom: norm of the embeddings": ("bloom", {"embedding_norm": None}),
+    "bloom: fused by head": ("bloom", {"by_head": False}),
+    "mpt: biases by distance": ("mpt", {"slopes": lambda config: ()}),
+    "bloom: slopes in another order": ("bloom-six-heads", {"slopes": lambda config: _SERIES}),
+    "stablelm: norms of heads": ("stablelm-head-norms", NO_HEAD_NORMS),
+    "stablelm: parallel halves": ("stablelm-parallel", {"parallel": False}),
+    "stablelm: one norm for parallel halves": (
+        "stablelm-parallel",
+        {"as_configured": lambda config: {"mlp_norm": None}},
+    ),
+    "gptj: interleaved rotary pairs": ("gptj", {"interleaved": False}),
+    "gptj: parallel halves": ("gptj", {"parallel": False}),
+    "falcon: fused by head": ("falcon-heads", {"by_head": False}),
+    "falcon: fused by groups of heads": ("falcon-new", {"by_head": False}),
+    "falcon: parallel halves": ("falcon", {"parallel": False}),
+    "falcon: parallel only if its config says so": (
+        "falcon-in-sequence",
+        {"as_configured": lambda config: {"mlp_norm": "input_layernorm"}},
+    ),
+    "falcon: a norm for each half": (
+        "falcon-new",
+        {"as_configured": lambda config: {"attention_norm": "ln_attn", "mlp_norm": "ln_attn"}},
+    ),
 }
 SCALES = {  # a number of the config, and what it is without it
     "gemma2: embedding": ("gemma2", {"embedding": 1.0}),
@@ -78,6 +116,9 @@ SCALES = {  # a number of the config, and what it is without it
     "biogpt: embedding": ("biogpt", {"embedding": 1.0}),
     "nanochat: cap on logits": ("nanochat", {"logit_cap": 0.0}),
     "hyperclovax: logits": ("hyperclovax", {"logits": 1.0}),
+    "mpt: clamp": ("mpt-clamp", {"clamp": 0.0}),
+    "olmo: clamp": ("olmo-clamp", {"clamp": 0.0}),
+    "olmoe: clamp": ("olmoe-clamp", {"clamp": 0.0}),
 }
 
 
@@ -151,6 +192,7 @@ WINDOWED = [
     "gemma2",
     "gemma3",
     "phi3-window-partial",
+    "gpt_oss",
     "smollm3-windows",
     "cohere2",
 ]
@@ -177,7 +219,25 @@ def test_windows_are_shorter_than_the_text_and_in_the_right_layers(variant, monk
         assert gap(model) > 0.01, f"{other} instead of {windows}"
 
 
-@pytest.mark.parametrize("variant", ["qwen3-moe", "qwen3-moe-weights-as-they-are", "mixtral"])
+def test_chunks_are_shorter_than_the_text_and_in_the_right_layers(monkeypatch):
+    """A chunk that hides nothing, one read as a sliding window, or in every layer."""
+    model, shape_of = build("llama4"), opening.shape_of
+    windows = shape_of(model.config, FAMILIES["llama4_text"]).windows
+    chunks = Chunks(24)
+    assert gap(model) < 1e-4 and windows == (chunks, None, chunks, None)
+    for other in (None, 24, Chunks(23)):
+        changed = tuple(window and other for window in windows)
+        monkeypatch.setattr(
+            opening,
+            "shape_of",
+            lambda *given, changed=changed: replace(shape_of(*given), windows=changed),
+        )
+        assert gap(model) > 0.01, f"{other} instead of {chunks}"
+
+
+@pytest.mark.parametrize(
+    "variant", ["qwen3-moe", "qwen3-moe-weights-as-they-are", "mixtral", "gpt_oss", "llama4"]
+)
 def test_the_router_decides(variant, monkeypatch):
     """Experts that are all alike, weights that are not those of the router, or normalised where the
     model does not."""
@@ -196,9 +256,35 @@ def test_the_router_decides(variant, monkeypatch):
         lambda found: replace(found, chosen=found.chosen - 1),
         lambda found: replace(found, router=-found.router),
         lambda found: replace(found, down=found.down[::-1]),
+        lambda found: replace(found, of_inputs=not found.of_inputs),
     ):
         monkeypatch.setattr(block, "expert_weights", patched(change))
         assert gap(model) > 0.01
+
+
+def test_each_bias_of_the_experts_matters(monkeypatch):
+    """The router's, or those of an expert's products, left out or added behind the weighing."""
+    original, model = parts.expert_weights, build("gpt_oss")
+    for which in range(3):
+
+        def without(layer, family, which=which):
+            found = original(layer, family)
+            biases = [*found.biases]
+            biases[which] = torch.zeros_like(torch.stack([*biases[which]]))
+            return replace(found, biases=tuple(biases))
+
+        monkeypatch.setattr(block, "expert_weights", without)
+        assert gap(model) > 0.01
+
+
+def test_the_gates_of_gpt_oss_are_clamped(monkeypatch):
+    """Gates and their partners so small that no limit is ever met."""
+    model = build("gpt_oss")
+    for layer in model.model.layers:
+        layer.mlp.experts.gate_up_proj *= 6
+    assert gap(model) < 1e-4 and gap(model, kernel="plain") < 1e-4
+    monkeypatch.setattr(ops, "LIMIT", 100.0)
+    assert gap(model, kernel="plain") > 0.01
 
 
 def test_a_longrope_model_ends_where_its_frequencies_change():

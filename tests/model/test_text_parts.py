@@ -45,6 +45,24 @@ WRAPPERS = {
         "native",
         "mistral",
     ),
+    "llama4": (
+        {
+            "text_config": {
+                **_TEXT,
+                "intermediate_size_mlp": 96,
+                "num_local_experts": 4,
+                "attention_chunk_size": 24,
+            },
+            "vision_config": {
+                **_EYES,
+                "vision_output_dim": 32,
+                "projector_input_dim": 32,
+                "projector_output_dim": 32,
+            },
+        },
+        "native",
+        "llama4_text",
+    ),
     "qwen2_5_vl": (
         {
             "text_config": {

@@ -20,7 +20,7 @@ from .compute.cache import KVCache, TokenLayout
 from .compute.halves import Half, HalfParts
 from .compute.linear import Linear
 from .compute.norms import Norm
-from .compute.ops import ACTIVATIONS, Heads, Ops
+from .compute.ops import ACTIVATIONS, Heads, Ops, Temperature
 from .compute.recurrent_cache import RecurrentCache
 from .compute.rope import RopeTable
 from .experts import Experts
@@ -28,11 +28,13 @@ from .family import Family, Shape
 from .recurrent import recurrent_parts
 from .weights import (
     LinearWeights,
+    a_parameter,
     attention_scale,
     expert_weights,
     head_norm,
     linear_weights,
     norm,
+    parameter,
     product,
     qkv,
     side_by_side,
@@ -279,7 +281,7 @@ def _own_attention(
     if found is not None and index in shape.keyless:
         into, out = product(found.into, ops, found.order), product([found.out], ops)
         return Recurrent(ops, HalfParts(into=into, out=out, recurrence=found.how))
-    rotary = None if rope is None else rope.rotary
+    rotary, device = None if rope is None else rope.rotary, a_parameter(layer).device
     heads = Heads(
         layer=index - sum(other < index for other in shape.keyless),
         queries=shape.heads,
@@ -288,6 +290,10 @@ def _own_attention(
         scale=attention_scale(layer, family),
         window=shape.windows[index],
         cap=shape.scales.score_cap,
+        clamp=shape.scales.clamp,
+        sinks=None if family.sinks is None else parameter(layer, family.sinks),
+        slopes=torch.tensor(shape.slopes, device=device) if shape.slopes else None,
+        temperature=shape.temperatures[index] if shape.temperatures else Temperature(),
         rope=rope,
         query_norm=head_norm(layer, family.query_norm, family, shape, rotary),
         key_norm=head_norm(layer, family.key_norm, family, shape, rotary),

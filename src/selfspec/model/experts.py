@@ -2,9 +2,9 @@
 
 p = softmax(router x), or its sigmoid; y = sum over the chosen experts of p_e * expert_e(x), plus an
 expert that all tokens share, perhaps weighed by the sigmoid of a product, where a family has one.
-Each expert runs once on all tokens that chose it, with our products, and a token's sum goes through
-its experts in their order: its bits do not depend on what others choose. Training's load-balancing
-loss has no place here.
+Llama 4 weighs what an expert reads, expert_e(p_e * x). Each expert runs once on all tokens that
+chose it, with our products, and a token's sum goes through its experts in their order: its bits do
+not depend on what others choose. Training's load-balancing loss has no place here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .compute.linear import Linear
 from .compute.ops import Ops
-from .weights import ExpertWeights, product
+from .weights import ExpertWeights, plain, product
 
 
 class Experts:
@@ -25,11 +25,17 @@ class Experts:
 
     def __init__(self, parts: ExpertWeights, activation: str, ops: Ops) -> None:
         self._ops, self._activation = ops, activation
-        self._parts, self._chosen = replace(parts, gate_up=(), down=(), shared=None), parts.chosen
-        self._router = ops.linear([parts.router], [None])
+        self._parts = replace(parts, gate_up=(), down=(), shared=None, biases=None)
+        self._chosen, nothing = parts.chosen, (None,) * len(parts.down)
+        of_router, of_gate_up, of_down = parts.biases or (None, nothing, nothing)
+        self._router = ops.linear([parts.router], [of_router])
         self._experts = [
-            (ops.linear([gate_up], [None]), ops.linear([down], [None]))
-            for gate_up, down in zip(parts.gate_up, parts.down, strict=True)
+            (product([plain(*gate_up)], ops, parts.order), product([plain(*down)], ops))
+            for gate_up, down in zip(
+                zip(parts.gate_up, of_gate_up, strict=True),
+                zip(parts.down, of_down, strict=True),
+                strict=True,
+            )
         ]
         self._shared = None
         if parts.shared is not None:
@@ -46,12 +52,13 @@ class Experts:
 
     def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Weights of the chosen experts, and which they are, (tokens, chosen)."""
-        parts, scores = self._parts, self._router(x).float()
+        parts, logits = self._parts, self._router(x).float()
         if parts.sigmoid:  # torch's own depends on where among all rows a number lies
-            scores = self._ops.times_sigmoid(torch.ones_like(scores), scores)
+            scores = self._ops.times_sigmoid(torch.ones_like(logits), logits)
         else:
-            scores = scores.softmax(-1)
-        weights, chosen = scores.topk(self._chosen, dim=-1)
+            scores = logits.softmax(-1)
+        chosen = (logits if parts.of_inputs else scores).topk(self._chosen, dim=-1).indices
+        weights = scores.gather(1, chosen)
         if parts.favour is not None:
             chosen = (scores + parts.favour).topk(self._chosen, dim=-1).indices
             weights = scores.gather(1, chosen)
@@ -68,8 +75,11 @@ class Experts:
         for expert in chosen.unique().tolist():
             tokens, rank = (chosen == expert).nonzero(as_tuple=True)
             gate_up, down = self._experts[expert]
-            y = down(self._ops.gated(gate_up(x[tokens]), self._activation))
-            out[tokens] += y * weights[tokens, rank, None]
+            read, share = x[tokens], weights[tokens, rank, None]
+            if self._parts.of_inputs:
+                read, share = read * share, torch.ones_like(share)
+            y = down(self._ops.gated(gate_up(read), self._activation))
+            out[tokens] += y * share
         if self._shared is not None:
             into, last, gate = self._shared
             y = last(self._ops.gated(into(x), self._activation))

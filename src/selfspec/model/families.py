@@ -14,6 +14,7 @@ import torch
 from ..errors import OptionError, UnsupportedModel
 from .compute.norms import NormKind
 from .family import Factor, Family, RecurrentNames, Ropes, Scales
+from .peculiar_families import PECULIAR
 from .shaping import switch_length
 
 _WIDE = NormKind(wide=True)
@@ -43,6 +44,10 @@ def _granite_scales(config: Any) -> Scales:
         residual=config.residual_multiplier,
         logits=1 / config.logits_scaling,
     )
+
+
+def _clamped(config: Any) -> Scales:
+    return Scales(clamp=config.clip_qkv or 0.0)
 
 
 def _falcon_factors(config: Any) -> dict[str, Factor]:
@@ -292,9 +297,9 @@ FAMILIES: dict[str, Family] = {
         ropes=_no_rope,
         unless=lambda config: "moe" in config.layer_types,
     ),
-    "olmo": Family(norms=_LAYER_NORM, unless=lambda config: config.clip_qkv),
+    "olmo": Family(norms=_LAYER_NORM, scales=_clamped),
     "olmo3": Family(norms=_WIDE, ropes=_rope_by_kind, **_AFTER, **_HEAD_NORMS),
-    "olmoe": Family(experts="mlp", unless=lambda config: config.clip_qkv, **_HEAD_NORMS),
+    "olmoe": Family(experts="mlp", scales=_clamped, **_HEAD_NORMS),
     "opt": Family(
         layers="model.decoder.layers",
         embedding="model.decoder.embed_tokens",
@@ -335,9 +340,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "seed_oss": Family(),
     "stablelm": Family(
-        norms=_LAYER_NORM, unless=lambda config: config.use_parallel_residual or config.qk_layernorm
+        norms=_LAYER_NORM,
+        parallel=True,
+        as_configured=lambda config: (
+            {"mlp_norm": "input_layernorm"} if config.use_parallel_residual else {}
+        ),
+        **_LAYER_HEAD_NORMS,
     ),
     "starcoder2": Family(norms=_LAYER_NORM, gate_up=("mlp.c_fc",), gated=False, down="mlp.c_proj"),
+    **PECULIAR,
     "vaultgemma": Family(norms=_GEMMA, scales=_gemma_scales, mlp_norm="pre_feedforward_layernorm"),
 }
 
@@ -345,7 +356,9 @@ FAMILIES: dict[str, Family] = {
 def family_of(config: Any) -> Family | None:
     """The table's entry for a config. None: the family is not in the table, or not so."""
     found = FAMILIES.get(config.model_type)
-    return None if found is None or found.unless(config) else found
+    if found is None or found.unless(config):
+        return None
+    return replace(found, **found.as_configured(config))
 
 
 def unsupported(config: Any, reason: str) -> UnsupportedModel:

@@ -10,7 +10,9 @@ from typing import Any
 
 from torch import Tensor
 
+from .compute.cache import Window
 from .compute.norms import NormKind
+from .compute.ops import Temperature
 from .compute.recurrence import RecurrentSize
 
 _RMS = NormKind()
@@ -27,10 +29,14 @@ class Scales:
     score_cap: float = 0.0
     """Of attention scores."""
     logit_cap: float = 0.0
+    clamp: float = 0.0
+    """Of queries, keys and values, behind their norms. 0 is none."""
 
 
 # the rotary table of each layer: "" where there is only one, None where nothing is rotated
 Ropes = tuple[str | None, ...]
+Slopes = tuple[float, ...]  # of each query head, or none
+Temperatures = tuple[Temperature, ...]  # of each layer, or none
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ class Family:
     first_position: int = 0
     """Which of them is the first token's."""
     rotary: str | None = "model.rotary_emb"
+    """A module, or a table of sines, then cosines, by position."""
     final_norm: str = "model.norm"
     head: str = "lm_head"
     norms: NormKind = _RMS
@@ -75,7 +82,8 @@ class Family:
     """None: the half reads the residual stream as it is. The same holds for `mlp_norm`."""
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     by_head: bool = False
-    """The fused projection is ordered by heads: query, key and value of one, then of the next."""
+    """The fused projection is ordered by heads: the queries of one key, that key and its value,
+    then those of the next."""
     out: str = "self_attn.o_proj"
     query_norm: str | None = None
     """Used in the layers that have it."""
@@ -92,22 +100,35 @@ class Family:
     gated: bool = True
     down: str = "mlp.down_proj"
     mlp_after: str | None = None
-    activation: str = "none"
-    """The MLP's, where the config names none."""
+    activation: str = ""
+    """The MLP's, where the config names none or another one."""
     experts: str | None = None
     """A mixture of experts, in the layers that have it."""
     experts_beside: bool = False
     """The MLP is there as well, and what both give is added."""
+    experts_transposed: bool = False
+    """The weights of experts lie by their inputs."""
+    experts_interleaved: bool = False
+    """A gate and its number of the other half are neighbours."""
     expert_scores: str = "softmax"
-    """What chooses and weighs them, or "sigmoid"."""
+    """What chooses and weighs them, or "sigmoid", or "sigmoid of inputs", which weighs what they
+    read."""
     recurrent: RecurrentNames | None = None
     """In place of attention, in the layers that have it."""
     single: bool = False
     """A layer is one half: what is recurrent, an attention or an MLP."""
+    sinks: str | None = None
+    """Of each query head a score that takes its share of attention and gives nothing."""
+    slopes: Callable[[Any], Slopes] = lambda config: ()
+    """By which each query head's scores fall with a key's distance (ALiBi)."""
+    temperatures: Callable[[Any], Temperatures] = lambda config: ()
+    """By which each layer's queries grow with their position."""
     gated_attention: bool = False
     """Each head's query comes with a gate, whose sigmoid multiplies what the head gives."""
     parallel: bool = False
     """Both halves read the layer's input. Otherwise the MLP also reads what attention added."""
+    as_configured: Callable[[Any], Mapping[str, Any]] = lambda config: {}
+    """Fields that depend on a config."""
     unless: Callable[[Any], object] = lambda config: False
     """Which configs make it another architecture, which is left to its modules."""
     key_heads: Callable[[Any], int | None] = lambda config: getattr(
@@ -133,7 +154,7 @@ class Shape:
     vocabulary: int
     context: int
     activation: str
-    windows: tuple[int | None, ...]  # sliding window of each layer
+    windows: tuple[Window | None, ...]  # of each layer
     ropes: Ropes
     scales: Scales
     parallel: bool
@@ -145,6 +166,8 @@ class Shape:
     missing: frozenset[tuple[int, bool]] = frozenset()
     """Halves that the model does not have: layer, and whether it would be the attention."""
     factors: Mapping[str, Factor] = field(default_factory=dict)
+    slopes: Slopes = ()
+    temperatures: Temperatures = ()
 
     @property
     def chains_only(self) -> bool:
@@ -158,6 +181,7 @@ class Shape:
             layers=count,
             windows=self.windows[:count],
             ropes=self.ropes[:count],
+            temperatures=self.temperatures[:count],
             recurrent=tuple(layer for layer in self.recurrent if layer < count),
             keyless=tuple(layer for layer in self.keyless if layer < count),
             missing=frozenset(half for half in self.missing if half[0] < count),

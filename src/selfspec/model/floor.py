@@ -30,7 +30,7 @@ from .pasts import Calling, Past, ways
 from .probing import probe
 from .recording import EagerSteps
 from .self_check import SelfCheck
-from .shaping import switch_length
+from .shaping import context_of, switch_length
 from .unlisted import linears_of
 from .weights import linear_weights_of, parameter_count, product
 
@@ -43,8 +43,6 @@ WARNING = (
     "last bits may depend on what is computed beside it"
 )
 _WHOLE = "transformers' own forward runs the whole model, and {0}"
-_CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "n_ctx")
-ENDLESS = 1 << 20  # tokens, for a model whose config names no length
 
 
 def floor_model(model: PreTrainedModel, reason: str, weights: str = "auto") -> LayeredModel:
@@ -163,7 +161,6 @@ def _entries(model: PreTrainedModel) -> int:
 def _shape(config: Any, vocabulary: int) -> Shape:
     text = config.get_text_config(decoder=True)
     # where frequencies change, transformers reads the whole text again (shaping.py)
-    lengths = [switch_length(text), *(getattr(text, name, None) for name in _CONTEXTS)]
     return Shape(
         family=config.model_type,
         layers=1,
@@ -172,7 +169,7 @@ def _shape(config: Any, vocabulary: int) -> Shape:
         kv_heads=1,
         head_size=0,
         vocabulary=vocabulary,
-        context=next((n for n in lengths if isinstance(n, int) and n > 0), ENDLESS),
+        context=switch_length(text) or context_of(text),
         activation="none",
         windows=(None,),
         ropes=(None,),

@@ -33,7 +33,7 @@ from .probing import check_recordings, is_row_stable, probe, probe_logits
 from .recording import EagerSteps, RecordedSteps
 from .recurrent import recurrent_size
 from .self_check import SelfCheck
-from .shaping import shape_of
+from .shaping import context_of, shape_of
 from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
 from .weights import (
     linear_weights_of,
@@ -126,7 +126,7 @@ def _by_layers(
         if listed
         else module_ops(kernel, config, weights)
     )
-    whole = config.max_position_embeddings
+    whole = context_of(config)
     if shape.context < whole:
         warnings.warn(_SHORTENED.format(shape.context, whole), stacklevel=2)
     prompt = probe(shape, model.device)
@@ -191,7 +191,7 @@ def _taken_over(
         blocks = _own_blocks(model, family, shape, ops, ropes, owned)
         final_norm = NormBy(ops, norm(model, family.final_norm, family.norms, shape.width))
     embedding, head = _ends(model, family, shape, ops, owned)
-    shortened = shape.context < model.config.max_position_embeddings
+    shortened = shape.context < context_of(model.config)
     positions = _positions(model, family)
     return LayeredModel(
         shape=shape,

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 from typing import Any
 
+from .compute.cache import Chunks, Window
 from .family import Family, Shape
+
+ENDLESS = 1 << 20  # tokens, for a model whose config names no length
+_CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "n_ctx")
 
 
 def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
     """The numbers in the config. `long`: for texts beyond the length where frequencies change."""
     heads: int = config.num_attention_heads
-    names = ("hidden_act", "hidden_activation", "activation_function", "mlp_hidden_act")
+    names = (
+        "hidden_act",
+        "hidden_activation",
+        "activation_function",
+        "mlp_hidden_act",
+        "activation",
+    )
     activations = [getattr(config, name, None) for name in names]
     # up to the switch, since no text is read again, or everything by the frequencies of long texts
-    context: int = config.max_position_embeddings
+    context = context_of(config)
     if not long:
         context = min(context, switch_length(config) or context)
     return Shape(
@@ -25,12 +35,14 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
         head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
         vocabulary=config.vocab_size,
         context=context,
-        activation=next(filter(None, activations), family.activation),
+        activation=family.activation or next(filter(None, activations), "none"),
         windows=_windows(config),
         ropes=family.ropes(config),
         scales=family.scales(config),
         parallel=family.parallel and getattr(config, "use_parallel_residual", True),
         factors=family.factors(config),
+        slopes=family.slopes(config),
+        temperatures=family.temperatures(config),
         **(_by_kind(config, family) if family.recurrent else {}),
     )
 
@@ -53,6 +65,12 @@ def _by_kind(config: Any, family: Family) -> dict[str, Any]:
     }
 
 
+def context_of(config: Any) -> int:
+    """How long a text may be, by the config."""
+    lengths = (getattr(config, name, None) for name in _CONTEXTS)
+    return next((n for n in lengths if isinstance(n, int) and n > 0), ENDLESS)
+
+
 def switch_length(config: Any) -> int | None:
     """The length beyond which all positions of a text rotate by other frequencies ("longrope").
 
@@ -65,10 +83,15 @@ def switch_length(config: Any) -> int | None:
     return switch if switch is None or switch < config.max_position_embeddings else None
 
 
-def _windows(config: Any) -> tuple[int | None, ...]:
+def _windows(config: Any) -> tuple[Window | None, ...]:
     window = getattr(config, "sliding_window", None)
     if not getattr(config, "use_sliding_window", True):
         window = None
     usual = "sliding_attention" if window else "full_attention"
     kinds = getattr(config, "layer_types", None) or [usual] * config.num_hidden_layers
-    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+    chunk: int | None = getattr(config, "attention_chunk_size", None)
+    windows: dict[str, Window | None] = {
+        "sliding_attention": window,
+        "chunked_attention": None if chunk is None else Chunks(chunk),
+    }
+    return tuple(windows.get(kind) for kind in kinds)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import OptionError, SelfspecError
 from .block import Block, Norms
-from .compute.cache import KVCache, RowSpan, TokenLayout
+from .compute.cache import KVCache, RowSpan, TokenLayout, Window
 from .compute.linear import Linear, ModuleLinear, PlainLinear
 from .compute.ops import Ops, TorchOps, visible_mask
 from .families import unsupported
@@ -179,7 +179,7 @@ class ModuleAttention:
     """transformers' own attention, given our cache as if it were one of theirs, and a mask."""
 
     def __init__(
-        self, attention: nn.Module, index: int, rotary: nn.Module | None, window: int | None
+        self, attention: nn.Module, index: int, rotary: nn.Module | None, window: Window | None
     ) -> None:
         self._attention, self._index = attention, index
         self._rotary, self._window = rotary, window

@@ -63,6 +63,12 @@ class ExpertWeights:
     """Added to each expert's score where experts are chosen, not where they are weighed."""
     scale: float = 1.0
     """Of what the chosen experts give."""
+    order: Tensor | None = None
+    """Which output of `gate_up` stands at each place. None: the same."""
+    biases: tuple[Tensor, Sequence[Tensor], Sequence[Tensor]] | None = None
+    """Of the router, and of each expert's two products."""
+    of_inputs: bool = False
+    """Weights are of what the experts read, not of what they give."""
 
 
 def module(root: nn.Module, path: str) -> nn.Module:
@@ -104,6 +110,11 @@ def side_by_side(parts: Sequence[LinearWeights]) -> LinearWeights:
     weight = torch.cat([_numbers(each, "projection") for each in parts], 1)
     biases = [each.bias for each in parts if each.bias is not None]
     bias = torch.stack(biases).sum(0) if biases else None
+    return plain(weight, bias)
+
+
+def plain(weight: Tensor, bias: Tensor | None) -> LinearWeights:
+    """A linear of plain numbers."""
     return LinearWeights(weight, bias, *weight.shape)
 
 
@@ -228,16 +239,23 @@ def _with_added(
     return LowRank(base, ops.linear([down], [None]), ops.linear([up], [None]))
 
 
+def a_parameter(root: nn.Module) -> Tensor:
+    """Any parameter whose numbers are here, for its dtype and device."""
+    return next((each for each in root.parameters() if each.device.type != "meta"), torch.empty(0))
+
+
 def norm(root: nn.Module, path: str, kind: NormKind, size: int) -> Norm:
     """The norm at a dotted path, of `size` numbers if it has no weight. A view of its weight would
     keep the whole file mapped."""
     found: Any = module(root, path)
+    if hasattr(found, "norms"):  # one for each head
+        each = [norm(found.norms, name, kind, size) for name, _ in found.norms.named_children()]
+        return replace(each[0], weight=torch.stack([one.weight for one in each]))
     named = ("variance_epsilon", "eps")
     eps: float = next((getattr(found, name) for name in named if hasattr(found, name)), NO_EPS)
     own = getattr(found, "weight", None)
     if own is None:
-        here = (each for each in root.parameters() if each.device.type != "meta")
-        like = next(here, torch.empty(0))
+        like = a_parameter(root)
         return Norm(torch.ones(size, dtype=like.dtype, device=like.device), eps, None, kind.centred)
     dtype = torch.float32 if kind.wide else own.dtype
     weight = own.detach().to(dtype, copy=True) + kind.offset
@@ -245,6 +263,12 @@ def norm(root: nn.Module, path: str, kind: NormKind, size: int) -> Norm:
     if bias is not None:
         bias = bias.detach().to(dtype, copy=True)
     return Norm(weight, eps, bias, kind.centred)
+
+
+def parameter(root: nn.Module, path: str) -> Tensor:
+    """The parameter at a dotted path, as a copy in float32."""
+    found: Tensor = attrgetter(path)(root)
+    return found.detach().to(torch.float32, copy=True)
 
 
 def head_norm(
@@ -280,7 +304,8 @@ def _qkv_order(family: Family, shape: Shape, rotary: int | None) -> Tensor | Non
         return torch.cat([both[0::2], rest, both[1::2]]).flatten()
     order = torch.arange((heads + 2 * shape.kv_heads) * size).view(-1, size)
     if family.by_head:
-        return order.view(heads, 3, size).transpose(0, 1).flatten()
+        groups = order.view(shape.kv_heads, -1, size)
+        return torch.cat([part.flatten() for part in groups.tensor_split((-2, -1), dim=1)])
     inside = _head_order(family, shape, rotary)
     if inside is None:
         return None
@@ -314,38 +339,53 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
             "Leave them out, or merge the adapter (merge_and_unload())."
         )
     router = gate if hasattr(gate, "top_k") else found  # some, in older versions of transformers
-    normalised = getattr(router, "norm_topk_prob", True)
+    of_inputs = family.expert_scores == "sigmoid of inputs"
+    normalised = not of_inputs and getattr(router, "norm_topk_prob", True)
     shared: tuple[Sequence[LinearWeights], LinearWeights, LinearWeights | None] | None = None
     if hasattr(found, "shared_expert"):
         names = ("gate_proj", "up_proj", "down_proj")
         *into, down = (linear_weights(found.shared_expert, name) for name in names)
-        shared = (into, down, linear_weights(found, "shared_expert_gate"))
+        gated = hasattr(found, "shared_expert_gate")
+        shared = (into, down, linear_weights(found, "shared_expert_gate") if gated else None)
     elif family.experts_beside:
         into = [linear_weights(layer, name) for name in family.gate_up]
         shared = (into, linear_weights(layer, family.down), None)
     favour = getattr(found, "expert_bias", None)
+    gate_up, down = experts.gate_up_proj, experts.down_proj
+    if family.experts_transposed:
+        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+    order, biases = None, None
+    if family.experts_interleaved:
+        order = torch.arange(gate_up.shape[1]).view(-1, 2).T.flatten()
+    if hasattr(experts, "down_proj_bias"):
+        biases = (gate.bias, tuple(experts.gate_up_proj_bias), tuple(experts.down_proj_bias))
     return ExpertWeights(
         gate.weight,
-        tuple(experts.gate_up_proj),
-        tuple(experts.down_proj),
+        tuple(gate_up),
+        tuple(down),
         router.top_k,
         normalised,
         shared,
-        family.expert_scores == "sigmoid",
+        family.expert_scores != "softmax",
         None if favour is None else favour.detach().to(torch.float32, copy=True),
         float(getattr(router, "routed_scaling_factor", 1.0)),
+        order,
+        biases,
+        of_inputs,
     )
 
 
 def attention_scale(layer: nn.Module, family: Family) -> float:
     """What scores are multiplied with."""
     found: Any = module(layer, family.attention)
-    if hasattr(found, "scaling"):
-        return float(found.scaling)
-    # GPT-2 before transformers 5.4, and others that have but one scale
-    scale = found.head_dim**-0.5 if getattr(found, "scale_attn_weights", True) else 1.0
-    by_layer = getattr(found, "scale_attn_by_inverse_layer_idx", False)
-    return scale / (found.layer_idx + 1) if by_layer else scale
+    for name in ("scaling", "inv_norm_factor", "softmax_scale"):
+        if hasattr(found, name):
+            return float(getattr(found, name))
+    if not hasattr(found, "scale_attn_weights"):
+        return float(found.head_dim**-0.5)
+    # GPT-2 before transformers 5.4
+    scale = found.head_dim**-0.5 if found.scale_attn_weights else 1.0
+    return scale / (found.layer_idx + 1) if found.scale_attn_by_inverse_layer_idx else scale
 
 
 def release(weight: Tensor) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ...core.contract import Budget, Draft
 from ...errors import OptionError
-from ...model.compute.cache import TokenLayout
+from ...model.compute.cache import TokenLayout, Window, reach
 from ..base import Drafter, DraftSession, Target, Texts
 from ..chain import ChainSession
 
@@ -76,11 +76,15 @@ class _Part(TokenLayout):
     """Its tokens see listed slots beside the first ones. Slots are positions here: windows go by
     slot."""
 
-    def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
+    def _seen_beside(self, window: Window | None) -> Sequence[Sequence[int]] | None:
         assert self.ancestors is not None
         if window is None:
             return self.ancestors
-        return [[slot for slot in seen if slot > seen[-1] - window] for seen in self.ancestors]
+        starts = [seen[-1] - reach(window, seen[-1]) for seen in self.ancestors]
+        return [
+            [slot for slot in seen if slot > start]
+            for seen, start in zip(self.ancestors, starts, strict=True)
+        ]
 
 
 class _Subset(ChainSession):

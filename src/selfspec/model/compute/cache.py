@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
+from typing import overload
 
 import numpy as np
 import torch
@@ -27,6 +28,26 @@ CacheShape = tuple[int, int, int, int]  # layers, rows, heads, size
 
 
 _TENSORS = ("rows", "slots", "positions", "stops")  # of a layout
+
+
+@dataclass(frozen=True)
+class Chunks:
+    """A window that begins anew every `size` positions: what is seen is a token's own chunk."""
+
+    size: int
+
+
+Window = int | Chunks
+"""What a layer sees of the tokens before: the last ones, itself counted, or those of its chunk."""
+
+
+@overload
+def reach(window: Window, positions: int) -> int: ...
+@overload
+def reach(window: Window, positions: Tensor) -> Tensor | int: ...
+def reach(window: Window, positions: int | Tensor) -> int | Tensor:
+    """How many tokens a window holds at a position, itself counted."""
+    return positions % window.size + 1 if isinstance(window, Chunks) else window
 
 
 @dataclass(frozen=True)
@@ -135,21 +156,21 @@ class TokenLayout(Memo):
         moved = {name: getattr(self, name).to(device) for name in _TENSORS}
         return replace(self, **moved)
 
-    def visible(self, window: int | None) -> Visibility:
-        """What is seen with this sliding window. It goes by position, not by slot."""
+    def visible(self, window: Window | None) -> Visibility:
+        """What is seen with this window. It goes by position, not by slot."""
         return self.once(("visible", window), lambda: self._visible(window))
 
-    def _visible(self, window: int | None) -> Visibility:
+    def _visible(self, window: Window | None) -> Visibility:
         starts = torch.zeros_like(self.slots)
         if window is not None:
-            starts = (self.positions - window + 1).clamp_(min=0)
+            starts = (self.positions - reach(window, self.positions) + 1).clamp_(min=0)
         first_extra = extras = None
         listed = self.listed(window)
         if listed is not None:
             first_extra, extras = map(torch.tensor, listed)
         return Visibility(starts, self.stops, first_extra, extras)
 
-    def listed(self, window: int | None) -> tuple[list[int], list[int]] | None:
+    def listed(self, window: Window | None) -> tuple[list[int], list[int]] | None:
         """The slots that tokens see beside [start, stop), one token's after the other's, and before
         them where those of each token begin and end. None if there are none."""
         beside = self._seen_beside(window)
@@ -161,11 +182,12 @@ class TokenLayout(Memo):
             ends.append(len(slots))
         return ends, slots
 
-    def _seen_beside(self, window: int | None) -> Sequence[Sequence[int]] | None:
+    def _seen_beside(self, window: Window | None) -> Sequence[Sequence[int]] | None:
         """Those of each token: its ancestors, itself last."""
         if self.ancestors is None or window is None:
             return self.ancestors
-        return [path[-window:] for path in self.ancestors]
+        paths = zip(self.ancestors, self.positions.tolist(), strict=True)
+        return [path[-reach(window, position) :] for path, position in paths]
 
 
 class ListedLayout(TokenLayout):

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cache import KVCache, RowSpan, TokenLayout, rounded
+from .cache import KVCache, RowSpan, TokenLayout, Window, rounded
 from .grouped import Blocks, Matrix
 from .linear import Linear, MklLinear, PlainLinear
 from .memo import Memo
@@ -36,7 +36,9 @@ ACTIVATIONS = {
     "gelu": 2,
     "relu": 3,
     "relu2": 4,
+    "clamped_swiglu": 5,
 }
+STEEPNESS, LIMIT = 1.702, 7.0  # of clamped_swiglu
 
 
 def _squared_relu(x: Tensor) -> Tensor:
@@ -44,6 +46,19 @@ def _squared_relu(x: Tensor) -> Tensor:
 
 
 _TORCH_ACTIVATIONS = (F.silu, partial(F.gelu, approximate="tanh"), F.gelu, F.relu, _squared_relu)
+
+
+@dataclass(frozen=True)
+class Temperature:
+    """Queries at position p are multiplied by 1 + rate * log(1 + floor((p + first) / every))."""
+
+    rate: float = 0.0
+    every: int = 1
+    first: int = 0
+
+    def at(self, positions: Tensor) -> Tensor:
+        steps = (positions + self.first) // self.every
+        return 1 + self.rate * torch.log1p(steps.float())
 
 
 @dataclass(frozen=True)
@@ -55,11 +70,22 @@ class Heads(Memo):
     keys: int
     size: int
     scale: float
-    window: int | None = None
+    window: Window | None = None
     cap: float = 0.0  # soft cap on scores; 0 is none
+    clamp: float = 0.0  # of queries, keys and values; 0 is none
+    sinks: Tensor | None = None
+    """Of each query head a score that takes its share of the weights and gives nothing."""
+    slopes: Tensor | None = None
+    """Of each query head, by which scores fall with a key's distance (ALiBi)."""
+    temperature: Temperature = Temperature()
     rope: RopeTable | None = None  # None: nothing is rotated
     query_norm: Norm | None = None  # of each head, or of all queries together
     key_norm: Norm | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether scores go into a softmax as they are, which is all that SDPA knows."""
+        return not self.cap and self.sinks is None and self.slopes is None
 
 
 class Ops(ABC):
@@ -92,7 +118,8 @@ class Ops(ABC):
 
     @abstractmethod
     def gated(self, both: Tensor, activation: str) -> Tensor:
-        """act(first half) * second half."""
+        """act(first half) * second half. Of "clamped_swiglu": x * sigmoid(STEEPNESS * x) * (y + 1),
+        where x is at most LIMIT, and y between -LIMIT and LIMIT."""
 
     @abstractmethod
     def activated(self, x: Tensor, activation: str) -> Tensor:
@@ -104,8 +131,8 @@ class Ops(ABC):
 
     @abstractmethod
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
-        """Rotates, files keys and values, attends: (tokens, (queries + 2 keys) * size) -> (tokens,
-        queries * size)."""
+        """Norms, clamps, rotates, files keys and values, attends: (tokens, (queries + 2 keys) *
+        size) -> (tokens, queries * size)."""
 
     def times_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         """x * sigmoid(gate), the gate as wide or of one number a row; x is used up."""
@@ -162,6 +189,9 @@ class TorchOps(Ops):
 
     def gated(self, both: Tensor, activation: str) -> Tensor:
         gate, up = both.chunk(2, dim=-1)
+        if activation == "clamped_swiglu":
+            gate, up = gate.clamp(max=LIMIT), up.clamp(-LIMIT, LIMIT)
+            return (up + 1) * gate * torch.sigmoid(STEEPNESS * gate)
         return self.activated(gate, activation) * up
 
     def activated(self, x: Tensor, activation: str) -> Tensor:
@@ -174,15 +204,32 @@ class TorchOps(Ops):
         # (tokens, heads, size)
         counts = [heads.queries, heads.keys, heads.keys]
         q, k, v = qkv.view(len(qkv), -1, heads.size).split(counts, dim=1)
-        q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
+        q, k, v = self._normed(q, k, v, heads)
         if heads.rope:
             cosine = heads.rope.cosines[layout.positions][:, None]
             sine = heads.rope.sines[layout.positions][:, None]
             q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
+        q = self._warmed(q, heads, layout)
         cache.keys[heads.layer][layout.rows, :, layout.slots] = k
         cache.values[heads.layer][layout.rows, :, layout.slots] = v
         rows = [self._attend_row(q, heads, cache, layout, *each) for each in layout.pieces]
         return torch.cat(rows).reshape(len(qkv), -1)
+
+    def _normed(
+        self, q: Tensor, k: Tensor, v: Tensor, heads: Heads
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What happens to queries, keys and values before anything is rotated."""
+        q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
+        if not heads.clamp:
+            return q, k, v
+        low, high = -heads.clamp, heads.clamp
+        return q.clamp(low, high), k.clamp(low, high), v.clamp(low, high)
+
+    def _warmed(self, q: Tensor, heads: Heads, layout: TokenLayout) -> Tensor:
+        """(tokens, heads, size), by the temperature of each position."""
+        if not heads.temperature.rate:
+            return q
+        return q * heads.temperature.at(layout.positions)[:, None, None].to(q.dtype)
 
     def _norm_groups(self, x: Tensor, norm: Norm | None) -> Tensor:
         if norm is None:
@@ -209,19 +256,46 @@ class TorchOps(Ops):
         k, v = (room[heads.layer, span.row, :, :length] for room in (cache.keys, cache.values))
         tokens, group = span.count, heads.queries // heads.keys
         queries = q[piece].view(tokens, heads.keys, group, heads.size)
-        if self._row_stable and not heads.cap:
+        if self._row_stable and heads.plain:
             k, v = k.expand(tokens, -1, -1, -1), v.expand(tokens, -1, -1, -1)
             return F.scaled_dot_product_attention(
                 queries, k, v, mask[:, None, None], scale=heads.scale
             )
         queries = queries.permute(1, 2, 0, 3).reshape(1, heads.keys, -1, heads.size)
         k, v, mask = k[None], v[None], mask.repeat(group, 1)
-        if heads.cap:  # which SDPA does not know
-            scores = self.soft_cap(queries @ k.transpose(-1, -2) * heads.scale, heads.cap).float()
-            out = scores.masked_fill(~mask, -torch.inf).softmax(-1).to(v.dtype) @ v
-        else:
+        if heads.plain:
             out = F.scaled_dot_product_attention(queries, k, v, mask, scale=heads.scale)
+        else:
+            hidden = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
+            scores = queries @ k.transpose(-1, -2) * heads.scale
+            ahead = _ahead(layout, piece, length)[None]
+            out = self._weights(scores, heads, hidden, ahead).to(v.dtype) @ v
         return out.view(heads.keys, group, tokens, heads.size).permute(2, 0, 1, 3)
+
+    def _weights(self, scores: Tensor, heads: Heads, mask: Tensor, ahead: Tensor) -> Tensor:
+        """Scores, (rows, key heads, group * tokens, slots), as weights, with all that SDPA does not
+        know. The mask is added. `ahead`: how far each slot is ahead of a token, (rows, tokens,
+        slots)."""
+        if heads.cap:
+            scores = self.soft_cap(scores, heads.cap)
+        scores, by_head = scores.float(), (1, heads.keys, heads.queries // heads.keys, 1, 1)
+        if heads.slopes is not None:
+            biases = heads.slopes.view(by_head) * ahead[:, None, None]
+            scores = scores + biases.flatten(2, 3)
+        scores = scores + mask
+        if heads.sinks is None:
+            return scores.softmax(-1)
+        tokens = scores.shape[2] // by_head[2]
+        sinks = heads.sinks.view(by_head).expand(len(scores), -1, -1, tokens, -1).flatten(2, 3)
+        return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+
+
+def _ahead(layout: TokenLayout, piece: slice, length: int) -> Tensor:
+    """How far each of so many slots is ahead of the piece's tokens, (tokens, slots)."""
+    positions = layout.positions[piece]
+    places = torch.arange(length, device=positions.device)
+    places[layout.slots[piece]] = positions  # in a tree a slot is not its position
+    return places - positions[:, None]
 
 
 def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
@@ -232,7 +306,7 @@ def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return torch.cat([turned, rest], dim=-1) if rest.shape[-1] else turned
 
 
-def visible_mask(layout: TokenLayout, piece: slice, window: int | None, capacity: int) -> Tensor:
+def visible_mask(layout: TokenLayout, piece: slice, window: Window | None, capacity: int) -> Tensor:
     """(tokens, capacity) boolean: which slots each token of the piece may look at."""
     visible = layout.visible(window)
     slots = torch.arange(capacity, device=visible.starts.device)

@@ -30,6 +30,25 @@ class Angles(Memo):
         return 2 * self.cosines.shape[1]
 
 
+def _angles(
+    module: nn.Module | Tensor, like: Tensor, positions: Tensor, kind: tuple[str, ...]
+) -> tuple[Tensor, Tensor]:
+    """Cosines and sines."""
+    if isinstance(module, Tensor):
+        sine, cosine = module.to(like)[positions].chunk(2, dim=-1)
+        return cosine, sine
+    made = module(like, positions, *kind)
+    return (made.real, made.imag) if isinstance(made, Tensor) else made
+
+
+def _each_once(angles: Tensor, interleaved: bool) -> slice:
+    """Which of a module's angles are all of them: it may say each twice."""
+    half = angles.shape[-1] // 2
+    if interleaved and torch.equal(angles[..., ::2], angles[..., 1::2]):
+        return slice(None, None, 2)
+    return slice(half if torch.equal(angles[..., :half], angles[..., half:]) else None)
+
+
 class RopeTable:
     """`cosines` and `sines` by position, grown by `reserve`, never beyond `context`.
 
@@ -42,12 +61,13 @@ class RopeTable:
     `beyond`: a position past that length, of which the module is told too, so that all positions
     turn by the frequencies of long texts. `kind`: which of the module's tables, where layers of
     different kinds rotate differently; "" where it has but one. `interleaved`: the module may
-    repeat each angle for neighbours, not for the two halves of a head.
+    repeat each angle for neighbours, not for the two halves of a head. It may also say each once,
+    or give complex numbers, or be a table of sines, then cosines, by position.
     """
 
     def __init__(
         self,
-        module: nn.Module,
+        module: nn.Module | Tensor,
         context: int,
         device: torch.device,
         kind: str = "",
@@ -94,10 +114,8 @@ class RopeTable:
         inside = range(first, min(first + CHUNK, self._context))
         positions = torch.tensor([[*inside, *self._beyond]], device=self._device)
         like = torch.empty(0, dtype=torch.float32, device=self._device)
-        cosine, sine = self._module(like, positions, *self._kind)
-        half = cosine.shape[-1] // 2
-        neighbours = self._interleaved and torch.equal(cosine[..., ::2], cosine[..., 1::2])
-        once = slice(None, None, 2) if neighbours else slice(half)
+        cosine, sine = _angles(self._module, like, positions, self._kind)
+        once = _each_once(cosine, self._interleaved)
         return Angles(
             cosine[0, : len(inside), once].contiguous(), sine[0, : len(inside), once].contiguous()
         )

@@ -17,7 +17,7 @@ from ctypes import POINTER, Array, c_float, c_int, c_int64, c_void_p
 
 from torch import Tensor
 
-from ..cache import KVCache, TokenLayout
+from ..cache import KVCache, TokenLayout, Window
 from ..norms import Norm
 from ..ops import Heads
 from ..plan import LayerPlan
@@ -64,6 +64,12 @@ class ProductStruct(ctypes.Structure):
     ]
 
 
+class TemperatureStruct(ctypes.Structure):
+    """How queries grow with their position."""
+
+    _fields_ = [("every", c_int64), ("first", c_int64), ("rate", c_float)]
+
+
 class HeadsStruct(ctypes.Structure):
     """What an attention is, beside its projections."""
 
@@ -73,8 +79,10 @@ class HeadsStruct(ctypes.Structure):
         ("size", c_int64),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
-        ("scale", c_float),
-        ("cap", c_float),
+        *((name, c_float) for name in ("scale", "cap", "clamp")),
+        ("sinks", c_void_p),
+        ("slopes", c_void_p),
+        ("temperature", TemperatureStruct),
     ]
 
 
@@ -231,6 +239,7 @@ def norm_address(norm: Norm | None) -> int | None:
 
 def heads_struct(heads: Heads) -> HeadsStruct:
     """What an attention is."""
+    warmth = heads.temperature
     return heads.once(
         "struct",
         lambda: HeadsStruct(
@@ -241,6 +250,10 @@ def heads_struct(heads: Heads) -> HeadsStruct:
             norm_address(heads.key_norm),
             heads.scale,
             heads.cap,
+            heads.clamp,
+            address(heads.sinks),
+            address(heads.slopes),
+            TemperatureStruct(warmth.every, warmth.first, warmth.rate),
         ),
     )
 
@@ -285,12 +298,12 @@ def _addresses(layout: TokenLayout) -> tuple[int, ...]:
     return first, first + size, first + 2 * size, first + 3 * size
 
 
-def sight_struct(layout: TokenLayout, window: int | None) -> SightStruct:
+def sight_struct(layout: TokenLayout, window: Window | None) -> SightStruct:
     """What a call's tokens see in layers of this window."""
     return layout.once(("struct", window), lambda: _sight(layout, window))
 
 
-def _sight(layout: TokenLayout, window: int | None) -> SightStruct:
+def _sight(layout: TokenLayout, window: Window | None) -> SightStruct:
     """Without a window no tensor is made: it is every round's."""
     if window is not None:
         seen = layout.visible(window)

@@ -346,7 +346,8 @@ extern "C" void normalise(const float* x, int64_t rows, const Norm* norm, float*
     for (int64_t r = 0; r < rows; r++) norm_row(x + r * size, *norm, 0, out + r * size);
 }
 
-enum Activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU2 = 4 };
+enum Activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU2 = 4, CLAMPED_SWIGLU = 5 };
+constexpr float STEEPNESS = 1.702f, LIMIT = 7.0f;  // of the last one
 
 static inline Vector activate(Vector x, int kind) {
     if (kind == RELU) return lanes_max(x, Vector{});
@@ -360,15 +361,25 @@ static inline Vector activate(Vector x, int kind) {
     return x / (1.0f + exponential(-z));
 }
 
+static inline Vector gate_by(Vector gate, Vector up, int kind) {
+    if (kind != CLAMPED_SWIGLU) return activate(gate, kind) * up;
+    gate = gate < LIMIT ? gate : splat(LIMIT);
+    up = lanes_max(up < LIMIT ? up : splat(LIMIT), splat(-LIMIT));
+    return (up + 1.0f) * gate / (1.0f + exponential(-STEEPNESS * gate));
+}
+
 // Columns [begin, end) of out = act(gate) * up, or without `up` of out = act(gate).
 static inline void activate_some(const float* gate, const float* up, float* out, int64_t begin,
                                  int64_t end, int kind) {
     int64_t i = begin;
     for (; i + LANES <= end; i += LANES) {
-        Vector value = activate(load(gate + i), kind);
-        store(out + i, up ? value * load(up + i) : value);
+        Vector value = load(gate + i);
+        store(out + i, up ? gate_by(value, load(up + i), kind) : activate(value, kind));
     }
-    for (; i < end; i++) out[i] = activate(splat(gate[i]), kind)[0] * (up ? up[i] : 1.0f);
+    for (; i < end; i++) {
+        Vector value = splat(gate[i]);
+        out[i] = (up ? gate_by(value, splat(up[i]), kind) : activate(value, kind))[0];
+    }
 }
 
 // out[r, :] = act(both[r, :size]) * both[r, size:]
@@ -423,11 +434,25 @@ struct Rope {
     int64_t rotary;
 };
 
+// Queries at position p are multiplied by 1 + rate * log(1 + floor((p + first) / every)). `rate` 0:
+// they stay as they are.
+struct Temperature {
+    int64_t every, first;
+    float rate;
+
+    float at(int64_t position) const {
+        return 1.0f + rate * std::log(1.0f + (float)((position + first) / every));
+    }
+};
+
 // What one attention is, beside its projections.
 struct Heads {
     int64_t queries, keys, size;  // query heads, key heads, numbers of a head
     const Norm *query_norm, *key_norm;
-    float scale, cap;
+    float scale, cap, clamp;  // the last one of queries, keys and values; 0: none
+    const float* sinks;   // of each query head a score whose share gives nothing, or null
+    const float* slopes;  // of each query head, by which scores fall with a key's distance, or null
+    Temperature temperature;
 
     int64_t width() const { return (queries + 2 * keys) * size; }
 };
@@ -437,17 +462,24 @@ struct Where {
     const int64_t *rows, *slots, *positions;
 };
 
-// Splits a token's projections into heads, norms and rotates them by position, leaves queries in
-// place and files keys and values.
+// Splits a token's projections into heads, norms, clamps and rotates them by position, leaves
+// queries in place and files keys and values.
 static void file_token(float* x, int64_t token, const Heads& heads, const Rope& rope,
                        const Where& where, const Layer& layer) {
     int64_t size = heads.size;
     norm_groups(x, heads.queries * size, heads.query_norm);
     norm_groups(x + heads.queries * size, heads.keys * size, heads.key_norm);
+    if (heads.clamp > 0)
+        for (int64_t i = 0; i < heads.width(); i++)
+            x[i] = std::clamp(x[i], -heads.clamp, heads.clamp);
     if (rope.rotary) {
         int64_t at = where.positions[token] * (rope.rotary / 2);
         for (int64_t h = 0; h < heads.queries + heads.keys; h++)
             rotate(x + h * size, rope.cosines + at, rope.sines + at, rope.rotary);
+    }
+    if (heads.temperature.rate != 0) {
+        float warmth = heads.temperature.at(where.positions[token]);
+        for (int64_t i = 0; i < heads.queries * size; i++) x[i] *= warmth;
     }
     int64_t at = where.rows[token] * layer.row_stride + where.slots[token] * size;
     for (int64_t h = 0; h < heads.keys; h++) {
@@ -605,18 +637,23 @@ static inline void score_some(int64_t rows, const float* const* queries, const f
     if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, out);
 }
 
-// Scores become weights that sum to 1. `count` is rounded up to LANES by the caller's buffer.
-static inline void softmax(float* scores, int64_t count, float scale, float cap) {
+// Scores become weights that sum to 1, or with a sink to less. With a slope they first fall with the
+// distance from the last one, which is the query's own. `count` is rounded up to LANES by the
+// caller's buffer.
+static inline void softmax(float* scores, int64_t count, float scale, float cap, float slope = 0,
+                           const float* sink = nullptr) {
     for (int64_t j = count; j % LANES; j++) scores[j] = -INFINITY;
-    Vector most = splat(-INFINITY);
+    Vector most = splat(-INFINITY), lane;
+    for (int l = 0; l < LANES; l++) lane[l] = l;
     for (int64_t j = 0; j < count; j += LANES) {
         Vector score = load(scores + j) * scale;
         if (cap > 0)
             for (int l = 0; l < LANES; l++) score[l] = cap * std::tanh(score[l] / cap);
+        if (slope != 0) score += slope * (lane + (float)(j - (count - 1)));
         store(scores + j, score);
         most = lanes_max(score, most);
     }
-    float largest = -INFINITY;
+    float largest = sink ? *sink : -INFINITY;
     for (int l = 0; l < LANES; l++) largest = std::max(largest, most[l]);
     Vector total = {};
     for (int64_t j = 0; j < count; j += LANES) {
@@ -626,7 +663,9 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap)
         store(scores + j, weight);
         total += weight;
     }
-    float inverse = 1.0f / sum_lanes(total);
+    float sum = sum_lanes(total);
+    if (sink) sum += exponential(splat(*sink - largest))[0];
+    float inverse = 1.0f / sum;
     for (int64_t j = 0; j < count; j++) scores[j] *= inverse;
 }
 
@@ -757,6 +796,7 @@ struct Batch {
     float* scores;
     int64_t room;   // scores of one query
     float* target;  // of the first token
+    int64_t head;   // the group's first
     std::vector<Tile> tiles = {};
 
     const float* query(int64_t t, int64_t g) const {
@@ -932,7 +972,7 @@ struct Attention {
         Batch found{qkv + first * stride + head * group() * size, stride, group(),
                     layer.keys + at, layer.values + at, &layer, &sight, first,
                     pieces.begins[index + 1] - first, memory, scores, pieces.room(),
-                    out + first * width + head * group() * size};
+                    out + first * width + head * group() * size, head * group()};
         found.cut_tiles(width);
         return found;
     }
@@ -953,7 +993,9 @@ struct Attention {
 
     void finish(Batch& some, int64_t t, int64_t g) const {
         some.score_rest(t, g);
-        softmax(some.of(t, g), some.count(t), heads.scale, heads.cap);
+        int64_t head = some.head + g;
+        softmax(some.of(t, g), some.count(t), heads.scale, heads.cap,
+                heads.slopes ? heads.slopes[head] : 0, heads.sinks ? heads.sinks + head : nullptr);
     }
 
     // Columns of the values of a batch.

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache import TokenLayout
+from ..cache import TokenLayout, Window, reach
 from ..rope import RopeTable
 
 # tokens a row: below 64, since the ancestors of a token are bits of one int64
@@ -127,7 +127,7 @@ class Frame(TokenLayout):
             (), rows, slots, positions, stops, grid=grid, bits=bits, keys=keys, values=values
         )
 
-    def mask(self, window: int | None, repeat: int, dtype: torch.dtype) -> Tensor:
+    def mask(self, window: Window | None, repeat: int, dtype: torch.dtype) -> Tensor:
         """(rows, 1, repeat x width, context): 0 where a token looks, -inf elsewhere.
 
         The grid's tokens come `repeat` times, one after the other.
@@ -140,21 +140,38 @@ class Frame(TokenLayout):
 
         return self.once(("mask", window, repeat), make)
 
-    def _seen(self, window: int | None) -> Tensor:
+    def _seen(self, window: Window | None) -> Tensor:
         """(rows, width, context) boolean."""
         rows, width = self.grid.rows, self.grid.width
         column = torch.arange(self.grid.context, device=self.bits.device)
         # (rows, context): which of the row's new tokens a slot holds
-        away = column - self.slots.view(rows, width)[:, :1]
-        new, index = (away >= 0) & (away < width), away.clamp(0, width - 1)
+        new, index = self._new()
         ancestor = ((self.bits[:, :, None] >> index[:, None]) & 1).bool()
         seen = (column < self.stops.view(rows, width, 1)) | (ancestor & new[:, None])
         if window is None:
             return seen
-        positions = self.positions.view(rows, width)
-        # a slot's position, which is not its number for the new tokens of a tree
-        depth = torch.where(new, positions.gather(1, index), column)
-        return seen & (depth[:, None] > positions[:, :, None] - window)
+        positions = self.positions.view(rows, width, 1)
+        return seen & (self.depths[:, None] > positions - reach(window, positions))
+
+    def _new(self) -> tuple[Tensor, Tensor]:
+        """Which slots hold new tokens, and which of the row's, (rows, context)."""
+        rows, width = self.grid.rows, self.grid.width
+        column = torch.arange(self.grid.context, device=self.bits.device)
+        away = column - self.slots.view(rows, width)[:, :1]
+        return (away >= 0) & (away < width), away.clamp(0, width - 1)
+
+    @property
+    def depths(self) -> Tensor:
+        """A slot's position, which is not its number for the new tokens of a tree, (rows,
+        context)."""
+
+        def make() -> Tensor:
+            new, index = self._new()
+            column = torch.arange(self.grid.context, device=self.bits.device)
+            positions = self.positions.view(self.grid.rows, self.grid.width)
+            return torch.where(new, positions.gather(1, index), column)
+
+        return self.once("depths", make)
 
     def rotation(self, rope: RopeTable, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Cosines and signed sines, (tokens, 1, size) float32, and each number's partner.

@@ -39,9 +39,9 @@ class StaticOps(TorchOps):
             return super().attention(qkv, heads, cache, layout)
         counts = [heads.queries, heads.keys]
         qk, v = qkv.view(len(qkv), -1, heads.size).split([sum(counts), heads.keys], dim=1)
-        if heads.query_norm or heads.key_norm:
+        if heads.query_norm or heads.key_norm or heads.clamp:
             q, k = qk.split(counts, dim=1)
-            q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
+            q, k, v = self._normed(q, k, v, heads)
             qk = torch.cat([q, k], dim=1)
         if heads.rope:  # queries and keys at once
             cosine, sine, partner = layout.rotation(heads.rope, heads.size)
@@ -49,7 +49,7 @@ class StaticOps(TorchOps):
         q, k = qk.split(counts, dim=1)  # (tokens, heads, size)
         layout.keys[heads.layer][layout.rows, :, layout.slots] = k
         layout.values[heads.layer][layout.rows, :, layout.slots] = v
-        return self._attend(q, heads, layout)
+        return self._attend(self._warmed(q, heads, layout), heads, layout)
 
     def _attend(self, q: Tensor, heads: Heads, frame: Frame) -> Tensor:
         """All rows at once. Queries that share their keys follow each other like more tokens."""
@@ -59,10 +59,11 @@ class StaticOps(TorchOps):
         v = frame.values[heads.layer, :, :, :context]
         queries = q.view(rows, width, heads.keys, group, size).permute(0, 2, 3, 1, 4)
         queries = queries.reshape(rows, heads.keys, -1, size)
-        if heads.cap:  # SDPA has no soft cap
-            scores = self.soft_cap(queries @ k.transpose(-1, -2) * heads.scale, heads.cap)
+        if not heads.plain:
+            scores = queries @ k.transpose(-1, -2) * heads.scale
             mask = frame.mask(heads.window, group, torch.float32)
-            out = (scores.float() + mask).softmax(-1).to(v.dtype) @ v
+            ahead = frame.depths[:, None] - frame.positions.view(rows, width, 1)
+            out = self._weights(scores, heads, mask, ahead).to(v.dtype) @ v
         else:
             mask = frame.mask(heads.window, group, q.dtype)
             out = F.scaled_dot_product_attention(queries, k, v, mask, scale=heads.scale)

@@ -1,0 +1,168 @@
+"""The table's entries for families whose attention is another one: sinks, chunks, biases and
+queries by position, angles and norms at other places. Part of families.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .compute.norms import NormKind
+from .compute.ops import LIMIT, STEEPNESS, Temperature
+from .family import Family, Ropes, Scales, Slopes, Temperatures
+
+_LAYER_NORM = NormKind(centred=True, wide=True)
+_H_TO_4H: dict[str, Any] = {
+    "gate_up": ("mlp.dense_h_to_4h",),
+    "gated": False,
+    "down": "mlp.dense_4h_to_h",
+}
+
+
+def _ministral_temperatures(config: Any) -> Temperatures:
+    rope = config.rope_parameters
+    every = rope["original_max_position_embeddings"]
+    return (Temperature(rope["llama_4_scaling_beta"], every),) * int(config.num_hidden_layers)
+
+
+def _llama4_ropes(config: Any) -> Ropes:
+    return tuple("" if rotates else None for rotates in config.no_rope_layers)
+
+
+def _llama4_temperatures(config: Any) -> Temperatures:
+    """Of the layers that do not rotate."""
+    if not config.attn_temperature_tuning:
+        return ()
+    warm, even = Temperature(config.attn_scale, int(config.floor_scale), 1), Temperature()
+    return tuple(even if rotates else warm for rotates in config.no_rope_layers)
+
+
+def _falcon_norms(config: Any) -> Mapping[str, Any]:
+    """Falcon has three kinds of layers, with norms of three kinds of names."""
+    if config.new_decoder_architecture and config.num_ln_in_parallel_attn != 1:
+        return {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
+    if config.new_decoder_architecture or config.parallel_attn:
+        return {"mlp_norm": "input_layernorm"}
+    return {"parallel": False}
+
+
+def _falcon_keys(config: Any) -> int | None:
+    if config.new_decoder_architecture:
+        return int(config.num_kv_heads)
+    return 1 if config.multi_query else None
+
+
+def _is_clamped_otherwise(config: Any) -> bool:
+    """Earlier versions of transformers have these numbers in their code."""
+    steepness, limit = (getattr(config, f"swiglu_{name}", None) for name in ("alpha", "limit"))
+    return steepness not in (None, STEEPNESS) or limit not in (None, LIMIT)
+
+
+def _alibi(heads: int, most: float = 8) -> Slopes:
+    """A geometric series. Where heads are no power of two, every other number of the series for
+    the next power comes first."""
+    power = 1 << (heads - 1).bit_length()
+    series = [2 ** (-most * n / power) for n in range(1, power + 1)]
+    return tuple(series if power == heads else (series[1::2] + series[::2])[:heads])
+
+
+def _no_rope(config: Any) -> Ropes:
+    return (None,) * int(config.num_hidden_layers)
+
+
+PECULIAR: dict[str, Family] = {
+    "bloom": Family(
+        layers="transformer.h",
+        embedding="transformer.word_embeddings",
+        embedding_norm="transformer.word_embeddings_layernorm",
+        rotary=None,
+        final_norm="transformer.ln_f",
+        norms=_LAYER_NORM,
+        attention="self_attention",
+        qkv=("self_attention.query_key_value",),
+        by_head=True,
+        key_heads=lambda config: None,
+        out="self_attention.dense",
+        slopes=lambda config: _alibi(config.num_attention_heads),
+        ropes=_no_rope,
+        activation="gelu_new",
+        unless=lambda config: config.apply_residual_connection_post_layernorm,
+        **_H_TO_4H,
+    ),
+    "falcon": Family(
+        layers="transformer.h",
+        embedding="transformer.word_embeddings",
+        rotary="transformer.rotary_emb",
+        final_norm="transformer.ln_f",
+        norms=_LAYER_NORM,
+        attention="self_attention",
+        qkv=("self_attention.query_key_value",),
+        by_head=True,
+        key_heads=_falcon_keys,
+        out="self_attention.dense",
+        **_H_TO_4H,
+        parallel=True,
+        as_configured=_falcon_norms,
+        unless=lambda config: config.alibi,
+    ),
+    "gpt_oss": Family(
+        norms=NormKind(wide=True),
+        sinks="self_attn.sinks",
+        experts="mlp",
+        experts_transposed=True,
+        experts_interleaved=True,
+        activation="clamped_swiglu",
+        unless=_is_clamped_otherwise,
+    ),
+    "gptj": Family(
+        layers="transformer.h",
+        embedding="transformer.wte",
+        rotary="transformer.h.0.attn.embed_positions",
+        final_norm="transformer.ln_f",
+        norms=_LAYER_NORM,
+        attention="attn",
+        attention_norm="ln_1",
+        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+        key_heads=lambda config: None,
+        out="attn.out_proj",
+        interleaved=True,
+        mlp_norm="ln_1",
+        gate_up=("mlp.fc_in",),
+        gated=False,
+        down="mlp.fc_out",
+        parallel=True,
+    ),
+    "llama4_text": Family(
+        interleaved=True,
+        query_norm="self_attn.qk_norm",
+        key_norm="self_attn.qk_norm",
+        gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down="feed_forward.down_proj",
+        experts="feed_forward",
+        experts_transposed=True,
+        expert_scores="sigmoid of inputs",
+        ropes=_llama4_ropes,
+        temperatures=_llama4_temperatures,
+    ),
+    "ministral3": Family(temperatures=_ministral_temperatures),
+    "mpt": Family(
+        layers="transformer.blocks",
+        embedding="transformer.wte",
+        rotary=None,
+        final_norm="transformer.norm_f",
+        norms=_LAYER_NORM,
+        attention="attn",
+        attention_norm="norm_1",
+        qkv=("attn.Wqkv",),
+        key_heads=lambda config: None,
+        out="attn.out_proj",
+        slopes=lambda config: _alibi(config.num_attention_heads, config.attn_config.alibi_bias_max),
+        ropes=_no_rope,
+        scales=lambda config: Scales(clamp=config.attn_config.clip_qkv or 0.0),
+        mlp_norm="norm_2",
+        gate_up=("ffn.up_proj",),
+        gated=False,
+        down="ffn.down_proj",
+        activation="gelu",
+    ),
+}
