@@ -8,7 +8,7 @@ import pytest
 import torch
 from variants import VARIANTS, build
 
-from selfspec.model.block import Block, Mlp
+from selfspec.model.block import Block
 from selfspec.model.compute.cache import RowSpan
 from selfspec.model.compute.cpu.fused import FusedHalves
 from selfspec.model.compute.hidden_states import StateCollector
@@ -26,8 +26,6 @@ PLANS = [
     LayerPlan.skipping(4, attention=[1], mlp=[1, 2]),
     LayerPlan.skipping(4, attention=[0, 3]),
 ]
-WITH_EXPERTS = {"mixtral", "qwen3-moe", "qwen3-moe-weights-as-they-are"}
-dense = pytest.mark.parametrize("variant", sorted(set(VARIANTS) - WITH_EXPERTS))
 
 
 @pytest.fixture
@@ -87,21 +85,6 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(FusedHalves, "run", counting)
     return sizes
-
-
-@pytest.mark.parametrize("variant", sorted(WITH_EXPERTS))
-def test_experts_run_alone_and_attention_by_the_kernels(variant, calls):
-    """Experts choose their products by the token; taken for an MLP they would compute nonsense. And
-    one foreign half must not make all others slow."""
-    model = from_transformers(build(variant), kernel="native", check=False)
-    dense = [layer for layer, block in enumerate(model.blocks) if isinstance(block._mlp, Mlp)]
-    (told,) = model.alone
-    assert "MLP of layer" in told and "experts" in told and "attention" not in told
-    del calls[:]  # those of the load
-    ours = states_of(model, LayerPlan(0, 4), sizes=(5,))
-    assert sum(calls) == 4 + len(dense)
-    alone = states_of(one_by_one(model), LayerPlan(0, 4), sizes=(5,))
-    assert all(torch.equal(one, other) for one, other in zip(ours, alone, strict=True))
 
 
 FOREIGN = [[(1, False)], [(1, True)], [(0, True), (3, False)], [(2, True), (2, False)]]
@@ -183,7 +166,7 @@ def test_what_runs_alone_is_named_with_its_reason():
     assert "layers 0 to 3 and MLP of layers 0 to 2 (its result is scaled" in scaled.alone[1]
 
 
-@dense
+@pytest.mark.parametrize("variant", sorted(VARIANTS))
 def test_one_call_computes_what_single_halves_compute(variant):
     """A norm, scale, window, rope or parallel residual that got lost, for whole layers and where
     halves are skipped. And a norm or product that the runner does not know any more, which would

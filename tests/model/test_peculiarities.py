@@ -17,7 +17,7 @@ from variants import SHORT, VARIANTS, build
 
 from selfspec import LLM
 from selfspec.errors import OptionError, PromptError, SelfCheckFailed
-from selfspec.model import block
+from selfspec.model import block, experts
 from selfspec.model import from_transformers as opening
 from selfspec.model import weights as parts
 from selfspec.model.compute import ops, rope
@@ -241,40 +241,48 @@ def test_chunks_are_shorter_than_the_text_and_in_the_right_layers(monkeypatch):
 def test_the_router_decides(variant, monkeypatch):
     """Experts that are all alike, weights that are not those of the router, or normalised where the
     model does not."""
-    original = parts.expert_weights
-
-    def patched(change):
-        def expert_weights(layer, family):
-            found = original(layer, family)
-            return found and change(found)
-
-        return expert_weights
-
     model = build(variant)
+
     for change in (
         lambda found: replace(found, normalised=not found.normalised),
         lambda found: replace(found, chosen=found.chosen - 1),
-        lambda found: replace(found, router=-found.router),
-        lambda found: replace(found, down=found.down[::-1]),
+        lambda found: replace(found, out=[found.out[1], found.out[0], *found.out[2:]]),
         lambda found: replace(found, of_inputs=not found.of_inputs),
     ):
-        monkeypatch.setattr(block, "expert_weights", patched(change))
+
+        def changed(*given, change=change):
+            found = experts.mixture(*given)
+            return found and change(found)
+
+        monkeypatch.setattr(block, "mixture", changed)
         assert gap(model) > 0.01
+    monkeypatch.setattr(block, "mixture", with_other("weight", torch.Tensor.neg_))
+    assert gap(model) > 0.01
 
 
-def test_each_bias_of_the_experts_matters(monkeypatch):
+def with_other(name, change):
+    """Reads a mixture whose router's or experts' parameter of that name is changed meanwhile."""
+
+    def read(layer, *given):
+        core = getattr(layer, "mlp", None) or layer.feed_forward
+        named = [each for each in core.children() if hasattr(each, name)]
+        if not hasattr(core, "experts"):
+            return experts.mixture(layer, *given)
+        parameter = getattr(named[0], name).data
+        kept = parameter.clone()
+        change(parameter)
+        made = experts.mixture(layer, *given)
+        parameter.copy_(kept)
+        return made
+
+    return read
+
+
+@pytest.mark.parametrize("name", ["bias", "gate_up_proj_bias", "down_proj_bias"])
+def test_each_bias_of_the_experts_matters(name, monkeypatch):
     """The router's, or those of an expert's products, left out or added behind the weighing."""
-    original, model = parts.expert_weights, build("gpt_oss")
-    for which in range(3):
-
-        def without(layer, family, which=which):
-            found = original(layer, family)
-            biases = [*found.biases]
-            biases[which] = torch.zeros_like(torch.stack([*biases[which]]))
-            return replace(found, biases=tuple(biases))
-
-        monkeypatch.setattr(block, "expert_weights", without)
-        assert gap(model) > 0.01
+    monkeypatch.setattr(block, "mixture", with_other(name, torch.Tensor.zero_))
+    assert gap(build("gpt_oss")) > 0.01
 
 
 def test_the_gates_of_gpt_oss_are_clamped(monkeypatch):

@@ -35,7 +35,7 @@ from selfspec.model.layered import LayeredModel
 from selfspec.testing import tiny_model
 
 LAYERS = 5
-# windows, learned positions, and experts, which run half by half
+# windows, learned positions, and experts
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {},
     "mistral": {"sliding_window": 7},

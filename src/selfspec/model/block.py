@@ -19,18 +19,18 @@ from ..errors import UnsupportedModel
 from .compute.cache import KVCache, TokenLayout
 from .compute.halves import Half, HalfParts
 from .compute.linear import Linear
+from .compute.mixture import Mixture
 from .compute.norms import Norm
 from .compute.ops import ACTIVATIONS, Heads, Ops, Temperature
 from .compute.recurrent_cache import RecurrentCache
 from .compute.rope import RopeTable
-from .experts import Experts
+from .experts import mixture
 from .family import Family, Shape
 from .recurrent import recurrent_parts
 from .weights import (
     LinearWeights,
     a_parameter,
     attention_scale,
-    expert_weights,
     head_norm,
     linear_weights,
     norm,
@@ -49,7 +49,8 @@ class Core(Protocol):
     also with cache and layout), it gives what it adds to the stream, plus `residual` if given."""
 
     @property
-    def linears(self) -> Sequence[Linear]: ...
+    def linears(self) -> Sequence[Linear]:
+        """The products that one token runs through."""
 
     def parts(self) -> Half:
         """What it is made of, norms left out, or why it cannot be taken apart."""
@@ -100,15 +101,24 @@ class Block:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
+        """The products that one token runs through."""
+        return tuple(linear for core in self._cores for linear in core.linears)
+
+    @property
+    def products(self) -> tuple[Linear, ...]:
+        """All of them, where there are experts."""
         return tuple(
             linear
-            for core in (self._attention, self._mlp)
-            if core is not None
-            for linear in core.linears
+            for core in self._cores
+            for linear in (core.mixture if isinstance(core, Experts) else core).linears
         )
 
+    @property
+    def _cores(self) -> Sequence[Core]:
+        return [core for core in (self._attention, self._mlp) if core is not None]
+
     def with_linears(self, change: ChangeLinear) -> Block:
-        """The same with other products. Experts and modules of transformers stay as they are."""
+        """The same with other products. Modules of transformers stay as they are."""
         attention, mlp = _changed(self._attention, change), _changed(self._mlp, change)
         return Block(attention, mlp, self._norms, self._scale, self.parallel)
 
@@ -174,7 +184,13 @@ class OwnCore:
 
     @property
     def linears(self) -> tuple[Linear, Linear]:
+        assert self.made.out is not None
         return self.made.into, self.made.out
+
+    @property
+    def out(self) -> Linear:
+        """The second product."""
+        return self.linears[1]
 
     def with_linears(self, change: ChangeLinear) -> Self:
         """The same with other products."""
@@ -186,7 +202,7 @@ class OwnCore:
 
 
 def _changed(core: Any, change: ChangeLinear) -> Any:
-    return core.with_linears(change) if isinstance(core, OwnCore) else core
+    return core.with_linears(change) if isinstance(core, OwnCore | Experts) else core
 
 
 class Attention(OwnCore):
@@ -198,7 +214,7 @@ class Attention(OwnCore):
         made = self.made
         assert made.heads is not None
         y = self.ops.attention(made.into(x), made.heads, cache, layout)
-        return made.out(y, residual)
+        return self.out(y, residual)
 
 
 class GatedAttention(Attention):
@@ -211,7 +227,7 @@ class GatedAttention(Attention):
         assert made.heads is not None
         both, gates = made.into(x), made.heads.queries * made.heads.size
         y = self.ops.attention(both[:, :-gates].contiguous(), made.heads, cache, layout)
-        return made.out(self.ops.times_sigmoid(y, both[:, -gates:]), residual)
+        return self.out(self.ops.times_sigmoid(y, both[:, -gates:]), residual)
 
 
 class Recurrent(OwnCore):
@@ -224,7 +240,7 @@ class Recurrent(OwnCore):
         assert isinstance(cache, RecurrentCache) and layout.ancestors is None
         assert made.recurrence is not None
         y = self.ops.recurrence(made.into(x), made.recurrence, cache, layout)
-        return made.out(y, residual)
+        return self.out(y, residual)
 
 
 class Beside(OwnCore):
@@ -239,7 +255,7 @@ class Beside(OwnCore):
         both, width = made.into(x), (heads.queries + 2 * heads.keys) * heads.size
         seen = self.ops.attention(both[:, :width].contiguous(), heads, cache, layout)
         gone_on = self.ops.recurrence(both[:, width:], made.recurrence, cache, layout)
-        return made.out(torch.cat([seen, gone_on], 1), residual)
+        return self.out(torch.cat([seen, gone_on], 1), residual)
 
 
 class Mlp(OwnCore):
@@ -248,7 +264,30 @@ class Mlp(OwnCore):
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         made = self.made
         activate = self.ops.gated if made.gated else self.ops.activated
-        return made.out(activate(made.into(x), made.activation), residual)
+        return self.out(activate(made.into(x), made.activation), residual)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Called like a dense MLP."""
+
+    ops: Ops
+    mixture: Mixture
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        """What one token runs through."""
+        return self.mixture.of_a_token
+
+    def with_linears(self, change: ChangeLinear) -> Self:
+        """The same with other products."""
+        return replace(self, mixture=self.mixture.changed(change))
+
+    def parts(self) -> HalfParts:
+        return HalfParts(into=self.mixture.router, mixture=self.mixture)
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self.ops.mixed(x, self.mixture, residual)
 
 
 def own_block(
@@ -328,13 +367,13 @@ def _one_after_the_other(*some: tuple[Sequence[LinearWeights], Tensor | None]) -
 
 
 def _own_mlp(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Core:
-    experts = expert_weights(layer, family)
-    if experts is not None:
-        return Experts(experts, shape.activation, ops)
     if shape.activation not in ACTIVATIONS:
         raise UnsupportedModel(
             f"activation {shape.activation!r} is not supported; known: {', '.join(ACTIVATIONS)}"
         )
+    experts = mixture(layer, family, shape.activation, ops)
+    if experts is not None:
+        return Experts(ops, experts)
     up = product([linear_weights(layer, name, shape.factors) for name in family.gate_up], ops)
     down = product([linear_weights(layer, family.down, shape.factors)], ops)
     parts = HalfParts(into=up, out=down, activation=shape.activation, gated=family.gated)

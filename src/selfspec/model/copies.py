@@ -53,7 +53,8 @@ def _made(model: LayeredModel, weights: str) -> LayeredModel:
     kind = KINDS[weights]
     if kind.bits >= KINDS[str(model.ops.weights)].bits:
         raise _no_smaller(model, weights)
-    needed = sum(linear.outputs * linear.inputs for linear in model.linears)
+    held = [*(linear for block in model.blocks for linear in block.products), model.head_product]
+    needed = sum(linear.outputs * linear.inputs for linear in held)
     needed = int(SPARE * needed * kind.bits / 8)
     if needed > (free := available_memory(model.device)):
         raise ResourceError(

@@ -1,87 +1,99 @@
-"""A mixture of experts as the MLP of a block: a router chooses a few experts for each token.
-
-p = softmax(router x), or its sigmoid; y = sum over the chosen experts of p_e * expert_e(x), plus an
-expert that all tokens share, perhaps weighed by the sigmoid of a product, where a family has one.
-Llama 4 weighs what an expert reads, expert_e(p_e * x). Each expert runs once on all tokens that
-chose it, with our products, and a token's sum goes through its experts in their order: its bits do
-not depend on what others choose. Training's load-balancing loss has no place here.
-"""
+"""A layer's mixture of experts, read from its modules: which router, which experts, and how a
+family scores and weighs them. Does not know how a mixture is run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..errors import UnsupportedModel
 from .compute.linear import Linear
+from .compute.mixture import Mixture
 from .compute.ops import Ops
-from .weights import ExpertWeights, plain, product
+from .family import Family
+from .weights import LinearWeights, is_numbers, linear_weights, module, plain, product
+
+_PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
-class Experts:
-    """Called like a dense MLP."""
+def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixture | None:
+    """The layer's mixture of experts, if it has one."""
+    found: Any = module(layer, family.experts) if family.experts else None
+    if found is None or not hasattr(found, "experts"):
+        return None
+    gate, experts = getattr(found, "gate", None) or found.router, found.experts
+    if not all(hasattr(root, name) and is_numbers(getattr(root, name)) for root, name in (
+        (gate, "weight"), (experts, "gate_up_proj"), (experts, "down_proj"),
+    )):  # fmt: skip
+        raise UnsupportedModel(
+            f"the model's experts ({type(experts).__name__}, router {type(gate).__name__}) are "
+            "quantised, or wrapped by an adapter. selfspec reads plain weights of experts only. "
+            "Leave them out, or merge the adapter (merge_and_unload())."
+        )
+    routing = gate if hasattr(gate, "top_k") else found  # some, in older versions of transformers
+    router = [plain(gate.weight, getattr(gate, "bias", None))]
+    into, out = _products(experts, family, ops)
+    shared = _shared(layer, found, family)
+    if shared is not None:
+        first, last, weigher = shared
+        into.append(product(first, ops))
+        out.append(product([last], ops))
+        router += [] if weigher is None else [weigher]
+    sigmoid, of_inputs = family.expert_scores != "softmax", "inputs" in family.expert_scores
+    return Mixture(
+        router=product(router, ops),
+        into=into,
+        out=out,
+        chosen=routing.top_k,
+        shared=shared is not None,
+        activation=activation,
+        sigmoid=sigmoid,
+        favour=_favour(found),
+        of_inputs=of_inputs,
+        normalised=not of_inputs and getattr(routing, "norm_topk_prob", True),
+        least=1e-6 if sigmoid else 0.0,
+        scale=float(getattr(routing, "routed_scaling_factor", 1.0)),
+    )
 
-    def __init__(self, parts: ExpertWeights, activation: str, ops: Ops) -> None:
-        self._ops, self._activation = ops, activation
-        self._parts = replace(parts, gate_up=(), down=(), shared=None, biases=None)
-        self._chosen, nothing = parts.chosen, (None,) * len(parts.down)
-        of_router, of_gate_up, of_down = parts.biases or (None, nothing, nothing)
-        self._router = ops.linear([parts.router], [of_router])
-        self._experts = [
-            (product([plain(*gate_up)], ops, parts.order), product([plain(*down)], ops))
-            for gate_up, down in zip(
-                zip(parts.gate_up, of_gate_up, strict=True),
-                zip(parts.down, of_down, strict=True),
-                strict=True,
-            )
-        ]
-        self._shared = None
-        if parts.shared is not None:
-            into, down, gate = parts.shared
-            weighed = None if gate is None else product([gate], ops)
-            self._shared = product(into, ops), product([down], ops), weighed
-        one = [linear for pair in self._experts[: self._chosen] for linear in pair]
-        # what one token runs through
-        shared = [linear for linear in self._shared or () if linear is not None]
-        self.linears: Sequence[Linear] = (self._router, *one, *shared)
 
-    def parts(self) -> str:
-        return "a mixture of experts, chosen token by token"
+def _products(experts: Any, family: Family, ops: Ops) -> tuple[list[Linear], list[Linear]]:
+    """Both products of each expert."""
+    gate_up, down = experts.gate_up_proj, experts.down_proj
+    if family.experts_transposed:
+        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
+    order = torch.arange(gate_up.shape[1]).view(-1, 2).T.flatten()
+    nothing = (None,) * len(down)
 
-    def _choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Weights of the chosen experts, and which they are, (tokens, chosen)."""
-        parts, logits = self._parts, self._router(x).float()
-        if parts.sigmoid:  # torch's own depends on where among all rows a number lies
-            scores = self._ops.times_sigmoid(torch.ones_like(logits), logits)
-        else:
-            scores = logits.softmax(-1)
-        chosen = (logits if parts.of_inputs else scores).topk(self._chosen, dim=-1).indices
-        weights = scores.gather(1, chosen)
-        if parts.favour is not None:
-            chosen = (scores + parts.favour).topk(self._chosen, dim=-1).indices
-            weights = scores.gather(1, chosen)
-        if parts.normalised:
-            total = weights.sum(-1, keepdim=True)
-            weights = weights / (total + 1e-6 if parts.sigmoid else total)
-        if parts.scale != 1:
-            weights = weights * parts.scale
-        return weights.to(x.dtype), chosen
+    def each(weights: Tensor, biases: Any, order: Tensor | None) -> list[Linear]:
+        pairs = zip(weights, biases, strict=True)
+        return [product([plain(weight, bias)], ops, order) for weight, bias in pairs]
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        weights, chosen = self._choose(x)
-        out = torch.zeros_like(x)
-        for expert in chosen.unique().tolist():
-            tokens, rank = (chosen == expert).nonzero(as_tuple=True)
-            gate_up, down = self._experts[expert]
-            read, share = x[tokens], weights[tokens, rank, None]
-            if self._parts.of_inputs:
-                read, share = read * share, torch.ones_like(share)
-            y = down(self._ops.gated(gate_up(read), self._activation))
-            out[tokens] += y * share
-        if self._shared is not None:
-            into, last, gate = self._shared
-            y = last(self._ops.gated(into(x), self._activation))
-            out += y if gate is None else self._ops.times_sigmoid(y, gate(x))
-        return out if residual is None else residual + out
+    return (
+        each(
+            gate_up,
+            getattr(experts, "gate_up_proj_bias", nothing),
+            order if family.experts_interleaved else None,
+        ),
+        each(down, getattr(experts, "down_proj_bias", nothing), None),
+    )
+
+
+def _shared(
+    layer: nn.Module, found: Any, family: Family
+) -> tuple[list[LinearWeights], LinearWeights, LinearWeights | None] | None:
+    """An expert that every token has: gate and up, down, and what weighs it by a sigmoid."""
+    if hasattr(found, "shared_expert"):
+        *into, down = (linear_weights(found.shared_expert, name) for name in _PARTS)
+        weighed = hasattr(found, "shared_expert_gate")
+        return into, down, linear_weights(found, "shared_expert_gate") if weighed else None
+    if family.experts_beside:
+        into = [linear_weights(layer, name) for name in family.gate_up]
+        return into, linear_weights(layer, family.down), None
+    return None
+
+
+def _favour(found: Any) -> Tensor | None:
+    favour: Tensor | None = getattr(found, "expert_bias", None)
+    return None if favour is None else favour.detach().to(torch.float32, copy=True)

@@ -46,31 +46,6 @@ class LinearWeights:
     """What adapters add."""
 
 
-@dataclass(frozen=True)
-class ExpertWeights:
-    """A mixture of experts: a router's weight, and of each expert the two products."""
-
-    router: Tensor  # (experts, width)
-    gate_up: Sequence[Tensor]
-    down: Sequence[Tensor]
-    chosen: int  # experts a token
-    normalised: bool  # whether the chosen experts' weights sum to 1
-    shared: tuple[Sequence[LinearWeights], LinearWeights, LinearWeights | None] | None = None
-    """An expert that every token has: gate and up, down, and what weighs it by a sigmoid."""
-    sigmoid: bool = False
-    """Scores are sigmoids, not a softmax."""
-    favour: Tensor | None = None
-    """Added to each expert's score where experts are chosen, not where they are weighed."""
-    scale: float = 1.0
-    """Of what the chosen experts give."""
-    order: Tensor | None = None
-    """Which output of `gate_up` stands at each place. None: the same."""
-    biases: tuple[Tensor, Sequence[Tensor], Sequence[Tensor]] | None = None
-    """Of the router, and of each expert's two products."""
-    of_inputs: bool = False
-    """Weights are of what the experts read, not of what they give."""
-
-
 def module(root: nn.Module, path: str) -> nn.Module:
     """The sub-module at a dotted path."""
     found: nn.Module = attrgetter(path)(root)
@@ -155,7 +130,7 @@ def table(root: nn.Module, path: str) -> Tensor | Blocks:
 def is_plain(found: Any) -> bool:
     """Whether a linear or embedding has a weight that our products can read."""
     linear = isinstance(found, nn.Linear | nn.Embedding) or _is_conv(found)
-    return linear and _is_numbers(found.weight)
+    return linear and is_numbers(found.weight)
 
 
 def _is_conv(found: Any) -> bool:
@@ -187,7 +162,8 @@ def parameter_count(model: nn.Module) -> int:
     return stored + sum(parameter.numel() for parameter in model.parameters())
 
 
-def _is_numbers(weight: Tensor) -> bool:
+def is_numbers(weight: Tensor) -> bool:
+    """Whether a weight is plain numbers, not those of a quantisation library."""
     return weight.is_floating_point() and type(weight.data) is Tensor
 
 
@@ -322,57 +298,6 @@ def _head_order(family: Family, shape: Shape, rotary: int | None) -> Tensor | No
         half = turned // 2
         return torch.cat([order[half:turned], order[:half], order[turned:]])
     return None
-
-
-def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
-    """The layer's mixture of experts, if it has one."""
-    found: Any = module(layer, family.experts) if family.experts else None
-    if found is None or not hasattr(found, "experts"):
-        return None
-    gate, experts = getattr(found, "gate", None) or found.router, found.experts
-    if not all(hasattr(root, name) and _is_numbers(getattr(root, name)) for root, name in (
-        (gate, "weight"), (experts, "gate_up_proj"), (experts, "down_proj"),
-    )):  # fmt: skip
-        raise UnsupportedModel(
-            f"the model's experts ({type(experts).__name__}, router {type(gate).__name__}) are "
-            "quantised, or wrapped by an adapter. selfspec reads plain weights of experts only. "
-            "Leave them out, or merge the adapter (merge_and_unload())."
-        )
-    router = gate if hasattr(gate, "top_k") else found  # some, in older versions of transformers
-    of_inputs = family.expert_scores == "sigmoid of inputs"
-    normalised = not of_inputs and getattr(router, "norm_topk_prob", True)
-    shared: tuple[Sequence[LinearWeights], LinearWeights, LinearWeights | None] | None = None
-    if hasattr(found, "shared_expert"):
-        names = ("gate_proj", "up_proj", "down_proj")
-        *into, down = (linear_weights(found.shared_expert, name) for name in names)
-        gated = hasattr(found, "shared_expert_gate")
-        shared = (into, down, linear_weights(found, "shared_expert_gate") if gated else None)
-    elif family.experts_beside:
-        into = [linear_weights(layer, name) for name in family.gate_up]
-        shared = (into, linear_weights(layer, family.down), None)
-    favour = getattr(found, "expert_bias", None)
-    gate_up, down = experts.gate_up_proj, experts.down_proj
-    if family.experts_transposed:
-        gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
-    order, biases = None, None
-    if family.experts_interleaved:
-        order = torch.arange(gate_up.shape[1]).view(-1, 2).T.flatten()
-    if hasattr(experts, "down_proj_bias"):
-        biases = (gate.bias, tuple(experts.gate_up_proj_bias), tuple(experts.down_proj_bias))
-    return ExpertWeights(
-        gate.weight,
-        tuple(gate_up),
-        tuple(down),
-        router.top_k,
-        normalised,
-        shared,
-        family.expert_scores != "softmax",
-        None if favour is None else favour.detach().to(torch.float32, copy=True),
-        float(getattr(router, "routed_scaling_factor", 1.0)),
-        order,
-        biases,
-        of_inputs,
-    )
 
 
 def attention_scale(layer: nn.Module, family: Family) -> float:

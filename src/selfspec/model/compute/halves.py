@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .linear import Linear
+from .mixture import Mixture
 from .norms import Norm
 from .ops import Heads
 from .recurrence import Recurrence
@@ -13,10 +14,13 @@ from .recurrence import Recurrence
 @dataclass(frozen=True, kw_only=True)
 class HalfParts:
     """An attention if it has heads, recurrent if it has a recurrence, else an MLP: norm, product,
-    what stands between, product, norm, scale, and added to the stream."""
+    what stands between, product, norm, scale, and added to the stream. The first product of a
+    mixture is its router."""
 
     into: Linear
-    out: Linear
+    out: Linear | None = None
+    """None: a mixture, whose experts have their own."""
+    mixture: Mixture | None = None
     heads: Heads | None = None
     recurrence: Recurrence | None = None
     activation: str = ""
@@ -30,6 +34,9 @@ class HalfParts:
     @property
     def alone(self) -> str:
         """Why our kernels cannot take it into the one call of a pass; "" if they can."""
+        if self.mixture is not None:
+            return self.mixture.alone
+        assert self.out is not None
         return self.into.alone or self.out.alone
 
 

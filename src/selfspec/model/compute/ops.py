@@ -22,6 +22,7 @@ from .cache import KVCache, RowSpan, TokenLayout, Window, rounded
 from .grouped import Blocks, Matrix
 from .linear import Linear, MklLinear, PlainLinear
 from .memo import Memo
+from .mixture import Mixture
 from .norms import Norm
 from .recurrence import Recurrence, by_torch
 from .recurrent_cache import Memory, RecurrentCache, Stretch
@@ -137,6 +138,33 @@ class Ops(ABC):
     def times_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         """x * sigmoid(gate), the gate as wide or of one number a row; x is used up."""
         return x * gate.sigmoid()
+
+    def mixed(self, x: Tensor, mixture: Mixture, residual: Tensor | None = None) -> Tensor:
+        """What each token's experts give, plus the residual if there is one."""
+        logits = mixture.router(x).float()
+        of_experts = logits[:, : mixture.count]
+        if mixture.sigmoid:  # torch's own depends on where among all rows a number lies
+            scores = self.times_sigmoid(torch.ones_like(of_experts), of_experts)
+        else:
+            scores = of_experts.softmax(-1)
+        weights, chosen = mixture.choose(scores)
+        out = torch.zeros_like(x)
+        for expert in chosen.unique().tolist():
+            tokens, rank = (chosen == expert).nonzero(as_tuple=True)
+            share = weights.to(x.dtype)[tokens, rank, None]
+            read = x[tokens] * share if mixture.of_inputs else x[tokens]
+            y = self._of_expert(read, mixture, expert)
+            out[tokens] += y if mixture.of_inputs else y * share
+        if mixture.shared:
+            y = self._of_expert(x, mixture, mixture.count)
+            weigher = logits[:, mixture.count :].to(x.dtype)
+            out += self.times_sigmoid(y, weigher) if mixture.weighed else y
+        return out if residual is None else residual + out
+
+    def _of_expert(self, x: Tensor, mixture: Mixture, expert: int) -> Tensor:
+        activate = self.gated if mixture.gated else self.activated
+        y = activate(mixture.into[expert](x), mixture.activation)
+        return mixture.out[expert](y)
 
     def recurrence(
         self, y: Tensor, how: Recurrence, cache: RecurrentCache, layout: TokenLayout

@@ -17,6 +17,7 @@ from ..ops import ACTIVATIONS
 from ..plan import LayerPlan
 from ..recurrent_cache import RecurrentCache
 from ..rope import Angles
+from .experts import mixture_struct
 from .interface import (
     CallStruct,
     EndsStruct,
@@ -168,8 +169,8 @@ class FusedHalves:
         return self._known
 
     def _struct(self, layer: int, half: HalfParts) -> HalfStruct:
-        into, out = half.into.native(), half.out.native()
-        heads, how = half.heads, half.recurrence
+        into, out = half.into.native(), ProductStruct() if half.out is None else half.out.native()
+        heads, how, mixture = half.heads, half.recurrence, half.mixture
         assert isinstance(into, ProductStruct) and isinstance(out, ProductStruct)
         if heads is not None:  # in the cache, where recurrent layers are not
             assert heads.layer == layer or not half.parallel
@@ -186,6 +187,7 @@ class FusedHalves:
             rope=0 if heads is None else _index(self._ropes, heads.rope),
             sight=0 if heads is None else self._windows.index(heads.window),
             recurrence=None if how is None else ctypes.addressof(recurrence_struct(how)),
+            mixture=None if mixture is None else ctypes.addressof(mixture_struct(mixture)),
             activation=ACTIVATIONS[half.activation] if half.activation else 0,
             gated=half.gated,
             scale=half.scale,

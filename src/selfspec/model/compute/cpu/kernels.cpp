@@ -34,6 +34,7 @@
 #endif
 
 #include "choosing.h"
+#include "experts.h"
 #include "panels.h"
 #include "recurrent.h"
 
@@ -754,6 +755,7 @@ struct Memory {
     Bytes scores, row, prepared;
     KeyPanels panels;
     std::vector<float> recurrence;
+    experts::Slots slots;
 };
 
 // Keys or values that a thread will read, stretch after stretch of memory, asked for early,
@@ -1079,10 +1081,159 @@ extern "C" void attend(const float* qkv, int64_t tokens, const Heads* heads, con
     }
 }
 
+// ----------------------------------------------------------------------------------------- experts
+
+constexpr int PIECES = 3;  // of a product, for each thread
+
+// What the threads of a call share of its experts' work.
+struct Staging {
+    Bytes which, weights, staged, first, second;
+    int64_t row = 0, wide = 0;  // bytes of a staged row at most, and numbers of its first product
+
+    void hold(const experts::Mixture& mixture, int64_t tokens, int64_t width) {
+        int64_t slots = tokens * mixture.each();
+        for (int64_t e = 0; e < mixture.all(); e++) {
+            for (const Product* weight : {&mixture.into[e], &mixture.out[e]})
+                row = std::max(row, (bytes(*weight) + 63) / 64 * 64);
+            wide = std::max(wide, mixture.into[e].outputs);
+        }
+        which.hold(slots * 8);
+        weights.hold(slots * 4);
+        staged.hold(slots * row);
+        first.hold(slots * wide * 4);
+        second.hold(slots * width * 4);
+    }
+    static int64_t bytes(const Product& weight) {  // of one of its rows
+        return weight.prepare ? weight.prepared : weight.inputs * 4;
+    }
+};
+
+// The experts of one half at work: each runs once, with the rows of all tokens that have it. Every
+// product's rows are staged beside one another, and a token's sum goes through its experts in their
+// order, so a token's bits do not depend on what other tokens choose.
+struct Experts {
+    const experts::Mixture& mixture;
+    const float *x, *logits;  // of each token: its numbers, and what the router gave
+    int64_t stride;           // of logits
+    int64_t tokens, width;
+    const float* residual;  // or null
+    float* out;
+    Staging& staging;
+
+    void run(Items of_into, Items of_out, Meeting& meeting, Memory& memory) const {
+        for (Share mine(tokens); mine.begin < mine.end; mine.begin++) choose(mine.begin, memory);
+        meeting.wait();
+        experts::Slots& slots = memory.slots;  // every thread sorts them for itself
+        slots.sort(mixture, (const int64_t*)staging.which.at(), tokens);
+        auto copy = [&](int64_t slot, float* to) {
+            const float* from = x + slots.tokens[slot] * width;
+            float weight = mixture.of_inputs ? staging.weights.floats()[slots.pairs[slot]] : 1.0f;
+            std::transform(from, from + width, to, [&](float value) { return weight * value; });
+        };
+        multiply(mixture.into, copy, staging.first.floats(), staging.wide, of_into, meeting, memory);
+        auto activate = [&](int64_t slot, float* to) {
+            int64_t expert = slots.experts[slot], size = mixture.out[expert].inputs;
+            int64_t own = mixture.into[expert].outputs;
+            const float* gate = staging.first.floats() + slots.place(slot, staging.wide, own);
+            activate_some(gate, mixture.gated ? gate + size : nullptr, to, 0, size,
+                          mixture.activation);
+        };
+        multiply(mixture.out, activate, staging.second.floats(), width, of_out, meeting, memory);
+        add(slots);
+        meeting.wait();
+    }
+
+   private:
+    void choose(int64_t t, Memory& memory) const {
+        int64_t room = (mixture.count + LANES) / LANES * LANES;
+        memory.scores.hold(2 * room * 4);
+        float* scores = memory.scores.floats();
+        const float* given = logits + t * stride;
+        auto sigmoid = [](float logit) { return 1.0f / (1.0f + recurrent::exponential(-logit)); };
+        if (mixture.sigmoid) {
+            std::transform(given, given + mixture.count, scores, sigmoid);
+        } else {
+            std::copy_n(given, mixture.count, scores);
+            softmax(scores, mixture.count, 1, 0);
+        }
+        int64_t* which = (int64_t*)staging.which.at() + t * mixture.each();
+        float* weights = staging.weights.floats() + t * mixture.each();
+        experts::choose(mixture, scores, scores + room, which, weights);
+        if (!mixture.shared) return;
+        which[mixture.chosen] = mixture.count;
+        weights[mixture.chosen] = mixture.weighed ? sigmoid(given[mixture.count]) : 1.0f;
+    }
+
+    // One product of every expert with its rows, which `row` writes. Complete at the end.
+    template <class Row>
+    void multiply(const Product* products, Row row, float* to, int64_t wide, Items items,
+                  Meeting& meeting, Memory& memory) const {
+        const experts::Slots& slots = memory.slots;
+        for (Share mine(slots.total()); mine.begin < mine.end; mine.begin++) {
+            const Product& weight = products[slots.experts[mine.begin]];
+            char* place =
+                staging.staged.at(slots.place(mine.begin, staging.row, Staging::bytes(weight)));
+            if (!weight.prepare) {
+                row(mine.begin, (float*)place);
+                continue;
+            }
+            memory.scores.hold(weight.inputs * 4);
+            row(mine.begin, memory.scores.floats());
+            weight.prepare(&weight, memory.scores.floats(), place);
+        }
+        meeting.wait();
+        int64_t active = slots.active.size(), threads = omp_get_num_threads();
+        int64_t pieces = threads == 1 ? 1 : (threads * PIECES + active - 1) / active;
+        items.share_out(active * pieces, [&](int64_t item) {
+            int64_t expert = slots.active[item / pieces], begin = slots.begins[expert];
+            const Product& weight = products[expert];
+            weight.multiply(&weight, staging.staged.at(begin * staging.row), slots.rows(expert),
+                            nullptr, to + begin * wide, item % pieces, pieces);
+        });
+        meeting.wait();
+    }
+
+    // This thread's share of what comes out: the residual, then what each expert gives.
+    void add(const experts::Slots& slots) const {
+        Share mine(tokens * width);
+        for (int64_t begin = mine.begin, end; begin < mine.end; begin = end) {
+            int64_t t = begin / width, first = begin % width;
+            end = std::min(mine.end, (t + 1) * width);
+            float* __restrict sums = out + begin;
+            if (!residual)
+                std::fill_n(sums, end - begin, 0.0f);
+            else if (residual != out)
+                std::copy_n(residual + begin, end - begin, sums);
+            for (int64_t i = t * mixture.each(); i < (t + 1) * mixture.each(); i++) {
+                const float* __restrict given =
+                    staging.second.floats() + slots.of[i] * width + first;
+                float weight = mixture.of_inputs ? 1.0f : staging.weights.floats()[i];
+                for (int64_t c = 0; c < end - begin; c++) sums[c] += weight * given[c];
+            }
+        }
+    }
+};
+
+// A mixture by itself: x (tokens, width) and what the router gave, to what all experts give.
+extern "C" void mix(const experts::Mixture* mixture, const float* x, const float* logits,
+                    int64_t stride, int64_t tokens, int64_t width, const float* residual,
+                    float* out, int threads) {
+    Staging staging;
+    staging.hold(*mixture, tokens, width);
+    Meeting meeting;
+    Steps steps(2, threads);
+    Experts all{*mixture, x, logits, stride, tokens, width, residual, out, staging};
+#pragma omp parallel num_threads(threads)
+    {
+        Memory memory;
+        all.run(steps[0], steps[1], meeting, memory);
+    }
+}
+
 // ------------------------------------------------------------------------------------ whole passes
 
 // Half of a layer: norm, product, attention, recurrence or activation, product, norm, scale, and
-// added to the stream.
+// added to the stream. A mixture's first product is its router, and its experts have their own.
 struct Half {
     int64_t layer, attention;     // which; 1: it has heads
     int64_t parallel;             // 1: the MLP reads what entered the layer
@@ -1091,7 +1242,8 @@ struct Half {
     // of attention, like the next two: which of the call's ropes and sights it uses
     Heads heads;
     int64_t rope, sight;
-    const recurrent::Recurrence* recurrence;  // or null
+    const recurrent::Recurrence* recurrence;  // or null, like the mixture
+    const experts::Mixture* mixture;
     int64_t activation;           // of an MLP
     int64_t gated;                // an MLP; or of attention: gates lie behind queries, keys, values
     float scale;
@@ -1125,6 +1277,7 @@ struct Call {
 struct Room {
     std::unique_ptr<float[]> entered, normed, first, second;
     Bytes prepared, scores;
+    Staging staging;
     std::vector<Pieces> pieces;
     std::vector<int> pieces_of;  // of each chosen half
     const Half* last = nullptr;
@@ -1160,6 +1313,8 @@ struct Room {
             into = std::max(into, halves[chosen[i]].into.outputs);
             out = std::max(out, halves[chosen[i]].out.inputs);
             cut(halves[chosen[i]], call, threads);
+            if (auto mixture = halves[chosen[i]].mixture)
+                staging.hold(*mixture, call.tokens, call.width);
         }
         for (auto [part, size] : {std::pair{&entered, call.width}, {&normed, call.width},
                                   {&first, into}, {&second, out}})
@@ -1191,8 +1346,6 @@ static const float* normed(const float* x, const Norm& norm, const Call& call, c
 }
 
 enum { INTO = 0, ATTENTION = 1, OUT = 3, RECURRENCE = 4, STEPS = 5 };  // of a half, in items
-
-constexpr int PIECES = 3;  // of a product, for each thread
 
 // A product. Its inputs are complete; its outputs are when the threads have met again.
 static void multiply(const Product& weight, const float* x, const float* residual, float* out,
@@ -1300,12 +1453,18 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     multiply(half.into, read, nullptr, room.first.get(), call, room, meeting, steps[step + INTO],
              memory);
     meeting.wait();
-    const float* result = between(half, call, room, meeting, steps, step, memory);
     bool plain = !half.after && half.scale == 1;
     float* added = plain ? x : room.normed.get();
-    multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting, steps[step + OUT],
-             memory);
-    meeting.wait();
+    if (half.mixture) {
+        Experts all{*half.mixture, read, room.first.get(), half.into.outputs, call.tokens,
+                    call.width, plain ? x : nullptr, added, room.staging};
+        all.run(steps[step + ATTENTION], steps[step + OUT], meeting, memory);
+    } else {
+        const float* result = between(half, call, room, meeting, steps, step, memory);
+        multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting,
+                 steps[step + OUT], memory);
+        meeting.wait();
+    }
     if (plain) return;
     if (half.after) norm_rows(added, *half.after, call, added);
     for (Share rows(call.tokens); rows.begin < rows.end; rows.begin++)

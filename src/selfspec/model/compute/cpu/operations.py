@@ -10,10 +10,12 @@ from torch import Tensor
 from ..cache import KVCache, TokenLayout
 from ..grouped import STORED, Blocks, Grouped, Matrix, joined, why_floats
 from ..linear import Linear, joined_bias
+from ..mixture import Mixture
 from ..norms import Norm
 from ..ops import ACTIVATIONS, Heads, Kernel, Ops
 from ..recurrence import Recurrence
 from ..recurrent_cache import Memory, Stretch
+from .experts import mixed
 from .interface import (
     heads_struct,
     layer_struct,
@@ -131,6 +133,11 @@ class NativeOps(Ops):
 
     def times_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return times_sigmoid(x, gate)
+
+    def mixed(self, x: Tensor, mixture: Mixture, residual: Tensor | None = None) -> Tensor:
+        if mixture.alone:
+            return super().mixed(x, mixture, residual)
+        return mixed(x, mixture.router(x), mixture, residual)
 
     def go_on(
         self, y: Tensor | None, how: Recurrence, memory: Memory, row: int, stretch: Stretch

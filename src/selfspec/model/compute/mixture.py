@@ -1,0 +1,97 @@
+"""A mixture of experts as a value, and how torch chooses among them.
+
+p = softmax(router x), or its sigmoid; y = sum over the chosen experts of p_e * expert_e(x), plus an
+expert that all tokens share, perhaps weighed by the sigmoid of a product. Each expert runs once on
+all tokens that chose it, and a token's sum goes through its experts in their order, so its bits do
+not depend on what others choose. Training's load-balancing loss has no place here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from .linear import Linear
+from .memo import Memo
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Mixture(Memo):
+    """One layer's."""
+
+    router: Linear
+    """Gives a number for each expert that can be chosen, then one that weighs the shared one."""
+    into: Sequence[Linear]
+    """The first product of each expert, gate and up. The shared one comes last."""
+    out: Sequence[Linear]
+    chosen: int
+    """Experts that a token chooses."""
+    shared: bool = False
+    """There is one expert more, which every token has."""
+    activation: str = "silu"
+    gated: bool = True
+    sigmoid: bool = False
+    """Scores are sigmoids, not a softmax."""
+    favour: Tensor | None = None
+    """Added to each expert's score where experts are chosen, not where they are weighed."""
+    groups: int = 1
+    """Experts are chosen from the best `kept` of so many groups, by the sum of the `best` scores of
+    each."""
+    kept: int = 1
+    best: int = 1
+    of_inputs: bool = False
+    """Weights are of what the chosen experts read, not of what they give (Llama 4)."""
+    normalised: bool = True
+    """Whether the chosen experts' weights are divided by their sum, plus `least`."""
+    least: float = 0.0
+    scale: float = 1.0
+    """Of what the chosen experts give."""
+
+    @property
+    def count(self) -> int:
+        """Experts that can be chosen."""
+        return len(self.into) - self.shared
+
+    @property
+    def weighed(self) -> bool:
+        """Whether the shared expert is weighed."""
+        return self.router.outputs > self.count
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        """All products."""
+        return (self.router, *self.into, *self.out)
+
+    @property
+    def of_a_token(self) -> Sequence[Linear]:
+        """What one token runs through."""
+        each = [*range(self.chosen), *range(self.count, len(self.into))]
+        pairs = [linear for expert in each for linear in (self.into[expert], self.out[expert])]
+        return (self.router, *pairs)
+
+    @property
+    def alone(self) -> str:
+        """Why our kernels cannot run it; "" if they can."""
+        return next((linear.alone for linear in self.linears if linear.alone), "")
+
+    def changed(self, change: Callable[[Linear], Linear]) -> Mixture:
+        """The same with other products."""
+        into, out = ([change(linear) for linear in each] for each in (self.into, self.out))
+        return replace(self, router=change(self.router), into=into, out=out)
+
+    def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """(tokens, count) -> weights of the chosen experts, and which they are, (tokens, chosen)"""
+        choosing = scores if self.favour is None else scores + self.favour
+        if self.kept < self.groups:
+            grouped = choosing.unflatten(1, (self.groups, -1))
+            best = grouped.topk(self.best, dim=-1).values.sum(-1).topk(self.kept, dim=-1).indices
+            opened = torch.zeros_like(grouped[..., 0], dtype=torch.bool).scatter_(1, best, True)
+            choosing = grouped.masked_fill(~opened[..., None], -torch.inf).flatten(1)
+        chosen = choosing.topk(self.chosen, dim=-1).indices
+        weights = scores.gather(1, chosen)
+        if self.normalised:
+            weights = weights / (weights.sum(-1, keepdim=True) + self.least)
+        return weights * self.scale, chosen
