@@ -9,6 +9,7 @@ the middle. Does not know families.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 
 from ..errors import OptionError, SelfCheckFailed, SelfspecError, UnsupportedModel
 from .block import Block, Norms
-from .compute.cache import KVCache, TokenLayout
+from .compute.cache import KVCache, RowSpan, TokenLayout
 from .compute.linear import Linear
 from .compute.ops import TorchOps
 from .family import Scales, Shape
@@ -44,6 +45,7 @@ WARNING = (
 )
 _WHOLE = "transformers' own forward runs the whole model, and {0}"
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "n_ctx")
+TIMED = (1, 2, 5)  # tokens of passes
 ENDLESS = 1 << 20  # tokens, for a model whose config names no length
 
 
@@ -58,6 +60,7 @@ def floor_model(model: PreTrainedModel, reason: str, weights: str = "auto") -> L
         try:
             calling, vocabulary = _way(model)
             calling, head = _with_head(model, calling, vocabulary)
+            seconds = _pass_seconds(calling, vocabulary)
         finally:
             for each in training:
                 each.training = True
@@ -77,6 +80,7 @@ def floor_model(model: PreTrainedModel, reason: str, weights: str = "auto") -> L
         head_product=head,
         steps=FloorSteps(calling, model.dtype, model.device),
         parameters=parameter_count(model),
+        pass_seconds=seconds,
     )
 
 
@@ -155,6 +159,21 @@ def _with_head(model: PreTrainedModel, calling: Calling, vocabulary: int) -> tup
     return (split, head) if same else whole
 
 
+@torch.inference_mode()
+def _pass_seconds(calling: Calling, vocabulary: int) -> list[tuple[int, float]]:
+    """What passes over a few tokens take: with some models several cost several times as much, and
+    who drafts should not have to find that out in a text. The least of two times each."""
+    tokens = probe(_shape(calling.model.config, vocabulary), calling.model.device).tolist()
+    past, at, taken = Past(calling), len(tokens) // 2, dict[int, list[float]]()
+    past.read(0, tokens[:at])
+    for size in (1, *TIMED, *TIMED):  # the first one warms up
+        begin = time.perf_counter()
+        past.read(at, tokens[:size])
+        taken.setdefault(size, []).append(time.perf_counter() - begin)
+        at += size
+    return [(size, min(taken[size])) for size in TIMED]
+
+
 def _entries(model: PreTrainedModel) -> int:
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.weight.shape[0])
@@ -197,6 +216,17 @@ class WholeCache(KVCache):
         """What is held of a row."""
         return self._pasts.setdefault(row, Past(self._calling))
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        super().copy(source, target, length)
+        self._pasts[target] = self.past(source).copy()
+
+    def read(self, span: RowSpan, tokens: Sequence[int]) -> Tensor:
+        """What the model says of a row's tokens."""
+        past = self.past(span.row)
+        said = past.read(span.first, tokens)
+        self.again += past.again
+        return said
+
     @property
     def bytes(self) -> int:
         return sum(past.bytes for past in self._pasts.values())
@@ -232,9 +262,8 @@ class WholeModel:
                 "model.eval() first"
             )
         assert isinstance(cache, WholeCache) and layout.ancestors is None
-        tokens = x.tolist()
-        rows = [cache.past(s.row).read(s.first, tokens[piece]) for s, piece in layout.pieces]
-        return torch.cat(rows)
+        tokens, cache.again = x.tolist(), 0
+        return torch.cat([cache.read(span, tokens[piece]) for span, piece in layout.pieces])
 
 
 class Nothing:

@@ -225,6 +225,8 @@ class KVCache:
         self._tensors = self._room(rounded(capacity))
         self.seen: tuple[Tensor, Sequence[int]] | None = None
         """What our kernels keep of the keys and values here, and of which keys."""
+        self.again = 0
+        """Tokens that the last call read once more beside new ones, for want of a way back."""
 
     def _room(self, capacity: int) -> tuple[Tensor, Tensor]:
         """Keys and values for so many slots."""
