@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
@@ -35,14 +34,13 @@ from selfspec.cli.bench import progress_bar
 from selfspec.errors import OptionError
 from selfspec.testing import tiny_tokenizer
 
-_WIDE = {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 6}
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "gpt_neo": (
         "gpt_neo",
         {
-            "hidden_size": 1024,
-            "intermediate_size": 4096,
-            "num_heads": 16,
+            "hidden_size": 512,
+            "intermediate_size": 2048,
+            "num_heads": 8,
             "window_size": 128,
             "max_position_embeddings": 1024,
             "initializer_range": 0.05,
@@ -51,9 +49,9 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mamba2": (
         "mamba2",
         {
-            "hidden_size": 768,
-            "num_hidden_layers": 10,
-            "num_heads": 24,
+            "hidden_size": 512,
+            "num_hidden_layers": 6,
+            "num_heads": 16,
             "head_dim": 64,
             "state_size": 64,
             "chunk_size": 64,
@@ -63,13 +61,14 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "jamba": (
         "jamba",
         {
-            **_WIDE,
-            "num_attention_heads": 12,
+            "hidden_size": 512,
+            "intermediate_size": 2048,
+            "num_attention_heads": 8,
             "num_key_value_heads": 4,
             "num_experts": 1,
             "num_experts_per_tok": 1,
             "mamba_d_state": 16,
-            "mamba_dt_rank": 48,
+            "mamba_dt_rank": 32,
             "max_position_embeddings": 1024,
             "initializer_range": 0.05,
         },
@@ -78,7 +77,8 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "mamba2, tiny": ("mamba2", {}),
     "openai-gpt, tiny": ("openai-gpt", {}),
 }
-PROMPTS = ((0, 60), (900, 180), (2000, 300))  # where in the text they begin, and their bytes
+# where in the text they begin, their bytes, and whether what follows is drawn
+PROMPTS = ((0, 60, False), (400, 180, False), (900, 60, True), (1300, 180, True))
 WAYS = ("generate", "plain", "auto")
 
 
@@ -87,7 +87,8 @@ class PromptRow:
     """One prompt: seconds of every way, one a round, and where texts differ first."""
 
     tokens: int
-    temperature: float
+    drawn: bool
+    """At temperature 1. Otherwise greedy."""
     seconds: dict[str, Seconds] = field(default_factory=dict)
     differences: dict[str, int] = field(default_factory=dict)
     """The first token that is another one, of each way that has one."""
@@ -136,12 +137,12 @@ class Writers:
 
     @property
     def contestants(self) -> dict[str, Contestant]:
-        ours = {way: partial(self._ours, way) for way in WAYS[1:]}
-        return {name: timed(write) for name, write in {WAYS[0]: self._theirs, **ours}.items()}
+        ours = {way: timed(partial(self._ours, way)) for way in WAYS[1:]}
+        return {WAYS[0]: timed(self._theirs), **ours}
 
     def _theirs(self) -> None:
         ids = torch.tensor([self._ids])
-        drawn = self._row.temperature > 0
+        drawn = self._row.drawn
         how = {"do_sample": True, "temperature": 1.0, "top_k": 0} if drawn else {"do_sample": False}
         out = self._model.generate(
             ids,
@@ -154,7 +155,7 @@ class Writers:
         self.texts["generate"] = out[0, len(self._ids) :].tolist()
 
     def _ours(self, way: str) -> None:
-        sampling = SamplingParams(temperature=1.0, seed=1) if self._row.temperature else None
+        sampling = SamplingParams(temperature=1.0, seed=1) if self._row.drawn else None
         draft = None if way == "plain" else way
         made = self._llm.generate(
             self._ids, max_new_tokens=self._new, eos=[], draft=draft, sampling=sampling
@@ -165,7 +166,7 @@ class Writers:
 
     def compare(self) -> None:
         """Note where the texts differ."""
-        drawn = self._row.temperature > 0
+        drawn = self._row.drawn
         expected = self.texts["plain" if drawn else "generate"]
         for way in WAYS[2:] if drawn else WAYS[1:]:
             where = first_difference(self.texts[way], expected)
@@ -182,15 +183,14 @@ def measure(name: str, new: int, rounds: int, tick: Any) -> FloorRow:
         warnings.simplefilter("ignore")  # that it runs whole, which is what is measured
         llm = LLM.from_pretrained(model, tokenizer=tokenizer)
     row = FloorRow(name, llm.info.parameters, llm.info.alone[0].partition(", and ")[2].strip(")"))
-    for temperature in (0.0, 1.0):
-        for begin, length in PROMPTS:
-            ids = tokenizer(TEXT[begin : begin + length]).input_ids
-            prompt = PromptRow(len(ids), temperature)
-            writers = Writers(model, llm, ids, new, prompt)
-            timings = interleave(writers.contestants, rounds, on_turn=tick)
-            prompt.seconds = timings.seconds
-            writers.compare()
-            row.prompts.append(prompt)
+    for begin, length, drawn in PROMPTS:
+        ids = tokenizer(TEXT[begin : begin + length]).input_ids
+        prompt = PromptRow(len(ids), drawn)
+        writers = Writers(model, llm, ids, new, prompt)
+        timings = interleave(writers.contestants, rounds, on_turn=tick)
+        prompt.seconds = timings.seconds
+        writers.compare()
+        row.prompts.append(prompt)
     return row
 
 
@@ -241,7 +241,7 @@ def floor(
     torch.set_num_threads(threads)
     run = FloorRun(made_by("floor", threads), new_tokens)
     target = out or result_path("floor")
-    turns = len(chosen) * 2 * len(PROMPTS) * len(WAYS) * (rounds + 1)
+    turns = len(chosen) * len(PROMPTS) * len(WAYS) * (rounds + 1)
     with progress_bar(turns) as (tick, say):
         for name in chosen:
             say(name)

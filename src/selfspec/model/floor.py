@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,11 +23,14 @@ from torch import Tensor, nn
 from ..errors import OptionError, SelfCheckFailed, SelfspecError, UnsupportedModel
 from .block import Block, Norms
 from .compute.cache import KVCache, RowSpan, TokenLayout
+from .compute.cpu.choosing import likeliest_or_broken
 from .compute.linear import Linear
 from .compute.ops import TorchOps
+from .compute.plan import LayerPlan
 from .family import Scales, Shape
 from .layered import Embedding, LayeredModel
 from .operations import BY_TORCH, check_weights
+from .passes import WholePass
 from .pasts import Calling, Past, ways
 from .probing import probe
 from .recording import EagerSteps
@@ -242,12 +246,42 @@ class FloorSteps(EagerSteps):
     def new_cache(self, shape: Shape, rows: int, capacity: int) -> KVCache:
         return WholeCache(self._calling, rows, capacity, self._dtype)
 
+    def at_once(self, head: Linear) -> WholePass:
+        return partial(self._pass, head)
+
+    def _pass(
+        self,
+        head: Linear,
+        tokens: Sequence[int],
+        plan: LayerPlan,
+        cache: KVCache,
+        layout: TokenLayout,
+        ranks: int,
+    ) -> tuple[Tensor, Tensor, list[list[int]]]:
+        states = read(self._calling, tokens, cache, layout)
+        logits = head(states)
+        best: list[list[int]] = likeliest_or_broken(logits, ranks).tolist() if ranks else []
+        return states, logits, best
+
+
+def read(calling: Calling, tokens: Sequence[int], cache: KVCache, layout: TokenLayout) -> Tensor:
+    """What the model says of the layout's tokens, row by row."""
+    if calling.model.training:
+        raise OptionError(
+            "the model is in training mode, and its own forward would apply dropout; call "
+            "model.eval() first"
+        )
+    assert isinstance(cache, WholeCache) and layout.ancestors is None
+    cache.again = 0
+    said = [cache.read(span, tokens[piece]) for span, piece in layout.pieces]
+    return said[0] if len(said) == 1 else torch.cat(said)
+
 
 class WholeModel:
     """All of the model in the place of one layer's attention: tokens in, states or logits out."""
 
     def __init__(self, calling: Calling, alone: str) -> None:
-        self._model, self._alone = calling.model, alone
+        self._calling, self._alone = calling, alone
         self.linears = linears_of(calling.called)
 
     def parts(self) -> str:
@@ -256,14 +290,7 @@ class WholeModel:
     def __call__(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
     ) -> Tensor:
-        if self._model.training:
-            raise OptionError(
-                "the model is in training mode, and its own forward would apply dropout; call "
-                "model.eval() first"
-            )
-        assert isinstance(cache, WholeCache) and layout.ancestors is None
-        tokens, cache.again = x.tolist(), 0
-        return torch.cat([cache.read(span, tokens[piece]) for span, piece in layout.pieces])
+        return read(self._calling, x.tolist(), cache, layout)
 
 
 class Nothing:

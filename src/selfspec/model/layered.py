@@ -257,6 +257,8 @@ class LayeredModel:
     @cached_property
     def _at_once(self) -> WholePass | None:
         """The model in one call; None where more stands at its ends than our kernels know."""
+        if (whole := self.steps.at_once(self.head_product)) is not None:
+            return whole
         scales, embedding, norm = self.shape.scales, self.embedding, self.final_norm
         if self.ops.kernel != "native" or not isinstance(norm, NormBy):
             return None

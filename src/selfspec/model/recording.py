@@ -22,6 +22,7 @@ from .compute.linear import Linear
 from .compute.recurrent_cache import RecurrentCache
 from .compute.rope import RopeTable
 from .family import Shape
+from .passes import WholePass
 
 Heads = tuple[Linear, ...]
 Score = Callable[[Tensor, Heads], Tensor]
@@ -63,6 +64,10 @@ class EagerSteps:
     def head(self, score: Score, heads: Heads, x: Tensor) -> Tensor:
         """score(x, heads)."""
         return score(x, heads)
+
+    def at_once(self, head: Linear) -> WholePass | None:
+        """All of the model as one call with this head, where that is how it runs."""
+        return None
 
     def eagerly(self) -> AbstractContextManager[None]:
         """For measuring: meanwhile calls run as they are written."""
