@@ -12,6 +12,7 @@ from torch import Tensor
 
 from .compute.norms import NormKind
 from .compute.recurrence import RecurrentSize
+from .compute.uneven_cache import Kinds
 
 _RMS = NormKind()
 
@@ -80,6 +81,7 @@ class Family:
     query_norm: str | None = None
     """Used in the layers that have it."""
     key_norm: str | None = None
+    value_norm: str | None = None
     interleaved: bool = False
     """Rotary pairs are neighbours, not the two halves of a head."""
     backwards: bool = False
@@ -114,6 +116,10 @@ class Family:
         config, "num_key_value_heads", None
     )
     """Heads of keys and of values. None: as many as of queries."""
+    kinds: Callable[[Any], Kinds] | None = None
+    """Of each layer the heads of keys and their size, where layers differ."""
+    stream: str | None = None
+    """A number of each layer that multiplies the residual stream behind it."""
     scales: Callable[[Any], Scales] = lambda config: Scales()
     factors: Callable[[Any], Mapping[str, Factor]] = lambda config: {}
     """Of linears, by their names within a layer."""
@@ -142,6 +148,8 @@ class Shape:
     recurrent_size: RecurrentSize | None = None
     keyless: tuple[int, ...] = ()
     """The layers that keep no keys and values."""
+    kinds: Kinds = ()
+    """Of each layer the heads of keys and their size, where layers differ."""
     missing: frozenset[tuple[int, bool]] = frozenset()
     """Halves that the model does not have: layer, and whether it would be the attention."""
     factors: Mapping[str, Factor] = field(default_factory=dict)
@@ -150,6 +158,13 @@ class Shape:
     def chains_only(self) -> bool:
         """Whether drafts are chains, since recurrent layers go on from one token to the next."""
         return bool(self.recurrent)
+
+    def of_layer(self, layer: int) -> Shape:
+        """The shape with the heads of one layer."""
+        if not self.kinds:
+            return self
+        heads, size = self.kinds[layer]
+        return replace(self, kv_heads=heads, head_size=size)
 
     def first_layers(self, count: int) -> Shape:
         """The shape of the first `count` layers alone."""
@@ -160,5 +175,6 @@ class Shape:
             ropes=self.ropes[:count],
             recurrent=tuple(layer for layer in self.recurrent if layer < count),
             keyless=tuple(layer for layer in self.keyless if layer < count),
+            kinds=self.kinds[:count],
             missing=frozenset(half for half in self.missing if half[0] < count),
         )

@@ -21,6 +21,7 @@ from .compute.cuda.storage import StaticCache, StoragePool
 from .compute.linear import Linear
 from .compute.recurrent_cache import RecurrentCache
 from .compute.rope import RopeTable
+from .compute.uneven_cache import UnevenCache
 from .family import Shape
 from .passes import WholePass
 
@@ -54,6 +55,8 @@ class EagerSteps:
         if shape.recurrent and shape.recurrent_size is not None:
             counts = len(shape.keyless), len(shape.recurrent)
             return RecurrentCache(sizes, *counts, shape.recurrent_size, capacity, *on)
+        if shape.kinds:
+            return UnevenCache(rows, shape.kinds, capacity, *on)
         return KVCache(sizes, capacity, *on)
 
     def run(self, layers: Layers, x: Tensor, call: Call) -> tuple[Tensor, ...]:

@@ -246,6 +246,10 @@ class KVCache:
     def values(self) -> Tensor:
         return self._tensors[1]
 
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, (rows, heads, slots, size) each."""
+        return self.keys[layer], self.values[layer]
+
     @property
     def lengths(self) -> NDArray[np.int64]:
         """How many tokens each layer knows, (rows, layers)."""
@@ -353,9 +357,13 @@ class KVCache:
         moved = len(path)
         if list(path) != list(range(moved)):
             source = torch.tensor([first + index for index in path], device=self.keys.device)
-            for tensor in (self.keys, self.values):
-                tensor[:, row, :, first : first + moved] = tensor[:, row, :, source]
+            self._move(row, first, source)
         self.rollback(row, first + moved)
+
+    def _move(self, row: int, first: int, source: Tensor) -> None:
+        """The entries of a row at these slots to the slots from `first` on."""
+        for tensor in (self.keys, self.values):
+            tensor[:, row, :, first : first + len(source)] = tensor[:, row, :, source]
 
 
 def zeros(

@@ -13,7 +13,7 @@ from .recurrence import Recurrence
 @dataclass(frozen=True, kw_only=True)
 class HalfParts:
     """An attention if it has heads, recurrent if it has a recurrence, else an MLP: norm, product,
-    what stands between, product, norm, scale, and added to the stream."""
+    what stands between, product, norm, scale, added to the stream, and the stream scaled."""
 
     into: Linear
     out: Linear
@@ -26,6 +26,8 @@ class HalfParts:
     after: Norm | None = None
     parallel: bool = False
     scale: float = 1.0
+    stream: float = 1.0
+    """What the stream is multiplied with behind it."""
 
     @property
     def alone(self) -> str:

@@ -60,6 +60,7 @@ class Heads(Memo):
     rope: RopeTable | None = None  # None: nothing is rotated
     query_norm: Norm | None = None  # of each head, or of all queries together
     key_norm: Norm | None = None
+    value_norm: Norm | None = None
 
 
 class Ops(ABC):
@@ -175,12 +176,13 @@ class TorchOps(Ops):
         counts = [heads.queries, heads.keys, heads.keys]
         q, k, v = qkv.view(len(qkv), -1, heads.size).split(counts, dim=1)
         q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
+        v = self._norm_groups(v, heads.value_norm)
         if heads.rope:
             cosine = heads.rope.cosines[layout.positions][:, None]
             sine = heads.rope.sines[layout.positions][:, None]
             q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
-        cache.keys[heads.layer][layout.rows, :, layout.slots] = k
-        cache.values[heads.layer][layout.rows, :, layout.slots] = v
+        for room, entries in zip(cache.of_layer(heads.layer), (k, v), strict=True):
+            room[layout.rows, :, layout.slots] = entries
         rows = [self._attend_row(q, heads, cache, layout, *each) for each in layout.pieces]
         return torch.cat(rows).reshape(len(qkv), -1)
 
@@ -206,7 +208,7 @@ class TorchOps(Ops):
             (piece.start, heads.window, length),
             lambda: visible_mask(layout, piece, heads.window, length),
         )
-        k, v = (room[heads.layer, span.row, :, :length] for room in (cache.keys, cache.values))
+        k, v = (room[span.row, :, :length] for room in cache.of_layer(heads.layer))
         tokens, group = span.count, heads.queries // heads.keys
         queries = q[piece].view(tokens, heads.keys, group, heads.size)
         if self._row_stable and not heads.cap:

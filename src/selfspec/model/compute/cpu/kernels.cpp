@@ -426,7 +426,7 @@ struct Rope {
 // What one attention is, beside its projections.
 struct Heads {
     int64_t queries, keys, size;  // query heads, key heads, numbers of a head
-    const Norm *query_norm, *key_norm;
+    const Norm *query_norm, *key_norm, *value_norm;
     float scale, cap;
 
     int64_t width() const { return (queries + 2 * keys) * size; }
@@ -444,6 +444,7 @@ static void file_token(float* x, int64_t token, const Heads& heads, const Rope& 
     int64_t size = heads.size;
     norm_groups(x, heads.queries * size, heads.query_norm);
     norm_groups(x + heads.queries * size, heads.keys * size, heads.key_norm);
+    norm_groups(x + (heads.queries + heads.keys) * size, heads.keys * size, heads.value_norm);
     if (rope.rotary) {
         int64_t at = where.positions[token] * (rope.rotary / 2);
         for (int64_t h = 0; h < heads.queries + heads.keys; h++)
@@ -1039,8 +1040,8 @@ extern "C" void attend(const float* qkv, int64_t tokens, const Heads* heads, con
 
 // ------------------------------------------------------------------------------------ whole passes
 
-// Half of a layer: norm, product, attention, recurrence or activation, product, norm, scale, and
-// added to the stream.
+// Half of a layer: norm, product, attention, recurrence or activation, product, norm, scale, added
+// to the stream, and the stream scaled.
 struct Half {
     int64_t layer, attention;     // which; 1: it has heads
     int64_t parallel;             // 1: the MLP reads what entered the layer
@@ -1052,19 +1053,19 @@ struct Half {
     const recurrent::Recurrence* recurrence;  // or null
     int64_t activation;           // of an MLP
     int64_t gated;                // an MLP; or of attention: gates lie behind queries, keys, values
-    float scale;
+    float scale, stream;
 
     bool mlp() const { return !attention && !recurrence; }
 };
 
-// A cache: what one layer of it is.
+// A cache: what one layer of it is, with heads of its own size.
 struct Cache {
     float *keys, *values;
-    int64_t layer_stride, row_stride, head_stride;
+    int64_t layer_stride, row_stride, slots;
 
     Layer layer(int64_t index, int64_t size) const {
         return {keys + index * layer_stride, values + index * layer_stride, row_stride,
-                head_stride, size};
+                slots * size, size};
     }
 };
 
@@ -1259,7 +1260,7 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
              memory);
     meeting.wait();
     const float* result = between(half, call, room, meeting, steps, step, memory);
-    bool plain = !half.after && half.scale == 1;
+    bool plain = !half.after && half.scale == 1 && half.stream == 1;
     float* added = plain ? x : room.normed.get();
     multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting, steps[step + OUT],
              memory);
@@ -1267,8 +1268,10 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     if (plain) return;
     if (half.after) norm_rows(added, *half.after, call, added);
     for (Share rows(call.tokens); rows.begin < rows.end; rows.begin++)
-        for (int64_t i = rows.begin * call.width; i < (rows.begin + 1) * call.width; i++)
+        for (int64_t i = rows.begin * call.width; i < (rows.begin + 1) * call.width; i++) {
             x[i] += added[i] * half.scale;
+            x[i] *= half.stream;
+        }
     meeting.wait();
 }
 
