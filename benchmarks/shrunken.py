@@ -104,9 +104,9 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
-    """A tiny random model of a type, ready to generate."""
-    config = shrunken(kind)
+def tiny(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
+    """A tiny random model of a type, ready to generate. `changes` go to its config."""
+    config = shrunken(kind, **changes)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
@@ -121,10 +121,10 @@ def tiny(kind: str, seed: int = 0) -> PreTrainedModel:
     return model
 
 
-def shrunken(kind: str) -> PreTrainedConfig:
+def shrunken(kind: str, **changes: Any) -> PreTrainedConfig:
     """The type's default config with small sizes."""
     config: PreTrainedConfig = AutoConfig.for_model(
-        kind, **{**_smaller(AutoConfig.for_model(kind)), **SPECIAL.get(kind, {})}
+        kind, **{**_smaller(AutoConfig.for_model(kind)), **SPECIAL.get(kind, {}), **changes}
     )
     if not hasattr(config, "pad_token_id"):  # a default that older versions forgot for some types
         config.pad_token_id = None

@@ -75,6 +75,13 @@ _PECULIAR: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 4.0,
     },
     "gemma3_text": {"sliding_window": 24, "sliding_window_pattern": 2, "query_pre_attn_scalar": 40},
+    "gemma4_text": {
+        "sliding_window": 24,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "global_head_dim": 32,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+    },
     "granite": {
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.4,
@@ -218,7 +225,7 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrain
             if "norm" in name or name.endswith("bias") or parameter.dim() == 1:
                 parameter.data += 0.2 * torch.randn_like(parameter)
         for name, buffer in model.named_buffers():
-            if name.endswith("expert_bias"):  # zeros, which would choose nothing else
+            if name.endswith(("expert_bias", "layer_scalar")):  # of 0 or 1
                 buffer += 0.2 * torch.randn_like(buffer)
     model.eval().requires_grad_(False)
     return model

@@ -49,8 +49,10 @@ def layers_of(model):
 
 
 def contents(cache, row=0):
+    """The keys and values of a row's text in all layers."""
     length = cache.length(row)
-    return cache.keys[:, row, :, :length], cache.values[:, row, :, :length]
+    layers = map(cache.of_layer, range(len(cache.keys)))
+    return [room[row, :, :length] for layer in layers for room in layer]
 
 
 def test_every_family_has_a_variant():
@@ -214,6 +216,8 @@ def test_torch_operations_handle_trees_and_ragged_batches_too(pair, kernel):
     model, ours = pair
     if kernel == "static" and "Experts" in {type(block._mlp).__name__ for block in ours.blocks}:
         pytest.skip("a mixture of experts has no static steps")
+    if kernel == "static" and ours.shape.kinds:
+        pytest.skip("layers whose heads differ have no static steps")
     results = []
     for layered in (ours, from_transformers(model, kernel=kernel, check=False)):
         cache = layered.new_cache(3, 64)

@@ -21,7 +21,7 @@ from selfspec.testing import tiny_model, tiny_tokenizer
 
 # a cache that is cropped, one that is copied, one that takes single tokens, none at all
 KINDS = {
-    "bloom": "cropped",
+    "xglm": "cropped",
     "mamba2": "copied",
     "mamba": "one token at a time",
     "openai-gpt": "no cache",
@@ -131,7 +131,7 @@ def _greedy(llm):
 
 def test_a_way_that_leaves_traces_is_not_taken(monkeypatch):
     """A rollback that does nothing would be seen by nobody but the probe."""
-    model = tiny("bloom")
+    model = tiny("xglm")
     words = floor_of(model).alone
     assert "cropped" in str(words)
     monkeypatch.setattr(pasts, "_can_be_cropped", lambda past: False)
@@ -157,7 +157,7 @@ def test_a_model_that_looks_ahead_is_refused():
 
 def test_what_a_models_own_code_raises_refuses_it(monkeypatch):
     """A stray RuntimeError out of a model's insides."""
-    model = tiny("bloom")
+    model = tiny("xglm")
 
     def broken(*_, **__):
         raise RuntimeError("it never worked")
@@ -181,10 +181,10 @@ def test_a_text_read_in_any_pieces_and_returns_is_the_same():
 
 def test_training_mode_and_weights_are_refused():
     """Dropout in what is called the model's own text, and an option that would do nothing."""
-    model = tiny("bloom")
+    model = tiny("xglm")
     ours = floor_of(model)
     model.train()
     with pytest.raises(OptionError, match=r"training mode.*model\.eval\(\)"):
         ours.prefill([TEXT[:5]], ours.new_cache(1, 8))
     with pytest.raises(OptionError, match="weights 'int8'"):
-        from_transformers(tiny("bloom"), weights="int8")
+        from_transformers(tiny("xglm"), weights="int8")

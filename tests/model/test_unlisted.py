@@ -112,11 +112,7 @@ def test_cache_equals_a_fresh_prefill_after_rollback(pair):
 @pytest.mark.parametrize(
     ("family", "changes", "reason"),
     [
-        (
-            "bloom",
-            {},
-            "bloom.*made of input_layernorm, mlp, post_attention_layernorm, self_attention",
-        ),
+        ("ctrl", {}, "ctrl.*made of ffn, layernorm1, layernorm2, multi_head_attention"),
         ("mamba", {}, "mamba.*(linear_attention|made of mixer)"),
         ("xglm", {}, "xglm.*embedding does more"),
         pytest.param(

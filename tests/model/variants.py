@@ -82,6 +82,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma3_text",
         {"rope_parameters": _GEMMA3_LONG, "final_logit_softcapping": 4.0, "sliding_window": 7},
     ),
+    "gemma4": ("gemma4_text", {"num_global_key_value_heads": 1, "final_logit_softcapping": 4.0}),
+    "gemma4-own-values": (
+        "gemma4_text",
+        {"attention_k_eq_v": False, "num_global_key_value_heads": 2, "global_head_dim": 24},
+    ),
     "phi3": ("phi3", {}),
     "phi3-longrope": ("phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 128}),
     "phi3-window-partial": (

@@ -25,6 +25,7 @@ FIRST_CHANCE, FALLOFF = 0.4, 0.75
 FIRST_LOOK, LAST_LOOK = 8, 128
 SOONER = 8  # what divides this wait when a look paid. Not all of it: one draft can be lucky
 LOSS = 0.002  # of all time, the most that looks at one thing may lose
+HIGHEST_LOSS = 0.01  # the same once it has waited for long
 # Drafts of a drafter's first try, when nothing is known of what they cost: of a row, of all rows.
 FIRST_LENGTH, FIRST_TOKENS = 2, 8
 # While nothing is known: what one more token adds to a pass. Little, so that more is tried.
@@ -236,15 +237,15 @@ class Looks:
         self._seconds, self._last = 0.0, 0.0  # since the last look, and of that look
         self._bar: float | None = None
 
-    def due(self, otherwise: float, expected: float | None = None) -> bool:
+    def due(self, otherwise: float, expected: float | None = None, cost: float = 0.0) -> bool:
         """Asked if it seems not to pay in a round. `otherwise`: tokens per second without it.
-        `expected`: with it, if that is known."""
+        `expected`: with it, if that is known. `cost`: seconds of a look, while there was none."""
         self._waited += 1
         if self._waited < self._wait:
             return False
-        if expected is not None and self._waited < 2 * LAST_LOOK:
-            loss = self._last * (1 - expected / otherwise)
-            if self._seconds * LOSS < loss:
+        if expected is not None:
+            loss = (self._last or cost) * (1 - expected / otherwise)
+            if self._seconds * (LOSS if self._waited < 2 * LAST_LOOK else HIGHEST_LOSS) < loss:
                 return False
         self._waited, self._wait = 0, min(LAST_LOOK, max(FIRST_LOOK, 2 * self._wait))
         self._bar = otherwise

@@ -130,7 +130,7 @@ class RoundTime:
     draft: float
     verify: float
     host: float
-    beside: int = 0  # tokens that the same pass carried for rows with another drafter
+    beside: int = 0  # other tokens of the same pass: of rows with another drafter, or read again
 
 
 class StopCheck(Protocol):

@@ -84,7 +84,7 @@ class Auto(Drafter):
     def start(self, target: Target) -> AutoSession:
         memories = self._known.get(target.model)
         if memories is None:
-            memories = self._known.setdefault(target.model, self._nothing_known())
+            memories = self._known.setdefault(target.model, self._first_known(target.model))
         arms = []
         for drafter, memory in zip(self._drafters, memories, strict=True):
             try:
@@ -93,15 +93,19 @@ class Auto(Drafter):
                 continue
             costs = CostModel(memory.costs)
             arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.names))
-        return AutoSession(arms, self.most)
+        return AutoSession(arms, self.most, bool(target.model.pass_seconds))
 
-    def _nothing_known(self) -> list[_Known]:
+    def _first_known(self, model: LayeredModel) -> list[_Known]:
         """The first is tried at once, and what is likely to be right soon after."""
         waits = [FIRST_LOOK if each.likely < 0.5 else 2 for each in self._drafters]
-        return [
+        known = [
             _Known(CostModel(likely=each.likely), Looks(wait if index else 1))
             for index, (each, wait) in enumerate(zip(self._drafters, waits, strict=True))
         ]
+        for each in known:
+            for tokens, seconds in model.pass_seconds:
+                each.costs.passes.observe(1, tokens, seconds)
+        return known
 
 
 @dataclass
@@ -119,9 +123,10 @@ class _Arm:
 class AutoSession(JoinedSession, ControlSession):
     """Drafter and controller of one generation; `rounds` says how often each candidate drafted."""
 
-    def __init__(self, arms: Sequence[_Arm], most: int) -> None:
+    def __init__(self, arms: Sequence[_Arm], most: int, told: bool = False) -> None:
+        """`told`: what passes cost is known from the beginning."""
         super().__init__([arm.session for arm in arms])
-        self._arms, self._most = arms, most
+        self._arms, self._most, self._told = arms, most, told
         self._chosen: _Arm | None = None
         self._asked: Sequence[int] = ()
         self._compared: set[int] = set()  # rows with drafts that were compared with the model's own
@@ -179,8 +184,11 @@ class AutoSession(JoinedSession, ControlSession):
         for arm, rates in offers:
             if arm is chosen or (self._reading and arm.costs.drafting.known):
                 continue  # prompts that wait would pay for a look
-            tried = best(rates, least=1) if arm.costs.drafting.known else None
-            if arm.looks.due(highest, None if tried is None else rates[tried]):
+            known = arm.costs.drafting.known or (arm.looks_up and self._told)
+            tried = best(rates, least=1) if known else None
+            size = rows * (1 + (tried or 0)) + beside
+            cost = arm.costs.passes.of(rows)(size) if known else 0.0
+            if arm.looks.due(highest, None if tried is None else rates[tried], cost):
                 return arm, first_length(rows, most) if tried is None else tried
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0

@@ -300,8 +300,9 @@ class Generation:
                 seen, shown = seen[nodes], shown[nodes]
                 best = None if best is None else [best[node] for node in nodes]
             outcome = Outcome([decision.outcome for decision in mine], seen, shown, best)
+            beside = len(scored.logits) - len(seen) + self.cache.again
             with self._blamed(group):
-                group.learn(outcome, clock[1], clock[1] - clock[0], len(scored.logits) - len(seen))
+                group.learn(outcome, clock[1], clock[1] - clock[0], beside)
 
     def _verify(self, blocks: Sequence[Block]) -> Scored:
         """What the model makes of every node of every row."""

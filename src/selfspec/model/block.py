@@ -34,6 +34,7 @@ from .weights import (
     head_norm,
     linear_weights,
     norm,
+    number,
     parameter,
     product,
     qkv,
@@ -82,7 +83,7 @@ class Norms:
 
 class Block:
     """One layer. A half is: norm, core, norm, scale, and added to the stream; any of them but the
-    core may be missing.
+    core may be missing. `stream` multiplies what leaves the layer.
 
     `parallel`: the MLP reads what entered the layer, not what attention has added to.
     """
@@ -94,10 +95,11 @@ class Block:
         norms: Norms,
         scale: float = 1.0,
         parallel: bool = False,
+        stream: float = 1.0,
     ) -> None:
         """None: the model's layer has no such half."""
         self._attention, self._mlp, self._norms = attention, mlp, norms
-        self._scale, self.parallel = scale, parallel
+        self._scale, self.parallel, self._stream = scale, parallel, stream
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -120,17 +122,19 @@ class Block:
     def with_linears(self, change: ChangeLinear) -> Block:
         """The same with other products. Modules of transformers stay as they are."""
         attention, mlp = _changed(self._attention, change), _changed(self._mlp, change)
-        return Block(attention, mlp, self._norms, self._scale, self.parallel)
+        return Block(attention, mlp, self._norms, self._scale, self.parallel, self._stream)
 
     def taken_apart(self) -> tuple[Half | None, Half | None]:
         """Both halves, attention first; None for one that the layer does not have."""
         norms = self._norms
         return (
             self._apart(self._attention, norms.attention_before, norms.attention_after),
-            self._apart(self._mlp, norms.mlp_before, norms.mlp_after),
+            self._apart(self._mlp, norms.mlp_before, norms.mlp_after, self._stream),
         )
 
-    def _apart(self, core: Core | None, before: Change | None, after: Change | None) -> Half | None:
+    def _apart(
+        self, core: Core | None, before: Change | None, after: Change | None, stream: float = 1.0
+    ) -> Half | None:
         if core is None:
             return None
         parts = core.parts()
@@ -142,7 +146,8 @@ class Block:
                 return "its norm is a module of transformers"
             norms.append(None if change is None else change.norm)
         first, last = norms
-        return replace(parts, before=first, after=last, parallel=self.parallel, scale=self._scale)
+        made = replace(parts, parallel=self.parallel, scale=self._scale, stream=stream)
+        return replace(made, before=first, after=last)
 
     def attention(self, x: Tensor, cache: KVCache, layout: TokenLayout) -> Tensor:
         if self._attention is None:
@@ -155,7 +160,8 @@ class Block:
         if self._mlp is None:
             return x
         read = entered if self.parallel and entered is not None else x
-        return self._half(x, read, self._norms.mlp_before, self._mlp, self._norms.mlp_after)
+        x = self._half(x, read, self._norms.mlp_before, self._mlp, self._norms.mlp_after)
+        return x if self._stream == 1 else x * self._stream
 
     def _half(
         self,
@@ -306,6 +312,7 @@ def own_block(
         Norms(*map(change, names)),
         shape.scales.residual,
         shape.parallel,
+        1.0 if family.stream is None else float(number(layer, family.stream)),
     )
 
 
@@ -320,7 +327,8 @@ def _own_attention(
     if found is not None and index in shape.keyless:
         into, out = product(found.into, ops, found.order), product([found.out], ops)
         return Recurrent(ops, HalfParts(into=into, out=out, recurrence=found.how))
-    rotary, device = None if rope is None else rope.rotary, a_parameter(layer).device
+    device = a_parameter(layer).device
+    shape, rotary = shape.of_layer(index), None if rope is None else rope.rotary
     heads = Heads(
         layer=index - sum(other < index for other in shape.keyless),
         queries=shape.heads,
@@ -336,6 +344,7 @@ def _own_attention(
         rope=rope,
         query_norm=head_norm(layer, family.query_norm, family, shape, rotary),
         key_norm=head_norm(layer, family.key_norm, family, shape, rotary),
+        value_norm=head_norm(layer, family.value_norm, family, shape, None),
     )
     last = linear_weights(layer, family.out, shape.factors)
     parts, order = qkv(layer, family, shape, rotary)

@@ -38,6 +38,18 @@ def _gemma3_scales(config: Any) -> Scales:
     return replace(_gemma_scales(config), score_cap=0.0)
 
 
+def _gemma4_kinds(config: Any) -> tuple[tuple[int, int], ...]:
+    layers = [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
+    return tuple((layer.num_key_value_heads, layer.head_dim) for layer in layers)
+
+
+def _gemma4_more(config: Any) -> bool:
+    """Embeddings of each layer, keys shared between layers, experts, or no causal mask."""
+    more = (config.hidden_size_per_layer_input, config.num_kv_shared_layers)
+    looks_ahead = config.use_bidirectional_attention == "all"
+    return any(more) or config.enable_moe_block or looks_ahead
+
+
 def _granite_scales(config: Any) -> Scales:
     return Scales(
         embedding=config.embedding_multiplier,
@@ -177,6 +189,17 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family(norms=_GEMMA, scales=_gemma_scales, **_SANDWICH),
     "gemma3_text": Family(
         norms=_GEMMA, scales=_gemma3_scales, ropes=_rope_by_kind, **_HEAD_NORMS, **_SANDWICH
+    ),
+    "gemma4_text": Family(
+        norms=_WIDE,
+        scales=_gemma3_scales,
+        ropes=_rope_by_kind,
+        kinds=_gemma4_kinds,
+        value_norm="self_attn.v_norm",
+        stream="layer_scalar",
+        unless=_gemma4_more,
+        **_HEAD_NORMS,
+        **_SANDWICH,
     ),
     "phi3": Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
     "smollm3": Family(

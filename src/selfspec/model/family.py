@@ -14,6 +14,7 @@ from .compute.cache import Window
 from .compute.norms import NormKind
 from .compute.ops import Temperature
 from .compute.recurrence import RecurrentSize
+from .compute.uneven_cache import Kinds
 
 _RMS = NormKind()
 
@@ -88,6 +89,7 @@ class Family:
     query_norm: str | None = None
     """Used in the layers that have it."""
     key_norm: str | None = None
+    value_norm: str | None = None
     interleaved: bool = False
     """Rotary pairs are neighbours, not the two halves of a head."""
     backwards: bool = False
@@ -135,6 +137,10 @@ class Family:
         config, "num_key_value_heads", None
     )
     """Heads of keys and of values. None: as many as of queries."""
+    kinds: Callable[[Any], Kinds] | None = None
+    """Of each layer the heads of keys and their size, where layers differ."""
+    stream: str | None = None
+    """A number of each layer that multiplies the residual stream behind it."""
     scales: Callable[[Any], Scales] = lambda config: Scales()
     factors: Callable[[Any], Mapping[str, Factor]] = lambda config: {}
     """Of linears, by their names within a layer."""
@@ -163,6 +169,8 @@ class Shape:
     recurrent_size: RecurrentSize | None = None
     keyless: tuple[int, ...] = ()
     """The layers that keep no keys and values."""
+    kinds: Kinds = ()
+    """Of each layer the heads of keys and their size, where layers differ."""
     missing: frozenset[tuple[int, bool]] = frozenset()
     """Halves that the model does not have: layer, and whether it would be the attention."""
     factors: Mapping[str, Factor] = field(default_factory=dict)
@@ -174,6 +182,13 @@ class Shape:
         """Whether drafts are chains, since recurrent layers go on from one token to the next."""
         return bool(self.recurrent)
 
+    def of_layer(self, layer: int) -> Shape:
+        """The shape with the heads of one layer."""
+        if not self.kinds:
+            return self
+        heads, size = self.kinds[layer]
+        return replace(self, kv_heads=heads, head_size=size)
+
     def first_layers(self, count: int) -> Shape:
         """The shape of the first `count` layers alone."""
         return replace(
@@ -184,5 +199,6 @@ class Shape:
             temperatures=self.temperatures[:count],
             recurrent=tuple(layer for layer in self.recurrent if layer < count),
             keyless=tuple(layer for layer in self.keyless if layer < count),
+            kinds=self.kinds[:count],
             missing=frozenset(half for half in self.missing if half[0] < count),
         )

@@ -9,10 +9,12 @@ the middle. Does not know families.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,12 +22,15 @@ from torch import Tensor, nn
 
 from ..errors import OptionError, SelfCheckFailed, SelfspecError, UnsupportedModel
 from .block import Block, Norms
-from .compute.cache import KVCache, TokenLayout
+from .compute.cache import KVCache, RowSpan, TokenLayout
+from .compute.cpu.choosing import likeliest_or_broken
 from .compute.linear import Linear
 from .compute.ops import TorchOps
+from .compute.plan import LayerPlan
 from .family import Scales, Shape
 from .layered import Embedding, LayeredModel
 from .operations import BY_TORCH, check_weights
+from .passes import WholePass
 from .pasts import Calling, Past, ways
 from .probing import probe
 from .recording import EagerSteps
@@ -43,6 +48,7 @@ WARNING = (
     "last bits may depend on what is computed beside it"
 )
 _WHOLE = "transformers' own forward runs the whole model, and {0}"
+TIMED = (1, 2, 5)  # tokens of passes
 
 
 def floor_model(model: PreTrainedModel, reason: str, weights: str = "auto") -> LayeredModel:
@@ -56,6 +62,7 @@ def floor_model(model: PreTrainedModel, reason: str, weights: str = "auto") -> L
         try:
             calling, vocabulary = _way(model)
             calling, head = _with_head(model, calling, vocabulary)
+            seconds = _pass_seconds(calling, vocabulary)
         finally:
             for each in training:
                 each.training = True
@@ -75,6 +82,7 @@ def floor_model(model: PreTrainedModel, reason: str, weights: str = "auto") -> L
         head_product=head,
         steps=FloorSteps(calling, model.dtype, model.device),
         parameters=parameter_count(model),
+        pass_seconds=seconds,
     )
 
 
@@ -153,6 +161,21 @@ def _with_head(model: PreTrainedModel, calling: Calling, vocabulary: int) -> tup
     return (split, head) if same else whole
 
 
+@torch.inference_mode()
+def _pass_seconds(calling: Calling, vocabulary: int) -> list[tuple[int, float]]:
+    """What passes over a few tokens take: with some models several cost several times as much, and
+    who drafts should not have to find that out in a text. The least of two times each."""
+    tokens = probe(_shape(calling.model.config, vocabulary), calling.model.device).tolist()
+    past, at, taken = Past(calling), len(tokens) // 2, dict[int, list[float]]()
+    past.read(0, tokens[:at])
+    for size in (1, *TIMED, *TIMED):  # the first one warms up
+        begin = time.perf_counter()
+        past.read(at, tokens[:size])
+        taken.setdefault(size, []).append(time.perf_counter() - begin)
+        at += size
+    return [(size, min(taken[size])) for size in TIMED]
+
+
 def _entries(model: PreTrainedModel) -> int:
     embeddings: Any = model.get_input_embeddings()
     return int(embeddings.weight.shape[0])
@@ -194,6 +217,17 @@ class WholeCache(KVCache):
         """What is held of a row."""
         return self._pasts.setdefault(row, Past(self._calling))
 
+    def copy(self, source: int, target: int, length: int) -> None:
+        super().copy(source, target, length)
+        self._pasts[target] = self.past(source).copy()
+
+    def read(self, span: RowSpan, tokens: Sequence[int]) -> Tensor:
+        """What the model says of a row's tokens."""
+        past = self.past(span.row)
+        said = past.read(span.first, tokens)
+        self.again += past.again
+        return said
+
     @property
     def bytes(self) -> int:
         return sum(past.bytes for past in self._pasts.values())
@@ -209,12 +243,42 @@ class FloorSteps(EagerSteps):
     def new_cache(self, shape: Shape, rows: int, capacity: int) -> KVCache:
         return WholeCache(self._calling, rows, capacity, self._dtype)
 
+    def at_once(self, head: Linear) -> WholePass:
+        return partial(self._pass, head)
+
+    def _pass(
+        self,
+        head: Linear,
+        tokens: Sequence[int],
+        plan: LayerPlan,
+        cache: KVCache,
+        layout: TokenLayout,
+        ranks: int,
+    ) -> tuple[Tensor, Tensor, list[list[int]]]:
+        states = read(self._calling, tokens, cache, layout)
+        logits = head(states)
+        best: list[list[int]] = likeliest_or_broken(logits, ranks).tolist() if ranks else []
+        return states, logits, best
+
+
+def read(calling: Calling, tokens: Sequence[int], cache: KVCache, layout: TokenLayout) -> Tensor:
+    """What the model says of the layout's tokens, row by row."""
+    if calling.model.training:
+        raise OptionError(
+            "the model is in training mode, and its own forward would apply dropout; call "
+            "model.eval() first"
+        )
+    assert isinstance(cache, WholeCache) and layout.ancestors is None
+    cache.again = 0
+    said = [cache.read(span, tokens[piece]) for span, piece in layout.pieces]
+    return said[0] if len(said) == 1 else torch.cat(said)
+
 
 class WholeModel:
     """All of the model in the place of one layer's attention: tokens in, states or logits out."""
 
     def __init__(self, calling: Calling, alone: str) -> None:
-        self._model, self._alone = calling.model, alone
+        self._calling, self._alone = calling, alone
         self.linears = linears_of(calling.called)
 
     def parts(self) -> str:
@@ -223,15 +287,7 @@ class WholeModel:
     def __call__(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
     ) -> Tensor:
-        if self._model.training:
-            raise OptionError(
-                "the model is in training mode, and its own forward would apply dropout; call "
-                "model.eval() first"
-            )
-        assert isinstance(cache, WholeCache) and layout.ancestors is None
-        tokens = x.tolist()
-        rows = [cache.past(s.row).read(s.first, tokens[piece]) for s, piece in layout.pieces]
-        return torch.cat(rows)
+        return read(self._calling, x.tolist(), cache, layout)
 
 
 class Nothing:

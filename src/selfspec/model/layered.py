@@ -103,6 +103,8 @@ class LayeredModel:
     """What allows longer texts, for a model that was loaded for shorter ones than it knows."""
     packs: Packs | None = None
     """Where its packed weights are kept, if the model is what a folder holds."""
+    pass_seconds: Sequence[tuple[int, float]] = ()
+    """What passes over so many tokens took at load, if they were measured."""
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False)
     _making: threading.RLock = field(default_factory=threading.RLock, init=False)
 
@@ -255,6 +257,8 @@ class LayeredModel:
     @cached_property
     def _at_once(self) -> WholePass | None:
         """The model in one call; None where more stands at its ends than our kernels know."""
+        if (whole := self.steps.at_once(self.head_product)) is not None:
+            return whole
         scales, embedding, norm = self.shape.scales, self.embedding, self.final_norm
         if self.ops.kernel != "native" or not isinstance(norm, NormBy):
             return None

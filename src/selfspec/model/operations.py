@@ -19,6 +19,7 @@ from .family import Family
 
 KERNELS = ("auto", "native", "mkl", "plain", "static")
 EXPERTS = "a mixture of experts: which experts run is decided on the host, token by token"
+UNEVEN = "layers whose heads differ in size: a recorded step reads one cache of one shape"
 RECURRENT = "recurrent layers: where their states stand is decided on the host"
 BY_TORCH = (
     "weights {0!r} says how our own kernels store weights, and here {1}, so it would change "
@@ -82,6 +83,8 @@ def why_eager(family: Family) -> str:
     """What in a family cannot be recorded, in words; "" for nothing."""
     if family.recurrent is not None:
         return RECURRENT
+    if family.kinds is not None:
+        return UNEVEN
     return "" if family.experts is None else EXPERTS
 
 

@@ -116,15 +116,19 @@ class Past:
     _held: int = 0
     _now: Any = None
     _copies: dict[int, Any] = field(default_factory=dict)  # by the length of the text they hold
+    again: int = 0
+    """Tokens that the last call read once more."""
 
     def __post_init__(self) -> None:
-        self._now = self.calling.begin()
+        if self._now is None:
+            self._now = self.calling.begin()
 
     def read(self, first: int, tokens: Sequence[int]) -> Tensor:
         """What is said of tokens that follow the first ones of the text, whatever did before."""
         assert first <= len(self._text), "a text goes on where it is known"
         self._return_to(first)
         self._text[first:] = tokens
+        self.again = first - self._held if self.calling.name is not None else 0
         if first - self._held > AGAIN and self.calling.name is not None:
             self._go_on(first)
         start = first - self._held
@@ -151,20 +155,31 @@ class Past:
         self._copies = {place: past for place, past in self._copies.items() if place == oldest}
 
     def _go_on(self, end: int) -> Tensor:
-        """Read the text up to there. What is not cropped is copied on the way."""
+        """Read the text up to there. What is not cropped is copied on the way, but not for a single
+        token: a call's first one is never taken back, unless it is interrupted."""
         new = self._text[self._held : end]
         single = self.calling.one_by_one and self._held > 0
         pieces = [[token] for token in new] if single else [new]
         logits = []
         for index, piece in enumerate(pieces):
             held = self._held
-            if held and len(pieces) - index <= COPIES and not _can_be_cropped(self._now):
-                self._copies[held] = _copied(self._now)
+            if held and len(new) > 1 and len(pieces) - index <= COPIES:
+                self._keep()
             self._held = _UNKNOWN  # if this is interrupted
             out, self._now = self.calling(self._now, held, piece)
             self._held = held + len(piece)
             logits.append(out)
         return torch.cat(logits)
+
+    def copy(self) -> Past:
+        """Another one that holds the same."""
+        held = _copied(self._now), dict(self._copies)
+        return Past(self.calling, list(self._text), self._held, *held)
+
+    def _keep(self) -> None:
+        """A copy of what is held, unless there is one or none is needed."""
+        if self._held not in self._copies and not _can_be_cropped(self._now):
+            self._copies[self._held] = _copied(self._now)
 
     @property
     def bytes(self) -> int:

@@ -21,7 +21,9 @@ from .compute.cuda.storage import StaticCache, StoragePool
 from .compute.linear import Linear
 from .compute.recurrent_cache import RecurrentCache
 from .compute.rope import RopeTable
+from .compute.uneven_cache import UnevenCache
 from .family import Shape
+from .passes import WholePass
 
 Heads = tuple[Linear, ...]
 Score = Callable[[Tensor, Heads], Tensor]
@@ -53,6 +55,8 @@ class EagerSteps:
         if shape.recurrent and shape.recurrent_size is not None:
             counts = len(shape.keyless), len(shape.recurrent)
             return RecurrentCache(sizes, *counts, shape.recurrent_size, capacity, *on)
+        if shape.kinds:
+            return UnevenCache(rows, shape.kinds, capacity, *on)
         return KVCache(sizes, capacity, *on)
 
     def run(self, layers: Layers, x: Tensor, call: Call) -> tuple[Tensor, ...]:
@@ -63,6 +67,10 @@ class EagerSteps:
     def head(self, score: Score, heads: Heads, x: Tensor) -> Tensor:
         """score(x, heads)."""
         return score(x, heads)
+
+    def at_once(self, head: Linear) -> WholePass | None:
+        """All of the model as one call with this head, where that is how it runs."""
+        return None
 
     def eagerly(self) -> AbstractContextManager[None]:
         """For measuring: meanwhile calls run as they are written."""

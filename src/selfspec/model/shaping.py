@@ -14,6 +14,7 @@ _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max
 def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
     """The numbers in the config. `long`: for texts beyond the length where frequencies change."""
     heads: int = config.num_attention_heads
+    kinds = () if family.kinds is None else family.kinds(config)
     names = (
         "hidden_act",
         "hidden_activation",
@@ -31,8 +32,8 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
         layers=config.num_hidden_layers,
         width=config.hidden_size,
         heads=heads,
-        kv_heads=family.key_heads(config) or heads,
-        head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        kv_heads=max(kinds)[0] if kinds else family.key_heads(config) or heads,
+        head_size=max(size for _, size in kinds) if kinds else _head_size(config),
         vocabulary=config.vocab_size,
         context=context,
         activation=family.activation or next(filter(None, activations), "none"),
@@ -43,8 +44,14 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
         factors=family.factors(config),
         slopes=family.slopes(config),
         temperatures=family.temperatures(config),
+        kinds=kinds,
         **(_by_kind(config, family) if family.recurrent else {}),
     )
+
+
+def _head_size(config: Any) -> int:
+    size: int | None = getattr(config, "head_dim", None)
+    return size or config.hidden_size // config.num_attention_heads
 
 
 def _by_kind(config: Any, family: Family) -> dict[str, Any]:

@@ -267,7 +267,10 @@ def qkv(
     """The projections, and which of their outputs stands at each place: all queries, all keys, all
     values; in each head of the first two, rotary pairs half a head apart, or half of the `rotary`
     numbers that turn."""
-    parts = [linear_weights(layer, name, shape.factors) for name in family.qkv]
+    names = list(family.qkv)
+    if len(names) == 3 and module(layer, names[2]) is None:
+        names[2] = names[1]  # what keys are made of serves as values
+    parts = [linear_weights(layer, name, shape.factors) for name in names]
     return parts, _qkv_order(family, shape, rotary)
 
 
@@ -298,6 +301,12 @@ def _head_order(family: Family, shape: Shape, rotary: int | None) -> Tensor | No
         half = turned // 2
         return torch.cat([order[half:turned], order[:half], order[turned:]])
     return None
+
+
+def number(layer: nn.Module, name: str) -> float:
+    """A layer's buffer of one number."""
+    found: Tensor = attrgetter(name)(layer)
+    return found.item()
 
 
 def attention_scale(layer: nn.Module, family: Family) -> float:

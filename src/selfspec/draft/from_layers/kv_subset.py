@@ -68,6 +68,12 @@ class KVSubset(Drafter):
                 "draft='kv-subset' drafts with part of the keys, and recurrent layers have none; "
                 "draft with 'auto', 'hybrid', 'early-exit', 'layer-skip' or 'quantised'"
             )
+        if target.model.shape.kinds:
+            raise OptionError(
+                "draft='kv-subset' compares the keys of all layers at once, and this model's "
+                "layers have heads of different sizes; draft with 'auto', 'hybrid', 'early-exit', "
+                "'layer-skip' or 'quantised'"
+            )
         return _Subset(target, self)
 
 

@@ -247,6 +247,8 @@ class KVCache:
         self._tensors = self._room(rounded(capacity))
         self.seen: tuple[Tensor, Sequence[int]] | None = None
         """What our kernels keep of the keys and values here, and of which keys."""
+        self.again = 0
+        """Tokens that the last call read once more beside new ones, for want of a way back."""
 
     def _room(self, capacity: int) -> tuple[Tensor, Tensor]:
         """Keys and values for so many slots."""
@@ -265,6 +267,10 @@ class KVCache:
     @property
     def values(self) -> Tensor:
         return self._tensors[1]
+
+    def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer, (rows, heads, slots, size) each."""
+        return self.keys[layer], self.values[layer]
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -373,9 +379,13 @@ class KVCache:
         moved = len(path)
         if list(path) != list(range(moved)):
             source = torch.tensor([first + index for index in path], device=self.keys.device)
-            for tensor in (self.keys, self.values):
-                tensor[:, row, :, first : first + moved] = tensor[:, row, :, source]
+            self._move(row, first, source)
         self.rollback(row, first + moved)
+
+    def _move(self, row: int, first: int, source: Tensor) -> None:
+        """The entries of a row at these slots to the slots from `first` on."""
+        for tensor in (self.keys, self.values):
+            tensor[:, row, :, first : first + len(source)] = tensor[:, row, :, source]
 
 
 def zeros(

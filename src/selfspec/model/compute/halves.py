@@ -14,8 +14,8 @@ from .recurrence import Recurrence
 @dataclass(frozen=True, kw_only=True)
 class HalfParts:
     """An attention if it has heads, recurrent if it has a recurrence, else an MLP: norm, product,
-    what stands between, product, norm, scale, and added to the stream. The first product of a
-    mixture is its router."""
+    what stands between, product, norm, scale, added to the stream, and the stream scaled. The first
+    product of a mixture is its router."""
 
     into: Linear
     out: Linear | None = None
@@ -30,6 +30,8 @@ class HalfParts:
     after: Norm | None = None
     parallel: bool = False
     scale: float = 1.0
+    stream: float = 1.0
+    """What the stream is multiplied with behind it."""
 
     @property
     def alone(self) -> str:

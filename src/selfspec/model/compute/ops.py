@@ -82,6 +82,7 @@ class Heads(Memo):
     rope: RopeTable | None = None  # None: nothing is rotated
     query_norm: Norm | None = None  # of each head, or of all queries together
     key_norm: Norm | None = None
+    value_norm: Norm | None = None
 
     @property
     def plain(self) -> bool:
@@ -238,8 +239,8 @@ class TorchOps(Ops):
             sine = heads.rope.sines[layout.positions][:, None]
             q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
         q = self._warmed(q, heads, layout)
-        cache.keys[heads.layer][layout.rows, :, layout.slots] = k
-        cache.values[heads.layer][layout.rows, :, layout.slots] = v
+        for room, entries in zip(cache.of_layer(heads.layer), (k, v), strict=True):
+            room[layout.rows, :, layout.slots] = entries
         rows = [self._attend_row(q, heads, cache, layout, *each) for each in layout.pieces]
         return torch.cat(rows).reshape(len(qkv), -1)
 
@@ -248,6 +249,7 @@ class TorchOps(Ops):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What happens to queries, keys and values before anything is rotated."""
         q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
+        v = self._norm_groups(v, heads.value_norm)
         if not heads.clamp:
             return q, k, v
         low, high = -heads.clamp, heads.clamp
@@ -281,7 +283,7 @@ class TorchOps(Ops):
             (piece.start, heads.window, length),
             lambda: visible_mask(layout, piece, heads.window, length),
         )
-        k, v = (room[heads.layer, span.row, :, :length] for room in (cache.keys, cache.values))
+        k, v = (room[span.row, :, :length] for room in cache.of_layer(heads.layer))
         tokens, group = span.count, heads.queries // heads.keys
         queries = q[piece].view(tokens, heads.keys, group, heads.size)
         if self._row_stable and heads.plain:

@@ -191,6 +191,7 @@ class FusedHalves:
             activation=ACTIVATIONS[half.activation] if half.activation else 0,
             gated=half.gated,
             scale=half.scale,
+            stream=half.stream,
         )
 
 

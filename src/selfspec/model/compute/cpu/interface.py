@@ -79,6 +79,7 @@ class HeadsStruct(ctypes.Structure):
         ("size", c_int64),
         ("query_norm", c_void_p),
         ("key_norm", c_void_p),
+        ("value_norm", c_void_p),
         *((name, c_float) for name in ("scale", "cap", "clamp")),
         ("sinks", c_void_p),
         ("slopes", c_void_p),
@@ -125,6 +126,7 @@ class HalfStruct(ctypes.Structure):
         ("activation", c_int64),
         ("gated", c_int64),
         ("scale", c_float),
+        ("stream", c_float),
     ]
 
 
@@ -142,7 +144,7 @@ class CallStruct(ctypes.Structure):
         ("values", c_void_p),
         ("layer_stride", c_int64),
         ("row_stride", c_int64),
-        ("head_stride", c_int64),
+        ("slots", c_int64),
         ("entered", c_void_p),
         ("kept", c_void_p),
     ]
@@ -250,6 +252,7 @@ def heads_struct(heads: Heads) -> HeadsStruct:
             heads.size,
             norm_address(heads.query_norm),
             norm_address(heads.key_norm),
+            norm_address(heads.value_norm),
             heads.scale,
             heads.cap,
             heads.clamp,
@@ -330,12 +333,12 @@ def _zeros(count: int) -> Array[c_int64]:
 
 
 def room_of(cache: KVCache) -> Sequence[int]:
-    """Where a cache's keys and values begin, and the keys' first three strides. Kept with the
-    cache until it grows into other memory."""
+    """Where a cache's keys and values begin, the keys' first two strides, and the slots. Kept with
+    the cache until it grows into other memory."""
     keys, values = cache.room
     known = cache.seen
     if known is None or known[0] is not keys:
-        numbers = (keys.data_ptr(), values.data_ptr(), *keys.stride()[:3])
+        numbers = (keys.data_ptr(), values.data_ptr(), *keys.stride()[:2], keys.shape[3])
         known = cache.seen = keys, numbers
     return known[1]
 
@@ -343,6 +346,6 @@ def room_of(cache: KVCache) -> Sequence[int]:
 def layer_struct(cache: KVCache, heads: Heads) -> LayerStruct:
     """One layer of a cache. The cache may grow into other memory, so this is for one call."""
     keys, values = cache.keys, cache.values
-    layer, row, head, _, _ = keys.stride()
-    offset = heads.layer * layer * keys.element_size()
+    layer, row = keys.stride()[:2]
+    offset, head = heads.layer * layer * keys.element_size(), keys.shape[3] * heads.size
     return LayerStruct(keys.data_ptr() + offset, values.data_ptr() + offset, row, head, heads.size)

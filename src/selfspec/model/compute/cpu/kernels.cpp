@@ -449,7 +449,7 @@ struct Temperature {
 // What one attention is, beside its projections.
 struct Heads {
     int64_t queries, keys, size;  // query heads, key heads, numbers of a head
-    const Norm *query_norm, *key_norm;
+    const Norm *query_norm, *key_norm, *value_norm;
     float scale, cap, clamp;  // the last one of queries, keys and values; 0: none
     const float* sinks;   // of each query head a score whose share gives nothing, or null
     const float* slopes;  // of each query head, by which scores fall with a key's distance, or null
@@ -470,6 +470,7 @@ static void file_token(float* x, int64_t token, const Heads& heads, const Rope& 
     int64_t size = heads.size;
     norm_groups(x, heads.queries * size, heads.query_norm);
     norm_groups(x + heads.queries * size, heads.keys * size, heads.key_norm);
+    norm_groups(x + (heads.queries + heads.keys) * size, heads.keys * size, heads.value_norm);
     if (heads.clamp > 0)
         for (int64_t i = 0; i < heads.width(); i++)
             x[i] = std::clamp(x[i], -heads.clamp, heads.clamp);
@@ -1232,8 +1233,9 @@ extern "C" void mix(const experts::Mixture* mixture, const float* x, const float
 
 // ------------------------------------------------------------------------------------ whole passes
 
-// Half of a layer: norm, product, attention, recurrence or activation, product, norm, scale, and
-// added to the stream. A mixture's first product is its router, and its experts have their own.
+// Half of a layer: norm, product, attention, recurrence or activation, product, norm, scale, added
+// to the stream, and the stream scaled. A mixture's first product is its router, and its experts
+// have their own.
 struct Half {
     int64_t layer, attention;     // which; 1: it has heads
     int64_t parallel;             // 1: the MLP reads what entered the layer
@@ -1246,19 +1248,19 @@ struct Half {
     const experts::Mixture* mixture;
     int64_t activation;           // of an MLP
     int64_t gated;                // an MLP; or of attention: gates lie behind queries, keys, values
-    float scale;
+    float scale, stream;
 
     bool mlp() const { return !attention && !recurrence; }
 };
 
-// A cache: what one layer of it is.
+// A cache: what one layer of it is, with heads of its own size.
 struct Cache {
     float *keys, *values;
-    int64_t layer_stride, row_stride, head_stride;
+    int64_t layer_stride, row_stride, slots;
 
     Layer layer(int64_t index, int64_t size) const {
         return {keys + index * layer_stride, values + index * layer_stride, row_stride,
-                head_stride, size};
+                slots * size, size};
     }
 };
 
@@ -1453,7 +1455,7 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     multiply(half.into, read, nullptr, room.first.get(), call, room, meeting, steps[step + INTO],
              memory);
     meeting.wait();
-    bool plain = !half.after && half.scale == 1;
+    bool plain = !half.after && half.scale == 1 && half.stream == 1;
     float* added = plain ? x : room.normed.get();
     if (half.mixture) {
         Experts all{*half.mixture, read, room.first.get(), half.into.outputs, call.tokens,
@@ -1468,8 +1470,10 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     if (plain) return;
     if (half.after) norm_rows(added, *half.after, call, added);
     for (Share rows(call.tokens); rows.begin < rows.end; rows.begin++)
-        for (int64_t i = rows.begin * call.width; i < (rows.begin + 1) * call.width; i++)
+        for (int64_t i = rows.begin * call.width; i < (rows.begin + 1) * call.width; i++) {
             x[i] += added[i] * half.scale;
+            x[i] *= half.stream;
+        }
     meeting.wait();
 }
 

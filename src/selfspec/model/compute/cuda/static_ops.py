@@ -43,6 +43,7 @@ class StaticOps(TorchOps):
             q, k = qk.split(counts, dim=1)
             q, k, v = self._normed(q, k, v, heads)
             qk = torch.cat([q, k], dim=1)
+        v = self._norm_groups(v, heads.value_norm)
         if heads.rope:  # queries and keys at once
             cosine, sine, partner = layout.rotation(heads.rope, heads.size)
             qk = torch.addcmul(qk * cosine, qk.index_select(-1, partner), sine).to(qkv.dtype)
