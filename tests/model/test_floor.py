@@ -162,8 +162,8 @@ def test_what_a_models_own_code_raises_refuses_it(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("it never worked")
 
-    monkeypatch.setattr(model.transformer.h[0].mlp, "forward", broken)
-    with pytest.raises(UnsupportedModel, match=r"'bloom'.*RuntimeError.*it never worked"):
+    monkeypatch.setattr(model.model.layers[0].fc1, "forward", broken)
+    with pytest.raises(UnsupportedModel, match=r"'xglm'.*RuntimeError.*it never worked"):
         from_transformers(model)
 
 
