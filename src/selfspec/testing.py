@@ -66,6 +66,14 @@ _SHARED: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
+_GRANITE_EXPERTS: dict[str, Any] = {
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.5,
+    "logits_scaling": 0.7,
+}
 # so that what a family does differently matters at this size
 _PECULIAR: dict[str, dict[str, Any]] = {
     "gemma2": {
@@ -170,6 +178,10 @@ _PECULIAR: dict[str, dict[str, Any]] = {
     },
     "gpt_neox": {**_LOUD, "attention_bias": True},
     "gptj": {"rotary_dim": 8},
+    "codegen": {"rotary_dim": 8, "num_attention_heads": 8, "hidden_size": 128},
+    "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 12},
+    "granitemoe": _GRANITE_EXPERTS,
+    "granitemoeshared": {**_GRANITE_EXPERTS, "shared_intermediate_size": 48},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
     "falcon": {"num_kv_heads": 2},
     "llama4_text": {

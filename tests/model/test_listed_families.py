@@ -120,3 +120,20 @@ def test_what_an_entry_does_not_describe_is_left_to_the_model(family, changes):
     assert ours.ops.kernel in ("modules", "floor")
     theirs = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
     assert torch.allclose(read(ours, TEXT, 30)[0], theirs, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", ["plain", "static"])
+@pytest.mark.parametrize(
+    "variant", ["bloom", "ministral3-window", "mpt-clamp", "hunyuan_v1_dense", "apertus"]
+)
+def test_every_kernel_knows_what_is_new_in_attention(variant, kernel):
+    """A bias, a clamp, a norm or a temperature that only our kernels apply; positions of a tree's
+    nodes taken for their slots."""
+    model = build(variant)
+    ours = from_transformers(model, kernel=kernel, check=False)
+    theirs = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    found, cache = read(ours, TEXT[:60], 20)
+    assert torch.allclose(found, theirs[:60], atol=2e-4, rtol=1e-4)
+    tokens = torch.tensor([5, *TEXT[60:63]])
+    tree = ours.forward(tokens, cache, cache.layout([4], [[-1, -1, 1, 2]]))
+    assert torch.allclose(tree[1:], theirs[60:63], atol=2e-4, rtol=1e-4)

@@ -89,6 +89,12 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
         "stablelm-parallel",
         {"as_configured": lambda config: {"mlp_norm": None}},
     ),
+    "apertus: norms of heads": ("apertus", NO_HEAD_NORMS),
+    "codegen: fused by blocks": ("codegen", {"blocks": 1}),
+    "gpt_neo: scores as they are": ("gpt_neo", {"unscaled": False}),
+    "gpt_neo: windows in its own words": ("gpt_neo", {"windows": lambda config: (None,) * 4}),
+    "granitemoeshared: experts beside the MLP": ("granitemoeshared", {"experts_beside": False}),
+    "hunyuan: norms behind the rotation": ("hunyuan_v1_dense", {"norms_behind": False}),
     "gptj: interleaved rotary pairs": ("gptj", {"interleaved": False}),
     "gptj: parallel halves": ("gptj", {"parallel": False}),
     "falcon: fused by head": ("falcon-heads", {"by_head": False}),
@@ -112,6 +118,7 @@ SCALES = {  # a number of the config, and what it is without it
     "granite: embedding": ("granite", {"embedding": 1.0}),
     "granite: residual": ("granite", {"residual": 1.0}),
     "granite: logits": ("granite", {"logits": 1.0}),
+    "granitemoe: residual": ("granitemoe", {"residual": 1.0}),
     "cohere: logits": ("cohere", {"logits": 1.0}),
     "biogpt: embedding": ("biogpt", {"embedding": 1.0}),
     "nanochat: cap on logits": ("nanochat", {"logit_cap": 0.0}),
@@ -259,6 +266,21 @@ def test_the_router_decides(variant, monkeypatch):
         lambda found: replace(found, of_inputs=not found.of_inputs),
     ):
         monkeypatch.setattr(block, "expert_weights", patched(change))
+        assert gap(model) > 0.01
+
+
+def test_each_number_of_xielu_matters(monkeypatch):
+    """A curve that is the same in every layer, or on both sides of zero."""
+    model, own = build("apertus"), parts.xielu
+    assert gap(model) < 1e-4
+    for which in range(3):
+
+        def other(found, which=which):
+            curve = own(found)
+            curve[which] += 0.5
+            return curve
+
+        monkeypatch.setattr(block, "xielu", other)
         assert gap(model) > 0.01
 
 

@@ -118,10 +118,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 # Families that are a line or a field: a shorter set of tests (test_listed_families.py) sees them.
 SHORT: dict[str, tuple[str, dict[str, Any]]] = {
+    "apertus": ("apertus", {}),
     "arcee": ("arcee", {}),
     "biogpt": ("biogpt", {}),
     "bloom": ("bloom", {}),
     "bloom-six-heads": ("bloom", {"num_attention_heads": 6, "hidden_size": 96}),
+    "codegen": ("codegen", {}),
     "cwm": ("cwm", {"sliding_window": 24}),
     "ernie4_5": ("ernie4_5", {}),
     "exaone4": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 2}),
@@ -137,9 +139,24 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
     "gpt_bigcode": ("gpt_bigcode", {"num_key_value_heads": None}),
+    "gpt_neo": ("gpt_neo", {}),
     "gpt_oss": ("gpt_oss", {}),
     "gptj": ("gptj", {}),
+    "granitemoe": ("granitemoe", {}),
+    "granitemoeshared": ("granitemoeshared", {}),
     "helium": ("helium", {}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
+    "hunyuan-alpha": (
+        "hunyuan_v1_dense",
+        {
+            "rope_parameters": {
+                "rope_type": "dynamic",
+                "factor": 1.0,
+                "alpha": 9.0,
+                "rope_theta": 10000.0,
+            }
+        },
+    ),
     "hyperclovax": ("hyperclovax", {}),
     "internlm3": ("internlm3", {}),
     "iquestcoder": ("iquestcoder", {}),

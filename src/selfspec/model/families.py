@@ -244,6 +244,15 @@ FAMILIES: dict[str, Family] = {
         attention_after="post_self_attn_layernorm", mlp_after="post_mlp_layernorm", **_GLM
     ),
     "helium": Family(norms=_WIDE, interleaved=True),
+    "granitemoe": Family(experts="block_sparse_moe", scales=_granite_scales),
+    "granitemoeshared": Family(
+        gate_up=("shared_mlp.input_linear",),
+        down="shared_mlp.output_linear",
+        experts="block_sparse_moe",
+        experts_beside=True,
+        scales=_granite_scales,
+        unless=lambda config: not config.shared_intermediate_size,
+    ),
     "granitemoehybrid": Family(
         gate_up=("shared_mlp.input_linear",),
         down="shared_mlp.output_linear",

@@ -9,7 +9,7 @@ from typing import Any
 
 from .compute.norms import NormKind
 from .compute.ops import LIMIT, STEEPNESS, Temperature
-from .family import Family, Ropes, Scales, Slopes, Temperatures
+from .family import Family, Ropes, Scales, Slopes, Temperatures, Windows
 
 _LAYER_NORM = NormKind(centred=True, wide=True)
 _H_TO_4H: dict[str, Any] = {
@@ -70,7 +70,65 @@ def _no_rope(config: Any) -> Ropes:
     return (None,) * int(config.num_hidden_layers)
 
 
+def _neo_windows(config: Any) -> Windows:
+    return tuple(
+        config.window_size if kind == "local" else None for kind in config.attention_layers
+    )
+
+
+_GPTJ: dict[str, Any] = {
+    "layers": "transformer.h",
+    "embedding": "transformer.wte",
+    "rotary": "transformer.h.0.attn.embed_positions",
+    "final_norm": "transformer.ln_f",
+    "norms": _LAYER_NORM,
+    "attention": "attn",
+    "attention_norm": "ln_1",
+    "key_heads": lambda config: None,
+    "out": "attn.out_proj",
+    "interleaved": True,
+    "mlp_norm": "ln_1",
+    "gate_up": ("mlp.fc_in",),
+    "gated": False,
+    "down": "mlp.fc_out",
+    "parallel": True,
+}
+
 PECULIAR: dict[str, Family] = {
+    "apertus": Family(
+        attention_norm="attention_layernorm",
+        mlp_norm="feedforward_layernorm",
+        query_norm="self_attn.q_norm",
+        key_norm="self_attn.k_norm",
+        gate_up=("mlp.up_proj",),
+        gated=False,
+    ),
+    "codegen": Family(qkv=("attn.qkv_proj",), blocks=4, **_GPTJ),
+    "gpt_neo": Family(
+        layers="transformer.h",
+        embedding="transformer.wte",
+        positions="transformer.wpe",
+        rotary=None,
+        final_norm="transformer.ln_f",
+        norms=_LAYER_NORM,
+        attention="attn.attention",
+        attention_norm="ln_1",
+        qkv=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
+        key_heads=lambda config: None,
+        out="attn.attention.out_proj",
+        unscaled=True,
+        windows=_neo_windows,
+        ropes=_no_rope,
+        mlp_norm="ln_2",
+        gate_up=("mlp.c_fc",),
+        gated=False,
+        down="mlp.c_proj",
+    ),
+    "hunyuan_v1_dense": Family(
+        query_norm="self_attn.query_layernorm",
+        key_norm="self_attn.key_layernorm",
+        norms_behind=True,
+    ),
     "bloom": Family(
         layers="transformer.h",
         embedding="transformer.word_embeddings",
@@ -114,24 +172,7 @@ PECULIAR: dict[str, Family] = {
         activation="clamped_swiglu",
         unless=_is_clamped_otherwise,
     ),
-    "gptj": Family(
-        layers="transformer.h",
-        embedding="transformer.wte",
-        rotary="transformer.h.0.attn.embed_positions",
-        final_norm="transformer.ln_f",
-        norms=_LAYER_NORM,
-        attention="attn",
-        attention_norm="ln_1",
-        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
-        key_heads=lambda config: None,
-        out="attn.out_proj",
-        interleaved=True,
-        mlp_norm="ln_1",
-        gate_up=("mlp.fc_in",),
-        gated=False,
-        down="mlp.fc_out",
-        parallel=True,
-    ),
+    "gptj": Family(qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"), **_GPTJ),
     "llama4_text": Family(
         interleaved=True,
         query_norm="self_attn.qk_norm",

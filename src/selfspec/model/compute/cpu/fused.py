@@ -26,6 +26,7 @@ from .interface import (
     ProductStruct,
     RopeStruct,
     SightStruct,
+    address,
     half_number,
     half_numbers,
     heads_struct,
@@ -189,6 +190,7 @@ class FusedHalves:
             activation=ACTIVATIONS[half.activation] if half.activation else 0,
             gated=half.gated,
             scale=half.scale,
+            curve=address(half.curve),
         )
 
 

@@ -83,6 +83,7 @@ class HeadsStruct(ctypes.Structure):
         ("sinks", c_void_p),
         ("slopes", c_void_p),
         ("temperature", TemperatureStruct),
+        ("norms_behind", c_int64),
     ]
 
 
@@ -124,6 +125,7 @@ class HalfStruct(ctypes.Structure):
         ("activation", c_int64),
         ("gated", c_int64),
         ("scale", c_float),
+        ("curve", c_void_p),
     ]
 
 
@@ -187,7 +189,7 @@ _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
     "linear": "pnPppi",
     "normalise": "pnNpi",
     "gated": "pnnipi",
-    "activated": "pnnii",
+    "activated": "pnnipi",
     "soft_cap": "pnfi",
     "rotate_and_store": "pnHRWLi",
     "attend": "pnHLSpi",
@@ -254,6 +256,7 @@ def heads_struct(heads: Heads) -> HeadsStruct:
             address(heads.sinks),
             address(heads.slopes),
             TemperatureStruct(warmth.every, warmth.first, warmth.rate),
+            heads.norms_behind,
         ),
     )
 
