@@ -14,7 +14,7 @@ import torch
 from ..errors import OptionError, UnsupportedModel
 from .compute.norms import NormKind
 from .family import Factor, Family, RecurrentNames, Ropes, Scales
-from .peculiar_families import PECULIAR
+from .peculiar_families import PECULIAR, granite_scales
 from .shaping import switch_length
 
 _WIDE = NormKind(wide=True)
@@ -36,14 +36,6 @@ def _gemma_scales(config: Any) -> Scales:
 def _gemma3_scales(config: Any) -> Scales:
     # transformers ignores the cap on scores, although the config has it
     return replace(_gemma_scales(config), score_cap=0.0)
-
-
-def _granite_scales(config: Any) -> Scales:
-    return Scales(
-        embedding=config.embedding_multiplier,
-        residual=config.residual_multiplier,
-        logits=1 / config.logits_scaling,
-    )
 
 
 def _clamped(config: Any) -> Scales:
@@ -182,7 +174,7 @@ FAMILIES: dict[str, Family] = {
         ropes=lambda config: tuple("" if rotates else None for rotates in config.no_rope_layers)
     ),
     "olmo2": Family(norms=_WIDE, **_AFTER, **_HEAD_NORMS),
-    "granite": Family(scales=_granite_scales),
+    "granite": Family(scales=granite_scales),
     "cohere": Family(**_COHERE, **_HEAD_NORMS),
     "cohere2": Family(**_COHERE, ropes=_rope_in_windows),
     "gpt_neox": Family(
@@ -244,22 +236,13 @@ FAMILIES: dict[str, Family] = {
         attention_after="post_self_attn_layernorm", mlp_after="post_mlp_layernorm", **_GLM
     ),
     "helium": Family(norms=_WIDE, interleaved=True),
-    "granitemoe": Family(experts="block_sparse_moe", scales=_granite_scales),
-    "granitemoeshared": Family(
-        gate_up=("shared_mlp.input_linear",),
-        down="shared_mlp.output_linear",
-        experts="block_sparse_moe",
-        experts_beside=True,
-        scales=_granite_scales,
-        unless=lambda config: not config.shared_intermediate_size,
-    ),
     "granitemoehybrid": Family(
         gate_up=("shared_mlp.input_linear",),
         down="shared_mlp.output_linear",
         experts="block_sparse_moe",
         experts_beside=True,
         recurrent=_MAMBA,
-        scales=_granite_scales,
+        scales=granite_scales,
         ropes=lambda config: (
             _rope(config) if config.position_embedding_type == "rope" else _no_rope(config)
         ),
@@ -268,7 +251,7 @@ FAMILIES: dict[str, Family] = {
         attention_after="post_norm1",
         mlp_after="post_norm2",
         unless=lambda config: not config.use_post_norm,
-        scales=lambda config: replace(_granite_scales(config), logits=config.logits_scaling),
+        scales=lambda config: replace(granite_scales(config), logits=config.logits_scaling),
     ),
     "internlm3": Family(),
     "iquestcoder": Family(),

@@ -74,7 +74,8 @@ class Family:
     first_position: int = 0
     """Which of them is the first token's."""
     rotary: str | None = "model.rotary_emb"
-    """A module, or a table of sines, then cosines, by position."""
+    """A module, or a table of sines, then cosines, by position. "{}" stands for a layer's kind,
+    where each has a module of its own."""
     final_norm: str = "model.norm"
     head: str = "lm_head"
     norms: NormKind = _RMS

@@ -19,6 +19,14 @@ _H_TO_4H: dict[str, Any] = {
 }
 
 
+def granite_scales(config: Any) -> Scales:
+    return Scales(
+        embedding=config.embedding_multiplier,
+        residual=config.residual_multiplier,
+        logits=1 / config.logits_scaling,
+    )
+
+
 def _ministral_temperatures(config: Any) -> Temperatures:
     rope = config.rope_parameters
     every = rope["original_max_position_embeddings"]
@@ -94,14 +102,51 @@ _GPTJ: dict[str, Any] = {
     "parallel": True,
 }
 
+
+def _rope_by_theta(config: Any) -> Ropes:
+    """By the place of a layer's base among all, which its module has in a list."""
+    known = sorted({theta for theta in config.layer_rope_theta if theta})
+    return tuple(str(known.index(theta)) if theta else None for theta in config.layer_rope_theta)
+
+
+def _rope_in_windows(config: Any) -> Ropes:
+    return tuple("" if kind == "sliding_attention" else None for kind in config.layer_types)
+
+
+_HEAD_NORMS: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+_HUNYUAN: dict[str, Any] = {
+    "query_norm": "self_attn.query_layernorm",
+    "key_norm": "self_attn.key_layernorm",
+    "norms_behind": True,
+}
+_GRANITE_EXPERTS: dict[str, Any] = {
+    "gate_up": ("shared_mlp.input_linear",),
+    "down": "shared_mlp.output_linear",
+    "experts": "block_sparse_moe",
+    "scales": granite_scales,
+    "as_configured": lambda config: {"experts_beside": config.shared_intermediate_size > 0},
+}
+_GRANITE_SINKS: dict[str, Any] = {
+    "sinks": "self_attn.sinks",
+    "rotary": "model.rotary_embs.{}",
+    "ropes": _rope_by_theta,
+}
+
 PECULIAR: dict[str, Family] = {
     "apertus": Family(
         attention_norm="attention_layernorm",
         mlp_norm="feedforward_layernorm",
-        query_norm="self_attn.q_norm",
-        key_norm="self_attn.k_norm",
         gate_up=("mlp.up_proj",),
         gated=False,
+        **_HEAD_NORMS,
+    ),
+    "aria_text": Family(
+        gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+        down="mlp.shared_experts.down_proj",
+        experts="mlp",
+        experts_beside=True,
+        experts_transposed=True,
+        unless=lambda config: config.hidden_act != "silu",
     ),
     "codegen": Family(qkv=("attn.qkv_proj",), blocks=4, **_GPTJ),
     "gpt_neo": Family(
@@ -124,10 +169,25 @@ PECULIAR: dict[str, Family] = {
         gated=False,
         down="mlp.c_proj",
     ),
-    "hunyuan_v1_dense": Family(
-        query_norm="self_attn.query_layernorm",
-        key_norm="self_attn.key_layernorm",
-        norms_behind=True,
+    "granite_swa": Family(scales=granite_scales, **_GRANITE_SINKS),
+    "granitemoe": Family(experts="block_sparse_moe", scales=granite_scales),
+    "granitemoe_swa": Family(**_GRANITE_EXPERTS, **_GRANITE_SINKS),
+    "granitemoeshared": Family(**_GRANITE_EXPERTS),
+    "flint": Family(
+        norms=NormKind(wide=True),
+        sinks="self_attn.sinks",
+        experts="mlp",
+        expert_scores="sigmoid",
+        ropes=_rope_in_windows,
+        **_HEAD_NORMS,
+    ),
+    "hunyuan_v1_dense": Family(**_HUNYUAN),
+    "hunyuan_v1_moe": Family(
+        gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
+        down="mlp.shared_mlp.down_proj",
+        experts="mlp",
+        experts_beside=True,
+        **_HUNYUAN,
     ),
     "bloom": Family(
         layers="transformer.h",

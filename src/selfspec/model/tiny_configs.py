@@ -28,6 +28,14 @@ _GRANITE_EXPERTS: dict[str, Any] = {
     "attention_multiplier": 0.5,
     "logits_scaling": 0.7,
 }
+_GRANITE_SINKS: dict[str, Any] = {
+    "sliding_window": 24,
+    "layer_rope_theta": [10000.0, 0, 500.0, 10000.0],
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "attention_multiplier": 0.5,
+    "logits_scaling": 0.7,
+}
 # so that what a family does differently matters at this size
 PECULIAR_CONFIGS: dict[str, dict[str, Any]] = {
     "gemma2": {
@@ -136,6 +144,11 @@ PECULIAR_CONFIGS: dict[str, dict[str, Any]] = {
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 12},
     "granitemoe": _GRANITE_EXPERTS,
     "granitemoeshared": {**_GRANITE_EXPERTS, "shared_intermediate_size": 48},
+    "granite_swa": _GRANITE_SINKS,
+    "granitemoe_swa": {**_GRANITE_EXPERTS, **_GRANITE_SINKS, "shared_intermediate_size": 48},
+    "aria_text": {"moe_num_experts": 4, "moe_topk": 2},
+    "flint": {**_SHARED, "sliding_window": 24, "mlp_only_layers": [1]},
+    "hunyuan_v1_moe": {"num_experts": 4, "moe_topk": 2},
     "gpt_oss": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
     "falcon": {"num_kv_heads": 2},
     "llama4_text": {

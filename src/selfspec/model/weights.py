@@ -284,8 +284,9 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
     if found is None or not hasattr(found, "experts"):
         return None
     gate, experts = getattr(found, "gate", None) or found.router, found.experts
+    router = getattr(gate, "wg", gate)
     if not all(hasattr(root, name) and _is_numbers(getattr(root, name)) for root, name in (
-        (gate, "weight"), (experts, "gate_up_proj"), (experts, "down_proj"),
+        (router, "weight"), (experts, "gate_up_proj"), (experts, "down_proj"),
     )):  # fmt: skip
         raise UnsupportedModel(
             f"the model's experts ({type(experts).__name__}, router {type(gate).__name__}) are "
@@ -313,7 +314,7 @@ def expert_weights(layer: nn.Module, family: Family) -> ExpertWeights | None:
     if hasattr(experts, "down_proj_bias"):
         biases = (gate.bias, tuple(experts.gate_up_proj_bias), tuple(experts.down_proj_bias))
     return ExpertWeights(
-        gate.weight,
+        router.weight,
         tuple(gate_up),
         tuple(down),
         gate.top_k,
