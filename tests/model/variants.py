@@ -149,6 +149,7 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "granitemoe_swa": ("granitemoe_swa", {}),
     "granitemoe_swa-alone": ("granitemoe_swa", {"shared_intermediate_size": 0}),
     "granitemoeshared": ("granitemoeshared", {}),
+    "gpt_bigcode-heads": ("gpt_bigcode", {"multi_query": False, "num_key_value_heads": None}),
     "helium": ("helium", {}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {}),
     "hunyuan-alpha": (
@@ -164,6 +165,7 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", {}),
     "hyperclovax": ("hyperclovax", {}),
+    "hyperclovax-no-after": ("hyperclovax", {"use_post_norm": False}),
     "internlm3": ("internlm3", {}),
     "iquestcoder": ("iquestcoder", {}),
     "jais2": ("jais2", {}),

@@ -192,7 +192,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt2": Family(**_GPT2),
     "gpt_bigcode": Family(
-        **_GPT2, key_heads=lambda config: 1, unless=lambda config: not config.multi_query
+        **_GPT2,
+        key_heads=lambda config: 1 if config.multi_query else None,
+        as_configured=lambda config: {"by_head": not config.multi_query},
     ),
     "arcee": Family(**_UNGATED),
     "bamba": Family(
@@ -248,9 +250,11 @@ FAMILIES: dict[str, Family] = {
         ),
     ),
     "hyperclovax": Family(
-        attention_after="post_norm1",
-        mlp_after="post_norm2",
-        unless=lambda config: not config.use_post_norm,
+        as_configured=lambda config: (
+            {"attention_after": "post_norm1", "mlp_after": "post_norm2"}
+            if config.use_post_norm
+            else {}
+        ),
         scales=lambda config: replace(granite_scales(config), logits=config.logits_scaling),
     ),
     "internlm3": Family(),

@@ -78,6 +78,12 @@ def _no_rope(config: Any) -> Ropes:
     return (None,) * int(config.num_hidden_layers)
 
 
+def _stays_quantised(config: Any) -> bool:
+    """Experts in MXFP4, which transformers expands where its kernels for them are not."""
+    how = getattr(config, "quantization_config", None)
+    return getattr(how, "dequantize", True) is False
+
+
 def _neo_windows(config: Any) -> Windows:
     return tuple(
         config.window_size if kind == "local" else None for kind in config.attention_layers
@@ -230,7 +236,7 @@ PECULIAR: dict[str, Family] = {
         experts_transposed=True,
         experts_interleaved=True,
         activation="clamped_swiglu",
-        unless=_is_clamped_otherwise,
+        unless=lambda config: _is_clamped_otherwise(config) or _stays_quantised(config),
     ),
     "gptj": Family(qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"), **_GPTJ),
     "llama4_text": Family(

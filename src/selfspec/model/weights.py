@@ -188,7 +188,8 @@ def parameter_count(model: nn.Module) -> int:
 
 
 def _is_numbers(weight: Tensor) -> bool:
-    return weight.is_floating_point() and type(weight.data) is Tensor
+    floats = weight.is_floating_point() and weight.element_size() > 1  # others have scales beside
+    return floats and type(weight.data) is Tensor
 
 
 def product(parts: Sequence[LinearWeights], ops: Ops, order: Tensor | None = None) -> Linear:
