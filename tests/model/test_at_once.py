@@ -7,10 +7,10 @@ import pytest
 import torch
 from test_passes import one_by_one
 
-from selfspec.model.compute.cache import KVCache, RowSpan
+from selfspec.model.compute.cache import Chunks, KVCache, RowSpan
 from selfspec.model.compute.cpu.choosing import BROKEN, likeliest_or_broken
 from selfspec.model.compute.cpu.operations import NativeOps
-from selfspec.model.compute.ops import Heads
+from selfspec.model.compute.ops import Heads, Temperature
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel, Scored
 from selfspec.model.recording import EagerSteps
@@ -133,8 +133,16 @@ def test_threads_that_share_a_head_change_no_bit(queries, keys, size, first, thr
     cache = KVCache(shape, 1024, torch.float32, torch.device("cpu"))
     for each in (cache.keys, cache.values):
         each.copy_(torch.randn(each.shape, generator=generator))
-    for window in (None, 40):
-        heads = Heads(0, queries, keys, size, size**-0.5, window)
+    sinks, slopes = torch.randn(2, queries, generator=generator).unbind()
+    more = {"sinks": sinks, "slopes": slopes.abs() / 8, "clamp": 1.5}
+    warm = Temperature(0.3, 7, 1)
+    for window, options in (
+        (None, {}),
+        (40, {}),
+        (Chunks(40), {}),
+        (None, {**more, "temperature": warm}),
+    ):
+        heads = Heads(0, queries, keys, size, size**-0.5, window, **options)
         for layout in layouts(cache, first):
             qkv = torch.randn(len(layout), (queries + 2 * keys) * size, generator=generator)
             found = []

@@ -6,6 +6,8 @@ transformers, and its drafts with its own text.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from test_conformance import TEXT, layers_of, read
@@ -16,6 +18,7 @@ from selfspec.model.compute.cache import RowSpan, TokenLayout
 from selfspec.model.compute.plan import LayerPlan
 from selfspec.model.families import FAMILIES
 from selfspec.model.from_transformers import from_transformers
+from selfspec.model.weights import is_plain
 from selfspec.testing import tiny_model
 
 
@@ -100,6 +103,24 @@ def test_early_exit_is_what_transformers_computes_with_fewer_layers(pair):
     assert torch.allclose(ours.head(x), expected, atol=2e-4, rtol=1e-4)
 
 
+def test_numbers_that_other_modules_read_are_left_to_them():
+    """gpt-oss in MXFP4, or with other limits, read as if its experts were plain numbers."""
+    config = build("gpt_oss").config
+    unless = FAMILIES["gpt_oss"].unless
+    assert not unless(config)
+    for name, value in (
+        ("quantization_config", SimpleNamespace(dequantize=False)),
+        ("swiglu_limit", 5.0),
+        ("swiglu_alpha", 1.0),
+    ):
+        assert unless(SimpleNamespace(**{**vars(config), name: value}))
+    assert not unless(SimpleNamespace(quantization_config=SimpleNamespace(dequantize=True)))
+    linear = torch.nn.Linear(4, 4)
+    assert is_plain(linear)
+    linear.weight.data = linear.weight.data.to(torch.float8_e4m3fn)
+    assert not is_plain(linear)
+
+
 @pytest.mark.filterwarnings("ignore:models of type")
 @pytest.mark.filterwarnings("ignore:this .* model is run whole")
 @pytest.mark.parametrize(
@@ -108,8 +129,6 @@ def test_early_exit_is_what_transformers_computes_with_fewer_layers(pair):
         ("bloom", {"apply_residual_connection_post_layernorm": True}),
         ("falcon", {"alibi": True}),
         ("opt", {"do_layer_norm_before": False}),
-        ("gpt_bigcode", {"multi_query": False, "num_key_value_heads": None}),
-        ("hyperclovax", {"use_post_norm": False}),
     ],
 )
 def test_what_an_entry_does_not_describe_is_left_to_the_model(family, changes):
@@ -120,3 +139,20 @@ def test_what_an_entry_does_not_describe_is_left_to_the_model(family, changes):
     assert ours.ops.kernel in ("modules", "floor")
     theirs = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
     assert torch.allclose(read(ours, TEXT, 30)[0], theirs, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernel", ["plain", "static"])
+@pytest.mark.parametrize(
+    "variant", ["bloom", "ministral3-window", "mpt-clamp", "hunyuan_v1_dense", "apertus"]
+)
+def test_every_kernel_knows_what_is_new_in_attention(variant, kernel):
+    """A bias, a clamp, a norm or a temperature that only our kernels apply; positions of a tree's
+    nodes taken for their slots."""
+    model = build(variant)
+    ours = from_transformers(model, kernel=kernel, check=False)
+    theirs = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    found, cache = read(ours, TEXT[:60], 20)
+    assert torch.allclose(found, theirs[:60], atol=2e-4, rtol=1e-4)
+    tokens = torch.tensor([5, *TEXT[60:63]])
+    tree = ours.forward(tokens, cache, cache.layout([4], [[-1, -1, 1, 2]]))
+    assert torch.allclose(tree[1:], theirs[60:63], atol=2e-4, rtol=1e-4)

@@ -71,7 +71,8 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "nemotron: 1 + w": ("nemotron", {"norms": NormKind(centred=True, wide=True)}),
     "phi: head norms with biases": ("phi-head-norms", NO_HEAD_NORMS),
     "persimmon: fused by head": ("persimmon", {"by_head": False}),
-    "hyperclovax: norms after the halves": ("hyperclovax", NO_AFTER),
+    "hyperclovax: norms after the halves": ("hyperclovax", {"as_configured": lambda config: {}}),
+    "gpt_bigcode: fused by head": ("gpt_bigcode-heads", {"as_configured": lambda config: {}}),
     "ministral3: queries that grow": ("ministral3", {"temperatures": lambda config: ()}),
     "gpt_oss: sinks": ("gpt_oss", {"sinks": None}),
     "gpt_oss: gates and their partners are neighbours": ("gpt_oss", {"experts_interleaved": False}),
@@ -95,6 +96,25 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
         "stablelm-parallel",
         {"as_configured": lambda config: {"mlp_norm": None}},
     ),
+    "apertus: norms of heads": ("apertus", NO_HEAD_NORMS),
+    "codegen: fused by blocks": ("codegen", {"blocks": 1}),
+    "gpt_neo: scores as they are": ("gpt_neo", {"unscaled": False}),
+    "gpt_neo: windows in its own words": ("gpt_neo", {"windows": lambda config: (None,) * 4}),
+    "granitemoeshared: experts beside the MLP": (
+        "granitemoeshared",
+        {"as_configured": lambda config: {}},
+    ),
+    "granite_swa: sinks": ("granite_swa", {"sinks": None}),
+    "granite_swa: layers without rope": ("granite_swa", {"ropes": lambda config: ("1",) * 4}),
+    "granite_swa: frequencies of its own": (
+        "granite_swa",
+        {"ropes": lambda config: ("1", None, "1", "1")},
+    ),
+    "flint: sinks": ("flint", {"sinks": None}),
+    "flint: layers without rope": ("flint", {"ropes": lambda config: ("",) * 4}),
+    "aria: experts beside the MLP": ("aria", {"experts_beside": False}),
+    "hunyuan_v1_moe: experts beside the MLP": ("hunyuan_v1_moe", {"experts_beside": False}),
+    "hunyuan: norms behind the rotation": ("hunyuan_v1_dense", {"norms_behind": False}),
     "gptj: interleaved rotary pairs": ("gptj", {"interleaved": False}),
     "gptj: parallel halves": ("gptj", {"parallel": False}),
     "falcon: fused by head": ("falcon-heads", {"by_head": False}),
@@ -120,6 +140,7 @@ SCALES = {  # a number of the config, and what it is without it
     "granite: embedding": ("granite", {"embedding": 1.0}),
     "granite: residual": ("granite", {"residual": 1.0}),
     "granite: logits": ("granite", {"logits": 1.0}),
+    "granitemoe: residual": ("granitemoe", {"residual": 1.0}),
     "cohere: logits": ("cohere", {"logits": 1.0}),
     "biogpt: embedding": ("biogpt", {"embedding": 1.0}),
     "nanochat: cap on logits": ("nanochat", {"logit_cap": 0.0}),
@@ -201,6 +222,7 @@ WINDOWED = [
     "gemma3",
     "phi3-window-partial",
     "gpt_oss",
+    "granite_swa",
     "smollm3-windows",
     "cohere2",
 ]
@@ -286,11 +308,31 @@ def with_other(name, change):
     return read
 
 
-@pytest.mark.parametrize("name", ["bias", "gate_up_proj_bias", "down_proj_bias"])
-def test_each_bias_of_the_experts_matters(name, monkeypatch):
-    """The router's, or those of an expert's products, left out or added behind the weighing."""
-    monkeypatch.setattr(block, "mixture", with_other(name, torch.Tensor.zero_))
-    assert gap(build("gpt_oss")) > 0.01
+def test_each_number_of_xielu_matters(monkeypatch):
+    """A curve that is the same in every layer, or on both sides of zero."""
+    model, own = build("apertus"), parts.xielu
+    assert gap(model) < 1e-4
+    for which in range(3):
+
+        def other(found, which=which):
+            curve = own(found)
+            curve[which] += 0.5
+            return curve
+
+        monkeypatch.setattr(block, "xielu", other)
+        assert gap(model) > 0.01
+
+
+@pytest.mark.parametrize("name", ["router.bias", "gate_up_proj_bias", "down_proj_bias"])
+def test_each_bias_of_the_experts_matters(name):
+    """The router's, or those of an expert's products, left out."""
+    model, other = build("gpt_oss"), build("gpt_oss")
+    for each, parameter in other.named_parameters():
+        if each.endswith(name):
+            parameter.zero_()
+    ours, _ = read(from_transformers(other), TEXT)
+    theirs = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    assert gap(model) < 1e-4 and (ours - theirs).abs().max() > 0.01 * theirs.abs().max()
 
 
 def test_the_gates_of_gpt_oss_are_clamped(monkeypatch):

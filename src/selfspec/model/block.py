@@ -26,19 +26,19 @@ from .compute.recurrent_cache import RecurrentCache
 from .compute.rope import RopeTable
 from .experts import mixture
 from .family import Family, Shape
+from .heads import attention_scale, head_norm, qkv
 from .recurrent import recurrent_parts
 from .weights import (
     LinearWeights,
     a_parameter,
-    attention_scale,
-    head_norm,
     linear_weights,
+    module,
     norm,
     number,
     parameter,
     product,
-    qkv,
     side_by_side,
+    xielu,
 )
 
 Change = Callable[[Tensor], Tensor]
@@ -269,8 +269,11 @@ class Mlp(OwnCore):
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         made = self.made
-        activate = self.ops.gated if made.gated else self.ops.activated
-        return self.out(activate(made.into(x), made.activation), residual)
+        if made.gated:
+            y = self.ops.gated(made.into(x), made.activation)
+        else:
+            y = self.ops.activated(made.into(x), made.activation, made.curve)
+        return self.out(y, residual)
 
 
 @dataclass(frozen=True)
@@ -342,6 +345,7 @@ def _own_attention(
         slopes=torch.tensor(shape.slopes, device=device) if shape.slopes else None,
         temperature=shape.temperatures[index] if shape.temperatures else Temperature(),
         rope=rope,
+        norms_behind=family.norms_behind,
         query_norm=head_norm(layer, family.query_norm, family, shape, rotary),
         key_norm=head_norm(layer, family.key_norm, family, shape, rotary),
         value_norm=head_norm(layer, family.value_norm, family, shape, None),
@@ -386,4 +390,6 @@ def _own_mlp(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Core:
     up = product([linear_weights(layer, name, shape.factors) for name in family.gate_up], ops)
     down = product([linear_weights(layer, family.down, shape.factors)], ops)
     parts = HalfParts(into=up, out=down, activation=shape.activation, gated=family.gated)
+    if shape.activation == "xielu":
+        parts = replace(parts, curve=xielu(module(layer, "mlp.act_fn")))
     return Mlp(ops, parts)

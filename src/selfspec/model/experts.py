@@ -24,8 +24,9 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
     if found is None or not hasattr(found, "experts"):
         return None
     gate, experts = getattr(found, "gate", None) or found.router, found.experts
+    scorer = getattr(gate, "wg", gate)
     if not all(hasattr(root, name) and is_numbers(getattr(root, name)) for root, name in (
-        (gate, "weight"), (experts, "gate_up_proj"), (experts, "down_proj"),
+        (scorer, "weight"), (experts, "gate_up_proj"), (experts, "down_proj"),
     )):  # fmt: skip
         raise UnsupportedModel(
             f"the model's experts ({type(experts).__name__}, router {type(gate).__name__}) are "
@@ -33,7 +34,7 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
             "Leave them out, or merge the adapter (merge_and_unload())."
         )
     routing = gate if hasattr(gate, "top_k") else found  # some, in older versions of transformers
-    router = [plain(gate.weight, getattr(gate, "bias", None))]
+    router = [plain(scorer.weight, getattr(scorer, "bias", None))]
     into, out = _products(experts, family, ops)
     shared = _shared(layer, found, family)
     if shared is not None:

@@ -14,7 +14,7 @@ import torch
 from ..errors import OptionError, UnsupportedModel
 from .compute.norms import NormKind
 from .family import Factor, Family, RecurrentNames, Ropes, Scales
-from .peculiar_families import PECULIAR
+from .peculiar_families import PECULIAR, granite_scales
 from .shaping import switch_length
 
 _WIDE = NormKind(wide=True)
@@ -48,14 +48,6 @@ def _gemma4_more(config: Any) -> bool:
     more = (config.hidden_size_per_layer_input, config.num_kv_shared_layers)
     looks_ahead = config.use_bidirectional_attention == "all"
     return any(more) or config.enable_moe_block or looks_ahead
-
-
-def _granite_scales(config: Any) -> Scales:
-    return Scales(
-        embedding=config.embedding_multiplier,
-        residual=config.residual_multiplier,
-        logits=1 / config.logits_scaling,
-    )
 
 
 def _clamped(config: Any) -> Scales:
@@ -206,7 +198,7 @@ FAMILIES: dict[str, Family] = {
         ropes=lambda config: tuple("" if rotates else None for rotates in config.no_rope_layers)
     ),
     "olmo2": Family(norms=_WIDE, **_AFTER, **_HEAD_NORMS),
-    "granite": Family(scales=_granite_scales),
+    "granite": Family(scales=granite_scales),
     "cohere": Family(**_COHERE, **_HEAD_NORMS),
     "cohere2": Family(**_COHERE, ropes=_rope_in_windows),
     "gpt_neox": Family(
@@ -224,7 +216,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "gpt2": Family(**_GPT2),
     "gpt_bigcode": Family(
-        **_GPT2, key_heads=lambda config: 1, unless=lambda config: not config.multi_query
+        **_GPT2,
+        key_heads=lambda config: 1 if config.multi_query else None,
+        as_configured=lambda config: {"by_head": not config.multi_query},
     ),
     "arcee": Family(**_UNGATED),
     "bamba": Family(
@@ -274,16 +268,18 @@ FAMILIES: dict[str, Family] = {
         experts="block_sparse_moe",
         experts_beside=True,
         recurrent=_MAMBA,
-        scales=_granite_scales,
+        scales=granite_scales,
         ropes=lambda config: (
             _rope(config) if config.position_embedding_type == "rope" else _no_rope(config)
         ),
     ),
     "hyperclovax": Family(
-        attention_after="post_norm1",
-        mlp_after="post_norm2",
-        unless=lambda config: not config.use_post_norm,
-        scales=lambda config: replace(_granite_scales(config), logits=config.logits_scaling),
+        as_configured=lambda config: (
+            {"attention_after": "post_norm1", "mlp_after": "post_norm2"}
+            if config.use_post_norm
+            else {}
+        ),
+        scales=lambda config: replace(granite_scales(config), logits=config.logits_scaling),
     ),
     "internlm3": Family(),
     "iquestcoder": Family(),

@@ -36,6 +36,7 @@ class Scales:
 
 # the rotary table of each layer: "" where there is only one, None where nothing is rotated
 Ropes = tuple[str | None, ...]
+Windows = tuple[Window | None, ...]  # of each layer
 Slopes = tuple[float, ...]  # of each query head, or none
 Temperatures = tuple[Temperature, ...]  # of each layer, or none
 
@@ -74,7 +75,8 @@ class Family:
     first_position: int = 0
     """Which of them is the first token's."""
     rotary: str | None = "model.rotary_emb"
-    """A module, or a table of sines, then cosines, by position."""
+    """A module, or a table of sines, then cosines, by position. "{}" stands for a layer's kind,
+    where each has a module of its own."""
     final_norm: str = "model.norm"
     head: str = "lm_head"
     norms: NormKind = _RMS
@@ -85,11 +87,18 @@ class Family:
     by_head: bool = False
     """The fused projection is ordered by heads: the queries of one key, that key and its value,
     then those of the next."""
+    blocks: int = 1
+    """The fused projection is ordered by so many blocks: the queries, values and keys of some
+    heads, then those of the next."""
     out: str = "self_attn.o_proj"
     query_norm: str | None = None
     """Used in the layers that have it."""
     key_norm: str | None = None
     value_norm: str | None = None
+    norms_behind: bool = False
+    """They come behind the rotation."""
+    unscaled: bool = False
+    """Scores are what queries and keys give."""
     interleaved: bool = False
     """Rotary pairs are neighbours, not the two halves of a head."""
     backwards: bool = False
@@ -119,6 +128,8 @@ class Family:
     """In place of attention, in the layers that have it."""
     single: bool = False
     """A layer is one half: what is recurrent, an attention or an MLP."""
+    windows: Callable[[Any], Windows | None] = lambda config: None
+    """Where a config tells them in another way than most."""
     sinks: str | None = None
     """Of each query head a score that takes its share of attention and gives nothing."""
     slopes: Callable[[Any], Slopes] = lambda config: ()
@@ -160,7 +171,7 @@ class Shape:
     vocabulary: int
     context: int
     activation: str
-    windows: tuple[Window | None, ...]  # of each layer
+    windows: Windows
     ropes: Ropes
     scales: Scales
     parallel: bool

@@ -233,9 +233,19 @@ def _ropes(
     """The rotary tables, one of each kind."""
     if family.rotary is None:
         return {}
-    where = (module(model, family.rotary), shape.context, model.device)
+    path, by_module = family.rotary, "{}" in family.rotary
     kinds = {kind for kind in shape.ropes if kind is not None}
-    return {kind: RopeTable(*where, kind, family.interleaved, switch) for kind in kinds}
+    return {
+        kind: RopeTable(
+            module(model, path.format(kind)),
+            shape.context,
+            model.device,
+            "" if by_module else kind,
+            family.interleaved,
+            switch,
+        )
+        for kind in kinds
+    }
 
 
 def _own_blocks(

@@ -9,7 +9,7 @@ from typing import Any
 
 from .compute.norms import NormKind
 from .compute.ops import LIMIT, STEEPNESS, Temperature
-from .family import Family, Ropes, Scales, Slopes, Temperatures
+from .family import Family, Ropes, Scales, Slopes, Temperatures, Windows
 
 _LAYER_NORM = NormKind(centred=True, wide=True)
 _H_TO_4H: dict[str, Any] = {
@@ -17,6 +17,14 @@ _H_TO_4H: dict[str, Any] = {
     "gated": False,
     "down": "mlp.dense_4h_to_h",
 }
+
+
+def granite_scales(config: Any) -> Scales:
+    return Scales(
+        embedding=config.embedding_multiplier,
+        residual=config.residual_multiplier,
+        logits=1 / config.logits_scaling,
+    )
 
 
 def _ministral_temperatures(config: Any) -> Temperatures:
@@ -70,7 +78,123 @@ def _no_rope(config: Any) -> Ropes:
     return (None,) * int(config.num_hidden_layers)
 
 
+def _stays_quantised(config: Any) -> bool:
+    """Experts in MXFP4, which transformers expands where its kernels for them are not."""
+    how = getattr(config, "quantization_config", None)
+    return getattr(how, "dequantize", True) is False
+
+
+def _neo_windows(config: Any) -> Windows:
+    return tuple(
+        config.window_size if kind == "local" else None for kind in config.attention_layers
+    )
+
+
+_GPTJ: dict[str, Any] = {
+    "layers": "transformer.h",
+    "embedding": "transformer.wte",
+    "rotary": "transformer.h.0.attn.embed_positions",
+    "final_norm": "transformer.ln_f",
+    "norms": _LAYER_NORM,
+    "attention": "attn",
+    "attention_norm": "ln_1",
+    "key_heads": lambda config: None,
+    "out": "attn.out_proj",
+    "interleaved": True,
+    "mlp_norm": "ln_1",
+    "gate_up": ("mlp.fc_in",),
+    "gated": False,
+    "down": "mlp.fc_out",
+    "parallel": True,
+}
+
+
+def _rope_by_theta(config: Any) -> Ropes:
+    """By the place of a layer's base among all, which its module has in a list."""
+    known = sorted({theta for theta in config.layer_rope_theta if theta})
+    return tuple(str(known.index(theta)) if theta else None for theta in config.layer_rope_theta)
+
+
+def _rope_in_windows(config: Any) -> Ropes:
+    return tuple("" if kind == "sliding_attention" else None for kind in config.layer_types)
+
+
+_HEAD_NORMS: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+_HUNYUAN: dict[str, Any] = {
+    "query_norm": "self_attn.query_layernorm",
+    "key_norm": "self_attn.key_layernorm",
+    "norms_behind": True,
+}
+_GRANITE_EXPERTS: dict[str, Any] = {
+    "gate_up": ("shared_mlp.input_linear",),
+    "down": "shared_mlp.output_linear",
+    "experts": "block_sparse_moe",
+    "scales": granite_scales,
+    "as_configured": lambda config: {"experts_beside": config.shared_intermediate_size > 0},
+}
+_GRANITE_SINKS: dict[str, Any] = {
+    "sinks": "self_attn.sinks",
+    "rotary": "model.rotary_embs.{}",
+    "ropes": _rope_by_theta,
+}
+
 PECULIAR: dict[str, Family] = {
+    "apertus": Family(
+        attention_norm="attention_layernorm",
+        mlp_norm="feedforward_layernorm",
+        gate_up=("mlp.up_proj",),
+        gated=False,
+        **_HEAD_NORMS,
+    ),
+    "aria_text": Family(
+        gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+        down="mlp.shared_experts.down_proj",
+        experts="mlp",
+        experts_beside=True,
+        experts_transposed=True,
+        unless=lambda config: config.hidden_act != "silu",
+    ),
+    "codegen": Family(qkv=("attn.qkv_proj",), blocks=4, **_GPTJ),
+    "gpt_neo": Family(
+        layers="transformer.h",
+        embedding="transformer.wte",
+        positions="transformer.wpe",
+        rotary=None,
+        final_norm="transformer.ln_f",
+        norms=_LAYER_NORM,
+        attention="attn.attention",
+        attention_norm="ln_1",
+        qkv=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
+        key_heads=lambda config: None,
+        out="attn.attention.out_proj",
+        unscaled=True,
+        windows=_neo_windows,
+        ropes=_no_rope,
+        mlp_norm="ln_2",
+        gate_up=("mlp.c_fc",),
+        gated=False,
+        down="mlp.c_proj",
+    ),
+    "granite_swa": Family(scales=granite_scales, **_GRANITE_SINKS),
+    "granitemoe": Family(experts="block_sparse_moe", scales=granite_scales),
+    "granitemoe_swa": Family(**_GRANITE_EXPERTS, **_GRANITE_SINKS),
+    "granitemoeshared": Family(**_GRANITE_EXPERTS),
+    "flint": Family(
+        norms=NormKind(wide=True),
+        sinks="self_attn.sinks",
+        experts="mlp",
+        expert_scores="sigmoid",
+        ropes=_rope_in_windows,
+        **_HEAD_NORMS,
+    ),
+    "hunyuan_v1_dense": Family(**_HUNYUAN),
+    "hunyuan_v1_moe": Family(
+        gate_up=("mlp.shared_mlp.gate_proj", "mlp.shared_mlp.up_proj"),
+        down="mlp.shared_mlp.down_proj",
+        experts="mlp",
+        experts_beside=True,
+        **_HUNYUAN,
+    ),
     "bloom": Family(
         layers="transformer.h",
         embedding="transformer.word_embeddings",
@@ -112,26 +236,9 @@ PECULIAR: dict[str, Family] = {
         experts_transposed=True,
         experts_interleaved=True,
         activation="clamped_swiglu",
-        unless=_is_clamped_otherwise,
+        unless=lambda config: _is_clamped_otherwise(config) or _stays_quantised(config),
     ),
-    "gptj": Family(
-        layers="transformer.h",
-        embedding="transformer.wte",
-        rotary="transformer.h.0.attn.embed_positions",
-        final_norm="transformer.ln_f",
-        norms=_LAYER_NORM,
-        attention="attn",
-        attention_norm="ln_1",
-        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
-        key_heads=lambda config: None,
-        out="attn.out_proj",
-        interleaved=True,
-        mlp_norm="ln_1",
-        gate_up=("mlp.fc_in",),
-        gated=False,
-        down="mlp.fc_out",
-        parallel=True,
-    ),
+    "gptj": Family(qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"), **_GPTJ),
     "llama4_text": Family(
         interleaved=True,
         query_norm="self_attn.qk_norm",

@@ -163,8 +163,8 @@ def facts_of(model: Any, tokenizer: Any, folder: Path) -> dict[str, Any] | None:
     rope = getattr(config, "rope_parameters", None) or {}
     usual = family is not None and family.rotary is not None and rope.get("rope_type") in _ROPES
     plain = set(model.state_dict()) == {name for name, _ in _parameters(model)}
-    if family is not None and family.recurrent is not None:
-        return None  # what its recurrent modules hold is not kept
+    if family is not None and (family.recurrent is not None or "{}" in str(family.rotary)):
+        return None  # what its recurrent modules hold, or several rotary ones, is not kept
     if not usual or not plain or model.dtype != torch.float32 or model.device.type != "cpu":
         return None
     assert family is not None and family.rotary is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .compute.cache import Chunks, Window
-from .family import Family, Shape
+from .family import Family, Shape, Windows
 
 ENDLESS = 1 << 20  # tokens, for a model whose config names no length
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "n_ctx")
@@ -37,7 +37,7 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
         vocabulary=config.vocab_size,
         context=context,
         activation=family.activation or next(filter(None, activations), "none"),
-        windows=_windows(config),
+        windows=family.windows(config) or _windows(config),
         ropes=family.ropes(config),
         scales=family.scales(config),
         parallel=family.parallel and getattr(config, "use_parallel_residual", True),
@@ -90,7 +90,7 @@ def switch_length(config: Any) -> int | None:
     return switch if switch is None or switch < config.max_position_embeddings else None
 
 
-def _windows(config: Any) -> tuple[Window | None, ...]:
+def _windows(config: Any) -> Windows:
     window = getattr(config, "sliding_window", None)
     if not getattr(config, "use_sliding_window", True):
         window = None

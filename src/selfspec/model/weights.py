@@ -25,7 +25,7 @@ from .compute.linear import JoinedLinear, Linear, LowRank, ModuleLinear, joined_
 from .compute.norms import Norm, NormKind
 from .compute.ops import Ops
 from .compute.stored import StoredEmbedding, StoredLinear
-from .family import Factor, Family, Shape
+from .family import Factor
 from .peft_layers import Added, taken_apart
 
 NO_EPS = 1e-5  # of a norm that names none, which is torch's own
@@ -164,7 +164,8 @@ def parameter_count(model: nn.Module) -> int:
 
 def is_numbers(weight: Tensor) -> bool:
     """Whether a weight is plain numbers, not those of a quantisation library."""
-    return weight.is_floating_point() and type(weight.data) is Tensor
+    floats = weight.is_floating_point() and weight.element_size() > 1  # others have scales beside
+    return floats and type(weight.data) is Tensor
 
 
 def product(parts: Sequence[LinearWeights], ops: Ops, order: Tensor | None = None) -> Linear:
@@ -241,85 +242,23 @@ def norm(root: nn.Module, path: str, kind: NormKind, size: int) -> Norm:
     return Norm(weight, eps, bias, kind.centred)
 
 
+def xielu(found: Any) -> Tensor:
+    """The four numbers of an activation's curve, each computed in its module's dtype."""
+    above, below = map(torch.nn.functional.softplus, (found.alpha_p, found.alpha_n))
+    curve = (above, found.beta + below, found.beta, found.eps)
+    return torch.stack([each.detach().float().reshape(()) for each in curve])
+
+
 def parameter(root: nn.Module, path: str) -> Tensor:
     """The parameter at a dotted path, as a copy in float32."""
     found: Tensor = attrgetter(path)(root)
     return found.detach().to(torch.float32, copy=True)
 
 
-def head_norm(
-    layer: nn.Module, path: str | None, family: Family, shape: Shape, rotary: int | None
-) -> Norm | None:
-    """The norm of a layer's queries or keys, if it has one."""
-    if path is None or not hasattr(module(layer, family.attention), path.rpartition(".")[2]):
-        return None
-    found = norm(layer, path, family.norms, shape.head_size)
-    order = _head_order(family, shape, rotary)
-    if order is None:
-        return found
-    bias = None if found.bias is None else found.bias[..., order].contiguous()
-    return replace(found, weight=found.weight[..., order].contiguous(), bias=bias)
-
-
-def qkv(
-    layer: nn.Module, family: Family, shape: Shape, rotary: int | None
-) -> tuple[list[LinearWeights], Tensor | None]:
-    """The projections, and which of their outputs stands at each place: all queries, all keys, all
-    values; in each head of the first two, rotary pairs half a head apart, or half of the `rotary`
-    numbers that turn."""
-    names = list(family.qkv)
-    if len(names) == 3 and module(layer, names[2]) is None:
-        names[2] = names[1]  # what keys are made of serves as values
-    parts = [linear_weights(layer, name, shape.factors) for name in names]
-    return parts, _qkv_order(family, shape, rotary)
-
-
-def _qkv_order(family: Family, shape: Shape, rotary: int | None) -> Tensor | None:
-    """Which output of the family's projection stands at each place of ours. None: the same."""
-    size, heads = shape.head_size, shape.heads
-    if family.gated_attention:  # each head's query, then its gate; ours come behind the values
-        order = torch.arange((2 * heads + 2 * shape.kv_heads) * size).view(-1, size)
-        both, rest = order[: 2 * heads], order[2 * heads :]
-        return torch.cat([both[0::2], rest, both[1::2]]).flatten()
-    order = torch.arange((heads + 2 * shape.kv_heads) * size).view(-1, size)
-    if family.by_head:
-        groups = order.view(shape.kv_heads, -1, size)
-        return torch.cat([part.flatten() for part in groups.tensor_split((-2, -1), dim=1)])
-    inside = _head_order(family, shape, rotary)
-    if inside is None:
-        return None
-    turned, values = order.split([heads + shape.kv_heads, shape.kv_heads])
-    return torch.cat([turned[:, inside].flatten(), values.flatten()])
-
-
-def _head_order(family: Family, shape: Shape, rotary: int | None) -> Tensor | None:
-    """Which number of a head stands at each place of ours. None: the same."""
-    turned, order = rotary or shape.head_size, torch.arange(shape.head_size)
-    if family.interleaved:
-        return torch.cat([order[0:turned:2], order[1:turned:2], order[turned:]])
-    if family.backwards:  # the other half of each pair first turns it the other way
-        half = turned // 2
-        return torch.cat([order[half:turned], order[:half], order[turned:]])
-    return None
-
-
 def number(layer: nn.Module, name: str) -> float:
     """A layer's buffer of one number."""
     found: Tensor = attrgetter(name)(layer)
     return found.item()
-
-
-def attention_scale(layer: nn.Module, family: Family) -> float:
-    """What scores are multiplied with."""
-    found: Any = module(layer, family.attention)
-    for name in ("scaling", "inv_norm_factor", "softmax_scale"):
-        if hasattr(found, name):
-            return float(getattr(found, name))
-    if not hasattr(found, "scale_attn_weights"):
-        return float(found.head_dim**-0.5)
-    # GPT-2 before transformers 5.4
-    scale = found.head_dim**-0.5 if found.scale_attn_weights else 1.0
-    return scale / (found.layer_idx + 1) if found.scale_attn_by_inverse_layer_idx else scale
 
 
 def release(weight: Tensor) -> None:

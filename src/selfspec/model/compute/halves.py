@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from .linear import Linear
 from .mixture import Mixture
 from .norms import Norm
@@ -26,6 +28,8 @@ class HalfParts:
     activation: str = ""
     gated: bool = False
     """An MLP, or an attention whose heads have gates, which come behind queries, keys, values."""
+    curve: Tensor | None = None
+    """The numbers of an activation that has some."""
     before: Norm | None = None
     after: Norm | None = None
     parallel: bool = False

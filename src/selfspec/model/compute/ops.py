@@ -38,6 +38,7 @@ ACTIVATIONS = {
     "relu": 3,
     "relu2": 4,
     "clamped_swiglu": 5,
+    "xielu": 6,
 }
 STEEPNESS, LIMIT = 1.702, 7.0  # of clamped_swiglu
 
@@ -83,6 +84,7 @@ class Heads(Memo):
     query_norm: Norm | None = None  # of each head, or of all queries together
     key_norm: Norm | None = None
     value_norm: Norm | None = None
+    norms_behind: bool = False  # they come behind the rotation
 
     @property
     def plain(self) -> bool:
@@ -124,8 +126,9 @@ class Ops(ABC):
         where x is at most LIMIT, and y between -LIMIT and LIMIT."""
 
     @abstractmethod
-    def activated(self, x: Tensor, activation: str) -> Tensor:
-        """act(x); x is used up."""
+    def activated(self, x: Tensor, activation: str, curve: Tensor | None = None) -> Tensor:
+        """act(x); x is used up. The curve of "xielu" is (a, b, c, e): a * x**2 + c * x above zero,
+        b * (exp(min(x, e)) - 1 - x) + c * x below."""
 
     @abstractmethod
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
@@ -223,7 +226,12 @@ class TorchOps(Ops):
             return (up + 1) * gate * torch.sigmoid(STEEPNESS * gate)
         return self.activated(gate, activation) * up
 
-    def activated(self, x: Tensor, activation: str) -> Tensor:
+    def activated(self, x: Tensor, activation: str, curve: Tensor | None = None) -> Tensor:
+        if curve is not None:
+            above, below, straight, most = curve
+            bent = (torch.expm1(torch.minimum(x, most)) - x) * below
+            curved: Tensor = torch.where(x > 0, above * x * x, bent) + straight * x
+            return curved.to(x.dtype)
         return _TORCH_ACTIVATIONS[ACTIVATIONS[activation]](x)
 
     def soft_cap(self, x: Tensor, cap: float) -> Tensor:
@@ -238,7 +246,7 @@ class TorchOps(Ops):
             cosine = heads.rope.cosines[layout.positions][:, None]
             sine = heads.rope.sines[layout.positions][:, None]
             q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
-        q = self._warmed(q, heads, layout)
+        q, k = self._turned(q, k, heads, layout)
         for room, entries in zip(cache.of_layer(heads.layer), (k, v), strict=True):
             room[layout.rows, :, layout.slots] = entries
         rows = [self._attend_row(q, heads, cache, layout, *each) for each in layout.pieces]
@@ -248,18 +256,23 @@ class TorchOps(Ops):
         self, q: Tensor, k: Tensor, v: Tensor, heads: Heads
     ) -> tuple[Tensor, Tensor, Tensor]:
         """What happens to queries, keys and values before anything is rotated."""
-        q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
         v = self._norm_groups(v, heads.value_norm)
+        if not heads.norms_behind:
+            q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
         if not heads.clamp:
             return q, k, v
         low, high = -heads.clamp, heads.clamp
         return q.clamp(low, high), k.clamp(low, high), v.clamp(low, high)
 
-    def _warmed(self, q: Tensor, heads: Heads, layout: TokenLayout) -> Tensor:
-        """(tokens, heads, size), by the temperature of each position."""
-        if not heads.temperature.rate:
-            return q
-        return q * heads.temperature.at(layout.positions)[:, None, None].to(q.dtype)
+    def _turned(
+        self, q: Tensor, k: Tensor, heads: Heads, layout: TokenLayout
+    ) -> tuple[Tensor, Tensor]:
+        """What happens to queries and keys behind the rotation."""
+        if heads.norms_behind:
+            q, k = self._norm_groups(q, heads.query_norm), self._norm_groups(k, heads.key_norm)
+        if heads.temperature.rate:
+            q = q * heads.temperature.at(layout.positions)[:, None, None].to(q.dtype)
+        return q, k
 
     def _norm_groups(self, x: Tensor, norm: Norm | None) -> Tensor:
         if norm is None:

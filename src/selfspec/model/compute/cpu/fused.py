@@ -27,6 +27,7 @@ from .interface import (
     ProductStruct,
     RopeStruct,
     SightStruct,
+    address,
     half_number,
     half_numbers,
     heads_struct,
@@ -192,6 +193,7 @@ class FusedHalves:
             gated=half.gated,
             scale=half.scale,
             stream=half.stream,
+            curve=address(half.curve),
         )
 
 

@@ -84,6 +84,7 @@ class HeadsStruct(ctypes.Structure):
         ("sinks", c_void_p),
         ("slopes", c_void_p),
         ("temperature", TemperatureStruct),
+        ("norms_behind", c_int64),
     ]
 
 
@@ -127,6 +128,7 @@ class HalfStruct(ctypes.Structure):
         ("gated", c_int64),
         ("scale", c_float),
         ("stream", c_float),
+        ("curve", c_void_p),
     ]
 
 
@@ -190,7 +192,7 @@ _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
     "linear": "pnPppi",
     "normalise": "pnNpi",
     "gated": "pnnipi",
-    "activated": "pnnii",
+    "activated": "pnnipi",
     "soft_cap": "pnfi",
     "rotate_and_store": "pnHRWLi",
     "attend": "pnHLSpi",
@@ -259,6 +261,7 @@ def heads_struct(heads: Heads) -> HeadsStruct:
             address(heads.sinks),
             address(heads.slopes),
             TemperatureStruct(warmth.every, warmth.first, warmth.rate),
+            heads.norms_behind,
         ),
     )
 

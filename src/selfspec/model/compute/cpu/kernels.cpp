@@ -347,10 +347,18 @@ extern "C" void normalise(const float* x, int64_t rows, const Norm* norm, float*
     for (int64_t r = 0; r < rows; r++) norm_row(x + r * size, *norm, 0, out + r * size);
 }
 
-enum Activation { SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU2 = 4, CLAMPED_SWIGLU = 5 };
-constexpr float STEEPNESS = 1.702f, LIMIT = 7.0f;  // of the last one
+enum Activation {
+    SILU = 0, GELU_TANH = 1, GELU = 2, RELU = 3, RELU2 = 4, CLAMPED_SWIGLU = 5, XIELU = 6
+};
+constexpr float STEEPNESS = 1.702f, LIMIT = 7.0f;  // of CLAMPED_SWIGLU
 
-static inline Vector activate(Vector x, int kind) {
+// `curve`: of XIELU above, below and beside zero, and where it ends to be bent.
+static inline Vector activate(Vector x, int kind, const float* curve = nullptr) {
+    if (kind == XIELU) {
+        Vector bent;
+        for (int i = 0; i < LANES; i++) bent[i] = std::expm1(std::min(x[i], curve[3]));
+        return (x > 0 ? curve[0] * x * x : (bent - x) * curve[1]) + curve[2] * x;
+    }
     if (kind == RELU) return lanes_max(x, Vector{});
     if (kind == RELU2) return lanes_max(x, Vector{}) * lanes_max(x, Vector{});
     if (kind == GELU) {
@@ -371,15 +379,15 @@ static inline Vector gate_by(Vector gate, Vector up, int kind) {
 
 // Columns [begin, end) of out = act(gate) * up, or without `up` of out = act(gate).
 static inline void activate_some(const float* gate, const float* up, float* out, int64_t begin,
-                                 int64_t end, int kind) {
+                                 int64_t end, int kind, const float* curve = nullptr) {
     int64_t i = begin;
     for (; i + LANES <= end; i += LANES) {
         Vector value = load(gate + i);
-        store(out + i, up ? gate_by(value, load(up + i), kind) : activate(value, kind));
+        store(out + i, up ? gate_by(value, load(up + i), kind) : activate(value, kind, curve));
     }
     for (; i < end; i++) {
         Vector value = splat(gate[i]);
-        out[i] = (up ? gate_by(value, splat(up[i]), kind) : activate(value, kind))[0];
+        out[i] = (up ? gate_by(value, splat(up[i]), kind) : activate(value, kind, curve))[0];
     }
 }
 
@@ -394,10 +402,11 @@ extern "C" void gated(const float* both, int64_t rows, int64_t size, int kind, f
 }
 
 // x[r, :] = act(x[r, :])
-extern "C" void activated(float* x, int64_t rows, int64_t size, int kind, int threads) {
+extern "C" void activated(float* x, int64_t rows, int64_t size, int kind, const float* curve,
+                          int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * size > 16384)
     for (int64_t r = 0; r < rows; r++)
-        activate_some(x + r * size, nullptr, x + r * size, 0, size, kind);
+        activate_some(x + r * size, nullptr, x + r * size, 0, size, kind, curve);
 }
 
 // x = cap * tanh(x / cap)
@@ -454,6 +463,7 @@ struct Heads {
     const float* sinks;   // of each query head a score whose share gives nothing, or null
     const float* slopes;  // of each query head, by which scores fall with a key's distance, or null
     Temperature temperature;
+    int64_t norms_behind;  // 1: norms of queries and keys come behind the rotation
 
     int64_t width() const { return (queries + 2 * keys) * size; }
 };
@@ -468,9 +478,12 @@ struct Where {
 static void file_token(float* x, int64_t token, const Heads& heads, const Rope& rope,
                        const Where& where, const Layer& layer) {
     int64_t size = heads.size;
-    norm_groups(x, heads.queries * size, heads.query_norm);
-    norm_groups(x + heads.queries * size, heads.keys * size, heads.key_norm);
     norm_groups(x + (heads.queries + heads.keys) * size, heads.keys * size, heads.value_norm);
+    auto norms = [&] {
+        norm_groups(x, heads.queries * size, heads.query_norm);
+        norm_groups(x + heads.queries * size, heads.keys * size, heads.key_norm);
+    };
+    if (!heads.norms_behind) norms();
     if (heads.clamp > 0)
         for (int64_t i = 0; i < heads.width(); i++)
             x[i] = std::clamp(x[i], -heads.clamp, heads.clamp);
@@ -479,6 +492,7 @@ static void file_token(float* x, int64_t token, const Heads& heads, const Rope& 
         for (int64_t h = 0; h < heads.queries + heads.keys; h++)
             rotate(x + h * size, rope.cosines + at, rope.sines + at, rope.rotary);
     }
+    if (heads.norms_behind) norms();
     if (heads.temperature.rate != 0) {
         float warmth = heads.temperature.at(where.positions[token]);
         for (int64_t i = 0; i < heads.queries * size; i++) x[i] *= warmth;
@@ -639,8 +653,8 @@ static inline void score_some(int64_t rows, const float* const* queries, const f
     if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, out);
 }
 
-// Scores become weights that sum to 1, or with a sink to less. With a slope they first fall with the
-// distance from the last one, which is the query's own. `count` is rounded up to LANES by the
+// Scores become weights that sum to 1, or with a sink to less. With a slope they first fall with
+// the distance from the last one, which is the query's own. `count` is rounded up to LANES by the
 // caller's buffer.
 static inline void softmax(float* scores, int64_t count, float scale, float cap, float slope = 0,
                            const float* sink = nullptr) {
@@ -1249,6 +1263,7 @@ struct Half {
     int64_t activation;           // of an MLP
     int64_t gated;                // an MLP; or of attention: gates lie behind queries, keys, values
     float scale, stream;
+    const float* curve;           // of an activation that has one
 
     bool mlp() const { return !attention && !recurrence; }
 };
@@ -1434,7 +1449,8 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
     int64_t size = half.out.inputs;
     auto activate = [&](int64_t t, int64_t begin, int64_t end, float* out) {
         float* gate = first + t * half.into.outputs;
-        activate_some(gate, half.gated ? gate + size : nullptr, out, begin, end, half.activation);
+        activate_some(gate, half.gated ? gate + size : nullptr, out, begin, end, half.activation,
+                      half.curve);
     };
     if (alone(call)) {
         memory.row.hold(size * 4);

@@ -17,6 +17,7 @@ from ..recurrence import Recurrence
 from ..recurrent_cache import Memory, Stretch
 from .experts import mixed
 from .interface import (
+    address,
     heads_struct,
     layer_struct,
     norm_struct,
@@ -101,9 +102,9 @@ class NativeOps(Ops):
         )
         return out
 
-    def activated(self, x: Tensor, activation: str) -> Tensor:
+    def activated(self, x: Tensor, activation: str, curve: Tensor | None = None) -> Tensor:
         self._native.activated(
-            x.data_ptr(), *x.shape, ACTIVATIONS[activation], torch.get_num_threads()
+            x.data_ptr(), *x.shape, ACTIVATIONS[activation], address(curve), torch.get_num_threads()
         )
         return x
 

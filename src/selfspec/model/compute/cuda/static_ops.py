@@ -48,9 +48,10 @@ class StaticOps(TorchOps):
             cosine, sine, partner = layout.rotation(heads.rope, heads.size)
             qk = torch.addcmul(qk * cosine, qk.index_select(-1, partner), sine).to(qkv.dtype)
         q, k = qk.split(counts, dim=1)  # (tokens, heads, size)
+        q, k = self._turned(q, k, heads, layout)
         layout.keys[heads.layer][layout.rows, :, layout.slots] = k
         layout.values[heads.layer][layout.rows, :, layout.slots] = v
-        return self._attend(self._warmed(q, heads, layout), heads, layout)
+        return self._attend(q, heads, layout)
 
     def _attend(self, q: Tensor, heads: Heads, frame: Frame) -> Tensor:
         """All rows at once. Queries that share their keys follow each other like more tokens."""
