@@ -17,12 +17,22 @@ from .weights import LinearWeights, is_numbers, linear_weights, module, product
 _PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
-def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixture | None:
-    """The layer's mixture of experts, if it has one."""
+def router(layer: nn.Module, family: Family) -> nn.Module | None:
+    """What chooses among the layer's experts, if it has some."""
     found: Any = module(layer, family.experts) if family.experts else None
     if found is None or not hasattr(found, "experts"):
         return None
-    gate, experts = getattr(found, "gate", None) or found.router, found.experts
+    gate: nn.Module = getattr(found, "gate", None) or found.router
+    return gate
+
+
+def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixture | None:
+    """The layer's mixture of experts, if it has one."""
+    gate: Any = router(layer, family)
+    if gate is None:
+        return None
+    found: Any = module(layer, str(family.experts))
+    experts = found.experts
     if not all(hasattr(root, name) and is_numbers(getattr(root, name)) for root, name in (
         (gate, "weight"), (experts, "gate_up_proj"), (experts, "down_proj"),
     )):  # fmt: skip
@@ -31,7 +41,7 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
             "quantised, or wrapped by an adapter. selfspec reads plain weights of experts only. "
             "Leave them out, or merge the adapter (merge_and_unload())."
         )
-    router = [_plain(gate.weight)]
+    scores = [_plain(gate.weight)]
     into = [ops.linear([weight], [None]) for weight in experts.gate_up_proj]
     out = [ops.linear([weight], [None]) for weight in experts.down_proj]
     shared = _shared(layer, found, family)
@@ -39,10 +49,10 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         first, last, weigher = shared
         into.append(product(first, ops))
         out.append(product([last], ops))
-        router += [] if weigher is None else [weigher]
+        scores += [] if weigher is None else [weigher]
     sigmoid = family.expert_scores == "sigmoid"
     return Mixture(
-        router=product(router, ops),
+        router=product(scores, ops),
         into=into,
         out=out,
         chosen=gate.top_k,
