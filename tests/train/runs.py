@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import TrainingArguments
 
+from selfspec.model.families import FAMILIES
 from selfspec.testing import tiny_model
 from selfspec.train.data import Blocks
 from selfspec.train.recipe import Recipe
@@ -24,7 +25,10 @@ def trainable(family: str, **changes: Any) -> Any:
     """A tiny model without dropout of its own, which would make two computations of the same loss
     differ."""
     still = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0} if family == "gpt2" else {}
-    return tiny_model(family, **{**still, **changes})
+    model = tiny_model(family, **{**still, **changes})
+    if FAMILIES[family].experts:  # products by group know no float64
+        model.set_experts_implementation("eager")
+    return model
 
 
 def blocks(count: int = 24, length: int = 12, seed: int = 0) -> Blocks:

@@ -17,6 +17,7 @@ from selfspec.errors import UnsupportedModel
 from selfspec.model.families import FAMILIES
 from selfspec.model.weights import module
 from selfspec.testing import tiny_model
+from selfspec.train.balance import balance
 from selfspec.train.candidates import candidates
 from selfspec.train.exit_forward import IGNORED, ExitForward, Moment
 from selfspec.train.exit_loss import Exit, Finish, exit_loss
@@ -222,12 +223,14 @@ def test_memory_does_not_grow_with_the_exits() -> None:
 # --------------------------------------------------------------------------------- on a whole model
 
 
-def naive_loss(model: Any, ids: Tensor, labels: Tensor, weights: dict[int, float]) -> Tensor:
+def naive_loss(
+    model: Any, ids: Tensor, labels: Tensor, weights: dict[int, float], mask: Tensor | None = None
+) -> Tensor:
     """J as the paper writes it: all logits of all exits, from transformers' own hidden states;
     scale and cap written out."""
     family, config = FAMILIES[model.config.model_type], model.config
     decoder, final_norm = model.base_model, module(model, family.final_norm)
-    out = decoder(input_ids=ids, use_cache=False, output_hidden_states=True)
+    out = decoder(input_ids=ids, attention_mask=mask, use_cache=False, output_hidden_states=True)
     total = torch.zeros((), dtype=torch.float64)
     for layer, weight in weights.items():
         last = layer == len(out.hidden_states) - 2
@@ -239,10 +242,14 @@ def naive_loss(model: Any, ids: Tensor, labels: Tensor, weights: dict[int, float
         total = total + weight * functional.cross_entropy(
             logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=IGNORED
         )
+    if family.experts:  # what transformers adds, where it is asked for
+        out = model(input_ids=ids, attention_mask=mask, output_router_logits=True)
+        total = total + config.router_aux_loss_coef * out.aux_loss
     return total
 
 
 VARIANTS = [
+    ("qwen3_moe", True, True),
     ("llama", True, False),
     ("llama", True, True),
     ("gemma2", False, True),
@@ -273,15 +280,69 @@ def test_whole_model_in_float64(family: str, tied: bool, checkpointing: bool) ->
     with forward.installed():
         loss = model(input_ids=ids, labels=labels).loss
         loss.backward()
-    assert torch.allclose(loss, expected, rtol=1e-10)
-    wide = FAMILIES[
-        family
-    ].norms.wide  # transformers computes such norms in float32 whatever the model is in
+    assert torch.allclose(loss, expected, rtol=1e-6 if FAMILIES[family].experts else 1e-10)
+    # transformers computes such norms, and experts' weights, in float32 whatever the model is in
+    wide = FAMILIES[family].norms.wide or FAMILIES[family].experts
     near = {"rtol": 1e-4, "atol": 1e-6} if wide else {"rtol": 1e-7, "atol": 1e-10}
     for name, parameter in model.named_parameters():
         assert torch.allclose(parameter.grad, wanted[name], **near), name
     assert "forward" not in vars(model)
     assert torch.isfinite(model(input_ids=ids).logits).all(), "the model's own forward is back"
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_experts_are_kept_busy_as_transformers_keeps_them(family: str) -> None:
+    """A loss of the chosen experts alone, without their chances; tokens that fill a text up; one
+    that counts in every micro-batch as if it were the step."""
+    model = trainable(family, seed=5, router_aux_loss_coef=0.5).train()
+    ids = torch.randint(3, 250, (3, 12), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[0, :5] = 0
+    plain = Recipe(dropout=0.0, exit_scale=0.0)
+    expected = naive_loss(model, ids, ids, {3: 1.0}, mask)
+    given = {"input_ids": ids, "labels": ids, "attention_mask": mask}
+    with (forward := ExitForward(model, plain)).installed():
+        loss = model(**given).loss
+        forward.moment = Moment(0, 1, tokens=4 * 3 * 11)  # a quarter of a step
+        quarter = model(**given).loss
+    model.config.router_aux_loss_coef = 0.0
+    with ExitForward(model, plain).installed():
+        without = model(**given).loss
+    assert torch.allclose(loss.double(), expected, rtol=1e-5)
+    assert loss - without > 0.3, "the loss says nothing, so agreement would mean nothing"
+    assert torch.allclose(4 * quarter, loss, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_layers_that_a_sample_skips_balance_nothing(family: str) -> None:
+    """Tokens of one row weighed by another row's mask, or counted where no router saw them. The
+    reference: each row by itself through the layers that it runs."""
+    model = trainable(family, seed=5, router_aux_loss_coef=0.5).train()
+    ids = torch.randint(3, 250, (3, 12), generator=torch.Generator().manual_seed(2))
+    mask = torch.ones_like(ids)
+    mask[0, :7] = 0
+    keep = torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 0, 1]], dtype=torch.bool)
+    forward, alone = ExitForward(model, Recipe(dropout=0.4)), dict[int, list[Tensor]]()
+
+    def run(rows: slice) -> None:
+        forward.dropout.set(keep[:, rows])
+        forward._run(ids[rows], mask[rows], frozenset())
+
+    with forward.installed():
+        run(slice(None))
+        found = forward.balance.loss(mask, forward.dropout.kept)
+        for row in range(3):
+            run(slice(row, row + 1))
+            for layer, logits in forward.balance._logits.items():
+                alone.setdefault(layer, []).append(logits[mask[row].bool()])
+    together = {layer: torch.cat(rows) for layer, rows in alone.items()}
+    seen = {layer: torch.ones(len(logits)) for layer, logits in together.items()}
+    assert torch.allclose(found, balance(together, seen, model.config.num_experts_per_tok))
+    assert 2 not in together, "nobody ran it"
+    keep[:] = False
+    with forward.installed():
+        run(slice(None))
+    assert forward.balance.loss(mask, forward.dropout.kept) == 0
 
 
 def test_what_fills_blocks_up_is_not_computed() -> None:
@@ -392,4 +453,4 @@ def test_a_head_that_is_not_plain_is_refused() -> None:
 def test_families_without_proof_are_refused() -> None:
     """Experts that nothing keeps busy, trained without a word."""
     with pytest.raises(UnsupportedModel, match="for training"):
-        ExitForward(tiny_model("mixtral"), Recipe())
+        ExitForward(tiny_model("lfm2_moe"), Recipe())

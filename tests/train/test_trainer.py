@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import RECIPE, run_plainly, trainer, weights
+from runs import RECIPE, blocks, run_plainly, trainable, trainer, weights
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -23,6 +23,7 @@ import selfspec
 from selfspec import OptionError, ResourceError, TrainingError
 from selfspec.testing import tiny_model
 from selfspec.train import checkpoints
+from selfspec.train.exit_forward import ExitForward
 from selfspec.train.recipe import Recipe
 from selfspec.train.trainer import LayerSkipTrainer
 
@@ -318,3 +319,29 @@ def test_a_finished_run_takes_no_further_step(tmp_path: Path) -> None:
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 4
     assert equal(weights(first), weights(again))
+
+
+@pytest.mark.parametrize("family", ["mixtral", "qwen3_moe"])
+def test_a_mixture_learns_in_every_exit(family: str, tmp_path: Path) -> None:
+    """Exits, routers or experts that nothing reaches through a router or a dropped layer."""
+    model = trainable(family, seed=7).requires_grad_(True)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    ids = blocks().ids.long()
+
+    def losses() -> dict[int, float]:
+        forward = ExitForward(model.train(), Recipe(dropout=0.0, curriculum="all"))
+        with forward.installed(), torch.no_grad():
+            model(input_ids=ids, labels=ids)
+        return {layer: float(value) for layer, value in forward.sums.items()}
+
+    first = losses()
+    trainer(tmp_path, 30, Recipe(dropout=0.3, curriculum="all"), model).train()
+    last = losses()
+    assert first.keys() == {1, 2, 3}
+    assert all(last[layer] < 0.9 * first[layer] for layer in first), (first, last)
+    for name, weight in model.state_dict().items():
+        moved = (weight - before[name]).abs()
+        if "experts" in name:  # each of them
+            assert (moved.flatten(1).amax(1) > 0).all(), name
+        elif "gate" in name or "router" in name:
+            assert moved.max() > 0, name

@@ -18,13 +18,22 @@ from .weights import LinearWeights, is_numbers, linear_weights, module, plain, p
 _PARTS = ("gate_proj", "up_proj", "down_proj")
 
 
-def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixture | None:
-    """The layer's mixture of experts, if it has one."""
+def router(layer: nn.Module, family: Family) -> nn.Module | None:
+    """What chooses among the layer's experts, if it has some."""
     found: Any = module(layer, family.experts) if family.experts else None
     if found is None or not hasattr(found, "experts"):
         return None
-    gate, experts = getattr(found, "gate", None) or found.router, found.experts
-    scorer = getattr(gate, "wg", gate)
+    gate: nn.Module = getattr(found, "gate", None) or found.router
+    return gate
+
+
+def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixture | None:
+    """The layer's mixture of experts, if it has one."""
+    gate: Any = router(layer, family)
+    if gate is None:
+        return None
+    found: Any = module(layer, str(family.experts))
+    experts, scorer = found.experts, getattr(gate, "wg", gate)
     if not all(hasattr(root, name) and is_numbers(getattr(root, name)) for root, name in (
         (scorer, "weight"), (experts, "gate_up_proj"), (experts, "down_proj"),
     )):  # fmt: skip
@@ -34,17 +43,17 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
             "Leave them out, or merge the adapter (merge_and_unload())."
         )
     routing = gate if hasattr(gate, "top_k") else found  # some, in older versions of transformers
-    router = [plain(scorer.weight, getattr(scorer, "bias", None))]
+    scores = [plain(scorer.weight, getattr(scorer, "bias", None))]
     into, out = _products(experts, family, ops)
     shared = _shared(layer, found, family)
     if shared is not None:
         first, last, weigher = shared
         into.append(product(first, ops))
         out.append(product([last], ops))
-        router += [] if weigher is None else [weigher]
+        scores += [] if weigher is None else [weigher]
     sigmoid, of_inputs = family.expert_scores != "softmax", "inputs" in family.expert_scores
     return Mixture(
-        router=product(router, ops),
+        router=product(scores, ops),
         into=into,
         out=out,
         chosen=routing.top_k,

@@ -24,6 +24,7 @@ from transformers.modeling_outputs import CausalLMOutput
 from ..errors import OptionError, SelfCheckFailed
 from ..model.shaping import shape_of
 from ..model.weights import module
+from .balance import Balance
 from .candidates import Candidates, candidates
 from .data import IGNORED
 from .exit_loss import LIVE_LOGITS, Exit, Finish, exit_loss
@@ -59,6 +60,7 @@ class ExitForward:
         self._norm = module(model, family.final_norm)
         self._head = _plain_head(module(model, family.head))
         self.dropout = LayerDropout(self.layers)
+        self.balance = Balance(self.layers, family, model.config)
         self.moment = Moment(0, 1)
         # of the last forward: each exit's mean cross entropy, detached
         self.sums: dict[int, Tensor] = {}
@@ -83,7 +85,7 @@ class ExitForward:
             return CausalLMOutput(loss=self.loss(input_ids, labels, given.get("attention_mask")))
 
         try:
-            with self.dropout.installed():
+            with self.dropout.installed(), self.balance.installed():
                 self.model.forward = MethodType(forward, self.model)
                 yield
         finally:
@@ -121,9 +123,17 @@ class ExitForward:
             scale = self._scale(weight * scales[-1], len(trained), picked)
             exits.append(Exit(picked, following[at], scale, among if early else None))
         total, sums = exit_loss(exits, self._head.weight, self._head.bias, self.live, self._finish)
+        if training and self.balance.weight:
+            total = total + self._balance(input_ids, attention_mask, len(trained))
         count = max(1, len(trained))
         self.sums = {layer: sums[i] * scales[i] / count for i, layer in enumerate(weights)}
         return total
+
+    def _balance(self, ids: Tensor, mask: Tensor | None, trained: int) -> Tensor:
+        """The loss that keeps experts busy: this batch's share of the step's."""
+        flat = mask if mask is not None and mask.dim() == 2 else torch.ones_like(ids)
+        found = self.balance.loss(flat, self.dropout.kept)
+        return found * self._scale(self.balance.weight * trained, trained, found)
 
     def draw(self, rows: int) -> Tensor:
         """Which of these samples pass through which layer at this moment."""
@@ -136,9 +146,10 @@ class ExitForward:
     ) -> dict[int, Tensor]:
         self._wanted, self._states = wanted, {}
         try:
-            last = self._decoder(
-                input_ids=input_ids, attention_mask=attention_mask, use_cache=False
-            ).last_hidden_state
+            with self.balance.looking():
+                last = self._decoder(
+                    input_ids=input_ids, attention_mask=attention_mask, use_cache=False
+                ).last_hidden_state
         finally:
             self._wanted = frozenset()
         states, self._states = {**self._states, self.depth - 1: last}, {}

@@ -60,6 +60,11 @@ class LayerDropout:
             None if row.all() else row.nonzero()[:, 0].to(device, non_blocking=True) for row in keep
         ]
 
+    @property
+    def kept(self) -> list[Tensor | None]:
+        """Of each layer the rows that run; None is all of them."""
+        return self._kept
+
     @contextmanager
     def installed(self) -> Iterator[None]:
         """The layers obey within this block, and are as they were after it."""

@@ -1,7 +1,7 @@
 """Which models can be trained here: those of families on which the recipe's tests run.
 
-Mixtures of experts are not among them. Their own training adds a loss that keeps the experts busy,
-which the recipe's would not. Knows no recipe.
+Mixtures of experts are among them where their own training keeps the experts busy by a loss, which
+is added here too (`balance.py`). Knows no recipe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from ..model.family import Family
 
 PROVEN = (
     "cohere", "cohere2", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "granite", "llama",
-    "mistral", "olmo2", "phi3", "qwen2", "qwen3", "smollm3",
+    "mistral", "mixtral", "olmo2", "olmoe", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe",
+    "smollm3",
 )  # fmt: skip
 
 

@@ -2,8 +2,8 @@
 
 p = softmax(router x), or its sigmoid; y = sum over the chosen experts of p_e * expert_e(x), plus an
 expert that all tokens share, perhaps weighed by the sigmoid of a product. Each expert runs once on
-all tokens that chose it, and a token's sum goes through its experts in their order, so its bits do
-not depend on what others choose. Training's load-balancing loss has no place here.
+all tokens that chose it, and a token's sum goes through its experts in a fixed order, so its bits
+do not depend on what others choose. Training's load-balancing loss has no place here.
 """
 
 from __future__ import annotations

@@ -58,8 +58,8 @@ static inline void favour(const Mixture& mixture, float* scores) {
         if (!open[e / size]) scores[e] = -std::numeric_limits<float>::infinity();
 }
 
-// A token's experts by rising number, and their weights: `each` of both, without the shared one.
-// `scores`: of all experts; `choosing`: room for as many.
+// A token's experts, the best first, and their weights: `chosen` of both. `scores`: of all experts;
+// `choosing`: room for as many.
 static inline void choose(const Mixture& mixture, const float* scores, float* choosing,
                           int64_t* which, float* weights) {
     std::copy_n(scores, mixture.count, choosing);
@@ -67,7 +67,6 @@ static inline void choose(const Mixture& mixture, const float* scores, float* ch
     largest(choosing, mixture.count, mixture.chosen, which);
     float total = mixture.least;
     for (int64_t i = 0; i < mixture.chosen; i++) total += scores[which[i]];
-    std::sort(which, which + mixture.chosen);
     for (int64_t i = 0; i < mixture.chosen; i++) {
         weights[i] = scores[which[i]];
         if (mixture.normalised) weights[i] /= total;

@@ -1124,8 +1124,8 @@ struct Staging {
 };
 
 // The experts of one half at work: each runs once, with the rows of all tokens that have it. Every
-// product's rows are staged beside one another, and a token's sum goes through its experts in their
-// order, so a token's bits do not depend on what other tokens choose.
+// product's rows are staged beside one another, and a token's sum goes through its own experts, the
+// best first, so a token's bits do not depend on what other tokens choose.
 struct Experts {
     const experts::Mixture& mixture;
     const float *x, *logits;  // of each token: its numbers, and what the router gave
