@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .family import Family, Shape
+from .latent import latent_size
 
 
 def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
@@ -22,7 +23,7 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
         width=config.hidden_size,
         heads=heads,
         kv_heads=family.key_heads(config) or heads,
-        head_size=getattr(config, "head_dim", None) or config.hidden_size // heads,
+        head_size=latent_size(config) if family.latent else _head_size(config),
         vocabulary=config.vocab_size,
         context=context,
         activation=next(filter(None, activations), family.activation),
@@ -33,6 +34,10 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
         factors=family.factors(config),
         **(_by_kind(config, family) if family.recurrent else {}),
     )
+
+
+def _head_size(config: Any) -> int:
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 def _by_kind(config: Any, family: Family) -> dict[str, Any]:

@@ -94,10 +94,13 @@ class RopeTable:
         inside = range(first, min(first + CHUNK, self._context))
         positions = torch.tensor([[*inside, *self._beyond]], device=self._device)
         like = torch.empty(0, dtype=torch.float32, device=self._device)
-        cosine, sine = self._module(like, positions, *self._kind)
-        half = cosine.shape[-1] // 2
-        neighbours = self._interleaved and torch.equal(cosine[..., ::2], cosine[..., 1::2])
-        once = slice(None, None, 2) if neighbours else slice(half)
+        turns = self._module(like, positions, *self._kind)
+        if isinstance(turns, Tensor):  # complex numbers, each angle once
+            cosine, sine, once = turns.real, turns.imag, slice(None)
+        else:
+            cosine, sine = turns
+            neighbours = self._interleaved and torch.equal(cosine[..., ::2], cosine[..., 1::2])
+            once = slice(None, None, 2) if neighbours else slice(cosine.shape[-1] // 2)
         return Angles(
             cosine[0, : len(inside), once].contiguous(), sine[0, : len(inside), once].contiguous()
         )
