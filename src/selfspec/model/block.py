@@ -27,6 +27,7 @@ from .compute.rope import RopeTable
 from .experts import mixture
 from .family import Family, Shape
 from .heads import attention_scale, head_norm, qkv
+from .latent import latent
 from .recurrent import recurrent_parts
 from .weights import (
     LinearWeights,
@@ -189,18 +190,18 @@ class OwnCore:
     made: HalfParts
 
     @property
-    def linears(self) -> tuple[Linear, Linear]:
+    def linears(self) -> tuple[Linear, ...]:
         assert self.made.out is not None
         return self.made.into, self.made.out
 
     @property
     def out(self) -> Linear:
         """The second product."""
-        return self.linears[1]
+        return self.linears[-1]
 
     def with_linears(self, change: ChangeLinear) -> Self:
         """The same with other products."""
-        into, out = (change(linear) for linear in self.linears)
+        into, out = change(self.made.into), change(self.out)
         return replace(self, made=replace(self.made, into=into, out=out))
 
     def parts(self) -> HalfParts:
@@ -234,6 +235,30 @@ class GatedAttention(Attention):
         both, gates = made.into(x), made.heads.queries * made.heads.size
         y = self.ops.attention(both[:, :-gates].contiguous(), made.heads, cache, layout)
         return self.out(self.ops.times_sigmoid(y, both[:, -gates:]), residual)
+
+
+class LatentAttention(OwnCore):
+    """Queries, keys and values are unfolded from a few numbers of each token."""
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        assert self.made.latent is not None and self.made.out is not None
+        return self.made.into, *self.made.latent.linears, self.made.out
+
+    def with_linears(self, change: ChangeLinear) -> Self:
+        assert self.made.latent is not None
+        latent = self.made.latent.changed(change)
+        into, out = change(self.made.into), change(self.out)
+        return replace(self, made=replace(self.made, into=into, latent=latent, out=out))
+
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
+        made = self.made
+        assert made.heads is not None and made.latent is not None
+        qkv = made.latent.unfolded(made.into(x), self.ops.norm)
+        y = self.ops.attention(qkv, made.heads, cache, layout)
+        return self.out(made.latent.values(y), residual)
 
 
 class Recurrent(OwnCore):
@@ -350,6 +375,10 @@ def _own_attention(
         key_norm=head_norm(layer, family.key_norm, family, shape, rotary),
         value_norm=head_norm(layer, family.value_norm, family, shape, None),
     )
+    if family.latent:
+        first, unfolds = latent(layer, family, shape, ops)
+        out = product([linear_weights(layer, family.out)], ops)
+        return LatentAttention(ops, HalfParts(into=first, out=out, heads=heads, latent=unfolds))
     last = linear_weights(layer, family.out, shape.factors)
     parts, order = qkv(layer, family, shape, rotary)
     if found is not None:

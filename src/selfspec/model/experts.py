@@ -52,6 +52,8 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         out.append(product([last], ops))
         scores += [] if weigher is None else [weigher]
     sigmoid, of_inputs = family.expert_scores != "softmax", "inputs" in family.expert_scores
+    groups, kept = _groups(gate)
+    normalised = getattr(routing, "norm_topk_prob", family.experts_normalised)
     return Mixture(
         router=product(scores, ops),
         into=into,
@@ -60,10 +62,13 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         shared=shared is not None,
         activation=activation,
         sigmoid=sigmoid,
-        favour=_favour(found),
+        favour=_favour(found, gate),
+        groups=groups,
+        kept=kept,
+        best=2 if sigmoid else 1,
         of_inputs=of_inputs,
-        normalised=not of_inputs and getattr(routing, "norm_topk_prob", True),
-        least=1e-6 if sigmoid else 0.0,
+        normalised=normalised and not of_inputs,
+        least=family.least_weight,
         scale=float(getattr(routing, "routed_scaling_factor", 1.0)),
     )
 
@@ -94,6 +99,9 @@ def _shared(
     layer: nn.Module, found: Any, family: Family
 ) -> tuple[list[LinearWeights], LinearWeights, LinearWeights | None] | None:
     """An expert that every token has: gate and up, down, and what weighs it by a sigmoid."""
+    if hasattr(found, "shared_experts"):
+        *into, down = (linear_weights(found.shared_experts, name) for name in _PARTS)
+        return into, down, None
     if hasattr(found, "shared_expert"):
         *into, down = (linear_weights(found.shared_expert, name) for name in _PARTS)
         weighed = hasattr(found, "shared_expert_gate")
@@ -104,6 +112,15 @@ def _shared(
     return None
 
 
-def _favour(found: Any) -> Tensor | None:
-    favour: Tensor | None = getattr(found, "expert_bias", None)
+def _groups(gate: Any) -> tuple[int, int]:
+    """How many groups of experts there are, and how many of them a token may choose from."""
+    if getattr(gate, "topk_method", "") == "greedy":
+        return 1, 1
+    return getattr(gate, "num_group", None) or 1, getattr(gate, "topk_group", None) or 1
+
+
+def _favour(found: Any, gate: Any) -> Tensor | None:
+    favour: Tensor | None = getattr(
+        found, "expert_bias", getattr(gate, "e_score_correction_bias", None)
+    )
     return None if favour is None else favour.detach().to(torch.float32, copy=True)

@@ -153,6 +153,8 @@ _COHERE: dict[str, Any] = {
     "scales": lambda config: Scales(logits=config.logit_scale),
 }
 
+_LATENT: dict[str, Any] = {"latent": True, "key_heads": lambda config: None}
+_DEEPSEEK: dict[str, Any] = {"experts": "mlp", "expert_scores": "sigmoid", "least_weight": 1e-20}
 _MAMBA = RecurrentNames("mamba-2", "mamba")
 _DELTA = RecurrentNames(
     "delta rule", "linear_attn", ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
@@ -245,6 +247,8 @@ FAMILIES: dict[str, Family] = {
         **_AFTER,
         **_HEAD_NORMS,
     ),
+    "deepseek_v2": Family(experts="mlp", experts_normalised=False, interleaved=True, **_LATENT),
+    "deepseek_v3": Family(**_DEEPSEEK, **_LATENT),
     "falcon_h1": Family(
         final_norm="model.final_layernorm",
         mlp_norm="pre_ff_layernorm",
@@ -286,7 +290,11 @@ FAMILIES: dict[str, Family] = {
     "jais2": Family(norms=_LAYER_NORM, **_UNGATED),
     "lfm2": Family(**_LFM2),
     "lfm2_moe": Family(
-        **_LFM2, rotary="model.pos_emb", experts="feed_forward", expert_scores="sigmoid"
+        **_LFM2,
+        rotary="model.pos_emb",
+        experts="feed_forward",
+        expert_scores="sigmoid",
+        least_weight=1e-6,
     ),
     "mellum": Family(experts="mlp", ropes=_rope_by_kind, **_HEAD_NORMS),
     "ministral": Family(),

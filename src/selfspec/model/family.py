@@ -124,6 +124,12 @@ class Family:
     expert_scores: str = "softmax"
     """What chooses and weighs them, or "sigmoid", or "sigmoid of inputs", which weighs what they
     read."""
+    experts_normalised: bool = True
+    """Whether chosen experts' weights are divided by their sum, where the router does not say."""
+    least_weight: float = 0.0
+    """What is added to that sum."""
+    latent: bool = False
+    """Latent attention: heads are unfolded from a few numbers of each token."""
     recurrent: RecurrentNames | None = None
     """In place of attention, in the layers that have it."""
     single: bool = False

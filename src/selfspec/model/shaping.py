@@ -6,6 +6,7 @@ from typing import Any
 
 from .compute.cache import Chunks, Window
 from .family import Family, Shape, Windows
+from .latent import latent_size
 
 ENDLESS = 1 << 20  # tokens, for a model whose config names no length
 _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max_length", "n_ctx")
@@ -33,7 +34,7 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
         width=config.hidden_size,
         heads=heads,
         kv_heads=max(kinds)[0] if kinds else family.key_heads(config) or heads,
-        head_size=max(size for _, size in kinds) if kinds else _head_size(config),
+        head_size=max(size for _, size in kinds) if kinds else _head_size(config, family),
         vocabulary=config.vocab_size,
         context=context,
         activation=family.activation or next(filter(None, activations), "none"),
@@ -49,7 +50,9 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
     )
 
 
-def _head_size(config: Any) -> int:
+def _head_size(config: Any, family: Family) -> int:
+    if family.latent:
+        return latent_size(config)
     size: int | None = getattr(config, "head_dim", None)
     return size or config.hidden_size // config.num_attention_heads
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from .latent import Latent
 from .linear import Linear
 from .mixture import Mixture
 from .norms import Norm
@@ -24,6 +25,8 @@ class HalfParts:
     """None: a mixture, whose experts have their own."""
     mixture: Mixture | None = None
     heads: Heads | None = None
+    latent: Latent | None = None
+    """What makes queries, keys and values of what the first product gives."""
     recurrence: Recurrence | None = None
     activation: str = ""
     gated: bool = False
@@ -43,7 +46,8 @@ class HalfParts:
         if self.mixture is not None:
             return self.mixture.alone
         assert self.out is not None
-        return self.into.alone or self.out.alone
+        linears = [self.into, *(self.latent.linears if self.latent else ()), self.out]
+        return next((linear.alone for linear in linears if linear.alone), "")
 
 
 Half = HalfParts | str

@@ -37,6 +37,7 @@ from .interface import (
     sight_struct,
     where_struct,
 )
+from .latent import latent_struct
 from .linear import PackedLinear
 from .native import library
 from .recurrent import KeptStruct, PassageStruct, kept_struct, passages, recurrence_struct
@@ -189,6 +190,7 @@ class FusedHalves:
             sight=0 if heads is None else self._windows.index(heads.window),
             recurrence=None if how is None else ctypes.addressof(recurrence_struct(how)),
             mixture=None if mixture is None else ctypes.addressof(mixture_struct(mixture)),
+            latent=None if half.latent is None else ctypes.addressof(latent_struct(half.latent)),
             activation=ACTIVATIONS[half.activation] if half.activation else 0,
             gated=half.gated,
             scale=half.scale,

@@ -124,6 +124,7 @@ class HalfStruct(ctypes.Structure):
         ("sight", c_int64),
         ("recurrence", c_void_p),
         ("mixture", c_void_p),
+        ("latent", c_void_p),
         ("activation", c_int64),
         ("gated", c_int64),
         ("scale", c_float),

@@ -15,6 +15,7 @@
 // is one rounding everywhere.
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <climits>
 #include <cmath>
@@ -1247,6 +1248,17 @@ extern "C" void mix(const experts::Mixture* mixture, const float* x, const float
 
 // ------------------------------------------------------------------------------------ whole passes
 
+// Latent attention: what unfolds queries, keys and values from what the first product gives, which
+// is queries or the numbers that they come from, the numbers that keys and values come from, and
+// a rotated key for all heads.
+struct Latent {
+    const Product *queries, *rest;    // queries null: they come as they are
+    const Norm *query_norm, *norm;    // of what the two products read
+    int64_t rotary, plain, value;     // numbers of a key that rotate, and do not; of a value
+
+    int64_t key() const { return rotary + plain; }
+};
+
 // Half of a layer: norm, product, attention, recurrence or activation, product, norm, scale, added
 // to the stream, and the stream scaled. A mixture's first product is its router, and its experts
 // have their own.
@@ -1260,6 +1272,7 @@ struct Half {
     int64_t rope, sight;
     const recurrent::Recurrence* recurrence;  // or null, like the mixture
     const experts::Mixture* mixture;
+    const Latent* latent;  // makes queries, keys and values of what the first product gives
     int64_t activation;           // of an MLP
     int64_t gated;                // an MLP; or of attention: gates lie behind queries, keys, values
     float scale, stream;
@@ -1290,20 +1303,46 @@ struct Call {
     const recurrent::Kept* kept;  // of each recurrent layer
 };
 
+// Where the numbers of a call's latent attention lie, one kind after the other.
+struct Unfolding {
+    float *asked, *few, *queries, *rest, *qkv, *seen;
+    int64_t total = 0;
+
+    Unfolding(const Half& half, const Call& call, float* room) {
+        const Latent& latent = *half.latent;
+        int64_t heads = half.heads.queries, size = half.heads.size;
+        auto take = [&](int64_t columns) {
+            total += call.tokens * columns;
+            return room ? room + total - call.tokens * columns : nullptr;
+        };
+        asked = take(latent.queries ? latent.queries->inputs : 0);
+        few = take(latent.rest->inputs);
+        queries = take(latent.queries ? heads * latent.key() : 0);
+        rest = take(heads * (latent.plain + latent.value));
+        qkv = take(half.heads.width());
+        seen = take(heads * size);
+    }
+};
+
 // Numbers between the steps of a half; too short-lived to be cleared first.
 struct Room {
     std::unique_ptr<float[]> entered, normed, first, second;
-    Bytes prepared, scores;
+    Bytes prepared, scores, unfolded;
     Staging staging;
     std::vector<Pieces> pieces;
     std::vector<int> pieces_of;  // of each chosen half
     const Half* last = nullptr;
 
+    static std::array<const Product*, 4> products(const Half& half) {
+        const Latent* latent = half.latent;
+        return {&half.into, &half.out, latent ? latent->queries : nullptr,
+                latent ? latent->rest : nullptr};
+    }
     static int64_t widest_row(const Half* halves, const int64_t* chosen, int64_t count) {
         int64_t bytes = 0;
         for (int64_t i = 0; i < count; i++)
-            for (const Product* weight : {&halves[chosen[i]].into, &halves[chosen[i]].out})
-                if (weight->prepare) bytes = std::max(bytes, weight->prepared);
+            for (const Product* weight : products(halves[chosen[i]]))
+                if (weight && weight->prepare) bytes = std::max(bytes, weight->prepared);
         return bytes;
     }
 
@@ -1330,6 +1369,8 @@ struct Room {
             into = std::max(into, halves[chosen[i]].into.outputs);
             out = std::max(out, halves[chosen[i]].out.inputs);
             cut(halves[chosen[i]], call, threads);
+            if (halves[chosen[i]].latent)
+                unfolded.hold(Unfolding(halves[chosen[i]], call, nullptr).total * 4);
             if (auto mixture = halves[chosen[i]].mixture)
                 staging.hold(*mixture, call.tokens, call.width);
         }
@@ -1362,7 +1403,8 @@ static const float* normed(const float* x, const Norm& norm, const Call& call, c
     return room.normed.get();
 }
 
-enum { INTO = 0, ATTENTION = 1, OUT = 3, RECURRENCE = 4, STEPS = 5 };  // of a half, in items
+// of a half, in items
+enum { INTO = 0, ATTENTION = 1, OUT = 3, RECURRENCE = 4, QUERIES = 4, REST = 5, STEPS = 6 };
 
 // A product. Its inputs are complete; its outputs are when the threads have met again.
 static void multiply(const Product& weight, const float* x, const float* residual, float* out,
@@ -1383,21 +1425,72 @@ static void multiply(const Product& weight, const float* x, const float* residua
     });
 }
 
-// The attention of a half: columns of `first` to columns of `second`, complete when the threads
-// have met again.
+// The attention of a half: columns of what was projected to columns of `seen`, complete when the
+// threads have met again.
 static void attend_half(const Half& half, const Call& call, Room& room, Meeting& meeting,
-                        Steps& steps, int64_t step, Memory& memory) {
-    float* first = room.first.get();
-    int64_t stride = half.into.outputs;
+                        Steps& steps, int64_t step, Memory& memory, float* first, int64_t stride,
+                        float* seen, int64_t width) {
     Layer layer = call.cache.layer(half.layer, half.heads.size);
     for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++)
         file_token(first + mine.begin * stride, mine.begin, half.heads, call.ropes[half.rope],
                    call.where, layer);
     meeting.wait();
     Attention attention{first, half.heads, layer, call.sights[half.sight],
-                        room.pieces[room.pieces_of[step / STEPS]], room.second.get(), stride,
-                        half.out.inputs};
+                        room.pieces[room.pieces_of[step / STEPS]], seen, stride, width};
     attention.run(steps, step + ATTENTION, meeting, room.scores.floats(), memory);
+}
+
+// One token's queries, keys and values. Rotated numbers come first, and zeros fill heads up.
+static void unfold(const Half& half, const float* asked, const float* turned, const float* rest,
+                   float* qkv) {
+    const Latent& latent = *half.latent;
+    int64_t heads = half.heads.queries, size = half.heads.size, key = latent.key();
+    std::fill_n(qkv, 3 * heads * size, 0.0f);
+    for (int64_t h = 0; h < heads; h++, asked += key, rest += latent.plain + latent.value) {
+        std::copy_n(asked, key, qkv + h * size);
+        float* to = qkv + (heads + h) * size;
+        std::copy_n(turned, latent.rotary, to);
+        std::copy_n(rest, latent.plain, to + latent.rotary);
+        std::copy_n(rest + latent.plain, latent.value, qkv + (2 * heads + h) * size);
+    }
+}
+
+// Latent attention: columns of `first` to columns of `second`, complete.
+static void attend_latent(const Half& half, const Call& call, Room& room, Meeting& meeting,
+                          Steps& steps, int64_t step, Memory& memory) {
+    const Latent& latent = *half.latent;
+    Unfolding at(half, call, room.unfolded.floats());
+    const Product *queries = latent.queries, *rest = latent.rest;
+    int64_t heads = half.heads.queries, size = half.heads.size, stride = half.into.outputs;
+    int64_t asked = queries ? queries->inputs : heads * latent.key(), few = rest->inputs;
+    const float* first = room.first.get();
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
+        int64_t t = mine.begin;
+        if (queries) norm_row(first + t * stride, *latent.query_norm, 0, at.asked + t * asked);
+        norm_row(first + t * stride + asked, *latent.norm, 0, at.few + t * few);
+    }
+    meeting.wait();
+    if (queries) {
+        multiply(*queries, at.asked, nullptr, at.queries, call, room, meeting,
+                 steps[step + QUERIES], memory);
+        meeting.wait();
+    }
+    multiply(*rest, at.few, nullptr, at.rest, call, room, meeting, steps[step + REST], memory);
+    meeting.wait();
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
+        int64_t t = mine.begin;
+        const float* own = first + t * stride;
+        unfold(half, queries ? at.queries + t * queries->outputs : own, own + asked + few,
+               at.rest + t * rest->outputs, at.qkv + t * half.heads.width());
+    }  // attention files the tokens of the same share
+    attend_half(half, call, room, meeting, steps, step, memory, at.qkv, half.heads.width(),
+                at.seen, heads * size);
+    meeting.wait();
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++)
+        for (int64_t h = 0; h < heads; h++)
+            std::copy_n(at.seen + (mine.begin * heads + h) * size, latent.value,
+                        room.second.get() + (mine.begin * heads + h) * latent.value);
+    meeting.wait();
 }
 
 // What each token's columns of `first` give in `second`, complete: attention and what is recurrent.
@@ -1417,7 +1510,8 @@ static float* look_back(const Half& half, const Call& call, Room& room, Meeting&
                 .run();
         });
     }
-    if (half.attention) attend_half(half, call, room, meeting, steps, step, memory);
+    if (half.attention)
+        attend_half(half, call, room, meeting, steps, step, memory, first, stride, second, width);
     meeting.wait();
     if (how)
         recurrent::keep(*how, call.kept[how->index], columns, omp_get_thread_num(), threads);
@@ -1444,6 +1538,10 @@ static float* look_back(const Half& half, const Call& call, Room& room, Meeting&
 // What stands between the two products of a half; gives where its result lies, complete.
 static float* between(const Half& half, const Call& call, Room& room, Meeting& meeting,
                       Steps& steps, int64_t step, Memory& memory) {
+    if (half.latent) {
+        attend_latent(half, call, room, meeting, steps, step, memory);
+        return room.second.get();
+    }
     if (!half.mlp()) return look_back(half, call, room, meeting, steps, step, memory);
     float *first = room.first.get(), *second = room.second.get();
     int64_t size = half.out.inputs;
