@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
-from benchmarks import exported, load, waiting
+from benchmarks import exported, load, load_servers, waiting
 from selfspec import LLM, OptionError
 from selfspec.bench.provenance import gather
 from selfspec.bench.schema import read
 from selfspec.bench.serving import Target
+from selfspec.errors import Unavailable
 from selfspec.testing import tiny_model, tiny_tokenizer
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
@@ -55,6 +57,37 @@ def test_no_server_is_asked_the_same_question_twice(
     for _ in range(2):
         load.load(**how, turns=2, out=tmp_path / "load.json")
     assert len(set(heard)) == len(heard) == 4 * (2 + 2 + 2 + 4)
+
+
+def test_servers_are_started_and_ended() -> None:
+    """A server that is asked before it is ready, one that outlives its measurement, and one that
+    does not come up and keeps its reason for itself."""
+    python = [sys.executable, "-c"]
+    slow = "import http.server as h, sys, time; time.sleep(1); h.test(port=int(sys.argv[1]))"
+    program = load_servers.Program([*python, slow, "PORT"], "/", "a server")
+    with load_servers.running({"a": program, "b": program}) as urls:
+        assert list(urls) == ["a", "b"] and len(set(urls.values())) == 2
+        assert all(httpx.get(url).status_code == 200 for url in urls.values())
+    for url in urls.values():
+        with pytest.raises(httpx.ConnectError):
+            httpx.get(url)
+    dying = load_servers.Program([*python, "raise SystemExit('out of luck')"], "/", "a server")
+    with (
+        pytest.raises(Unavailable, match="c did not start: out of luck"),
+        load_servers.running({"c": dying}),
+    ):
+        pass
+
+
+def test_only_one_of_our_servers_drafts() -> None:
+    """Two servers that are the same, or a name that is not known."""
+    drafts, plain = (load_servers.program_of(f"ours, {name}", 2) for name in ("drafts", "plain"))
+    assert "--draft" not in drafts.command and "--draft none" in " ".join(plain.command)
+    assert drafts.environment["OMP_NUM_THREADS"] == "2" and "none" in plain.about
+    with pytest.raises(OptionError, match=r"no server 'llama'.*llama.cpp"):
+        load_servers.program_of("llama", 2)
+    with pytest.raises(OptionError, match="no server is named"):
+        load.load(out=None)
 
 
 def test_rounds_until_a_first_token_are_counted() -> None:
