@@ -59,11 +59,15 @@ def test_no_server_is_asked_the_same_question_twice(
     assert len(set(heard)) == len(heard) == 4 * (2 + 2 + 2 + 4)
 
 
-def test_servers_are_started_and_ended() -> None:
+def test_servers_are_started_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is asked before it is ready, one that outlives its measurement, and one that
     does not come up and keeps its reason for itself."""
+    monkeypatch.setattr(load_servers, "READY_SECONDS", 30.0)
     python = [sys.executable, "-c"]
-    slow = "import http.server as h, sys, time; time.sleep(1); h.test(port=int(sys.argv[1]))"
+    slow = (
+        "import http.server as h, sys, time; time.sleep(1); "
+        "h.test(h.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind='127.0.0.1')"
+    )
     program = load_servers.Program([*python, slow, "PORT"], "/", "a server")
     with load_servers.running({"a": program, "b": program}) as urls:
         assert list(urls) == ["a", "b"] and len(set(urls.values())) == 2
@@ -130,13 +134,15 @@ def test_drafts_are_not_behind_at_the_same_load() -> None:
 
 def test_exports_change_no_token_where_they_were_tried() -> None:
     """A draft that changes what its engine says."""
-    found = json.loads((RESULTS / "exported-amd-epyc.json").read_text("utf-8"))
-    assert set(found["engines"]) >= {"llama.cpp"}
-    for name, own in found["engines"].items():
-        same = exported.agreement(own["plain"], own["with_draft"])
-        assert same == own["draft_against_plain"]
-        assert same["equal"] == same["answers"] >= 10, name
-        assert own["counts"]["drafted"] > 0, "nothing was drafted"
+    tried = set()
+    for file in RESULTS.glob("exported-*.json"):
+        for name, own in json.loads(file.read_text("utf-8"))["engines"].items():
+            tried.add(name)
+            same = exported.agreement(own["plain"], own["with_draft"])
+            assert same == own["draft_against_plain"]
+            assert same["equal"] == same["answers"] >= 10, name
+            assert own["counts"]["accepted"] > 0, "nothing was drafted"
+    assert tried >= {"llama.cpp", "vllm", "vllm-proposer"}
 
 
 def test_agreement_sees_a_difference() -> None:
