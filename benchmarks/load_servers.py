@@ -80,10 +80,11 @@ def _vllm(threads: int) -> Program:
     library = Path(spec.python).parents[1] / "lib" / "libiomp5.so"  # as vLLM's own guide asks
     cores = ",".join(map(str, sorted(os.sched_getaffinity(0))[:threads]))
     environment = {
-        **_threads(threads), "VLLM_CPU_KVCACHE_SPACE": "4", "VLLM_CPU_OMP_THREADS_BIND": cores,
+        **_threads(threads), "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": cores,
         "LD_PRELOAD": str(library), "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1",
     }  # fmt: skip
-    return Program(command, "/health", f"{_pinned(spec)}, {sizes}", environment)
+    about = f"{_pinned(spec)}, {sizes}, its threads on all cores, Intel's OpenMP preloaded"
+    return Program(command, "/health", about, environment)
 
 
 def _pinned(spec: PeerSpec) -> str:

@@ -22,7 +22,7 @@ from selfspec.testing import tiny_model
 from selfspec.trained.files import TrainedPart
 
 SIZES = {"num_hidden_layers": 3, "hidden_size": 32, "vocab_size": 50}
-LENGTH = 40
+LENGTH = 100
 CLASS = "selfspec.integrations.vllm_proposer.TextProposer"
 ASK = """
 import json, sys
@@ -93,7 +93,7 @@ def test_a_row_without_new_tokens_has_no_guesses() -> None:
 
 def test_guesses_end_with_the_context() -> None:
     """More tokens than the model has places for."""
-    text = [1, 2, 3, 4, 5, 6, *range(10, 41), 1, 2]
+    text = [1, 2, 3, *range(200, 194 + LENGTH), 1, 2]
     assert len(text) == LENGTH - 1 and asked(proposer(), text) == [[3]]
     assert asked(proposer(), [*text, 3]) == [[]]
 
@@ -102,7 +102,7 @@ def test_another_request_in_a_row_is_noticed() -> None:
     """A new request that is answered from the text of the one before it, whose end is like its
     own."""
     made = proposer()
-    end = list(range(100, 103))
+    end = list(range(100, 180))
     assert asked(made, [1, 2, 3, 4, *end, 1, 2]) == [[3, 4, 100, 101]]
     assert asked(made, [5, 6, 7, 8, *end, 1, 2]) == [[]]
 
@@ -121,6 +121,8 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     exist."""
     with pytest.raises(OptionError, match="its width was 64, this one's is 32"):
         proposer(part=str(part(tmp_path / "wide", width=64)))
+    with pytest.raises(OptionError, match="is a part of kind"):
+        proposer(part="smollm2-135m-instruct-exits")
     with pytest.raises(OptionError, match=r"has no option 'longst'.*longest"):
         proposer(longst=3)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFWriter
 from gguf.quants import dequantize
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
@@ -108,10 +108,14 @@ def test_blocks_of_few_bits_keep_their_bytes_under_other_words(tmp_path: Path) -
     assert again.fields["tokenizer.ggml.tokens"].contents()[63] == "<63>"
 
 
-def test_unpacked_blocks_are_the_same_numbers(tmp_path: Path) -> None:
+def test_unpacked_blocks_are_the_same_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Catches other numbers than the blocks hold, lost words (a server is asked in text), and a
     file that still says how it was packed."""
     source = tiny_folder(tmp_path / "model", intermediate_size=64)
+    packed = "general.file_type", 2
+    monkeypatch.setattr(GGUFWriter, "add_file_type", lambda writer, _: writer.add_uint32(*packed))
     write_gguf(source, tmp_path / "few.gguf", kind="Q4_0", head="Q8_0")
     unpack_gguf(tmp_path / "few.gguf", tmp_path / "again.gguf")
     few, again = (GGUFReader(tmp_path / name) for name in ("few.gguf", "again.gguf"))

@@ -19,6 +19,20 @@ from selfspec.bench.serving import Target
 from selfspec.errors import Unavailable
 from selfspec.testing import tiny_model, tiny_tokenizer
 
+# it answers in a process of its own, after a while, and says when it was told to end
+SERVER = """
+import http.server, pathlib, signal, subprocess, sys, time
+port, folder = sys.argv[1:]
+def end(*_):
+    pathlib.Path(folder, port).touch()
+    sys.exit()
+signal.signal(signal.SIGTERM, end)
+time.sleep(1)
+serve = "import http.server as h; h.test(h.SimpleHTTPRequestHandler, port=%s, bind='127.0.0.1')"
+subprocess.Popen([sys.executable, "-c", serve % port])
+time.sleep(100)
+"""
+END = 2  # the demo's end token
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks/results"
 
 
@@ -59,19 +73,16 @@ def test_no_server_is_asked_the_same_question_twice(
     assert len(set(heard)) == len(heard) == 4 * (2 + 2 + 2 + 4)
 
 
-def test_servers_are_started_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_servers_are_started_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is asked before it is ready, one that outlives its measurement, and one that
     does not come up and keeps its reason for itself."""
     monkeypatch.setattr(load_servers, "READY_SECONDS", 30.0)
     python = [sys.executable, "-c"]
-    slow = (
-        "import http.server as h, sys, time; time.sleep(1); "
-        "h.test(h.SimpleHTTPRequestHandler, port=int(sys.argv[1]), bind='127.0.0.1')"
-    )
-    program = load_servers.Program([*python, slow, "PORT"], "/", "a server")
+    program = load_servers.Program([*python, SERVER, "PORT", str(tmp_path)], "/", "a server")
     with load_servers.running({"a": program, "b": program}) as urls:
         assert list(urls) == ["a", "b"] and len(set(urls.values())) == 2
         assert all(httpx.get(url).status_code == 200 for url in urls.values())
+    assert len(list(tmp_path.iterdir())) == 2, "each was told to end"
     for url in urls.values():
         with pytest.raises(httpx.ConnectError):
             httpx.get(url)
@@ -143,6 +154,17 @@ def test_exports_change_no_token_where_they_were_tried() -> None:
             assert same["equal"] == same["answers"] >= 10, name
             assert own["counts"]["accepted"] > 0, "nothing was drafted"
     assert tried >= {"llama.cpp", "vllm", "vllm-proposer"}
+
+
+def test_other_engines_say_what_ours_says() -> None:
+    """An engine that reads other weights or another prompt, so that its drafts say nothing of
+    ours. llama.cpp forbids the end token where the others go on behind it."""
+    for file in RESULTS.glob("exported-*.json"):
+        found = json.loads(file.read_text("utf-8"))
+        for name, own in found["engines"].items():
+            for mine, theirs in zip(found["ours"], own["plain"], strict=True):
+                first = next((at for at in range(len(mine)) if mine[at] != theirs[at]), None)
+                assert first is None or (name == "llama.cpp" and mine[first] == END), name
 
 
 def test_agreement_sees_a_difference() -> None:
