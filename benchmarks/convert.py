@@ -241,6 +241,25 @@ def reword_gguf(source: Path, target: Path) -> None:
     finish(writer)
 
 
+def unpack_gguf(source: Path, target: Path) -> None:
+    """The same file with all its numbers in float32. Its words and its chat template stay, for a
+    server that is asked in text."""
+    from gguf import GGUFReader, GGUFValueType, GGUFWriter
+    from gguf.quants import dequantize
+
+    reader = GGUFReader(source)
+    writer = GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
+    for field in reader.fields.values():
+        if field.name == "general.architecture" or field.name.startswith("GGUF."):
+            continue
+        inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+        value = 0 if field.name == "general.file_type" else field.contents()  # 0: all F32
+        writer.add_key_value(field.name, value, field.types[0], sub_type=inner)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, dequantize(tensor.data, tensor.tensor_type))
+    finish(writer)
+
+
 def _write_shape(writer: Any, shape: LlamaShape) -> None:
     writer.add_name("peer copy")
     writer.add_context_length(shape.context)

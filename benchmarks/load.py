@@ -5,6 +5,10 @@ questions by as many callers at once, as `selfspec bench-serve` does; the next t
 another server. Every answer has the same number of tokens, so tokens a second compare. No question
 is asked twice, since its second reading would be found in a cache, so each name needs a server of
 its own. Run again with the same file, it adds turns to what is there.
+
+    scripts/bench load --start all --callers 1,4,16,64
+
+starts ours with drafts and without, llama.cpp's and vLLM's on the demo, and ends them afterwards.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from typing import Annotated, Any
 
 import typer
 
+from benchmarks import load_servers
 from benchmarks.command import Out, Show, Threads, made_by, result_path, run_command
 from selfspec.bench.html import Table
 from selfspec.bench.schema import Result, read, write
@@ -118,16 +123,41 @@ def server_of(text: str, max_tokens: int) -> tuple[str, Target]:
     return name, Target(url, model_at(url, None), max_tokens, None, fields)
 
 
+def take_turns(
+    run: LoadRun, path: Path, targets: dict[str, Target], turns: int, callers: str, requests: int
+) -> None:
+    """Each turn asks every server at every number of callers, and is kept at once."""
+    names = list(targets)
+    for turn in range(turns):
+        for count in numbers(callers, "--callers"):
+            before = sum(each.callers == count for each in run.turns)
+            shift = (turn + before) % len(names)
+            for name in [*names[shift:], *names[:shift]]:
+                asked = sum(WARM + each.asked for each in run.turns if each.server == name)
+                words = run.prompt_words
+                crowds = measure(targets[name], [count], requests, words, lambda crowd: None, asked)
+                run.turns.append(turn_of(name, before, crowds[0]))
+                run.complete = True
+                write(run, path)
+                typer.echo(f"{count} {name}: {run.turns[-1].rate:.1f} tokens/s", err=True)
+
+
 def load(
     server: Annotated[list[str], typer.Option(help="NAME=URL or NAME=URL#JSON. Repeatable.")] = [],  # noqa: B006
+    start: Annotated[
+        list[str],
+        typer.Option(help=f"Start it on the demo: {'; '.join(load_servers.NAMES)}; or all."),
+    ] = [],  # noqa: B006
     about: Annotated[list[str], typer.Option(help="NAME=what it is, in words.")] = [],  # noqa: B006
     callers: Annotated[str, typer.Option(help="How many ask at once.")] = "1,4",
     requests: Annotated[int, typer.Option(min=1, help="Questions of each caller.")] = 2,
     turns: Annotated[int, typer.Option(min=1, help="Turns of all servers.")] = 2,
     words: Annotated[int, typer.Option("--prompt-words", min=1)] = 60,
     max_tokens: Annotated[int, typer.Option(min=1)] = 64,
-    model: Annotated[str, typer.Option(help="What the model is.")] = "the demo",
-    precision: Annotated[str, typer.Option(help="Of weights and cache, at all servers.")] = "",
+    model: Annotated[str, typer.Option(help="What the model is.")] = load_servers.MODEL,
+    precision: Annotated[
+        str, typer.Option(help="Of weights and cache, at all servers.")
+    ] = load_servers.PRECISION,
     threads: Threads = 2,
     out: Out = None,
     show: Show = None,
@@ -140,21 +170,17 @@ def load(
     run = LoadRun(made_by("load", threads), model, precision, max_tokens, words)
     if path.is_file():
         run = read(LoadRun, path)
-    targets = dict(server_of(each, max_tokens) for each in server)
-    run.servers |= dict(each.split("=", 1) for each in about)
-    run.servers |= {name: "" for name in targets if name not in run.servers}
-    names = list(targets)
-    for turn in range(turns):
-        for count in numbers(callers, "--callers"):
-            before = sum(each.callers == count for each in run.turns)
-            shift = (turn + before) % len(names)
-            for name in [*names[shift:], *names[:shift]]:
-                asked = sum(WARM + each.asked for each in run.turns if each.server == name)
-                crowds = measure(targets[name], [count], requests, words, lambda crowd: None, asked)
-                run.turns.append(turn_of(name, before, crowds[0]))
-                run.complete = True
-                write(run, path)
-                typer.echo(f"{count} {name}: {run.turns[-1].rate:.1f} tokens/s", err=True)
+    chosen = load_servers.NAMES if "all" in start else start
+    programs = {name: load_servers.program_of(name, threads) for name in chosen}
+    with load_servers.running(programs) as urls:
+        asked = [*server, *(f"{name}={url}" for name, url in urls.items())]
+        targets = dict(server_of(each, max_tokens) for each in asked)
+        if not targets:
+            raise OptionError("no server is named; use --server NAME=URL, or --start all")
+        run.servers |= {name: each.about for name, each in programs.items()}
+        run.servers |= dict(each.split("=", 1) for each in about)
+        run.servers |= {name: "" for name in targets if name not in run.servers}
+        take_turns(run, path, targets, turns, callers, requests)
     typer.echo(markdown(run))
 
 

@@ -169,9 +169,14 @@ def find_part(
         raise OptionError(
             f"part={shown(source)} is neither a folder nor the name of a part; give one of them"
         )
+    return _loaded(part_folder(source), kind, model)
+
+
+def part_folder(source: str | os.PathLike[str]) -> Path:
+    """The folder of a part: that of a shipped name, or the one that is named."""
     shipped = SHIPPED / source
     named = isinstance(source, str) and is_there(shipped / DESCRIPTION)
-    return _loaded(shipped if named else Path(source), kind, model)
+    return shipped if named else Path(source)
 
 
 def _loaded(folder: Path, kind: str, model: LayeredModel) -> TrainedPart:

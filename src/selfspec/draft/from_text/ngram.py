@@ -57,10 +57,12 @@ class NGram(Drafter):
             )
 
     def start(self, target: Target) -> DraftSession:
-        return _LookingUp(self)
+        return LookingUp(self)
 
 
-class _LookingUp(GrowingSession):
+class LookingUp(GrowingSession):
+    """At work on rows of texts. Needs no model, so other engines can ask it too."""
+
     def __init__(self, options: NGram) -> None:
         self._options = options
         self._index: dict[int, _Index] = {}
