@@ -14,6 +14,7 @@ from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.errors import OptionError, UnsupportedModel
 from selfspec.model import pasts
+from selfspec.model.families import FAMILIES
 from selfspec.model.floor import floor_model
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.pasts import Past, ways
@@ -26,6 +27,17 @@ KINDS = {
     "mamba": "one token at a time",
     "openai-gpt": "no cache",
 }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nobody_described_them():
+    """The families here as if the table did not have them, so that it may."""
+    with pytest.MonkeyPatch.context() as patch:
+        for family in KINDS:
+            patch.delitem(FAMILIES, family, raising=False)
+        yield
+
+
 TEXT = torch.randint(3, 259, (60,), generator=torch.Generator().manual_seed(0)).tolist()
 NEW = 20
 

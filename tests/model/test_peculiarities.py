@@ -61,6 +61,7 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "gpt_neox: fused by head": ("gpt-neox", {"by_head": False}),
     "gpt_neox: centred norms": ("gpt-neox", {"norms": NormKind(wide=True)}),
     "gpt2: learned positions": ("gpt2", {"positions": None}),
+    "xglm: a table of positions": ("xglm", {"positions": None}),
     "opt: the first position": ("opt", {"first_position": 0}),
     "nanochat: norm of the embeddings": ("nanochat", {"embedding_norm": None}),
     "nanochat: pairs that turn backwards": ("nanochat", {"backwards": False}),

@@ -21,6 +21,7 @@ from selfspec.model.compute.cpu.kinds import KINDS
 from selfspec.model.compute.cpu.linear import Float32, PackedLinear
 from selfspec.model.compute.cpu.native import NoNative, compiled
 from selfspec.model.compute.plan import LayerPlan
+from selfspec.model.families import FAMILIES
 from selfspec.model.from_transformers import from_transformers
 from selfspec.testing import tiny_model
 
@@ -242,8 +243,9 @@ def test_info_says_how_torch_stores_what_it_computes_with():
     assert info.alone == ["every half (torch multiplies)"]
 
 
-def test_weights_of_a_family_that_runs_by_modules_are_a_conflict():
+def test_weights_of_a_family_that_runs_by_modules_are_a_conflict(monkeypatch):
     """The same for transformers' own modules."""
+    monkeypatch.delitem(FAMILIES, "apertus")
     model = tiny_model("apertus")
     with pytest.raises(OptionError, match="'apertus' are run by transformers' own modules"):
         from_transformers(model, weights="float32")

@@ -194,6 +194,7 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "persimmon": ("persimmon", {"num_key_value_heads": None}),
     "phi": ("phi", {}),
     "phi-head-norms": ("phi", {"qk_layernorm": True}),
+    "phi4": ("phi4_multimodal", {}),
     "qwen2_moe": ("qwen2_moe", {}),
     "seed_oss": ("seed_oss", {}),
     "stablelm": ("stablelm", {}),
@@ -201,6 +202,7 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", {"sliding_window": 24}),
     "vaultgemma": ("vaultgemma", {}),
+    "xglm": ("xglm", {}),
 }
 
 # Families with recurrent layers, which read chains and have a suite of their own (test_recurrent).

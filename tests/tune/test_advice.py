@@ -175,7 +175,7 @@ def test_tasks_that_cannot_be_are_an_error(flags: list[str], said: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*kernel 'floor'")
 def test_a_model_that_runs_whole_is_advised_too() -> None:
     """Costs of layers that it does not have."""
-    llm = LLM.from_pretrained(tiny("bloom"), tokenizer=tiny_tokenizer(), profile=None)
+    llm = LLM.from_pretrained(tiny("ctrl"), tokenizer=tiny_tokenizer(), profile=None)
     tuning = Tuning(llm, TuneOptions(minutes=0.1, max_new_tokens=24), ["hello", "you"])
     assert tuning.run().verdict
     assert {way.draft for way in tuning.found.ways} == {"hybrid", "auto"}

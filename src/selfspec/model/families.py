@@ -50,6 +50,10 @@ def _gemma4_more(config: Any) -> bool:
     return any(more) or config.enable_moe_block or looks_ahead
 
 
+def _fairseq_scales(config: Any) -> Scales:
+    return Scales(embedding=config.hidden_size**0.5 if config.scale_embedding else 1.0)
+
+
 def _clamped(config: Any) -> Scales:
     return Scales(clamp=config.clip_qkv or 0.0)
 
@@ -106,6 +110,7 @@ _AFTER: dict[str, Any] = {
     "mlp_norm": None,
     "mlp_after": "post_feedforward_layernorm",
 }
+_PHI3: dict[str, Any] = {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
 _UNGATED: dict[str, Any] = {"gate_up": ("mlp.up_proj",), "gated": False}
 _FC: dict[str, Any] = {"gate_up": ("mlp.fc1",), "gated": False, "down": "mlp.fc2"}
 _H_TO_4H: dict[str, Any] = {
@@ -195,7 +200,8 @@ FAMILIES: dict[str, Family] = {
         **_HEAD_NORMS,
         **_SANDWICH,
     ),
-    "phi3": Family(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
+    "phi3": Family(**_PHI3),
+    "phi4_multimodal": Family(**_PHI3),
     "smollm3": Family(
         ropes=lambda config: tuple("" if rotates else None for rotates in config.no_rope_layers)
     ),
@@ -235,9 +241,7 @@ FAMILIES: dict[str, Family] = {
         embedding="biogpt.embed_tokens",
         positions="biogpt.embed_positions",
         final_norm="biogpt.layer_norm",
-        scales=lambda config: Scales(
-            embedding=config.hidden_size**0.5 if config.scale_embedding else 1.0
-        ),
+        scales=_fairseq_scales,
         **_FAIRSEQ,
     ),
     "cwm": Family(),
@@ -376,6 +380,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "starcoder2": Family(norms=_LAYER_NORM, gate_up=("mlp.c_fc",), gated=False, down="mlp.c_proj"),
     **PECULIAR,
+    "xglm": Family(
+        positions="model.embed_positions.weights",
+        final_norm="model.layer_norm",
+        scales=_fairseq_scales,
+        **_FAIRSEQ,
+    ),
     "vaultgemma": Family(norms=_GEMMA, scales=_gemma_scales, mlp_norm="pre_feedforward_layernorm"),
 }
 

@@ -71,7 +71,7 @@ class Family:
     embedding_norm: str | None = None
     """A norm of the embeddings."""
     positions: str | None = None
-    """Learned embeddings of positions, which are added to those of the tokens."""
+    """Embeddings of positions, learned or a table, which are added to those of the tokens."""
     first_position: int = 0
     """Which of them is the first token's."""
     rotary: str | None = "model.rotary_emb"

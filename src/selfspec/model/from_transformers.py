@@ -213,7 +213,8 @@ def _taken_over(
 def _positions(model: PreTrainedModel, family: Family) -> Tensor | None:
     if family.positions is None:
         return None
-    learned = table(model, family.positions)
+    found: Any = module(model, family.positions)
+    learned = found if isinstance(found, Tensor) else table(model, family.positions)
     assert isinstance(learned, Tensor)
     return learned.detach()[family.first_position :]
 
