@@ -45,6 +45,26 @@ _SMALL = {
     "pad_token_id": 0,
     "initializer_range": 0.15,  # large enough that a random model has opinions
 }
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+    "head_dim": 8,  # what turns
+}
+_DEEPSEEK: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.4,
+}
 _ROUND = 10  # tokens through which a settling model's text goes
 _LOUD = {"num_key_value_heads": None}  # every head has keys of its own
 _DELTA: dict[str, Any] = {
@@ -60,6 +80,7 @@ _SHARED: dict[str, Any] = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 48,
 }
+_FAVOURS = ("expert_bias", "correction_bias")
 # so that what a family does differently matters at this size
 _PECULIAR: dict[str, dict[str, Any]] = {
     "gemma2": {
@@ -113,6 +134,37 @@ _PECULIAR: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {**_DELTA, **_SHARED},
     "qwen3_next": {**_DELTA, **_SHARED, "mlp_only_layers": [1]},
     "qwen2_moe": _SHARED,
+    "deepseek_v2": {**_LATENT, **_DEEPSEEK, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {**_LATENT, **_DEEPSEEK},
+    "glm4_moe_lite": {**_LATENT, **_DEEPSEEK, "v_head_dim": 40},
+    "youtu": _LATENT,
+    "minicpm3": {**_LATENT, "scale_emb": 3.0, "scale_depth": 0.8, "dim_model_base": 90},
+    "glm4_moe": {**_DEEPSEEK, "use_qk_norm": True},
+    "dots1": {**_DEEPSEEK, "sliding_window": 24, "max_window_layers": 2},
+    "exaone_moe": {
+        **_DEEPSEEK,
+        "num_experts": 8,
+        "num_shared_experts": 2,
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+    },
+    "solar_open": _DEEPSEEK,
+    "minimax_m2": {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+    "ernie4_5_moe": {
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_num_shared_experts": 2,
+        "moe_intermediate_size": 32,
+        "moe_layer_start_index": 1,
+    },
+    "granitemoe": {
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "attention_multiplier": 0.5,
+        "logits_scaling": 0.7,
+    },
     "bamba": {
         "attn_layer_indices": [1],
         "mamba_n_heads": 8,
@@ -182,10 +234,10 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrain
         )
         for name, parameter in model.named_parameters():
             # norms and biases start as constants, which would hide mistakes
-            if "norm" in name or parameter.dim() == 1:
+            if "norm" in name or parameter.dim() == 1 or name.endswith(_FAVOURS):
                 parameter.data += 0.2 * torch.randn_like(parameter)
         for name, buffer in model.named_buffers():
-            if name.endswith("expert_bias"):  # zeros, which would choose nothing else
+            if name.endswith(_FAVOURS):  # zeros, which would choose nothing else
                 buffer += 0.2 * torch.randn_like(buffer)
     model.eval().requires_grad_(False)
     return model

@@ -116,23 +116,57 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
+
 # Families that are a line or a field: a shorter set of tests (test_listed_families.py) sees them.
 SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "arcee": ("arcee", {}),
     "biogpt": ("biogpt", {}),
     "cwm": ("cwm", {"sliding_window": 24}),
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v2-greedy": (
+        "deepseek_v2",
+        {"topk_method": "greedy", "q_lora_rank": None, "rope_parameters": _YARN},
+    ),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3-yarn": (
+        "deepseek_v3",
+        {
+            "rope_parameters": _YARN,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "v_head_dim": 40,
+            "attention_bias": True,
+        },
+    ),
+    "dots1": ("dots1", {}),
     "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "ernie4_5_moe-none-shared": ("ernie4_5_moe", {"moe_num_shared_experts": 0}),
     "exaone4": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 2}),
+    "exaone_moe": ("exaone_moe", {}),
     "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
+    "glm4_moe": ("glm4_moe", {}),
+    "glm4_moe_lite": ("glm4_moe_lite", {}),
     "gpt_bigcode": ("gpt_bigcode", {"num_key_value_heads": None}),
+    "granitemoe": ("granitemoe", {}),
     "helium": ("helium", {}),
     "hyperclovax": ("hyperclovax", {}),
     "internlm3": ("internlm3", {}),
     "iquestcoder": ("iquestcoder", {}),
     "jais2": ("jais2", {}),
     "mellum": ("mellum", {}),
+    "minicpm3": ("minicpm3", {}),
+    "minimax_m2": ("minimax_m2", {}),
     "ministral": ("ministral", {"sliding_window": 24}),
     "nanochat": ("nanochat", {"final_logit_softcapping": 4.0}),
     "nemotron": ("nemotron", {}),
@@ -145,9 +179,11 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "phi-head-norms": ("phi", {"qk_layernorm": True}),
     "qwen2_moe": ("qwen2_moe", {}),
     "seed_oss": ("seed_oss", {}),
+    "solar_open": ("solar_open", {}),
     "stablelm": ("stablelm", {}),
     "starcoder2": ("starcoder2", {"sliding_window": 24}),
     "vaultgemma": ("vaultgemma", {}),
+    "youtu": ("youtu", {}),
 }
 
 # Families with recurrent layers, which read chains and have a suite of their own (test_recurrent).
