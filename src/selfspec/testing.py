@@ -53,6 +53,7 @@ _SMALL = {
     "initializer_range": 0.15,  # large enough that a random model has opinions
 }
 _ROUND = 10  # tokens through which a settling model's text goes
+_FAVOURS = ("expert_bias", "correction_bias")
 
 
 def families() -> list[str]:
@@ -74,10 +75,10 @@ def tiny_model(family: str = "llama", seed: int = 0, **changes: Any) -> PreTrain
         )
         for name, parameter in model.named_parameters():
             # norms and biases start as constants, which would hide mistakes
-            if "norm" in name or name.endswith("bias") or parameter.dim() == 1:
+            if "norm" in name or parameter.dim() == 1 or name.endswith(("bias", *_FAVOURS)):
                 parameter.data += 0.2 * torch.randn_like(parameter)
         for name, buffer in model.named_buffers():
-            if name.endswith(("expert_bias", "layer_scalar")):  # of 0 or 1
+            if name.endswith((*_FAVOURS, "layer_scalar")):  # of 0 or 1
                 buffer += 0.2 * torch.randn_like(buffer)
     model.eval().requires_grad_(False)
     return model

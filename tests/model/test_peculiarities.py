@@ -17,11 +17,13 @@ from variants import SHORT, VARIANTS, build
 
 from selfspec import LLM
 from selfspec.errors import OptionError, PromptError, SelfCheckFailed
-from selfspec.model import block, experts
+from selfspec.model import block
 from selfspec.model import from_transformers as opening
+from selfspec.model import latent as readings
 from selfspec.model import weights as parts
 from selfspec.model.compute import ops, rope
 from selfspec.model.compute.cache import Chunks
+from selfspec.model.compute.cpu.operations import NativeOps
 from selfspec.model.compute.norms import NormKind
 from selfspec.model.compute.ops import Temperature, TorchOps
 from selfspec.model.families import FAMILIES
@@ -113,7 +115,6 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
     ),
     "flint: sinks": ("flint", {"sinks": None}),
     "flint: layers without rope": ("flint", {"ropes": lambda config: ("",) * 4}),
-    "aria: experts beside the MLP": ("aria", {"experts_beside": False}),
     "hunyuan_v1_moe: experts beside the MLP": ("hunyuan_v1_moe", {"experts_beside": False}),
     "hunyuan: norms behind the rotation": ("hunyuan_v1_dense", {"norms_behind": False}),
     "gptj: interleaved rotary pairs": ("gptj", {"interleaved": False}),
@@ -129,6 +130,14 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
         "falcon-new",
         {"as_configured": lambda config: {"attention_norm": "ln_attn", "mlp_norm": "ln_attn"}},
     ),
+    "deepseek_v2: interleaved rotary pairs": ("deepseek_v2", {"interleaved": False}),
+    "deepseek_v2: experts weighed as they are": ("deepseek_v2", {"experts_normalised": True}),
+    "deepseek_v3: sigmoids of experts": ("deepseek_v3", {"expert_scores": "softmax"}),
+    "ernie4_5_moe: interleaved rotary pairs": ("ernie4_5_moe", {"interleaved": False}),
+    "exaone_moe: layers without rope": ("exaone_moe", {"ropes": lambda config: ("",) * 4}),
+    "exaone_moe: head norms": ("exaone_moe", NO_HEAD_NORMS),
+    "glm4_moe: head norms": ("glm4_moe", NO_HEAD_NORMS),
+    "minimax_m2: norms of whole queries and keys": ("minimax_m2", NO_HEAD_NORMS),
 }
 SCALES = {  # a number of the config, and what it is without it
     "gemma2: embedding": ("gemma2", {"embedding": 1.0}),
@@ -149,6 +158,9 @@ SCALES = {  # a number of the config, and what it is without it
     "mpt: clamp": ("mpt-clamp", {"clamp": 0.0}),
     "olmo: clamp": ("olmo-clamp", {"clamp": 0.0}),
     "olmoe: clamp": ("olmoe-clamp", {"clamp": 0.0}),
+    "minicpm3: embedding": ("minicpm3", {"embedding": 1.0}),
+    "minicpm3: residual": ("minicpm3", {"residual": 1.0}),
+    "minicpm3: logits": ("minicpm3", {"logits": 1.0}),
 }
 
 
@@ -178,6 +190,67 @@ def test_the_table_entry_matters(what, monkeypatch):
     assert gap(model) > 0.01
     with pytest.raises(SelfCheckFailed):
         from_transformers(model)
+
+
+CHOICES = [  # a part of how experts are chosen and weighed, and what it is without it
+    *((variant, {"favour": None}) for variant in ("deepseek_v3", "ernie4_5_moe", "minimax_m2")),
+    ("deepseek_v3", {"kept": 4}),
+    ("deepseek_v3", {"best": 1}),
+    ("deepseek_v3", {"scale": 1.0}),
+    ("deepseek_v2", {"kept": 4}),
+    ("deepseek_v2", {"scale": 1.0}),
+    ("glm4_moe", {"normalised": False}),
+]
+
+
+@pytest.mark.parametrize(("variant", "change"), CHOICES)
+def test_each_part_of_choosing_experts_matters(variant, change, monkeypatch):
+    """A bias of zeros, groups that are all open, a scale of 1."""
+    model, own = build(variant), block.mixture
+    assert gap(model) < 1e-4
+
+    def without(*given):
+        found = own(*given)
+        return None if found is None else replace(found, **change)
+
+    monkeypatch.setattr(block, "mixture", without)
+    assert gap(model) > 0.01
+
+
+LATENT = ["deepseek_v2", "deepseek_v3", "deepseek_v3-yarn", "glm4_moe_lite", "minicpm3", "youtu"]
+
+
+@pytest.mark.parametrize("variant", LATENT)
+def test_each_part_of_latent_attention_matters(variant, monkeypatch):
+    """Norms of ones, and rotary pairs of other numbers, which the suite would not see."""
+    model, own = build(variant), block.latent
+    assert gap(model) < 1e-4
+
+    def with_parts(**made):
+        def changed(*given):
+            first, found = own(*given)
+            return first, replace(found, **{name: make(found) for name, make in made.items()})
+
+        monkeypatch.setattr(block, "latent", changed)
+        return gap(model)
+
+    def ones(norm):
+        return None if norm is None else replace(norm, weight=torch.ones_like(norm.weight))
+
+    assert with_parts(norm=lambda found: ones(found.norm)) > 0.01
+    if "yarn" not in variant:
+        assert with_parts(query_norm=lambda found: ones(found.query_norm)) > 0.01
+    monkeypatch.setattr(block, "latent", own)
+    monkeypatch.setattr(readings, "_turned", lambda rotary, _: torch.arange(rotary).roll(1))
+    assert gap(model) > 0.01
+
+
+def test_the_scale_of_scores_has_yarns_factor_in_it(monkeypatch):
+    """1 / sqrt(head size) assumed where a longer context changes it."""
+    model = build("deepseek_v3-yarn")
+    assert gap(model) < 1e-4
+    monkeypatch.setattr(block, "attention_scale", lambda layer, family: 32**-0.5)
+    assert gap(model) > 0.01
 
 
 @pytest.mark.parametrize("what", SCALES)
@@ -272,41 +345,25 @@ def test_chunks_are_shorter_than_the_text_and_in_the_right_layers(monkeypatch):
 def test_the_router_decides(variant, monkeypatch):
     """Experts that are all alike, weights that are not those of the router, or normalised where the
     model does not."""
-    model = build(variant)
+    model, own = build(variant), block.mixture
+
+    def turned_round(router):
+        return NativeOps().linear([-router.rows(torch.arange(router.outputs))], [None])
 
     for change in (
         lambda found: replace(found, normalised=not found.normalised),
         lambda found: replace(found, chosen=found.chosen - 1),
+        lambda found: replace(found, router=turned_round(found.router)),
         lambda found: replace(found, out=[found.out[1], found.out[0], *found.out[2:]]),
         lambda found: replace(found, of_inputs=not found.of_inputs),
     ):
 
         def changed(*given, change=change):
-            found = experts.mixture(*given)
+            found = own(*given)
             return found and change(found)
 
         monkeypatch.setattr(block, "mixture", changed)
         assert gap(model) > 0.01
-    monkeypatch.setattr(block, "mixture", with_other("weight", torch.Tensor.neg_))
-    assert gap(model) > 0.01
-
-
-def with_other(name, change):
-    """Reads a mixture whose router's or experts' parameter of that name is changed meanwhile."""
-
-    def read(layer, *given):
-        core = getattr(layer, "mlp", None) or layer.feed_forward
-        named = [each for each in core.children() if hasattr(each, name)]
-        if not hasattr(core, "experts"):
-            return experts.mixture(layer, *given)
-        parameter = getattr(named[0], name).data
-        kept = parameter.clone()
-        change(parameter)
-        made = experts.mixture(layer, *given)
-        parameter.copy_(kept)
-        return made
-
-    return read
 
 
 def test_each_number_of_xielu_matters(monkeypatch):

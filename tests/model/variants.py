@@ -121,6 +121,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_YARN = {
+    "rope_type": "yarn",
+    "factor": 4.0,
+    "rope_theta": 10000.0,
+    "original_max_position_embeddings": 128,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
+}
+
 # Families that are a line or a field: a shorter set of tests (test_listed_families.py) sees them.
 SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", {}),
@@ -131,7 +140,26 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom-six-heads": ("bloom", {"num_attention_heads": 6, "hidden_size": 96}),
     "codegen": ("codegen", {}),
     "cwm": ("cwm", {"sliding_window": 24}),
+    "deepseek_v2": ("deepseek_v2", {}),
+    "deepseek_v2-greedy": (
+        "deepseek_v2",
+        {"topk_method": "greedy", "q_lora_rank": None, "rope_parameters": _YARN},
+    ),
+    "deepseek_v3": ("deepseek_v3", {}),
+    "deepseek_v3-yarn": (
+        "deepseek_v3",
+        {
+            "rope_parameters": _YARN,
+            "q_lora_rank": None,
+            "rope_interleave": False,
+            "v_head_dim": 40,
+            "attention_bias": True,
+        },
+    ),
+    "dots1": ("dots1", {}),
     "ernie4_5": ("ernie4_5", {}),
+    "ernie4_5_moe": ("ernie4_5_moe", {}),
+    "ernie4_5_moe-none-shared": ("ernie4_5_moe", {"moe_num_shared_experts": 0}),
     "exaone4": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 2}),
     "falcon": ("falcon", {}),
     "falcon-heads": ("falcon", {"multi_query": False, "num_kv_heads": None}),
@@ -142,9 +170,12 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
         {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 1},
     ),
     "flint": ("flint", {}),
+    "exaone_moe": ("exaone_moe", {}),
     "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
+    "glm4_moe": ("glm4_moe", {}),
+    "glm4_moe_lite": ("glm4_moe_lite", {}),
     "gpt_bigcode": ("gpt_bigcode", {"num_key_value_heads": None}),
     "gpt_neo": ("gpt_neo", {}),
     "gpt_oss": ("gpt_oss", {}),
@@ -177,6 +208,8 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("llama4_text", {}),
     "llama4-no-norms": ("llama4_text", {"use_qk_norm": False, "attn_temperature_tuning": False}),
     "mellum": ("mellum", {}),
+    "minicpm3": ("minicpm3", {}),
+    "minimax_m2": ("minimax_m2", {}),
     "ministral": ("ministral", {"sliding_window": 24}),
     "ministral3": ("ministral3", {}),
     "ministral3-window": ("ministral3", {"sliding_window": 24}),
@@ -197,12 +230,14 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "phi4": ("phi4_multimodal", {}),
     "qwen2_moe": ("qwen2_moe", {}),
     "seed_oss": ("seed_oss", {}),
+    "solar_open": ("solar_open", {}),
     "stablelm": ("stablelm", {}),
     "stablelm-head-norms": ("stablelm", {"qk_layernorm": True}),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
     "starcoder2": ("starcoder2", {"sliding_window": 24}),
     "vaultgemma": ("vaultgemma", {}),
     "xglm": ("xglm", {}),
+    "youtu": ("youtu", {}),
 }
 
 # Families with recurrent layers, which read chains and have a suite of their own (test_recurrent).

@@ -99,7 +99,7 @@ def _shared(
     layer: nn.Module, found: Any, family: Family
 ) -> tuple[list[LinearWeights], LinearWeights, LinearWeights | None] | None:
     """An expert that every token has: gate and up, down, and what weighs it by a sigmoid."""
-    if hasattr(found, "shared_experts"):
+    if getattr(found, "shared_experts", None) is not None:
         *into, down = (linear_weights(found.shared_experts, name) for name in _PARTS)
         return into, down, None
     if hasattr(found, "shared_expert"):
@@ -120,7 +120,9 @@ def _groups(gate: Any) -> tuple[int, int]:
 
 
 def _favour(found: Any, gate: Any) -> Tensor | None:
-    favour: Tensor | None = getattr(
-        found, "expert_bias", getattr(gate, "e_score_correction_bias", None)
-    )
-    return None if favour is None else favour.detach().to(torch.float32, copy=True)
+    """What favours experts, wherever the family keeps it."""
+    homes = (found, gate, getattr(gate, "moe_statics", None))
+    names = ("expert_bias", "e_score_correction_bias")
+    kept = [getattr(home, name, None) for home in homes for name in names]
+    favour: Tensor | None = next((each for each in kept if each is not None), None)
+    return None if favour is None else favour.detach().flatten().to(torch.float32, copy=True)

@@ -253,6 +253,13 @@ FAMILIES: dict[str, Family] = {
     ),
     "deepseek_v2": Family(experts="mlp", experts_normalised=False, interleaved=True, **_LATENT),
     "deepseek_v3": Family(**_DEEPSEEK, **_LATENT),
+    "dots1": Family(**_DEEPSEEK, **_HEAD_NORMS),
+    "ernie4_5_moe": Family(experts="mlp", interleaved=True),
+    "exaone_moe": Family(
+        ropes=lambda config: _rope_in_windows(config) if config.sliding_window else _rope(config),
+        **_DEEPSEEK,
+        **_HEAD_NORMS,
+    ),
     "falcon_h1": Family(
         final_norm="model.final_layernorm",
         mlp_norm="pre_ff_layernorm",
@@ -269,6 +276,8 @@ FAMILIES: dict[str, Family] = {
     "glm4": Family(
         attention_after="post_self_attn_layernorm", mlp_after="post_mlp_layernorm", **_GLM
     ),
+    "glm4_moe": Family(**_DEEPSEEK, **_HEAD_NORMS),
+    "glm4_moe_lite": Family(**_DEEPSEEK, **_LATENT),
     "helium": Family(norms=_WIDE, interleaved=True),
     "granitemoehybrid": Family(
         gate_up=("shared_mlp.input_linear",),
@@ -302,6 +311,15 @@ FAMILIES: dict[str, Family] = {
     ),
     "mellum": Family(experts="mlp", ropes=_rope_by_kind, **_HEAD_NORMS),
     "ministral": Family(),
+    "minicpm3": Family(
+        scales=lambda config: Scales(
+            embedding=config.scale_emb,
+            residual=config.scale_depth / config.num_hidden_layers**0.5,
+            logits=1 / config.logits_scaling,
+        ),
+        **_LATENT,
+    ),
+    "minimax_m2": Family(experts="mlp", expert_scores="sigmoid", **_HEAD_NORMS),
     "nanochat": Family(
         embedding_norm="model.norm",
         backwards=True,
@@ -370,6 +388,7 @@ FAMILIES: dict[str, Family] = {
         **_QWEN_NEXT,
     ),
     "seed_oss": Family(),
+    "solar_open": Family(**_DEEPSEEK),
     "stablelm": Family(
         norms=_LAYER_NORM,
         parallel=True,
@@ -387,6 +406,7 @@ FAMILIES: dict[str, Family] = {
         **_FAIRSEQ,
     ),
     "vaultgemma": Family(norms=_GEMMA, scales=_gemma_scales, mlp_norm="pre_feedforward_layernorm"),
+    "youtu": Family(**_LATENT),
 }
 
 

@@ -147,12 +147,7 @@ PECULIAR: dict[str, Family] = {
         **_HEAD_NORMS,
     ),
     "aria_text": Family(
-        gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
-        down="mlp.shared_experts.down_proj",
-        experts="mlp",
-        experts_beside=True,
-        experts_transposed=True,
-        unless=lambda config: config.hidden_act != "silu",
+        experts="mlp", experts_transposed=True, unless=lambda config: config.hidden_act != "silu"
     ),
     "codegen": Family(qkv=("attn.qkv_proj",), blocks=4, **_GPTJ),
     "gpt_neo": Family(

@@ -37,6 +37,26 @@ _GRANITE_SINKS: dict[str, Any] = {
     "logits_scaling": 0.7,
 }
 # so that what a family does differently matters at this size
+_LATENT: dict[str, Any] = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 24,
+    "v_head_dim": 20,
+    "head_dim": 8,  # what turns
+}
+_DEEPSEEK: dict[str, Any] = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 32,
+    "first_k_dense_replace": 1,
+    "n_group": 4,
+    "topk_group": 2,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.4,
+}
 PECULIAR_CONFIGS: dict[str, dict[str, Any]] = {
     "gemma2": {
         "sliding_window": 24,
@@ -169,6 +189,29 @@ PECULIAR_CONFIGS: dict[str, dict[str, Any]] = {
     "xglm": {"ffn_dim": 96, "init_std": 0.15},
     "codegen": {"rotary_dim": 8, "num_attention_heads": 8, "hidden_size": 128},
     "gpt_neo": {"attention_types": [[["global", "local"], 2]], "window_size": 12},
+    "deepseek_v2": {**_LATENT, **_DEEPSEEK, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {**_LATENT, **_DEEPSEEK},
+    "glm4_moe_lite": {**_LATENT, **_DEEPSEEK, "v_head_dim": 40},
+    "youtu": _LATENT,
+    "minicpm3": {**_LATENT, "scale_emb": 3.0, "scale_depth": 0.8, "dim_model_base": 90},
+    "glm4_moe": {**_DEEPSEEK, "use_qk_norm": True},
+    "dots1": {**_DEEPSEEK, "sliding_window": 24, "max_window_layers": 2},
+    "exaone_moe": {
+        **_DEEPSEEK,
+        "num_experts": 8,
+        "num_shared_experts": 2,
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+    },
+    "solar_open": _DEEPSEEK,
+    "minimax_m2": {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": 8},
+    "ernie4_5_moe": {
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_num_shared_experts": 2,
+        "moe_intermediate_size": 32,
+        "moe_layer_start_index": 1,
+    },
     "granitemoe": _GRANITE_EXPERTS,
     "granitemoeshared": {**_GRANITE_EXPERTS, "shared_intermediate_size": 48},
     "granite_swa": _GRANITE_SINKS,
