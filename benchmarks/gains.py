@@ -207,16 +207,7 @@ def drafting(way: WayRow) -> dict[str, Any]:
 
 def markdown(run: GainsRun) -> str:
     """The table."""
-    head = [
-        "model",
-        "drafts",
-        "made",
-        "tokens a round",
-        "gain",
-        "expected",
-        "gain / expected",
-        "text",
-    ]
+    head = ["model", "drafts", "made", "tokens a round", "gain", "expected", "quotient", "text"]
     lines = []
     for row in run.models:
         plain = row.ways[0]

@@ -129,6 +129,16 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5": ("ernie4_5", {}),
     "exaone4": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 2}),
     "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "gemma4-unified": (
+        "gemma4_unified_text",
+        {
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+        },
+    ),
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
     "gpt_bigcode": ("gpt_bigcode", {"num_key_value_heads": None}),
