@@ -48,10 +48,7 @@ _TWO_SIZES = {
 WRAPPERS = {
     "gemma3": ({"text_config": _TEXT, "vision_config": _EYES}, "native", "gemma3_text"),
     "gemma4": (
-        {
-            "text_config": _TWO_SIZES,
-            "vision_config": {**_EYES, "head_dim": 16},
-        },
+        {"text_config": _TWO_SIZES, "vision_config": {**_EYES, "head_dim": 16}},
         "native",
         "gemma4_text",
     ),
