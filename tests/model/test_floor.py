@@ -11,7 +11,10 @@ import torch
 
 from benchmarks.shrunken import tiny
 from selfspec import LLM, SamplingParams
+from selfspec.draft.auto import Auto
+from selfspec.draft.base import Target
 from selfspec.engine.generation import Generation
+from selfspec.engine.group import Group
 from selfspec.engine.row import Request
 from selfspec.errors import OptionError, UnsupportedModel
 from selfspec.model import pasts
@@ -218,7 +221,8 @@ def test_a_row_goes_on_from_a_copy_of_another_ones_text(pair):
     cache = ours.new_cache(2, 64)
     ours.prefill([TEXT[:20]], cache)
     cache.copy(0, 1, 15)
-    for row, first in ((1, 15), (0, 20)):
+    ours.forward(torch.tensor(TEXT[40:45]), cache, cache.layout_at([RowSpan(1, 15, 5)]))
+    for row, first in ((0, 18), (1, 15)):  # back behind what either has read
         layout = cache.layout_at([RowSpan(row, first, 30 - first)])
         found = ours.forward(torch.tensor(TEXT[first:30]), cache, layout)
         assert torch.allclose(found, whole[first:], atol=1e-4), row
@@ -230,5 +234,20 @@ def test_auto_knows_from_the_load_what_passes_cost(pair, seconds, drafts):
     _, llm = pair
     assert [tokens for tokens, _ in llm.model.pass_seconds] == [1, 2, 5]
     told = replace(llm.model, pass_seconds=tuple(zip((1, 2, 5), seconds, strict=True)))
-    found = LLM(told, None, "told").generate(TEXT[:30], max_new_tokens=5, eos=[], draft="auto")
-    assert (found.stats.drafted > 0) == drafts
+    session = Auto().start(Target(told, told.new_cache(1, 64)))
+    session.admit(0, TEXT[:9], _greedy(llm))
+    session.about([0])
+    assert (session.budget([50]).tokens[0] > 0) == drafts
+
+
+def test_tokens_that_are_read_again_count_as_others_of_the_pass(pair, monkeypatch):
+    """A plain round behind a rejected draft takes several tokens' time, and would be what plain
+    decoding is thought to cost."""
+    model, llm = pair
+    besides, own = [], Group.learn
+    monkeypatch.setattr(
+        Group, "learn", lambda self, *told: besides.append(told[3]) or own(self, *told)
+    )
+    found = llm.generate(TEXT[:25] + TEXT[:12], max_new_tokens=NEW, eos=[], draft="hybrid")
+    assert found.stats.drafted > found.stats.accepted
+    assert any(besides) == (model.config.model_type == "mamba2")

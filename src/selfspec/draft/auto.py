@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
 from ..control.costs import FIRST_LOOK, MOST, Checks, CostModel, Looks, best, first_length, shared
+from ..control.curves import ENOUGH
 from ..core.contract import Budget, Draft, Outcome, RoundTime
 from ..core.sampling import Sampler
 from ..errors import OptionError
@@ -106,7 +107,7 @@ class Auto(Drafter):
             for index, (each, wait) in enumerate(zip(self._drafters, waits, strict=True))
         ]
         for each in known:
-            for tokens, seconds in model.pass_seconds:
+            for tokens, seconds in list(model.pass_seconds) * ENOUGH:  # they are no spikes
                 each.costs.passes.observe(1, tokens, seconds)
         return known
 
