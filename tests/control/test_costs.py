@@ -16,6 +16,7 @@ from selfspec.control.costs import (
     FIRST_CHANCE,
     FIRST_LOOK,
     GROWTH,
+    HIGHEST_LOSS,
     LAST_LOOK,
     LOSS,
     SELDOM,
@@ -235,6 +236,26 @@ def test_looks_lose_little_of_all_time() -> None:
             looks.wait(plain)
     assert lost == 1 and 1 / LOSS >= 200
     assert looks.due(1.0, 0.9999), "what is as good by now is looked at"
+
+
+def test_a_first_look_that_costs_much_waits_until_it_loses_little() -> None:
+    """What is known to cost ten rounds tried at once, or after a long wait at any price."""
+    looks, round_ = Looks(1), RoundTime(0.0, 1.0, 0.0)
+    waited = 0
+    while not looks.due(1.0, 0.5, cost=10.0):
+        looks.wait(round_)
+        waited += 1
+    assert 5.0 / HIGHEST_LOSS - 1 <= waited <= 5.0 / HIGHEST_LOSS + 1
+    assert 2 * LAST_LOOK < waited < 5.0 / LOSS
+    assert Looks(1).due(1.0, 1.5, cost=10.0), "what is expected to pay is tried"
+
+
+def test_rounds_that_were_passed_over_count_as_waited() -> None:
+    """Looks that become rarer because nobody asked meanwhile."""
+    looks = Looks()
+    for _ in range(FIRST_LOOK - 1):
+        looks.pass_over(RoundTime(0.0, 1.0, 0.0))
+    assert looks.due(1.0)
 
 
 def test_the_first_look_may_come_at_once() -> None:

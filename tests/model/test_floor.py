@@ -4,16 +4,21 @@ model has, and a clear word where layers are asked for."""
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
 
 from benchmarks.shrunken import tiny
 from selfspec import LLM, SamplingParams
+from selfspec.draft.auto import Auto
+from selfspec.draft.base import Target
 from selfspec.engine.generation import Generation
+from selfspec.engine.group import Group
 from selfspec.engine.row import Request
 from selfspec.errors import OptionError, UnsupportedModel
 from selfspec.model import pasts
+from selfspec.model.compute.cache import RowSpan
 from selfspec.model.families import FAMILIES
 from selfspec.model.floor import floor_model
 from selfspec.model.from_transformers import from_transformers
@@ -200,3 +205,61 @@ def test_training_mode_and_weights_are_refused():
         ours.prefill([TEXT[:5]], ours.new_cache(1, 8))
     with pytest.raises(OptionError, match="weights 'int8'"):
         from_transformers(tiny("xglm"), weights="int8")
+
+
+def test_single_tokens_are_read_without_a_copy(monkeypatch):
+    """A copy of all states before every token of plain text, which is a quarter of a small step."""
+    made = []
+    own = pasts._copied
+    monkeypatch.setattr(pasts, "_copied", lambda past: made.append(past) or own(past))
+    past = Past(next(each for each in ways(tiny("mamba2")) if "copied" in each.words))
+    past.read(0, TEXT[:10])
+    for place in range(10, 16):
+        past.read(place, TEXT[place : place + 1])
+    assert not made
+    past.read(16, TEXT[16:20])
+    assert len(made) == 1, "what follows the first of them may be rejected"
+    past.read(17, TEXT[17:18])
+    assert len(made) == 2 and past.again == 1, "back to the copy, which stays as it is"
+    past.read(18, TEXT[18:20])
+    assert past.again == 0
+
+
+def test_a_row_goes_on_from_a_copy_of_another_ones_text(pair):
+    """A system prompt that two requests share, of which the second row's model knows nothing."""
+    model, llm = pair
+    whole = model(input_ids=torch.tensor([TEXT[:30]]), use_cache=False).logits[0]
+    ours = llm.model
+    cache = ours.new_cache(2, 64)
+    ours.prefill([TEXT[:20]], cache)
+    cache.copy(0, 1, 15)
+    ours.forward(torch.tensor(TEXT[40:45]), cache, cache.layout_at([RowSpan(1, 15, 5)]))
+    for row, first in ((0, 18), (1, 15)):  # back behind what either has read
+        layout = cache.layout_at([RowSpan(row, first, 30 - first)])
+        found = ours.forward(torch.tensor(TEXT[first:30]), cache, layout)
+        assert torch.allclose(found, whole[first:], atol=1e-4), row
+
+
+@pytest.mark.parametrize(("seconds", "drafts"), [((1.0, 9.0, 9.0), False), ((1.0, 1.0, 1.0), True)])
+def test_auto_knows_from_the_load_what_passes_cost(pair, seconds, drafts):
+    """A first look that takes as long as ten steps, in every short text."""
+    _, llm = pair
+    assert [tokens for tokens, _ in llm.model.pass_seconds] == [1, 2, 5]
+    told = replace(llm.model, pass_seconds=tuple(zip((1, 2, 5), seconds, strict=True)))
+    session = Auto().start(Target(told, told.new_cache(1, 64)))
+    session.admit(0, TEXT[:9], _greedy(llm))
+    session.about([0])
+    assert (session.budget([50]).tokens[0] > 0) == drafts
+
+
+def test_tokens_that_are_read_again_count_as_others_of_the_pass(pair, monkeypatch):
+    """A plain round behind a rejected draft takes several tokens' time, and would be what plain
+    decoding is thought to cost."""
+    model, llm = pair
+    besides, own = [], Group.learn
+    monkeypatch.setattr(
+        Group, "learn", lambda self, *told: besides.append(told[3]) or own(self, *told)
+    )
+    found = llm.generate(TEXT[:25] + TEXT[:12], max_new_tokens=NEW, eos=[], draft="hybrid")
+    assert found.stats.drafted > found.stats.accepted
+    assert any(besides) == (model.config.model_type == "mamba2")

@@ -35,22 +35,20 @@ _EYES = {
 }
 _QWEN_EYES = {"depth": 1, "hidden_size": 32, "num_heads": 2, "out_hidden_size": 64}
 # wrapper: its config, and which way its text part runs
+_TWO_SIZES = {
+    **_TEXT,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "num_hidden_layers": 4,
+    "sliding_window": 16,
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+}
 WRAPPERS = {
     "gemma3": ({"text_config": _TEXT, "vision_config": _EYES}, "native", "gemma3_text"),
     "gemma4": (
-        {
-            "text_config": {
-                **_TEXT,
-                "layer_types": ["sliding_attention", "full_attention"] * 2,
-                "num_hidden_layers": 4,
-                "sliding_window": 16,
-                "global_head_dim": 32,
-                "num_global_key_value_heads": 1,
-                "attention_k_eq_v": True,
-                "hidden_size_per_layer_input": 0,
-            },
-            "vision_config": {**_EYES, "head_dim": 16},
-        },
+        {"text_config": _TWO_SIZES, "vision_config": {**_EYES, "head_dim": 16}},
         "native",
         "gemma4_text",
     ),

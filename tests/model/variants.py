@@ -172,6 +172,16 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "flint": ("flint", {}),
     "exaone_moe": ("exaone_moe", {}),
     "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "gemma4-unified": (
+        "gemma4_unified_text",
+        {
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "global_head_dim": 32,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+        },
+    ),
     "glm": ("glm", {}),
     "glm4": ("glm4", {}),
     "glm4_moe": ("glm4_moe", {}),

@@ -255,6 +255,11 @@ class Looks:
         """Told after a round of others."""
         self._seconds += time.draft + time.verify + time.host
 
+    def pass_over(self, time: RoundTime) -> None:
+        """Told of a round in which nobody asked."""
+        self._waited += 1
+        self.wait(time)
+
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         """Told after every other round. If that was a look and it paid, the next is soon."""
         if self._bar is None:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
 from ..control.costs import FIRST_LOOK, MOST, Checks, CostModel, Looks, best, first_length, shared
+from ..control.curves import ENOUGH
 from ..core.contract import Budget, Draft, Outcome, RoundTime
 from ..core.sampling import Sampler
 from ..errors import OptionError
@@ -27,6 +28,9 @@ from .trial import Trial
 
 TRIED_EVERY = 6  # rounds without drafts, in which guesses are compared with the text
 TRIED_LENGTH = 8  # guesses of a row
+# While drafts do not pay, whether they would by now is asked less often: so many rounds are passed
+# over for each one without drafts, and never more than this.
+PASSED_OVER, MOST_PASSED_OVER = 1 / 8, 8
 
 
 @dataclass
@@ -103,7 +107,7 @@ class Auto(Drafter):
             for index, (each, wait) in enumerate(zip(self._drafters, waits, strict=True))
         ]
         for each in known:
-            for tokens, seconds in model.pass_seconds:
+            for tokens, seconds in list(model.pass_seconds) * ENOUGH:  # they are no spikes
                 each.costs.passes.observe(1, tokens, seconds)
         return known
 
@@ -134,6 +138,9 @@ class AutoSession(JoinedSession, ControlSession):
         self._reading = 0
         self._checks = Checks()
         self._plain = 0  # rounds without drafts, one after the other
+        self._tried = 0  # of these, when guesses were compared last
+        self._rest = 0  # rounds that are still passed over
+        self._passed: list[RoundTime] = []  # those that were
         self._trials: list[tuple[_Arm, Trial]] = []
         self.control = self
 
@@ -145,12 +152,17 @@ class AutoSession(JoinedSession, ControlSession):
         self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
+        self._rest = 0
         self._compared.discard(row)
         if len(prompt) > sampler.prompt_length:  # it goes on after a round that was interrupted
             self._compared.add(row)
 
     def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
         most = min(self._most, max(rooms))
+        if self._rest and not self._reading:
+            self._chosen, self._asked = None, [0] * len(rooms)
+            return Budget(self._asked)
+        self._wake()
         self._chosen, tokens = self._choose(len(rooms), most, beside)
         if self._chosen:
             self._chosen.rounds += 1
@@ -165,6 +177,7 @@ class AutoSession(JoinedSession, ControlSession):
 
     def drop(self, row: int) -> None:
         super().drop(row)
+        self._rest = 0
         for arm in self._arms:
             arm.costs.forget(row)
         for _, trial in self._trials:
@@ -210,6 +223,10 @@ class AutoSession(JoinedSession, ControlSession):
         return draft
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
+        if self._rest and not self._reading:
+            self._rest, self._plain = self._rest - 1, self._plain + 1
+            self._passed.append(time)
+            return
         # all learn from a plain round
         learning = [self._chosen] if self._chosen and outcome.drafted else self._arms
         for arm in learning:
@@ -223,8 +240,18 @@ class AutoSession(JoinedSession, ControlSession):
         if self._trials:
             self._compare(outcome)
         self._plain = 0 if outcome.drafted else self._plain + 1
-        if self._plain and self._plain % TRIED_EVERY == 0:
+        self._tried = min(self._tried, self._plain)
+        if self._plain - self._tried >= TRIED_EVERY:
+            self._tried = self._plain
             self._try(outcome)
+        self._rest = min(int(self._plain * PASSED_OVER), MOST_PASSED_OVER)
+
+    def _wake(self) -> None:
+        """Rounds that were passed over count as waited."""
+        for time in self._passed:
+            for arm in self._arms:
+                arm.looks.pass_over(time)
+        self._passed, self._rest = [], 0
 
     def _try(self, outcome: Outcome) -> None:
         """Ask a drafter that runs no model what it would have drafted."""

@@ -45,9 +45,9 @@ def _gemma4_kinds(config: Any) -> tuple[tuple[int, int], ...]:
 
 def _gemma4_more(config: Any) -> bool:
     """Embeddings of each layer, keys shared between layers, experts, or no causal mask."""
-    more = (config.hidden_size_per_layer_input, config.num_kv_shared_layers)
+    names = ("hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block")
     looks_ahead = config.use_bidirectional_attention == "all"
-    return any(more) or config.enable_moe_block or looks_ahead
+    return looks_ahead or any(getattr(config, name, None) for name in names)
 
 
 def _fairseq_scales(config: Any) -> Scales:
@@ -111,6 +111,15 @@ _AFTER: dict[str, Any] = {
     "mlp_after": "post_feedforward_layernorm",
 }
 _PHI3: dict[str, Any] = {"qkv": ("self_attn.qkv_proj",), "gate_up": ("mlp.gate_up_proj",)}
+_GEMMA4: dict[str, Any] = {
+    "norms": _WIDE,
+    "scales": _gemma3_scales,
+    "ropes": _rope_by_kind,
+    "kinds": _gemma4_kinds,
+    "value_norm": "self_attn.v_norm",
+    "stream": "layer_scalar",
+    "unless": _gemma4_more,
+}
 _UNGATED: dict[str, Any] = {"gate_up": ("mlp.up_proj",), "gated": False}
 _FC: dict[str, Any] = {"gate_up": ("mlp.fc1",), "gated": False, "down": "mlp.fc2"}
 _H_TO_4H: dict[str, Any] = {
@@ -189,17 +198,8 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": Family(
         norms=_GEMMA, scales=_gemma3_scales, ropes=_rope_by_kind, **_HEAD_NORMS, **_SANDWICH
     ),
-    "gemma4_text": Family(
-        norms=_WIDE,
-        scales=_gemma3_scales,
-        ropes=_rope_by_kind,
-        kinds=_gemma4_kinds,
-        value_norm="self_attn.v_norm",
-        stream="layer_scalar",
-        unless=_gemma4_more,
-        **_HEAD_NORMS,
-        **_SANDWICH,
-    ),
+    "gemma4_text": Family(**_GEMMA4, **_HEAD_NORMS, **_SANDWICH),
+    "gemma4_unified_text": Family(**_GEMMA4, **_HEAD_NORMS, **_SANDWICH),
     "phi3": Family(**_PHI3),
     "phi4_multimodal": Family(**_PHI3),
     "smollm3": Family(
