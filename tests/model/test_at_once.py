@@ -7,10 +7,11 @@ import pytest
 import torch
 from test_passes import one_by_one
 
-from selfspec.model.compute.cache import Chunks, KVCache, RowSpan
+from selfspec.model.compute.cache import KVCache, RowSpan
 from selfspec.model.compute.cpu.choosing import BROKEN, likeliest_or_broken
 from selfspec.model.compute.cpu.operations import NativeOps
 from selfspec.model.compute.ops import Heads, Temperature
+from selfspec.model.compute.windows import Chunks
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.layered import LayeredModel, Scored
 from selfspec.model.recording import EagerSteps

@@ -7,10 +7,10 @@ import torch
 from test_passes import PLANS, one_by_one, states_of
 from variants import RECURRENT, SHORT, VARIANTS, build
 
-from selfspec.model.block import Experts
 from selfspec.model.compute.cpu.operations import NativeOps
 from selfspec.model.compute.mixture import Mixture
 from selfspec.model.compute.ops import TorchOps
+from selfspec.model.cores import Experts
 from selfspec.model.families import FAMILIES
 from selfspec.model.from_transformers import from_transformers
 

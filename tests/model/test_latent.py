@@ -7,8 +7,8 @@ import torch
 from test_passes import PLANS, one_by_one, states_of
 from variants import build
 
-from selfspec.model.block import LatentAttention
 from selfspec.model.compute.linear import LowRank, without_low_rank
+from selfspec.model.cores import LatentAttention
 from selfspec.model.from_transformers import from_transformers
 
 # queries of few numbers and as they are; values shorter and longer than keys; experts and none

@@ -22,10 +22,10 @@ from selfspec.model import from_transformers as opening
 from selfspec.model import latent as readings
 from selfspec.model import weights as parts
 from selfspec.model.compute import ops, rope
-from selfspec.model.compute.cache import Chunks
 from selfspec.model.compute.cpu.operations import NativeOps
 from selfspec.model.compute.norms import NormKind
 from selfspec.model.compute.ops import Temperature, TorchOps
+from selfspec.model.compute.windows import Chunks
 from selfspec.model.families import FAMILIES
 from selfspec.model.family import Scales
 from selfspec.model.from_transformers import from_transformers

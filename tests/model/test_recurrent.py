@@ -24,13 +24,14 @@ from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.errors import OptionError
 from selfspec.lossy import Confidence
-from selfspec.model.block import Block, Recurrent
+from selfspec.model.block import Block
 from selfspec.model.compute.cache import RowSpan, TokenLayout
 from selfspec.model.compute.cpu.fused import FusedHalves
 from selfspec.model.compute.cpu.operations import NativeOps
 from selfspec.model.compute.plan import LayerPlan
 from selfspec.model.compute.recurrence import RecurrentSize
 from selfspec.model.compute.recurrent_cache import LONGEST, REACH, Memory
+from selfspec.model.cores import Recurrent
 from selfspec.model.from_transformers import from_transformers
 from selfspec.testing import tiny_predictors, tiny_tokenizer
 

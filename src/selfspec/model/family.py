@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor
 
-from .compute.cache import Window
 from .compute.norms import NormKind
 from .compute.ops import Temperature
 from .compute.recurrence import RecurrentSize
 from .compute.uneven_cache import Kinds
+from .compute.windows import Window
 
 _RMS = NormKind()
 

@@ -10,21 +10,7 @@ from typing import Any
 from .compute.norms import NormKind
 from .compute.ops import LIMIT, STEEPNESS, Temperature
 from .family import Family, Ropes, Scales, Slopes, Temperatures, Windows
-
-_LAYER_NORM = NormKind(centred=True, wide=True)
-_H_TO_4H: dict[str, Any] = {
-    "gate_up": ("mlp.dense_h_to_4h",),
-    "gated": False,
-    "down": "mlp.dense_4h_to_h",
-}
-
-
-def granite_scales(config: Any) -> Scales:
-    return Scales(
-        embedding=config.embedding_multiplier,
-        residual=config.residual_multiplier,
-        logits=1 / config.logits_scaling,
-    )
+from .family_parts import H_TO_4H, HEAD_NORMS, LAYER_NORM, granite_scales, no_rope, rope_in_windows
 
 
 def _ministral_temperatures(config: Any) -> Temperatures:
@@ -74,10 +60,6 @@ def _alibi(heads: int, most: float = 8) -> Slopes:
     return tuple(series if power == heads else (series[1::2] + series[::2])[:heads])
 
 
-def _no_rope(config: Any) -> Ropes:
-    return (None,) * int(config.num_hidden_layers)
-
-
 def _stays_quantised(config: Any) -> bool:
     """Experts in MXFP4, which transformers expands where its kernels for them are not."""
     how = getattr(config, "quantization_config", None)
@@ -95,7 +77,7 @@ _GPTJ: dict[str, Any] = {
     "embedding": "transformer.wte",
     "rotary": "transformer.h.0.attn.embed_positions",
     "final_norm": "transformer.ln_f",
-    "norms": _LAYER_NORM,
+    "norms": LAYER_NORM,
     "attention": "attn",
     "attention_norm": "ln_1",
     "key_heads": lambda config: None,
@@ -115,11 +97,6 @@ def _rope_by_theta(config: Any) -> Ropes:
     return tuple(str(known.index(theta)) if theta else None for theta in config.layer_rope_theta)
 
 
-def _rope_in_windows(config: Any) -> Ropes:
-    return tuple("" if kind == "sliding_attention" else None for kind in config.layer_types)
-
-
-_HEAD_NORMS: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
 _HUNYUAN: dict[str, Any] = {
     "query_norm": "self_attn.query_layernorm",
     "key_norm": "self_attn.key_layernorm",
@@ -144,7 +121,7 @@ PECULIAR: dict[str, Family] = {
         mlp_norm="feedforward_layernorm",
         gate_up=("mlp.up_proj",),
         gated=False,
-        **_HEAD_NORMS,
+        **HEAD_NORMS,
     ),
     "aria_text": Family(
         experts="mlp", experts_transposed=True, unless=lambda config: config.hidden_act != "silu"
@@ -156,7 +133,7 @@ PECULIAR: dict[str, Family] = {
         positions="transformer.wpe",
         rotary=None,
         final_norm="transformer.ln_f",
-        norms=_LAYER_NORM,
+        norms=LAYER_NORM,
         attention="attn.attention",
         attention_norm="ln_1",
         qkv=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
@@ -164,7 +141,7 @@ PECULIAR: dict[str, Family] = {
         out="attn.attention.out_proj",
         unscaled=True,
         windows=_neo_windows,
-        ropes=_no_rope,
+        ropes=no_rope,
         mlp_norm="ln_2",
         gate_up=("mlp.c_fc",),
         gated=False,
@@ -179,8 +156,8 @@ PECULIAR: dict[str, Family] = {
         sinks="self_attn.sinks",
         experts="mlp",
         expert_scores="sigmoid",
-        ropes=_rope_in_windows,
-        **_HEAD_NORMS,
+        ropes=rope_in_windows,
+        **HEAD_NORMS,
     ),
     "hunyuan_v1_dense": Family(**_HUNYUAN),
     "hunyuan_v1_moe": Family(
@@ -196,30 +173,30 @@ PECULIAR: dict[str, Family] = {
         embedding_norm="transformer.word_embeddings_layernorm",
         rotary=None,
         final_norm="transformer.ln_f",
-        norms=_LAYER_NORM,
+        norms=LAYER_NORM,
         attention="self_attention",
         qkv=("self_attention.query_key_value",),
         by_head=True,
         key_heads=lambda config: None,
         out="self_attention.dense",
         slopes=lambda config: _alibi(config.num_attention_heads),
-        ropes=_no_rope,
+        ropes=no_rope,
         activation="gelu_new",
         unless=lambda config: config.apply_residual_connection_post_layernorm,
-        **_H_TO_4H,
+        **H_TO_4H,
     ),
     "falcon": Family(
         layers="transformer.h",
         embedding="transformer.word_embeddings",
         rotary="transformer.rotary_emb",
         final_norm="transformer.ln_f",
-        norms=_LAYER_NORM,
+        norms=LAYER_NORM,
         attention="self_attention",
         qkv=("self_attention.query_key_value",),
         by_head=True,
         key_heads=_falcon_keys,
         out="self_attention.dense",
-        **_H_TO_4H,
+        **H_TO_4H,
         parallel=True,
         as_configured=_falcon_norms,
         unless=lambda config: config.alibi,
@@ -252,14 +229,14 @@ PECULIAR: dict[str, Family] = {
         embedding="transformer.wte",
         rotary=None,
         final_norm="transformer.norm_f",
-        norms=_LAYER_NORM,
+        norms=LAYER_NORM,
         attention="attn",
         attention_norm="norm_1",
         qkv=("attn.Wqkv",),
         key_heads=lambda config: None,
         out="attn.out_proj",
         slopes=lambda config: _alibi(config.num_attention_heads, config.attn_config.alibi_bias_max),
-        ropes=_no_rope,
+        ropes=no_rope,
         scales=lambda config: Scales(clamp=config.attn_config.clip_qkv or 0.0),
         mlp_norm="norm_2",
         gate_up=("ffn.up_proj",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .compute.cache import Chunks, Window
+from .compute.windows import Chunks, Window
 from .family import Family, Shape, Windows
 from .latent import latent_size
 

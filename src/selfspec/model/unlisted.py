@@ -17,9 +17,10 @@ from torch import Tensor, nn
 
 from ..errors import OptionError, SelfspecError
 from .block import Block, Norms
-from .compute.cache import KVCache, RowSpan, TokenLayout, Window
+from .compute.cache import KVCache, RowSpan, TokenLayout
 from .compute.linear import Linear, ModuleLinear, PlainLinear
 from .compute.ops import Ops, TorchOps, visible_mask
+from .compute.windows import Window
 from .families import unsupported
 from .family import Family, Shape
 from .operations import BY_TORCH, check_weights

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from ...core.contract import Budget, Draft
 from ...errors import OptionError
-from ...model.compute.cache import TokenLayout, Window, reach
+from ...model.compute.cache import TokenLayout
+from ...model.compute.windows import Window, reach
 from ..base import Drafter, DraftSession, Target, Texts
 from ..chain import ChainSession
 

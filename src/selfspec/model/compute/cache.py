@@ -12,7 +12,6 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import overload
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from .memo import Memo
 from .memory import cache_too_large
+from .windows import Window, reach
 
 CHUNK = 512  # capacity grows by whole chunks
 
@@ -28,26 +28,6 @@ CacheShape = tuple[int, int, int, int]  # layers, rows, heads, size
 
 
 _TENSORS = ("rows", "slots", "positions", "stops")  # of a layout
-
-
-@dataclass(frozen=True)
-class Chunks:
-    """A window that begins anew every `size` positions: what is seen is a token's own chunk."""
-
-    size: int
-
-
-Window = int | Chunks
-"""What a layer sees of the tokens before: the last ones, itself counted, or those of its chunk."""
-
-
-@overload
-def reach(window: Window, positions: int) -> int: ...
-@overload
-def reach(window: Window, positions: Tensor) -> Tensor | int: ...
-def reach(window: Window, positions: int | Tensor) -> int | Tensor:
-    """How many tokens a window holds at a position, itself counted."""
-    return positions % window.size + 1 if isinstance(window, Chunks) else window
 
 
 @dataclass(frozen=True)

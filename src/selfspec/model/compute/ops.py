@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .cache import KVCache, RowSpan, TokenLayout, Window, rounded
+from .cache import KVCache, RowSpan, TokenLayout, rounded
 from .grouped import Blocks, Matrix
 from .linear import Linear, MklLinear, PlainLinear
 from .memo import Memo
@@ -27,6 +27,7 @@ from .norms import Norm
 from .recurrence import Recurrence, by_torch
 from .recurrent_cache import Memory, RecurrentCache, Stretch
 from .rope import RopeTable
+from .windows import Window
 
 Kernel = Literal["native", "mkl", "plain", "static", "modules", "floor"]
 ACTIVATIONS = {

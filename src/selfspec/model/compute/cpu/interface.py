@@ -17,11 +17,12 @@ from ctypes import POINTER, Array, c_float, c_int, c_int64, c_void_p
 
 from torch import Tensor
 
-from ..cache import KVCache, TokenLayout, Window
+from ..cache import KVCache, TokenLayout
 from ..norms import Norm
 from ..ops import Heads
 from ..plan import LayerPlan
 from ..rope import Angles
+from ..windows import Window
 
 
 class LayerStruct(ctypes.Structure):

@@ -17,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..cache import TokenLayout, Window, reach
+from ..cache import TokenLayout
 from ..rope import RopeTable
+from ..windows import Window, reach
 
 # tokens a row: below 64, since the ancestors of a token are bits of one int64
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)

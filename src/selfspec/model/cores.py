@@ -1,0 +1,179 @@
+"""What stands between the norms of a half: an attention, something recurrent, an MLP, experts; each
+made of products and of what our operations do between them. Knows no family and no layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from .compute.cache import KVCache, TokenLayout
+from .compute.halves import Half, HalfParts
+from .compute.linear import Linear
+from .compute.mixture import Mixture
+from .compute.ops import Ops
+from .compute.recurrent_cache import RecurrentCache
+
+ChangeLinear = Callable[[Linear], Linear]
+
+
+class Core(Protocol):
+    """What a block needs of an attention or an MLP. Called with the normed stream (an attention
+    also with cache and layout), it gives what it adds to the stream, plus `residual` if given."""
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        """The products that one token runs through."""
+
+    def parts(self) -> Half:
+        """What it is made of, norms left out, or why it cannot be taken apart."""
+
+    @property
+    def __call__(self) -> Callable[..., Tensor]: ...
+
+
+@dataclass(frozen=True)
+class OwnCore:
+    """A product, what our operations do with it, and another product."""
+
+    ops: Ops
+    made: HalfParts
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        assert self.made.out is not None
+        return self.made.into, self.made.out
+
+    @property
+    def out(self) -> Linear:
+        """The second product."""
+        return self.linears[-1]
+
+    def with_linears(self, change: ChangeLinear) -> Self:
+        """The same with other products."""
+        into, out = change(self.made.into), change(self.out)
+        return replace(self, made=replace(self.made, into=into, out=out))
+
+    def parts(self) -> HalfParts:
+        return self.made
+
+
+def changed(core: Any, change: ChangeLinear) -> Any:
+    """The same with other products; modules of transformers stay as they are."""
+    return core.with_linears(change) if isinstance(core, OwnCore | Experts) else core
+
+
+class Attention(OwnCore):
+    """Queries, keys and values are one product, since they read the same input."""
+
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
+        made = self.made
+        assert made.heads is not None
+        y = self.ops.attention(made.into(x), made.heads, cache, layout)
+        return self.out(y, residual)
+
+
+class GatedAttention(Attention):
+    """Behind queries, keys and values come gates, as many as what comes out."""
+
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
+        made = self.made
+        assert made.heads is not None
+        both, gates = made.into(x), made.heads.queries * made.heads.size
+        y = self.ops.attention(both[:, :-gates].contiguous(), made.heads, cache, layout)
+        return self.out(self.ops.times_sigmoid(y, both[:, -gates:]), residual)
+
+
+class LatentAttention(OwnCore):
+    """Queries, keys and values are unfolded from a few numbers of each token."""
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        assert self.made.latent is not None and self.made.out is not None
+        return self.made.into, *self.made.latent.linears, self.made.out
+
+    def with_linears(self, change: ChangeLinear) -> Self:
+        assert self.made.latent is not None
+        latent = self.made.latent.changed(change)
+        into, out = change(self.made.into), change(self.out)
+        return replace(self, made=replace(self.made, into=into, latent=latent, out=out))
+
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
+        made = self.made
+        assert made.heads is not None and made.latent is not None
+        qkv = made.latent.unfolded(made.into(x), self.ops.norm)
+        y = self.ops.attention(qkv, made.heads, cache, layout)
+        return self.out(made.latent.values(y), residual)
+
+
+class Recurrent(OwnCore):
+    """In the place of an attention: a product, what goes on token by token, and a product."""
+
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
+        made = self.made
+        assert isinstance(cache, RecurrentCache) and layout.ancestors is None
+        assert made.recurrence is not None
+        y = self.ops.recurrence(made.into(x), made.recurrence, cache, layout)
+        return self.out(y, residual)
+
+
+class Beside(OwnCore):
+    """An attention, and what is recurrent beside it: one product before both, one behind."""
+
+    def __call__(
+        self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
+    ) -> Tensor:
+        made, heads = self.made, self.made.heads
+        assert isinstance(cache, RecurrentCache) and layout.ancestors is None
+        assert heads is not None and made.recurrence is not None
+        both, width = made.into(x), (heads.queries + 2 * heads.keys) * heads.size
+        seen = self.ops.attention(both[:, :width].contiguous(), heads, cache, layout)
+        gone_on = self.ops.recurrence(both[:, width:], made.recurrence, cache, layout)
+        return self.out(torch.cat([seen, gone_on], 1), residual)
+
+
+class Mlp(OwnCore):
+    """act(gate) * up, or without a gate act(up); then down."""
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        made = self.made
+        if made.gated:
+            y = self.ops.gated(made.into(x), made.activation)
+        else:
+            y = self.ops.activated(made.into(x), made.activation, made.curve)
+        return self.out(y, residual)
+
+
+@dataclass(frozen=True)
+class Experts:
+    """Called like a dense MLP."""
+
+    ops: Ops
+    mixture: Mixture
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        """What one token runs through."""
+        return self.mixture.of_a_token
+
+    def with_linears(self, change: ChangeLinear) -> Self:
+        """The same with other products."""
+        return replace(self, mixture=self.mixture.changed(change))
+
+    def parts(self) -> HalfParts:
+        return HalfParts(into=self.mixture.router, mixture=self.mixture)
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return self.ops.mixed(x, self.mixture, residual)
