@@ -4,6 +4,7 @@ queries by position, angles and norms at other places. Part of families.py.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -78,6 +79,13 @@ def _no_rope(config: Any) -> Ropes:
     return (None,) * int(config.num_hidden_layers)
 
 
+def _lacks(kind: str, name: str) -> bool:
+    """Whether transformers' code of a type has no such class: older versions keep experts in
+    another way."""
+    code = sys.modules.get(f"transformers.models.{kind}.modeling_{kind}")
+    return code is not None and not hasattr(code, name)
+
+
 def _stays_quantised(config: Any) -> bool:
     """Experts in MXFP4, which transformers expands where its kernels for them are not."""
     how = getattr(config, "quantization_config", None)
@@ -147,7 +155,9 @@ PECULIAR: dict[str, Family] = {
         **_HEAD_NORMS,
     ),
     "aria_text": Family(
-        experts="mlp", experts_transposed=True, unless=lambda config: config.hidden_act != "silu"
+        experts="mlp",
+        experts_transposed=True,
+        unless=lambda config: config.hidden_act != "silu" or _lacks("aria", "AriaTextTopKRouter"),
     ),
     "codegen": Family(qkv=("attn.qkv_proj",), blocks=4, **_GPTJ),
     "gpt_neo": Family(
@@ -171,9 +181,16 @@ PECULIAR: dict[str, Family] = {
         down="mlp.c_proj",
     ),
     "granite_swa": Family(scales=granite_scales, **_GRANITE_SINKS),
-    "granitemoe": Family(experts="block_sparse_moe", scales=granite_scales),
+    "granitemoe": Family(
+        experts="block_sparse_moe",
+        scales=granite_scales,
+        unless=lambda config: _lacks("granitemoe", "GraniteMoeExperts"),
+    ),
     "granitemoe_swa": Family(**_GRANITE_EXPERTS, **_GRANITE_SINKS),
-    "granitemoeshared": Family(**_GRANITE_EXPERTS),
+    "granitemoeshared": Family(
+        unless=lambda config: _lacks("granitemoeshared", "GraniteMoeSharedExperts"),
+        **_GRANITE_EXPERTS,
+    ),
     "flint": Family(
         norms=NormKind(wide=True),
         sinks="self_attn.sinks",
