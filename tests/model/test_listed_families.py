@@ -16,7 +16,7 @@ from variants import SHORT, build
 from selfspec import LLM
 from selfspec.model.compute.cache import RowSpan, TokenLayout
 from selfspec.model.compute.plan import LayerPlan
-from selfspec.model.families import FAMILIES
+from selfspec.model.families import FAMILIES, family_of
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.weights import is_plain
 from selfspec.testing import tiny_model
@@ -119,6 +119,15 @@ def test_numbers_that_other_modules_read_are_left_to_them():
     assert is_plain(linear)
     linear.weight.data = linear.weight.data.to(torch.float8_e4m3fn)
     assert not is_plain(linear)
+
+
+def test_experts_of_older_versions_are_left_to_their_modules(monkeypatch):
+    """Experts that an older transformers keeps one by one, looked for where a newer one has
+    them."""
+    config = build("granitemoe").config
+    assert family_of(config) is not None
+    monkeypatch.delattr("transformers.models.granitemoe.modeling_granitemoe.GraniteMoeExperts")
+    assert family_of(config) is None
 
 
 @pytest.mark.filterwarnings("ignore:models of type")

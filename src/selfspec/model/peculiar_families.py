@@ -4,6 +4,7 @@ queries by position, angles and norms at other places. Part of families.py.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -58,6 +59,13 @@ def _alibi(heads: int, most: float = 8) -> Slopes:
     power = 1 << (heads - 1).bit_length()
     series = [2 ** (-most * n / power) for n in range(1, power + 1)]
     return tuple(series if power == heads else (series[1::2] + series[::2])[:heads])
+
+
+def _lacks(kind: str, name: str) -> bool:
+    """Whether transformers' code of a type has no such class: older versions keep experts in
+    another way."""
+    code = sys.modules.get(f"transformers.models.{kind}.modeling_{kind}")
+    return code is not None and not hasattr(code, name)
 
 
 def _stays_quantised(config: Any) -> bool:
@@ -124,7 +132,9 @@ PECULIAR: dict[str, Family] = {
         **HEAD_NORMS,
     ),
     "aria_text": Family(
-        experts="mlp", experts_transposed=True, unless=lambda config: config.hidden_act != "silu"
+        experts="mlp",
+        experts_transposed=True,
+        unless=lambda config: config.hidden_act != "silu" or _lacks("aria", "AriaTextTopKRouter"),
     ),
     "codegen": Family(qkv=("attn.qkv_proj",), blocks=4, **_GPTJ),
     "gpt_neo": Family(
@@ -148,9 +158,16 @@ PECULIAR: dict[str, Family] = {
         down="mlp.c_proj",
     ),
     "granite_swa": Family(scales=granite_scales, **_GRANITE_SINKS),
-    "granitemoe": Family(experts="block_sparse_moe", scales=granite_scales),
+    "granitemoe": Family(
+        experts="block_sparse_moe",
+        scales=granite_scales,
+        unless=lambda config: _lacks("granitemoe", "GraniteMoeExperts"),
+    ),
     "granitemoe_swa": Family(**_GRANITE_EXPERTS, **_GRANITE_SINKS),
-    "granitemoeshared": Family(**_GRANITE_EXPERTS),
+    "granitemoeshared": Family(
+        unless=lambda config: _lacks("granitemoeshared", "GraniteMoeSharedExperts"),
+        **_GRANITE_EXPERTS,
+    ),
     "flint": Family(
         norms=NormKind(wide=True),
         sinks="self_attn.sinks",
