@@ -30,9 +30,7 @@ UNLISTED = {
 }
 
 
-_NO_SCALES = {
-    name: 1.0 for name in ("embedding_multiplier", "residual_multiplier", "logits_scaling")
-}
+_NO_SCALES = dict.fromkeys(("embedding_multiplier", "residual_multiplier", "logits_scaling"), 1.0)
 
 
 def build(family, **changes):
