@@ -80,6 +80,10 @@ def _rope_in_windows(config: Any) -> Ropes:
     return tuple("" if kind == "sliding_attention" else None for kind in config.layer_types)
 
 
+def _rope_in_any_windows(config: Any) -> Ropes:
+    return _rope_in_windows(config) if config.sliding_window else _rope(config)
+
+
 _HEAD_NORMS: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
 _LAYER_HEAD_NORMS: dict[str, Any] = {
     "query_norm": "self_attn.q_layernorm",
@@ -219,20 +223,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "cwm": Family(),
     "ernie4_5": Family(interleaved=True),
-    "exaone4": Family(
-        ropes=lambda config: _rope_in_windows(config) if config.sliding_window else _rope(config),
-        **_AFTER,
-        **_HEAD_NORMS,
-    ),
+    "exaone4": Family(ropes=_rope_in_any_windows, **_AFTER, **_HEAD_NORMS),
     "deepseek_v2": Family(experts="mlp", experts_normalised=False, interleaved=True, **_LATENT),
     "deepseek_v3": Family(**_DEEPSEEK, **_LATENT),
     "dots1": Family(**_DEEPSEEK, **_HEAD_NORMS),
     "ernie4_5_moe": Family(experts="mlp", interleaved=True),
-    "exaone_moe": Family(
-        ropes=lambda config: _rope_in_windows(config) if config.sliding_window else _rope(config),
-        **_DEEPSEEK,
-        **_HEAD_NORMS,
-    ),
+    "exaone_moe": Family(ropes=_rope_in_any_windows, **_DEEPSEEK, **_HEAD_NORMS),
     "falcon_h1": Family(
         final_norm="model.final_layernorm",
         mlp_norm="pre_ff_layernorm",
