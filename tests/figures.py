@@ -97,6 +97,9 @@ NOT_MEASURED = {
     ],
     "models.md": [
         ("Ernie 4.5 dense", VERSION),
+        ("Ernie 4.5 mixtures", VERSION),
+        ("GLM 4.5, 4.6", VERSION),
+        ("GLM 4.7 Flash", VERSION),
         ("Phi 1, 1.5, 2", VERSION),
         ("Qwen 2, 2.5", VERSION),
         ("Phi 3, 3.5, 4 mini", VERSION),

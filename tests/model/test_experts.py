@@ -136,3 +136,20 @@ def test_scores_that_are_no_numbers_choose_some_expert():
     x[1] = torch.nan
     out = ops.mixed(x, mixture)
     assert out[1].isnan().all() and not out[[0, 2]].isnan().any()
+
+
+def test_layers_may_have_mixtures_of_other_sizes():
+    """Room for one layer's experts that another layer's are too many or too wide for: an old row
+    taken for a new one, or memory of somebody else."""
+    sizes = [(5, 8), (2, 96), (6, 40), (1, 200)]  # experts a token, and their width
+    mixed = [
+        from_transformers(
+            build("qwen3-moe", num_experts_per_tok=many, moe_intermediate_size=wide,
+                  mlp_only_layers=[]),
+            check=False,
+        ).blocks[layer]
+        for layer, (many, wide) in enumerate(sizes)
+    ]  # fmt: skip
+    model = from_transformers(build("qwen3-moe"), check=False).view(blocks=mixed)
+    ours, alone = (states_of(each, PLANS[0]) for each in (model, one_by_one(model)))
+    assert all(torch.equal(a, b) for a, b in zip(ours, alone, strict=True))

@@ -39,12 +39,12 @@ from .heads import attention_scale, head_norm, qkv
 from .latent import latent
 from .recurrent import recurrent_parts
 from .weights import (
-    LinearWeights,
     a_parameter,
     linear_weights,
     module,
     norm,
     number,
+    one_after_the_other,
     parameter,
     product,
     side_by_side,
@@ -233,7 +233,7 @@ def _own_attention(
     last = linear_weights(layer, family.out, shape.factors)
     parts, order = qkv(layer, family, shape, rotary)
     if found is not None:
-        order = _one_after_the_other((parts, order), (found.into, found.order))
+        order = one_after_the_other((parts, order), (found.into, found.order))
         parts, last = [*parts, *found.into], side_by_side([last, found.out])
     made = HalfParts(
         into=product(parts, ops, order),
@@ -245,18 +245,6 @@ def _own_attention(
     if found is not None:
         return Beside(ops, made)
     return (GatedAttention if family.gated_attention else Attention)(ops, made)
-
-
-def _one_after_the_other(*some: tuple[Sequence[LinearWeights], Tensor | None]) -> Tensor | None:
-    """The order of the outputs of several products as one."""
-    if all(order is None for _, order in some):
-        return None
-    first, found = 0, []
-    for parts, order in some:
-        outputs = sum(each.outputs for each in parts)
-        found.append(first + (torch.arange(outputs) if order is None else order))
-        first += outputs
-    return torch.cat(found)
 
 
 def _own_mlp(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Core:

@@ -25,8 +25,8 @@ from .family_parts import (
     WIDE,
     granite_scales,
     no_rope,
-    rope,
     rope_by_kind,
+    rope_in_any_windows,
     rope_in_windows,
 )
 from .peculiar_families import PECULIAR
@@ -176,20 +176,12 @@ FAMILIES: dict[str, Family] = {
     ),
     "cwm": Family(),
     "ernie4_5": Family(interleaved=True),
-    "exaone4": Family(
-        ropes=lambda config: rope_in_windows(config) if config.sliding_window else rope(config),
-        **AFTER,
-        **HEAD_NORMS,
-    ),
+    "exaone4": Family(ropes=rope_in_any_windows, **AFTER, **HEAD_NORMS),
     "deepseek_v2": Family(experts="mlp", experts_normalised=False, interleaved=True, **_LATENT),
     "deepseek_v3": Family(**_DEEPSEEK, **_LATENT),
     "dots1": Family(**_DEEPSEEK, **HEAD_NORMS),
     "ernie4_5_moe": Family(experts="mlp", interleaved=True),
-    "exaone_moe": Family(
-        ropes=lambda config: rope_in_windows(config) if config.sliding_window else rope(config),
-        **_DEEPSEEK,
-        **HEAD_NORMS,
-    ),
+    "exaone_moe": Family(ropes=rope_in_any_windows, **_DEEPSEEK, **HEAD_NORMS),
     "flex_olmo": Family(norms=WIDE, experts="mlp", **AFTER, **HEAD_NORMS),
     "glm": Family(**_GLM),
     "glm4": Family(

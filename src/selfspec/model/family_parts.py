@@ -39,6 +39,10 @@ def rope_in_windows(config: Any) -> Ropes:
     return tuple("" if kind == "sliding_attention" else None for kind in config.layer_types)
 
 
+def rope_in_any_windows(config: Any) -> Ropes:
+    return rope_in_windows(config) if config.sliding_window else rope(config)
+
+
 HEAD_NORMS: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
 LAYER_HEAD_NORMS: dict[str, Any] = {
     "query_norm": "self_attn.q_layernorm",

@@ -93,6 +93,18 @@ def plain(weight: Tensor, bias: Tensor | None) -> LinearWeights:
     return LinearWeights(weight, bias, *weight.shape)
 
 
+def one_after_the_other(*some: tuple[Sequence[LinearWeights], Tensor | None]) -> Tensor | None:
+    """The order of the outputs of several products as one."""
+    if all(order is None for _, order in some):
+        return None
+    first, found = 0, []
+    for parts, order in some:
+        outputs = sum(each.outputs for each in parts)
+        found.append(first + (torch.arange(outputs) if order is None else order))
+        first += outputs
+    return torch.cat(found)
+
+
 def linear_weights_of(given: nn.Module, path: str) -> LinearWeights:
     """A linear, which a message calls `path`."""
     found: Any

@@ -23,7 +23,8 @@ from .files import TrainedPart
 def lora_view(part: TrainedPart, model: LayeredModel) -> LayeredModel:
     """A view of the model with the part's matrices beside its linears."""
     family = FAMILIES.get(model.shape.family)
-    if family is None or family.by_head or family.interleaved or family.backwards or family.experts:
+    stored = family is None or family.by_head or family.interleaved or family.backwards
+    if family is None or stored or family.experts or family.latent:
         raise OptionError(
             f"a draft-lora cannot be put on a {model.shape.family} model, whose linears are "
             "stored otherwise; use a draft-head"

@@ -44,6 +44,7 @@ def mixture_struct(mixture: Mixture) -> MixtureStruct:
 
     def make() -> MixtureStruct:
         favour = mixture.favour
+        assert mixture.chosen <= mixture.count
         assert favour is None or (favour.dtype == torch.float32 and favour.is_contiguous())
         into, out = products(mixture.into), products(mixture.out)
         made = MixtureStruct(

@@ -1104,10 +1104,12 @@ constexpr int PIECES = 3;  // of a product, for each thread
 // What the threads of a call share of its experts' work.
 struct Staging {
     Bytes which, weights, staged, first, second;
+    int64_t slots = 0;
     int64_t row = 0, wide = 0;  // bytes of a staged row at most, and numbers of its first product
 
+    // Room for this mixture and for those that it was held for before.
     void hold(const experts::Mixture& mixture, int64_t tokens, int64_t width) {
-        int64_t slots = tokens * mixture.each();
+        slots = std::max(slots, tokens * mixture.each());
         for (int64_t e = 0; e < mixture.all(); e++) {
             for (const Product* weight : {&mixture.into[e], &mixture.out[e]})
                 row = std::max(row, (bytes(*weight) + 63) / 64 * 64);
