@@ -43,6 +43,7 @@ ORDINARY = {
     "python",
     "python3",
     "ruff",
+    "vllm",
     "vllm-router",
     "source",
     ".",
