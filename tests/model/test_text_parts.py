@@ -43,15 +43,18 @@ _TWO_SIZES = {
     "global_head_dim": 32,
     "num_global_key_value_heads": 1,
     "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
 }
 WRAPPERS = {
     "gemma3": ({"text_config": _TEXT, "vision_config": _EYES}, "native", "gemma3_text"),
     "gemma4": (
-        {"text_config": _TWO_SIZES, "vision_config": {**_EYES, "head_dim": 16}},
+        {
+            "text_config": {**_TWO_SIZES, "hidden_size_per_layer_input": 0},
+            "vision_config": {**_EYES, "head_dim": 16},
+        },
         "native",
         "gemma4_text",
     ),
+    "gemma4_unified": ({"text_config": _TWO_SIZES}, "native", "gemma4_unified_text"),
     "mistral3": (
         {
             "text_config": {**_TEXT, "model_type": "mistral"},
