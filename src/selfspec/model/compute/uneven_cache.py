@@ -46,7 +46,7 @@ class UnevenCache(KVCache):
                 into[: held.shape[0], :, : held.shape[2]] = held
         self._tensors = room
 
-    def copy_not(self, source: int, target: int, length: int) -> None:
+    def copy(self, source: int, target: int, length: int) -> None:
         for layer in range(len(self._kinds)):
             for room in self.of_layer(layer):
                 room[target, :, :length] = room[source, :, :length]
