@@ -358,8 +358,8 @@ def _own_attention(
     )
     if family.latent:
         first, unfolds = latent(layer, family, shape, ops)
-        last = product([linear_weights(layer, family.out)], ops)
-        return LatentAttention(ops, HalfParts(into=first, out=last, heads=heads, latent=unfolds))
+        out = product([linear_weights(layer, family.out)], ops)
+        return LatentAttention(ops, HalfParts(into=first, out=out, heads=heads, latent=unfolds))
     last = linear_weights(layer, family.out, shape.factors)
     parts, order = qkv(layer, family, shape, rotary)
     if found is not None:

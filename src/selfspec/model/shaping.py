@@ -37,7 +37,7 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
 
 
 def _head_size(config: Any) -> int:
-    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(getattr(config, "head_dim", 0) or config.hidden_size // config.num_attention_heads)
 
 
 def _by_kind(config: Any, family: Family) -> dict[str, Any]:

@@ -26,7 +26,9 @@ def latent_struct(latent: Latent) -> LatentStruct:
     """One layer's latent attention, whose products keep their structs."""
 
     def product(linear: Linear | None) -> object:
-        return None if linear is None else ctypes.pointer(linear.native())  # type: ignore[arg-type]
+        struct = None if linear is None else linear.native()
+        assert struct is None or isinstance(struct, ProductStruct)
+        return None if struct is None else ctypes.pointer(struct)
 
     return latent.once(
         "struct",
