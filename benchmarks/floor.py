@@ -35,13 +35,11 @@ from selfspec.errors import OptionError
 from selfspec.testing import tiny_tokenizer
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "gpt_neo": (
-        "gpt_neo",
+    "gpt_neox_japanese": (
+        "gpt_neox_japanese",
         {
             "hidden_size": 512,
-            "intermediate_size": 2048,
-            "num_heads": 8,
-            "window_size": 128,
+            "num_attention_heads": 8,
             "max_position_embeddings": 1024,
             "initializer_range": 0.05,
         },
@@ -73,7 +71,7 @@ MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "initializer_range": 0.05,
         },
     ),
-    "gpt_neo, tiny": ("gpt_neo", {}),
+    "gpt_neox_japanese, tiny": ("gpt_neox_japanese", {}),
     "mamba2, tiny": ("mamba2", {}),
     "openai-gpt, tiny": ("openai-gpt", {}),
 }
@@ -229,7 +227,7 @@ def floor(
 ) -> None:
     """Models run whole by their own forward, next to transformers' generate.
 
-    Example: scripts/bench floor --models gpt_neo --rounds 2
+    Example: scripts/bench floor --models mamba2 --rounds 2
     """
     if show is not None:
         typer.echo(markdown(read(FloorRun, show)))

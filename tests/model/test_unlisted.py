@@ -149,9 +149,8 @@ def test_what_is_not_recognised_runs_as_a_whole_with_the_reason(family, changes,
         {**_NO_SCALES, "logits_scaling": 2.0},
     ],
 )
-def test_a_scale_that_no_name_tells_is_caught_by_the_self_check(change, monkeypatch):
+def test_a_scale_that_no_name_tells_is_caught_by_the_self_check(change):
     """A model that looks like a known kind, and multiplies something on the way."""
-    monkeypatch.delitem(FAMILIES, "granitemoe")
     with pytest.warns(UserWarning, match="granitemoe.*by its modules it says something else"):
         assert from_transformers(tiny_model("granitemoe", **change)).whole
 

@@ -27,7 +27,8 @@ def latent_struct(latent: Latent) -> LatentStruct:
 
     def product(linear: Linear | None) -> object:
         struct = None if linear is None else linear.native()
-        return ctypes.pointer(struct) if isinstance(struct, ProductStruct) else None
+        assert struct is None or isinstance(struct, ProductStruct)
+        return None if struct is None else ctypes.pointer(struct)
 
     return latent.once(
         "struct",
