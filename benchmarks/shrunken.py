@@ -111,8 +111,9 @@ def tiny(kind: str, seed: int = 0, **changes: Any) -> PreTrainedModel:
         torch.manual_seed(seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
         for name, parameter in model.named_parameters():
-            # norms and biases start as constants, which would hide mistakes
-            if "norm" in name or parameter.dim() == 1:
+            # norms and biases start as constants, which would hide mistakes, and some routers as
+            # zeros, which choose nobody
+            if "norm" in name or parameter.dim() == 1 or not parameter.any():
                 parameter.data += 0.2 * torch.randn_like(parameter)
     if model.generation_config is not None:  # what `generate` would write whatever the model says
         model.generation_config.forced_bos_token_id = None

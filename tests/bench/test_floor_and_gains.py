@@ -37,7 +37,7 @@ def test_the_floors_table_has_ratios_of_means_and_the_slowest_prompt() -> None:
 def test_the_floors_ways_write_the_same_and_a_difference_is_noted(drawn: bool) -> None:
     """Drawn text compared with `generate`'s, whose numbers are drawn otherwise; or nothing compared
     with anything."""
-    model = tiny("bloom")
+    model = tiny("ctrl")
     with pytest.warns(UserWarning, match="floor"):
         llm = LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
     row = PromptRow(9, drawn)
