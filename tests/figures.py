@@ -213,14 +213,19 @@ def _deep() -> str:
 def _load() -> list[str]:
     """Servers next to each other, and ours with and without drafts: rows of the tables, and the
     arithmetic from them."""
-    rows = _load_rows(result(load.LoadRun, "load"))
-    own = result(load.LoadRun, "load-own")
+    run = schema.read(load.LoadRun, RESULTS / f"load-{ZEN5}.json")
     busy = statistics.median(
-        each.rate for each in own.turns if (each.server, each.callers) == ("ours, drafts", 16)
+        each.rate for each in run.turns if (each.server, each.callers) == ("ours, drafts", 16)
     )
     machines = 1e6 * 100 / 86_400 / busy
-    said = f"At {busy:.0f} tokens a second that is {machines:.1f} such machines"
-    return [*rows, *_load_rows(own), said]
+    theirs = [each for each in run.turns if each.server == "llama.cpp"]
+    failed, asked = (sum(getattr(each, what) for each in theirs) for what in ("failed", "asked"))
+    words = ("none", "one", "two", "three", "four", "five")
+    return [
+        *_load_rows(run),
+        f"At {busy:.0f} tokens a second that is {machines:.1f} such machines",
+        f"Of llama.cpp's {asked} requests {words[failed]}",
+    ]
 
 
 def _load_rows(run: load.LoadRun) -> list[str]:
@@ -257,7 +262,7 @@ def _exported() -> list[str]:
 
 
 def _waiting() -> list[str]:
-    run = result(waiting.WaitingRun, "waiting")
+    run = schema.read(waiting.WaitingRun, RESULTS / f"waiting-{ZEN5}.json")
     rounds = [each.rounds for each in run.firsts]
     return [
         f"a prompt of {run.short} tokens had its first token after {max(rounds)} rounds at the "

@@ -119,28 +119,24 @@ def test_rounds_until_a_first_token_are_counted() -> None:
 
 def test_the_wait_for_a_first_token_is_as_promised() -> None:
     """The committed run: at most 3 rounds, none longer than 5 plain ones."""
-    run = read(waiting.WaitingRun, RESULTS / "waiting-amd-epyc.json")
-    assert run.complete and run.long == 4000 and len(run.firsts) >= 5
-    assert max(each.rounds for each in run.firsts) <= 3 and run.longest <= 5
+    for file in RESULTS.glob("waiting-*.json"):
+        run = read(waiting.WaitingRun, file)
+        assert run.complete and run.long == 4000 and len(run.firsts) >= 5
+        assert max(each.rounds for each in run.firsts) <= 3 and run.longest <= 5
 
 
-def test_the_committed_load_is_whole() -> None:
-    """Fewer servers or callers than the page says, or answers that failed."""
-    run = read(load.LoadRun, RESULTS / "load-amd-epyc.json")
-    assert {each.callers for each in run.turns} >= {1, 4, 16}
-    assert len(run.servers) == 4 and not any(each.failed for each in run.turns)
-
-
-def test_drafts_are_not_behind_at_the_same_load() -> None:
-    """A table without 64 callers, or one in which drafts make a server slower."""
-    run = read(load.LoadRun, RESULTS / "load-own-amd-epyc.json")
-    assert not any(each.failed for each in run.turns)
+def test_the_committed_load_is_what_the_page_says() -> None:
+    """Fewer servers or callers, answers of ours that failed, a server that is ahead of ours, or
+    drafts that make it slower."""
+    run = read(load.LoadRun, RESULTS / "load-amd-epyc-family-26-model-2.json")
+    assert len(run.servers) == 4
+    assert not any(each.failed for each in run.turns if each.server != "llama.cpp")
     for callers in (1, 4, 16, 64):
-        drafts, plain = (
-            median(e.rate for e in run.turns if (e.server, e.callers) == (f"ours, {name}", callers))
-            for name in ("drafts", "plain")
+        drafts, *others = (
+            median(e.rate for e in run.turns if (e.server, e.callers) == (name, callers))
+            for name in load_servers.NAMES
         )
-        assert drafts >= plain, callers
+        assert drafts > max(others), callers
 
 
 def test_exports_change_no_token_where_they_were_tried() -> None:
