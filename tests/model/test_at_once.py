@@ -43,6 +43,16 @@ def begun(model: LayeredModel) -> KVCache:
     return cache
 
 
+def in_step(ours, theirs):
+    """Tokens and a layout for each of two caches, which begin each time where the prompt ends."""
+    for layout, other in zip(layouts(ours, len(PROMPT)), layouts(theirs, len(PROMPT)), strict=True):
+        tokens = [(7 * token + 5) % 250 for token in range(len(layout))]
+        for cache in (ours, theirs):
+            for row in range(2):
+                cache.rollback(row, len(PROMPT))
+        yield tokens, layout, other
+
+
 @pytest.mark.parametrize("many", [1, 2, 3])
 @pytest.mark.parametrize("kind", ["float32", "int8", "int4", "bfloat16"])
 @pytest.mark.parametrize("tied", [True, False])
@@ -53,11 +63,7 @@ def test_a_model_in_one_call_is_the_model_piece_by_piece(tied, kind, many, threa
     model = from_transformers(tiny_model(tie_word_embeddings=tied), weights=kind)
     assert model._at_once is not None
     ours, theirs = begun(model), begun(model)
-    for layout, other in zip(layouts(ours, len(PROMPT)), layouts(theirs, len(PROMPT)), strict=True):
-        tokens = [(7 * token + 5) % 250 for token in range(len(layout))]
-        for cache in (ours, theirs):
-            for row in range(2):
-                cache.rollback(row, len(PROMPT))
+    for tokens, layout, other in in_step(ours, theirs):
         found = model.scored(tokens, ours, layout, 3)
         x = model.run(model.embed(torch.tensor(tokens)), model.full_plan, theirs, other)
         assert torch.equal(found.states, x)
@@ -94,11 +100,7 @@ def test_scales_and_caps_at_the_ends_are_in_the_one_call(family, many, threads):
     model = from_transformers(tiny_model(family))
     assert model._at_once is not None
     ours, theirs = begun(model), begun(model)
-    for layout, other in zip(layouts(ours, len(PROMPT)), layouts(theirs, len(PROMPT)), strict=True):
-        tokens = [(7 * token + 5) % 250 for token in range(len(layout))]
-        for cache in (ours, theirs):
-            for row in range(2):
-                cache.rollback(row, len(PROMPT))
+    for tokens, layout, other in in_step(ours, theirs):
         found = model.scored(tokens, ours, layout, 3)
         assert torch.equal(found.logits, model.forward(torch.tensor(tokens), theirs, other))
         assert found.best == likeliest_or_broken(found.logits, 3).tolist()

@@ -28,14 +28,13 @@ from dynamo.common.backend.engine import LlmRegistration
 from dynamo.common.backend.run import run
 from dynamo.common.utils.token_ids import token_ids_to_list
 
-from ..call import Options
 from ..core.files import write_whole
 from ..core.sampling import Sampler, SamplingParams
 from ..core.text_stream import RowText
 from ..engine.row import Request
 from ..errors import OptionError
 from ..llm import LLM
-from ..serve.asked import drafting
+from ..serve.asked import drafting, options_of
 from ..serve.job import Event, Job
 from ..serve.schemas import SelfspecFields
 from ..serve.settings import DRAFTS, Limits
@@ -86,21 +85,10 @@ def request_of(
         raise OptionError("n is more than 1, and a worker gives one answer; ask several times")
     eos = _ends(llm, asked, stops)
     most, logprobs = stops.get("max_tokens"), (asked.get("output_options") or {}).get("logprobs")
-    drafter, controller = drafting(worker, SelfspecFields(), draft)
-    options = Options(
-        sampling=_sampling(how, stops, len(given), name),
-        max_new_tokens=llm.model.shape.context - len(tokens) if most is None else most,
-        stop=stops.get("stop") or None,
-        eos=sorted(eos),
-        draft=drafter,
-        draft_options=None,
-        control=controller,
-        control_options=None,
-        logprobs=logprobs,
-        logits_processors=(),
-        stopping_criteria=(),
-        grammar=None,
-    )
+    most = llm.model.shape.context - len(tokens) if most is None else most
+    drafter, controller = made = drafting(worker, SelfspecFields(), draft)
+    sampling = _sampling(how, stops, len(given), name)
+    options = options_of(made, sampling, most, stops.get("stop") or None, sorted(eos), logprobs)
     (request,), _ = llm.prepared([tokens], options)
     for token in given:
         for check in request.stop_checks:

@@ -196,15 +196,27 @@ def _room(worker: Worker, prompt: Sequence[int], most: int | None) -> int:
 
 
 def _options(worker: Worker, body: Asking, most: int, logprobs: int | None, draft: str) -> Options:
-    drafter, controller = drafting(worker, body.selfspec or SelfspecFields(), draft)
+    made = drafting(worker, body.selfspec or SelfspecFields(), draft)
+    return options_of(made, _sampling(worker, body), most, body.stop, _ends(worker, body), logprobs)
+
+
+def options_of(
+    made: tuple[Drafter | None, Controller | None],
+    sampling: SamplingParams,
+    most: int,
+    stop: str | Sequence[str] | None,
+    ends: Sequence[int] | None,
+    logprobs: int | None,
+) -> Options:
+    """What the engine is asked by a drafter and a controller that are made."""
     return Options(
-        sampling=_sampling(worker, body),
+        sampling=sampling,
         max_new_tokens=most,
-        stop=body.stop,
-        eos=_ends(worker, body),
-        draft=drafter,
+        stop=stop,
+        eos=ends,
+        draft=made[0],
         draft_options=None,
-        control=controller,
+        control=made[1],
         control_options=None,
         logprobs=logprobs,
         logits_processors=(),

@@ -18,7 +18,7 @@ struct Mixture {
     const Product *into, *out;   // of each expert, the shared one last
     const float* favour;         // added to each score where experts are chosen, or null
     int64_t sigmoid;             // scores are sigmoids, not a softmax
-    int64_t of_inputs;           // weights are of what the chosen experts read, not of what they give
+    int64_t of_inputs;           // weights are of what experts read, not of what they give
     int64_t normalised;          // weights are divided by their sum and `least`
     int64_t groups, kept, best;  // only so many groups are open, by the sum of their best scores
     float least, scale;

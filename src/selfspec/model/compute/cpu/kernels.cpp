@@ -1148,7 +1148,8 @@ struct Experts {
             float weight = mixture.of_inputs ? staging.weights.floats()[slots.pairs[slot]] : 1.0f;
             std::transform(from, from + width, to, [&](float value) { return weight * value; });
         };
-        multiply(mixture.into, copy, staging.first.floats(), staging.wide, of_into, meeting, memory);
+        multiply(mixture.into, copy, staging.first.floats(), staging.wide, of_into, meeting,
+                 memory);
         auto activate = [&](int64_t slot, float* to) {
             int64_t expert = slots.experts[slot], size = mixture.out[expert].inputs;
             int64_t own = mixture.into[expert].outputs;
