@@ -1,10 +1,11 @@
 """`scripts/bench skipsets`: which halves to leave out, as several searches see it.
 
 Each search gets its time, on skip sets alone; `gp-timed` is Draft & Verify's: a Gaussian process
-over timed generations, looked at after 50, 100, 200 and 300 sets. Beside them stand the first, the
+over timed generations, looked at after 50, 100, 200 and 300 sets. `profile` may use everything that
+drafts; beside it stands every drafter at its defaults. Beside the others stand the first, the
 middle, the last and random halves, as many as the best set leaves out, and the best sets of some
-sizes. In the end everything is timed in turns with plain decoding. A later run with another search
-adds to the same file, and all is timed anew.
+sizes. In the end everything is timed in turns with plain decoding, and what is compared for longer.
+A later run with another search adds to the same file, and all is timed anew.
 
 `--model deep`: a random one whose middle halves are damped until they change next to nothing, while
 each of the others decides what is written. Leaving out all damped ones is as good as it gets.
@@ -26,24 +27,34 @@ from benchmarks.verdicts import UNSEEN
 from selfspec import LLM
 from selfspec.bench.html import Table
 from selfspec.bench.schema import Result, read, write
-from selfspec.bench.suite_run import folder_of
 from selfspec.bench.tables import markdown as as_text
 from selfspec.cli.bench import progress_bar
 from selfspec.core.files import is_there
-from selfspec.errors import OptionError
+from selfspec.draft.registry import drafter_names
+from selfspec.errors import OptionError, SelfspecError
 from selfspec.profile import Way
 from selfspec.testing import tiny_model, tiny_tokenizer
 from selfspec.tune.options import Setting, TuneOptions
 from selfspec.tune.run import Tuning
 from selfspec.tune.search import Halves, Tried, split
-from selfspec.tune.texts import BUILT_IN, prompts_of
+from selfspec.tune.texts import prompts_of
 from selfspec.tune.timing import Trials
 
 DEEP = "deep"
 LAYERS, FACTOR = 24, 1e-3
 ATTENTION, MLP = range(4, 20), range(6, 22)
 """Of the deep model, the layers whose attention and whose MLP are damped."""
-SEARCHES = {"grown": ("grown", False), "tpe": ("tpe", False), "gp-timed": ("gp", True)}
+GROWN, TIMED, FREE = "grown", "gp-timed", "profile"
+SEARCHES = {
+    GROWN: ("grown", False), "tpe": ("tpe", False), TIMED: ("gp", True), FREE: ("grown", False),
+}  # fmt: skip
+SKIPS, EVERYTHING = "skips", Setting.drafters
+ALONE_NOTHING = ("draft-model", "scripted")  # without a model, without text
+DEFAULT, DEFAULT_AUTO = "default", "default auto"
+COMPARED = (
+    (GROWN, TIMED), (GROWN, "known"), (FREE, GROWN), (FREE, DEFAULT), (FREE, DEFAULT_AUTO),
+)  # fmt: skip
+"""Whose fastest is held against whose."""
 LENGTHS = (8, 12, 16, 24)  # drafts a round with the known set
 AFTER = (50, 100, 200)  # sets, of a longer search
 SIZES = (4, 8, 12, 16, 20, 24, 28)  # halves left out
@@ -66,7 +77,18 @@ class Searched:
     @property
     def left_out(self) -> int:
         """How many halves are."""
-        return sum(len(self.way.draft_options[kind]) for kind in ("attention", "mlp"))
+        return sum(len(self.way.draft_options.get(kind, ())) for kind in ("attention", "mlp"))
+
+
+@dataclass
+class Compared:
+    """The fastest of one search over the fastest of another, in the same turns."""
+
+    first: str
+    second: str
+    ratio: float
+    low: float
+    high: float
 
 
 @dataclass
@@ -81,6 +103,7 @@ class SkipsetsRun(Result):
     minutes: float
     """That each search of the last run was given."""
     found: list[Searched] = field(default_factory=list)
+    compared: list[Compared] = field(default_factory=list)
 
 
 def left_out(attention: Sequence[int], mlp: Sequence[int], tokens: int = 0) -> Way:
@@ -156,19 +179,34 @@ def searched(
     llm: LLM, name: str, options: TuneOptions, say: Callable[[str], None]
 ) -> Iterator[Searched]:
     """One search's sets: the best one first."""
-    skips = Setting(drafters="skips")
-    tuning = Tuning(llm, options, BUILT_IN, lambda stage, _: say(f"{name}: {stage}"), setting=skips)
+    setting = Setting(drafters=EVERYTHING if name == FREE else SKIPS)
+    tuning = Tuning(llm, options, (), lambda stage, _: say(f"{name}: {stage}"), setting=setting)
     tuning.run()
     tried, layers = tuning.found.tried, llm.model.layers
     best = max(tuning.found.ways, key=lambda way: way.measured or 0.0, default=None)
     if best is not None:
         yield Searched(name, len(tried), best)
-    elif tried:  # none was predicted to pay
+    if name == FREE:
+        yield from at_their_defaults(llm)
+        return
+    if tried and (best is None or name == TIMED):  # as the search itself timed it
         yield _set(name, max(tried, key=_value), layers, len(tried))
-    if name == "grown":
+    if name == GROWN:
         yield from of_sizes(tried, layers, name)
     else:
         yield from of_counts(tried, layers, name)
+
+
+def at_their_defaults(llm: LLM) -> Iterator[Searched]:
+    """Every drafter that this model has, told nothing."""
+    for name in drafter_names():
+        if name in ALONE_NOTHING:
+            continue
+        try:
+            llm.generate([5, 6, 7], max_new_tokens=2, draft=name)
+        except SelfspecError:  # it needs a part or a text that nobody gave
+            continue
+        yield Searched(f"{DEFAULT} {name}", 1, Way(name))
 
 
 def markdown(run: SkipsetsRun) -> str:
@@ -187,22 +225,47 @@ def markdown(run: SkipsetsRun) -> str:
         rows.append([each.search, str(each.sets), size, predicted, speed, interval, share, said])
     head = ["search", "sets", "halves", "predicted", "measured", "95%", "of the fastest", "way"]
     where = run.provenance
+    against = [
+        f"{each.first} over {each.second}: {each.ratio:.3f} ({each.low:.3f} to {each.high:.3f})."
+        for each in run.compared
+    ]
     note = (
         f"{run.model}, {2 * run.layers} halves, {where.threads} threads, {where.cpu}. Speeds over "
-        "plain decoding, in turns. Sets that were pruned are not counted."
+        "plain decoding, in turns. A search of which no way pays stands for plain decoding."
     )
-    return as_text([Table(head, rows), note])
+    return as_text([Table(head, rows), "\n".join([note, *against])])
 
 
-def timed(llm: LLM, found: Sequence[Searched], turns: int) -> list[Searched]:
-    """All sets with their speeds, in turns with plain decoding on questions no search saw timed."""
+def timed(
+    llm: LLM, found: Sequence[Searched], turns: int, more: int
+) -> tuple[list[Searched], list[Compared]]:
+    """All sets with their speeds, in turns with plain decoding on questions no search saw timed;
+    `more` turns of those that are compared."""
     ways = list({str(each.way): each.way for each in found}.values())
-    trial = Trials(llm, prompts_of(llm, UNSEEN), 64)
+    trials = Trials(llm, prompts_of(llm, UNSEEN), 64)
     for _ in range(turns):
-        trial.turn(ways)
-    if not trial.exact:
+        trials.turn(ways)
+
+    def fastest(names: Sequence[str]) -> Way | None:
+        offers = [each.way for each in found if each.search in names]
+        return max(offers, key=lambda way: trials.gain(way).value, default=None)
+
+    pairs = []
+    for first, second in COMPARED:  # the first by what it says itself, the other by all it saw
+        seen = [each.search for each in found if each.search.startswith(second)]
+        one, other = fastest([first]), fastest(seen)
+        if one is not None and other is not None:
+            pairs.append((first, second, one, other))
+    chosen = {str(way): way for *_, one, other in pairs for way in (one, other)}
+    for _ in range(more if chosen else 0):
+        trials.turn(list(chosen.values()))
+    if not trials.exact:
         raise AssertionError("a text differs from plain decoding's")
-    return [replace(each, way=trial.timed(each.way)) for each in found]
+    compared = []
+    for first, second, one, other in pairs:
+        ratio = trials.gain(one if trials.gain(one).value > 1 else None, other)
+        compared.append(Compared(first, second, ratio.value, ratio.low, ratio.high))
+    return [replace(each, way=trials.timed(each.way)) for each in found], compared
 
 
 def loaded(model: str, threads: int) -> LLM:
@@ -211,7 +274,7 @@ def loaded(model: str, threads: int) -> LLM:
         return LLM.from_pretrained(
             deep_model(), tokenizer=tiny_tokenizer(), threads=threads, profile=None
         )
-    return LLM.from_pretrained(folder_of(model), threads=threads, profile=None)
+    return LLM.from_pretrained(model, threads=threads, profile=None)
 
 
 def kept_from(path: Path, names: Sequence[str], model: str) -> list[Searched]:
@@ -219,7 +282,7 @@ def kept_from(path: Path, names: Sequence[str], model: str) -> list[Searched]:
     if not is_there(path):
         return list(known_sets()) if model == DEEP else []
     found = read(SkipsetsRun, path).found
-    again = (*names, *PLACES)
+    again = (*names, *PLACES, *([DEFAULT] if FREE in names else []))
     return [each for each in found if not each.search.startswith(again)]
 
 
@@ -232,6 +295,7 @@ def skipsets(
     trials: Annotated[int, typer.Option(min=0, help="Skip sets of a search; 0: no limit.")] = 0,
     study: Annotated[str, typer.Option(help="Keeps Optuna's search: a file.")] = "",
     turns: Annotated[int, typer.Option(min=1, help="Of all that was found, in the end.")] = 4,
+    more: Annotated[int, typer.Option(min=0, help="Turns of what is compared.")] = 8,
     threads: Threads = 2,
     out: Out = None,
     show: Show = None,
@@ -255,17 +319,19 @@ def skipsets(
     with progress_bar(len(names) + 1) as (tick, say):
         for name in names:
             search, by_time = SEARCHES[name]
-            kept_in = study if search != "grown" else ""
+            kept_in = study if search != GROWN else ""
             options = TuneOptions(
                 minutes, search=search, timed=by_time, trials=trials, study=kept_in
             )
             run.found += searched(llm, name, options, say)
+            write(run, path)  # whoever is stopped in the turns goes on with --searches none
             tick("")
         say("turns")
-        own = [each for each in run.found if each.search in SEARCHES]
+        own = [each for each in run.found if each.search in SEARCHES and each.search != FREE]
         if own:
+            run.found = [each for each in run.found if each.search not in PLACES]
             run.found += of_places(llm.model.layers, max(own, key=Searched.rank))
-        run.found = timed(llm, run.found, turns)
+        run.found, run.compared = timed(llm, run.found, turns, more)
         tick("")
     run.complete = True
     write(run, path)

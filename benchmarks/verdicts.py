@@ -3,15 +3,17 @@
 A case is a model, how its weights are stored, how many prompts are answered together, how long they
 are, a temperature and what may draft. For each the tuner gives its verdict as `selfspec advise`
 does, from costs, the probe and a few turns. Then its ways are timed again for longer, on prompts
-that it did not see, and the verdict is held against the fastest of them. Cases are measured one by
-one: the same command goes on with those that are missing.
+that it did not see, together with the drafters that it might have named, at their defaults: a
+tuner that finds nothing is not right because of that. The fastest of one turn are timed further,
+and the verdict is held against the fastest of these. Cases are measured one by one: the same
+command goes on with those that are missing.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -26,10 +28,11 @@ from selfspec.bench.suite_run import folder_of
 from selfspec.bench.tables import markdown as as_text
 from selfspec.cli.bench import progress_bar
 from selfspec.core.files import is_there
-from selfspec.errors import OptionError
+from selfspec.errors import OptionError, SelfspecError
+from selfspec.profile import Way
 from selfspec.testing import near_identity_model, tiny_tokenizer
 from selfspec.tune.options import Setting, TuneOptions
-from selfspec.tune.run import Tuning
+from selfspec.tune.run import Found, Tuning
 from selfspec.tune.texts import BUILT_IN, prompts_of
 from selfspec.tune.timing import Trials
 from selfspec.tune.verdict import WORTH, fastest
@@ -43,6 +46,20 @@ UNSEEN = (
     "Name three uses of a paper clip.",
     "Copy this line three times: red, green, blue, yellow, red, green, blue.",
 )
+MORE = (
+    "Describe how bread is made, from the field to the table.",
+    "Write a SQL query that counts the orders of each customer.",
+    "What is the difference between weather and climate?",
+    "Translate into French: The train to Lyon leaves in ten minutes.",
+)
+DEFAULTS = {
+    "copies": (Way("quantised", {"weights": "int8"}), Way("quantised", {"weights": "int4"})),
+    "exits": (Way("early-exit", {}, "cost-aware"), Way("dynamic-exit", {}, "cost-aware")),
+    "skips": (Way("layer-skip", {}, "cost-aware"), Way("cosine", {}, "cost-aware")),
+    "text": (Way("hybrid", {}, "cost-aware"), Way("ngram", {}, "cost-aware")),
+}
+"""What might have been named instead, by kind."""
+CLOSE = 3  # ways that are timed for long
 
 
 @dataclass(frozen=True)
@@ -143,28 +160,57 @@ def judge(llm: LLM, case: Case, seconds: float) -> Judged:
     room = llm.model.shape.context - 256
     lead = FILLER * (min(case.context, room) // FILLER_TOKENS)
     options = TuneOptions(
-        minutes=max(0.1, seconds / 120),
+        minutes=max(0.1, seconds / 60),
         max_new_tokens=32,
         search="grown" if case.drafters == OWN else "none",
     )
     setting = Setting(case.batch, case.temperature, case.drafters)
-    tuning = Tuning(llm, options, [lead + text for text in BUILT_IN[:4]], setting=setting)
+    asked = [lead + text for text in BUILT_IN] if lead else []
+    tuning = Tuning(llm, options, asked, setting=setting)
     tuning.run()
     found = tuning.found
     predictions = [prediction.gain for _, prediction in found.predicted]
     judged = Judged(case, found.answer, found.verdict, max(predictions, default=None))
-    ways = found.ways[:3]
-    if ways:
-        unseen = prompts_of(llm, [lead + text for text in UNSEEN])
-        trials = Trials(llm, unseen, 48, case.batch, case.temperature)
-        end = time.perf_counter() + seconds / 2
-        while trials.turns < 2 or time.perf_counter() < end:
-            trials.turn(ways)
-        if (best := fastest([trials.timed(way) for way in ways])) is not None:
-            judged.way = str(best)
-            judged.measured, judged.low, judged.high = best.measured, best.low, best.high
+    unseen = [lead + text for text in UNSEEN] if lead else [*UNSEEN, *MORE]
+    prompts = prompts_of(llm, unseen)
+    best = longer(llm, case, prompts, ways_of(llm, case, found), seconds)
+    judged.way = str(best)
+    judged.measured, judged.low, judged.high = best.measured, best.low, best.high
     judged.seconds = time.perf_counter() - begin
     return judged
+
+
+def ways_of(llm: LLM, case: Case, found: Found) -> list[Way]:
+    """What the tuner named, what it predicted to be best though it paid not, and drafters at their
+    defaults."""
+    likely = sorted(found.predicted, key=lambda pair: -pair[1].gain)[:2]
+    ways = [*found.ways[:CLOSE], *(way for way, _ in likely)]
+    for kind in case.drafters.split(","):
+        for way in DEFAULTS[kind]:
+            try:
+                llm.generate([5, 6, 7], max_new_tokens=2, **way.options)
+            except SelfspecError:  # a copy that is no smaller, a part that nobody trained
+                continue
+            ways.append(way)
+    return list({str(way): way for way in ways}.values())
+
+
+def longer(
+    llm: LLM, case: Case, prompts: Sequence[list[int]], ways: Sequence[Way], seconds: float
+) -> Way:
+    """The fastest of them, after so many seconds of turns. A first turn says which come near, and
+    does not count."""
+    how = 48, case.batch, case.temperature
+    first = Trials(llm, prompts[2:4], *how)
+    first.turn(ways)
+    close = sorted(ways, key=lambda way: -first.gain(way).value)[:CLOSE]
+    trials = Trials(llm, prompts, *how)
+    end = time.perf_counter() + seconds
+    while trials.turns < 2 or time.perf_counter() < end:
+        trials.turn(close)
+    best = fastest([trials.timed(way) for way in close])
+    assert best is not None, "every case has drafters that it allows"
+    return best
 
 
 def markdown(run: VerdictsRun) -> str:
@@ -181,16 +227,20 @@ def markdown(run: VerdictsRun) -> str:
     count = {value: sum(each.right is value for each in run.cases) for value in (True, False, None)}
     where = run.provenance
     every = len(list(all_cases()))
+    sides = [each.truth for each in run.cases]
     note = (
         f"{where.threads} threads, {where.cpu}. {len(run.cases)} of {every} cases: "
-        f"{count[True]} right, {count[False]} wrong, {count[None]} undecided. Helps means above "
+        f"{count[True]} right, {count[False]} wrong, {count[None]} undecided. By measuring "
+        f"{sides.count('helps')} help and {sides.count('does not')} do not. Helps means above "
         f"{WORTH} with the whole interval."
     )
     return as_text([Table(head, rows), note])
 
 
 def verdicts(
-    seconds: Annotated[float, typer.Option(min=1, help="For a case, about.")] = 30.0,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="For a verdict, and as many to measure the case.")
+    ] = 48.0,
     minutes: Annotated[float, typer.Option(min=0, help="Begin no case after these; 0: all.")] = 0.0,
     only: Annotated[str, typer.Option(help="Cases whose name holds this.")] = "",
     threads: Threads = 2,

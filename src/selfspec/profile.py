@@ -23,7 +23,7 @@ from .core.schema import Unfit, made
 from .core.user_cache import cache_root
 from .draft.auto import Auto
 from .draft.base import Drafter
-from .draft.registry import resolve
+from .draft.registry import make_drafter, resolve
 from .errors import OptionError, nearest
 from .model.layered import LayeredModel
 
@@ -82,6 +82,8 @@ class Profile:
     """Digest of the text that was probed."""
     verdict: str
     ways: tuple[Way, ...] = ()
+    questions: tuple[str, ...] = ()
+    """Digests of the questions that it was made with: those are no test of it."""
 
     def __post_init__(self) -> None:
         if self.schema != SCHEMA:
@@ -100,8 +102,9 @@ class Profile:
         costs next to nothing. `options`: further ones of `auto`."""
         found = [resolve(**way.options)[0] for way in self.ways]
         named = [each for each in found if each is not None and not each.decides_how_much]
-        candidates: list[str | Drafter] = [*dict.fromkeys(named)]
-        return Auto(candidates=("hybrid", *candidates), **options)
+        lookup = make_drafter("hybrid", {})
+        assert lookup is not None
+        return Auto(candidates=(*dict.fromkeys([lookup, *named]),), **options)
 
     def write(self, path: Path) -> None:
         """As JSON, whole or not at all."""

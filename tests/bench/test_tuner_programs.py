@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from benchmarks import costs, probe, skipsets, verdicts, with_profile
+from benchmarks.command import made_by
 from selfspec.bench.schema import read
+from selfspec.bench.tasks import Item
 from selfspec.draft.registry import make_drafter
+from selfspec.errors import OptionError
 from selfspec.llm import LLM
 from selfspec.model.from_transformers import from_transformers
-from selfspec.testing import near_identity_model, tiny_llm
+from selfspec.profile import Way
+from selfspec.testing import near_identity_model, tiny_llm, tiny_model, tiny_tokenizer
 from selfspec.tune import candidates
+from selfspec.tune.options import Setting, TuneOptions
 from selfspec.tune.probe import Probe
 from selfspec.tune.rounds import Rounds, scripted
+from selfspec.tune.run import Found, Tuning
 from selfspec.tune.search import Tried
 from selfspec.tune.texts import own_texts
+from selfspec.tune.timing import Trials
 
 
 def test_rounds_draft_what_they_are_told_and_time_themselves() -> None:
@@ -91,14 +100,66 @@ def test_verdicts_are_judged_by_their_intervals() -> None:
     assert judged("helps", 1.0, 1.4) is None and judged("undecided", 1.2, 1.4) is None
 
 
-def test_speeds_are_ratios_of_mean_times(tmp_path: Path) -> None:
-    """A mean of ratios, or one upside down."""
+def test_a_verdict_is_held_against_more_than_what_it_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tuner that finds nothing and is right because nothing is measured, the slowest of all ways
+    as the truth, ways that the case leaves out."""
+    llm, case = tiny_llm(), verdicts.Case("tiny", "float32", 1, 0, 0.0, "exits,text")
+    ways = verdicts.ways_of(llm, case, Found())
+    assert {way.draft for way in ways} == {"early-exit", "hybrid", "ngram"}
+    speeds = {"early-exit": 0.5, "hybrid": 1.2, "ngram": 0.9}
+    monkeypatch.setattr(
+        Trials, "_answer", lambda self, ids, way: ([[1]], 1 / speeds[way.draft] if way else 1.0)
+    )
+    best = verdicts.longer(llm, case, [[5, 6]] * 8, ways, 0.0)
+    assert best.draft == "hybrid" and best.measured == pytest.approx(1.2)
+    assert best.low == pytest.approx(best.high) == pytest.approx(1.2)
+
+
+def test_speeds_are_ratios_of_mean_times() -> None:
+    """A mean of ratios, or one upside down; the best way of one task where another is asked."""
     answers = [
-        with_profile.Answered("a", str(number), {"plain": plain, "auto": own}, True)
-        for number, (plain, own) in enumerate([(4.0, 1.0), (2.0, 2.0)])
+        with_profile.Answered(
+            task, str(number), {"plain": plain, "auto": own, "b": by, "c": 3.0}, True
+        )
+        for number, (task, plain, own, by) in enumerate(
+            [("a", 4.0, 1.0, 2.0), ("a", 2.0, 2.0, 2.0), ("b", 1.0, 1.0, 9.0)]
+        )
     ]
-    assert with_profile.speeds(answers, "auto", "plain").startswith("2.00 (")
-    assert with_profile.speeds(answers[:1], "auto", "plain") == "4.00"
+    of_a = answers[:2]
+    assert with_profile.said(with_profile.speed(of_a, "auto", "plain")).startswith("2.00 (")
+    assert with_profile.speed(answers[:1], "auto", "plain").value == 4
+    assert with_profile.best_fixed(of_a) == "b" and with_profile.best_fixed(answers) == "c"
+    run = with_profile.ProfileRun(made_by("with_profile", 1), "tiny", "abc", 8, answers)
+    assert {task: len(of) for task, of in with_profile.by_task(run).items()} == {
+        "a": 2, "b": 1, "all": 3,
+    }  # fmt: skip
+
+
+def test_questions_that_made_a_profile_are_no_test_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A profile that is praised on the questions that it was made with."""
+    llm = LLM.from_pretrained(tiny_model(), tokenizer=tiny_tokenizer(), profile=None)
+    options = TuneOptions(minutes=0.1, max_new_tokens=16, search="none")
+    asked = ["hello", "you"]
+    profile = Tuning(llm, options, asked, setting=Setting(drafters="text")).run()
+    items = [Item("qa", str(n), text, False) for n, text in enumerate([*asked, "another"])]
+    assert [item.text for item in with_profile.unseen(items, profile)] == ["another"]
+    with pytest.raises(OptionError, match="all of these"):
+        with_profile.unseen(items[:2], profile)
+    with pytest.raises(OptionError, match="does not say which"):
+        with_profile.unseen(items, replace(profile, questions=()))
+    file, out = tmp_path / "q.jsonl", tmp_path / "run.json"
+    rows = [{"question_id": n, "category": "qa", "turns": [i.text]} for n, i in enumerate(items)]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    monkeypatch.setattr(with_profile.LLM, "from_pretrained", lambda *_, **__: llm)
+    for ways in ((), (Way("ngram", {}, "fixed", {"tokens": 2}, measured=1.2),)):
+        replace(profile, ways=ways).write(tmp_path / "p.json")
+        with_profile.with_profile(file, str(tmp_path / "p.json"), "tiny", 4, 8, 0.0, 1, out)
+        run = read(with_profile.ProfileRun, out)
+        (only,) = run.answers
+        assert only.question == "qa/2" and only.same and run.complete
+        assert len(only.seconds) == 3 + len(ways), "answers of other contestants were kept"
 
 
 def test_a_set_stands_beside_others_of_its_size() -> None:
@@ -149,8 +210,45 @@ def test_a_second_search_adds_to_the_file(
     )
     out = tmp_path / "s.json"
     for search in sets:
-        skipsets.skipsets("tiny", search, 0.1, 6, "", 1, 1, out)
+        skipsets.skipsets("tiny", search, 0.1, 6, "", 1, 1, 1, out)
     run = read(skipsets.SkipsetsRun, out)
     assert {each.search for each in run.found} == {"grown", "tpe", *skipsets.PLACES}
-    assert all(each.way.measured for each in run.found)
+    assert all(each.way.measured for each in run.found) and not run.compared
     assert "| tpe " in capsys.readouterr().out
+
+
+def test_searches_are_compared_in_the_same_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slower of two called the faster, a search that found nothing counted as the slow set it
+    named, or one that is praised for a set that it did not choose."""
+    speeds = {"known": 2.0, "grown": 1.9, "gp-timed": 0.8, "gp-timed after 50": 0.9, "x": 0.5}
+    found = [
+        skipsets.Searched(name, 1, skipsets.left_out([number], []))
+        for number, name in enumerate(speeds)
+    ]
+    seconds = {str(each.way): 1 / speeds[each.search] for each in found}
+    monkeypatch.setattr(
+        Trials, "_answer", lambda self, ids, way: ([[1]], seconds[str(way)] if way else 1.0)
+    )
+    monkeypatch.setattr(skipsets, "prompts_of", lambda *_: [[5], [6]])
+    taken: list[int] = []
+    own = Trials.turn
+    monkeypatch.setattr(
+        Trials, "turn", lambda self, ways: taken.append(len(ways)) or own(self, ways)
+    )
+    timed, compared = skipsets.timed(tiny_llm(), found, 1, 2)
+    assert [each.way.measured for each in timed] == pytest.approx(list(speeds.values()))
+    ratios = {(each.first, each.second): each.ratio for each in compared}
+    assert ratios == pytest.approx({("grown", "gp-timed"): 1.9 / 0.9, ("grown", "known"): 0.95})
+    assert taken == [5, 3, 3]
+    seconds[str(found[1].way)] = 2.0
+    _, compared = skipsets.timed(tiny_llm(), found, 1, 0)
+    assert compared[1].ratio == pytest.approx(0.5), "none of its ways pays: it is plain decoding"
+
+
+def test_every_drafter_stands_beside_the_profile_at_its_defaults() -> None:
+    """Drafters that have nothing to draft with, timed as if that said anything."""
+    found = list(skipsets.at_their_defaults(tiny_llm()))
+    names = {each.way.draft for each in found}
+    assert {"auto", "hybrid", "ngram", "early-exit", "layer-skip"} <= names
+    assert not names & {"scripted", "draft-model"}
+    assert all(each.search == f"default {each.way.draft}" for each in found)

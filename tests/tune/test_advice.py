@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,16 @@ from benchmarks.shrunken import tiny
 from selfspec.cli import common
 from selfspec.cli.app import app
 from selfspec.core.machine import this_machine
+from selfspec.draft.auto import Auto
+from selfspec.draft.registry import resolve
 from selfspec.errors import OptionError
 from selfspec.llm import LLM
 from selfspec.profile import Way, profile_for, read_profile
 from selfspec.testing import near_identity_model, tiny_tokenizer
 from selfspec.tune import steps, verdict
 from selfspec.tune.options import Setting, TuneOptions
-from selfspec.tune.run import Tuning
+from selfspec.tune.run import Tuning, seldom
+from selfspec.tune.texts import ASKED, BUILT_IN, READ, chosen, digest_of_question
 from selfspec.tune.timing import Trials
 
 
@@ -46,6 +50,7 @@ def test_a_tuning_times_its_best_candidates_and_keeps_those_that_pay() -> None:
     )
     assert found.verdict and found.answer in ("helps", "does not", "undecided")
     assert stages[0] == "the model writes"
+    assert set(profile.questions) == set(map(digest_of_question, ("hello", "you", "there")))
 
 
 def test_ctrl_c_ends_the_search_and_what_was_found_is_timed(
@@ -61,6 +66,38 @@ def test_ctrl_c_ends_the_search_and_what_was_found_is_timed(
     monkeypatch.setattr(run, "grown", interrupted)
     tuning = Tuning(_llm(), TuneOptions(minutes=0.1, max_new_tokens=24), ["hello", "you"])
     assert tuning.run().verdict
+
+
+@pytest.mark.parametrize("stage", ["_copies", "_exits", "_skips", "_climbed"])
+def test_ctrl_c_at_any_stage_keeps_what_was_found(
+    monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    """Minutes of work that are lost, stages that go on, and turns that take all of the time that
+    was left."""
+    from selfspec.tune import run
+
+    begun: list[str] = []
+
+    def interrupted(*_: Any, **__: Any) -> Any:
+        begun.append(stage)
+        raise KeyboardInterrupt
+
+    if stage == "_climbed":
+        monkeypatch.setattr(run, "climbed", interrupted)
+    for name in ("_copies", "_exits", "_skips"):
+        begin = interrupted if name == stage else lambda *_, name=name: begun.append(name) or []
+        monkeypatch.setattr(Tuning, name, begin)
+    monkeypatch.setattr(run, "measure_quietly", lambda model, *_: steps.measure(model, 0.1))
+    tuning = Tuning(_llm(), TuneOptions(minutes=60, max_new_tokens=16), ["hello", "you"])
+    turned: list[int] = []
+    own = Trials.turn
+    monkeypatch.setattr(Trials, "turn", lambda self, ways: turned.append(1) or own(self, ways))
+    profile = tuning.run()
+    assert begun[-1] == stage, "later stages went on"
+    assert tuning.found.stopped and "stopped early" in profile.verdict
+    assert {way.draft for way in tuning.found.ways} == {"hybrid", "auto"}
+    assert all(way.measured for way in tuning.found.ways)
+    assert len(turned) == 1 + 2, "an hour of turns behind Ctrl-C"
 
 
 @pytest.mark.parametrize("turns", [0, 1])
@@ -79,14 +116,72 @@ def test_ctrl_c_between_turns_keeps_whole_ones(monkeypatch: pytest.MonkeyPatch, 
         return own(self, ids, way)
 
     monkeypatch.setattr(Trials, "_answer", answer)
-    if not turns:
-        with pytest.raises(KeyboardInterrupt):
-            tuning._time(ways)
-        return
     trials = tuning._time(ways)
-    assert tuning.found.stopped and trials.turns == 1
-    assert {len(trials._plain), *map(len, trials._taken.values())} == {1}
-    assert "stopped early" in verdict.words([trials.timed(ways[0])], None, stopped=True)
+    assert tuning.found.stopped and trials.turns == turns
+    assert {len(trials._plain), *map(len, trials._taken.values())} == {turns}
+    timed = [trials.timed(way) for way in ways]
+    said = verdict.words(timed, None, stopped=True)
+    assert "stopped early" in said and said.startswith("Nothing was timed") == (not turns)
+    assert turns or verdict.answer(timed) == "undecided"
+
+
+def test_nothing_timed_keeps_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A good profile that an interrupted tuning writes over with an empty one, and a traceback
+    for ways without a measured speed."""
+    llm, out = _llm(), tmp_path / "p.json"
+    out.write_text("a good one")
+    monkeypatch.setattr(common, "open_model", lambda name, how: llm)
+
+    def interrupted(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trials, "turn", interrupted)
+    flags = ["--minutes", "0.1", "-n", "16", "--drafters", "text", "--out", str(out)]
+    done = CliRunner().invoke(app, ["tune", "x", *flags])
+    assert done.exit_code == 0, done.output
+    assert out.read_text() == "a good one" and "no profile is kept" in done.output
+    assert "Nothing was timed" in done.output
+
+
+def test_turns_on_a_busy_machine_are_taken_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spoiled turns that are believed, quiet ones that are taken twice, the worse of two kept."""
+    tuning = Tuning(_llm(), TuneOptions(minutes=0.1, max_new_tokens=16), ["hello", "you"])
+    for spreads, kept in (((2.0, 1.1), 1.1), ((2.0, 3.0), 2.0), ((1.1, 9.0), 1.1)):
+        told = iter(spreads)
+
+        def turns(ways: Any, told: Any = told) -> Trials:
+            trials = Trials(tuning._llm, [[5]], 8)
+            trials.turns, trials._plain = 3, [1.0, next(told), 1.0]
+            return trials
+
+        monkeypatch.setattr(tuning, "_turns", turns)
+        assert tuning._time([Way("ngram")]).spread == kept
+        assert len(list(told)) == (spreads[0] < 1.5)
+
+
+def test_what_is_going_on_is_said_a_few_times_a_second() -> None:
+    """A log of ten thousand lines for five seconds, or a stage that nobody is told of."""
+    said: list[tuple[str, float]] = []
+    say = seldom(lambda stage, share: said.append((stage, share)))
+    begin = time.perf_counter()
+    say("begins", 0.0)
+    while time.perf_counter() < begin + 0.5:
+        say("goes on", 0.5)
+    say("another", 0.0)
+    assert said[0] == ("begins", 0.0) and said[-1] == ("another", 0.0)
+    assert 2 <= said.count(("goes on", 0.5)) <= 3
+
+
+def test_many_questions_take_no_longer() -> None:
+    """A file of a thousand questions that are all answered before anything else; one task alone
+    that is timed, since the file has its tasks one after another; questions read and timed too."""
+    questions = [f"{task} {number}" for task in "ab" for number in range(500)]
+    read, timed = chosen(questions)
+    assert (len(read), len(timed)) == (READ, ASKED)
+    assert not set(read) & set(timed) and set(read + timed) <= set(questions)
+    assert {text[0] for text in timed} == {text[0] for text in read} == {"a", "b"}
+    assert chosen([]) == (list(BUILT_IN[:4]), list(BUILT_IN[4:]))
+    assert chosen(["one"]) == (["one"], ["one"])
 
 
 def test_other_text_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +294,7 @@ def test_the_verdict_follows_the_interval(
     assert verdict.answer(ways) == expected
     said = verdict.words(ways, None)
     beginnings = {"helps": "Use ngram: 1.40", "undecided": "Undecided", "does not": "Do not use"}
-    assert said.startswith(beginnings[expected] if gains else "Nothing could be timed")
+    assert said.startswith(beginnings[expected])
 
 
 def test_advise_says_it_as_json_and_tune_writes_the_profile(
@@ -250,8 +345,20 @@ def test_a_setting_says_what_drafts_and_how_many_rows() -> None:
     profile = tuning.run()
     assert {way.draft for way, _ in tuning.found.predicted} == {"early-exit", "layer-skip"}
     assert {way.draft for way in tuning.found.ways} <= {"early-exit", "layer-skip"}
+    assert not any("weights" in way.draft_options for way in tuning.found.ways), "a copy drafts"
     assert set(asked[1:]) == {3}
     assert "WARNING" not in profile.verdict
+
+
+def test_auto_keeps_to_what_may_draft() -> None:
+    """`auto` with a copy in its memory for somebody who left copies out."""
+    assert Setting().auto_options == {}
+    assert Setting(drafters="exits,text").auto_options == {"candidates": ["hybrid", "early-exit"]}
+    tuning = Tuning(_llm(), TuneOptions(), ["hello"], setting=Setting(drafters="text"))
+    for way in tuning._from_text():
+        drafter, _ = resolve(**way.options)
+        if isinstance(drafter, Auto):
+            assert [each.name for each in drafter._drafters] == ["hybrid"]
 
 
 @pytest.mark.parametrize(

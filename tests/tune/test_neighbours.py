@@ -29,6 +29,22 @@ def test_neighbours_differ_in_one_thing_and_can_be_used() -> None:
     assert not list(neighbours(Way("auto")))
 
 
+def test_no_copy_drafts_unless_it_may() -> None:
+    """A copy, which takes memory, for somebody who asked for skip sets alone."""
+    assert any("weights" in each.draft_options for each in neighbours(SKIP))
+    assert not any("weights" in each.draft_options for each in neighbours(SKIP, copies=False))
+    asked: list[Way] = []
+
+    def speeds(ways: Sequence[Way]) -> list[float]:
+        asked.extend(ways)
+        return [1.0] * len(ways)
+
+    for copies in (True, False):
+        asked.clear()
+        list(climbed([SKIP], speeds, math.inf, copies))
+        assert any("weights" in each.draft_options for each in asked) == copies
+
+
 def test_climbing_ends_at_the_best_that_can_be_reached() -> None:
     """A search that stops at the first step, that goes down, or that times a way twice for
     nothing."""

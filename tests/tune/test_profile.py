@@ -61,6 +61,15 @@ def test_a_loaded_model_finds_its_profile_and_auto_begins_with_it(llm: LLM) -> N
     assert other.profile is None
 
 
+def test_a_lookup_that_was_found_is_no_second_candidate(llm: LLM) -> None:
+    """Two lookups that are both tried, one of them for nothing; a drafter that was found lost."""
+    found = (*WAYS, Way("hybrid", {}, "cost-aware"), Way("hybrid", {"then": "ngram"}), Way("auto"))
+    drafter = replace(_profile(llm), ways=found).drafter()
+    assert isinstance(drafter, Auto)
+    names = [each.name for each in drafter._drafters]
+    assert names == ["hybrid", "layer-skip", "early-exit", "hybrid"]
+
+
 def test_a_profile_of_other_weights_is_not_found(llm: LLM) -> None:
     """A model of the same shape that takes another's profile."""
     profile = _profile(llm)

@@ -112,6 +112,20 @@ def test_a_set_that_begins_badly_is_pruned() -> None:
     assert all(trial.intermediate_values[0] <= max(worst, -2) for trial in pruned)
 
 
+def test_a_gaussian_process_hears_of_sets_that_began_badly() -> None:
+    """Sets that are pruned and asked for again, since that sampler looks at whole trials alone."""
+
+    def values(halves: Halves) -> Iterator[float]:
+        for share in (0.5, 1.0):
+            yield -share * len(halves ^ BEST)
+
+    study = study_in("", "gp", "a toy")
+    kept = list(sampled(study, LAYERS, values, 30, _until()))
+    begun = [trial for trial in study.trials if len(trial.intermediate_values) == 1]
+    assert begun and {trial.state.name for trial in begun} == {"COMPLETE"}
+    assert len(kept) == sum(bool(trial.intermediate_values) for trial in study.trials)
+
+
 @pytest.mark.parametrize("content", ["nonsense\n" * 3, '{"op_code": 99}\n' * 2, "{}\n{}\n"])
 def test_a_study_that_is_none_is_an_error(tmp_path: Path, content: str) -> None:
     """A traceback from Optuna's inside."""

@@ -133,6 +133,9 @@ def _keep(done: Done, out: Path | None, in_folder: bool) -> None:
     from ..profile import kept_in
 
     profile = done.profile
+    if done.found.stopped and not any(way.measured for way in done.found.ways):
+        common.stderr().print("Nothing was timed, so no profile is kept.")
+        return
     folder = out if in_folder and out else kept_in(profile.model)
     file = out if out and not in_folder else folder / profile.file
     profile.write(file)
@@ -223,7 +226,8 @@ def _show(done: Done, as_json: bool) -> None:
     for way in found.ways:
         predicted = "" if way.predicted is None else f"{way.predicted:.2f}"
         interval = "" if way.low is None else f"{way.low:.2f} to {way.high:.2f}"
-        table.add_row(str(way), predicted, f"{way.measured:.2f}", interval)
+        measured = "" if way.measured is None else f"{way.measured:.2f}"
+        table.add_row(str(way), predicted, measured, interval)
     console = Console(highlight=False)
     if done.profile.task != GENERAL:
         console.print(f"{done.profile.task}:", markup=False)

@@ -29,8 +29,9 @@ OPTIONS: dict[str, tuple[tuple[str, Any], ...]] = {
 BESIDE = 4  # neighbours that are timed together
 
 
-def neighbours(way: Way) -> Iterator[Way]:
-    """Each differs in one thing; the likeliest to pay first."""
+def neighbours(way: Way, copies: bool = True) -> Iterator[Way]:
+    """Each differs in one thing; the likeliest to pay first. `copies`: whether a copy in fewer bits
+    may draft where none does so far."""
     plain = replace(way, predicted=None, measured=None, low=None, high=None)
     if plain.draft not in OPTIONS:  # `auto` decides all of it, and others are not known
         return
@@ -40,7 +41,7 @@ def neighbours(way: Way) -> Iterator[Way]:
             if count + step > 0:
                 yield replace(plain, control_options={"tokens": count + step})
     for name, value in OPTIONS[plain.draft]:
-        if plain.draft_options.get(name) != value:
+        if plain.draft_options.get(name) != value and (copies or name != "weights"):
             yield replace(plain, draft_options={**plain.draft_options, name: value})
     for control, options in RULES:
         if (plain.control, plain.control_options) != (control, options):
@@ -48,7 +49,10 @@ def neighbours(way: Way) -> Iterator[Way]:
 
 
 def climbed(
-    ways: Sequence[Way], speeds: Callable[[Sequence[Way]], Sequence[float]], until: float
+    ways: Sequence[Way],
+    speeds: Callable[[Sequence[Way]], Sequence[float]],
+    until: float,
+    copies: bool = True,
 ) -> Iterator[Way]:
     """The fastest of them, then whatever neighbour is faster, step by step until none is or the
     clock says `until`. `speeds`: of ways that are timed together."""
@@ -61,6 +65,6 @@ def climbed(
         if best is None or str(found) != str(best):
             best = found
             yield best
-        fresh = [each for each in neighbours(best) if str(each) not in seen]
+        fresh = [each for each in neighbours(best, copies) if str(each) not in seen]
         offers = fresh[:BESIDE]
         seen |= {str(each) for each in offers}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import OptionError, nearest
 
 KINDS = ("copies", "exits", "skips", "text")
+OF_AUTO = {"text": "hybrid", "copies": "quantised", "exits": "early-exit"}
+"""The drafters of `auto`, by their kind."""
 SEARCHES = ("grown", "tpe", "gp", "none")
 
 
@@ -38,6 +41,12 @@ class Setting:
     def allows(self, kind: str) -> bool:
         """Whether that kind may draft."""
         return kind in self.drafters.split(",")
+
+    @property
+    def auto_options(self) -> dict[str, Any]:
+        """What keeps `auto` to drafters of these kinds. None if that are all it knows."""
+        kept = [name for kind, name in OF_AUTO.items() if self.allows(kind)]
+        return {} if len(kept) == len(OF_AUTO) else {"candidates": kept}
 
 
 @dataclass(frozen=True)

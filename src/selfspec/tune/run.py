@@ -29,14 +29,32 @@ from .rounds import host_of
 from .search import Halves, Tried, by_likeness, grown, split
 from .steps import Steps, measure_quietly
 from .study import finished, sampled, study_in
-from .texts import ASKED, BUILT_IN, digest_of, own_texts, prompts_of
+from .texts import chosen, digest_of, digest_of_question, own_texts, prompts_of
 from .timing import Trials
 from .verdict import answer, training, words
 
 SCREENED = 3  # texts that a skip set is probed on; the best are probed on all
 FINALISTS = 2  # skip sets, exits and copies that are timed
+MOST_COSTS = 30.0  # seconds, for the parts of a pass
+MOST_TURNS = 12  # behind these only other questions would say more
+OFTEN = 0.2  # seconds between two words about the same stage
 Say = Callable[[str, float], None]
 """Told the stage and the share of it that is done."""
+
+
+def seldom(say: Say) -> Say:
+    """The same a few times a second, and whenever a stage begins (share 0): parts of a pass are
+    timed thousands of times a second."""
+    last = 0.0
+
+    def told(stage: str, share: float) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        if not share or now >= last + OFTEN:
+            last = now
+            say(stage, share)
+
+    return told
 
 
 @dataclass
@@ -74,10 +92,9 @@ class Tuning:
         self._setting = setting or Setting()
         self._task = named(task)
         self._llm, self._options = llm, options
-        self._say: Say = say or (lambda stage, share: None)
-        prompts = prompts_of(llm, list(asked) or list(BUILT_IN))
-        cut = max(1, min(ASKED, len(prompts) // 2))
-        self._timed, self._read = prompts[-cut:], prompts[:-cut] or prompts
+        self._say = seldom(say or (lambda stage, share: None))
+        self._questions = chosen(asked)
+        self._read, self._timed = (prompts_of(llm, texts) for texts in self._questions)
         self._end = time.perf_counter() + 60 * options.minutes
         self._how = options.max_new_tokens, self._setting.batch, self._setting.temperature
         self.found = Found()
@@ -118,15 +135,30 @@ class Tuning:
         llm, options = self._llm, self._options
         probe = Probe(llm.model, texts)
         context = sum(len(text.ids) for text in texts) / len(texts)
-        share = 6.0 * options.minutes  # a tenth of the time
+        share = min(MOST_COSTS, 6.0 * options.minutes)  # a tenth of the time
         steps = measure_quietly(llm.model, share, lambda part: self._say("costs", part))
         self.found.steps = steps
         self._plain = Plain(context, host_of(llm.model), self._setting.batch)
-        ways = self._copies(probe) if self._setting.allows("copies") else []
-        ways += self._exits(probe, steps) if self._setting.allows("exits") else []
-        if self._setting.allows("skips") and options.search != "none" and llm.model.layers > 1:
-            ways += self._skips(probe, steps)
+        looks: dict[str, Callable[[], list[Way]]] = {
+            "copies": lambda: self._copies(probe),
+            "exits": lambda: self._exits(probe, steps),
+            "skips": lambda: self._skips(probe, steps),
+        }
+        if options.search == "none" or llm.model.layers < 2:
+            del looks["skips"]
+        ways: list[Way] = []
+        for kind, look in looks.items():
+            if self._setting.allows(kind) and not self.found.stopped:
+                try:
+                    ways += look()
+                except KeyboardInterrupt:
+                    self._stop()
         return ways
+
+    def _stop(self) -> None:
+        """Ctrl-C: what was found by now is timed."""
+        self.found.stopped = True
+        self._say("stopped; what was found is timed", 0.0)
 
     def _predict(self, candidate: Candidate, probe: Probe, phases: Sequence[int]) -> Prediction:
         agreement = probe.agreement(candidate.model, candidate.plan, phases)
@@ -159,7 +191,7 @@ class Tuning:
             except (OptionError, ResourceError):  # no smaller, or no room
                 continue
             self._say(f"the copy in {weights}", 0.0)
-            own = measure_quietly(copy, 3.0 * self._options.minutes)
+            own = measure_quietly(copy, min(MOST_COSTS, 3.0 * self._options.minutes))
             candidate = candidates.copied(copy, own, weights)
             ways += self._best([candidate], probe, 1)
             options = {"weights": weights}
@@ -210,8 +242,7 @@ class Tuning:
                     min(1.0, share),
                 )
         except KeyboardInterrupt:
-            self.found.stopped = True
-            self._say("stopped; what was found is timed", 1.0)
+            self._stop()
         order = sorted(self.found.tried, key=lambda tried: -tried.value)[: 2 * FINALISTS]
         offers = [
             candidates.skipping(model, steps, *split(tried.halves, layers)) for tried in order
@@ -251,16 +282,15 @@ class Tuning:
         prompt."""
         attention, mlp = split(halves, self._llm.model.layers)
         way = Way("layer-skip", {"attention": attention, "mlp": mlp}, "adaptive")
-        for count in (1, 2):
-            trials = Trials(self._llm, self._read[:count], self._options.max_new_tokens)
-            trials.turn([way])
+        trials = Trials(self._llm, self._read[:SCREENED], self._options.max_new_tokens)
+        for _ in trials.answers([way]):
             yield trials.gain(way).value
 
     def _from_text(self) -> Iterator[Way]:
         """Ways whose drafts cannot be probed: guesses from the text, and trained parts that come
         with the package for this model."""
         yield Way("hybrid", {}, "cost-aware")
-        yield Way("auto")
+        yield Way("auto", self._setting.auto_options)
         if shipped_part("draft-head", self._llm.model) is not None:
             yield Way("draft-head", {}, "cost-aware")
 
@@ -280,10 +310,10 @@ class Tuning:
         if self.found.stopped or self._options.search == "none":
             return []
         try:
-            for way in climbed(ways, speeds, end):
+            for way in climbed(ways, speeds, end, self._setting.allows("copies")):
                 steps.append(way)
         except KeyboardInterrupt:
-            self.found.stopped = True
+            self._stop()
         return [way for way in steps[-1:] if way not in ways]
 
     def _by_predictors(self) -> list[Way]:
@@ -298,24 +328,35 @@ class Tuning:
     # ------------------------------------------------------------------------------------- turns
 
     def _time(self, ways: Sequence[Way]) -> Trials:
-        """As many turns as fit, two at least: the first one warms up and does not count."""
-        Trials(self._llm, self._timed[:1], *self._how).turn(ways)
+        """As many turns as fit, two at least; once more if the machine was busy meanwhile."""
+        trials = self._turns(ways)
+        if not trials.busy or self.found.stopped:
+            return trials
+        self._say("the machine was busy: once more", 0.0)
+        again = self._turns(ways)
+        again.exact &= trials.exact
+        return again if again.turns and again.spread < trials.spread else trials
+
+    def _turns(self, ways: Sequence[Way]) -> Trials:
+        """The first turn warms up and does not count. Ctrl-C keeps the prompts that were answered
+        in every way."""
         trials = Trials(self._llm, self._timed, *self._how)
-        left, begin = max(1.0, self._end - time.perf_counter()), time.perf_counter()
-        spent = 0.0
+        begin, spent = time.perf_counter(), 0.0
+        left = 0.0 if self.found.stopped else max(0.0, self._end - begin)
         try:
-            while trials.turns < 2 or spent + spent / trials.turns < left:
+            Trials(self._llm, self._timed[:1], *self._how).turn(ways)
+            while trials.turns < 2 or (
+                trials.turns < MOST_TURNS and spent + spent / trials.turns < left
+            ):
                 trials.turn(ways)
                 spent = time.perf_counter() - begin
                 words = (
                     f"{len(ways)} ways in turns with plain decoding, {self._left(self._end)} left"
                 )
-                self._say(words, min(1.0, spent / left))
+                self._say(words, min(1.0, spent / max(left, spent)))
         except KeyboardInterrupt:
-            if not trials.turns:  # nothing can be said of any way
-                raise
             trials.drop_begun()
-            self.found.stopped = True
+            self._stop()
         return trials
 
     def _profile(self) -> Profile:
@@ -331,4 +372,5 @@ class Tuning:
             self._digest,
             self.found.verdict,
             ways,
+            tuple(digest_of_question(text) for texts in self._questions for text in texts),
         )

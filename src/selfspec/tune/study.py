@@ -100,28 +100,32 @@ def sampled(
         name: optuna.distributions.CategoricalDistribution([False, True]) for name in names
     }
     sampler: Any = type(study.sampler)
+    # a Gaussian process does not look at pruned trials, and would ask for their like again: it is
+    # told what they were worth so far
+    counts_begun = issubclass(sampler, optuna.samplers.GPSampler)
     with _worker(study):
         while (count := _counted(study)) < trials and time.perf_counter() < until:
             study.sampler = sampler(seed=seed + count)
             trial = study.ask(choices)
             halves = frozenset(half for half, name in enumerate(names) if trial.params[name])
             found = values(halves) if 0 < len(halves) < 2 * layers - 1 else ()
-            value = _told(trial, found)
-            if value is None:
+            value, whole = _told(trial, found)
+            if value is None or not (whole or counts_begun):
                 study.tell(trial, state=optuna.trial.TrialState.PRUNED, skip_if_finished=True)
                 continue
             study.tell(trial, value, skip_if_finished=True)
             yield Tried(halves, value)
 
 
-def _told(trial: optuna.Trial, values: Iterable[float]) -> float | None:
-    """A trial's last value. None: it was pruned on the way, or there is none."""
+def _told(trial: optuna.Trial, values: Iterable[float]) -> tuple[float | None, bool]:
+    """A trial's last value, if there is one, and whether it is that of all texts: it may have been
+    bad enough before."""
     value = None
     for step, value in enumerate(values):
         trial.report(value, step)
         if trial.should_prune():
-            return None
-    return value
+            return value, False
+    return value, True
 
 
 def finished(study: optuna.Study, layers: int) -> list[Tried]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Sequence
 
 from ..errors import OptionError
@@ -22,7 +23,22 @@ BUILT_IN = (
     "temporary crossing, which the mayor promised to look into before the end of the month.",
     "Write a polite letter that asks a landlord to repair a heating.",
 )
-ASKED = 4  # of the prompts are kept for timing: what was tuned on is not what is timed
+READ, ASKED = 12, 8
+"""How many questions are read at most, and how many timed: what was tuned on is not what is timed.
+More would take time and say little more."""
+
+
+def chosen(asked: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Of somebody's questions, those to read and those to time, in an order that mixes what stands
+    together in a file; without any, the built-in ones."""
+    some = random.Random(0).sample(asked, min(len(asked), READ + ASKED)) if asked else BUILT_IN
+    cut = max(1, min(ASKED, len(some) // 2))
+    return list(some[:-cut] or some), list(some[-cut:])
+
+
+def digest_of_question(text: str) -> str:
+    """The same for the same question."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def prompts_of(llm: LLM, asked: Sequence[str]) -> list[list[int]]:

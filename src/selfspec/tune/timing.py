@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 from ..bench.suite_stats import bootstrap
 from ..bench.timing import Ratio
 from ..core.sampling import SamplingParams
+from ..draft.base import Drafter
+from ..draft.registry import resolve
 from ..llm import LLM
 from ..profile import Way
 
@@ -36,11 +39,17 @@ class Trials:
         ]
         self._plain: list[float] = []  # seconds a token, one for each group of prompts and turn
         self._taken: dict[str, list[float]] = {}
+        self._kept: dict[str, Drafter | None] = {}
         self.exact = True
         self.turns = 0
 
     def turn(self, ways: Sequence[Way]) -> None:
         """Each prompt once by plain decoding and by every way; the first turn warms up too."""
+        for _ in self.answers(ways):
+            pass
+
+    def answers(self, ways: Sequence[Way]) -> Iterator[None]:
+        """A turn prompt by prompt, so that somebody may look at it as it goes."""
         for number, asked in enumerate(self._prompts):
             expected, seconds = self._answer(asked, None)
             self._plain.append(seconds)
@@ -49,16 +58,17 @@ class Trials:
                 tokens, seconds = self._answer(asked, way)
                 self.exact &= tokens == expected
                 self._taken.setdefault(str(way), []).append(seconds)
+            yield
         self.turns += 1
 
     def drop_begun(self) -> None:
-        """Forget a turn that was interrupted: ways are compared over the same answers."""
-        done = self.turns * len(self._prompts)
+        """Forget prompts that were interrupted: ways are compared over the same answers."""
+        done = min(map(len, self._taken.values()), default=0)
         for seconds in (self._plain, *self._taken.values()):
             del seconds[done:]
 
     def _answer(self, prompts: list[list[int]], way: Way | None) -> tuple[list[list[int]], float]:
-        options = way.options if way else {"draft": None}
+        options = self._told(way) if way else {"draft": None}
         if self._temperature:
             options |= {"sampling": SamplingParams(temperature=self._temperature, seed=0)}
         results = self._llm.generate(prompts, max_new_tokens=self._tokens, eos=[], **options)
@@ -66,25 +76,41 @@ class Trials:
         tokens = [result.tokens for result in results]
         return tokens, stats.decode_seconds / max(1, stats.decoded)
 
+    def _told(self, way: Way) -> dict[str, Any]:
+        """What `LLM.generate` is told. `auto` is the same from answer to answer, as it is in use:
+        it goes on with what it learned."""
+        if way.draft != "auto":
+            return way.options
+        kept = self._kept.get(str(way)) or resolve(**way.options)[0]
+        self._kept[str(way)] = kept
+        return {"draft": kept}
+
     @property
     def plain_seconds(self) -> float:
         """Of a token, in the median."""
         return median(self._plain)
 
     @property
+    def spread(self) -> float:
+        """The slowest turn of plain decoding over the median one."""
+        count = len(self._prompts)
+        ends = range(count, len(self._plain) + 1, count)
+        turns = [sum(self._plain[end - count : end]) for end in ends]
+        return max(turns) / median(turns) if turns else 1.0
+
+    @property
     def busy(self) -> bool:
         """Whether plain decoding itself was so uneven that something else must have run."""
-        count = len(self._prompts)
-        turns = [sum(self._plain[at : at + count]) for at in range(0, len(self._plain), count)]
-        return len(turns) > 1 and max(turns) > BUSY * median(turns)
+        return self.spread > BUSY
 
-    def gain(self, way: Way) -> Ratio:
-        """Its speed over plain decoding's: mean times over all prompts and turns."""
-        mine = self._taken[str(way)]
-        pairs = list(zip(self._plain, mine, strict=False))
+    def gain(self, way: Way | None, over: Way | None = None) -> Ratio:
+        """A way's speed over another's, None being plain decoding: mean times over all prompts and
+        turns that both had."""
+        mine, theirs = (self._taken[str(each)] if each else self._plain for each in (way, over))
+        pairs = list(zip(theirs, mine, strict=False))
 
         def of(sample: Sequence[tuple[float, float]]) -> float:
-            return sum(plain for plain, _ in sample) / sum(own for _, own in sample)
+            return sum(their for their, _ in sample) / sum(own for _, own in sample)
 
         def draw(chance: random.Random) -> float:
             return of(chance.choices(pairs, k=len(pairs)))
@@ -92,6 +118,8 @@ class Trials:
         return bootstrap(of(pairs), draw, [len(pairs)])
 
     def timed(self, way: Way) -> Way:
-        """The way with what was measured of it."""
+        """The way with what was measured of it, if anything was."""
+        if not self._taken.get(str(way)):
+            return way
         gain = self.gain(way)
         return replace(way, measured=gain.value, low=gain.low, high=gain.high)

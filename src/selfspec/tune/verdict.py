@@ -25,9 +25,11 @@ class Training:
 
 
 def answer(ways: Sequence[Way]) -> Answer:
-    """By the fastest way's measured interval."""
+    """By the fastest way's measured interval. Without any way, none was predicted to pay."""
     best = fastest(ways)
-    if best is None or best.high is None or best.high < WORTH:
+    if best is None or best.high is None:
+        return "undecided" if ways else "does not"
+    if best.high < WORTH:
         return "does not"
     return "helps" if (best.low or 0.0) > WORTH else "undecided"
 
@@ -50,8 +52,17 @@ def words(
     """The verdict as a paragraph. `short`: there was no time for more than the least."""
     best, said = fastest(ways), answer(ways)
     text = []
-    if best is None or best.measured is None:
-        text.append("Nothing could be timed.")
+    if not ways:
+        text.append(
+            "Do not use speculation here: of all that may draft, nothing is predicted to beat "
+            "plain decoding."
+        )
+    elif best is None or best.measured is None:
+        likely = max(ways, key=lambda way: way.predicted or 0.0)
+        said_of_it = (
+            f"{likely.predicted:.2f} times plain decoding" if likely.predicted else "unknown"
+        )
+        text.append(f"Nothing was timed. The best so far by prediction is {likely}: {said_of_it}.")
     elif said == "helps":
         text.append(
             f"Use {best}: {best.measured:.2f} times plain decoding here (95%: {best.low:.2f} to "
@@ -65,7 +76,8 @@ def words(
     else:
         text.append(
             f"Undecided: {best} reaches {best.measured:.2f} times plain decoding, but the interval "
-            f"{best.low:.2f} to {best.high:.2f} holds {WORTH}. Measure longer with --minutes."
+            f"{best.low:.2f} to {best.high:.2f} holds {WORTH}. Measure longer with --minutes, or "
+            "with more --questions."
         )
     if training and training.gain > max(WORTH, best.measured or 0.0 if best else 0.0):
         text.append(
