@@ -22,11 +22,11 @@ import typer
 from transformers import PreTrainedModel
 
 from benchmarks.command import Out, Show, Threads, made_by, result_path, run_command
+from benchmarks.models import folder_of
 from benchmarks.verdicts import UNSEEN
 from selfspec import LLM
 from selfspec.bench.html import Table
 from selfspec.bench.schema import Result, read, write
-from selfspec.bench.suite_run import folder_of
 from selfspec.bench.tables import markdown as as_text
 from selfspec.cli.bench import progress_bar
 from selfspec.core.files import is_there
