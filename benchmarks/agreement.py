@@ -22,9 +22,9 @@ from rich.progress import track
 from torch import Tensor
 
 from benchmarks.command import Model, Out, Show, made_by, result_path, run_command, tokenizer_of
+from benchmarks.models import folder_of
 from selfspec.bench.prompts import prompt_ids
 from selfspec.bench.schema import write_json
-from selfspec.bench.suite_run import folder_of
 from selfspec.control.fixed import FixedLength
 from selfspec.core.sampling import Sampler, SamplingParams
 from selfspec.draft.base import Drafter

@@ -24,7 +24,7 @@ from selfspec.core.machine import cpu_name
 from selfspec.errors import SelfspecError
 
 Tokenize = Callable[[str], Sequence[int]]
-Model = Annotated[str, typer.Option(help="'demo' or a model folder.")]
+Model = Annotated[str, typer.Option(help="'demo', 'task' (benchmarks/models) or a model folder.")]
 Threads = Annotated[int, typer.Option(min=1, help="CPU threads.")]
 Out = Annotated[Path | None, typer.Option(help="The JSON to write.")]
 Show = Annotated[Path | None, typer.Option(help="Measure nothing: print the tables of this JSON.")]

@@ -28,10 +28,10 @@ from benchmarks.command import (
     run_command,
     tokenizer_of,
 )
+from benchmarks.models import folder_of
 from benchmarks.ties import find_ties, sentence
 from selfspec.bench.prompts import prompt_ids
 from selfspec.bench.schema import write_json
-from selfspec.bench.suite_run import folder_of
 from selfspec.llm import LLM
 from selfspec.model.layered import LayeredModel
 

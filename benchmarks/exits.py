@@ -26,8 +26,8 @@ import typer
 
 from benchmarks.command import Model, Out, Show, Threads, grouped, made_by, result_path, run_command
 from benchmarks.exits_report import DraftRow, ExitsRun, LossyRow, Oracle, markdown, summary
+from benchmarks.models import folder_of
 from selfspec.bench.schema import continued, read, write
-from selfspec.bench.suite_run import folder_of
 from selfspec.cli.bench import progress_bar
 from selfspec.core.text_rows import read_rows
 from selfspec.errors import OptionError

@@ -27,11 +27,11 @@ from benchmarks.command import (
     run_command,
     tokenizer_of,
 )
+from benchmarks.models import folder_of
 from benchmarks.ratios import milliseconds
 from selfspec.bench.html import Table
 from selfspec.bench.prompts import prompt_ids
 from selfspec.bench.schema import Result, read, write
-from selfspec.bench.suite_run import folder_of
 from selfspec.bench.tables import markdown, number
 from selfspec.cli.bench import progress_bar
 from selfspec.llm import LLM

@@ -20,11 +20,12 @@ import typer
 
 from benchmarks.command import Model, Out, Show, grouped, made_by, result_path, run_command
 from benchmarks.libraries_report import REFERENCE, Answer, LibrariesRun, markdown
+from benchmarks.models import folder_of
 from benchmarks.near_identity import near_identity_folder
 from selfspec.bench.peers import Peer, PeerFailed, PeerSpec, choose, find_peers
 from selfspec.bench.schema import OURS, read, write
 from selfspec.bench.suite import first_difference
-from selfspec.bench.suite_run import folder_of, words_of
+from selfspec.bench.suite_run import words_of
 from selfspec.bench.tasks import Item, read_questions
 from selfspec.cli.bench import progress_bar
 from selfspec.errors import OptionError

@@ -22,8 +22,8 @@ from pathlib import Path
 import httpx
 
 from benchmarks.convert import converted, unpack_gguf
+from benchmarks.models import folder_of
 from selfspec.bench.peers import PEERS_FOLDER, PeerSpec
-from selfspec.bench.suite_run import folder_of
 from selfspec.errors import OptionError, Unavailable, nearest
 from selfspec.model.load.demo import demo_gguf
 

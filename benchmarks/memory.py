@@ -16,12 +16,12 @@ import typer
 from rich.progress import track
 
 from benchmarks.command import Model, Out, Show, environment, made_by, result_path, run_command
+from benchmarks.models import folder_of
 from selfspec.bench.contestants import own_options
 from selfspec.bench.html import Table
 from selfspec.bench.meters import PeakMemory
 from selfspec.bench.prompts import TEXT
 from selfspec.bench.schema import write_json
-from selfspec.bench.suite_run import folder_of
 from selfspec.bench.tables import markdown
 from selfspec.core.json_text import from_json
 from selfspec.errors import OptionError

@@ -20,11 +20,11 @@ import torch
 import typer
 
 from benchmarks.command import Model, Out, Show, Threads, made_by, result_path, run_command
+from benchmarks.models import folder_of
 from benchmarks.ratios import median, ratio
 from selfspec import LLM
 from selfspec.bench.html import Table
 from selfspec.bench.schema import Result, Seconds, read, write
-from selfspec.bench.suite_run import folder_of
 from selfspec.bench.tables import interval
 from selfspec.bench.tables import markdown as as_text
 from selfspec.bench.timing import Contestant, interleave, timed

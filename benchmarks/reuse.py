@@ -34,11 +34,11 @@ from benchmarks.command import (
     run_command,
     tokenizer_of,
 )
+from benchmarks.models import folder_of
 from benchmarks.near_identity import near_identity_folder
 from benchmarks.reuse_report import Cell, ReuseRun, markdown, summary
 from selfspec.bench.prompts import prompt_ids
 from selfspec.bench.schema import read, write
-from selfspec.bench.suite_run import folder_of
 from selfspec.bench.timing import timed
 from selfspec.cli.bench import progress_bar
 from selfspec.control.fixed import FixedLength

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.command import Model, Show, run_command
+from benchmarks.models import located
 from benchmarks.paper.quality import MEASURES
 from benchmarks.paper.report import markdown, paper_page
 from benchmarks.paper.result import PaperResult
@@ -83,7 +84,7 @@ def paper(
     if show is None:
         limit = max_new_tokens or find_table(name).new_tokens
         wishes = asked.make(
-            Wishes, model=model, task=task or (), methods=(), new_tokens=limit, fresh=fresh
+            Wishes, model=located(model), task=task or (), methods=(), new_tokens=limit, fresh=fresh
         )
         show = measure(name, wishes, drafter(methods), out, timed=not untimed)
     result = read(PaperResult, show)

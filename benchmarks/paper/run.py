@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.models import folder_of
 from benchmarks.paper.copies_run import Copies, asked
 from benchmarks.paper.inside import CHOICES, TEXT, Inside, Say
 from benchmarks.paper.quality import check_answers, judge
@@ -35,7 +36,7 @@ from selfspec.bench.peer_host import package_versions
 from selfspec.bench.provenance import gather
 from selfspec.bench.schema import OURS, Score, SuiteRun, continued, write
 from selfspec.bench.suite import Suite
-from selfspec.bench.suite_run import PACKAGES, Wishes, folder_of, prepare
+from selfspec.bench.suite_run import PACKAGES, Wishes, prepare
 from selfspec.bench.suite_stats import Row, rows
 from selfspec.bench.tasks import Item, read_task
 from selfspec.core.sampling import SamplingParams

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.command import Model, Out, Show, grouped, result_path, run_command, tokenizer_of
+from benchmarks.models import folder_of
 from benchmarks.plain import gpu_report, report
 from benchmarks.plain.entries import AUTO, STORED, entries, source_of
 from benchmarks.plain.gpu import GpuOptions, GpuRun
@@ -19,7 +20,6 @@ from benchmarks.plain.run import Paused, PlainBenchmark, PlainOptions, new_run, 
 from selfspec.bench.peers import find_peers
 from selfspec.bench.schema import OURS, continued, parsed, read
 from selfspec.bench.sources import read_text
-from selfspec.bench.suite_run import folder_of
 from selfspec.cli.bench import progress_bar
 from selfspec.core.options import numbers
 from selfspec.errors import OptionError

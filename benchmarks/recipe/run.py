@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, TrainerCallback
 
+from benchmarks.models import folder_of
 from benchmarks.recipe.arms import BASE, OWN, TASK, Arm, RecipeOptions
 from benchmarks.recipe.texts import HELD_OUT, SHAPE, TASK_TRAIN, TRAIN, read_pieces, unseen
 from benchmarks.task.result import Quality, Race
 from benchmarks.task.run import MOST_TOKENS, answers, blocks_of, exact_matches, race
-from selfspec.bench.suite_run import folder_of
 from selfspec.core.files import write_whole
 from selfspec.llm import LLM
 from selfspec.lossy import early_exit_generate

@@ -20,12 +20,13 @@ import torch
 import typer
 
 from benchmarks.command import Model, Show, Threads, made_by, result_path, run_command
+from benchmarks.models import folder_of
 from benchmarks.task.data import examples, generator_hash
 from benchmarks.task.report import markdown, summary
 from benchmarks.task.result import TaskOptions, TaskRun
 from benchmarks.task.run import BATCH, contestants, judge, make_data, race, task_tokens, train_one
 from selfspec.bench.schema import read, write
-from selfspec.bench.suite_run import folder_of, words_of
+from selfspec.bench.suite_run import words_of
 from selfspec.cli.bench import progress_bar
 from selfspec.core.options import numbers
 from selfspec.errors import OptionError, nearest
@@ -45,10 +46,16 @@ def chosen_stages(text: str) -> list[str]:
 
 
 def run_stages(
-    stages: Sequence[str], base: Path, folder: Path, run: TaskRun, save: Callable[[], None]
+    stages: Sequence[str],
+    base: Path,
+    folder: Path,
+    run: TaskRun,
+    save: Callable[[], None],
+    as_is: bool = False,
 ) -> None:
-    """Stage by stage; what is done is saved at once."""
+    """Stage by stage; what is done is saved at once. `as_is`: the base was trained for the task."""
     options = run.options
+    trained = {MODELS[0]: base} if as_is else {name: folder / name for name in MODELS}
     if "data" in stages:
         make_data(folder, options, words_of(base).tokenizer.eos_token)
     if "train" in stages:
@@ -58,14 +65,14 @@ def run_stages(
     made = examples("held_out", options.held_out, options.seed)
     if "quality" in stages:
         alone = len(options.exits) * -(-min(options.lossy, len(made)) // BATCH)
-        for name in MODELS:
-            llm = LLM.from_pretrained(folder / name, threads=torch.get_num_threads())
+        for name, where in trained.items():
+            llm = LLM.from_pretrained(where, threads=torch.get_num_threads())
             with progress_bar(-(-len(made) // BATCH) + alone) as (tick, say):
                 say(f"exact match of {name}")
                 run.quality[name] = judge(llm, made, options, lambda tick=tick: tick(""))  # type: ignore[misc]
             save()
     if "speed" in stages:
-        llm = LLM.from_pretrained(folder / "recipe", threads=torch.get_num_threads())
+        llm = LLM.from_pretrained(trained[MODELS[0]], threads=torch.get_num_threads())
         tokens = task_tokens(llm, folder / "train.jsonl")
         run.layers, run.vocabulary = llm.info.layers, len(tokens)
         tokenizer: Any = llm.tokenizer
@@ -94,6 +101,10 @@ def task(
     utterances: Annotated[
         int, typer.Option(min=2, help="Utterances in the race.")
     ] = TaskOptions.utterances,
+    as_is: Annotated[
+        bool,
+        typer.Option("--as-is", help="The model was trained for the task: measure it, train none."),
+    ] = False,
     threads: Threads = 2,
     out: Annotated[
         Path | None, typer.Option(help="The JSON to write, and to add stages to.")
@@ -109,13 +120,15 @@ def task(
         typer.echo(markdown(read(TaskRun, show)))
         return
     wanted, layers = chosen_stages(stages), numbers(exits, "--exits")
+    if as_is and "train" in wanted:
+        raise OptionError("--as-is trains nothing; leave train out: --stages quality,speed")
     options = TaskOptions(steps=steps, held_out=held_out, exits=layers, utterances=utterances)
     torch.set_num_threads(threads)
     base, target = folder_of(model), out or result_path("task")
     new = TaskRun(made_by("task", threads), Path(model).name, options, generator_hash(options.seed))
     run = with_earlier_stages(new, target)
-    run_stages(wanted, base, folder, run, lambda: write(run, target))
-    run.complete = bool(run.training and run.quality and run.race)
+    run_stages(wanted, base, folder, run, lambda: write(run, target), as_is)
+    run.complete = bool((run.training or as_is) and run.quality and run.race)
     write(run, target)
     typer.echo(markdown(run))
     typer.echo(json.dumps({**summary(run), "file": target.name}))
