@@ -11,7 +11,7 @@ from benchmarks.paper.table import COSINES, PaperRow, PaperTable, exit_of, find_
 from selfspec.bench.html import Facts, Heading, Paragraph, Piece, Table, page
 from selfspec.bench.tables import commit, table, threads, versions
 
-SHARES = ("accepted", "draft share", "verify share")
+SHARES = ("accepted", "first right", "draft share", "verify share")
 LABELS = {"rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L"}
 TIMES = ("tokens/s", "ms/token", "speedup")
 PERCENT = ("accuracy", "exact match", "pass@1", "pass@10")
@@ -25,6 +25,9 @@ def markdown(result: PaperResult) -> str:
     length = "" if spec.kind == COSINES else f"up to {result.new_tokens} new tokens, "
     runs = f" Raw seconds: {', '.join(result.runs)}." if result.runs else ""
     runs += f" Questions: {', '.join(result.samples)}." if result.samples else ""
+    if result.halves:
+        both = (f"{name} {', '.join(map(str, layers))}" for name, layers in result.halves.items())
+        runs += f" Left out: {'; '.join(both)}."
     runs += "" if result.timed else " No times were taken (--untimed)."
     made = (
         f"Ours: {length}{where.threads} threads on {where.cpu}, {where.date[:10]}; made with "

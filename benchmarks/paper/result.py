@@ -41,6 +41,8 @@ class PaperResult(Result):
     """Of a table of copies: what was counted, by row."""
     samples: list[str] = field(default_factory=list)
     """Which questions those were, by names that tell them apart."""
+    halves: dict[str, list[int]] = field(default_factory=dict)
+    """Of a table of trained drafts: the layers whose attention and whose MLP are left out."""
     draft: str = ""
     """What drafted there instead of the table's drafter."""
     timed: bool = True

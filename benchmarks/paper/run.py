@@ -27,9 +27,11 @@ from benchmarks.paper.table import (
     PLAIN,
     SUMMARIES,
     TIMED,
+    TRAINED,
     PaperTable,
     exit_of,
 )
+from benchmarks.paper.trained_run import Trained
 from selfspec import __version__
 from selfspec.bench.contestants import own_options
 from selfspec.bench.peer_host import package_versions
@@ -68,7 +70,9 @@ def sources_of(table: PaperTable, given: Sequence[str]) -> dict[str, str]:
             near = nearest(name, [_asked_as(task) for task in wanted])
             raise OptionError(f"{table.name} does not ask the task {name!r}; {near}")
         found |= dict.fromkeys(fitting, text)
-    if lacking := [task for task in wanted if table.kind == COPIES and task not in found]:
+    if lacking := [
+        task for task in wanted if table.kind in (COPIES, TRAINED) and task not in found
+    ]:
         need = " ".join(f"--task {_asked_as(task)}=FILE" for task in lacking)
         raise OptionError(f"{table.name} also needs {need}: without it rows would stay empty")
     return found
@@ -122,23 +126,30 @@ class Measuring:
             if not self.result.timed:
                 found = {row: values for row, values in found.items() if "time" not in row}
             self.result.values = found
-        elif self._table.kind == COPIES:
-            self._copies()
+        elif self._table.kind in (COPIES, TRAINED):
+            self._turns()
         else:
             for task, text in self._sources.items():
                 self._task(task, text, sit)
         self.result.complete = True
         return self.result
 
-    def _copies(self) -> None:
+    def _turns(self) -> None:
+        """Rows that take turns on each question, in this process."""
         samples = asked(self._table, self._sources, self._wishes)
         self.result.samples = [part.sample.name for part in samples]
         if not self._wishes.fresh:
             self.result = continued(self.result, self._out, PaperResult.plan)
-        Copies(
-            self._table, self._inside, self._sources, self._draft, samples,
-            lambda result: write(result, self._out),
-        ).measure(self.result)  # fmt: skip
+        how = self._table, self._inside
+
+        def save(result: PaperResult) -> None:
+            write(result, self._out)
+
+        if self._table.kind == COPIES:
+            Copies(*how, self._sources, self._draft, samples, save).measure(self.result)
+            return
+        source, kept = self._sources[SUMMARIES], self._out.with_suffix("")
+        Trained(*how, source, samples, kept, save).measure(self.result)
 
     def _task(self, task: str, text: str, sit: Sit) -> None:
         table, wishes = self._table, self._wishes

@@ -21,6 +21,7 @@ SPEED = "speed"  # measured by the harness
 EXITS = "exits"  # perplexity and accuracy by exit
 COSINES = "cosines"  # similarities and times of halves
 COPIES = "copies"  # drafts by and for copies of the model with other matrices
+TRAINED = "trained"  # drafts without most halves, trained on the model's own text
 SUMMARIES = "summarization"  # Spec-Bench's part of that name
 TIMED = ("tokens/s", "ms/token", "speedup", "draft share", "verify share")
 MEASURES = ("tokens/s", "ms/token", "speedup", "accepted", "draft share", "verify share")
@@ -42,7 +43,8 @@ class PaperRow:
     like place."""
     why: str = ""
     copy: str = ""
-    """In a table of copies: which one runs, or drafts where the method begins with "copy"."""
+    """In a table of copies: which one runs, or drafts where the method begins with "copy". In one
+    of trained drafts: how it is trained (lora, whole) and on how many tokens."""
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,9 @@ only while it drafts.
 
 Draft & Verify drafts with the model less some halves, and what is left was never trained to do
 without them. Here it is, without touching the model: y = W x + B A x (LoRA, Hu et al. 2021, arXiv
-2106.09685) on what is not skipped, B = 0 at first. The loss is that of an exit adapter. In use the
-draft has keys and values of its own, as here. Does not know how a skip set is found.
+2106.09685) on what is not skipped, B = 0 at first. With rank 0 the draft gets weights W of its own
+instead, as in the paper's Appendix F. The loss is that of an exit adapter. In use the draft has
+keys and values of its own, as here. Does not know how a skip set is found.
 """
 
 from __future__ import annotations
@@ -40,16 +41,18 @@ class LoraRecipe:
     skip_share: float = 0.5
     """Share of the layers to skip if none are named, 0 to 1. The first and the last always run."""
     rank: int = 16
-    """Rank of the matrices beside the linears that run."""
+    """Rank of the matrices beside the linears that run. 0 trains the linears themselves: the draft
+    then has weights of its own, hundreds of times as many."""
     vocabulary: int = 16_384
     """How many tokens the part can say: those that are likeliest in the text it is trained on."""
     kind = "draft-lora"
 
     def __post_init__(self) -> None:
-        if self.rank < 1 or self.vocabulary < 1 or not 0 < self.skip_share < 1:
+        if self.rank < 0 or self.vocabulary < 1 or not 0 < self.skip_share < 1:
             raise OptionError(
                 f"rank={self.rank}, vocabulary={self.vocabulary}, skip_share={self.skip_share}: "
-                "rank and vocabulary are at least 1, the share is between 0 and 1"
+                "the rank is 0 (whole weights) or more, the vocabulary at least 1, the share is "
+                "between 0 and 1"
             )
 
     def skipped(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -95,6 +98,26 @@ class Added(nn.Module):
         return added
 
 
+class Own(nn.Module):
+    """A linear with weights of its own, which begin as the frozen one's."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(base.weight.detach().clone()), base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight, self.bias)
+
+
+def _trained(base: nn.Linear, rank: int) -> tuple[nn.Module, nn.ParameterDict]:
+    """What stands in a linear's place, and what of it is trained."""
+    if not rank:
+        own = Own(base)
+        return own, nn.ParameterDict({"weight": own.weight})
+    added = Added(base, rank)
+    return added, nn.ParameterDict({"a": added.a, "b": added.b})
+
+
 class NoAttention(nn.Module):
     """A skipped attention adds nothing to the stream."""
 
@@ -125,9 +148,9 @@ class LoraTraining(SmallPart):
             names += [] if index in mlp else [*family.gate_up, family.down]
             for name in names:
                 owner, _, last = name.rpartition(".")
-                added = Added(attrgetter(name)(layer), self._rank)
-                setattr(attrgetter(owner)(layer), last, added)
-                matrices[stored_name(index, name)] = nn.ParameterDict({"a": added.a, "b": added.b})
+                linear, kept = _trained(attrgetter(name)(layer), self._rank)
+                setattr(attrgetter(owner)(layer), last, linear)
+                matrices[stored_name(index, name)] = kept
             if index in attention:
                 layer.self_attn = NoAttention()
             if index in mlp:

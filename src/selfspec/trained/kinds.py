@@ -19,7 +19,7 @@ from ..core.schema import Unfit, made
 from .blocks import BlockSize
 
 _LARGEST = 1 << 20  # of any number in a description but the vocabulary
-_LORA = re.compile(r"layers/(\d+)/[\w/]+\.[ab]")
+_LORA = re.compile(r"layers/(\d+)/[\w/]+\.([ab]|weight)")
 Sizes = Mapping[str, tuple[int, ...]]
 
 
@@ -82,7 +82,8 @@ class AdapterSettings:
 
 @dataclass(frozen=True)
 class LoraSettings:
-    """A draft-LoRA: which layers a draft skips, and the rank of the matrices beside the others."""
+    """A draft-LoRA: which layers a draft skips, and the rank of the matrices beside the others. At
+    rank 0 it has weights in place of theirs."""
 
     attention: list[int]
     mlp: list[int]
@@ -92,13 +93,16 @@ class LoraSettings:
         """Of the matrices only the rank is known here; `lora.py` compares the rest."""
         for name in ("attention", "mlp"):
             _require_layers(name, getattr(self, name), 0, base.layers)
-        _require_layers("rank", [self.rank], 1, _LARGEST)
+        _require_layers("rank", [self.rank], 0, _LARGEST)
         sizes: dict[str, tuple[int, ...]] = {"vocabulary": (len(held["vocabulary"]),)}
         for name, tensor in held.items():
             layer = _LORA.fullmatch(name)
-            if layer is None:
+            if layer is None or (layer[2] == "weight") != (self.rank == 0):
                 continue
             _require_layers(name, [int(layer[1])], 0, base.layers)
+            if not self.rank:
+                sizes[name] = tuple(tensor.shape) if tensor.dim() == 2 else (0, 0)
+                continue
             other = f"{name[:-1]}{'b' if name.endswith('a') else 'a'}"
             if other not in held:
                 raise Unfit(f"it lacks the tensor {other!r}")

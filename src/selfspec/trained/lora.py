@@ -1,5 +1,5 @@
 """A view of a model with small matrices beside its linears: y = W x + B A x. The weights W are the
-model's own.
+model's own, unless the part has others in their place.
 
 The matrices come from a `draft-lora` part and stand beside the linears by the names that
 `families.py` gives. The model itself is not changed: whoever does not hold the view computes
@@ -45,15 +45,25 @@ def stored_name(layer: int, name: str) -> str:
 
 
 def _low_rank(base: Linear, names: Sequence[str], part: TrainedPart, model: LayeredModel) -> Linear:
-    """A fused linear with the matrices of its pieces, if they have some."""
-    if f"{names[0]}.a" not in part.tensors:
+    """A fused linear with the matrices of its pieces, or with the part's weights, if there are."""
+    kinds = ["weight"] if f"{names[0]}.weight" in part.tensors else ["a", "b"]
+    if not any(f"{name}.{kinds[0]}" in part.tensors for name in names):
         return base
-    if lacking := [name for name in names if f"{name}.a" not in part.tensors]:
+    if lacking := [name for name in names if f"{name}.{kinds[0]}" not in part.tensors]:
         raise BrokenCheckpoint(f"the part lacks the matrices for {lacking[0]}; train it again")
-    downs, ups = (
+    held = [
         [part.tensors[f"{name}.{which}"].to(model.device, torch.float32) for name in names]
-        for which in "ab"
-    )
+        for which in kinds
+    ]
+    if len(held) == 1:
+        whole = torch.cat(held[0])
+        if tuple(whole.shape) != (base.outputs, base.inputs):
+            raise BrokenCheckpoint(
+                f"the part's weights for {names[0]} have {tuple(whole.shape)} rows and columns, "
+                f"the model's {(base.outputs, base.inputs)}; train it again"
+            )
+        return model.ops.linear([whole], [base.bias])
+    downs, ups = held
     fits = all(down.shape[1] == base.inputs for down in downs)
     if not fits or sum(len(up) for up in ups) != base.outputs:
         raise BrokenCheckpoint(
