@@ -32,12 +32,12 @@ from selfspec.train.part_run import REPORT, Observer, train_small_part
 from selfspec.train.parts import PartOptions, Progress
 from selfspec.tune.probe import Text
 
-LONGEST = 160  # tokens of a question that is trained on, and of its answer
+LONGEST = 256  # tokens of a question that is trained on, and of its answer
 READ = 4  # answers by which halves are chosen
 HELD_OUT = 0.08  # of the trained text, to say how well the training went
 OPTIONS = {
-    "lora": PartOptions(epochs=3, batch_tokens=1024, learning_rate=2e-3),
-    "whole": PartOptions(epochs=3, batch_tokens=1024, learning_rate=3e-4),
+    "lora": PartOptions(epochs=2, batch_tokens=1024, learning_rate=2e-3),
+    "whole": PartOptions(epochs=2, batch_tokens=1024, learning_rate=3e-4),
 }
 RANK = {"lora": 16, "whole": 0}
 
