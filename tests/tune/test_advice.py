@@ -6,6 +6,7 @@ import json
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from selfspec.llm import LLM
 from selfspec.profile import Way, profile_for, read_profile
 from selfspec.testing import near_identity_model, tiny_tokenizer
 from selfspec.tune import steps, verdict
+from selfspec.tune.candidates import Prediction
 from selfspec.tune.options import Setting, TuneOptions
 from selfspec.tune.run import Tuning, seldom
 from selfspec.tune.texts import ASKED, BUILT_IN, READ, chosen, digest_of_question
@@ -348,6 +350,64 @@ def test_a_setting_says_what_drafts_and_how_many_rows() -> None:
     assert not any("weights" in way.draft_options for way in tuning.found.ways), "a copy drafts"
     assert set(asked[1:]) == {3}
     assert "WARNING" not in profile.verdict
+
+
+def test_ctrl_c_ends_all_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next task's five minutes behind a Ctrl-C."""
+    llm, begun = _llm(), list[str]()
+    monkeypatch.setattr(common, "open_model", lambda name, how: llm)
+    own = Tuning.run
+
+    def run(self: Tuning) -> Any:
+        begun.append(self._task)
+        self.found.stopped = self._task == "b"
+        return own(self)
+
+    monkeypatch.setattr(Tuning, "run", run)
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("hello\nyou\n")
+    flags = ["--minutes", "0.1", "-n", "16", "--drafters", "text", "--out", str(tmp_path / "p")]
+    tasks = [f"--task={name}={tmp_path / name}.txt" for name in "abc"]
+    done = CliRunner().invoke(app, ["tune", "x", *flags, *tasks])
+    assert done.exit_code == 0, done.output
+    assert begun == ["a", "b"] and len(list((tmp_path / "p").iterdir())) == 2
+
+
+def test_another_models_study_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A minute of costs, copies and exits, and then an error."""
+    pytest.importorskip("optuna")
+    from selfspec.tune import run
+
+    place = str(tmp_path / "study.log")
+    run.study_in(place, "tpe", "another model")
+    options = TuneOptions(minutes=0.1, max_new_tokens=16, search="tpe", study=place)
+
+    def measured(*_: Any) -> Any:
+        raise AssertionError("costs were measured first")
+
+    monkeypatch.setattr(run, "measure_quietly", measured)
+    with pytest.raises(OptionError, match="is of another model, and this is"):
+        Tuning(_llm(), options, ["hello", "you"]).run()
+
+
+def test_the_best_exit_is_found_between_those_looked_at_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every third exit of a deep model, and never the two between."""
+    llm = LLM.from_pretrained(
+        near_identity_model(0.8, 4, num_hidden_layers=30), tokenizer=tiny_tokenizer(), profile=None
+    )
+    tuning, probe = Tuning(llm, TuneOptions(), ["hello", "you"]), SimpleNamespace(everywhere=(0,))
+    for best in (1, 7, 8, 29):
+
+        def predict(candidate: Any, *_: Any, best: int = best) -> Prediction:
+            return Prediction(2, 30 - abs(candidate.plan.stop - best), 0.5)
+
+        monkeypatch.setattr(tuning, "_predict", predict)
+        (way,) = tuning._exits(probe, None)  # type: ignore[arg-type]
+        assert way.draft_options == {"layer": best}
 
 
 def test_auto_keeps_to_what_may_draft() -> None:

@@ -126,6 +126,8 @@ def tune(
             found = done.profile
             title = f"{found.name} in {found.weights}, {found.task}, {found.machine}"
             draw(done.found, found.model["layers"], title, plot)
+        if done.found.stopped:  # Ctrl-C is meant for all tasks
+            return
 
 
 def _keep(done: Done, out: Path | None, in_folder: bool) -> None:

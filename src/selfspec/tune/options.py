@@ -10,7 +10,8 @@ from ..errors import OptionError, nearest
 KINDS = ("copies", "exits", "skips", "text")
 OF_AUTO = {"text": "hybrid", "copies": "quantised", "exits": "early-exit"}
 """The drafters of `auto`, by their kind."""
-SEARCHES = ("grown", "tpe", "gp", "none")
+OPTUNAS = ("tpe", "gp")
+SEARCHES = ("grown", *OPTUNAS, "none")
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class TuneOptions:
             raise OptionError(
                 f"there is no search {self.search!r}; {nearest(self.search, SEARCHES)}"
             )
-        if self.study and self.search not in ("tpe", "gp"):
+        if self.study and self.search not in OPTUNAS:
             raise OptionError(
                 f"study={self.study!r} is for Optuna's searches, and {self.search} is none; "
                 "use tpe or gp"

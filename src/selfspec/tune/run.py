@@ -11,6 +11,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ..core.machine import this_machine
 from ..errors import OptionError, ResourceError
@@ -23,7 +24,7 @@ from ..trained.files import shipped_part, signature
 from . import candidates
 from .candidates import Candidate, Plain, Prediction
 from .neighbours import climbed
-from .options import Setting, TuneOptions
+from .options import OPTUNAS, Setting, TuneOptions
 from .probe import Probe, Text
 from .rounds import host_of
 from .search import Halves, Tried, by_likeness, grown, split
@@ -32,6 +33,9 @@ from .study import finished, sampled, study_in
 from .texts import chosen, digest_of, digest_of_question, own_texts, prompts_of
 from .timing import Trials
 from .verdict import answer, training, words
+
+if TYPE_CHECKING:
+    import optuna
 
 SCREENED = 3  # texts that a skip set is probed on; the best are probed on all
 FINALISTS = 2  # skip sets, exits and copies that are timed
@@ -105,6 +109,7 @@ class Tuning:
         self._say("the model writes", 0.0)
         texts = own_texts(self._llm, self._read, self._options.max_new_tokens)
         self._digest = digest_of(texts)
+        self._study = self._open_study()
         ways = [] if model.chains_only else self._predicted(texts)
         ways += self._from_text() if self._setting.allows("text") else []
         ways += self._by_predictors() if self._setting.allows("exits") else []
@@ -199,12 +204,17 @@ class Tuning:
         return ways
 
     def _exits(self, probe: Probe, steps: Steps) -> list[Way]:
+        """The best exit: of every few layers, then of those around the best of these."""
         model = self._llm.model
         stride = max(1, model.layers // 10)
-        offers = [
-            candidates.exiting(model, steps, layer) for layer in range(stride, model.layers, stride)
-        ]
         self._say("exits", 0.0)
+
+        def rough(layer: int) -> float:
+            return self._predict(candidates.exiting(model, steps, layer), probe, (0,)).gain
+
+        best = max(range(stride, model.layers, stride), key=rough, default=1)
+        around = range(max(1, best - stride + 1), min(model.layers, best + stride))
+        offers = [candidates.exiting(model, steps, layer) for layer in around]
         return self._best(offers, probe, 1)
 
     def _skips(self, probe: Probe, steps: Steps) -> list[Way]:
@@ -270,12 +280,19 @@ class Tuning:
             found = grown(layers, value, kept, end, start=start)
             yield from itertools.islice(found, options.trials or None)
             return
-        about = f"{self._llm.info.name}, {layers} layers, {self._llm.info.weights}"
+        assert self._study is not None, "it was opened before anything was measured"
+        self.found.tried += finished(self._study, layers)
+        yield from sampled(self._study, layers, values, options.trials or 10**6, end)
+
+    def _open_study(self) -> optuna.Study | None:
+        """Optuna's, if it is to search: another model's is refused before minutes of work."""
+        options, info = self._options, self._llm.info
+        if options.search not in OPTUNAS or not self._setting.allows("skips"):
+            return None
+        about = f"{info.name}, {self._llm.model.layers} layers, {info.weights}"
         about = f"{about}, timed={options.timed}, texts {self._digest}"
         name = "skips" if self._task == GENERAL else f"skips for {self._task}"
-        study = study_in(options.study, options.search, about, name)
-        self.found.tried += finished(study, layers)
-        yield from sampled(study, layers, values, options.trials or 10**6, end)
+        return study_in(options.study, options.search, about, name)
 
     def _timed_gains(self, halves: Halves) -> Iterator[float]:
         """Measured speed over plain decoding's, with the paper's adaptive length, prompt by
