@@ -154,7 +154,15 @@ def add_lossy(row: LossyRow, llm: LLM, prompt: Sequence[int], result: LossyResul
 def earliest(llm: LLM, prompts: Sequence[Sequence[int]], new: int, found: Predictors) -> Oracle:
     """The earliest exits possible in the model's own answers to these prompts."""
     asked = [Question("", list(ids), "bench", number) for number, ids in enumerate(prompts)]
-    taking = SampleOptions(found.count, found.source, 10**9, 8, new)
+    taking = SampleOptions(
+        found.count,
+        found.source,
+        () if found.pool is None else tuple(found.pool.tokens.tolist()),
+        found.layers[0],
+        samples=10**9,
+        batch=8,
+        max_new_tokens=new,
+    )
     with tempfile.TemporaryDirectory() as folder:
         collect(llm, lambda done: asked, Path(folder), taking)
         samples = load_samples(Path(folder))

@@ -164,7 +164,7 @@ def test_what_is_fitted_tells_where_the_answer_is(taken: Path) -> None:
     parts = split(load_samples(taken), 0.2)
     assert not {*parts.fit["text"].tolist()} & {*parts.held_out["text"].tolist()}
     tensors = fit(parts.fit, FitOptions(hidden=64, epochs=25))
-    rows = by_layer(tensors, parts.held_out)
+    rows = by_layer(tensors, parts.held_out, llm().info.layers)
     for name, least, most in (
         ("accuracy", 0.9, 1.0),
         ("recall", 0.4, 1.0),

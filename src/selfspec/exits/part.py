@@ -19,6 +19,7 @@ from torch import Tensor
 from ..core.door import shown
 from ..errors import OptionError
 from ..model.layered import LayeredModel
+from ..model.partial_head import PartialHead, head_over
 from ..trained.files import TrainedPart, find_part, ready
 
 KIND = "exit-predictors"
@@ -49,6 +50,11 @@ class Predictors:
         self.bytes = sum(part.tensors[name].nbytes for name in names)
         """How large they are as stored."""
         self._nets = list(zip(*(tensor.unbind() for tensor in tensors), strict=True))
+        self.pool: PartialHead | None = None
+        """The tokens of which a first look names candidates, if they were fitted so."""
+        if "vocabulary" in part.tensors:
+            ids = part.tensors["vocabulary"].to(model.device, torch.long)
+            self.pool = head_over(model, ids)
         self.svm: tuple[Tensor, Tensor] | None = None
         """AdaInfer's: of each of the layers the weights of its features, (layers, 2), and a
         bias."""

@@ -21,7 +21,9 @@ from torch import Tensor
 from ..errors import OptionError
 from ..model.compute.cpu.choosing import likeliest
 from ..model.layered import LayeredModel
-from .features import CandidateRows, features_of, shares_of
+from ..model.partial_head import PartialHead
+from .features import features_of, shares_of
+from .first_look import Named, rows_of
 from .part import Predictors
 
 
@@ -86,8 +88,11 @@ class Rule(ABC):
     exits: Sequence[float] = ()
     """Of each of them, the share of exits that was seen there."""
 
+    pool: PartialHead | None = None
+    """The tokens of which a first look names candidates, if there are any."""
+
     @abstractmethod
-    def judge(self, named: Sequence[Sequence[int]], counts: Counts) -> Judge:
+    def judge(self, named: Sequence[Named], counts: Counts) -> Judge:
         """For the next token of each of some texts. `named`: its candidates."""
 
 
@@ -112,10 +117,13 @@ class Predicted(Rule):
         self._model, self._found = model, found
         self._least = math.log(threshold / (1 - threshold))
         self.candidates, self.source = found.count, found.source
-        self.layers, self.exits = found.layers, found.exits
+        self.layers, self.exits, self.pool = found.layers, found.exits, found.pool
 
-    def judge(self, named: Sequence[Sequence[int]], counts: Counts) -> PathJudge:
-        return PathJudge(self._model, self._found, self._least, named, counts)
+    def judge(self, named: Sequence[Named], counts: Counts, drafts: bool = False) -> PathJudge:
+        """`drafts`: somebody verifies what is said, so where there are pools these are asked in
+        place of the whole head."""
+        pools = [each for each in named if isinstance(each, PartialHead)] if drafts else []
+        return PathJudge(self._model, self._found, self._least, named, counts, pools)
 
 
 class PathJudge(Judge):
@@ -126,13 +134,14 @@ class PathJudge(Judge):
         model: LayeredModel,
         found: Predictors,
         least: float,
-        named: Sequence[Sequence[int]],
+        named: Sequence[Named],
         counts: Counts,
+        asked: Sequence[PartialHead] = (),
     ) -> None:
         super().__init__(model, counts)
         begin = time.perf_counter()
-        self._found, self._least = found, least
-        self._rows = CandidateRows(model, named, found.count)
+        self._found, self._least, self._asked = found, least, asked
+        self._rows = rows_of(model, named, found.count)
         self._before: dict[int, Tensor] = {}  # of texts that were looked at: their shares then
         counts.rule_seconds += time.perf_counter() - begin
 
@@ -168,13 +177,24 @@ class PathJudge(Judge):
         return found
 
     def _checked(self, texts: Sequence[int], x: Tensor) -> Mapping[int, Tensor]:
-        logits = self._head(x)
+        logits = self._of_pools(texts, x) if self._asked else self._head(x)
         best = likeliest(logits)[:, 0].tolist()
         return {
             text: row
             for text, token, row in zip(texts, best, logits.split(1), strict=True)
             if self._rows.names(text, token)
         }
+
+    def _of_pools(self, texts: Sequence[int], x: Tensor) -> Tensor:
+        """Logits of the whole vocabulary, -inf but for each text's pool."""
+        begin = time.perf_counter()
+        whole = torch.full((len(x), self._model.shape.vocabulary), -torch.inf, device=x.device)
+        for at, text in enumerate(texts):
+            pool = self._asked[text]
+            whole[at, pool.tokens] = pool(x[at : at + 1])[0].float()
+        self.counts.fired += len(x)
+        self.counts.head_seconds += time.perf_counter() - begin
+        return whole
 
     def features(self, texts: Sequence[int], x: Tensor) -> Tensor:
         """(texts, 3 * candidates). The shares are kept for the next look."""
@@ -198,7 +218,7 @@ class Confident(Rule):
         self.layers = tuple(layers) or tuple(range(1, model.layers))
         self.exits = [0.0] * len(self.layers)
 
-    def judge(self, named: Sequence[Sequence[int]], counts: Counts) -> Judge:
+    def judge(self, named: Sequence[Named], counts: Counts) -> Judge:
         return _ByTheHead(self._model, counts, self._sure)
 
     def _sure(self, layer: int, logits: Tensor) -> Tensor:
@@ -217,7 +237,7 @@ class Separated(Rule):
         self._model, self._found, self._svm = model, found, found.svm
         self.layers, self.exits = found.layers, found.exits
 
-    def judge(self, named: Sequence[Sequence[int]], counts: Counts) -> Judge:
+    def judge(self, named: Sequence[Named], counts: Counts) -> Judge:
         return _ByTheHead(self._model, counts, self._says)
 
     def _says(self, layer: int, logits: Tensor) -> Tensor:

@@ -22,12 +22,14 @@ from ..core.sampling import Sampler
 from ..core.tree import Tree
 from ..draft.base import Drafter, DraftSession, Target, Texts
 from ..draft.naming import names, start_naming
+from ..exits.first_look import Named
 from ..exits.rules import Counts, Rule
 from ..exits.schedule import Looks, Schedule
 from ..exits.stairs import Stairs
 from ..exits.walk import Left, finish, walk
 from ..model.compute.cache import RowSpan
 from ..model.compute.plan import LayerPlan
+from ..model.partial_head import PartialHead
 from .holes import StairsWithHoles
 
 Fill = Literal["caught-up", "state", "holes"]
@@ -43,10 +45,12 @@ class EveryRound(ControlSession):
 class WholeTokenSession(DraftSession):
     """Runs a row's last token itself and hands the engine its last state and the head's word."""
 
-    def __init__(self, target: Target, source: str, count: int) -> None:
+    def __init__(
+        self, target: Target, source: str, count: int, pool: PartialHead | None = None
+    ) -> None:
         self.control = EveryRound()
         self._target, self._count = target, count
-        self._naming = start_naming(source, target) if count else None
+        self._naming = start_naming(source, target, pool) if count else None
         self.ranks = self._naming.ranks if self._naming else 1
 
     def admit(
@@ -64,7 +68,7 @@ class WholeTokenSession(DraftSession):
             self._naming.observe(outcome)
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
-        named: Sequence[Sequence[int]] = [[] for _ in rows]
+        named: Sequence[Named] = [[] for _ in rows]
         if self._naming:
             named = names(self._naming, rows, texts, self._count)
         tokens = torch.tensor([text[-1] for text in texts], device=self._target.model.device)
@@ -78,7 +82,7 @@ class WholeTokenSession(DraftSession):
 
     @abstractmethod
     def said(
-        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Sequence[int]]
+        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]
     ) -> tuple[Tensor, Tensor]:
         """Of each row's last token, whose embedding is in x: a last state and the head's
         logits."""
@@ -112,7 +116,7 @@ class Leaving(Drafter):
 
 class _Leaving(WholeTokenSession):
     def __init__(self, target: Target, options: Leaving) -> None:
-        super().__init__(target, options.source, options.rule.candidates)
+        super().__init__(target, options.source, options.rule.candidates, options.rule.pool)
         self._options, self._log = options, options.log
         shares = dict(zip(options.rule.layers, options.rule.exits, strict=True))
         layers = options.layers
@@ -133,7 +137,7 @@ class _Leaving(WholeTokenSession):
         self._stairs.drop(row)
 
     def said(
-        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Sequence[int]]
+        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]
     ) -> tuple[Tensor, Tensor]:
         model, stairs, caught_up = (
             self._target.model,

@@ -21,6 +21,7 @@ from ..core.sampling import Sampler
 from ..core.tree import Tree
 from ..draft.base import DraftSession, Target, Texts
 from ..draft.naming import names
+from ..exits.first_look import Named
 from ..exits.paths import PathRow, fill_by_state, walk_paths
 from ..exits.rules import Predicted
 from ..exits.schedule import Looks
@@ -52,7 +53,7 @@ class LeavingTrees(Leaving):
 
 class _LeavingTrees(WholeTokenSession):
     def __init__(self, target: Target, options: LeavingTrees) -> None:
-        super().__init__(target, options.source, options.rule.candidates)
+        super().__init__(target, options.source, options.rule.candidates, options.rule.pool)
         assert isinstance(options.rule, Predicted), "other rules have no halves of a look"
         self.control = _EveryTree(options.tree)
         self._rule, self._options = options.rule, options
@@ -76,7 +77,7 @@ class _LeavingTrees(WholeTokenSession):
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         model, cache, log = self._target.model, self._target.cache, self._options.log
         trees = self._guessed(rows, texts, [tokens - 1 for tokens in budget.tokens])
-        named, going = list[list[int]](), list[PathRow]()
+        named, going = list[Named](), list[PathRow]()
         for row, text, tree in zip(rows, texts, trees, strict=True):
             looks = frozenset(self._looks[row].next())
             going.append(PathRow(row, len(text) - 1, tree, looks, len(named), self._greedy[row]))
@@ -93,7 +94,7 @@ class _LeavingTrees(WholeTokenSession):
             return [Tree.chain(text[-1]) for text in texts]
         return [draft.tree for draft in self._naming.propose(rows, texts, Budget(list(room)))]
 
-    def _named(self, row: int, contexts: Sequence[Sequence[int]]) -> list[list[int]]:
+    def _named(self, row: int, contexts: Sequence[Sequence[int]]) -> list[Named]:
         """Candidates behind each node, one after the other: a row's namer knows one text."""
         assert self._naming is not None
         return [names(self._naming, [row], [text], self._count)[0] for text in contexts]
@@ -111,6 +112,6 @@ class _LeavingTrees(WholeTokenSession):
             self._looks[row.row].left(self._ran[row.row])
 
     def said(
-        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Sequence[int]]
+        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]
     ) -> tuple[Tensor, Tensor]:
         raise NotImplementedError("trees are said by their paths")

@@ -90,6 +90,11 @@ def oracle(samples: Samples, layers: int) -> Tensor:
     return layers - stays
 
 
+def first_of(samples: Samples, layers: int) -> int:
+    """After how many layers samples begin."""
+    return layers - samples["logits"].shape[1]
+
+
 class _Nets(torch.nn.Module):
     """All layers' predictors."""
 
@@ -207,7 +212,7 @@ def scores(tensors: dict[str, Tensor], x: Tensor) -> Tensor:
     return (out + tensors["second.bias"].float()[:, None]).sigmoid()
 
 
-def by_layer(tensors: dict[str, Tensor], samples: Samples) -> list[dict[str, Any]]:
+def by_layer(tensors: dict[str, Tensor], samples: Samples, layers: int) -> list[dict[str, Any]]:
     """Of each layer: how often a predictor is right, and whether its chances can be believed."""
     chances, labels = scores(tensors, features(samples)), right(samples).T
     found = []
@@ -216,7 +221,7 @@ def by_layer(tensors: dict[str, Tensor], samples: Samples) -> list[dict[str, Any
         hits = int((fired & label).sum())
         found.append(
             {
-                "layer": place + 1,
+                "layer": place + first_of(samples, layers),
                 "right": positive / len(label),
                 "accuracy": float((fired == label).float().mean()),
                 "recall": hits / positive if positive else None,
@@ -245,7 +250,7 @@ def walked(
     leaves = (chances >= threshold) & (samples["top"] >= 0)
     first = leaves.int().argmax(1)
     gone = leaves.any(1)
-    exits = torch.where(gone, first + 1, layers)
+    exits = torch.where(gone, first + first_of(samples, layers), layers)
     same = samples["same"].gather(1, first[:, None])[:, 0]
     return exits, float((same | ~gone).float().mean())
 
@@ -266,7 +271,8 @@ def summary(tensors: dict[str, Tensor], samples: Samples, layers: int) -> dict[s
 def exit_shares(tensors: dict[str, Tensor], samples: Samples, layers: int) -> list[float]:
     """Of each layer after which a token may leave: the share that does."""
     exits, _ = walked(tensors, samples, layers)
-    return [float((exits == layer).float().mean()) for layer in range(1, layers)]
+    looked = range(first_of(samples, layers), layers)
+    return [float((exits == layer).float().mean()) for layer in looked]
 
 
 def curve(
@@ -278,7 +284,7 @@ def curve(
         count = max(FEWEST, round(share * len(parts.fit["text"])))
         some = {name: each[:count] for name, each in parts.fit.items()}
         tensors = fit(some, options)
-        rows = by_layer(tensors, parts.held_out)
+        rows = by_layer(tensors, parts.held_out, layers)
         accuracy = sum(row["accuracy"] for row in rows) / len(rows)
         measured = summary(tensors, parts.held_out, layers)
         found.append({"samples": float(count), "accuracy": accuracy, **measured})

@@ -25,13 +25,14 @@ from ..core.files import write_whole
 from ..core.sampling import Sampler, SamplingParams
 from ..draft.base import Drafter, DraftSession, Target, Texts
 from ..errors import DataError, OptionError
-from ..exits.features import CandidateRows
+from ..exits.first_look import SOURCE, Named, rows_of
 from ..exits.rules import chance_and_lead
 from ..llm import LLM
 from ..lossy.session import WholeTokenSession
 from ..model.compute.cache import RowSpan
 from ..model.compute.cpu.choosing import likeliest
 from ..model.compute.plan import LayerPlan
+from ..model.partial_head import head_over
 from ..trained.files import signature, unlike
 from .own_text import Question
 
@@ -48,7 +49,13 @@ class SampleOptions:
     candidates: int = 4
     """How many candidates a predictor looks at."""
     source: str = "recycle"
-    """The drafter that names them: recycle, ngram, hybrid or quantised."""
+    """Who names them: recycle, ngram, hybrid or quantised; or first-look, the model itself at the
+    first layer that is looked at."""
+    tokens: tuple[int, ...] = ()
+    """With first-look: the token ids to choose from beside the prompt's, such as those that a
+    task's answers are made of."""
+    first: int = 1
+    """Look after this number of layers at first, such as the first exit that was trained."""
     samples: int = 16000
     """How many tokens to take samples of. Each gives one for every layer."""
     batch: int = 16
@@ -60,6 +67,18 @@ class SampleOptions:
         for name in ("candidates", "samples", "batch", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} leaves nothing; use 1 or more")
+        if (self.source == SOURCE) != bool(self.tokens):
+            raise OptionError(
+                f"source={self.source!r} with {len(self.tokens)} tokens: first-look needs tokens "
+                "to choose from, and nobody else takes any; give both or neither"
+            )
+        if self.tokens and len(self.tokens) < self.candidates:
+            raise OptionError(
+                f"candidates={self.candidates} cannot be chosen from {len(self.tokens)} tokens; "
+                "give more tokens"
+            )
+        if self.first < 1:
+            raise OptionError(f"first={self.first} is no number of layers; use 1 or more")
         if self.max_new_tokens < 2:
             raise OptionError("max_new_tokens=1 is said by the prompt's pass alone; use 2 or more")
 
@@ -94,7 +113,10 @@ class _Watch(Drafter):
 
 class _Watching(WholeTokenSession):
     def __init__(self, target: Target, watch: _Watch) -> None:
-        super().__init__(target, watch.options.source, watch.options.candidates)
+        options, model = watch.options, target.model
+        ids = torch.tensor(options.tokens, device=model.device)
+        pool = head_over(model, ids) if options.tokens else None
+        super().__init__(target, options.source, options.candidates, pool)
         self._watch = watch
         self._texts: dict[int, int] = {}
         self._admitted = 0
@@ -107,16 +129,17 @@ class _Watching(WholeTokenSession):
         self._admitted += 1
 
     def said(
-        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Sequence[int]]
+        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]
     ) -> tuple[Tensor, Tensor]:
         model, cache = self._target.model, self._target.cache
         spans = [RowSpan(row, len(text) - 1, 1) for row, text in zip(rows, texts, strict=True)]
         layout, every = cache.layout_at(spans), range(len(rows))
-        candidates = CandidateRows(model, named, self._watch.options.candidates)
+        options = self._watch.options
+        candidates = rows_of(model, named, options.candidates)
         logits, tops, leads = list[Tensor](), list[Tensor](), list[Tensor]()
         for layer in range(model.layers):
             x = model.run(x, LayerPlan(layer, layer + 1), cache, layout)
-            if layer + 1 < model.layers:
+            if options.first <= layer + 1 < model.layers:
                 whole = model.head(x)
                 logits.append(candidates.logits(every, x))
                 tops.append(likeliest(whole)[:, 0])
@@ -197,6 +220,7 @@ def _answer(
         "base": signature(llm.model),
         "candidates": options.candidates,
         "source": options.source,
+        "first": options.first,
         "keys": [question.key for question in batch],
         "made_up": done.made_up,
     }
@@ -210,7 +234,7 @@ def _resume(llm: LLM, folder: Path, options: SampleOptions) -> Collected:
     done, own = Collected(), signature(llm.model)
     for path in sorted(folder.glob("*.safetensors")):
         described, count = _described(path)
-        for name in ("candidates", "source"):
+        for name in ("candidates", "source", "first"):
             if described[name] != getattr(options, name):
                 raise DataError(
                     f"{path} has samples with {name}={described[name]!r}, and "
@@ -235,6 +259,7 @@ def _described(path: Path) -> tuple[dict[str, Any], int]:
             said: dict[str, Any] = json.loads((file.metadata() or {})["selfspec"])
             count = file.get_slice("answer").get_shape()[0]
         said["base"], said["keys"], said["made_up"], said["candidates"], said["source"]
+        said.setdefault("first", 1)  # older files begin there
     except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         raise DataError(
             f"{path} holds no samples that were taken here ({error}); remove it, and they are "

@@ -70,6 +70,11 @@ def fit_exits(
     need_rows(llm.model)
     if llm.model.layers < 2:
         raise OptionError("a model of one layer has no exit; there is nothing to fit")
+    if taking.first >= llm.model.layers:
+        raise OptionError(
+            f"first={taking.first} leaves no exit in this model of {llm.model.layers} layers; use "
+            f"1 to {llm.model.layers - 1}"
+        )
     require_output(out / DESCRIPTION)
     begin = time.perf_counter()
     done = collect(
@@ -84,7 +89,7 @@ def fit_exits(
         True,
         done.samples,
         time.perf_counter() - begin,
-        by_layer(tensors, parts.held_out),
+        by_layer(tensors, parts.held_out, layers),
         summary(tensors, parts.held_out, layers),
         curve(parts, options, layers, CURVE) if with_curve else [],
     )
@@ -92,7 +97,7 @@ def fit_exits(
         "candidates": taking.candidates,
         "source": taking.source,
         "hidden": options.hidden,
-        "layers": list(range(1, layers)),
+        "layers": list(range(taking.first, layers)),
         "exits": exit_shares(tensors, parts.fit, layers),
     }
     said = {
@@ -102,5 +107,6 @@ def fit_exits(
         "held_out": report.as_dict(),
         **(facts or {}),
     }
-    TrainedPart(KIND, signature(llm.model), settings, {**tensors, **svms}, said).save(out)
+    pool = {"vocabulary": torch.tensor(taking.tokens, dtype=torch.int32)} if taking.tokens else {}
+    TrainedPart(KIND, signature(llm.model), settings, {**tensors, **svms, **pool}, said).save(out)
     return report

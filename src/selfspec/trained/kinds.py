@@ -161,6 +161,9 @@ class PredictorSettings:
             "second.weight": (count, hidden),
             "second.bias": (count,),
         }
+        if "vocabulary" in held:
+            sizes["vocabulary"] = (len(held["vocabulary"]),)
+            _require_layers("candidates", [self.candidates], 1, len(held["vocabulary"]) + 1)
         if {"svm.weight", "svm.bias"} & {*held}:
             sizes |= {"svm.weight": (count, 2), "svm.bias": (count,)}
         return sizes

@@ -24,7 +24,7 @@ from ...core.sampling import Sampler
 from ...core.tree import Tree
 from ...errors import OptionError
 from ...exits.part import Wanted, find_predictors
-from ...exits.rules import Counts, Predicted, Rule
+from ...exits.rules import Counts, Predicted
 from ...exits.schedule import Level, Looks, Schedule
 from ...exits.stairs import Stairs
 from ...exits.walk import Left, walk
@@ -82,11 +82,11 @@ class DynamicExit(Drafter):
 
 class _Drafting(ChainSession):
     def __init__(
-        self, target: Target, rule: Rule, layers: Sequence[int], options: DynamicExit
+        self, target: Target, rule: Predicted, layers: Sequence[int], options: DynamicExit
     ) -> None:
         super().__init__(target, sample=options.sample)
         self.reads_wait = False  # where a token leaves is read at each look
-        self._naming = start_naming(options.candidates or rule.source, target)
+        self._naming = start_naming(options.candidates or rule.source, target, rule.pool)
         self.ranks = self._naming.ranks
         self._rule, self._layers = rule, layers
         self._schedule = Schedule(options.schedule)
@@ -133,7 +133,7 @@ class _Drafting(ChainSession):
         """Where the tokens left. The head's word of those is kept for `_logits`."""
         guessed = [[*self._texts[row], *self.rows[row].guesses] for row in rows]
         named = names(self._naming, rows, guessed, self._rule.candidates)
-        judge = self._rule.judge(named, self.counts)
+        judge = self._rule.judge(named, self.counts, drafts=True)
         looks = [self._looks[row].next() for row in rows]
         x = self.target.model.embed(tokens)
         self._left = walk(self._stairs, rows, x, looks, judge)
