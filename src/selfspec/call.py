@@ -17,7 +17,7 @@ import torch
 
 from .control.base import Controller
 from .core import door
-from .core.contract import Stats
+from .core.contract import RowStep, Stats
 from .core.grammar import Asked, Grammars, grammars
 from .core.logprobs import TokenLogprob
 from .core.sampling import SamplingParams, row_samplers
@@ -141,18 +141,34 @@ class Call:
                     text = self._texts[new.row].push(new)
                     self._logprobs[new.row] += new.logprobs
                     yield Piece(text, list(new.tokens), new.accepted, list(new.rejected), new.row)
-            stats = replace(self._generation.stats, peak_memory_bytes=self._peak_memory())
-            self.results = [self._result(row, stats) for row in self._rows]
+            self.results = self._found()
         finally:
-            if self._chats:
-                row = self._rows[0]
-                self._chats.give(row.tokens[: row.settled], self._generation.cache)
+            self._give_back()
 
+    @torch.inference_mode()
     def finish(self) -> list[Result]:
-        for _ in self.pieces():
-            pass
-        assert self.results is not None
+        """The same for whoever waits for the end: texts are made then, each at once."""
+        try:
+            for step in self._generation:
+                for new in step.rows:
+                    self._logprobs[new.row] += new.logprobs
+            for row in self._rows:
+                written = row.tokens[len(row.request.prompt) :]
+                self._texts[row.index].push(RowStep(row.index, written, finish_reason=row.finish))
+            self.results = self._found()
+        finally:
+            self._give_back()
         return self.results
+
+    def _give_back(self) -> None:
+        """The cache of a conversation waits for its next turn."""
+        if self._chats:
+            row = self._rows[0]
+            self._chats.give(row.tokens[: row.settled], self._generation.cache)
+
+    def _found(self) -> list[Result]:
+        stats = replace(self._generation.stats, peak_memory_bytes=self._peak_memory())
+        return [self._result(row, stats) for row in self._rows]
 
     def _result(self, row: Row, stats: Stats) -> Result:
         request = row.request

@@ -31,6 +31,15 @@ class ControlSession(ABC):
         """`rooms`: how many drafts each row could still use. 0 drafts are plain decoding. `beside`:
         at least this many tokens of other rows are in the same pass."""
 
+    @property
+    def passes_over(self) -> bool:
+        """Whether it asks for no drafts in the next round whatever `budget` is told, nor wants to
+        learn from it, if no prompts are being read."""
+        return False
+
+    def passed_over(self, seconds: float) -> None:  # noqa: B027
+        """Told after such a round what it took."""
+
     def learn(self, outcome: Outcome, time: RoundTime) -> None:  # noqa: B027
         """Told after every round what became of the draft and what it cost."""
 

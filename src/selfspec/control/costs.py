@@ -255,10 +255,10 @@ class Looks:
         """Told after a round of others."""
         self._seconds += time.draft + time.verify + time.host
 
-    def pass_over(self, time: RoundTime) -> None:
-        """Told of a round in which nobody asked."""
-        self._waited += 1
-        self.wait(time)
+    def pass_over(self, rounds: Sequence[float]) -> None:
+        """Told of the seconds of rounds in which nobody asked."""
+        self._waited += len(rounds)
+        self._seconds += sum(rounds)
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         """Told after every other round. If that was a look and it paid, the next is soon."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import ModelError, OptionError, SelfspecError, nearest
-from .coupling import earliest
+from .coupling import earliest, quickly
 from .door import shown
 from .filters import counted, min_p, top_k, top_p
 from .grammar import Allowed
@@ -232,9 +232,8 @@ class Sampler:
         for row, context in zip(logits, self._needed(contexts), strict=False):
             indices, values = self._kept(row, context)
             if indices is not None:
-                values = torch.full_like(row, -math.inf, dtype=torch.float32).scatter_(
-                    0, indices, values
-                )
+                nothing = torch.full_like(row, -math.inf, dtype=torch.float32)
+                values = nothing.scatter_(0, indices, values)
             rows.append(values)
         return torch.stack(rows) if rows else logits.float()
 
@@ -260,6 +259,8 @@ class Sampler:
     def first(self, row: Tensor, context: Sequence[int], times: int, count: int = 1) -> list[int]:
         """The likeliest token, or the `count` that arrive first by the times of this key."""
         indices, values = self._kept(row, context)
+        if not self.params.greedy and (found := quickly(values, indices, times, count)):
+            return found
         if not values.amax().isfinite():
             raise self._nothing_left(row)
         if self.params.greedy:

@@ -140,7 +140,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._plain = 0  # rounds without drafts, one after the other
         self._tried = 0  # of these, when guesses were compared last
         self._rest = 0  # rounds that are still passed over
-        self._passed: list[RoundTime] = []  # those that were
+        self._passed: list[float] = []  # seconds of those that were
         self._trials: list[tuple[_Arm, Trial]] = []
         self.control = self
 
@@ -224,9 +224,7 @@ class AutoSession(JoinedSession, ControlSession):
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         if self._rest and not self._reading:
-            self._rest, self._plain = self._rest - 1, self._plain + 1
-            self._passed.append(time)
-            return
+            return self.passed_over(time.draft + time.verify + time.host)
         # all learn from a plain round
         learning = [self._chosen] if self._chosen and outcome.drafted else self._arms
         for arm in learning:
@@ -246,11 +244,18 @@ class AutoSession(JoinedSession, ControlSession):
             self._try(outcome)
         self._rest = min(int(self._plain * PASSED_OVER), MOST_PASSED_OVER)
 
+    @property
+    def passes_over(self) -> bool:
+        return self._rest > 0
+
+    def passed_over(self, seconds: float) -> None:
+        self._rest, self._plain = self._rest - 1, self._plain + 1
+        self._passed.append(seconds)
+
     def _wake(self) -> None:
         """Rounds that were passed over count as waited."""
-        for time in self._passed:
-            for arm in self._arms:
-                arm.looks.pass_over(time)
+        for arm in self._arms:
+            arm.looks.pass_over(self._passed)
         self._passed, self._rest = [], 0
 
     def _try(self, outcome: Outcome) -> None:

@@ -26,9 +26,11 @@ from ..model.compute.cache import KVCache, RowSpan
 from ..model.compute.call import HalfObserver
 from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
+from ..model.compute.cpu.choosing import likeliest_or_broken
 from ..model.layered import PREFILL_CHUNK, LayeredModel, Scored
 from .group import Group
-from .keeping import Block, Decided, Decision, by_likeliest, decide
+from .keeping import Block, Decided, by_likeliest, decide
+from .plain import Gain, gains, suits
 from .row import Request, Row
 from .verifying import verified
 
@@ -58,7 +60,7 @@ class Generation:
         self.cache = cache or model.new_cache(max(rows, len(requests)), wanted)
         self._admitted = 0
         self._groups: list[Group] = []
-        self._decided: Sequence[Decision] = ()  # a round that counts and is being written down
+        self._decided: Sequence[Gain] = ()  # a round that counts and is being written down
         self._parts: dict[tuple[int, int], RowStep] = {}  # what no step has reported yet
         self._interrupted = False
         self.culprits: Sequence[Row] = ()
@@ -162,7 +164,7 @@ class Generation:
 
     def step(self) -> Step:
         """Read a chunk of new prompts and run one round of the other rows. Rows that end leave."""
-        with self._lock, torch.inference_mode():
+        with self._lock, _inference():
             if self._interrupted:
                 self._recover()
             running = [row for row in self.rows if not row.ended]
@@ -173,13 +175,21 @@ class Generation:
                 if reading:
                     self._read(reading)
                 if decoding:
-                    self._round(decoding)
+                    alone = not reading and suits(decoding)
+                    if alone and all(group.passes_over() for group in self._groups):
+                        self._plain_round(decoding)
+                    else:
+                        self._round(decoding)
                 for row in [row for row in self.rows if row.ended]:
                     self._retire(row)
                 step = Step(sorted(self._parts.values(), key=lambda part: part.row))
-            except BaseException:
+            except BaseException as error:
                 self._recover()
-                raise
+                if not isinstance(error, torch.OutOfMemoryError):
+                    raise
+                self._model.free_idle()  # for whoever asks for less next
+                cache = self.cache
+                raise work_too_large(cache.rows, cache.bytes, self._model.device) from error
             self._parts = {}
             self._interrupted = False
             return step
@@ -194,44 +204,33 @@ class Generation:
             group.close()
         self._interrupted = False
 
-    @contextmanager
-    def _timed(self, phase: str, rows: Sequence[Row]) -> Iterator[None]:
-        """Books time and passes, for each row that takes part and for all."""
-        start = time.perf_counter()
-        try:
-            yield
-        except torch.OutOfMemoryError as error:
-            self._model.free_idle()  # for whoever asks for less next
-            raise work_too_large(self.cache.rows, self.cache.bytes, self._model.device) from error
-        seconds = time.perf_counter() - start
-        for stats in (self._stats, *(row.stats for row in rows)):
-            setattr(stats, phase, getattr(stats, phase) + seconds)
-            stats.forward_passes += 1
-
     def _read(self, rows: Sequence[Row]) -> None:
         """One chunk of the prompts, and the first token of those that are read. Rows whose drafter
         looks on are read apart from the others."""
         model, observer = self._model, self._observer_of(rows[0])
         alike = [row for row in rows if self._observer_of(row) == observer]
-        spans = self._chunk_of(alike)
-        with self._timed("prefill_seconds", list(spans)):
-            pieces = [row.tokens[s.first : s.first + s.count] for row, s in spans.items()]
-            x = model.embed(torch.tensor([*chain(*pieces)], device=model.device))
-            layout = self.cache.layout_at(list(spans.values()))
-            x = model.run(x, model.full_plan, self.cache, layout, observer, self._collectors)
-            read: list[Block] = []
-            ends, end = [], 0
-            for row, span in spans.items():
-                end += span.count
-                if span.first + span.count == len(row.tokens):
-                    read.append(Block(row, Draft.chain(row.tokens)))
-                    ends.append(end - 1)
-                else:
-                    row.state = replace(row.state, settled=span.first + span.count)
-                    self.cache.settle(row.slot, row.settled)
-            if read:
-                last = x[ends]
-                self._keep(read, Scored(last, model.head(last)))
+        spans, begin = self._chunk_of(alike), time.perf_counter()
+        pieces = [row.tokens[s.first : s.first + s.count] for row, s in spans.items()]
+        x = model.embed(torch.tensor([*chain(*pieces)], device=model.device))
+        layout = self.cache.layout_at(list(spans.values()))
+        x = model.run(x, model.full_plan, self.cache, layout, observer, self._collectors)
+        read: list[Block] = []
+        ends, end = [], 0
+        for row, span in spans.items():
+            end += span.count
+            if span.first + span.count == len(row.tokens):
+                read.append(Block(row, Draft.chain(row.tokens)))
+                ends.append(end - 1)
+            else:
+                row.state = replace(row.state, settled=span.first + span.count)
+                self.cache.settle(row.slot, row.settled)
+        if read:
+            last = x[ends]
+            self._keep(read, Scored(last, model.head(last)))
+        seconds = time.perf_counter() - begin
+        for stats in self._all_stats(list(spans)):
+            stats.prefill_seconds += seconds
+            stats.forward_passes += 1
 
     def _chunk_of(self, rows: Sequence[Row]) -> dict[Row, RowSpan]:
         """What is read next of these rows, in their order: the shortest first. A quarter belongs to
@@ -247,23 +246,59 @@ class Generation:
 
     def _round(self, rows: Sequence[Row]) -> None:
         """Draft, verify, keep, learn."""
-        with self._timed("decode_seconds", rows):
-            drafts = self._draft(rows)
-            begin = time.perf_counter()
-            blocks = [Block(row, drafts[row]) for row in rows]
-            scored = self._verify(blocks)
-            if self._groups:
-                self._model.wait()  # a controller compares what passes and drafts cost
-            end = time.perf_counter()
-            decided = self._keep(blocks, scored)
-            for decision in decided.rows:
-                decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
-            self._learn(blocks, decided, scored, (begin, end))
+        start = time.perf_counter()
+        drafts = self._draft(rows)
+        begin = time.perf_counter()
+        blocks = [Block(row, drafts[row]) for row in rows]
+        scored = self._verify(blocks)
+        if self._groups:
+            self._model.wait()  # a controller compares what passes and drafts cost
+        end = time.perf_counter()
+        decided = self._keep(blocks, scored)
+        for decision in decided.rows:
+            decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
+        self._learn(blocks, decided, scored, (begin, end))
         drafting = sum(group.draft_seconds for group in self._groups)
-        for stats in (self._stats, *(row.stats for row in rows)):
-            stats.rounds += 1
+        self._book(rows, start, drafting, end - begin)
+
+    def _plain_round(self, rows: Sequence[Row]) -> None:
+        """The same where nobody drafts, nor wants to hear of it now."""
+        begin = time.perf_counter()
+        likeliest_wins, ranks = rows[0].request.sampler.plain, self._ranks
+        layout = self.cache.layout_at([RowSpan(r.slot, len(r.tokens) - 1, 1) for r in rows])
+        tokens = [row.tokens[-1] for row in rows]
+        scored = self._model.scored(tokens, self.cache, layout, ranks if likeliest_wins else 0)
+        best = scored.best
+        if best is None and likeliest_wins:
+            best = likeliest_or_broken(scored.logits, ranks).tolist()
+        end = time.perf_counter()
+        self._decided, failed = gains(rows, scored.logits, best)  # from here on the round counts
+        gained = self._decided
+        self._write_down()
+        for row, _, _ in gained:
+            row.stats.new_tokens += 1
+            row.stats.decoded += 1
+            row.stats.verifications += 1
+        self._report(failed)
+        for group in self._groups:
+            if failed:
+                group.close()
+            else:
+                group.passed_over(rows, scored.logits, best, end - begin)
+        self._book(rows, begin, 0.0, end - begin)
+
+    def _book(self, rows: Sequence[Row], begin: float, drafting: float, verify: float) -> None:
+        """Note a round's time for each row that took part, and for all."""
+        seconds = time.perf_counter() - begin
+        for stats in self._all_stats(rows):
+            stats.decode_seconds += seconds
             stats.draft_seconds += drafting
-            stats.verify_seconds += end - begin
+            stats.verify_seconds += verify
+            stats.forward_passes += 1
+            stats.rounds += 1
+
+    def _all_stats(self, rows: Sequence[Row]) -> list[Stats]:
+        return [self._stats, *(row.stats for row in rows)]
 
     def _draft(self, rows: Sequence[Row]) -> dict[Row, Draft]:
         """A draft for every row. One without a drafter has nothing to verify but its last token."""
@@ -332,23 +367,30 @@ class Generation:
             if len(decision.block.draft.tree) > 1:
                 span = decision.block.span
                 self.cache.keep(span.row, span.first, decision.path)
-        self._decided = decided.rows  # from here on the round counts
+        self._decided = [decision.gain for decision in decided.rows]  # from here on it counts
         self._write_down()
         for decision in decided.rows:
             decision.block.row.stats.new_tokens += len(decision.kept)
-        for row in decided.failed:
-            self._parts[row.index, 0] = RowStep(row.index, [], error=row.error)
+        self._report(decided.failed)
         return decided
+
+    def _report(self, failed: Sequence[Row]) -> None:
+        for row in failed:
+            self._parts[row.index, 0] = RowStep(row.index, [], error=row.error)
 
     def _write_down(self) -> None:
         """Rows take over what was decided. If this is interrupted it is done again."""
-        for decision in self._decided:
-            row = decision.block.row
-            row.apply(decision.state, decision.kept)
-            self.cache.rollback(row.slot, row.settled)
-            self.cache.settle(row.slot, row.settled)
-            self._parts[row.index, decision.state.length] = decision.step
+        for row, state, step in self._decided:
+            row.apply(state, step.tokens)
+            self.cache.rollback(row.slot, state.settled)
+            self.cache.settle(row.slot, state.settled)
+            self._parts[row.index, state.length] = step
         self._decided = ()
+
+
+def _inference() -> AbstractContextManager[object]:
+    """Torch's inference mode, unless whoever calls has entered it for a whole text."""
+    return nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode()
 
 
 def _nodes_of(some: Sequence[Block], blocks: Sequence[Block]) -> list[int]:

@@ -7,12 +7,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import torch
+from torch import Tensor
+
 from ..control.base import Controller, ControlSession
-from ..core.contract import Draft, Outcome, RoundTime
+from ..core.contract import Draft, Outcome, RoundTime, RowOutcome
 from ..core.grammar import Allowed
 from ..core.tree import Tree
 from ..draft.base import Drafter, DraftSession, Target
 from ..errors import OptionError
+from ..model.compute.cpu.choosing import likeliest
 from .row import Row
 
 
@@ -35,10 +39,12 @@ class Group:
             )
         self._control: ControlSession = control
         self._two_sessions = self.session.control is not control
+        self._missed: list[Sequence[Sequence[int]]] = []  # of rounds: the rows' likeliest tokens
         self._is_open = True
 
     def admit(self, row: Row) -> None:
         self._reopen()
+        self._catch_up()
         self._enter(row)
         self.rows.append(row)
 
@@ -48,6 +54,8 @@ class Group:
             self._control.admit(row.slot, row.tokens, row.request.sampler)
 
     def drop(self, row: Row) -> None:
+        if self._is_open:
+            self._catch_up()
         self.rows.remove(row)
         if self._is_open:
             self.session.drop(row.slot)
@@ -65,10 +73,45 @@ class Group:
             for row in self.rows:
                 self._enter(row)
 
+    def passes_over(self) -> bool:
+        """Whether it leaves a round alone, if no prompts are read, and hears of it later."""
+        return self._is_open and self._control.passes_over and not self.session.collectors
+
+    def passed_over(
+        self,
+        rows: Sequence[Row],
+        logits: Tensor,
+        best: Sequence[Sequence[int]] | None,
+        seconds: float,
+    ) -> None:
+        """These rows wrote a token each, its own all among them. `best`: the likeliest instead, as
+        far as they were looked up."""
+        if best is None or len(best[0]) < self.session.ranks:
+            best = likeliest(logits, self.session.ranks).tolist()
+        if rows != self.rows:
+            best = [best[rows.index(row)] for row in self.rows]
+        self._missed.append(best)
+        self._control.passed_over(seconds)
+
+    def _catch_up(self) -> None:
+        """Show the session what it missed: as if all but the last token had been drafts."""
+        count, missed = len(self._missed), self._missed
+        if not count:
+            return
+        self._missed, rows = [], list[RowOutcome]()
+        for row in self.rows:
+            text = row.tokens
+            written = text[-count:]
+            draft = Draft(Tree.chain(text[-count - 1], written[:-1]))
+            rows.append(RowOutcome(row.slot, text, draft, range(count), written, written))
+        best = [each[index] for index in range(len(rows)) for each in missed]
+        self.session.observe(Outcome(rows, torch.empty(0), torch.empty(0), best))
+
     def draft(self, rows: Sequence[Row], beside: int, reading: int = 0) -> list[Draft]:
         """What is guessed to follow these rows. `beside`: tokens of other rows in the same pass.
         `reading`: rows whose prompts are not read yet."""
         self._reopen()
+        self._catch_up()
         begin = time.perf_counter()
         self._control.about([row.slot for row in rows], reading)
         longest = self._target.model.longest_draft

@@ -22,6 +22,7 @@ from ..model.compute.cpu.choosing import BROKEN, likeliest_or_broken
 from ..model.layered import Scored
 from ..verify.outright import accepted_path
 from ..verify.rejection import verified
+from .plain import Gain
 from .row import Row, RowState
 
 
@@ -59,11 +60,12 @@ class Decision:
         )
 
     @property
-    def step(self) -> RowStep:
-        tree, index = self.block.draft.tree, self.block.row.index
+    def gain(self) -> Gain:
+        tree, row = self.block.draft.tree, self.block.row
         rejected = [tree.tokens[node] for node in range(1, len(tree)) if node not in self.path]
         accepted, finish = len(self.path) - 1, self.state.finish
-        return RowStep(index, self.kept, accepted, rejected, self.logprobs, finish)
+        step = RowStep(row.index, self.kept, accepted, rejected, self.logprobs, finish)
+        return Gain(row, self.state, step)
 
 
 @dataclass(frozen=True)

@@ -270,8 +270,9 @@ def read(calling: Calling, tokens: Sequence[int], cache: KVCache, layout: TokenL
         )
     assert isinstance(cache, WholeCache) and layout.ancestors is None
     cache.again = 0
-    said = [cache.read(span, tokens[piece]) for span, piece in layout.pieces]
-    return said[0] if len(said) == 1 else torch.cat(said)
+    if len(layout.spans) == 1:
+        return cache.read(layout.spans[0], tokens)
+    return torch.cat([cache.read(span, tokens[piece]) for span, piece in layout.pieces])
 
 
 class WholeModel:

@@ -66,22 +66,27 @@ class Calling:
     def __call__(self, past: Any, held: int, tokens: Sequence[int]) -> tuple[Tensor, Any]:
         """Logits or states of tokens that follow `held` others, (tokens, vocab or width), and the
         past with them."""
-        called = self.called
-        accepted = _accepted(type(called).forward)
-        inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens], device=self.model.device)}
-        if "use_cache" in accepted:
-            inputs["use_cache"] = self.name is not None
+        called, device, always, placed = self._prepared
+        inputs: dict[str, Any] = {"input_ids": torch.tensor([tokens], device=device), **always}
         if self.name is not None:
             inputs[self.name] = past
-        if "position_ids" in accepted and held:
-            end = held + len(tokens)
-            inputs["position_ids"] = torch.arange(held, end, device=self.model.device)[None]
+        if placed and held:
+            places = [[*range(held, held + len(tokens))]]
+            inputs["position_ids"] = torch.tensor(places, device=device)
         out = called(**inputs)
         x: Tensor = (out.last_hidden_state if self.headless else out.logits)[0]
         if self.name is None:
             return x, None
         now = getattr(out, self.name, None)
         return x, past if now is None else now
+
+    @functools.cached_property
+    def _prepared(self) -> tuple[nn.Module, torch.device, dict[str, bool], bool]:
+        """What is the same in every call: what runs and where, an argument, and whether positions
+        are told."""
+        accepted = _accepted(type(self.called).forward)
+        always = {"use_cache": self.name is not None} if "use_cache" in accepted else {}
+        return self.called, self.model.device, always, "position_ids" in accepted
 
 
 @functools.cache
@@ -126,6 +131,10 @@ class Past:
     def read(self, first: int, tokens: Sequence[int]) -> Tensor:
         """What is said of tokens that follow the first ones of the text, whatever did before."""
         assert first <= len(self._text), "a text goes on where it is known"
+        if first == self._held == len(self._text) and not self._copies:
+            self.again = 0
+            self._text += tokens
+            return self._go_on(len(self._text))
         self._return_to(first)
         self._text[first:] = tokens
         self.again = first - self._held if self.calling.name is not None else 0
@@ -169,7 +178,7 @@ class Past:
             out, self._now = self.calling(self._now, held, piece)
             self._held = held + len(piece)
             logits.append(out)
-        return torch.cat(logits)
+        return logits[0] if len(logits) == 1 else torch.cat(logits)
 
     def copy(self) -> Past:
         """Another one that holds the same."""

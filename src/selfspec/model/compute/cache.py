@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, chain
 
 import numpy as np
 import torch
@@ -182,18 +182,20 @@ class ListedLayout(TokenLayout):
         stops: list[int],
         ancestors: tuple[tuple[int, ...], ...] | None = None,
     ) -> None:
-        numbers = array("q", [*rows, *slots, *positions, *stops])
         self.__dict__.update(
-            spans=spans, ancestors=ancestors, _kept={}, _numbers=numbers, _count=len(rows)
+            spans=spans, ancestors=ancestors, _kept={}, _lists=(rows, slots, positions, stops)
         )
 
     def __len__(self) -> int:
-        count: int = self.__dict__["_count"]
-        return count
+        rows: list[int] = self.__dict__["_lists"][0]
+        return len(rows)
 
     @property
     def numbers(self) -> array[int]:
-        numbers: array[int] = self.__dict__["_numbers"]
+        numbers: array[int] | None = self.__dict__.get("_numbers")
+        if numbers is None:
+            made = array("q", [*chain(*self.__dict__["_lists"])])
+            numbers = self.__dict__.setdefault("_numbers", made)  # addresses are taken of it
         return numbers
 
     def on(self, device: torch.device) -> TokenLayout:

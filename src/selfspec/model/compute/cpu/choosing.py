@@ -1,17 +1,19 @@
 """The likeliest tokens of rows of logits. By our own kernel for float32 on a CPU, in a tenth of
-torch's time, else by torch. Knows neither models nor sampling."""
+torch's time, else by torch. And the kernel that draws a token, which core/coupling.py asks. Knows
+neither models nor sampling."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from ctypes import c_int, c_int64, c_void_p
+from ctypes import c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ....core.coupling import UNSURE, draw_by
 from .native import NoNative, compiled
 
 _SOURCE = Path(__file__).with_name("choosing.cpp")
@@ -35,6 +37,18 @@ def likeliest_or_broken(logits: Tensor, count: int = 1) -> Tensor:
         return _by_kernel(kernel, logits, count, mark=True)
     broken = ~logits.amax(-1, keepdim=True).isfinite()  # NaN wins against every number
     return logits.argmax(-1, keepdim=True).masked_fill(broken, BROKEN)
+
+
+def drawn(logits: Tensor, key: int) -> int:
+    """The token that `earliest` of core/coupling.py draws by this key of logits, (vocabulary,);
+    UNSURE where it has to say itself."""
+    if logits.dtype != torch.float32 or logits.device.type != "cpu" or not logits.is_contiguous():
+        return UNSURE
+    kernel = _drawing()
+    return UNSURE if kernel is None else kernel(logits.data_ptr(), len(logits), key)
+
+
+draw_by(drawn)
 
 
 def _by_kernel(kernel: Callable[..., None], logits: Tensor, count: int, mark: bool) -> Tensor:
@@ -63,6 +77,19 @@ def _kernel() -> Callable[..., None] | None:
     largest.restype = None
     found: Callable[..., None] = largest
     return found
+
+
+@functools.cache
+def _drawing() -> Callable[..., int] | None:
+    """Our function that draws. None: it cannot be had here."""
+    try:
+        found: Any = compiled(_SOURCE).drawn
+    except NoNative:
+        return None
+    found.argtypes = [c_void_p, c_int64, c_uint64]
+    found.restype = c_int64
+    function: Callable[..., int] = found
+    return function
 
 
 def _by_blocks(logits: Tensor, count: int) -> Tensor:
