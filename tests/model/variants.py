@@ -121,6 +121,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_MIXED = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "moe_latent_size": 24,
+}
 _YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -265,6 +269,12 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_proj_bias": True},
     ),
     "nemotron-h": ("nemotron_h", {}),
+    "nemotron-h-moe": (
+        "nemotron_h",
+        {**_MIXED, "moe_latent_size": None, "num_hidden_layers": 4},
+    ),
+    "nemotron-h-narrow": ("nemotron_h", {**_MIXED, "seed": 2}),
+    "nemotron-h-narrow-biases": ("nemotron_h", {**_MIXED, "mlp_bias": True}),
     "lfm2-moe": ("lfm2_moe", {}),
     "granite-hybrid-moe": ("granitemoehybrid", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "granite-hybrid-rotating": ("granitemoehybrid", {"position_embedding_type": "rope"}),

@@ -173,7 +173,7 @@ class Experts:
         return replace(self, mixture=self.mixture.changed(change))
 
     def parts(self) -> HalfParts:
-        return HalfParts(into=self.mixture.router, mixture=self.mixture)
+        return HalfParts(into=self.mixture.router, out=self.mixture.widen, mixture=self.mixture)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self.ops.mixed(x, self.mixture, residual)

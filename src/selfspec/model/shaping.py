@@ -66,7 +66,7 @@ def _by_kind(config: Any, family: Family) -> dict[str, Any]:
     # older versions of transformers have only the second name
     kinds = getattr(config, "layer_types", None) or config.layers_block_type
     attention = ("full_attention", "sliding_attention", "attention")
-    mlps = [at for at, kind in enumerate(kinds) if kind == "mlp"]
+    mlps = [at for at, kind in enumerate(kinds) if kind in ("mlp", "moe")]
     others = [at for at, kind in enumerate(kinds) if kind not in attention]
     return {
         "recurrent": tuple(at for at in others if at not in mlps),

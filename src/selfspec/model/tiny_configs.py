@@ -158,6 +158,13 @@ PECULIAR_CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_head_dim": 16,
         "ssm_state_size": 12,
         "n_groups": 2,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 48,
+        "routed_scaling_factor": 1.4,
+        "n_group": 4,
+        "topk_group": 2,
     },
     "vaultgemma": {
         "sliding_window": 24,

@@ -22,7 +22,7 @@ class HalfParts:
 
     into: Linear
     out: Linear | None = None
-    """None: a mixture, whose experts have their own."""
+    """None: a mixture whose experts' own products are the last."""
     mixture: Mixture | None = None
     heads: Heads | None = None
     latent: Latent | None = None

@@ -4,6 +4,9 @@ p = softmax(router x), or its sigmoid; y = sum over the chosen experts of p_e * 
 expert that all tokens share, perhaps weighed by the sigmoid of a product. Each expert runs once on
 all tokens that chose it, and a token's sum goes through its experts in a fixed order, so its bits
 do not depend on what others choose. Training's load-balancing loss has no place here.
+
+Experts may read and give fewer numbers than the stream has (Nemotron-H). Then one product narrows
+what they read, and one widens their sum; what all tokens share stands beside them in both.
 """
 
 from __future__ import annotations
@@ -31,6 +34,10 @@ class Mixture(Memo):
     """Experts that a token chooses."""
     shared: bool = False
     """There is one expert more, which every token has."""
+    narrow: Linear | None = None
+    """Makes what experts read, and behind it what the shared one activates."""
+    widen: Linear | None = None
+    """Of what chosen experts give, and behind it of what was activated."""
     activation: str = "silu"
     gated: bool = True
     sigmoid: bool = False
@@ -61,16 +68,26 @@ class Mixture(Memo):
         return self.router.outputs > self.count
 
     @property
+    def width(self) -> int:
+        """Numbers that an expert reads of a token."""
+        return self.into[0].inputs
+
+    @property
+    def ends(self) -> Sequence[Linear]:
+        """What narrows and widens."""
+        return [each for each in (self.narrow, self.widen) if each is not None]
+
+    @property
     def linears(self) -> Sequence[Linear]:
         """All products."""
-        return (self.router, *self.into, *self.out)
+        return (self.router, *self.ends, *self.into, *self.out)
 
     @property
     def of_a_token(self) -> Sequence[Linear]:
         """What one token runs through."""
         each = [*range(self.chosen), *range(self.count, len(self.into))]
         pairs = [linear for expert in each for linear in (self.into[expert], self.out[expert])]
-        return (self.router, *pairs)
+        return (self.router, *self.ends, *pairs)
 
     @property
     def alone(self) -> str:
@@ -78,9 +95,10 @@ class Mixture(Memo):
         return next((linear.alone for linear in self.linears if linear.alone), "")
 
     def changed(self, change: Callable[[Linear], Linear]) -> Mixture:
-        """The same with other products."""
+        """The same with other products. The router, which is small and decides, stays."""
         into, out = ([change(linear) for linear in each] for each in (self.into, self.out))
-        return replace(self, router=change(self.router), into=into, out=out)
+        narrow, widen = (each and change(each) for each in (self.narrow, self.widen))
+        return replace(self, into=into, out=out, narrow=narrow, widen=widen)
 
     def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """(tokens, count) -> weights of the chosen experts, and which they are, (tokens, chosen)"""

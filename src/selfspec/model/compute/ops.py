@@ -117,6 +117,11 @@ class Ops(ABC):
         """What the model's head is multiplied by, which may be stored more exactly."""
         return self
 
+    @property
+    def of_router(self) -> Ops:
+        """What chooses experts, which is not rounded."""
+        return self
+
     @abstractmethod
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """The norm over the last dimension."""
@@ -153,6 +158,9 @@ class Ops(ABC):
         else:
             scores = of_experts.softmax(-1)
         weights, chosen = mixture.choose(scores)
+        if mixture.narrow is not None:
+            narrow = mixture.narrow(x)
+            x, rest = narrow[:, : mixture.width].contiguous(), narrow[:, mixture.width :]
         out = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
             tokens, rank = (chosen == expert).nonzero(as_tuple=True)
@@ -164,7 +172,18 @@ class Ops(ABC):
             y = self._of_expert(x, mixture, mixture.count)
             weigher = logits[:, mixture.count :].to(x.dtype)
             out += self.times_sigmoid(y, weigher) if mixture.weighed else y
+        if mixture.narrow is not None:
+            return self.widened(out, rest, mixture, residual)
         return out if residual is None else residual + out
+
+    def widened(
+        self, y: Tensor, rest: Tensor, mixture: Mixture, residual: Tensor | None
+    ) -> Tensor:
+        """What a mixture gives whose experts' sum is y, and `rest` what the shared one activates."""
+        assert mixture.widen is not None
+        activate = self.gated if mixture.gated else self.activated
+        shared = activate(rest.contiguous(), mixture.activation)
+        return mixture.widen(torch.cat([y, shared], 1), residual)
 
     def _of_expert(self, x: Tensor, mixture: Mixture, expert: int) -> Tensor:
         activate = self.gated if mixture.gated else self.activated

@@ -16,6 +16,7 @@ struct Mixture {
     int64_t count, chosen;       // experts to choose from, and how many a token chooses
     int64_t shared, weighed;     // 1: every token has one more; 1: it is weighed by a sigmoid
     const Product *into, *out;   // of each expert, the shared one last
+    const Product* narrow;       // makes what experts read, then what is shared; or null
     const float* favour;         // added to each score where experts are chosen, or null
     int64_t sigmoid;             // scores are sigmoids, not a softmax
     int64_t of_inputs;           // weights are of what experts read, not of what they give
@@ -26,6 +27,7 @@ struct Mixture {
 
     int64_t all() const { return count + shared; }
     int64_t each() const { return chosen + shared; }  // experts of a token
+    int64_t width() const { return into->inputs; }    // what an expert reads of one
 };
 
 // The places of the `most` largest numbers, the largest first, and of equal ones the first.

@@ -1105,16 +1105,18 @@ constexpr int PIECES = 3;  // of a product, for each thread
 struct Staging {
     Bytes which, weights, staged, first, second;
     int64_t slots = 0;
-    int64_t row = 0, wide = 0;  // bytes of a staged row at most, and numbers of its first product
+    // bytes of a staged row at most, and numbers of its products
+    int64_t row = 0, wide = 0, width = 0;
 
     // Room for this mixture and for those that it was held for before.
-    void hold(const experts::Mixture& mixture, int64_t tokens, int64_t width) {
+    void hold(const experts::Mixture& mixture, int64_t tokens) {
         slots = std::max(slots, tokens * mixture.each());
         for (int64_t e = 0; e < mixture.all(); e++) {
             for (const Product* weight : {&mixture.into[e], &mixture.out[e]})
                 row = std::max(row, (bytes(*weight) + 63) / 64 * 64);
             wide = std::max(wide, mixture.into[e].outputs);
         }
+        width = std::max(width, mixture.width());
         which.hold(slots * 8);
         weights.hold(slots * 4);
         staged.hold(slots * row);
@@ -1132,10 +1134,11 @@ struct Staging {
 struct Experts {
     const experts::Mixture& mixture;
     const float *x, *logits;  // of each token: its numbers, and what the router gave
-    int64_t stride;           // of logits
+    int64_t read, stride;     // from one token to the next in both
     int64_t tokens, width;
     const float* residual;  // or null
     float* out;
+    int64_t given;  // from one token to the next in both
     Staging& staging;
 
     void run(Items of_into, Items of_out, Meeting& meeting, Memory& memory) const {
@@ -1144,7 +1147,7 @@ struct Experts {
         experts::Slots& slots = memory.slots;  // every thread sorts them for itself
         slots.sort(mixture, (const int64_t*)staging.which.at(), tokens);
         auto copy = [&](int64_t slot, float* to) {
-            const float* from = x + slots.tokens[slot] * width;
+            const float* from = x + slots.tokens[slot] * read;
             float weight = mixture.of_inputs ? staging.weights.floats()[slots.pairs[slot]] : 1.0f;
             std::transform(from, from + width, to, [&](float value) { return weight * value; });
         };
@@ -1218,16 +1221,16 @@ struct Experts {
         for (int64_t begin = mine.begin, end; begin < mine.end; begin = end) {
             int64_t t = begin / width, first = begin % width;
             end = std::min(mine.end, (t + 1) * width);
-            float* __restrict sums = out + begin;
+            float* __restrict sums = out + t * given + first;
             if (!residual)
                 std::fill_n(sums, end - begin, 0.0f);
             else if (residual != out)
-                std::copy_n(residual + begin, end - begin, sums);
+                std::copy_n(residual + t * given + first, end - begin, sums);
             for (int64_t i = t * mixture.each(); i < (t + 1) * mixture.each(); i++) {
-                const float* __restrict given =
+                const float* __restrict from =
                     staging.second.floats() + slots.of[i] * width + first;
                 float weight = mixture.of_inputs ? 1.0f : staging.weights.floats()[i];
-                for (int64_t c = 0; c < end - begin; c++) sums[c] += weight * given[c];
+                for (int64_t c = 0; c < end - begin; c++) sums[c] += weight * from[c];
             }
         }
     }
@@ -1238,10 +1241,10 @@ extern "C" void mix(const experts::Mixture* mixture, const float* x, const float
                     int64_t stride, int64_t tokens, int64_t width, const float* residual,
                     float* out, int threads) {
     Staging staging;
-    staging.hold(*mixture, tokens, width);
+    staging.hold(*mixture, tokens);
     Meeting meeting;
     Steps steps(2, threads);
-    Experts all{*mixture, x, logits, stride, tokens, width, residual, out, staging};
+    Experts all{*mixture, x, logits, width, stride, tokens, width, residual, out, width, staging};
 #pragma omp parallel num_threads(threads)
     {
         Memory memory;
@@ -1263,8 +1266,8 @@ struct Latent {
 };
 
 // Half of a layer: norm, product, attention, recurrence or activation, product, norm, scale, added
-// to the stream, and the stream scaled. A mixture's first product is its router, and its experts
-// have their own.
+// to the stream, and the stream scaled. A mixture's first product is its router, and its last one
+// widens what its experts give, or is not there.
 struct Half {
     int64_t layer, attention;     // which; 1: it has heads
     int64_t parallel;             // 1: the MLP reads what entered the layer
@@ -1336,10 +1339,13 @@ struct Room {
     std::vector<int> pieces_of;  // of each chosen half
     const Half* last = nullptr;
 
-    static std::array<const Product*, 4> products(const Half& half) {
+    static std::array<const Product*, 5> products(const Half& half) {
         const Latent* latent = half.latent;
         return {&half.into, &half.out, latent ? latent->queries : nullptr,
-                latent ? latent->rest : nullptr};
+                latent ? latent->rest : nullptr, narrow(half)};
+    }
+    static const Product* narrow(const Half& half) {
+        return half.mixture ? half.mixture->narrow : nullptr;
     }
     static int64_t widest_row(const Half* halves, const int64_t* chosen, int64_t count) {
         int64_t bytes = 0;
@@ -1369,13 +1375,14 @@ struct Room {
                                           head && head->prepare ? head->prepared : 0)) {
         int64_t into = 0, out = 0;
         for (int64_t i = 0; i < count; i++) {
-            into = std::max(into, halves[chosen[i]].into.outputs);
+            const Product* more = narrow(halves[chosen[i]]);
+            into = std::max(into, halves[chosen[i]].into.outputs + (more ? more->outputs : 0));
             out = std::max(out, halves[chosen[i]].out.inputs);
             cut(halves[chosen[i]], call, threads);
             if (halves[chosen[i]].latent)
                 unfolded.hold(Unfolding(halves[chosen[i]], call, nullptr).total * 4);
             if (auto mixture = halves[chosen[i]].mixture)
-                staging.hold(*mixture, call.tokens, call.width);
+                staging.hold(*mixture, call.tokens);
         }
         for (auto [part, size] : {std::pair{&entered, call.width}, {&normed, call.width},
                                   {&first, into}, {&second, out}})
@@ -1407,7 +1414,10 @@ static const float* normed(const float* x, const Norm& norm, const Call& call, c
 }
 
 // of a half, in items
-enum { INTO = 0, ATTENTION = 1, OUT = 3, RECURRENCE = 4, QUERIES = 4, REST = 5, STEPS = 6 };
+enum {
+    INTO = 0, ATTENTION = 1, EXPERTS = 1, OUT = 3, RECURRENCE = 4, QUERIES = 4, NARROW = 4,
+    REST = 5, STEPS = 6
+};
 
 // A product. Its inputs are complete; its outputs are when the threads have met again.
 static void multiply(const Product& weight, const float* x, const float* residual, float* out,
@@ -1565,6 +1575,35 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
     return second;
 }
 
+// The experts of a half, from the numbers `read` and what the router gave to what is `added`.
+static void mix_half(const Half& half, const Call& call, const float* read, const float* residual,
+                     float* added, Room& room, Meeting& meeting, Steps& steps, int64_t step,
+                     Memory& memory) {
+    const experts::Mixture& mixture = *half.mixture;
+    int64_t scores = half.into.outputs, width = mixture.width();
+    float *logits = room.first.get(), *second = room.second.get();
+    auto run = [&](const float* x, int64_t stride, const float* residual, float* out,
+                   int64_t given) {
+        Experts all{mixture, x, logits, stride, scores, call.tokens, width, residual, out, given,
+                    room.staging};
+        all.run(steps[step + EXPERTS], steps[step + EXPERTS + 1], meeting, memory);
+    };
+    if (!mixture.narrow) return run(read, call.width, residual, added, call.width);
+    float* narrow = logits + call.tokens * scores;
+    int64_t columns = mixture.narrow->outputs, out = half.out.inputs;
+    multiply(*mixture.narrow, read, nullptr, narrow, call, room, meeting, steps[step + NARROW],
+             memory);
+    meeting.wait();
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
+        const float* shared = narrow + mine.begin * columns + width;
+        activate_some(shared, mixture.gated ? shared + out - width : nullptr,
+                      second + mine.begin * out + width, 0, out - width, mixture.activation);
+    }
+    run(narrow, columns, nullptr, second, out);
+    multiply(half.out, second, residual, added, call, room, meeting, steps[step + OUT], memory);
+    meeting.wait();
+}
+
 static void run_half(const Half& half, const Call& call, float* x, Room& room, Meeting& meeting,
                      Steps& steps, int64_t step, Memory& memory) {
     const float* read = half.parallel && half.mlp() ? room.entered.get() : x;
@@ -1575,9 +1614,7 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     bool plain = !half.after && half.scale == 1 && half.stream == 1;
     float* added = plain ? x : room.normed.get();
     if (half.mixture) {
-        Experts all{*half.mixture, read, room.first.get(), half.into.outputs, call.tokens,
-                    call.width, plain ? x : nullptr, added, room.staging};
-        all.run(steps[step + ATTENTION], steps[step + OUT], meeting, memory);
+        mix_half(half, call, read, plain ? x : nullptr, added, room, meeting, steps, step, memory);
     } else {
         const float* result = between(half, call, room, meeting, steps, step, memory);
         multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting,
