@@ -179,6 +179,8 @@ def own_block(
     layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None
 ) -> Block:
     """The block of a family in the table, run by our operations."""
+    if index in shape.recurrent:
+        family = replace(family, **family.where_recurrent)
 
     def change(name: str | None) -> Change | None:
         return None if name is None else NormBy(ops, norm(layer, name, family.norms, shape.width))
@@ -219,6 +221,7 @@ def _own_attention(
         clamp=shape.scales.clamp,
         sinks=None if family.sinks is None else parameter(layer, family.sinks),
         slopes=torch.tensor(shape.slopes, device=device) if shape.slopes else None,
+        coarse=family.coarse_slopes,
         temperature=shape.temperatures[index] if shape.temperatures else Temperature(),
         rope=rope,
         norms_behind=family.norms_behind,
@@ -239,12 +242,18 @@ def _own_attention(
         into=product(parts, ops, order),
         out=product([last], ops),
         heads=heads,
+        inner=_inner(layer, family.attention_inner, family),
         recurrence=None if found is None else found.how,
         gated=family.gated_attention,
     )
     if found is not None:
         return Beside(ops, made)
     return (GatedAttention if family.gated_attention else Attention)(ops, made)
+
+
+def _inner(layer: nn.Module, name: str | None, family: Family) -> Norm | None:
+    """A norm with weights of what a half's last product reads."""
+    return None if name is None else norm(layer, name, family.norms, 0)
 
 
 def _own_mlp(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Core:
@@ -257,7 +266,10 @@ def _own_mlp(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Core:
         return Experts(ops, experts)
     up = product([linear_weights(layer, name, shape.factors) for name in family.gate_up], ops)
     down = product([linear_weights(layer, family.down, shape.factors)], ops)
-    parts = HalfParts(into=up, out=down, activation=shape.activation, gated=family.gated)
+    inner = _inner(layer, family.mlp_inner, family)
+    parts = HalfParts(
+        into=up, out=down, inner=inner, activation=shape.activation, gated=family.gated
+    )
     if shape.activation == "xielu":
         parts = replace(parts, curve=xielu(module(layer, "mlp.act_fn")))
     return Mlp(ops, parts)

@@ -61,6 +61,11 @@ class OwnCore:
     def parts(self) -> HalfParts:
         return self.made
 
+    def last(self, y: Tensor, residual: Tensor | None) -> Tensor:
+        """The second product, behind a norm where there is one."""
+        inner = self.made.inner
+        return self.out(y if inner is None else self.ops.norm(y, inner), residual)
+
 
 def changed(core: Any, change: ChangeLinear) -> Any:
     """The same with other products; modules of transformers stay as they are."""
@@ -76,7 +81,7 @@ class Attention(OwnCore):
         made = self.made
         assert made.heads is not None
         y = self.ops.attention(made.into(x), made.heads, cache, layout)
-        return self.out(y, residual)
+        return self.last(y, residual)
 
 
 class GatedAttention(Attention):
@@ -153,7 +158,7 @@ class Mlp(OwnCore):
             y = self.ops.gated(made.into(x), made.activation)
         else:
             y = self.ops.activated(made.into(x), made.activation, made.curve)
-        return self.out(y, residual)
+        return self.last(y, residual)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from .weights import (
 )
 
 _PARTS = ("gate_proj", "up_proj", "down_proj")
+_SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
 _NARROW = ("fc1_latent_proj", "fc2_latent_proj")
 
 
@@ -42,7 +43,7 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
     if gate is None:
         return None
     found: Any = module(layer, str(family.experts))
-    experts, scorer = found.experts, getattr(gate, "wg", gate)
+    experts, scorer = found.experts, next((getattr(gate, name) for name in ("wg", "gate") if hasattr(gate, name)), gate)
     first = _first(family)
     if not all(hasattr(root, name) and is_numbers(getattr(root, name)) for root, name in (
         (scorer, "weight"), (experts, first), (experts, "down_proj"),
@@ -64,7 +65,7 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         into.append(product(up, ops))
         out.append(product([last], ops))
         scores += [] if weigher is None else [weigher]
-    sigmoid, of_inputs = family.expert_scores != "softmax", "inputs" in family.expert_scores
+    sigmoid, of_inputs = "sigmoid" in family.expert_scores, "inputs" in family.expert_scores
     groups, kept = _groups(gate)
     normalised = getattr(routing, "norm_topk_prob", family.experts_normalised)
     return Mixture(
@@ -82,10 +83,11 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         groups=groups,
         kept=kept,
         best=2 if sigmoid else 1,
+        margin=2 * gate.router_jitter_noise if family.expert_scores == "near the best" else 0.0,
         of_inputs=of_inputs,
         normalised=normalised and not of_inputs,
         least=family.least_weight,
-        scale=float(getattr(routing, "routed_scaling_factor", 1.0)),
+        scale=float(next((getattr(routing, name) for name in _SCALES if hasattr(routing, name)), 1)),
     )
 
 

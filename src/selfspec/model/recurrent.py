@@ -65,6 +65,7 @@ def _delta(found: Any, index: int) -> _Read:
     """The gated delta rule, its projections one after the other: q k v, gates, a, b."""
     weight, bias = _convolution(found.conv1d)
     heads, key, value = found.num_v_heads, found.head_k_dim, found.head_v_dim
+    norm = getattr(found, "norm", None) or found.o_norm
     how = Recurrence(
         index,
         RecurrentSize(weight.shape[1], weight.shape[0], heads, key, value),
@@ -74,9 +75,10 @@ def _delta(found: Any, index: int) -> _Read:
         finish="norm, then gate",
         key_heads=found.num_k_heads,
         delta=True,
-        norm=_floats(found.norm.weight),
+        norm=_floats(norm.weight),
         norm_size=value,
-        eps=found.norm.variance_epsilon,
+        eps=norm.variance_epsilon,
+        limits=(0.0, 2.0 if getattr(found, "allow_neg_eigval", False) else 1.0),
         **_steps(found),
     )
     return how, []

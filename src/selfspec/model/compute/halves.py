@@ -17,7 +17,7 @@ from .recurrence import Recurrence
 @dataclass(frozen=True, kw_only=True)
 class HalfParts:
     """An attention if it has heads, recurrent if it has a recurrence, else an MLP: norm, product,
-    what stands between, product, norm, scale, added to the stream, and the stream scaled. The first
+    what stands between, perhaps normed, product, norm, scale, added to the stream, and the stream scaled. The first
     product of a mixture is its router."""
 
     into: Linear
@@ -33,6 +33,8 @@ class HalfParts:
     """An MLP, or an attention whose heads have gates, which come behind queries, keys, values."""
     curve: Tensor | None = None
     """The numbers of an activation that has some."""
+    inner: Norm | None = None
+    """Of what the last product reads."""
     before: Norm | None = None
     after: Norm | None = None
     parallel: bool = False

@@ -49,6 +49,9 @@ class Mixture(Memo):
     each."""
     kept: int = 1
     best: int = 1
+    margin: float = 0.0
+    """A chosen expert's weight is its share among all whose score is near, next to its size, and
+    that were not chosen before (Phi-3.5-MoE's sparse mixer). 0: not so."""
     of_inputs: bool = False
     """Weights are of what the chosen experts read, not of what they give (Llama 4)."""
     normalised: bool = True
@@ -102,6 +105,8 @@ class Mixture(Memo):
 
     def choose(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """(tokens, count) -> weights of the chosen experts, and which they are, (tokens, chosen)"""
+        if self.margin:
+            return self._choose_near(scores)
         choosing = scores if self.favour is None else scores + self.favour
         if self.kept < self.groups:
             grouped = choosing.unflatten(1, (self.groups, -1))
@@ -113,3 +118,15 @@ class Mixture(Memo):
         if self.normalised:
             weights = weights / (weights.sum(-1, keepdim=True) + self.least)
         return weights * self.scale, chosen
+
+    def _choose_near(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, of the router's numbers as they are, with a margin."""
+        left, found = scores, []
+        for _ in range(self.chosen):
+            best, expert = left.max(-1, keepdim=True)
+            far = (best - scores) / scores.abs().clamp(min=best) > self.margin
+            shares = left.masked_fill(far, -torch.inf).softmax(-1)
+            found.append((shares.gather(1, expert) * self.scale, expert))
+            left = left.scatter(1, expert, -torch.inf)
+        weights, chosen = zip(*found, strict=True)
+        return torch.cat(weights, 1), torch.cat(chosen, 1)

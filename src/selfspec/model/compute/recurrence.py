@@ -5,8 +5,8 @@ With u_t what enters, c_t = act(bias + sum_l w_l u_(t-taps+1+l)); c holds q, k a
 
     S = decay_t S;  d = rate_t (v - S'k) with the delta rule, else rate_t v;  S += k d';  o = S'q
 
-decay_t = exp(-exp(A) softplus(a_t + shift)); rate_t = sigmoid(b_t) with the delta rule, else the
-softplus itself. A token's numbers come from its own column and the one before it, in a fixed order,
+decay_t = exp(-exp(A) softplus(a_t + shift)); rate_t = sigmoid(b_t), perhaps doubled, with the delta rule,
+else the softplus itself. A token's numbers come from its own column and the one before it, in a fixed order,
 so its bits do not depend on how a text is cut into calls. Knows neither layers nor what is kept.
 """
 
@@ -74,7 +74,7 @@ class Recurrence(Memo):
     norm_size: int = 0
     eps: float = 0.0
     limits: tuple[float, float] = (0.0, float("inf"))
-    """Of the rate, without the delta rule."""
+    """Of the rate. With the delta rule the second is what its sigmoid is multiplied with."""
 
     @property
     def outputs(self) -> int:
@@ -99,7 +99,7 @@ def entries(how: Recurrence, y: Tensor) -> tuple[Tensor, Tensor]:
     assert how.decay is not None and how.shift is not None
     step = F.softplus(rest[:, :heads] + how.shift)
     if how.delta:
-        rate = rest[:, heads:].sigmoid()
+        rate = how.limits[1] * rest[:, heads:].sigmoid()
     else:
         rate = step = step.clamp(*how.limits)
     return torch.cat([u, (how.decay * step).exp(), rate], 1), gate

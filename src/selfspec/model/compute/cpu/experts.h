@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -22,6 +23,7 @@ struct Mixture {
     int64_t of_inputs;           // weights are of what experts read, not of what they give
     int64_t normalised;          // weights are divided by their sum and `least`
     int64_t groups, kept, best;  // only so many groups are open, by the sum of their best scores
+    float margin;                // not 0: weights are shares among scores that are so near
     float least, scale;
     int64_t activation, gated;
 
@@ -60,11 +62,28 @@ static inline void favour(const Mixture& mixture, float* scores) {
         if (!open[e / size]) scores[e] = -std::numeric_limits<float>::infinity();
 }
 
+// The same with a margin, of the router's numbers as they are: each chosen expert's share among those
+// that are near and were not chosen before.
+static inline void choose_near(const Mixture& mixture, const float* scores, float* left,
+                               int64_t* which, float* weights) {
+    for (int64_t i = 0; i < mixture.chosen; i++) {
+        largest(left, mixture.count, 1, which + i);
+        float best = left[which[i]], total = 0;
+        for (int64_t e = 0; e < mixture.count; e++) {
+            float gap = (best - scores[e]) / std::max(std::fabs(scores[e]), best);
+            if (!(gap > mixture.margin)) total += std::exp(left[e] - best);
+        }
+        weights[i] = mixture.scale / total;
+        left[which[i]] = -std::numeric_limits<float>::infinity();
+    }
+}
+
 // A token's experts, the best first, and their weights: `chosen` of both. `scores`: of all experts;
 // `choosing`: room for as many.
 static inline void choose(const Mixture& mixture, const float* scores, float* choosing,
                           int64_t* which, float* weights) {
     std::copy_n(scores, mixture.count, choosing);
+    if (mixture.margin) return choose_near(mixture, scores, choosing, which, weights);
     favour(mixture, choosing);
     largest(choosing, mixture.count, mixture.chosen, which);
     float total = mixture.least;

@@ -24,7 +24,7 @@ class MixtureStruct(ctypes.Structure):
         *((name, c_void_p) for name in ("into", "out", "narrow", "favour")),
         *((name, c_int64) for name in ("sigmoid", "of_inputs", "normalised")),
         *((name, c_int64) for name in ("groups", "kept", "best")),
-        *((name, c_float) for name in ("least", "scale")),
+        *((name, c_float) for name in ("margin", "least", "scale")),
         *((name, c_int64) for name in ("activation", "gated")),
     ]
     held: object = None
@@ -54,7 +54,7 @@ def mixture_struct(mixture: Mixture) -> MixtureStruct:
             *(narrow and ctypes.addressof(narrow), address(favour)),
             *(mixture.sigmoid, mixture.of_inputs, mixture.normalised),
             *(mixture.groups, mixture.kept, mixture.best),
-            *(mixture.least, mixture.scale),
+            *(mixture.margin, mixture.least, mixture.scale),
             *(ACTIVATIONS[mixture.activation], mixture.gated),
         )
         made.held = into, out

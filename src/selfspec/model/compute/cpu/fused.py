@@ -182,6 +182,7 @@ class FusedHalves:
             attention=heads is not None,
             parallel=half.parallel,
             before=norm_address(half.before),
+            inner=norm_address(half.inner),
             after=norm_address(half.after),
             into=into,
             out=out,

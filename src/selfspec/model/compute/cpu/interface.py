@@ -85,7 +85,7 @@ class HeadsStruct(ctypes.Structure):
         ("sinks", c_void_p),
         ("slopes", c_void_p),
         ("temperature", TemperatureStruct),
-        ("norms_behind", c_int64),
+        *((name, c_int64) for name in ("norms_behind", "coarse")),
     ]
 
 
@@ -116,8 +116,7 @@ class HalfStruct(ctypes.Structure):
         ("layer", c_int64),
         ("attention", c_int64),
         ("parallel", c_int64),
-        ("before", c_void_p),
-        ("after", c_void_p),
+        *((name, c_void_p) for name in ("before", "inner", "after")),
         ("into", ProductStruct),
         ("out", ProductStruct),
         ("heads", HeadsStruct),
@@ -263,7 +262,7 @@ def heads_struct(heads: Heads) -> HeadsStruct:
             address(heads.sinks),
             address(heads.slopes),
             TemperatureStruct(warmth.every, warmth.first, warmth.rate),
-            heads.norms_behind,
+            *(heads.norms_behind, heads.coarse),
         ),
     )
 

@@ -465,6 +465,7 @@ struct Heads {
     const float* slopes;  // of each query head, by which scores fall with a key's distance, or null
     Temperature temperature;
     int64_t norms_behind;  // 1: norms of queries and keys come behind the rotation
+    int64_t coarse;        // 1: slopes are of a key's position, in bfloat16, and scaled like scores
 
     int64_t width() const { return (queries + 2 * keys) * size; }
 };
@@ -654,11 +655,19 @@ static inline void score_some(int64_t rows, const float* const* queries, const f
     if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, out);
 }
 
+static inline float in_bfloat16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
 // Scores become weights that sum to 1, or with a sink to less. With a slope they first fall with
-// the distance from the last one, which is the query's own. `count` is rounded up to LANES by the
-// caller's buffer.
+// the distance from the last one, which is the query's own, or `coarse` grow with their place.
+// `count` is rounded up to LANES by the caller's buffer.
 static inline void softmax(float* scores, int64_t count, float scale, float cap, float slope = 0,
-                           const float* sink = nullptr) {
+                           const float* sink = nullptr, bool coarse = false) {
     for (int64_t j = count; j % LANES; j++) scores[j] = -INFINITY;
     Vector most = splat(-INFINITY), lane;
     for (int l = 0; l < LANES; l++) lane[l] = l;
@@ -666,7 +675,11 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap,
         Vector score = load(scores + j) * scale;
         if (cap > 0)
             for (int l = 0; l < LANES; l++) score[l] = cap * std::tanh(score[l] / cap);
-        if (slope != 0) score += slope * (lane + (float)(j - (count - 1)));
+        if (slope != 0 && coarse)
+            for (int l = 0; l < LANES; l++)
+                score[l] += in_bfloat16(slope * in_bfloat16((float)(j + l))) * scale;
+        else if (slope != 0)
+            score += slope * (lane + (float)(j - (count - 1)));
         store(scores + j, score);
         most = lanes_max(score, most);
     }
@@ -1013,7 +1026,8 @@ struct Attention {
         some.score_rest(t, g);
         int64_t head = some.head + g;
         softmax(some.of(t, g), some.count(t), heads.scale, heads.cap,
-                heads.slopes ? heads.slopes[head] : 0, heads.sinks ? heads.sinks + head : nullptr);
+                heads.slopes ? heads.slopes[head] : 0, heads.sinks ? heads.sinks + head : nullptr,
+                heads.coarse);
     }
 
     // Columns of the values of a batch.
@@ -1176,7 +1190,7 @@ struct Experts {
             std::transform(given, given + mixture.count, scores, sigmoid);
         } else {
             std::copy_n(given, mixture.count, scores);
-            softmax(scores, mixture.count, 1, 0);
+            if (!mixture.margin) softmax(scores, mixture.count, 1, 0);
         }
         int64_t* which = (int64_t*)staging.which.at() + t * mixture.each();
         float* weights = staging.weights.floats() + t * mixture.each();
@@ -1271,7 +1285,7 @@ struct Latent {
 struct Half {
     int64_t layer, attention;     // which; 1: it has heads
     int64_t parallel;             // 1: the MLP reads what entered the layer
-    const Norm *before, *after;   // null: none
+    const Norm *before, *inner, *after;  // the second of what the last product reads; null: none
     Product into, out;
     // of attention, like the next two: which of the call's ropes and sights it uses
     Heads heads;
@@ -1548,6 +1562,24 @@ static float* look_back(const Half& half, const Call& call, Room& room, Meeting&
     return second;
 }
 
+// The rows of what a half's last product reads, normed; gives where they lie, complete.
+static float* normed_within(const Half& half, const Call& call, float* rows, Meeting& meeting,
+                            Memory& memory) {
+    int64_t width = half.out.inputs;
+    if (!half.inner) return rows;
+    if (alone(call)) {
+        memory.row.hold(width * 4);
+        norm_row(rows, *half.inner, 0, memory.row.floats());
+        return memory.row.floats();
+    }
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
+        float* row = rows + mine.begin * width;
+        norm_row(row, *half.inner, 0, row);
+    }
+    meeting.wait();
+    return rows;
+}
+
 // What stands between the two products of a half; gives where its result lies, complete.
 static float* between(const Half& half, const Call& call, Room& room, Meeting& meeting,
                       Steps& steps, int64_t step, Memory& memory) {
@@ -1616,7 +1648,8 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     if (half.mixture) {
         mix_half(half, call, read, plain ? x : nullptr, added, room, meeting, steps, step, memory);
     } else {
-        const float* result = between(half, call, room, meeting, steps, step, memory);
+        float* result = between(half, call, room, meeting, steps, step, memory);
+        result = normed_within(half, call, result, meeting, memory);
         multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting,
                  steps[step + OUT], memory);
         meeting.wait();

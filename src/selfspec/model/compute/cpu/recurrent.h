@@ -128,7 +128,7 @@ static void rates(const Recurrence& how, const float* y, int64_t begin, int64_t 
         float step = softplus(steps[h] + how.shift[h]);
         if (!how.delta) step = std::min(std::max(step, how.low), how.high);
         decays[h] = std::exp(how.decay[h] * step);
-        decays[how.heads + h] = how.delta ? 1.0f / (1.0f + std::exp(-steps[how.heads + h])) : step;
+        decays[how.heads + h] = how.delta ? how.high / (1.0f + std::exp(-steps[how.heads + h])) : step;
     }
 }
 
