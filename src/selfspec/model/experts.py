@@ -12,7 +12,7 @@ from ..errors import UnsupportedModel
 from .compute.linear import Linear
 from .compute.mixture import Mixture
 from .compute.ops import Ops
-from .family import Family
+from .family import Factor, Family
 from .weights import (
     LinearWeights,
     is_numbers,
@@ -67,7 +67,10 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         scores += [] if weigher is None else [weigher]
     sigmoid, of_inputs = "sigmoid" in family.expert_scores, "inputs" in family.expert_scores
     groups, kept = _groups(gate)
-    normalised = getattr(routing, "norm_topk_prob", family.experts_normalised)
+    normalised = family.expert_scores == "softmax of the chosen" or getattr(
+        routing, "norm_topk_prob", family.experts_normalised
+    )
+    scale = next((getattr(routing, name) for name in _SCALES if hasattr(routing, name)), 1)
     return Mixture(
         router=product(scores, ops.of_router),
         into=into,
@@ -87,7 +90,7 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         of_inputs=of_inputs,
         normalised=normalised and not of_inputs,
         least=family.least_weight,
-        scale=float(next((getattr(routing, name) for name in _SCALES if hasattr(routing, name)), 1)),
+        scale=float(scale) * (_averaged(found) if shared is not None else 1),
     )
 
 
@@ -134,8 +137,10 @@ def _shared(layer: nn.Module, found: Any, family: Family) -> _Shared | None:
     """An expert that every token has: gate and up, down, and what weighs it by a sigmoid."""
     parts = _PARTS if family.gated else _PARTS[1:]
     if getattr(found, "shared_experts", None) is not None:
-        *into, down = (linear_weights(found.shared_experts, name) for name in parts)
-        return into, down, None
+        *into, last = parts
+        half = {last: Factor(outputs=_averaged(found))} if _averaged(found) != 1 else {}
+        down = linear_weights(found.shared_experts, last, half)
+        return [linear_weights(found.shared_experts, name) for name in into], down, None
     if hasattr(found, "shared_expert"):
         *into, down = (linear_weights(found.shared_expert, name) for name in parts)
         weighed = hasattr(found, "shared_expert_gate")
@@ -144,6 +149,11 @@ def _shared(layer: nn.Module, found: Any, family: Family) -> _Shared | None:
         into = [linear_weights(layer, name) for name in family.gate_up]
         return into, linear_weights(layer, family.down), None
     return None
+
+
+def _averaged(found: Any) -> float:
+    """The share of either side, where what experts give is averaged with what all tokens share."""
+    return 0.5 if getattr(found, "shared_expert_combination_strategy", "") == "average" else 1.0
 
 
 def _groups(gate: Any) -> tuple[int, int]:

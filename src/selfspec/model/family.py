@@ -126,7 +126,8 @@ class Family:
     """A gate and its number of the other half are neighbours."""
     expert_scores: str = "softmax"
     """What chooses and weighs them, or "sigmoid", or "sigmoid of inputs", which weighs what they
-    read, or "near the best", which are shares among scores that are near."""
+    read, or "softmax of the chosen", or "near the best", which are shares among scores that are
+    near."""
     experts_normalised: bool = True
     """Whether chosen experts' weights are divided by their sum, where the router does not say."""
     least_weight: float = 0.0

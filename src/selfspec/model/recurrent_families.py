@@ -7,7 +7,16 @@ from typing import Any
 import torch
 
 from .family import Factor, Family, RecurrentNames, Scales
-from .family_parts import GEMMA, HEAD_NORMS, LAYER_HEAD_NORMS, WIDE, granite_scales, no_rope, rope
+from .family_parts import (
+    AFTER,
+    GEMMA,
+    HEAD_NORMS,
+    LAYER_HEAD_NORMS,
+    WIDE,
+    granite_scales,
+    no_rope,
+    rope,
+)
 
 
 def _falcon_factors(config: Any) -> dict[str, Factor]:
@@ -27,6 +36,11 @@ def _falcon_factors(config: Any) -> dict[str, Factor]:
         "feed_forward.gate_proj": Factor(outputs=gate),
         "feed_forward.down_proj": Factor(outputs=down),
     }
+
+
+def _base_of(config: Any) -> float | None:
+    """Of rotary angles; None: nothing is rotated."""
+    return (getattr(config, "rope_parameters", None) or {}).get("rope_theta")
 
 
 _MAMBA = RecurrentNames("mamba-2", "mamba")
@@ -84,6 +98,17 @@ RECURRENT: dict[str, Family] = {
         expert_scores="sigmoid",
         least_weight=1e-6,
     ),
+    "mamba2": Family(
+        layers="backbone.layers",
+        embedding="backbone.embeddings",
+        rotary=None,
+        final_norm="backbone.norm_f",
+        attention_norm="norm",
+        mlp_norm=None,
+        recurrent=RecurrentNames("mamba-2", "mixer"),
+        single=True,
+        ropes=no_rope,
+    ),
     "nemotron_h": Family(
         embedding="model.embeddings",
         rotary=None,
@@ -103,6 +128,27 @@ RECURRENT: dict[str, Family] = {
         expert_scores="sigmoid",
         least_weight=1e-20,
         ropes=no_rope,
+    ),
+    "olmo_hybrid": Family(
+        norms=WIDE,
+        recurrent=RecurrentNames(
+            "delta rule",
+            "linear_attn",
+            tuple(f"{name}_proj" for name in "qkvgab"),
+            "o_proj",
+        ),
+        where_recurrent={
+            "attention_norm": "input_layernorm",
+            "attention_after": None,
+            "mlp_norm": "post_attention_layernorm",
+            "mlp_after": None,
+        },
+        ropes=lambda config: (
+            no_rope(config) if _base_of(config) is None else rope(config)
+        ),
+        as_configured=lambda config: {} if _base_of(config) is not None else {"rotary": None},
+        **AFTER,
+        **HEAD_NORMS,
     ),
     "qwen3_5_moe_text": Family(experts="mlp", recurrent=_DELTA, **_QWEN_NEXT),
     "qwen3_5_text": Family(recurrent=_DELTA, **_QWEN_NEXT),
