@@ -295,6 +295,9 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "nemotron-h-narrow": ("nemotron_h", {**_MIXED, "seed": 2}),
     "nemotron-h-narrow-biases": ("nemotron_h", {**_MIXED, "mlp_bias": True}),
+    "falcon-mamba": ("falcon_mamba", {}),
+    "jamba": ("jamba", {}),
+    "mamba": ("mamba", {"use_bias": True}),
     "mamba2": ("mamba2", {}),
     "olmo-hybrid": ("olmo_hybrid", {}),
     "olmo-hybrid-rotating": (

@@ -204,7 +204,7 @@ def _own_attention(
     found = None
     if index in shape.recurrent:
         before = sum(other < index for other in shape.recurrent)
-        found = recurrent_parts(layer, before, family, shape)
+        found = recurrent_parts(layer, before, family, shape, ops)
     if found is not None and index in shape.keyless:
         into, out = product(found.into, ops, found.order), product([found.out], ops)
         return Recurrent(ops, HalfParts(into=into, out=out, recurrence=found.how))

@@ -17,6 +17,7 @@ from .compute.linear import Linear
 from .compute.mixture import Mixture
 from .compute.ops import Ops
 from .compute.recurrent_cache import RecurrentCache
+from .compute.selective import Selective
 
 ChangeLinear = Callable[[Linear], Linear]
 
@@ -122,7 +123,30 @@ class LatentAttention(OwnCore):
 
 
 class Recurrent(OwnCore):
-    """In the place of an attention: a product, what goes on token by token, and a product."""
+    """In the place of an attention: a product, what goes on token by token, and a product. Where
+    it is selective, products stand between."""
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        selective = self._selective
+        return self.made.into, *(selective.linears if selective else ()), self.out
+
+    @property
+    def out(self) -> Linear:
+        assert self.made.out is not None
+        return self.made.out
+
+    @property
+    def _selective(self) -> Selective | None:
+        assert self.made.recurrence is not None
+        return self.made.recurrence.selective
+
+    def with_linears(self, change: ChangeLinear) -> Self:
+        how = self.made.recurrence
+        if how is not None and how.selective is not None:
+            how = replace(how, selective=how.selective.changed(change))
+        into, out = change(self.made.into), change(self.out)
+        return replace(self, made=replace(self.made, into=into, recurrence=how, out=out))
 
     def __call__(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None

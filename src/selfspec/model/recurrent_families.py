@@ -60,6 +60,17 @@ _LFM2: dict[str, Any] = {
     **LAYER_HEAD_NORMS,
 }
 
+_ONLY_MAMBA: dict[str, Any] = {
+    "layers": "backbone.layers",
+    "embedding": "backbone.embeddings",
+    "rotary": None,
+    "final_norm": "backbone.norm_f",
+    "attention_norm": "norm",
+    "mlp_norm": None,
+    "single": True,
+    "ropes": no_rope,
+}
+
 RECURRENT: dict[str, Family] = {
     "bamba": Family(
         final_norm="model.final_layernorm",
@@ -79,6 +90,7 @@ RECURRENT: dict[str, Family] = {
         ),
         factors=_falcon_factors,
     ),
+    "falcon_mamba": Family(recurrent=RecurrentNames("mamba-1", "mixer"), **_ONLY_MAMBA),
     "granitemoehybrid": Family(
         gate_up=("shared_mlp.input_linear",),
         down="shared_mlp.output_linear",
@@ -90,6 +102,17 @@ RECURRENT: dict[str, Family] = {
             rope(config) if config.position_embedding_type == "rope" else no_rope(config)
         ),
     ),
+    "jamba": Family(
+        rotary=None,
+        final_norm="model.final_layernorm",
+        mlp_norm="pre_ff_layernorm",
+        gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down="feed_forward.down_proj",
+        experts="feed_forward",
+        experts_normalised=False,
+        recurrent=RecurrentNames("mamba-1", "mamba"),
+        ropes=no_rope,
+    ),
     "lfm2": Family(**_LFM2),
     "lfm2_moe": Family(
         **_LFM2,
@@ -98,17 +121,8 @@ RECURRENT: dict[str, Family] = {
         expert_scores="sigmoid",
         least_weight=1e-6,
     ),
-    "mamba2": Family(
-        layers="backbone.layers",
-        embedding="backbone.embeddings",
-        rotary=None,
-        final_norm="backbone.norm_f",
-        attention_norm="norm",
-        mlp_norm=None,
-        recurrent=RecurrentNames("mamba-2", "mixer"),
-        single=True,
-        ropes=no_rope,
-    ),
+    "mamba": Family(recurrent=RecurrentNames("mamba-1", "mixer"), **_ONLY_MAMBA),
+    "mamba2": Family(recurrent=RecurrentNames("mamba-2", "mixer"), **_ONLY_MAMBA),
     "nemotron_h": Family(
         embedding="model.embeddings",
         rotary=None,

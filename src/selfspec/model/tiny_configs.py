@@ -123,6 +123,15 @@ PECULIAR_CONFIGS: dict[str, dict[str, Any]] = {
         "mamba_d_state": 12,
         "mamba_n_groups": 2,
     },
+    "jamba": {
+        "attn_layer_period": 3,
+        "attn_layer_offset": 1,
+        "num_experts": 4,
+        "mamba_d_state": 12,
+        "mamba_dt_rank": 6,
+    },
+    "mamba": {"state_size": 12, "time_step_rank": 6},
+    "falcon_mamba": {"state_size": 20, "time_step_rank": 6},
     "mamba2": {"num_heads": 8, "head_dim": 16, "state_size": 12, "n_groups": 2},
     "olmo_hybrid": {**_DELTA, "linear_num_key_heads": 2, "rope_parameters": None},
     "granitemoehybrid": {

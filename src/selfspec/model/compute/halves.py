@@ -48,7 +48,10 @@ class HalfParts:
         if self.mixture is not None:
             return self.mixture.alone
         assert self.out is not None
-        linears = [self.into, *(self.latent.linears if self.latent else ()), self.out]
+        selective = self.recurrence.selective if self.recurrence else None
+        between = [*(self.latent.linears if self.latent else ())]
+        between += selective.linears if selective else ()
+        linears = [self.into, *between, self.out]
         return next((linear.alone for linear in linears if linear.alone), "")
 
 

@@ -217,7 +217,7 @@ class Ops(ABC):
         if y is None:
             before += stretch.end - stretch.first
         kept = memory.before(row, stretch.end if y is None else stretch.first, before)
-        entries, out = by_torch(how, y, kept, state if how.size.heads else None)
+        entries, out = by_torch(how, y, kept, state if how.size.heads else None, self.norm)
         if y is None:
             return None
         memory.keep(row, stretch.first, entries)

@@ -12,6 +12,7 @@ so its bits do not depend on how a text is cut into calls. Knows neither layers 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .memo import Memo
+from .norms import Norm
+from .selective import Selective, step_of, through_channels
 
 Finish = Literal["times gate", "norm, then gate", "gate, then norm", "times SiLU of gate"]
 
@@ -36,11 +39,14 @@ class RecurrentSize:
     """States; 0: there is a convolution only."""
     key: int = 0
     value: int = 0
+    selective: bool = False
+    """A head is a channel, with a step of its own."""
 
     @property
     def entry(self) -> int:
-        """Numbers that are kept of what entered at one token: u, and each head's decay and rate."""
-        return self.channels + 2 * self.heads
+        """Numbers that are kept of what entered at one token: u, and each head's decay and rate, or
+        its step and the key."""
+        return self.channels + self.heads + (self.key if self.selective else self.heads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +70,10 @@ class Recurrence(Memo):
     """c is v, k, q and not q, k, v."""
     delta: bool = False
     """The delta rule, with q and k of length one."""
+    selective: Selective | None = None
+    """The products of one that is (Mamba-1)."""
     decay: Tensor | None = None
-    """-exp(A), (heads,)"""
+    """-exp(A), (heads,), or with a number for each of a key, (heads, key)."""
     shift: Tensor | None = None
     straight: Tensor | None = None
     """So much of v is added to o, (heads,)."""
@@ -83,7 +91,7 @@ class Recurrence(Memo):
     @property
     def columns(self) -> int:
         """What it reads of a token."""
-        gates = self.size.heads * (2 if self.delta else 1)
+        gates = 0 if self.size.selective else self.size.heads * (2 if self.delta else 1)
         return self.size.channels * (2 if self.twice else 1) + self.outputs + gates
 
 
@@ -156,10 +164,17 @@ def finished(how: Recurrence, out: Tensor, gate: Tensor) -> Tensor:
 
 
 def by_torch(
-    how: Recurrence, y: Tensor | None, before: Tensor, state: Tensor | None
+    how: Recurrence,
+    y: Tensor | None,
+    before: Tensor,
+    state: Tensor | None,
+    norm: Callable[[Tensor, Norm], Tensor],
 ) -> tuple[Tensor, Tensor | None]:
     """The entries of some tokens, and what they give. `before`: entries of those before them, one
     fewer than taps. Without `y` the last entries are the tokens' own, and nothing is given."""
+    if how.selective is not None:
+        assert state is not None
+        return _choosing(how, how.selective, y, before, state, norm)
     if y is None:
         kept, gate = before, None
     else:
@@ -169,3 +184,30 @@ def by_torch(
     own, c = kept[len(kept) - tokens :], convolved(how, kept, tokens)
     out = c if state is None else through_states(how, c, own, state).reshape(tokens, -1)
     return own, None if gate is None else finished(how, out, gate)
+
+
+def _choosing(
+    how: Recurrence,
+    selective: Selective,
+    y: Tensor | None,
+    before: Tensor,
+    state: Tensor,
+    norm: Callable[[Tensor, Norm], Tensor],
+) -> tuple[Tensor, Tensor | None]:
+    """The same of one that is selective."""
+    channels, decay, states = how.size.channels, how.decay, state.view(how.size.heads, -1)
+    assert decay is not None and how.straight is not None
+    if y is None:
+        tokens = len(before) - how.size.taps + 1
+        own, x = before[len(before) - tokens :], convolved(how, before, tokens)
+        steps, keys = own[:, channels:].split([how.size.heads, how.size.key], 1)
+        through_channels(states, decay, x, steps, keys, None)
+        return own, None
+    u = y[:, :channels].float()
+    x = convolved(how, torch.cat([before[:, :channels], u]), len(u))
+    raw, keys, queries = selective.chosen(x.to(y.dtype), norm)
+    steps, keys = step_of(raw), keys.float()
+    out = through_channels(states, decay, x, steps, keys, queries.float())
+    assert out is not None
+    entries = torch.cat([u, steps, keys], 1)
+    return entries, finished(how, out + how.straight * x, y[:, channels:].float())

@@ -38,6 +38,7 @@
 #include "experts.h"
 #include "panels.h"
 #include "recurrent.h"
+#include "selective.h"
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, WIDE = 2, MAX_ROWS = 12;  // 24 accumulators of 32 registers
@@ -1279,6 +1280,13 @@ struct Latent {
     int64_t key() const { return rotary + plain; }
 };
 
+// Products between a convolution and the states behind it: of what left it to the few numbers that
+// steps come from, keys and queries; and of these few to the steps.
+struct Selective {
+    const Product *into, *steps;
+    const Norm *norm, *key_norm, *query_norm;  // of the three, or null
+};
+
 // Half of a layer: norm, product, attention, recurrence or activation, product, norm, scale, added
 // to the stream, and the stream scaled. A mixture's first product is its router, and its last one
 // widens what its experts give, or is not there.
@@ -1292,6 +1300,7 @@ struct Half {
     int64_t rope, sight;
     const recurrent::Recurrence* recurrence;  // or null, like the mixture
     const experts::Mixture* mixture;
+    const Selective* selective;  // of a recurrence that is
     const Latent* latent;  // makes queries, keys and values of what the first product gives
     int64_t activation;           // of an MLP
     int64_t gated;                // an MLP; or of attention: gates lie behind queries, keys, values
@@ -1344,6 +1353,28 @@ struct Unfolding {
     }
 };
 
+// The same of what is selective.
+struct Choosing {
+    int64_t width, few, keys;  // of what the first product gives: all of it, and its parts
+    float *x, *given, *read, *steps;
+    int64_t total;
+
+    Choosing(const Half& half, const Call& call, float* room) {
+        const recurrent::Recurrence& how = *half.recurrence;
+        width = half.selective->into->outputs;
+        few = half.selective->steps->inputs;
+        keys = how.key;
+        x = room;
+        given = x + call.tokens * how.channels;
+        read = given + call.tokens * width;
+        steps = read + call.tokens * few;
+        total = call.tokens * (2 * how.channels + width + few);
+    }
+    recurrent::Chosen chosen() const {
+        return {x, steps, given + few, given + few + keys, width};
+    }
+};
+
 // Numbers between the steps of a half; too short-lived to be cleared first.
 struct Room {
     std::unique_ptr<float[]> entered, normed, first, second;
@@ -1353,10 +1384,12 @@ struct Room {
     std::vector<int> pieces_of;  // of each chosen half
     const Half* last = nullptr;
 
-    static std::array<const Product*, 5> products(const Half& half) {
+    static std::array<const Product*, 7> products(const Half& half) {
         const Latent* latent = half.latent;
+        const Selective* selective = half.selective;
         return {&half.into, &half.out, latent ? latent->queries : nullptr,
-                latent ? latent->rest : nullptr, narrow(half)};
+                latent ? latent->rest : nullptr, narrow(half),
+                selective ? selective->into : nullptr, selective ? selective->steps : nullptr};
     }
     static const Product* narrow(const Half& half) {
         return half.mixture ? half.mixture->narrow : nullptr;
@@ -1395,6 +1428,8 @@ struct Room {
             cut(halves[chosen[i]], call, threads);
             if (halves[chosen[i]].latent)
                 unfolded.hold(Unfolding(halves[chosen[i]], call, nullptr).total * 4);
+            if (halves[chosen[i]].selective)
+                unfolded.hold(Choosing(halves[chosen[i]], call, nullptr).total * 4);
             if (auto mixture = halves[chosen[i]].mixture)
                 staging.hold(*mixture, call.tokens);
         }
@@ -1520,6 +1555,43 @@ static void attend_latent(const Half& half, const Call& call, Room& room, Meetin
     meeting.wait();
 }
 
+// What is selective: columns of `first` to columns of `second`, complete.
+static void look_back_choosing(const Half& half, const Call& call, Room& room, Meeting& meeting,
+                               Steps& steps, int64_t step, Memory& memory) {
+    const recurrent::Recurrence& how = *half.recurrence;
+    const recurrent::Kept& kept = call.kept[how.index];
+    const Selective& selective = *half.selective;
+    Choosing at(half, call, room.unfolded.floats());
+    recurrent::Chosen chosen = at.chosen();
+    recurrent::Columns columns{room.first.get(), half.into.outputs, room.second.get(),
+                               half.out.inputs};
+    Share units((how.channels + LANES - 1) / LANES);
+    int64_t begin = units.begin * LANES, end = std::min(units.end * LANES, how.channels);
+    recurrent::convolve_new(how, kept, columns, chosen, begin, end);
+    meeting.wait();
+    multiply(*selective.into, at.x, nullptr, at.given, call, room, meeting,
+             steps[step + ATTENTION], memory);
+    meeting.wait();
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
+        float *given = at.given + mine.begin * at.width, *read = at.read + mine.begin * at.few;
+        if (selective.norm)
+            norm_row(given, *selective.norm, 0, read);
+        else
+            std::copy_n(given, at.few, read);
+        float *key = given + at.few, *query = key + at.keys;
+        if (selective.key_norm) norm_row(key, *selective.key_norm, 0, key);
+        if (selective.query_norm) norm_row(query, *selective.query_norm, 0, query);
+    }
+    meeting.wait();
+    multiply(*selective.steps, at.read, nullptr, at.steps, call, room, meeting,
+             steps[step + ATTENTION + 1], memory);
+    meeting.wait();
+    recurrent::select(how, kept, columns, chosen, begin, end);
+    meeting.wait();
+    recurrent::keep_chosen(how, kept, columns, chosen, omp_get_thread_num(),
+                           omp_get_num_threads());
+}
+
 // What each token's columns of `first` give in `second`, complete: attention and what is recurrent.
 static float* look_back(const Half& half, const Call& call, Room& room, Meeting& meeting,
                         Steps& steps, int64_t step, Memory& memory) {
@@ -1585,6 +1657,10 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
                       Steps& steps, int64_t step, Memory& memory) {
     if (half.latent) {
         attend_latent(half, call, room, meeting, steps, step, memory);
+        return room.second.get();
+    }
+    if (half.selective) {
+        look_back_choosing(half, call, room, meeting, steps, step, memory);
         return room.second.get();
     }
     if (!half.mlp()) return look_back(half, call, room, meeting, steps, step, memory);
@@ -1736,6 +1812,24 @@ extern "C" void recur(const recurrent::Recurrence* how, const recurrent::Kept* k
                                   0, how->outputs());
             }
     }
+    kept->end();
+}
+
+// The two parts of a selective one, between which are its products.
+extern "C" void recur_convolve(const recurrent::Recurrence* how, const recurrent::Kept* kept,
+                               const float* y, int64_t stride, float* x) {
+    recurrent::Columns columns{y, stride, nullptr, 0};
+    recurrent::Chosen chosen{x, nullptr, nullptr, nullptr, 0};
+    recurrent::convolve_new(*how, *kept, columns, chosen, 0, how->channels);
+}
+
+extern "C" void recur_select(const recurrent::Recurrence* how, const recurrent::Kept* kept,
+                             const float* y, int64_t stride, const recurrent::Chosen* chosen,
+                             float* out) {
+    recurrent::Columns columns{y, stride, out, how->outputs()};
+    kept->begin();
+    recurrent::select(*how, *kept, columns, *chosen, 0, how->channels);
+    recurrent::keep_chosen(*how, *kept, columns, *chosen, 0, 1);
     kept->end();
 }
 

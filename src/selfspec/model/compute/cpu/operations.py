@@ -30,6 +30,7 @@ from .linear import PackedLinear
 from .native import library
 from .packs import Shelf
 from .recurrent import recur, times_sigmoid
+from .selective import select
 
 
 def product(
@@ -152,4 +153,6 @@ class NativeOps(Ops):
     def go_on(
         self, y: Tensor | None, how: Recurrence, memory: Memory, row: int, stretch: Stretch
     ) -> Tensor | None:
+        if how.selective is not None:
+            return select(how, y, memory, row, stretch, self.norm)
         return recur(how, y, memory, row, stretch)
