@@ -66,6 +66,20 @@ class NormBy:
 
 
 @dataclass(frozen=True)
+class NormedTwice:
+    """A norm, a product, an activation, and another norm."""
+
+    first: NormBy
+    product: Linear
+    activation: str
+    last: NormBy
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.product(self.first(x))
+        return self.last(self.first.ops.activated(y, self.activation))
+
+
+@dataclass(frozen=True)
 class Norms:
     """What happens to each half's input, and to what it adds; None: nothing."""
 
@@ -183,7 +197,9 @@ def own_block(
         family = replace(family, **family.where_recurrent)
 
     def change(name: str | None) -> Change | None:
-        return None if name is None else NormBy(ops, norm(layer, name, family.norms, shape.width))
+        if name is None or isinstance(module(layer, name), nn.Identity):
+            return None
+        return NormBy(ops, norm(layer, name, family.norms, shape.width))
 
     names = (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after)
     no_attention, no_mlp = ((index, which) in shape.missing for which in (True, False))

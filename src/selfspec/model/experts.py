@@ -13,15 +13,7 @@ from .compute.linear import Linear
 from .compute.mixture import Mixture
 from .compute.ops import Ops
 from .family import Factor, Family
-from .weights import (
-    LinearWeights,
-    is_numbers,
-    linear_weights,
-    module,
-    plain,
-    product,
-    side_by_side,
-)
+from .weights import LinearWeights, is_numbers, linear_weights, module, plain, product, side_by_side
 
 _PARTS = ("gate_proj", "up_proj", "down_proj")
 _SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
@@ -43,7 +35,10 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
     if gate is None:
         return None
     found: Any = module(layer, str(family.experts))
-    experts, scorer = found.experts, next((getattr(gate, name) for name in ("wg", "gate") if hasattr(gate, name)), gate)
+    experts, scorer = (
+        found.experts,
+        next((getattr(gate, name) for name in ("wg", "gate") if hasattr(gate, name)), gate),
+    )
     first = _first(family)
     if not all(hasattr(root, name) and is_numbers(getattr(root, name)) for root, name in (
         (scorer, "weight"), (experts, first), (experts, "down_proj"),

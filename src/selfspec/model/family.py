@@ -63,6 +63,15 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class BeforeHead:
+    """What stands between the last norm and the head: a product, an activation and a norm."""
+
+    product: str
+    activation: str
+    norm: str
+
+
+@dataclass(frozen=True)
 class Family:
     """One architecture. The defaults are Llama's. Names are relative to the model or to a layer."""
 
@@ -79,6 +88,7 @@ class Family:
     where each has a module of its own."""
     final_norm: str = "model.norm"
     head: str = "lm_head"
+    before_head: BeforeHead | None = None
     norms: NormKind = _RMS
     attention: str = "self_attn"
     attention_norm: str | None = "input_layernorm"

@@ -12,7 +12,7 @@ import torch
 
 from .compute.norms import NormKind
 from .compute.ops import LIMIT, STEEPNESS, Temperature
-from .family import Family, Ropes, Scales, Slopes, Temperatures, Windows
+from .family import BeforeHead, Family, Ropes, Scales, Slopes, Temperatures, Windows
 from .family_parts import (
     H_TO_4H,
     HEAD_NORMS,
@@ -20,6 +20,7 @@ from .family_parts import (
     WIDE,
     granite_scales,
     no_rope,
+    rope_by_kind,
     rope_in_windows,
 )
 
@@ -43,7 +44,7 @@ def _llama4_temperatures(config: Any) -> Temperatures:
 
 
 def _falcon_layers(config: Any) -> Mapping[str, Any]:
-    """Falcon has three kinds of layers, with norms of three kinds of names, and two of positions."""
+    """Falcon has norms of three kinds of names, and two kinds of positions."""
     if not config.alibi:
         return _falcon_norms(config)
     slopes = [float(torch.tensor(each).bfloat16()) for each in _alibi(config.num_attention_heads)]
@@ -191,10 +192,7 @@ PECULIAR: dict[str, Family] = {
         experts_transposed=True,
         unless=lambda config: config.hidden_act != "silu" or _lacks("aria", "AriaTextTopKRouter"),
     ),
-    "bitnet": Family(
-        attention_inner="self_attn.attn_sub_norm",
-        mlp_inner="mlp.ffn_sub_norm",
-    ),
+    "bitnet": Family(attention_inner="self_attn.attn_sub_norm", mlp_inner="mlp.ffn_sub_norm"),
     "cohere2_moe": Family(
         interleaved=True,
         mlp_norm="input_layernorm",
@@ -314,6 +312,25 @@ PECULIAR: dict[str, Family] = {
         expert_scores="near the best",
         experts_normalised=False,
         unless=lambda config: config.num_experts_per_tok != 2,
+    ),
+    "modernbert-decoder": Family(
+        embedding="model.embeddings.tok_embeddings",
+        embedding_norm="model.embeddings.norm",
+        final_norm="model.final_norm",
+        head="decoder",
+        norms=LAYER_NORM,
+        attention="attn",
+        attention_norm="attn_norm",
+        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+        key_heads=lambda config: None,
+        out="attn.Wo",
+        mlp_norm="mlp_norm",
+        gate_up=("mlp.Wi",),
+        down="mlp.Wo",
+        ropes=rope_by_kind,
+        as_configured=lambda config: {
+            "before_head": BeforeHead("lm_head.dense", config.classifier_activation, "lm_head.norm")
+        },
     ),
     "mpt": Family(
         layers="transformer.blocks",

@@ -1,7 +1,7 @@
 """Recurrent halves of a model's layers, from its modules by the names that a family gives.
 
-Four kinds are known: the short convolution of LFM2, the gated delta rule, Mamba-1 and Mamba-2. What differs in
-how they store their projections is undone here, once. Does not know how a half is run.
+Four kinds are known: the short convolution of LFM2, the gated delta rule, Mamba-1 and Mamba-2. What
+differs in how they store their projections is undone here, once. Does not know how a half is run.
 """
 
 from __future__ import annotations

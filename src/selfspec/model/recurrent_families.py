@@ -146,10 +146,7 @@ RECURRENT: dict[str, Family] = {
     "olmo_hybrid": Family(
         norms=WIDE,
         recurrent=RecurrentNames(
-            "delta rule",
-            "linear_attn",
-            tuple(f"{name}_proj" for name in "qkvgab"),
-            "o_proj",
+            "delta rule", "linear_attn", tuple(f"{name}_proj" for name in "qkvgab"), "o_proj"
         ),
         where_recurrent={
             "attention_norm": "input_layernorm",
@@ -157,9 +154,7 @@ RECURRENT: dict[str, Family] = {
             "mlp_norm": "post_attention_layernorm",
             "mlp_after": None,
         },
-        ropes=lambda config: (
-            no_rope(config) if _base_of(config) is None else rope(config)
-        ),
+        ropes=lambda config: no_rope(config) if _base_of(config) is None else rope(config),
         as_configured=lambda config: {} if _base_of(config) is not None else {"rotary": None},
         **AFTER,
         **HEAD_NORMS,

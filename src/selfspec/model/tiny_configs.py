@@ -246,6 +246,12 @@ PECULIAR_CONFIGS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "lm_head_bias": True,
     },
+    "modernbert-decoder": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "local_attention": 24,
+        "classifier_bias": True,
+        "norm_bias": True,
+    },
     "hy_v3": {
         "num_experts": 6,
         "num_experts_per_tok": 2,

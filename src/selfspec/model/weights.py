@@ -141,11 +141,16 @@ def table(root: nn.Module, path: str) -> Tensor | Blocks:
 
 def is_plain(found: Any) -> bool:
     """Whether a linear or embedding has a weight that our products can read."""
+    known = isinstance(found, nn.Embedding) or _is_linear(found) or _is_conv(found)
+    return known and is_numbers(found.weight)
+
+
+def _is_linear(found: Any) -> bool:
+    """Also of a family's own kind (Falcon's), but not of a quantiser's, which may round what it
+    reads (BitNet's)."""
     kind = type(found)
-    linear = isinstance(found, nn.Linear) and (
-        kind.forward is nn.Linear.forward or kind.__module__.startswith("transformers.models.")
-    )  # one of a quantiser may round what it reads
-    return (linear or isinstance(found, nn.Embedding) or _is_conv(found)) and is_numbers(found.weight)
+    own = kind.forward is nn.Linear.forward or kind.__module__.startswith("transformers.models.")
+    return isinstance(found, nn.Linear) and own
 
 
 def _is_conv(found: Any) -> bool:

@@ -17,8 +17,8 @@ from .recurrence import Recurrence
 @dataclass(frozen=True, kw_only=True)
 class HalfParts:
     """An attention if it has heads, recurrent if it has a recurrence, else an MLP: norm, product,
-    what stands between, perhaps normed, product, norm, scale, added to the stream, and the stream scaled. The first
-    product of a mixture is its router."""
+    what stands between, perhaps normed, product, norm, scale, added to the stream, and the stream
+    scaled. The first product of a mixture is its router."""
 
     into: Linear
     out: Linear | None = None

@@ -180,10 +180,8 @@ class Ops(ABC):
             return self.widened(out, rest, mixture, residual)
         return out if residual is None else residual + out
 
-    def widened(
-        self, y: Tensor, rest: Tensor, mixture: Mixture, residual: Tensor | None
-    ) -> Tensor:
-        """What a mixture gives whose experts' sum is y, and `rest` what the shared one activates."""
+    def widened(self, y: Tensor, rest: Tensor, mixture: Mixture, residual: Tensor | None) -> Tensor:
+        """What a mixture gives. y: its experts' sum. `rest`: what the shared one activates."""
         assert mixture.widen is not None
         activate = self.gated if mixture.gated else self.activated
         shared = activate(rest.contiguous(), mixture.activation)

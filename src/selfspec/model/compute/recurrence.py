@@ -5,9 +5,10 @@ With u_t what enters, c_t = act(bias + sum_l w_l u_(t-taps+1+l)); c holds q, k a
 
     S = decay_t S;  d = rate_t (v - S'k) with the delta rule, else rate_t v;  S += k d';  o = S'q
 
-decay_t = exp(-exp(A) softplus(a_t + shift)); rate_t = sigmoid(b_t), perhaps doubled, with the delta rule,
-else the softplus itself. A token's numbers come from its own column and the one before it, in a fixed order,
-so its bits do not depend on how a text is cut into calls. Knows neither layers nor what is kept.
+decay_t = exp(-exp(A) softplus(a_t + shift)); rate_t = sigmoid(b_t), perhaps doubled, with the delta
+rule, else the softplus itself. selective.py has the equations of Mamba-1. A token's numbers come
+from its own column and the one before it, in a fixed order, so its bits do not depend on how a text
+is cut into calls. Knows neither layers nor what is kept.
 """
 
 from __future__ import annotations
