@@ -121,6 +121,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+_MIXED = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+    "moe_latent_size": 24,
+}
 _YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -135,10 +139,23 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", {}),
     "arcee": ("arcee", {}),
     "aria": ("aria_text", {}),
+    "afmoe": ("afmoe", {}),
     "biogpt": ("biogpt", {}),
+    "bitnet": ("bitnet", {}),
     "bloom": ("bloom", {}),
     "bloom-six-heads": ("bloom", {"num_attention_heads": 6, "hidden_size": 96}),
     "codegen": ("codegen", {}),
+    "cohere2_moe": ("cohere2_moe", {}),
+    "cohere2_moe-sigmoid": (
+        "cohere2_moe",
+        {
+            "expert_selection_fn": "sigmoid",
+            "rms_norm_eps": 1e-6,
+            "num_shared_experts": 0,
+            "prefix_dense_sliding_window_pattern": 1,
+            "layer_types": ["full_attention", "sliding_attention"] * 2,
+        },
+    ),
     "cwm": ("cwm", {"sliding_window": 24}),
     "deepseek_v2": ("deepseek_v2", {}),
     "deepseek_v2-greedy": (
@@ -162,6 +179,11 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "ernie4_5_moe-none-shared": ("ernie4_5_moe", {"moe_num_shared_experts": 0}),
     "exaone4": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 2}),
     "falcon": ("falcon", {}),
+    "falcon-alibi": ("falcon", {"alibi": True}),
+    "falcon-alibi-six-heads": (
+        "falcon",
+        {"alibi": True, "num_attention_heads": 6, "hidden_size": 96, "num_kv_heads": 6},
+    ),
     "falcon-heads": ("falcon", {"multi_query": False, "num_kv_heads": None}),
     "falcon-in-sequence": ("falcon", {"parallel_attn": False, "bias": True}),
     "falcon-new": ("falcon", {"new_decoder_architecture": True}),
@@ -210,6 +232,7 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "hunyuan_v1_moe": ("hunyuan_v1_moe", {}),
+    "hy_v3": ("hy_v3", {}),
     "hyperclovax": ("hyperclovax", {}),
     "hyperclovax-no-after": ("hyperclovax", {"use_post_norm": False}),
     "internlm3": ("internlm3", {}),
@@ -223,6 +246,7 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "ministral": ("ministral", {"sliding_window": 24}),
     "ministral3": ("ministral3", {}),
     "ministral3-window": ("ministral3", {"sliding_window": 24}),
+    "modernbert": ("modernbert-decoder", {}),
     "mpt": ("mpt", {}),
     "mpt-six-heads": ("mpt", {"num_attention_heads": 6, "hidden_size": 96}),
     "mpt-clamp": ("mpt", {"attn_config": {"clip_qkv": 0.5, "softmax_scale": 0.3}}),
@@ -237,6 +261,7 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "persimmon": ("persimmon", {"num_key_value_heads": None}),
     "phi": ("phi", {}),
     "phi-head-norms": ("phi", {"qk_layernorm": True}),
+    "phimoe": ("phimoe", {}),
     "phi4": ("phi4_multimodal", {}),
     "qwen2_moe": ("qwen2_moe", {}),
     "seed_oss": ("seed_oss", {}),
@@ -265,6 +290,21 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
         {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_proj_bias": True},
     ),
     "nemotron-h": ("nemotron_h", {}),
+    "nemotron-h-moe": ("nemotron_h", {**_MIXED, "moe_latent_size": None, "num_hidden_layers": 4}),
+    "nemotron-h-narrow": ("nemotron_h", {**_MIXED, "seed": 2}),
+    "nemotron-h-narrow-biases": ("nemotron_h", {**_MIXED, "mlp_bias": True}),
+    "falcon-mamba": ("falcon_mamba", {}),
+    "jamba": ("jamba", {}),
+    "mamba": ("mamba", {"use_bias": True}),
+    "mamba2": ("mamba2", {}),
+    "olmo-hybrid": ("olmo_hybrid", {}),
+    "olmo-hybrid-rotating": (
+        "olmo_hybrid",
+        {
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+            "linear_allow_neg_eigval": False,
+        },
+    ),
     "lfm2-moe": ("lfm2_moe", {}),
     "granite-hybrid-moe": ("granitemoehybrid", {"num_local_experts": 4, "num_experts_per_tok": 2}),
     "granite-hybrid-rotating": ("granitemoehybrid", {"position_embedding_type": "rope"}),

@@ -66,6 +66,20 @@ class NormBy:
 
 
 @dataclass(frozen=True)
+class NormedTwice:
+    """A norm, a product, an activation, and another norm."""
+
+    first: NormBy
+    product: Linear
+    activation: str
+    last: NormBy
+
+    def __call__(self, x: Tensor) -> Tensor:
+        y = self.product(self.first(x))
+        return self.last(self.first.ops.activated(y, self.activation))
+
+
+@dataclass(frozen=True)
 class Norms:
     """What happens to each half's input, and to what it adds; None: nothing."""
 
@@ -179,9 +193,13 @@ def own_block(
     layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops, rope: RopeTable | None
 ) -> Block:
     """The block of a family in the table, run by our operations."""
+    if index in shape.recurrent:
+        family = replace(family, **family.where_recurrent)
 
     def change(name: str | None) -> Change | None:
-        return None if name is None else NormBy(ops, norm(layer, name, family.norms, shape.width))
+        if name is None or isinstance(module(layer, name), nn.Identity):
+            return None
+        return NormBy(ops, norm(layer, name, family.norms, shape.width))
 
     names = (family.attention_norm, family.attention_after, family.mlp_norm, family.mlp_after)
     no_attention, no_mlp = ((index, which) in shape.missing for which in (True, False))
@@ -202,7 +220,7 @@ def _own_attention(
     found = None
     if index in shape.recurrent:
         before = sum(other < index for other in shape.recurrent)
-        found = recurrent_parts(layer, before, family, shape)
+        found = recurrent_parts(layer, before, family, shape, ops)
     if found is not None and index in shape.keyless:
         into, out = product(found.into, ops, found.order), product([found.out], ops)
         return Recurrent(ops, HalfParts(into=into, out=out, recurrence=found.how))
@@ -219,6 +237,7 @@ def _own_attention(
         clamp=shape.scales.clamp,
         sinks=None if family.sinks is None else parameter(layer, family.sinks),
         slopes=torch.tensor(shape.slopes, device=device) if shape.slopes else None,
+        coarse=family.coarse_slopes,
         temperature=shape.temperatures[index] if shape.temperatures else Temperature(),
         rope=rope,
         norms_behind=family.norms_behind,
@@ -239,12 +258,18 @@ def _own_attention(
         into=product(parts, ops, order),
         out=product([last], ops),
         heads=heads,
+        inner=_inner(layer, family.attention_inner, family),
         recurrence=None if found is None else found.how,
         gated=family.gated_attention,
     )
     if found is not None:
         return Beside(ops, made)
     return (GatedAttention if family.gated_attention else Attention)(ops, made)
+
+
+def _inner(layer: nn.Module, name: str | None, family: Family) -> Norm | None:
+    """A norm with weights of what a half's last product reads."""
+    return None if name is None else norm(layer, name, family.norms, 0)
 
 
 def _own_mlp(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Core:
@@ -257,7 +282,10 @@ def _own_mlp(layer: nn.Module, family: Family, shape: Shape, ops: Ops) -> Core:
         return Experts(ops, experts)
     up = product([linear_weights(layer, name, shape.factors) for name in family.gate_up], ops)
     down = product([linear_weights(layer, family.down, shape.factors)], ops)
-    parts = HalfParts(into=up, out=down, activation=shape.activation, gated=family.gated)
+    inner = _inner(layer, family.mlp_inner, family)
+    parts = HalfParts(
+        into=up, out=down, inner=inner, activation=shape.activation, gated=family.gated
+    )
     if shape.activation == "xielu":
         parts = replace(parts, curve=xielu(module(layer, "mlp.act_fn")))
     return Mlp(ops, parts)

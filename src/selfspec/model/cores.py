@@ -17,6 +17,7 @@ from .compute.linear import Linear
 from .compute.mixture import Mixture
 from .compute.ops import Ops
 from .compute.recurrent_cache import RecurrentCache
+from .compute.selective import Selective
 
 ChangeLinear = Callable[[Linear], Linear]
 
@@ -61,6 +62,11 @@ class OwnCore:
     def parts(self) -> HalfParts:
         return self.made
 
+    def last(self, y: Tensor, residual: Tensor | None) -> Tensor:
+        """The second product, behind a norm where there is one."""
+        inner = self.made.inner
+        return self.out(y if inner is None else self.ops.norm(y, inner), residual)
+
 
 def changed(core: Any, change: ChangeLinear) -> Any:
     """The same with other products; modules of transformers stay as they are."""
@@ -76,7 +82,7 @@ class Attention(OwnCore):
         made = self.made
         assert made.heads is not None
         y = self.ops.attention(made.into(x), made.heads, cache, layout)
-        return self.out(y, residual)
+        return self.last(y, residual)
 
 
 class GatedAttention(Attention):
@@ -117,7 +123,30 @@ class LatentAttention(OwnCore):
 
 
 class Recurrent(OwnCore):
-    """In the place of an attention: a product, what goes on token by token, and a product."""
+    """In the place of an attention: a product, what goes on token by token, and a product. Where
+    it is selective, products stand between."""
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        selective = self._selective
+        return self.made.into, *(selective.linears if selective else ()), self.out
+
+    @property
+    def out(self) -> Linear:
+        assert self.made.out is not None
+        return self.made.out
+
+    @property
+    def _selective(self) -> Selective | None:
+        assert self.made.recurrence is not None
+        return self.made.recurrence.selective
+
+    def with_linears(self, change: ChangeLinear) -> Self:
+        how = self.made.recurrence
+        if how is not None and how.selective is not None:
+            how = replace(how, selective=how.selective.changed(change))
+        into, out = change(self.made.into), change(self.out)
+        return replace(self, made=replace(self.made, into=into, recurrence=how, out=out))
 
     def __call__(
         self, x: Tensor, cache: KVCache, layout: TokenLayout, residual: Tensor | None = None
@@ -153,7 +182,7 @@ class Mlp(OwnCore):
             y = self.ops.gated(made.into(x), made.activation)
         else:
             y = self.ops.activated(made.into(x), made.activation, made.curve)
-        return self.out(y, residual)
+        return self.last(y, residual)
 
 
 @dataclass(frozen=True)
@@ -173,7 +202,7 @@ class Experts:
         return replace(self, mixture=self.mixture.changed(change))
 
     def parts(self) -> HalfParts:
-        return HalfParts(into=self.mixture.router, mixture=self.mixture)
+        return HalfParts(into=self.mixture.router, out=self.mixture.widen, mixture=self.mixture)
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self.ops.mixed(x, self.mixture, residual)

@@ -12,10 +12,12 @@ from ..errors import UnsupportedModel
 from .compute.linear import Linear
 from .compute.mixture import Mixture
 from .compute.ops import Ops
-from .family import Family
-from .weights import LinearWeights, is_numbers, linear_weights, module, plain, product
+from .family import Factor, Family
+from .weights import LinearWeights, is_numbers, linear_weights, module, plain, product, side_by_side
 
 _PARTS = ("gate_proj", "up_proj", "down_proj")
+_SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
+_NARROW = ("fc1_latent_proj", "fc2_latent_proj")
 
 
 def router(layer: nn.Module, family: Family) -> nn.Module | None:
@@ -33,9 +35,13 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
     if gate is None:
         return None
     found: Any = module(layer, str(family.experts))
-    experts, scorer = found.experts, getattr(gate, "wg", gate)
+    experts, scorer = (
+        found.experts,
+        next((getattr(gate, name) for name in ("wg", "gate") if hasattr(gate, name)), gate),
+    )
+    first = _first(family)
     if not all(hasattr(root, name) and is_numbers(getattr(root, name)) for root, name in (
-        (scorer, "weight"), (experts, "gate_up_proj"), (experts, "down_proj"),
+        (scorer, "weight"), (experts, first), (experts, "down_proj"),
     )):  # fmt: skip
         raise UnsupportedModel(
             f"the model's experts ({type(experts).__name__}, router {type(gate).__name__}) are "
@@ -45,37 +51,52 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
     routing = gate if hasattr(gate, "top_k") else found  # some, in older versions of transformers
     scores = [plain(scorer.weight, getattr(scorer, "bias", None))]
     into, out = _products(experts, family, ops)
-    shared = _shared(layer, found, family)
+    shared, narrow, widen = _shared(layer, found, family), None, None
+    if isinstance(getattr(found, _NARROW[0], None), nn.Linear):
+        narrow, widen = _narrowed(found, shared, ops)
+        shared = None
     if shared is not None:
-        first, last, weigher = shared
-        into.append(product(first, ops))
+        up, last, weigher = shared
+        into.append(product(up, ops))
         out.append(product([last], ops))
         scores += [] if weigher is None else [weigher]
-    sigmoid, of_inputs = family.expert_scores != "softmax", "inputs" in family.expert_scores
+    sigmoid, of_inputs = "sigmoid" in family.expert_scores, "inputs" in family.expert_scores
     groups, kept = _groups(gate)
-    normalised = getattr(routing, "norm_topk_prob", family.experts_normalised)
+    normalised = family.expert_scores == "softmax of the chosen" or getattr(
+        routing, "norm_topk_prob", family.experts_normalised
+    )
+    scale = next((getattr(routing, name) for name in _SCALES if hasattr(routing, name)), 1)
     return Mixture(
-        router=product(scores, ops),
+        router=product(scores, ops.of_router),
         into=into,
         out=out,
         chosen=routing.top_k,
         shared=shared is not None,
+        narrow=narrow,
+        widen=widen,
         activation=activation,
+        gated=family.gated,
         sigmoid=sigmoid,
         favour=_favour(found, gate),
         groups=groups,
         kept=kept,
         best=2 if sigmoid else 1,
+        margin=2 * gate.router_jitter_noise if family.expert_scores == "near the best" else 0.0,
         of_inputs=of_inputs,
         normalised=normalised and not of_inputs,
         least=family.least_weight,
-        scale=float(getattr(routing, "routed_scaling_factor", 1.0)),
+        scale=float(scale) * (_averaged(found) if shared is not None else 1),
     )
+
+
+def _first(family: Family) -> str:
+    """What an expert's first product is called."""
+    return "gate_up_proj" if family.gated else "up_proj"
 
 
 def _products(experts: Any, family: Family, ops: Ops) -> tuple[list[Linear], list[Linear]]:
     """Both products of each expert."""
-    gate_up, down = experts.gate_up_proj, experts.down_proj
+    gate_up, down = getattr(experts, _first(family)), experts.down_proj
     if family.experts_transposed:
         gate_up, down = gate_up.transpose(1, 2), down.transpose(1, 2)
     order = torch.arange(gate_up.shape[1]).view(-1, 2).T.flatten()
@@ -95,21 +116,39 @@ def _products(experts: Any, family: Family, ops: Ops) -> tuple[list[Linear], lis
     )
 
 
-def _shared(
-    layer: nn.Module, found: Any, family: Family
-) -> tuple[list[LinearWeights], LinearWeights, LinearWeights | None] | None:
+_Shared = tuple[list[LinearWeights], LinearWeights, LinearWeights | None]
+
+
+def _narrowed(found: Any, shared: _Shared | None, ops: Ops) -> tuple[Linear, Linear]:
+    """What narrows the stream for experts and widens their sum, and beside both the expert that
+    every token has."""
+    before, behind = (linear_weights(found, name) for name in _NARROW)
+    into, out, _ = shared or ([], None, None)
+    last = behind if out is None else side_by_side([behind, out])
+    return product([before, *into], ops), product([last], ops)
+
+
+def _shared(layer: nn.Module, found: Any, family: Family) -> _Shared | None:
     """An expert that every token has: gate and up, down, and what weighs it by a sigmoid."""
+    parts = _PARTS if family.gated else _PARTS[1:]
     if getattr(found, "shared_experts", None) is not None:
-        *into, down = (linear_weights(found.shared_experts, name) for name in _PARTS)
-        return into, down, None
+        *into, last = parts
+        half = {last: Factor(outputs=_averaged(found))} if _averaged(found) != 1 else {}
+        down = linear_weights(found.shared_experts, last, half)
+        return [linear_weights(found.shared_experts, name) for name in into], down, None
     if hasattr(found, "shared_expert"):
-        *into, down = (linear_weights(found.shared_expert, name) for name in _PARTS)
+        *into, down = (linear_weights(found.shared_expert, name) for name in parts)
         weighed = hasattr(found, "shared_expert_gate")
         return into, down, linear_weights(found, "shared_expert_gate") if weighed else None
     if family.experts_beside:
         into = [linear_weights(layer, name) for name in family.gate_up]
         return into, linear_weights(layer, family.down), None
     return None
+
+
+def _averaged(found: Any) -> float:
+    """The share of either side, where what experts give is averaged with what all tokens share."""
+    return 0.5 if getattr(found, "shared_expert_combination_strategy", "") == "average" else 1.0
 
 
 def _groups(gate: Any) -> tuple[int, int]:

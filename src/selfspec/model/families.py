@@ -190,6 +190,7 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe": Family(**_DEEPSEEK, **HEAD_NORMS),
     "glm4_moe_lite": Family(**_DEEPSEEK, **_LATENT),
     "helium": Family(norms=WIDE, interleaved=True),
+    "hy_v3": Family(**_DEEPSEEK, **HEAD_NORMS),
     "hyperclovax": Family(
         as_configured=lambda config: (
             {"attention_after": "post_norm1", "mlp_after": "post_norm2"}

@@ -63,6 +63,15 @@ class Factor:
 
 
 @dataclass(frozen=True)
+class BeforeHead:
+    """What stands between the last norm and the head: a product, an activation and a norm."""
+
+    product: str
+    activation: str
+    norm: str
+
+
+@dataclass(frozen=True)
 class Family:
     """One architecture. The defaults are Llama's. Names are relative to the model or to a layer."""
 
@@ -79,6 +88,7 @@ class Family:
     where each has a module of its own."""
     final_norm: str = "model.norm"
     head: str = "lm_head"
+    before_head: BeforeHead | None = None
     norms: NormKind = _RMS
     attention: str = "self_attn"
     attention_norm: str | None = "input_layernorm"
@@ -103,6 +113,8 @@ class Family:
     """Rotary pairs are neighbours, not the two halves of a head."""
     backwards: bool = False
     """Rotary pairs turn the other way round."""
+    attention_inner: str | None = None
+    """A norm of what its last product reads. `mlp_inner` is the MLP's."""
     attention_after: str | None = None
     """A norm of what the half adds to the residual stream. `mlp_after` is the MLP's."""
     mlp_norm: str | None = "post_attention_layernorm"
@@ -110,6 +122,7 @@ class Family:
     """One name for a fused projection, and for an MLP without a gate."""
     gated: bool = True
     down: str = "mlp.down_proj"
+    mlp_inner: str | None = None
     mlp_after: str | None = None
     activation: str = ""
     """The MLP's, where the config names none or another one."""
@@ -123,7 +136,8 @@ class Family:
     """A gate and its number of the other half are neighbours."""
     expert_scores: str = "softmax"
     """What chooses and weighs them, or "sigmoid", or "sigmoid of inputs", which weighs what they
-    read."""
+    read, or "softmax of the chosen", or "near the best", which are shares among scores that are
+    near."""
     experts_normalised: bool = True
     """Whether chosen experts' weights are divided by their sum, where the router does not say."""
     least_weight: float = 0.0
@@ -132,6 +146,8 @@ class Family:
     """Latent attention: heads are unfolded from a few numbers of each token."""
     recurrent: RecurrentNames | None = None
     """In place of attention, in the layers that have it."""
+    where_recurrent: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that differ in the layers that are recurrent."""
     single: bool = False
     """A layer is one half: what is recurrent, an attention or an MLP."""
     windows: Callable[[Any], Windows | None] = lambda config: None
@@ -140,10 +156,13 @@ class Family:
     """Of each query head a score that takes its share of attention and gives nothing."""
     slopes: Callable[[Any], Slopes] = lambda config: ()
     """By which each query head's scores fall with a key's distance (ALiBi)."""
+    coarse_slopes: bool = False
+    """They are of a key's position, in bfloat16, and scaled like scores."""
     temperatures: Callable[[Any], Temperatures] = lambda config: ()
     """By which each layer's queries grow with their position."""
     gated_attention: bool = False
-    """Each head's query comes with a gate, whose sigmoid multiplies what the head gives."""
+    """Each head's query comes with a gate, whose sigmoid multiplies what the head gives. Gates may
+    have a projection of their own, the last of `qkv`."""
     parallel: bool = False
     """Both halves read the layer's input. Otherwise the MLP also reads what attention added."""
     as_configured: Callable[[Any], Mapping[str, Any]] = lambda config: {}

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import OptionError, SelfCheckFailed, UnsupportedModel
-from .block import Block, Change, NormBy, own_block
+from .block import Block, Change, NormBy, NormedTwice, own_block
 from .compute.cpu.operations import NativeOps
 from .compute.cpu.packs import Packs, Shelf
 from .compute.grouped import STORED, Matrix
@@ -36,6 +36,7 @@ from .self_check import SelfCheck
 from .shaping import context_of, shape_of
 from .unlisted import WARNING, module_blocks, module_ops, recognised, refusing
 from .weights import (
+    linear_weights,
     linear_weights_of,
     module,
     norm,
@@ -189,7 +190,7 @@ def _taken_over(
     else:
         ropes = _ropes(model, family, shape, switch)
         blocks = _own_blocks(model, family, shape, ops, ropes, owned)
-        final_norm = NormBy(ops, norm(model, family.final_norm, family.norms, shape.width))
+        final_norm = _before_head(model, family, shape, ops)
     embedding, head = _ends(model, family, shape, ops, owned)
     shortened = shape.context < context_of(model.config)
     positions = _positions(model, family)
@@ -208,6 +209,16 @@ def _taken_over(
         parameters=parameters,
         longer=", or load the model with long_context=True" if shortened else "",
     )
+
+
+def _before_head(model: PreTrainedModel, family: Family, shape: Shape, ops: Ops) -> Change:
+    """What stands between the last layer and the head."""
+    last, between = norm(model, family.final_norm, family.norms, shape.width), family.before_head
+    if between is None:
+        return NormBy(ops, last)
+    linear = product([linear_weights(model, between.product)], ops)
+    behind = NormBy(ops, norm(model, between.norm, family.norms, shape.width))
+    return NormedTwice(NormBy(ops, last), linear, between.activation, behind)
 
 
 def _positions(model: PreTrainedModel, family: Family) -> Tensor | None:

@@ -37,7 +37,7 @@ def qkv(
     values; in each head of the first two, rotary pairs half a head apart, or half of the `rotary`
     numbers that turn."""
     names = list(family.qkv)
-    if len(names) == 3 and module(layer, names[2]) is None:
+    if len(names) >= 3 and module(layer, names[2]) is None:
         names[2] = names[1]  # what keys are made of serves as values
     parts = [linear_weights(layer, name, shape.factors) for name in names]
     return parts, _qkv_order(family, shape, rotary)
@@ -46,6 +46,8 @@ def qkv(
 def _qkv_order(family: Family, shape: Shape, rotary: int | None) -> Tensor | None:
     """Which output of the family's projection stands at each place of ours. None: the same."""
     size, heads = shape.head_size, shape.heads
+    if len(family.qkv) > 3:  # gates have a projection of their own
+        return None
     if family.gated_attention:  # each head's query, then its gate; ours come behind the values
         order = torch.arange((2 * heads + 2 * shape.kv_heads) * size).view(-1, size)
         both, rest = order[: 2 * heads], order[2 * heads :]

@@ -8,10 +8,21 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+
 from .compute.norms import NormKind
 from .compute.ops import LIMIT, STEEPNESS, Temperature
-from .family import Family, Ropes, Scales, Slopes, Temperatures, Windows
-from .family_parts import H_TO_4H, HEAD_NORMS, LAYER_NORM, granite_scales, no_rope, rope_in_windows
+from .family import BeforeHead, Family, Ropes, Scales, Slopes, Temperatures, Windows
+from .family_parts import (
+    H_TO_4H,
+    HEAD_NORMS,
+    LAYER_NORM,
+    WIDE,
+    granite_scales,
+    no_rope,
+    rope_by_kind,
+    rope_in_windows,
+)
 
 
 def _ministral_temperatures(config: Any) -> Temperatures:
@@ -32,8 +43,21 @@ def _llama4_temperatures(config: Any) -> Temperatures:
     return tuple(even if rotates else warm for rotates in config.no_rope_layers)
 
 
+def _falcon_layers(config: Any) -> Mapping[str, Any]:
+    """Falcon has norms of three kinds of names, and two kinds of positions."""
+    if not config.alibi:
+        return _falcon_norms(config)
+    slopes = [float(torch.tensor(each).bfloat16()) for each in _alibi(config.num_attention_heads)]
+    return {
+        **_falcon_norms(config),
+        "rotary": None,
+        "ropes": no_rope,
+        "slopes": lambda config: tuple(slopes),
+        "coarse_slopes": True,
+    }
+
+
 def _falcon_norms(config: Any) -> Mapping[str, Any]:
-    """Falcon has three kinds of layers, with norms of three kinds of names."""
     if config.new_decoder_architecture and config.num_ln_in_parallel_attn != 1:
         return {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
     if config.new_decoder_architecture or config.parallel_attn:
@@ -78,6 +102,22 @@ def _neo_windows(config: Any) -> Windows:
     return tuple(
         config.window_size if kind == "local" else None for kind in config.attention_layers
     )
+
+
+def _cohere_ropes(config: Any) -> Ropes:
+    """Layers with a window rotate, and dense ones ahead of the experts where all of them attend to
+    everything."""
+    always = config.prefix_dense_sliding_window_pattern == 1
+    layers = zip(rope_in_windows(config), config.mlp_layer_types, strict=True)
+    return tuple("" if always and mlp == "dense" else rope for rope, mlp in layers)
+
+
+def _cohere_layers(config: Any) -> Mapping[str, Any]:
+    by_softmax = config.expert_selection_fn == "softmax"
+    return {
+        "norms": LAYER_NORM if config.rms_norm_eps is None else NormKind(),
+        "expert_scores": "softmax of the chosen" if by_softmax else "sigmoid",
+    }
 
 
 _GPTJ: dict[str, Any] = {
@@ -131,10 +171,36 @@ PECULIAR: dict[str, Family] = {
         gated=False,
         **HEAD_NORMS,
     ),
+    "afmoe": Family(
+        norms=WIDE,
+        qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.gate_proj"),
+        gated_attention=True,
+        attention_after="post_attention_layernorm",
+        mlp_norm="pre_mlp_layernorm",
+        mlp_after="post_mlp_layernorm",
+        experts="mlp",
+        expert_scores="sigmoid",
+        least_weight=1e-20,
+        scales=lambda config: Scales(
+            embedding=config.hidden_size**0.5 if config.mup_enabled else 1.0
+        ),
+        ropes=rope_in_windows,
+        **HEAD_NORMS,
+    ),
     "aria_text": Family(
         experts="mlp",
         experts_transposed=True,
         unless=lambda config: config.hidden_act != "silu" or _lacks("aria", "AriaTextTopKRouter"),
+    ),
+    "bitnet": Family(attention_inner="self_attn.attn_sub_norm", mlp_inner="mlp.ffn_sub_norm"),
+    "cohere2_moe": Family(
+        interleaved=True,
+        mlp_norm="input_layernorm",
+        parallel=True,
+        experts="mlp",
+        scales=lambda config: Scales(logits=config.logit_scale),
+        ropes=_cohere_ropes,
+        as_configured=_cohere_layers,
     ),
     "codegen": Family(qkv=("attn.qkv_proj",), blocks=4, **_GPTJ),
     "gpt_neo": Family(
@@ -215,8 +281,7 @@ PECULIAR: dict[str, Family] = {
         out="self_attention.dense",
         **H_TO_4H,
         parallel=True,
-        as_configured=_falcon_norms,
-        unless=lambda config: config.alibi,
+        as_configured=_falcon_layers,
     ),
     "gpt_oss": Family(
         norms=NormKind(wide=True),
@@ -241,6 +306,32 @@ PECULIAR: dict[str, Family] = {
         temperatures=_llama4_temperatures,
     ),
     "ministral3": Family(temperatures=_ministral_temperatures),
+    "phimoe": Family(
+        norms=LAYER_NORM,
+        experts="mlp",
+        expert_scores="near the best",
+        experts_normalised=False,
+        unless=lambda config: config.num_experts_per_tok != 2,
+    ),
+    "modernbert-decoder": Family(
+        embedding="model.embeddings.tok_embeddings",
+        embedding_norm="model.embeddings.norm",
+        final_norm="model.final_norm",
+        head="decoder",
+        norms=LAYER_NORM,
+        attention="attn",
+        attention_norm="attn_norm",
+        qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+        key_heads=lambda config: None,
+        out="attn.Wo",
+        mlp_norm="mlp_norm",
+        gate_up=("mlp.Wi",),
+        down="mlp.Wo",
+        ropes=rope_by_kind,
+        as_configured=lambda config: {
+            "before_head": BeforeHead("lm_head.dense", config.classifier_activation, "lm_head.norm")
+        },
+    ),
     "mpt": Family(
         layers="transformer.blocks",
         embedding="transformer.wte",

@@ -1,22 +1,25 @@
 """Recurrent halves of a model's layers, from its modules by the names that a family gives.
 
-Three kinds are known: the short convolution of LFM2, the gated delta rule, Mamba-2. What differs in
-how they store their projections is undone here, once. Does not know how a half is run.
+Four kinds are known: the short convolution of LFM2, the gated delta rule, Mamba-1 and Mamba-2. What
+differs in how they store their projections is undone here, once. Does not know how a half is run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import UnsupportedModel
+from .compute.norms import Norm
+from .compute.ops import Ops
 from .compute.recurrence import Recurrence, RecurrentSize
+from .compute.selective import Selective
 from .family import Family, Shape
-from .weights import LinearWeights, linear_weights, module
+from .weights import LinearWeights, linear_weights, module, norm, product
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,9 @@ class RecurrentParts:
     out: LinearWeights
 
 
-def recurrent_parts(layer: nn.Module, index: int, family: Family, shape: Shape) -> RecurrentParts:
+def recurrent_parts(
+    layer: nn.Module, index: int, family: Family, shape: Shape, ops: Ops
+) -> RecurrentParts:
     """The recurrent half of a layer, `index` being which of them it is."""
     names = family.recurrent
     assert names is not None
@@ -38,6 +43,8 @@ def recurrent_parts(layer: nn.Module, index: int, family: Family, shape: Shape) 
     how, order = _KINDS[names.kind](found, index)
     into = [linear_weights(layer, f"{names.module}.{each}", shape.factors) for each in names.into]
     assert sum(each.outputs for each in into) == how.columns
+    if how.size.selective:
+        how = replace(how, selective=_selective(found, family, ops))
     out = linear_weights(layer, f"{names.module}.{names.out}", shape.factors)
     return RecurrentParts(into, torch.cat(order) if order else None, how, out)
 
@@ -47,6 +54,22 @@ def recurrent_size(layer: nn.Module, family: Family) -> RecurrentSize:
     names = family.recurrent
     assert names is not None
     return _KINDS[names.kind](module(layer, names.module), 0)[0].size
+
+
+def _selective(found: Any, family: Family, ops: Ops) -> Selective:
+    """What stands between the convolution and the states of Mamba-1, which some norm."""
+    into, steps = (product([linear_weights(found, f"{name}_proj")], ops) for name in ("x", "dt"))
+    sizes = {"dt": steps.inputs, "b": found.ssm_state_size, "c": found.ssm_state_size}
+
+    def normed(name: str) -> Norm | None:
+        if not hasattr(found, f"{name}_layernorm"):
+            return None
+        made = norm(found, f"{name}_layernorm", family.norms, sizes[name])
+        return replace(made, weight=made.weight[: sizes[name]])  # Falcon Mamba's are ones, too many
+
+    return Selective(
+        into=into, steps=steps, norm=normed("dt"), key_norm=normed("b"), query_norm=normed("c")
+    )
 
 
 # what is read of the module, and which output of its projections stands at each place of ours
@@ -65,6 +88,7 @@ def _delta(found: Any, index: int) -> _Read:
     """The gated delta rule, its projections one after the other: q k v, gates, a, b."""
     weight, bias = _convolution(found.conv1d)
     heads, key, value = found.num_v_heads, found.head_k_dim, found.head_v_dim
+    last = getattr(found, "norm", None) or found.o_norm
     how = Recurrence(
         index,
         RecurrentSize(weight.shape[1], weight.shape[0], heads, key, value),
@@ -74,9 +98,10 @@ def _delta(found: Any, index: int) -> _Read:
         finish="norm, then gate",
         key_heads=found.num_k_heads,
         delta=True,
-        norm=_floats(found.norm.weight),
+        norm=_floats(last.weight),
         norm_size=value,
-        eps=found.norm.variance_epsilon,
+        eps=last.variance_epsilon,
+        limits=(0.0, 2.0 if getattr(found, "allow_neg_eigval", False) else 1.0),
         **_steps(found),
     )
     return how, []
@@ -116,19 +141,37 @@ def _mamba2(found: Any, index: int) -> _Read:
     return how, [rest, gate, steps]
 
 
-def _gated_norm(norm: Any, inner: int) -> dict[str, Any]:
+def _mamba1(found: Any, index: int) -> _Read:
+    """Mamba-1: x, gates; each channel has a state."""
+    weight, bias = _convolution(found.conv1d)
+    taps, channels = weight.shape
+    how = Recurrence(
+        index,
+        RecurrentSize(channels, taps, channels, found.ssm_state_size, 1, selective=True),
+        weight,
+        bias,
+        activated=_silu(found),
+        finish="times SiLU of gate",
+        key_heads=channels,
+        decay=-_floats(found.A_log).exp(),
+        straight=_floats(found.D),
+    )
+    return how, []
+
+
+def _gated_norm(found: Any, inner: int) -> dict[str, Any]:
     """Of Mamba-2: the gate, then a norm of all or of groups, the other way round, or no norm."""
-    weight = getattr(norm, "weight", None)
+    weight = getattr(found, "weight", None)
     if weight is None:
         return {"finish": "times SiLU of gate"}
-    groups = getattr(norm, "n_groups", 1)
+    groups = getattr(found, "n_groups", 1)
     return {
         "finish": "norm, then gate"
-        if getattr(norm, "norm_before_gate", False)
+        if getattr(found, "norm_before_gate", False)
         else "gate, then norm",
         "norm": _floats(weight),
-        "norm_size": getattr(norm, "group_size", inner // groups),
-        "eps": norm.variance_epsilon,
+        "norm_size": getattr(found, "group_size", inner // groups),
+        "eps": found.variance_epsilon,
     }
 
 
@@ -136,6 +179,7 @@ _KINDS = {
     "short convolution": _short,
     "delta rule": _delta,
     "delta rule, by heads": _delta_by_head,
+    "mamba-1": _mamba1,
     "mamba-2": _mamba2,
 }
 

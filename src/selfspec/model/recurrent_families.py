@@ -7,7 +7,16 @@ from typing import Any
 import torch
 
 from .family import Factor, Family, RecurrentNames, Scales
-from .family_parts import GEMMA, HEAD_NORMS, LAYER_HEAD_NORMS, WIDE, granite_scales, no_rope, rope
+from .family_parts import (
+    AFTER,
+    GEMMA,
+    HEAD_NORMS,
+    LAYER_HEAD_NORMS,
+    WIDE,
+    granite_scales,
+    no_rope,
+    rope,
+)
 
 
 def _falcon_factors(config: Any) -> dict[str, Factor]:
@@ -29,6 +38,11 @@ def _falcon_factors(config: Any) -> dict[str, Factor]:
     }
 
 
+def _base_of(config: Any) -> float | None:
+    """Of rotary angles; None: nothing is rotated."""
+    return (getattr(config, "rope_parameters", None) or {}).get("rope_theta")
+
+
 _MAMBA = RecurrentNames("mamba-2", "mamba")
 _DELTA = RecurrentNames(
     "delta rule", "linear_attn", ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
@@ -44,6 +58,17 @@ _LFM2: dict[str, Any] = {
     "activation": "silu",
     "recurrent": RecurrentNames("short convolution", "conv"),
     **LAYER_HEAD_NORMS,
+}
+
+_ONLY_MAMBA: dict[str, Any] = {
+    "layers": "backbone.layers",
+    "embedding": "backbone.embeddings",
+    "rotary": None,
+    "final_norm": "backbone.norm_f",
+    "attention_norm": "norm",
+    "mlp_norm": None,
+    "single": True,
+    "ropes": no_rope,
 }
 
 RECURRENT: dict[str, Family] = {
@@ -65,6 +90,7 @@ RECURRENT: dict[str, Family] = {
         ),
         factors=_falcon_factors,
     ),
+    "falcon_mamba": Family(recurrent=RecurrentNames("mamba-1", "mixer"), **_ONLY_MAMBA),
     "granitemoehybrid": Family(
         gate_up=("shared_mlp.input_linear",),
         down="shared_mlp.output_linear",
@@ -76,6 +102,17 @@ RECURRENT: dict[str, Family] = {
             rope(config) if config.position_embedding_type == "rope" else no_rope(config)
         ),
     ),
+    "jamba": Family(
+        rotary=None,
+        final_norm="model.final_layernorm",
+        mlp_norm="pre_ff_layernorm",
+        gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+        down="feed_forward.down_proj",
+        experts="feed_forward",
+        experts_normalised=False,
+        recurrent=RecurrentNames("mamba-1", "mamba"),
+        ropes=no_rope,
+    ),
     "lfm2": Family(**_LFM2),
     "lfm2_moe": Family(
         **_LFM2,
@@ -84,6 +121,8 @@ RECURRENT: dict[str, Family] = {
         expert_scores="sigmoid",
         least_weight=1e-6,
     ),
+    "mamba": Family(recurrent=RecurrentNames("mamba-1", "mixer"), **_ONLY_MAMBA),
+    "mamba2": Family(recurrent=RecurrentNames("mamba-2", "mixer"), **_ONLY_MAMBA),
     "nemotron_h": Family(
         embedding="model.embeddings",
         rotary=None,
@@ -99,8 +138,26 @@ RECURRENT: dict[str, Family] = {
         down="mixer.down_proj",
         recurrent=RecurrentNames("mamba-2", "mixer"),
         single=True,
+        experts="mixer",
+        expert_scores="sigmoid",
+        least_weight=1e-20,
         ropes=no_rope,
-        unless=lambda config: "moe" in config.layer_types,
+    ),
+    "olmo_hybrid": Family(
+        norms=WIDE,
+        recurrent=RecurrentNames(
+            "delta rule", "linear_attn", tuple(f"{name}_proj" for name in "qkvgab"), "o_proj"
+        ),
+        where_recurrent={
+            "attention_norm": "input_layernorm",
+            "attention_after": None,
+            "mlp_norm": "post_attention_layernorm",
+            "mlp_after": None,
+        },
+        ropes=lambda config: no_rope(config) if _base_of(config) is None else rope(config),
+        as_configured=lambda config: {} if _base_of(config) is not None else {"rotary": None},
+        **AFTER,
+        **HEAD_NORMS,
     ),
     "qwen3_5_moe_text": Family(experts="mlp", recurrent=_DELTA, **_QWEN_NEXT),
     "qwen3_5_text": Family(recurrent=_DELTA, **_QWEN_NEXT),

@@ -14,7 +14,7 @@ _CONTEXTS = ("max_position_embeddings", "n_positions", "max_seq_len", "model_max
 
 def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
     """The numbers in the config. `long`: for texts beyond the length where frequencies change."""
-    heads: int = config.num_attention_heads
+    heads: int = getattr(config, "num_attention_heads", 1)  # no layer may attend
     kinds = () if family.kinds is None else family.kinds(config)
     names = (
         "hidden_act",
@@ -54,7 +54,7 @@ def _head_size(config: Any, family: Family) -> int:
     if family.latent:
         return latent_size(config)
     size: int | None = getattr(config, "head_dim", None)
-    return size or config.hidden_size // config.num_attention_heads
+    return size or config.hidden_size // getattr(config, "num_attention_heads", 1)
 
 
 def _by_kind(config: Any, family: Family) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _by_kind(config: Any, family: Family) -> dict[str, Any]:
     # older versions of transformers have only the second name
     kinds = getattr(config, "layer_types", None) or config.layers_block_type
     attention = ("full_attention", "sliding_attention", "attention")
-    mlps = [at for at, kind in enumerate(kinds) if kind == "mlp"]
+    mlps = [at for at, kind in enumerate(kinds) if kind in ("mlp", "moe")]
     others = [at for at, kind in enumerate(kinds) if kind not in attention]
     return {
         "recurrent": tuple(at for at in others if at not in mlps),

@@ -141,8 +141,16 @@ def table(root: nn.Module, path: str) -> Tensor | Blocks:
 
 def is_plain(found: Any) -> bool:
     """Whether a linear or embedding has a weight that our products can read."""
-    linear = isinstance(found, nn.Linear | nn.Embedding) or _is_conv(found)
-    return linear and is_numbers(found.weight)
+    known = isinstance(found, nn.Embedding) or _is_linear(found) or _is_conv(found)
+    return known and is_numbers(found.weight)
+
+
+def _is_linear(found: Any) -> bool:
+    """Also of a family's own kind (Falcon's), but not of a quantiser's, which may round what it
+    reads (BitNet's)."""
+    kind = type(found)
+    own = kind.forward is nn.Linear.forward or kind.__module__.startswith("transformers.models.")
+    return isinstance(found, nn.Linear) and own
 
 
 def _is_conv(found: Any) -> bool:

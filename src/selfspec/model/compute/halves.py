@@ -17,12 +17,12 @@ from .recurrence import Recurrence
 @dataclass(frozen=True, kw_only=True)
 class HalfParts:
     """An attention if it has heads, recurrent if it has a recurrence, else an MLP: norm, product,
-    what stands between, product, norm, scale, added to the stream, and the stream scaled. The first
-    product of a mixture is its router."""
+    what stands between, perhaps normed, product, norm, scale, added to the stream, and the stream
+    scaled. The first product of a mixture is its router."""
 
     into: Linear
     out: Linear | None = None
-    """None: a mixture, whose experts have their own."""
+    """None: a mixture whose experts' own products are the last."""
     mixture: Mixture | None = None
     heads: Heads | None = None
     latent: Latent | None = None
@@ -33,6 +33,8 @@ class HalfParts:
     """An MLP, or an attention whose heads have gates, which come behind queries, keys, values."""
     curve: Tensor | None = None
     """The numbers of an activation that has some."""
+    inner: Norm | None = None
+    """Of what the last product reads."""
     before: Norm | None = None
     after: Norm | None = None
     parallel: bool = False
@@ -46,7 +48,10 @@ class HalfParts:
         if self.mixture is not None:
             return self.mixture.alone
         assert self.out is not None
-        linears = [self.into, *(self.latent.linears if self.latent else ()), self.out]
+        selective = self.recurrence.selective if self.recurrence else None
+        between = [*(self.latent.linears if self.latent else ())]
+        between += selective.linears if selective else ()
+        linears = [self.into, *between, self.out]
         return next((linear.alone for linear in linears if linear.alone), "")
 
 

@@ -80,6 +80,8 @@ class Heads(Memo):
     """Of each query head a score that takes its share of the weights and gives nothing."""
     slopes: Tensor | None = None
     """Of each query head, by which scores fall with a key's distance (ALiBi)."""
+    coarse: bool = False
+    """They are of a key's position, in bfloat16, and scaled like scores (Falcon)."""
     temperature: Temperature = Temperature()
     rope: RopeTable | None = None  # None: nothing is rotated
     query_norm: Norm | None = None  # of each head, or of all queries together
@@ -117,6 +119,11 @@ class Ops(ABC):
         """What the model's head is multiplied by, which may be stored more exactly."""
         return self
 
+    @property
+    def of_router(self) -> Ops:
+        """What chooses experts, which is not rounded."""
+        return self
+
     @abstractmethod
     def norm(self, x: Tensor, norm: Norm) -> Tensor:
         """The norm over the last dimension."""
@@ -148,11 +155,16 @@ class Ops(ABC):
         """What each token's experts give, plus the residual if there is one."""
         logits = mixture.router(x).float()
         of_experts = logits[:, : mixture.count]
-        if mixture.sigmoid:  # torch's own depends on where among all rows a number lies
+        if mixture.margin:
+            scores = of_experts
+        elif mixture.sigmoid:  # torch's own depends on where among all rows a number lies
             scores = self.times_sigmoid(torch.ones_like(of_experts), of_experts)
         else:
             scores = of_experts.softmax(-1)
         weights, chosen = mixture.choose(scores)
+        if mixture.narrow is not None:
+            narrow = mixture.narrow(x)
+            x, rest = narrow[:, : mixture.width].contiguous(), narrow[:, mixture.width :]
         out = torch.zeros_like(x)
         for expert in chosen.unique().tolist():
             tokens, rank = (chosen == expert).nonzero(as_tuple=True)
@@ -164,7 +176,16 @@ class Ops(ABC):
             y = self._of_expert(x, mixture, mixture.count)
             weigher = logits[:, mixture.count :].to(x.dtype)
             out += self.times_sigmoid(y, weigher) if mixture.weighed else y
+        if mixture.narrow is not None:
+            return self.widened(out, rest, mixture, residual)
         return out if residual is None else residual + out
+
+    def widened(self, y: Tensor, rest: Tensor, mixture: Mixture, residual: Tensor | None) -> Tensor:
+        """What a mixture gives. y: its experts' sum. `rest`: what the shared one activates."""
+        assert mixture.widen is not None
+        activate = self.gated if mixture.gated else self.activated
+        shared = activate(rest.contiguous(), mixture.activation)
+        return mixture.widen(torch.cat([y, shared], 1), residual)
 
     def _of_expert(self, x: Tensor, mixture: Mixture, expert: int) -> Tensor:
         activate = self.gated if mixture.gated else self.activated
@@ -194,7 +215,7 @@ class Ops(ABC):
         if y is None:
             before += stretch.end - stretch.first
         kept = memory.before(row, stretch.end if y is None else stretch.first, before)
-        entries, out = by_torch(how, y, kept, state if how.size.heads else None)
+        entries, out = by_torch(how, y, kept, state if how.size.heads else None, self.norm)
         if y is None:
             return None
         memory.keep(row, stretch.first, entries)
@@ -312,19 +333,27 @@ class TorchOps(Ops):
         else:
             hidden = torch.zeros_like(mask, dtype=torch.float32).masked_fill_(~mask, -torch.inf)
             scores = queries @ k.transpose(-1, -2) * heads.scale
-            ahead = _ahead(layout, piece, length)[None]
-            out = self._weights(scores, heads, hidden, ahead).to(v.dtype) @ v
+            places = _places(layout, piece, length)[None, None]
+            own = layout.positions[None, piece, None]
+            out = self._weights(scores, heads, hidden, places, own).to(v.dtype) @ v
         return out.view(heads.keys, group, tokens, heads.size).permute(2, 0, 1, 3)
 
-    def _weights(self, scores: Tensor, heads: Heads, mask: Tensor, ahead: Tensor) -> Tensor:
+    def _weights(
+        self, scores: Tensor, heads: Heads, mask: Tensor, places: Tensor, own: Tensor
+    ) -> Tensor:
         """Scores, (rows, key heads, group * tokens, slots), as weights, with all that SDPA does not
-        know. The mask is added. `ahead`: how far each slot is ahead of a token, (rows, tokens,
-        slots)."""
+        know. The mask is added. `places`: the position of each slot, (rows, 1, slots), and `own`
+        that of each token, (rows, tokens, 1)."""
         if heads.cap:
             scores = self.soft_cap(scores, heads.cap)
         scores, by_head = scores.float(), (1, heads.keys, heads.queries // heads.keys, 1, 1)
         if heads.slopes is not None:
-            biases = heads.slopes.view(by_head) * ahead[:, None, None]
+            slopes = heads.slopes.view(by_head)
+            if heads.coarse:
+                rough = slopes.bfloat16() * places.bfloat16()[:, None, None]
+                biases = (rough.float() * heads.scale).expand(-1, -1, -1, own.shape[1], -1)
+            else:
+                biases = slopes * (places - own)[:, None, None]
             scores = scores + biases.flatten(2, 3)
         scores = scores + mask
         if heads.sinks is None:
@@ -334,12 +363,12 @@ class TorchOps(Ops):
         return torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
 
 
-def _ahead(layout: TokenLayout, piece: slice, length: int) -> Tensor:
-    """How far each of so many slots is ahead of the piece's tokens, (tokens, slots)."""
+def _places(layout: TokenLayout, piece: slice, length: int) -> Tensor:
+    """The position of each of so many slots."""
     positions = layout.positions[piece]
     places = torch.arange(length, device=positions.device)
     places[layout.slots[piece]] = positions  # in a tree a slot is not its position
-    return places - positions[:, None]
+    return places
 
 
 def _rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

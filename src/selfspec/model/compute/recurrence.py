@@ -5,13 +5,15 @@ With u_t what enters, c_t = act(bias + sum_l w_l u_(t-taps+1+l)); c holds q, k a
 
     S = decay_t S;  d = rate_t (v - S'k) with the delta rule, else rate_t v;  S += k d';  o = S'q
 
-decay_t = exp(-exp(A) softplus(a_t + shift)); rate_t = sigmoid(b_t) with the delta rule, else the
-softplus itself. A token's numbers come from its own column and the one before it, in a fixed order,
-so its bits do not depend on how a text is cut into calls. Knows neither layers nor what is kept.
+decay_t = exp(-exp(A) softplus(a_t + shift)); rate_t = sigmoid(b_t), perhaps doubled, with the delta
+rule, else the softplus itself. selective.py has the equations of Mamba-1. A token's numbers come
+from its own column and the one before it, in a fixed order, so its bits do not depend on how a text
+is cut into calls. Knows neither layers nor what is kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -20,6 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .memo import Memo
+from .norms import Norm
+from .selective import Selective, step_of, through_channels
 
 Finish = Literal["times gate", "norm, then gate", "gate, then norm", "times SiLU of gate"]
 
@@ -36,11 +40,14 @@ class RecurrentSize:
     """States; 0: there is a convolution only."""
     key: int = 0
     value: int = 0
+    selective: bool = False
+    """A head is a channel, with a step of its own."""
 
     @property
     def entry(self) -> int:
-        """Numbers that are kept of what entered at one token: u, and each head's decay and rate."""
-        return self.channels + 2 * self.heads
+        """Numbers that are kept of what entered at one token: u, and each head's decay and rate, or
+        its step and the key."""
+        return self.channels + self.heads + (self.key if self.selective else self.heads)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +71,10 @@ class Recurrence(Memo):
     """c is v, k, q and not q, k, v."""
     delta: bool = False
     """The delta rule, with q and k of length one."""
+    selective: Selective | None = None
+    """The products of one that is (Mamba-1)."""
     decay: Tensor | None = None
-    """-exp(A), (heads,)"""
+    """-exp(A), (heads,), or with a number for each of a key, (heads, key)."""
     shift: Tensor | None = None
     straight: Tensor | None = None
     """So much of v is added to o, (heads,)."""
@@ -74,7 +83,7 @@ class Recurrence(Memo):
     norm_size: int = 0
     eps: float = 0.0
     limits: tuple[float, float] = (0.0, float("inf"))
-    """Of the rate, without the delta rule."""
+    """Of the rate. With the delta rule the second is what its sigmoid is multiplied with."""
 
     @property
     def outputs(self) -> int:
@@ -83,7 +92,7 @@ class Recurrence(Memo):
     @property
     def columns(self) -> int:
         """What it reads of a token."""
-        gates = self.size.heads * (2 if self.delta else 1)
+        gates = 0 if self.size.selective else self.size.heads * (2 if self.delta else 1)
         return self.size.channels * (2 if self.twice else 1) + self.outputs + gates
 
 
@@ -99,7 +108,7 @@ def entries(how: Recurrence, y: Tensor) -> tuple[Tensor, Tensor]:
     assert how.decay is not None and how.shift is not None
     step = F.softplus(rest[:, :heads] + how.shift)
     if how.delta:
-        rate = rest[:, heads:].sigmoid()
+        rate = how.limits[1] * rest[:, heads:].sigmoid()
     else:
         rate = step = step.clamp(*how.limits)
     return torch.cat([u, (how.decay * step).exp(), rate], 1), gate
@@ -156,10 +165,17 @@ def finished(how: Recurrence, out: Tensor, gate: Tensor) -> Tensor:
 
 
 def by_torch(
-    how: Recurrence, y: Tensor | None, before: Tensor, state: Tensor | None
+    how: Recurrence,
+    y: Tensor | None,
+    before: Tensor,
+    state: Tensor | None,
+    norm: Callable[[Tensor, Norm], Tensor],
 ) -> tuple[Tensor, Tensor | None]:
     """The entries of some tokens, and what they give. `before`: entries of those before them, one
     fewer than taps. Without `y` the last entries are the tokens' own, and nothing is given."""
+    if how.selective is not None:
+        assert state is not None
+        return _choosing(how, how.selective, y, before, state, norm)
     if y is None:
         kept, gate = before, None
     else:
@@ -169,3 +185,30 @@ def by_torch(
     own, c = kept[len(kept) - tokens :], convolved(how, kept, tokens)
     out = c if state is None else through_states(how, c, own, state).reshape(tokens, -1)
     return own, None if gate is None else finished(how, out, gate)
+
+
+def _choosing(
+    how: Recurrence,
+    selective: Selective,
+    y: Tensor | None,
+    before: Tensor,
+    state: Tensor,
+    norm: Callable[[Tensor, Norm], Tensor],
+) -> tuple[Tensor, Tensor | None]:
+    """The same of one that is selective."""
+    channels, decay, states = how.size.channels, how.decay, state.view(how.size.heads, -1)
+    assert decay is not None and how.straight is not None
+    if y is None:
+        tokens = len(before) - how.size.taps + 1
+        own, x = before[len(before) - tokens :], convolved(how, before, tokens)
+        steps, keys = own[:, channels:].split([how.size.heads, how.size.key], 1)
+        through_channels(states, decay, x, steps, keys, None)
+        return own, None
+    u = y[:, :channels].float()
+    x = convolved(how, torch.cat([before[:, :channels], u]), len(u))
+    raw, keys, queries = selective.chosen(x.to(y.dtype), norm)
+    steps, keys = step_of(raw), keys.float()
+    out = through_channels(states, decay, x, steps, keys, queries.float())
+    assert out is not None
+    entries = torch.cat([u, steps, keys], 1)
+    return entries, finished(how, out + how.straight * x, y[:, channels:].float())

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <vector>
@@ -16,16 +17,19 @@ struct Mixture {
     int64_t count, chosen;       // experts to choose from, and how many a token chooses
     int64_t shared, weighed;     // 1: every token has one more; 1: it is weighed by a sigmoid
     const Product *into, *out;   // of each expert, the shared one last
+    const Product* narrow;       // makes what experts read, then what is shared; or null
     const float* favour;         // added to each score where experts are chosen, or null
     int64_t sigmoid;             // scores are sigmoids, not a softmax
     int64_t of_inputs;           // weights are of what experts read, not of what they give
     int64_t normalised;          // weights are divided by their sum and `least`
     int64_t groups, kept, best;  // only so many groups are open, by the sum of their best scores
+    float margin;                // not 0: weights are shares among scores that are so near
     float least, scale;
     int64_t activation, gated;
 
     int64_t all() const { return count + shared; }
     int64_t each() const { return chosen + shared; }  // experts of a token
+    int64_t width() const { return into->inputs; }    // what an expert reads of one
 };
 
 // The places of the `most` largest numbers, the largest first, and of equal ones the first.
@@ -58,11 +62,28 @@ static inline void favour(const Mixture& mixture, float* scores) {
         if (!open[e / size]) scores[e] = -std::numeric_limits<float>::infinity();
 }
 
+// The same with a margin, of the router's numbers as they are: each chosen expert's share among those
+// that are near and were not chosen before.
+static inline void choose_near(const Mixture& mixture, const float* scores, float* left,
+                               int64_t* which, float* weights) {
+    for (int64_t i = 0; i < mixture.chosen; i++) {
+        largest(left, mixture.count, 1, which + i);
+        float best = left[which[i]], total = 0;
+        for (int64_t e = 0; e < mixture.count; e++) {
+            float gap = (best - scores[e]) / std::max(std::fabs(scores[e]), best);
+            if (!(gap > mixture.margin)) total += std::exp(left[e] - best);
+        }
+        weights[i] = mixture.scale / total;
+        left[which[i]] = -std::numeric_limits<float>::infinity();
+    }
+}
+
 // A token's experts, the best first, and their weights: `chosen` of both. `scores`: of all experts;
 // `choosing`: room for as many.
 static inline void choose(const Mixture& mixture, const float* scores, float* choosing,
                           int64_t* which, float* weights) {
     std::copy_n(scores, mixture.count, choosing);
+    if (mixture.margin) return choose_near(mixture, scores, choosing, which, weights);
     favour(mixture, choosing);
     largest(choosing, mixture.count, mixture.chosen, which);
     float total = mixture.least;

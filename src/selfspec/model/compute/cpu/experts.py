@@ -21,10 +21,10 @@ class MixtureStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("count", "chosen", "shared", "weighed")),
-        *((name, c_void_p) for name in ("into", "out", "favour")),
+        *((name, c_void_p) for name in ("into", "out", "narrow", "favour")),
         *((name, c_int64) for name in ("sigmoid", "of_inputs", "normalised")),
         *((name, c_int64) for name in ("groups", "kept", "best")),
-        *((name, c_float) for name in ("least", "scale")),
+        *((name, c_float) for name in ("margin", "least", "scale")),
         *((name, c_int64) for name in ("activation", "gated")),
     ]
     held: object = None
@@ -47,12 +47,14 @@ def mixture_struct(mixture: Mixture) -> MixtureStruct:
         assert mixture.chosen <= mixture.count
         assert favour is None or (favour.dtype == torch.float32 and favour.is_contiguous())
         into, out = products(mixture.into), products(mixture.out)
+        narrow = None if mixture.narrow is None else mixture.narrow.native()
         made = MixtureStruct(
             *(mixture.count, mixture.chosen, mixture.shared, mixture.weighed),
-            *(ctypes.addressof(into), ctypes.addressof(out), address(favour)),
+            *(ctypes.addressof(into), ctypes.addressof(out)),
+            *(narrow and ctypes.addressof(narrow), address(favour)),
             *(mixture.sigmoid, mixture.of_inputs, mixture.normalised),
             *(mixture.groups, mixture.kept, mixture.best),
-            *(mixture.least, mixture.scale),
+            *(mixture.margin, mixture.least, mixture.scale),
             *(ACTIVATIONS[mixture.activation], mixture.gated),
         )
         made.held = into, out

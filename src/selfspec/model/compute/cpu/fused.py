@@ -15,6 +15,7 @@ from ..halves import HalfParts
 from ..norms import Norm
 from ..ops import ACTIVATIONS
 from ..plan import LayerPlan
+from ..recurrence import Recurrence
 from ..recurrent_cache import RecurrentCache
 from ..rope import Angles
 from .experts import mixture_struct
@@ -41,6 +42,7 @@ from .latent import latent_struct
 from .linear import PackedLinear
 from .native import library
 from .recurrent import KeptStruct, PassageStruct, kept_struct, passages, recurrence_struct
+from .selective import selective_struct
 
 
 class FusedHalves:
@@ -182,6 +184,7 @@ class FusedHalves:
             attention=heads is not None,
             parallel=half.parallel,
             before=norm_address(half.before),
+            inner=norm_address(half.inner),
             after=norm_address(half.after),
             into=into,
             out=out,
@@ -190,6 +193,7 @@ class FusedHalves:
             sight=0 if heads is None else self._windows.index(heads.window),
             recurrence=None if how is None else ctypes.addressof(recurrence_struct(how)),
             mixture=None if mixture is None else ctypes.addressof(mixture_struct(mixture)),
+            selective=_selective(how),
             latent=None if half.latent is None else ctypes.addressof(latent_struct(half.latent)),
             activation=ACTIVATIONS[half.activation] if half.activation else 0,
             gated=half.gated,
@@ -197,6 +201,13 @@ class FusedHalves:
             stream=half.stream,
             curve=address(half.curve),
         )
+
+
+def _selective(how: Recurrence | None) -> int | None:
+    """Where the struct of a selective recurrence's products lies."""
+    if how is None or how.selective is None:
+        return None
+    return ctypes.addressof(selective_struct(how.selective))
 
 
 class ModelEnds:

@@ -85,7 +85,7 @@ class HeadsStruct(ctypes.Structure):
         ("sinks", c_void_p),
         ("slopes", c_void_p),
         ("temperature", TemperatureStruct),
-        ("norms_behind", c_int64),
+        *((name, c_int64) for name in ("norms_behind", "coarse")),
     ]
 
 
@@ -116,16 +116,14 @@ class HalfStruct(ctypes.Structure):
         ("layer", c_int64),
         ("attention", c_int64),
         ("parallel", c_int64),
-        ("before", c_void_p),
-        ("after", c_void_p),
+        *((name, c_void_p) for name in ("before", "inner", "after")),
         ("into", ProductStruct),
         ("out", ProductStruct),
         ("heads", HeadsStruct),
         ("rope", c_int64),
         ("sight", c_int64),
         ("recurrence", c_void_p),
-        ("mixture", c_void_p),
-        ("latent", c_void_p),
+        *((name, c_void_p) for name in ("mixture", "selective", "latent")),
         ("activation", c_int64),
         ("gated", c_int64),
         ("scale", c_float),
@@ -201,6 +199,8 @@ _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
     "run_halves": "pppnCi",
     "run_model": "pEppnCGi",
     "recur": "pppnpi",
+    "recur_convolve": "pppnp",
+    "recur_select": "pppnpp",
     "mix": "pppnnnppi",
     "times_sigmoid": "ppnnnn",
     "tune": "nnn",
@@ -263,7 +263,7 @@ def heads_struct(heads: Heads) -> HeadsStruct:
             address(heads.sinks),
             address(heads.slopes),
             TemperatureStruct(warmth.every, warmth.first, warmth.rate),
-            heads.norms_behind,
+            *(heads.norms_behind, heads.coarse),
         ),
     )
 

@@ -38,6 +38,7 @@
 #include "experts.h"
 #include "panels.h"
 #include "recurrent.h"
+#include "selective.h"
 
 #if defined(__AVX512F__)
 constexpr int LANES = 16, WIDE = 2, MAX_ROWS = 12;  // 24 accumulators of 32 registers
@@ -465,6 +466,7 @@ struct Heads {
     const float* slopes;  // of each query head, by which scores fall with a key's distance, or null
     Temperature temperature;
     int64_t norms_behind;  // 1: norms of queries and keys come behind the rotation
+    int64_t coarse;        // 1: slopes are of a key's position, in bfloat16, and scaled like scores
 
     int64_t width() const { return (queries + 2 * keys) * size; }
 };
@@ -654,11 +656,19 @@ static inline void score_some(int64_t rows, const float* const* queries, const f
     if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, out);
 }
 
+static inline float in_bfloat16(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
 // Scores become weights that sum to 1, or with a sink to less. With a slope they first fall with
-// the distance from the last one, which is the query's own. `count` is rounded up to LANES by the
-// caller's buffer.
+// the distance from the last one, which is the query's own, or `coarse` grow with their place.
+// `count` is rounded up to LANES by the caller's buffer.
 static inline void softmax(float* scores, int64_t count, float scale, float cap, float slope = 0,
-                           const float* sink = nullptr) {
+                           const float* sink = nullptr, bool coarse = false) {
     for (int64_t j = count; j % LANES; j++) scores[j] = -INFINITY;
     Vector most = splat(-INFINITY), lane;
     for (int l = 0; l < LANES; l++) lane[l] = l;
@@ -666,7 +676,11 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap,
         Vector score = load(scores + j) * scale;
         if (cap > 0)
             for (int l = 0; l < LANES; l++) score[l] = cap * std::tanh(score[l] / cap);
-        if (slope != 0) score += slope * (lane + (float)(j - (count - 1)));
+        if (slope != 0 && coarse)
+            for (int l = 0; l < LANES; l++)
+                score[l] += in_bfloat16(slope * in_bfloat16((float)(j + l))) * scale;
+        else if (slope != 0)
+            score += slope * (lane + (float)(j - (count - 1)));
         store(scores + j, score);
         most = lanes_max(score, most);
     }
@@ -1013,7 +1027,8 @@ struct Attention {
         some.score_rest(t, g);
         int64_t head = some.head + g;
         softmax(some.of(t, g), some.count(t), heads.scale, heads.cap,
-                heads.slopes ? heads.slopes[head] : 0, heads.sinks ? heads.sinks + head : nullptr);
+                heads.slopes ? heads.slopes[head] : 0, heads.sinks ? heads.sinks + head : nullptr,
+                heads.coarse);
     }
 
     // Columns of the values of a batch.
@@ -1105,16 +1120,18 @@ constexpr int PIECES = 3;  // of a product, for each thread
 struct Staging {
     Bytes which, weights, staged, first, second;
     int64_t slots = 0;
-    int64_t row = 0, wide = 0;  // bytes of a staged row at most, and numbers of its first product
+    // bytes of a staged row at most, and numbers of its products
+    int64_t row = 0, wide = 0, width = 0;
 
     // Room for this mixture and for those that it was held for before.
-    void hold(const experts::Mixture& mixture, int64_t tokens, int64_t width) {
+    void hold(const experts::Mixture& mixture, int64_t tokens) {
         slots = std::max(slots, tokens * mixture.each());
         for (int64_t e = 0; e < mixture.all(); e++) {
             for (const Product* weight : {&mixture.into[e], &mixture.out[e]})
                 row = std::max(row, (bytes(*weight) + 63) / 64 * 64);
             wide = std::max(wide, mixture.into[e].outputs);
         }
+        width = std::max(width, mixture.width());
         which.hold(slots * 8);
         weights.hold(slots * 4);
         staged.hold(slots * row);
@@ -1132,10 +1149,11 @@ struct Staging {
 struct Experts {
     const experts::Mixture& mixture;
     const float *x, *logits;  // of each token: its numbers, and what the router gave
-    int64_t stride;           // of logits
+    int64_t read, stride;     // from one token to the next in both
     int64_t tokens, width;
     const float* residual;  // or null
     float* out;
+    int64_t given;  // from one token to the next in both
     Staging& staging;
 
     void run(Items of_into, Items of_out, Meeting& meeting, Memory& memory) const {
@@ -1144,7 +1162,7 @@ struct Experts {
         experts::Slots& slots = memory.slots;  // every thread sorts them for itself
         slots.sort(mixture, (const int64_t*)staging.which.at(), tokens);
         auto copy = [&](int64_t slot, float* to) {
-            const float* from = x + slots.tokens[slot] * width;
+            const float* from = x + slots.tokens[slot] * read;
             float weight = mixture.of_inputs ? staging.weights.floats()[slots.pairs[slot]] : 1.0f;
             std::transform(from, from + width, to, [&](float value) { return weight * value; });
         };
@@ -1173,7 +1191,7 @@ struct Experts {
             std::transform(given, given + mixture.count, scores, sigmoid);
         } else {
             std::copy_n(given, mixture.count, scores);
-            softmax(scores, mixture.count, 1, 0);
+            if (!mixture.margin) softmax(scores, mixture.count, 1, 0);
         }
         int64_t* which = (int64_t*)staging.which.at() + t * mixture.each();
         float* weights = staging.weights.floats() + t * mixture.each();
@@ -1218,16 +1236,16 @@ struct Experts {
         for (int64_t begin = mine.begin, end; begin < mine.end; begin = end) {
             int64_t t = begin / width, first = begin % width;
             end = std::min(mine.end, (t + 1) * width);
-            float* __restrict sums = out + begin;
+            float* __restrict sums = out + t * given + first;
             if (!residual)
                 std::fill_n(sums, end - begin, 0.0f);
             else if (residual != out)
-                std::copy_n(residual + begin, end - begin, sums);
+                std::copy_n(residual + t * given + first, end - begin, sums);
             for (int64_t i = t * mixture.each(); i < (t + 1) * mixture.each(); i++) {
-                const float* __restrict given =
+                const float* __restrict from =
                     staging.second.floats() + slots.of[i] * width + first;
                 float weight = mixture.of_inputs ? 1.0f : staging.weights.floats()[i];
-                for (int64_t c = 0; c < end - begin; c++) sums[c] += weight * given[c];
+                for (int64_t c = 0; c < end - begin; c++) sums[c] += weight * from[c];
             }
         }
     }
@@ -1238,10 +1256,10 @@ extern "C" void mix(const experts::Mixture* mixture, const float* x, const float
                     int64_t stride, int64_t tokens, int64_t width, const float* residual,
                     float* out, int threads) {
     Staging staging;
-    staging.hold(*mixture, tokens, width);
+    staging.hold(*mixture, tokens);
     Meeting meeting;
     Steps steps(2, threads);
-    Experts all{*mixture, x, logits, stride, tokens, width, residual, out, staging};
+    Experts all{*mixture, x, logits, width, stride, tokens, width, residual, out, width, staging};
 #pragma omp parallel num_threads(threads)
     {
         Memory memory;
@@ -1262,19 +1280,27 @@ struct Latent {
     int64_t key() const { return rotary + plain; }
 };
 
+// Products between a convolution and the states behind it: of what left it to the few numbers that
+// steps come from, keys and queries; and of these few to the steps.
+struct Selective {
+    const Product *into, *steps;
+    const Norm *norm, *key_norm, *query_norm;  // of the three, or null
+};
+
 // Half of a layer: norm, product, attention, recurrence or activation, product, norm, scale, added
-// to the stream, and the stream scaled. A mixture's first product is its router, and its experts
-// have their own.
+// to the stream, and the stream scaled. A mixture's first product is its router, and its last one
+// widens what its experts give, or is not there.
 struct Half {
     int64_t layer, attention;     // which; 1: it has heads
     int64_t parallel;             // 1: the MLP reads what entered the layer
-    const Norm *before, *after;   // null: none
+    const Norm *before, *inner, *after;  // the second of what the last product reads; null: none
     Product into, out;
     // of attention, like the next two: which of the call's ropes and sights it uses
     Heads heads;
     int64_t rope, sight;
     const recurrent::Recurrence* recurrence;  // or null, like the mixture
     const experts::Mixture* mixture;
+    const Selective* selective;  // of a recurrence that is
     const Latent* latent;  // makes queries, keys and values of what the first product gives
     int64_t activation;           // of an MLP
     int64_t gated;                // an MLP; or of attention: gates lie behind queries, keys, values
@@ -1327,6 +1353,28 @@ struct Unfolding {
     }
 };
 
+// The same of what is selective.
+struct Choosing {
+    int64_t width, few, keys;  // of what the first product gives: all of it, and its parts
+    float *x, *given, *read, *steps;
+    int64_t total;
+
+    Choosing(const Half& half, const Call& call, float* room) {
+        const recurrent::Recurrence& how = *half.recurrence;
+        width = half.selective->into->outputs;
+        few = half.selective->steps->inputs;
+        keys = how.key;
+        x = room;
+        given = x + call.tokens * how.channels;
+        read = given + call.tokens * width;
+        steps = read + call.tokens * few;
+        total = call.tokens * (2 * how.channels + width + few);
+    }
+    recurrent::Chosen chosen() const {
+        return {x, steps, given + few, given + few + keys, width};
+    }
+};
+
 // Numbers between the steps of a half; too short-lived to be cleared first.
 struct Room {
     std::unique_ptr<float[]> entered, normed, first, second;
@@ -1336,10 +1384,15 @@ struct Room {
     std::vector<int> pieces_of;  // of each chosen half
     const Half* last = nullptr;
 
-    static std::array<const Product*, 4> products(const Half& half) {
+    static std::array<const Product*, 7> products(const Half& half) {
         const Latent* latent = half.latent;
+        const Selective* selective = half.selective;
         return {&half.into, &half.out, latent ? latent->queries : nullptr,
-                latent ? latent->rest : nullptr};
+                latent ? latent->rest : nullptr, narrow(half),
+                selective ? selective->into : nullptr, selective ? selective->steps : nullptr};
+    }
+    static const Product* narrow(const Half& half) {
+        return half.mixture ? half.mixture->narrow : nullptr;
     }
     static int64_t widest_row(const Half* halves, const int64_t* chosen, int64_t count) {
         int64_t bytes = 0;
@@ -1369,13 +1422,16 @@ struct Room {
                                           head && head->prepare ? head->prepared : 0)) {
         int64_t into = 0, out = 0;
         for (int64_t i = 0; i < count; i++) {
-            into = std::max(into, halves[chosen[i]].into.outputs);
+            const Product* more = narrow(halves[chosen[i]]);
+            into = std::max(into, halves[chosen[i]].into.outputs + (more ? more->outputs : 0));
             out = std::max(out, halves[chosen[i]].out.inputs);
             cut(halves[chosen[i]], call, threads);
             if (halves[chosen[i]].latent)
                 unfolded.hold(Unfolding(halves[chosen[i]], call, nullptr).total * 4);
+            if (halves[chosen[i]].selective)
+                unfolded.hold(Choosing(halves[chosen[i]], call, nullptr).total * 4);
             if (auto mixture = halves[chosen[i]].mixture)
-                staging.hold(*mixture, call.tokens, call.width);
+                staging.hold(*mixture, call.tokens);
         }
         for (auto [part, size] : {std::pair{&entered, call.width}, {&normed, call.width},
                                   {&first, into}, {&second, out}})
@@ -1407,7 +1463,10 @@ static const float* normed(const float* x, const Norm& norm, const Call& call, c
 }
 
 // of a half, in items
-enum { INTO = 0, ATTENTION = 1, OUT = 3, RECURRENCE = 4, QUERIES = 4, REST = 5, STEPS = 6 };
+enum {
+    INTO = 0, ATTENTION = 1, EXPERTS = 1, OUT = 3, RECURRENCE = 4, QUERIES = 4, NARROW = 4,
+    REST = 5, STEPS = 6
+};
 
 // A product. Its inputs are complete; its outputs are when the threads have met again.
 static void multiply(const Product& weight, const float* x, const float* residual, float* out,
@@ -1496,6 +1555,43 @@ static void attend_latent(const Half& half, const Call& call, Room& room, Meetin
     meeting.wait();
 }
 
+// What is selective: columns of `first` to columns of `second`, complete.
+static void look_back_choosing(const Half& half, const Call& call, Room& room, Meeting& meeting,
+                               Steps& steps, int64_t step, Memory& memory) {
+    const recurrent::Recurrence& how = *half.recurrence;
+    const recurrent::Kept& kept = call.kept[how.index];
+    const Selective& selective = *half.selective;
+    Choosing at(half, call, room.unfolded.floats());
+    recurrent::Chosen chosen = at.chosen();
+    recurrent::Columns columns{room.first.get(), half.into.outputs, room.second.get(),
+                               half.out.inputs};
+    Share units((how.channels + LANES - 1) / LANES);
+    int64_t begin = units.begin * LANES, end = std::min(units.end * LANES, how.channels);
+    recurrent::convolve_new(how, kept, columns, chosen, begin, end);
+    meeting.wait();
+    multiply(*selective.into, at.x, nullptr, at.given, call, room, meeting,
+             steps[step + ATTENTION], memory);
+    meeting.wait();
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
+        float *given = at.given + mine.begin * at.width, *read = at.read + mine.begin * at.few;
+        if (selective.norm)
+            norm_row(given, *selective.norm, 0, read);
+        else
+            std::copy_n(given, at.few, read);
+        float *key = given + at.few, *query = key + at.keys;
+        if (selective.key_norm) norm_row(key, *selective.key_norm, 0, key);
+        if (selective.query_norm) norm_row(query, *selective.query_norm, 0, query);
+    }
+    meeting.wait();
+    multiply(*selective.steps, at.read, nullptr, at.steps, call, room, meeting,
+             steps[step + ATTENTION + 1], memory);
+    meeting.wait();
+    recurrent::select(how, kept, columns, chosen, begin, end);
+    meeting.wait();
+    recurrent::keep_chosen(how, kept, columns, chosen, omp_get_thread_num(),
+                           omp_get_num_threads());
+}
+
 // What each token's columns of `first` give in `second`, complete: attention and what is recurrent.
 static float* look_back(const Half& half, const Call& call, Room& room, Meeting& meeting,
                         Steps& steps, int64_t step, Memory& memory) {
@@ -1538,11 +1634,33 @@ static float* look_back(const Half& half, const Call& call, Room& room, Meeting&
     return second;
 }
 
+// The rows of what a half's last product reads, normed; gives where they lie, complete.
+static float* normed_within(const Half& half, const Call& call, float* rows, Meeting& meeting,
+                            Memory& memory) {
+    int64_t width = half.out.inputs;
+    if (!half.inner) return rows;
+    if (alone(call)) {
+        memory.row.hold(width * 4);
+        norm_row(rows, *half.inner, 0, memory.row.floats());
+        return memory.row.floats();
+    }
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
+        float* row = rows + mine.begin * width;
+        norm_row(row, *half.inner, 0, row);
+    }
+    meeting.wait();
+    return rows;
+}
+
 // What stands between the two products of a half; gives where its result lies, complete.
 static float* between(const Half& half, const Call& call, Room& room, Meeting& meeting,
                       Steps& steps, int64_t step, Memory& memory) {
     if (half.latent) {
         attend_latent(half, call, room, meeting, steps, step, memory);
+        return room.second.get();
+    }
+    if (half.selective) {
+        look_back_choosing(half, call, room, meeting, steps, step, memory);
         return room.second.get();
     }
     if (!half.mlp()) return look_back(half, call, room, meeting, steps, step, memory);
@@ -1565,6 +1683,35 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
     return second;
 }
 
+// The experts of a half, from the numbers `read` and what the router gave to what is `added`.
+static void mix_half(const Half& half, const Call& call, const float* read, const float* residual,
+                     float* added, Room& room, Meeting& meeting, Steps& steps, int64_t step,
+                     Memory& memory) {
+    const experts::Mixture& mixture = *half.mixture;
+    int64_t scores = half.into.outputs, width = mixture.width();
+    float *logits = room.first.get(), *second = room.second.get();
+    auto run = [&](const float* x, int64_t stride, const float* residual, float* out,
+                   int64_t given) {
+        Experts all{mixture, x, logits, stride, scores, call.tokens, width, residual, out, given,
+                    room.staging};
+        all.run(steps[step + EXPERTS], steps[step + EXPERTS + 1], meeting, memory);
+    };
+    if (!mixture.narrow) return run(read, call.width, residual, added, call.width);
+    float* narrow = logits + call.tokens * scores;
+    int64_t columns = mixture.narrow->outputs, out = half.out.inputs;
+    multiply(*mixture.narrow, read, nullptr, narrow, call, room, meeting, steps[step + NARROW],
+             memory);
+    meeting.wait();
+    for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
+        const float* shared = narrow + mine.begin * columns + width;
+        activate_some(shared, mixture.gated ? shared + out - width : nullptr,
+                      second + mine.begin * out + width, 0, out - width, mixture.activation);
+    }
+    run(narrow, columns, nullptr, second, out);
+    multiply(half.out, second, residual, added, call, room, meeting, steps[step + OUT], memory);
+    meeting.wait();
+}
+
 static void run_half(const Half& half, const Call& call, float* x, Room& room, Meeting& meeting,
                      Steps& steps, int64_t step, Memory& memory) {
     const float* read = half.parallel && half.mlp() ? room.entered.get() : x;
@@ -1575,11 +1722,10 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     bool plain = !half.after && half.scale == 1 && half.stream == 1;
     float* added = plain ? x : room.normed.get();
     if (half.mixture) {
-        Experts all{*half.mixture, read, room.first.get(), half.into.outputs, call.tokens,
-                    call.width, plain ? x : nullptr, added, room.staging};
-        all.run(steps[step + ATTENTION], steps[step + OUT], meeting, memory);
+        mix_half(half, call, read, plain ? x : nullptr, added, room, meeting, steps, step, memory);
     } else {
-        const float* result = between(half, call, room, meeting, steps, step, memory);
+        float* result = between(half, call, room, meeting, steps, step, memory);
+        result = normed_within(half, call, result, meeting, memory);
         multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting,
                  steps[step + OUT], memory);
         meeting.wait();
@@ -1666,6 +1812,24 @@ extern "C" void recur(const recurrent::Recurrence* how, const recurrent::Kept* k
                                   0, how->outputs());
             }
     }
+    kept->end();
+}
+
+// The two parts of a selective one, between which are its products.
+extern "C" void recur_convolve(const recurrent::Recurrence* how, const recurrent::Kept* kept,
+                               const float* y, int64_t stride, float* x) {
+    recurrent::Columns columns{y, stride, nullptr, 0};
+    recurrent::Chosen chosen{x, nullptr, nullptr, nullptr, 0};
+    recurrent::convolve_new(*how, *kept, columns, chosen, 0, how->channels);
+}
+
+extern "C" void recur_select(const recurrent::Recurrence* how, const recurrent::Kept* kept,
+                             const float* y, int64_t stride, const recurrent::Chosen* chosen,
+                             float* out) {
+    recurrent::Columns columns{y, stride, out, how->outputs()};
+    kept->begin();
+    recurrent::select(*how, *kept, columns, *chosen, 0, how->channels);
+    recurrent::keep_chosen(*how, *kept, columns, *chosen, 0, 1);
     kept->end();
 }
 

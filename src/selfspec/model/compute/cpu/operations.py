@@ -30,6 +30,7 @@ from .linear import PackedLinear
 from .native import library
 from .packs import Shelf
 from .recurrent import recur, times_sigmoid
+from .selective import select
 
 
 def product(
@@ -77,6 +78,10 @@ class NativeOps(Ops):
     @property
     def of_head(self) -> Ops:
         return NativeOps(self._kind.head, self._shelf) if self._kind.head else self
+
+    @property
+    def of_router(self) -> Ops:
+        return self if self.weights == STORED else NativeOps("float32", self._shelf)
 
     def on_shelf(self, shelf: Shelf) -> NativeOps:
         """The same, with products taken from a shelf or put there."""
@@ -138,9 +143,16 @@ class NativeOps(Ops):
     def mixed(self, x: Tensor, mixture: Mixture, residual: Tensor | None = None) -> Tensor:
         if mixture.alone:
             return super().mixed(x, mixture, residual)
-        return mixed(x, mixture.router(x), mixture, residual)
+        logits = mixture.router(x)
+        if mixture.narrow is None:
+            return mixed(x, logits, mixture, residual)
+        both, width = mixture.narrow(x), mixture.width
+        y = mixed(both[:, :width].contiguous(), logits, mixture, None)
+        return self.widened(y, both[:, width:], mixture, residual)
 
     def go_on(
         self, y: Tensor | None, how: Recurrence, memory: Memory, row: int, stretch: Stretch
     ) -> Tensor | None:
+        if how.selective is not None:
+            return select(how, y, memory, row, stretch, self.norm)
         return recur(how, y, memory, row, stretch)

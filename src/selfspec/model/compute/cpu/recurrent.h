@@ -23,9 +23,10 @@ struct Recurrence {
     const float *weight, *bias, *decay, *shift, *straight, *norm;
     int64_t norm_size, norm_width;
     float eps, low, high;
+    int64_t selective;  // 1: each channel has a state, and steps of its own (selective.h)
 
     int64_t outputs() const { return heads ? heads * value : channels; }
-    int64_t entry() const { return channels + 2 * heads; }
+    int64_t entry() const { return channels + heads + (selective ? key : heads); }
     int64_t keys() const { return key_heads * key; }
     int64_t gate() const { return channels * (twice ? 2 : 1); }  // its first column
     int64_t first_of(int which) const {  // of q, k, v within c
@@ -128,7 +129,7 @@ static void rates(const Recurrence& how, const float* y, int64_t begin, int64_t 
         float step = softplus(steps[h] + how.shift[h]);
         if (!how.delta) step = std::min(std::max(step, how.low), how.high);
         decays[h] = std::exp(how.decay[h] * step);
-        decays[how.heads + h] = how.delta ? 1.0f / (1.0f + std::exp(-steps[how.heads + h])) : step;
+        decays[how.heads + h] = how.delta ? how.high / (1.0f + std::exp(-steps[how.heads + h])) : step;
     }
 }
 
@@ -365,18 +366,26 @@ class Part {
     }
 };
 
-// Keeps what entered at a part of each passage's tokens. Nobody may still read what was there.
-static void keep(const Recurrence& how, const Kept& kept, const Columns& columns, int64_t part,
-                 int64_t parts) {
+// A part of each passage's new tokens, of which the last are kept.
+template <class Do>
+static void each_kept(const Kept& kept, int64_t part, int64_t parts, Do act) {
     for (int64_t i = 0; i < kept.count; i++) {
         const Passage& passage = kept.passages[i];
         if (passage.token < 0) continue;
         int64_t from = std::max<int64_t>(0, passage.count - kept.slots);
         int64_t count = passage.count - from;
         for (int64_t t = from + count * part / parts; t < from + count * (part + 1) / parts; t++)
-            enter(how, columns.y + (passage.token + t) * columns.stride, 0, how.channels,
-                  kept.entry(how, passage.row, passage.first + t));
+            act(passage, t);
     }
+}
+
+// Keeps what entered at a part of each passage's tokens. Nobody may still read what was there.
+static void keep(const Recurrence& how, const Kept& kept, const Columns& columns, int64_t part,
+                 int64_t parts) {
+    each_kept(kept, part, parts, [&](const Passage& passage, int64_t t) {
+        enter(how, columns.y + (passage.token + t) * columns.stride, 0, how.channels,
+              kept.entry(how, passage.row, passage.first + t));
+    });
 }
 
 // x * sigmoid(gate), both `width` wide.

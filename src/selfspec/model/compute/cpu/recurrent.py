@@ -28,6 +28,7 @@ class RecurrenceStruct(ctypes.Structure):
         *((n, c_void_p) for n in ("weight", "bias", "decay", "shift", "straight", "norm")),
         *((name, c_int64) for name in ("norm_size", "norm_width")),
         *((name, c_float) for name in ("eps", "low", "high")),
+        ("selective", c_int64),
     ]
 
 
@@ -62,7 +63,7 @@ def recurrence_struct(how: Recurrence) -> RecurrenceStruct:
             *(how.activated, how.twice, how.delta, how.values_first, _FINISHES.index(how.finish)),
             *map(address, kept),
             *(how.norm_size, 0 if how.norm is None else how.norm.numel()),
-            *(how.eps, *how.limits),
+            *(how.eps, *how.limits, size.selective),
         )
 
     return how.once("struct", make)
@@ -94,7 +95,7 @@ def recur(
     how: Recurrence, y: Tensor | None, memory: Memory, row: int, stretch: Stretch
 ) -> Tensor | None:
     """What a stretch's tokens give, (tokens, outputs), and what is kept of them. Without `y` that
-    is known already but for the state, and nothing is given."""
+    is known already but for the state, and nothing is given. Not of one that is selective."""
     out = None if y is None else torch.empty(len(y), how.outputs)
     found = passages([(0, row, stretch)])
     library().recur(

@@ -64,8 +64,8 @@ class StaticOps(TorchOps):
         if not heads.plain:
             scores = queries @ k.transpose(-1, -2) * heads.scale
             mask = frame.mask(heads.window, group, torch.float32)
-            ahead = frame.depths[:, None] - frame.positions.view(rows, width, 1)
-            out = self._weights(scores, heads, mask, ahead).to(v.dtype) @ v
+            places, own = frame.depths[:, None], frame.positions.view(rows, width, 1)
+            out = self._weights(scores, heads, mask, places, own).to(v.dtype) @ v
         else:
             mask = frame.mask(heads.window, group, q.dtype)
             out = F.scaled_dot_product_attention(queries, k, v, mask, scale=heads.scale)
