@@ -274,7 +274,7 @@ def loaded(model: str, threads: int) -> LLM:
         return LLM.from_pretrained(
             deep_model(), tokenizer=tiny_tokenizer(), threads=threads, profile=None
         )
-    return LLM.from_pretrained(model, threads=threads, profile=None)
+    return LLM.from_pretrained(folder_of(model), threads=threads, profile=None)
 
 
 def kept_from(path: Path, names: Sequence[str], model: str) -> list[Searched]:

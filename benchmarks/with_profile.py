@@ -178,7 +178,7 @@ def with_profile(
     if show is not None:
         typer.echo(markdown(read(ProfileRun, show)))
         return
-    llm = LLM.from_pretrained(model, threads=threads, profile=None)
+    llm = LLM.from_pretrained(folder_of(model), threads=threads, profile=None)
     found = profile_for(llm.model, profile, this_machine(), llm.info.weights)
     if found is None:
         raise OptionError(f"--profile {profile} names no profile; give a file or a task's name")

@@ -152,7 +152,8 @@ def test_questions_that_made_a_profile_are_no_test_of_it(
     file, out = tmp_path / "q.jsonl", tmp_path / "run.json"
     rows = [{"question_id": n, "category": "qa", "turns": [i.text]} for n, i in enumerate(items)]
     file.write_text("\n".join(map(json.dumps, rows)))
-    monkeypatch.setattr(with_profile.LLM, "from_pretrained", lambda *_, **__: llm)
+    monkeypatch.setattr(LLM, "from_pretrained", lambda *_, **__: llm)
+    monkeypatch.setattr(with_profile, "folder_of", lambda model: model)
     for ways in ((), (Way("ngram", {}, "fixed", {"tokens": 2}, measured=1.2),)):
         replace(profile, ways=ways).write(tmp_path / "p.json")
         with_profile.with_profile(file, str(tmp_path / "p.json"), "tiny", 4, 8, 0.0, 1, out)
