@@ -19,8 +19,8 @@ from selfspec.tune.probe import Text
 from selfspec.tune.search import Halves, split
 
 ATTENTION, MLP = 0.75, 0.325  # of the layers: the paper's 30 and 13 of 40
-WIDTH = 6  # halves that are looked at before one goes
-EXCHANGES = 24
+WIDTH = 4  # halves that are looked at before one goes
+EXCHANGES = 12
 
 
 def counts(layers: int) -> tuple[int, int]:

@@ -33,7 +33,8 @@ from selfspec.train.parts import PartOptions, Progress
 from selfspec.tune.probe import Text
 
 LONGEST = 256  # tokens of a question that is trained on, and of its answer
-READ = 4  # answers by which halves are chosen
+READ, READ_TOKENS = 3, 64  # answers to short questions by which halves are chosen, and of each
+SHORT = 80  # tokens of such a question
 HELD_OUT = 0.08  # of the trained text, to say how well the training went
 OPTIONS = {
     "lora": PartOptions(epochs=2, batch_tokens=1024, learning_rate=2e-3),
@@ -112,10 +113,13 @@ class Trained:
         """What is left out, chosen once."""
         kept, layers = self._folder / "halves.json", self._inside.words.layers
         if not kept.is_file():
-            rows = [row for _, row in read_rows(text)][:READ]
+            rows = [row for _, row in read_rows(text)]
+            short = [row for row in rows if len(row["prompt_ids"]) <= SHORT] or rows
             texts = [
-                Text([*row["prompt_ids"], *row["response_ids"]], len(row["prompt_ids"]))
-                for row in rows
+                Text(
+                    [*row["prompt_ids"], *row["response_ids"][:READ_TOKENS]], len(row["prompt_ids"])
+                )
+                for row in short[:READ]
             ]
             surprise = Surprise(self._inside.llm.model, texts)
             attention, mlp = aggressive(layers, surprise, self._inside.say)
