@@ -22,6 +22,7 @@ from selfspec.bench.html import Table
 from selfspec.bench.schema import Result, read, write
 from selfspec.bench.tables import markdown as as_text
 from selfspec.cli.bench import progress_bar
+from selfspec.core.files import is_there
 from selfspec.model.copies import copy_in
 from selfspec.tune.candidates import Candidate, copied, exiting, skipping
 from selfspec.tune.probe import Probe
@@ -84,6 +85,11 @@ def candidates_of(llm: LLM) -> list[Candidate]:
     return found
 
 
+def named(candidate: Candidate) -> str:
+    """A way of drafting, whatever the number of drafts."""
+    return str(candidate.way(0)).partition(" @")[0]
+
+
 def decoded(
     llm: LLM, candidate: Candidate, probes: tuple[Probe, Probe], prompts: Sequence[list[int]],
     lengths: Sequence[int], new_tokens: int,
@@ -92,7 +98,7 @@ def decoded(
     whole, half = (
         probe.agreement(candidate.model, candidate.plan, probe.everywhere) for probe in probes
     )
-    found = WayProbed(str(candidate.way(0)).partition(" @")[0])
+    found = WayProbed(named(candidate))
     cut = len(prompts) // 2
     for tokens in lengths:
         options = candidate.way(tokens).options
@@ -130,11 +136,13 @@ def probe(
     new_tokens: Annotated[int, typer.Option(min=24, help="Tokens of an answer.")] = 160,
     prompts: Annotated[int, typer.Option(min=2, help="How many of the built-in ones.")] = 8,
     lengths: Annotated[str, typer.Option(help="Drafts a round.")] = "2,4,8",
+    only: Annotated[str, typer.Option(help="Ways whose name holds this.")] = "",
     threads: Threads = 2,
     out: Out = None,
     show: Show = None,
 ) -> None:
-    """Compare the tuner's probe with decoding. Nothing is timed.
+    """Compare the tuner's probe with decoding, way by way. Nothing is timed, and a run that was
+    stopped goes on.
 
     Example: scripts/bench probe --new-tokens 64
     """
@@ -145,17 +153,33 @@ def probe(
     asked = prompts_of(llm, BUILT_IN[:prompts])
     texts = own_texts(llm, asked, new_tokens)
     probes = Probe(llm.model, texts), Probe(llm.model, texts[: len(texts) // 2])
+    counts, path = [int(each) for each in lengths.split(",")], out or result_path("probe")
     run = ProbeRun(made_by("probe", threads), Path(model).name, len(asked), new_tokens)
-    offers, counts = candidates_of(llm), [int(each) for each in lengths.split(",")]
-    with progress_bar(len(offers)) as (tick, say):
-        for candidate in offers:
-            say(str(candidate.way(0)))
-            run.ways.append(decoded(llm, candidate, probes, asked, counts, new_tokens))
-            write(run, out or result_path("probe"))
+    run.ways = known_ways(path, run, counts)
+    offers = {named(candidate): candidate for candidate in candidates_of(llm)}
+    done = {way.way for way in run.ways}
+    missing = [name for name in offers if name not in done and only in name]
+    with progress_bar(len(missing)) as (tick, say):
+        for name in missing:
+            say(name)
+            run.ways.append(decoded(llm, offers[name], probes, asked, counts, new_tokens))
+            run.ways.sort(key=lambda way: list(offers).index(way.way))
+            run.complete = len(run.ways) == len(offers)
+            write(run, path)
             tick("")
-    run.complete = True
-    write(run, out or result_path("probe"))
     typer.echo(markdown(run))
+
+
+def known_ways(path: Path, run: ProbeRun, counts: Sequence[int]) -> list[WayProbed]:
+    """What a run with the same settings that was stopped has counted."""
+    if not is_there(path):
+        return []
+    before = read(ProbeRun, path)
+    if before.complete or any(
+        getattr(before, name) != getattr(run, name) for name in ("model", "prompts", "new_tokens")
+    ):
+        return []
+    return [way for way in before.ways if [each.tokens for each in way.lengths] == list(counts)]
 
 
 if __name__ == "__main__":

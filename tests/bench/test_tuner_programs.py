@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -82,6 +83,34 @@ def test_the_probe_program_counts_what_decoding_counts() -> None:
             for ids in prompts[:2]
         )  # fmt: skip
         assert 0 < first < each.accepted
+
+
+def test_a_stopped_probe_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ways that are counted twice, left out, or taken from a run with other prompts."""
+    llm = LLM.from_pretrained(near_identity_model(0.6), tokenizer=tiny_tokenizer(), profile=None)
+    ways = [candidates.exiting(llm.model, probe.FREE, layer) for layer in (1, 2)]
+    monkeypatch.setattr(LLM, "from_pretrained", lambda *_, **__: llm)
+    monkeypatch.setattr(probe, "folder_of", lambda model: model)
+    monkeypatch.setattr(probe, "candidates_of", lambda llm: ways)
+    own, counted, out = probe.decoded, list[str](), tmp_path / "p.json"
+
+    def decoded(llm: LLM, candidate: candidates.Candidate, *how: Any) -> probe.WayProbed:
+        counted.append(probe.named(candidate))
+        return own(llm, candidate, *how)
+
+    monkeypatch.setattr(probe, "decoded", decoded)
+    for only, prompts, done, complete in (
+        ("layer=2", 2, ["early-exit(layer=2)"], False),
+        ("", 2, ["early-exit(layer=1)"], True),
+        ("layer=1", 3, ["early-exit(layer=1)"], False),
+        ("", 2, ["early-exit(layer=1)", "early-exit(layer=2)"], True),
+    ):
+        counted.clear()
+        probe.probe("tiny", 24, prompts, "2", only, 1, out)
+        assert counted == done
+        run = read(probe.ProbeRun, out)
+        assert run.complete == complete
+        assert [way.way for way in run.ways] == sorted(way.way for way in run.ways)
 
 
 def test_verdicts_are_judged_by_their_intervals() -> None:
