@@ -165,7 +165,7 @@ def judge(llm: LLM, case: Case, seconds: float) -> Judged:
         search="grown" if case.drafters == OWN else "none",
     )
     setting = Setting(case.batch, case.temperature, case.drafters)
-    asked = [lead + text for text in BUILT_IN] if lead else []
+    asked = [lead + text for text in BUILT_IN[:8]] if lead else []
     tuning = Tuning(llm, options, asked, setting=setting)
     tuning.run()
     found = tuning.found

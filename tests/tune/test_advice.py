@@ -25,7 +25,8 @@ from selfspec.testing import near_identity_model, tiny_tokenizer
 from selfspec.tune import steps, verdict
 from selfspec.tune.candidates import Prediction
 from selfspec.tune.options import Setting, TuneOptions
-from selfspec.tune.run import Tuning, seldom
+from selfspec.tune.run import CLOSE, LOOKED, Tuning
+from selfspec.tune.saying import seldom
 from selfspec.tune.texts import ASKED, BUILT_IN, READ, chosen, digest_of_question
 from selfspec.tune.timing import Trials
 
@@ -46,9 +47,11 @@ def test_a_tuning_times_its_best_candidates_and_keeps_those_that_pay() -> None:
     assert {"hybrid", "auto"} <= {way.draft for way in found.ways}
     assert found.tried, "no skip set was looked at"
     assert {prediction.tokens for _, prediction in found.predicted} <= set(range(1, 9))
-    assert all(way.measured and way.low is not None for way in found.ways)
+    timed = [way for way in found.ways if way.measured is not None]
+    assert len(timed) >= CLOSE and all(way.low is not None for way in timed)
+    assert found.ways[: len(timed)] == timed, "ways without a speed stand before others"
     assert [way.measured for way in profile.ways] == sorted(
-        (way.measured for way in found.ways if way.measured > 1), reverse=True
+        (way.measured or 0.0 for way in timed if (way.measured or 0.0) > 1), reverse=True
     )
     assert found.verdict and found.answer in ("helps", "does not", "undecided")
     assert stages[0] == "the model writes"
@@ -102,29 +105,54 @@ def test_ctrl_c_at_any_stage_keeps_what_was_found(
     assert len(turned) == 1 + 2, "an hour of turns behind Ctrl-C"
 
 
-@pytest.mark.parametrize("turns", [0, 1])
+@pytest.mark.parametrize("turns", [-1, 0, 1])
 def test_ctrl_c_between_turns_keeps_whole_ones(monkeypatch: pytest.MonkeyPatch, turns: int) -> None:
-    """A half turn that is compared with whole ones, and a verdict from no turn at all."""
+    """A half turn that is compared with whole ones, and a verdict from no turn at all (-1: it is
+    the second Ctrl-C, in the look at all ways)."""
     options = TuneOptions(minutes=0.1, max_new_tokens=16, search="none")
     tuning = Tuning(_llm(), options, ["hello", "you"])
     own, calls = Trials._answer, [0]
     ways = [Way("ngram"), Way("hybrid", {}, "cost-aware")]
     a_turn = 1 + len(ways)  # one prompt is timed
+    tuning.found.stopped = turns < 0
 
     def answer(self: Trials, ids: Any, way: Any) -> Any:
         calls[0] += 1
-        if calls[0] == a_turn * (turns + 1) + 2:  # behind the turn that warms up
+        if calls[0] == a_turn * (turns + 1) + 2:  # behind the look
             raise KeyboardInterrupt
         return own(self, ids, way)
 
     monkeypatch.setattr(Trials, "_answer", answer)
     trials = tuning._time(ways)
-    assert tuning.found.stopped and trials.turns == turns
-    assert {len(trials._plain), *map(len, trials._taken.values())} == {turns}
+    assert tuning.found.stopped and trials.turns == max(0, turns)
+    assert {len(trials._plain), *map(len, trials._taken.values())} <= {max(0, turns)}
     timed = [trials.timed(way) for way in ways]
     said = verdict.words(timed, None, stopped=True)
-    assert "stopped early" in said and said.startswith("Nothing was timed") == (not turns)
-    assert turns or verdict.answer(timed) == "undecided"
+    assert "stopped early" in said and said.startswith("Nothing was timed") == (turns < 0)
+    assert turns >= 0 or verdict.answer(timed) == "undecided"
+
+
+def test_the_fastest_of_a_look_are_timed_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Minutes for ways that a look has settled; `auto` left out since it begins slowly; a way that
+    was looked at and not kept."""
+    tuning = Tuning(_llm(), TuneOptions(minutes=0.1, max_new_tokens=16, search="none"))
+    assert len(tuning._timed) == ASKED
+    ways = [Way("ngram", control="fixed", control_options={"tokens": n}) for n in range(1, 6)]
+    ways.append(Way("auto"))
+    speeds = dict(zip(map(str, ways), (1.1, 1.5, 1.2, 1.4, 1.3, 0.5), strict=True))
+    asked: list[str] = []
+
+    def answer(self: Trials, ids: Any, way: Way | None) -> Any:
+        asked.append(str(way))
+        return [[1]], 1 / speeds[str(way)] if way else 1.0
+
+    monkeypatch.setattr(Trials, "_answer", answer)
+    trials = tuning._time(ways)
+    assert set(trials._taken) == {str(ways[n]) for n in (1, 3, 4, 5)}
+    assert asked.count(str(ways[0])) == LOOKED
+    assert asked.count(str(ways[1])) == LOOKED + trials.turns * ASKED
+    measured = [trials.timed(way).measured for way in ways]
+    assert measured == pytest.approx([None, 1.5, None, 1.4, 1.3, 0.5])
 
 
 def test_nothing_timed_keeps_no_profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +179,7 @@ def test_turns_on_a_busy_machine_are_taken_again(monkeypatch: pytest.MonkeyPatch
     for spreads, kept in (((2.0, 1.1), 1.1), ((2.0, 3.0), 2.0), ((1.1, 9.0), 1.1)):
         told = iter(spreads)
 
-        def turns(ways: Any, told: Any = told) -> Trials:
+        def turns(ways: Any, first: Any, told: Any = told) -> Trials:
             trials = Trials(tuning._llm, [[5]], 8)
             trials.turns, trials._plain = 3, [1.0, next(told), 1.0]
             return trials
@@ -182,7 +210,7 @@ def test_many_questions_take_no_longer() -> None:
     assert (len(read), len(timed)) == (READ, ASKED)
     assert not set(read) & set(timed) and set(read + timed) <= set(questions)
     assert {text[0] for text in timed} == {text[0] for text in read} == {"a", "b"}
-    assert chosen([]) == (list(BUILT_IN[:4]), list(BUILT_IN[4:]))
+    assert chosen([]) == (list(BUILT_IN[:4]), list(BUILT_IN[4:])) and len(BUILT_IN) == 4 + ASKED
     assert chosen(["one"]) == (["one"], ["one"])
 
 

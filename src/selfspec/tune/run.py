@@ -27,6 +27,7 @@ from .neighbours import climbed
 from .options import OPTUNAS, Setting, TuneOptions
 from .probe import Probe, Text
 from .rounds import host_of
+from .saying import Say, seldom
 from .search import Halves, Tried, by_likeness, grown, split
 from .steps import Steps, measure_quietly
 from .study import finished, sampled, study_in
@@ -40,25 +41,8 @@ if TYPE_CHECKING:
 SCREENED = 3  # texts that a skip set is probed on; the best are probed on all
 FINALISTS = 2  # skip sets, exits and copies that are timed
 MOST_COSTS = 30.0  # seconds, for the parts of a pass
+LOOKED, CLOSE = 2, 3  # prompts of a look at all ways, and how many are timed further
 MOST_TURNS = 12  # behind these only other questions would say more
-OFTEN = 0.2  # seconds between two words about the same stage
-Say = Callable[[str, float], None]
-"""Told the stage and the share of it that is done."""
-
-
-def seldom(say: Say) -> Say:
-    """The same a few times a second, and whenever a stage begins (share 0): parts of a pass are
-    timed thousands of times a second."""
-    last = 0.0
-
-    def told(stage: str, share: float) -> None:
-        nonlocal last
-        now = time.perf_counter()
-        if not share or now >= last + OFTEN:
-            last = now
-            say(stage, share)
-
-    return told
 
 
 @dataclass
@@ -345,36 +329,47 @@ class Tuning:
     # ------------------------------------------------------------------------------------- turns
 
     def _time(self, ways: Sequence[Way]) -> Trials:
-        """As many turns as fit, two at least; once more if the machine was busy meanwhile."""
-        trials = self._turns(ways)
-        if not trials.busy or self.found.stopped:
-            return trials
-        self._say("the machine was busy: once more", 0.0)
-        again = self._turns(ways)
-        again.exact &= trials.exact
-        return again if again.turns and again.spread < trials.spread else trials
+        """A look at all ways, then turns of the fastest: as many as fit, two at least, and once
+        more if the machine was busy meanwhile. Ways that were looked at only get no speed."""
+        first, again = Trials(self._llm, self._timed[:LOOKED], *self._how), self.found.stopped
+        if not self._turn(first, ways) and again:
+            return first
+        close = sorted(ways, key=lambda way: -(first.speed(way) or way.predicted or 0.0))[:CLOSE]
+        # auto is kept: it learns, and begins slowly
+        close += [way for way in ways if way.draft == "auto" and way not in close]
+        trials = self._turns(close, first)
+        if trials.busy and not self.found.stopped:
+            self._say("the machine was busy: once more", 0.0)
+            quieter = self._turns(close, first)
+            quieter.exact &= trials.exact
+            trials = quieter if quieter.turns and quieter.spread < trials.spread else trials
+        trials.exact &= first.exact
+        return trials
 
-    def _turns(self, ways: Sequence[Way]) -> Trials:
-        """The first turn warms up and does not count. Ctrl-C keeps the prompts that were answered
-        in every way."""
-        trials = Trials(self._llm, self._timed, *self._how)
+    def _turns(self, ways: Sequence[Way], first: Trials) -> Trials:
+        """Turns of these ways, as many as there is time for."""
+        trials = Trials(self._llm, self._timed, *self._how, before=first)
         begin, spent = time.perf_counter(), 0.0
         left = 0.0 if self.found.stopped else max(0.0, self._end - begin)
+        while trials.turns < 2 or (
+            trials.turns < MOST_TURNS and spent + spent / trials.turns < left
+        ):
+            if not self._turn(trials, ways):
+                break
+            spent = time.perf_counter() - begin
+            words = f"{len(ways)} ways in turns with plain decoding, {self._left(self._end)} left"
+            self._say(words, min(1.0, spent / max(left, spent)))
+        return trials
+
+    def _turn(self, trials: Trials, ways: Sequence[Way]) -> bool:
+        """One of them. Ctrl-C keeps the prompts that were answered in every way."""
         try:
-            Trials(self._llm, self._timed[:1], *self._how).turn(ways)
-            while trials.turns < 2 or (
-                trials.turns < MOST_TURNS and spent + spent / trials.turns < left
-            ):
-                trials.turn(ways)
-                spent = time.perf_counter() - begin
-                words = (
-                    f"{len(ways)} ways in turns with plain decoding, {self._left(self._end)} left"
-                )
-                self._say(words, min(1.0, spent / max(left, spent)))
+            trials.turn(ways)
         except KeyboardInterrupt:
             trials.drop_begun()
             self._stop()
-        return trials
+            return False
+        return True
 
     def _profile(self) -> Profile:
         llm = self._llm

@@ -22,6 +22,10 @@ BUILT_IN = (
     "engineers warned that the old one will be closed in spring, and shop owners asked for a "
     "temporary crossing, which the mayor promised to look into before the end of the month.",
     "Write a polite letter that asks a landlord to repair a heating.",
+    "What causes the tides, and why are there two of them a day?",
+    "Rewrite this in the past tense, then in the future: The cook opens the kitchen at six.",
+    "Write a shell command that counts the lines of all Python files in a folder, and explain it.",
+    "Compare tea and coffee in a table with three rows.",
 )
 READ, ASKED = 12, 8
 """How many questions are read at most, and how many timed: what was tuned on is not what is timed.
@@ -31,9 +35,11 @@ More would take time and say little more."""
 def chosen(asked: Sequence[str]) -> tuple[list[str], list[str]]:
     """Of somebody's questions, those to read and those to time, in an order that mixes what stands
     together in a file; without any, the built-in ones."""
-    some = random.Random(0).sample(asked, min(len(asked), READ + ASKED)) if asked else BUILT_IN
+    if not asked:
+        return list(BUILT_IN[:-ASKED]), list(BUILT_IN[-ASKED:])
+    some = random.Random(0).sample(asked, min(len(asked), READ + ASKED))
     cut = max(1, min(ASKED, len(some) // 2))
-    return list(some[:-cut] or some), list(some[-cut:])
+    return some[:-cut] or some, some[-cut:]
 
 
 def digest_of_question(text: str) -> str:

@@ -30,7 +30,9 @@ class Trials:
         tokens: int,
         batch: int = 1,
         temperature: float = 0.0,
+        before: Trials | None = None,
     ) -> None:
+        """`before`: an earlier look. `auto` goes on with what it learned there."""
         self._llm, self._tokens, self._temperature = llm, tokens, temperature
         count = len(prompts)
         self._prompts = [
@@ -39,7 +41,9 @@ class Trials:
         ]
         self._plain: list[float] = []  # seconds a token, one for each group of prompts and turn
         self._taken: dict[str, list[float]] = {}
-        self._kept: dict[str, Drafter | None] = {}
+        self._before = before
+        self._kept: dict[str, Drafter | None] = before._kept if before else {}
+        self._answered = 0  # prompts, or groups of them, by everyone
         self.exact = True
         self.turns = 0
 
@@ -58,14 +62,14 @@ class Trials:
                 tokens, seconds = self._answer(asked, way)
                 self.exact &= tokens == expected
                 self._taken.setdefault(str(way), []).append(seconds)
+            self._answered += 1
             yield
         self.turns += 1
 
     def drop_begun(self) -> None:
         """Forget prompts that were interrupted: ways are compared over the same answers."""
-        done = min(map(len, self._taken.values()), default=0)
         for seconds in (self._plain, *self._taken.values()):
-            del seconds[done:]
+            del seconds[self._answered :]
 
     def _answer(self, prompts: list[list[int]], way: Way | None) -> tuple[list[list[int]], float]:
         options = self._told(way) if way else {"draft": None}
@@ -117,9 +121,14 @@ class Trials:
 
         return bootstrap(of(pairs), draw, [len(pairs)])
 
+    def speed(self, way: Way) -> float:
+        """The same as a number, 0 if nothing is known."""
+        return self.gain(way).value if self._taken.get(str(way)) else 0.0
+
     def timed(self, way: Way) -> Way:
-        """The way with what was measured of it, if anything was."""
+        """The way with what was measured of it, if anything was. An earlier look over fewer answers
+        counts only where there is nothing else: it cannot be compared with these."""
         if not self._taken.get(str(way)):
-            return way
+            return self._before.timed(way) if self._before and not self._answered else way
         gain = self.gain(way)
         return replace(way, measured=gain.value, low=gain.low, high=gain.high)
