@@ -37,8 +37,8 @@ READ, READ_TOKENS = 3, 64  # answers to short questions by which halves are chos
 SHORT = 80  # tokens of such a question
 HELD_OUT = 0.08  # of the trained text, to say how well the training went
 OPTIONS = {
-    "lora": PartOptions(epochs=2, batch_tokens=1024, learning_rate=2e-3),
-    "whole": PartOptions(epochs=2, batch_tokens=1024, learning_rate=3e-4),
+    "lora": PartOptions(epochs=2, batch_tokens=384, learning_rate=2e-3),
+    "whole": PartOptions(epochs=2, batch_tokens=384, learning_rate=3e-4),
 }
 RANK = {"lora": 16, "whole": 0}
 
@@ -65,18 +65,25 @@ class Trained:
         text = self._written(most)
         attention, mlp = self._halves(text)
         result.halves = {"attention": attention, "mlp": mlp}
-        drafts: dict[str, dict[str, Any]] = {"": result.halves}
-        for row in sorted(self._table.rows, key=tokens_of):
-            if tokens_of(row):
-                first = self._train(row, text, attention, mlp)
-                result.values.setdefault(key_of(row), {})["first right"] = first
-                drafts[row.copy] = {"part": str(self._folder / name_of(row))}
+        rows = sorted(self._table.rows, key=tokens_of)
+        # who is timed takes turns with all others, who is counted need not wait for them
+        for group in [rows] if result.timed else [[row] for row in rows]:
+            for row in group:
+                if row.copy:
+                    first = self._train(row, text, attention, mlp)
+                    result.values.setdefault(key_of(row), {})["first right"] = first
+            self._turns(result, group)
+
+    def _turns(self, result: PaperResult, rows: Sequence[PaperRow]) -> None:
+        """Rows that take turns on each question."""
         for item in [item for part in self._samples for item in part.items]:
-            for row in self._table.rows:
+            for row in rows:
                 turns = result.turns.setdefault(key_of(row), [])
                 if item.id not in {turn.question for turn in turns}:
                     self._inside.say(f"{item.id}: {row.name}")
-                    turns.append(self._turn(row, drafts[row.copy], item, result.timed))
+                    part = {"part": str(self._folder / name_of(row))}
+                    draft = part if row.copy else result.halves
+                    turns.append(self._turn(row, draft, item, result.timed))
                     self._figures(result)
                     self._save(result)
 
