@@ -31,7 +31,7 @@ from .saying import Say, seldom
 from .search import Halves, Tried, by_likeness, grown, split
 from .steps import Steps, measure_quietly
 from .study import finished, sampled, study_in
-from .texts import chosen, digest_of, digest_of_question, own_texts, prompts_of
+from .texts import ASKED, chosen, digest_of, digest_of_question, own_texts, prompts_of
 from .timing import Trials
 from .verdict import answer, training, words
 
@@ -329,8 +329,8 @@ class Tuning:
     # ------------------------------------------------------------------------------------- turns
 
     def _time(self, ways: Sequence[Way]) -> Trials:
-        """A look at all ways, then turns of the fastest: as many as fit, two at least, and once
-        more if the machine was busy meanwhile. Ways that were looked at only get no speed."""
+        """A look at all ways, then turns of the fastest: as many as fit, and once more if the
+        machine was busy meanwhile. Ways that were looked at only get no speed."""
         first, again = Trials(self._llm, self._timed[:LOOKED], *self._how), self.found.stopped
         if not self._turn(first, ways) and again:
             return first
@@ -347,11 +347,12 @@ class Tuning:
         return trials
 
     def _turns(self, ways: Sequence[Way], first: Trials) -> Trials:
-        """Turns of these ways, as many as there is time for."""
+        """Turns of these ways, as many as there is time for: one at least, two of few prompts."""
         trials = Trials(self._llm, self._timed, *self._how, before=first)
         begin, spent = time.perf_counter(), 0.0
         left = 0.0 if self.found.stopped else max(0.0, self._end - begin)
-        while trials.turns < 2 or (
+        least = 1 if len(self._timed) >= ASKED else 2
+        while trials.turns < least or (
             trials.turns < MOST_TURNS and spent + spent / trials.turns < left
         ):
             if not self._turn(trials, ways):
