@@ -23,6 +23,7 @@ import typer
 from transformers import PreTrainedModel
 
 from benchmarks.command import Out, Show, Threads, made_by, result_path, run_command
+from benchmarks.models import folder_of
 from benchmarks.verdicts import UNSEEN
 from selfspec import LLM
 from selfspec.bench.html import Table

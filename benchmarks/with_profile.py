@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.command import Model, Out, Show, Threads, made_by, result_path, run_command
+from benchmarks.models import folder_of
 from benchmarks.ratios import resampled
 from selfspec import LLM
 from selfspec.bench.html import Table

@@ -30,6 +30,7 @@ from selfspec.train.draft_lora import LoraRecipe
 from selfspec.train.own_text import OwnText, Question, write
 from selfspec.train.part_run import REPORT, Observer, train_small_part
 from selfspec.train.parts import PartOptions, Progress
+from selfspec.train.states import Conversation
 from selfspec.tune.probe import Text
 
 LONGEST = 256  # tokens of a question that is trained on, and of its answer
@@ -92,17 +93,17 @@ class Trained:
     def _written(self, most: int) -> Path:
         """The model's own answers, in order, with at least so many tokens."""
         out = self._folder / "own.jsonl"
-        if sum(_sizes(out)) >= most:
+        if _tokens(out) >= most:
             return out
         llm, options = self._inside.llm, OwnText(max_new_tokens=LONGEST, batch=8)
         questions = list(self._questions())
         for count in range(options.batch, len(questions) + options.batch, options.batch):
             write(llm, questions[:count], out, options)  # goes on where it was
-            self._inside.say(f"the model has written {sum(_sizes(out))} of {most} tokens")
-            if sum(_sizes(out)) >= most:
+            self._inside.say(f"the model has written {_tokens(out)} of {most} tokens")
+            if _tokens(out) >= most:
                 return out
         raise OptionError(
-            f"the questions gave {sum(_sizes(out))} tokens of the model's own, and {most} are to "
+            f"the questions gave {_tokens(out)} tokens of the model's own, and {most} are to "
             "be trained on; give a file with more questions"
         )
 
@@ -201,19 +202,28 @@ def name_of(row: PaperRow) -> str:
 
 
 def first_tokens(text: Path, count: int) -> Path:
-    """A file with the first answers of another, so many tokens of them."""
+    """A file with the first answers of another, so many tokens of them, and with those that are
+    held out: the same for any count."""
     out, kept, so_far = text.with_name(f"own-{count}.jsonl"), [], 0
     for _, row in read_rows(text):
-        if so_far < count:
-            so_far += len(row["response_ids"])
+        held = _is_held(row)
+        if held or so_far < count:
+            so_far += 0 if held else len(row["response_ids"])
             kept.append(json.dumps(row))
     write_whole(out, "\n".join(kept) + "\n")
     return out
 
 
-def _sizes(text: Path) -> list[int]:
+def _is_held(row: dict[str, Any]) -> bool:
+    """Whether training holds an answer out: that hangs on its question."""
+    return Conversation(tuple(row["prompt_ids"]), len(row["prompt_ids"])).held_out(HELD_OUT)
+
+
+def _tokens(text: Path) -> int:
+    """That may be trained on."""
     there = text.is_file() and text.stat().st_size
-    return [len(row["response_ids"]) for _, row in read_rows(text)] if there else []
+    rows = (row for _, row in read_rows(text)) if there else ()
+    return sum(len(row["response_ids"]) for row in rows if not _is_held(row))
 
 
 def _is_done(part: Path) -> bool:

@@ -137,8 +137,9 @@ def test_the_table_is_measured_and_goes_on(
             assert said["settings"]["rank"] == (0 if row.copy.startswith("whole") else 16)
             assert {k: said["settings"][k] for k in ("attention", "mlp")} == result.halves
             trained = folder / f"own-{tokens_of(row)}.jsonl"
-            count = sum(len(json.loads(line)["response_ids"]) for line in trained.open())
-            assert tokens_of(row) <= count < tokens_of(row) + 32
+            rows = [json.loads(line) for line in trained.open()]
+            sizes = [len(row["response_ids"]) for row in rows if not trained_run._is_held(row)]
+            assert tokens_of(row) <= sum(sizes) < tokens_of(row) + 32
     assert "Left out: attention" in markdown(result) and "1.96x" in markdown(result)
     kept = {key: result.turns[key] for key in keys[:-1]}
     result.turns[keys[-1]], result.complete = result.turns[keys[-1]][:1], False
@@ -160,10 +161,14 @@ def test_too_few_questions_say_so(files: Path, tmp_path: Path, small: Any) -> No
 
 
 def test_first_tokens_are_those_of_the_first_answers(tmp_path: Path) -> None:
-    """Prompts that count as the model's own tokens, an answer in two."""
+    """Prompts that count as the model's own tokens, an answer in two, and answers that are held out
+    of one row and trained on in another, or counted."""
     text = tmp_path / "own.jsonl"
-    rows = [{"prompt_ids": [1] * 9, "response_ids": [2] * 5, "n": n} for n in range(4)]
+    rows = [{"prompt_ids": [n] * 9, "response_ids": [2] * 5, "n": n} for n in range(60)]
     text.write_text("\n".join(map(json.dumps, rows)) + "\n")
-    kept = [json.loads(line)["n"] for line in first_tokens(text, 10).open()]
-    assert kept == [0, 1]
-    assert len(list(first_tokens(text, 11).open())) == 3
+    held = [row["n"] for row in rows if trained_run._is_held(row)]
+    trained = [row["n"] for row in rows if row["n"] not in held]
+    assert 0 < len(held) < 20
+    for count, first in ((10, 2), (11, 3)):
+        kept = [json.loads(line)["n"] for line in first_tokens(text, count).open()]
+        assert kept == sorted([*held, *trained[:first]])
