@@ -1,4 +1,4 @@
-"""Turns of a tuning: who is timed for long, what Ctrl-C leaves, a busy machine, and what is said."""
+"""Turns of a tuning: who is timed for long, what Ctrl-C leaves, a busy machine, what is said."""
 
 from __future__ import annotations
 
