@@ -34,6 +34,7 @@ from benchmarks.exits_report import (
     markdown,
     summary,
 )
+from benchmarks.exits_shares import shares
 from benchmarks.models import beside, folder_of, known
 from selfspec.bench.schema import continued, read, write
 from selfspec.cli.bench import progress_bar
@@ -300,6 +301,7 @@ def exits(
         run = continued(run, target, plan_of)
     before = run.seconds
     llm.generate(prompts[0], max_new_tokens=4, draft=None)  # the first answer packs and compiles
+    run.shares = run.shares or shares(llm, prompts[0])
     with progress_bar(len(prompts) + settings.oracle) as (tick, say):
         for _ in range(run.answered):
             tick("")
