@@ -26,6 +26,7 @@ from selfspec.train.exit_fitting import (
     FitOptions,
     Split,
     features,
+    first_of,
     fit,
     oracle,
     right,
@@ -67,21 +68,21 @@ class FiguresRun(Result):
     curve: list[dict[str, float]] = field(default_factory=list)
 
 
-def shift(samples: Samples, exits: Tensor) -> list[dict[str, float]]:
+def shift(samples: Samples, exits: Tensor, first: int = 1) -> list[dict[str, float]]:
     """Figures 5 and 10, layer by layer, over tokens whose answer is a candidate."""
     named = samples["answer"] >= 0
     shares, answers = shares_of(samples["logits"][named]), samples["answer"][named].long()
     at = answers[:, None, None].expand(-1, shares.shape[1], 1)
     own = shares.gather(2, at)[..., 0]
     others = shares.scatter(2, at, -1.0).amax(2)
-    there = right(samples).float().mean(0)
+    there = right(samples).float().mean(0)  # after `first` layers, and from there on
     return [
         {
-            "layer": layer + 1,
+            "layer": layer + first,
             "answer": float(own[:, layer].mean()),
             "best other": float(others[:, layer].mean()),
             "answer there": float(there[layer]),
-            "exits": float((exits == layer + 1).float().mean()),
+            "exits": float((exits == layer + first).float().mean()),
         }
         for layer in range(shares.shape[1])
     ]
@@ -120,7 +121,7 @@ def averages(
         says = (samples["lead"] * weight).sum(-1) + bias >= 0  # (samples, exits)
         first, gone = says.int().argmax(1), says.any(1)
         same = samples["same"].gather(1, first[:, None])[:, 0]
-        exits = torch.where(gone, first + 1, layers)
+        exits = torch.where(gone, first + first_of(samples, layers), layers)
         found["AdaInfer"] = {
             "layers": float(exits.float().mean()),
             "agreement": float((same | ~gone).float().mean()),
@@ -187,7 +188,7 @@ def figures(folder: Path, part: TrainedPart, run: FiguresRun) -> None:
     tensors, held = dict(part.tensors), parts.held_out
     exits, _ = walked(tensors, held, run.layers)
     run.held_out = len(exits)
-    run.by_layer = shift(held, exits)
+    run.by_layer = shift(held, exits, first_of(held, run.layers))
     run.without = shuffled(tensors, held)
     run.averages = averages(part, tensors, held, run.layers)
     run.near = near(exits, held["text"], run.layers)

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,10 +25,20 @@ import torch
 import typer
 
 from benchmarks.command import Model, Out, Show, Threads, grouped, made_by, result_path, run_command
-from benchmarks.exits_report import DraftRow, ExitsRun, LossyRow, Oracle, markdown, summary
-from benchmarks.models import folder_of
+from benchmarks.exits_report import (
+    EVERYWHERE,
+    DraftRow,
+    ExitsRun,
+    LossyRow,
+    Oracle,
+    markdown,
+    summary,
+)
+from benchmarks.exits_shares import shares
+from benchmarks.models import beside, folder_of, known
 from selfspec.bench.schema import continued, read, write
 from selfspec.cli.bench import progress_bar
+from selfspec.core.options import numbers
 from selfspec.core.text_rows import read_rows
 from selfspec.errors import OptionError
 from selfspec.exits.part import Predictors, find_predictors
@@ -55,10 +65,12 @@ class Settings:
     """What is typed."""
 
     prompts: Annotated[
-        Path, typer.Option(help="JSONL with prompts: questions to answer; by default some of ours.")
-    ] = QUESTIONS
+        Path | None,
+        typer.Option(help="JSONL with prompts: questions to answer; by default some of ours."),
+    ] = None
     part: Annotated[
-        Path | None, typer.Option(help="Folder of predictors; by default what selfspec ships.")
+        Path | None,
+        typer.Option(help="Folder of predictors; by default what comes with the model."),
     ] = None
     questions: Annotated[int, typer.Option(min=1, help="How many questions, evenly spread.")] = 8
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each answer.")] = 32
@@ -66,6 +78,12 @@ class Settings:
     thresholds: Annotated[
         str, typer.Option(help="Thresholds of predictors, with every layer looked at.")
     ] = "0.5,0.9"
+    trained: Annotated[
+        str, typer.Option(help="Exits that were trained: looked at alone too, and drafted with.")
+    ] = ""
+    ends: Annotated[bool, typer.Option("--ends", help="Answers end where the model ends them.")] = (
+        False
+    )
     oracle: Annotated[
         bool, typer.Option(help="Look for the earliest exits possible too, which takes longest.")
     ] = True
@@ -75,6 +93,11 @@ class Settings:
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure over the result of another run.")
     ] = False
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The trained exits."""
+        return numbers(self.trained, "--trained") if self.trained else ()
 
 
 def contestants(settings: Settings, found: Predictors) -> dict[str, Any]:
@@ -86,26 +109,44 @@ def contestants(settings: Settings, found: Predictors) -> dict[str, Any]:
     if settings.short:
         return ways
     for threshold in map(float, settings.thresholds.split(",")):
-        if threshold != 0.5:
-            how = SpecEE(part, schedule="all", threshold=threshold)
-            ways[f"SpecEE T1, looks all, threshold {threshold:g}"] = how
+        if threshold == 0.5:
+            continue
+        more = f", threshold {threshold:g}"
+        ways[f"{EVERYWHERE}{more}"] = SpecEE(part, schedule="all", threshold=threshold)
+        ways[f"SpecEE T1+T2, looks both{more}"] = SpecEE(part, threshold=threshold)
+        if layers := settings.layers:
+            name = f"SpecEE T1, looks {settings.trained}{more}"
+            ways[name] = SpecEE(part, layers=layers, schedule="all", threshold=threshold)
     for fill in FILLS[1:]:
         ways[f"SpecEE T1+T2, looks both, fill {fill}"] = SpecEE(part, fill=fill)
-    ways[f"SpecEE T1+T2+T3, trees of {TREE}, fill state"] = SpecEE(part, fill="state", tree=TREE)
+    if found.pool is None:  # a first look guesses no trees
+        how = SpecEE(part, fill="state", tree=TREE)
+        ways[f"SpecEE T1+T2+T3, trees of {TREE}, fill state"] = how
     ways["confidence 0.9"] = Confidence(0.9)
     if found.svm is not None:
         ways["AdaInfer"] = AdaInfer(part)
     return ways
 
 
-def drafting(settings: Settings, layers: int) -> dict[str, dict[str, Any]]:
-    """Ways to draft that change no text, by name."""
+def drafting(settings: Settings, layers: int, found: Predictors) -> dict[str, dict[str, Any]]:
+    """Ways to draft that change no text, by name. Where predictors have a pool of tokens, fixed
+    exits choose from it too."""
+    pool = {} if found.pool is None else {"tokens": tuple(found.pool.tokens.tolist())}
     ways: dict[str, dict[str, Any]] = {
-        f"early-exit, layer {layer}": {"draft": "early-exit", "draft_options": {"layer": layer}}
-        for layer in (layers // 4, layers // 2, layers - 3)
+        f"early-exit, layer {layer}": {
+            "draft": "early-exit",
+            "draft_options": {"layer": layer, **pool},
+        }
+        for layer in settings.layers or (layers // 4, layers // 2, layers - 3)
     }
-    options = {} if settings.part is None else {"part": settings.part}
+    options: dict[str, Any] = {} if settings.part is None else {"part": settings.part}
     ways["dynamic-exit"] = {"draft": "dynamic-exit", "draft_options": options}
+    for count in range(1, len(settings.layers) + 1):
+        some = settings.layers[:count]
+        ways[f"dynamic-exit, looks {','.join(map(str, some))}"] = {
+            "draft": "dynamic-exit",
+            "draft_options": {**options, "layers": some, "schedule": "all"},
+        }
     control = {"control": "fixed", "control_options": {"tokens": settings.drafts}}
     return {name: {**way, **control} for name, way in ways.items()}
 
@@ -183,8 +224,9 @@ def measure(
 ) -> Iterator[int]:
     """All contestants in turns on each question that has no answers yet; gives its number once all
     have answered. `say` is told who answers."""
-    lossy, exact = contestants(settings, found), drafting(settings, llm.model.layers)
-    call: dict[str, Any] = {"max_new_tokens": settings.new_tokens, "eos": []}
+    lossy, exact = contestants(settings, found), drafting(settings, llm.model.layers, found)
+    call: dict[str, Any] = {"max_new_tokens": settings.new_tokens}
+    call |= {} if settings.ends else {"eos": []}
     for number in range(run.answered, len(prompts)):
         prompt = prompts[number]
         say("plain decoding")
@@ -250,6 +292,7 @@ def exits(
         typer.echo(markdown(read(ExitsRun, show)))
         return
     llm = LLM.from_pretrained(folder_of(model), threads=threads)
+    settings = with_what_comes(model, settings)
     found = find_predictors(settings.part, llm.model)
     prompts = asked(llm, settings)
     target, begin = out or result_path("exits"), time.perf_counter()
@@ -258,6 +301,7 @@ def exits(
         run = continued(run, target, plan_of)
     before = run.seconds
     llm.generate(prompts[0], max_new_tokens=4, draft=None)  # the first answer packs and compiles
+    run.shares = run.shares or shares(llm, prompts[0])
     with progress_bar(len(prompts) + settings.oracle) as (tick, say):
         for _ in range(run.answered):
             tick("")
@@ -280,11 +324,21 @@ def exits(
     typer.echo(json.dumps({**summary(run), "file": target.name}))
 
 
+def with_what_comes(model: str, settings: Settings) -> Settings:
+    """With the questions and predictors that lie beside a model of ours, unless others are
+    named."""
+    if model not in known():
+        return settings
+    prompts, part = settings.prompts or beside(model, "questions.jsonl"), settings.part
+    return replace(settings, prompts=prompts, part=part or beside(model, "exits"))
+
+
 def asked(llm: LLM, settings: Settings) -> list[list[int]]:
     """The questions, as the model reads them."""
-    there = list(questions_from(llm, read_rows(str(settings.prompts))))
+    file = settings.prompts or QUESTIONS
+    there = list(questions_from(llm, read_rows(str(file))))
     if len(there) < settings.questions:
-        raise OptionError(f"{settings.prompts.name} has {len(there)} questions; ask for fewer")
+        raise OptionError(f"{file.name} has {len(there)} questions; ask for fewer")
     chosen = islice(there, 0, None, len(there) // settings.questions)
     return [list(question.ids) for question in islice(chosen, settings.questions)]
 
@@ -305,7 +359,7 @@ def fresh_run(
         digest(prompts),
     )  # fmt: skip
     run.lossy = [LossyRow(name) for name in contestants(settings, found)]
-    run.drafting = [DraftRow(name) for name in drafting(settings, info.layers)]
+    run.drafting = [DraftRow(name) for name in drafting(settings, info.layers, found)]
     return run
 
 

@@ -104,6 +104,8 @@ class ExitsRun(Result):
     lossy: list[LossyRow] = field(default_factory=list)
     drafting: list[DraftRow] = field(default_factory=list)
     oracle: Oracle | None = None
+    shares: dict[str, float] = field(default_factory=dict)
+    """Seconds of all layers, and of the head, on one token alone."""
     seconds: float = 0.0
 
 
@@ -111,6 +113,16 @@ def speed(run: ExitsRun, seconds: Sequence[float], decoded: int) -> float:
     """How many times plain decoding's tokens a second, by mean times."""
     plain = sum(run.plain_seconds[: len(seconds)]) / run.plain_tokens
     return plain / (sum(seconds) / decoded)
+
+
+def allowed(run: ExitsRun, row: LossyRow) -> float | None:
+    """How many times plain decoding its average layers allow, with one head a token and what
+    predictors took: (L + head) / (average + head + predictors)."""
+    if not run.shares:
+        return None
+    layers, head = run.shares["layers"], run.shares["head"]
+    looking = row.rule_seconds / len(row.exits)
+    return (layers + head) / (layers * row.average_layers / run.layers + head + looking)
 
 
 def saved_looks(run: ExitsRun, row: LossyRow) -> float | None:
@@ -133,6 +145,10 @@ def _share(value: float | None) -> str:
     return "" if value is None else f"{value:.1%}"
 
 
+def _times(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
 def markdown(run: ExitsRun) -> str:
     lines = [
         f"{run.model}, {run.weights}, {run.layers} layers, {run.answered} of {run.questions} "
@@ -140,8 +156,8 @@ def markdown(run: ExitsRun) -> str:
         "predictors at every layer, T2: their schedule.",
         "",
         "| lossy | layers a token | of the oracle's saving | agreement | perplexity "
-        "| looks a token | calls saved | share of predictors | speed |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| looks a token | calls saved | share of predictors | speed | layers allow |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in run.lossy:
         if not row.exits:
@@ -151,7 +167,7 @@ def markdown(run: ExitsRun) -> str:
             f"| {row.name} | {row.average_layers:.2f} | {_share(saved_of_oracle(run, row))} | "
             f"{row.agreement:.1%} | {row.perplexity:.2f} | {row.looks / decoded:.1f} | "
             f"{_share(saved_looks(run, row))} | {row.rule_share:.1%} | "
-            f"{speed(run, row.decode_seconds, decoded):.2f} |"
+            f"{speed(run, row.decode_seconds, decoded):.2f} | {_times(allowed(run, row))} |"
         )
     if run.oracle:
         lines += [

@@ -33,6 +33,12 @@ def folder_of(model: str) -> Path:
     return merged(HERE / model) if model in known() else folder_anywhere(model)
 
 
+def beside(model: str, name: str) -> Path | None:
+    """What lies beside one of our models, if it is there."""
+    path = HERE / model / name
+    return path if path.exists() else None
+
+
 def located(model: str) -> str:
     """The model as selfspec's own harness takes it."""
     return str(folder_of(model)) if model in known() else model

@@ -159,9 +159,10 @@ def tiny_predictors(
     candidates: int = 4,
     source: str = "recycle",
     layers: Sequence[int] = (),
+    tokens: Sequence[int] = (),
 ) -> TrainedPart:
     """Random exit predictors for a tiny model, after all its layers but the last or after these.
-    They fire about every other time."""
+    They fire about every other time. `tokens`: with the source first-look, what it chooses from."""
     chosen = list(layers) or list(range(1, model.layers))
     generator, hidden = torch.Generator().manual_seed(seed), 8
     shapes = {
@@ -173,6 +174,8 @@ def tiny_predictors(
         "svm.bias": (len(chosen),),
     }
     tensors = {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
+    if tokens:
+        tensors["vocabulary"] = torch.tensor(list(tokens), dtype=torch.int32)
     settings = {
         "candidates": candidates,
         "source": source,

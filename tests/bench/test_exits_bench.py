@@ -19,6 +19,7 @@ from benchmarks.exits_report import (
     ExitsRun,
     LossyRow,
     Oracle,
+    allowed,
     markdown,
     saved_looks,
     saved_of_oracle,
@@ -93,8 +94,11 @@ def test_the_table_says_what_was_counted() -> None:
     assert saved_of_oracle(run, run.lossy[1]) == pytest.approx(1 / 3)
     text = markdown(run)
     assert (
-        "| SpecEE T1+T2, looks both | 9.00 | 33.3% | 80.0% | 2.72 | 2.0 | 75.0% | 12.5% | 1.25 |"
+        "| SpecEE T1+T2, looks both | 9.00 | 33.3% | 80.0% | 2.72 | 2.0 | 75.0% | 12.5% | 1.25 |  |"
     ) in text
+    run.shares = {"layers": 0.2, "head": 0.05}
+    assert allowed(run, run.lossy[1]) == pytest.approx(0.25 / (0.18 + 0.05 + 0.025))
+    assert "12.5% | 1.25 | 0.98 |" in markdown(run)
     assert "| confidence 0.9 | 10.00 | 0.0% | 100.0% | 2.72 | 9.0 |  |" in text
     assert "| dynamic-exit | 1 of 1 | 50.0% of 6 | 7.0 | 2.00 |" in text
     assert "7.00 layers where" in text and "LOSSY" in text
