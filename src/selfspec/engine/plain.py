@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..core.contract import RowStep
+from ..core.contract import Draft, RowOutcome, RowStep
 from ..core.randomness import PLAIN, key
 from ..core.sampling import not_finite
 from ..model.compute.cpu.choosing import BROKEN
 from .row import Row, RowState
+
+ROOT = range(1)
 
 
 class Gain(NamedTuple):
@@ -26,14 +28,17 @@ class Gain(NamedTuple):
     state: RowState
     step: RowStep
 
+    def outcome(self, draft: Draft) -> RowOutcome:
+        """Of a draft without guesses."""
+        row, kept = self.row, self.step.tokens
+        return RowOutcome(row.slot, row.tokens, draft, ROOT, kept, kept)
+
 
 def suits(rows: Sequence[Row]) -> bool:
     """Whether the rows' tokens are found here: all by the likeliest, or all otherwise, and nobody
     asks how likely they were."""
     plain = rows[0].request.sampler.plain
-    return all(
-        row.request.logprobs is None and row.request.sampler.plain == plain for row in rows
-    )
+    return all(row.request.logprobs is None and row.request.sampler.plain == plain for row in rows)
 
 
 def gains(
