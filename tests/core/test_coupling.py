@@ -13,8 +13,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.agreement import by_coupling, overlap
-from selfspec.core.coupling import earliest, times
+from selfspec.core.coupling import UNSURE, earliest, times
 from selfspec.core.randomness import invert, key
+from selfspec.model.compute.cpu import choosing
+from selfspec.model.compute.cpu.choosing import drawn
 
 
 def some_logits(size: int, width: float, seed: int = 0) -> Tensor:
@@ -51,6 +53,39 @@ def test_nothing_is_left_out_that_could_be_first(size: int, width: float) -> Non
         order = np.argsort(-scores)
         assert earliest(logits, None, number) == [order[0]]
         assert earliest(logits, None, number, 4) == list(order[:4])
+
+
+@pytest.mark.parametrize("size", [1, 5, 63, 64, 65, 130, 2048, 5000])
+def test_the_kernel_draws_the_same_token(size: int) -> None:
+    """A seed that draws otherwise where a compiler is found; a block that is cut or left out."""
+    if not kernel_is_here():
+        pytest.skip("no compiler here")
+    unsure = 0
+    for number in range(60):
+        logits = some_logits(size, (0.0, 0.1, 3.0, 40.0)[number % 4], number)
+        if number % 5 == 0:
+            logits[1 + number % 2 :: 2] = -math.inf
+        token = drawn(logits, key(number, 7))
+        unsure += token == UNSURE
+        assert token in (UNSURE, earliest(logits, None, key(number, 7))[0]), number
+    assert unsure == 0, "rounding decides once in a billion"
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf])
+def test_the_kernel_leaves_broken_logits_to_others(broken: float) -> None:
+    """A token drawn of what is no distribution, and no error."""
+    logits = some_logits(300, 1.0)
+    assert drawn(torch.full((300,), -math.inf), 5) == UNSURE
+    for place in (0, 63, 64, 299):
+        spoilt = logits.clone()
+        spoilt[place] = broken
+        assert drawn(spoilt, 5) == UNSURE, place
+    assert drawn(logits.bfloat16(), 5) == UNSURE
+    assert drawn(logits[::2], 5) == UNSURE, "not in one piece"
+
+
+def kernel_is_here() -> bool:
+    return choosing._drawing() is not None
 
 
 def test_times_are_stable_across_versions() -> None:

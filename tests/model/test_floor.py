@@ -240,12 +240,34 @@ def test_a_row_goes_on_from_a_copy_of_another_ones_text(pair):
         assert torch.allclose(found, whole[first:], atol=1e-4), row
 
 
+def test_single_tokens_say_what_the_whole_text_does(pair):
+    """A shorter way for the next token that forgets what was read before it."""
+    model, llm = pair
+    whole = model(input_ids=torch.tensor([TEXT[:30]]), use_cache=False).logits[0]
+    ours, cache = llm.model, llm.model.new_cache(1, 64)
+    for begin, end in ((0, 12), *((at, at + 1) for at in range(12, 20)), (20, 24), (22, 23)):
+        layout = cache.layout_at([RowSpan(0, begin, end - begin)])
+        said = ours.scored(TEXT[begin:end], cache, layout).logits
+        assert torch.allclose(said, whole[begin:end], atol=1e-4), begin
+        cache.rollback(0, min(end, 22))
+
+
+def test_auto_leaves_a_model_alone_that_reads_drafts_one_by_one(pair):
+    """Looks at what can never pay, since every guess costs a pass."""
+    _, llm = pair
+    found = llm.generate([9, 8, 7] * 10, max_new_tokens=40, eos=[], draft=Auto(["ngram"]))
+    one_by_one = any("one token at a time" in words for words in llm.info.alone)
+    assert llm.model.one_by_one == one_by_one
+    assert not (one_by_one and found.stats.drafted)
+
+
 @pytest.mark.parametrize(("seconds", "drafts"), [((1.0, 9.0, 9.0), False), ((1.0, 1.0, 1.0), True)])
 def test_auto_knows_from_the_load_what_passes_cost(pair, seconds, drafts):
     """A first look that takes as long as ten steps, in every short text."""
     _, llm = pair
     assert [tokens for tokens, _ in llm.model.pass_seconds] == [1, 2, 5]
-    told = replace(llm.model, pass_seconds=tuple(zip((1, 2, 5), seconds, strict=True)))
+    measured = tuple(zip((1, 2, 5), seconds, strict=True))
+    told = replace(llm.model, pass_seconds=measured, one_by_one=False)
     session = Auto().start(Target(told, told.new_cache(1, 64)))
     session.admit(0, TEXT[:9], _greedy(llm))
     session.about([0])

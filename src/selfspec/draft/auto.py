@@ -89,7 +89,9 @@ class Auto(Drafter):
         memories = self._known.get(target.model)
         if memories is None:
             memories = self._known.setdefault(target.model, self._first_known(target.model))
-        arms = []
+        arms: list[_Arm] = []
+        if target.model.one_by_one:  # every draft costs a pass, so that none can pay
+            return AutoSession(arms, self.most)
         for drafter, memory in zip(self._drafters, memories, strict=True):
             try:
                 session = drafter.start(target)
@@ -242,7 +244,8 @@ class AutoSession(JoinedSession, ControlSession):
         if self._plain - self._tried >= TRIED_EVERY:
             self._tried = self._plain
             self._try(outcome)
-        self._rest = min(int(self._plain * PASSED_OVER), MOST_PASSED_OVER)
+        rest = int(self._plain * PASSED_OVER) if self._arms else MOST_PASSED_OVER
+        self._rest = min(rest, MOST_PASSED_OVER)
 
     @property
     def passes_over(self) -> bool:

@@ -13,25 +13,25 @@ or those after it, and sessions begin anew. Does not know tokenizers or text.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import accumulate, chain
+from itertools import chain
 
 import torch
 
-from ..core.contract import Draft, Outcome, RowStep, Stats, Step
+from ..core.contract import Draft, Outcome, RowOutcome, RowStep, Stats, Step
 from ..draft.base import Target
 from ..model.compute.cache import KVCache, RowSpan
 from ..model.compute.call import HalfObserver
+from ..model.compute.cpu.choosing import likeliest_or_broken
 from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
-from ..model.compute.cpu.choosing import likeliest_or_broken
 from ..model.layered import PREFILL_CHUNK, LayeredModel, Scored
 from .group import Group
-from .keeping import Block, Decided, by_likeliest, decide
+from .keeping import Block, Decided, by_likeliest, decide, places_of
 from .plain import Gain, gains, suits
-from .row import Request, Row
+from .row import Request, Row, chunk_of
 from .verifying import verified
 
 
@@ -175,11 +175,7 @@ class Generation:
                 if reading:
                     self._read(reading)
                 if decoding:
-                    alone = not reading and suits(decoding)
-                    if alone and all(group.passes_over() for group in self._groups):
-                        self._plain_round(decoding)
-                    else:
-                        self._round(decoding)
+                    self._round(decoding, bool(reading))
                 for row in [row for row in self.rows if row.ended]:
                     self._retire(row)
                 step = Step(sorted(self._parts.values(), key=lambda part: part.row))
@@ -209,7 +205,7 @@ class Generation:
         looks on are read apart from the others."""
         model, observer = self._model, self._observer_of(rows[0])
         alike = [row for row in rows if self._observer_of(row) == observer]
-        spans, begin = self._chunk_of(alike), time.perf_counter()
+        spans, begin = chunk_of(alike, self.chunk), time.perf_counter()
         pieces = [row.tokens[s.first : s.first + s.count] for row, s in spans.items()]
         x = model.embed(torch.tensor([*chain(*pieces)], device=model.device))
         layout = self.cache.layout_at(list(spans.values()))
@@ -232,22 +228,14 @@ class Generation:
             stats.prefill_seconds += seconds
             stats.forward_passes += 1
 
-    def _chunk_of(self, rows: Sequence[Row]) -> dict[Row, RowSpan]:
-        """What is read next of these rows, in their order: the shortest first. A quarter belongs to
-        the row that came first, so that short ones cannot keep a long one waiting for ever."""
-        unread = {row: len(row.tokens) - row.settled for row in rows}
-        counts = {rows[0]: min(self.chunk // 4, unread[rows[0]])}
-        left = self.chunk - counts[rows[0]]
-        for row in sorted(rows, key=unread.__getitem__):
-            more = min(left, unread[row] - counts.get(row, 0))
-            counts[row] = counts.get(row, 0) + more
-            left -= more
-        return {row: RowSpan(row.slot, row.settled, counts[row]) for row in rows if counts.get(row)}
-
-    def _round(self, rows: Sequence[Row]) -> None:
-        """Draft, verify, keep, learn."""
-        start = time.perf_counter()
+    def _round(self, rows: Sequence[Row], reading: bool) -> None:
+        """Draft, verify, keep, learn. `reading`: prompts are read in the same step."""
+        start, suit = time.perf_counter(), not self._collectors and suits(rows)
+        if suit and not reading and all(group.passes_over for group in self._groups):
+            return self._plain_round(rows, start)
         drafts = self._draft(rows)
+        if suit and not any(draft.guesses for draft in drafts.values()):
+            return self._plain_round(rows, start, drafts)
         begin = time.perf_counter()
         blocks = [Block(row, drafts[row]) for row in rows]
         scored = self._verify(blocks)
@@ -257,12 +245,17 @@ class Generation:
         decided = self._keep(blocks, scored)
         for decision in decided.rows:
             decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
-        self._learn(blocks, decided, scored, (begin, end))
-        drafting = sum(group.draft_seconds for group in self._groups)
-        self._book(rows, start, drafting, end - begin)
+        if self._groups:
+            outcomes = {decision.block.row: decision.outcome for decision in decided.rows}
+            told = scored._replace(best=decided.best)
+            self._learn(outcomes, places_of(blocks), told, (begin, end))
+        self._book(rows, start, self._drafting, end - begin)
 
-    def _plain_round(self, rows: Sequence[Row]) -> None:
-        """The same where nobody drafts, nor wants to hear of it now."""
+    def _plain_round(
+        self, rows: Sequence[Row], start: float, drafts: Mapping[Row, Draft] | None = None
+    ) -> None:
+        """The same where no draft has guesses. None: nobody was asked, nor wants to hear of it
+        now."""
         begin = time.perf_counter()
         likeliest_wins, ranks = rows[0].request.sampler.plain, self._ranks
         layout = self.cache.layout_at([RowSpan(r.slot, len(r.tokens) - 1, 1) for r in rows])
@@ -271,6 +264,8 @@ class Generation:
         best = scored.best
         if best is None and likeliest_wins:
             best = likeliest_or_broken(scored.logits, ranks).tolist()
+        if self._groups:
+            self._model.wait()
         end = time.perf_counter()
         self._decided, failed = gains(rows, scored.logits, best)  # from here on the round counts
         gained = self._decided
@@ -280,12 +275,13 @@ class Generation:
             row.stats.decoded += 1
             row.stats.verifications += 1
         self._report(failed)
-        for group in self._groups:
-            if failed:
-                group.close()
-            else:
-                group.passed_over(rows, scored.logits, best, end - begin)
-        self._book(rows, begin, 0.0, end - begin)
+        if drafts is not None:
+            outcomes = {gain.row: gain.outcome(drafts[gain.row]) for gain in gained}
+            places = {row: [place] for place, row in enumerate(rows)}
+            self._learn(outcomes, places, scored._replace(best=best), (begin, end))
+        for group in self._groups if drafts is None else ():
+            group.passed_over(rows, scored.logits, best, end - begin, bool(failed))
+        self._book(rows, start, self._drafting if drafts else 0.0, end - begin)
 
     def _book(self, rows: Sequence[Row], begin: float, drafting: float, verify: float) -> None:
         """Note a round's time for each row that took part, and for all."""
@@ -296,6 +292,11 @@ class Generation:
             stats.verify_seconds += verify
             stats.forward_passes += 1
             stats.rounds += 1
+
+    @property
+    def _drafting(self) -> float:
+        """Seconds that this round's drafts took."""
+        return sum(group.draft_seconds for group in self._groups)
 
     def _all_stats(self, rows: Sequence[Row]) -> list[Stats]:
         return [self._stats, *(row.stats for row in rows)]
@@ -322,20 +323,24 @@ class Generation:
             raise
 
     def _learn(
-        self, blocks: Sequence[Block], decided: Decided, scored: Scored, clock: tuple[float, float]
+        self,
+        outcomes: Mapping[Row, RowOutcome],
+        places: Mapping[Row, Sequence[int]],
+        scored: Scored,
+        clock: tuple[float, float],
     ) -> None:
-        """Each group is told of its own rows."""
+        """Each group is told of its own rows. `places`: where each row's nodes are among all."""
         for group in self._groups:
-            mine = [each for each in decided.rows if each.block.row in group.rows]
+            mine = [row for row in outcomes if row in group.rows]
             if not mine:
                 continue
-            seen, shown, best = scored.logits, scored.states, decided.best
-            if len(mine) < len(blocks):
-                nodes = _nodes_of([decision.block for decision in mine], blocks)
-                seen, shown = seen[nodes], shown[nodes]
+            states, logits, best = scored
+            if len(mine) < len(places):
+                nodes = [node for row in mine for node in places[row]]
+                states, logits = states[nodes], logits[nodes]
                 best = None if best is None else [best[node] for node in nodes]
-            outcome = Outcome([decision.outcome for decision in mine], seen, shown, best)
-            beside = len(scored.logits) - len(seen) + self.cache.again
+            outcome = Outcome([outcomes[row] for row in mine], logits, states, best)
+            beside = len(scored.logits) - len(logits) + self.cache.again
             with self._blamed(group):
                 group.learn(outcome, clock[1], clock[1] - clock[0], beside)
 
@@ -391,13 +396,3 @@ class Generation:
 def _inference() -> AbstractContextManager[object]:
     """Torch's inference mode, unless whoever calls has entered it for a whole text."""
     return nullcontext() if torch.is_inference_mode_enabled() else torch.inference_mode()
-
-
-def _nodes_of(some: Sequence[Block], blocks: Sequence[Block]) -> list[int]:
-    """Where some blocks' nodes stand among those of all, in the order of these."""
-    ends = accumulate(len(block.draft.tree) for block in blocks)
-    nodes = {
-        block.row: range(end - len(block.draft.tree), end)
-        for block, end in zip(blocks, ends, strict=True)
-    }
-    return [node for block in some for node in nodes[block.row]]

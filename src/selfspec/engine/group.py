@@ -73,9 +73,10 @@ class Group:
             for row in self.rows:
                 self._enter(row)
 
+    @property
     def passes_over(self) -> bool:
         """Whether it leaves a round alone, if no prompts are read, and hears of it later."""
-        return self._is_open and self._control.passes_over and not self.session.collectors
+        return self._is_open and self._control.passes_over
 
     def passed_over(
         self,
@@ -83,9 +84,12 @@ class Group:
         logits: Tensor,
         best: Sequence[Sequence[int]] | None,
         seconds: float,
+        failed: bool,
     ) -> None:
-        """These rows wrote a token each, its own all among them. `best`: the likeliest instead, as
-        far as they were looked up."""
+        """These rows wrote a token each, its own all among them, unless one `failed`. `best`: the
+        likeliest after each text, as far as they were looked up."""
+        if failed:
+            return self.close()
         if best is None or len(best[0]) < self.session.ranks:
             best = likeliest(logits, self.session.ranks).tolist()
         if rows != self.rows:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
@@ -76,6 +76,15 @@ class Decided:
     rows: Sequence[Decision]
     failed: Sequence[Row]
     best: Sequence[Sequence[int]] | None
+
+
+def places_of(blocks: Sequence[Block]) -> dict[Row, range]:
+    """Where each row's nodes stand among those of all."""
+    ends = accumulate(len(block.draft.tree) for block in blocks)
+    return {
+        block.row: range(end - len(block.draft.tree), end)
+        for block, end in zip(blocks, ends, strict=True)
+    }
 
 
 def by_likeliest(blocks: Sequence[Block]) -> bool:

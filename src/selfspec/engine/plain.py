@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ..core.contract import RowStep
+from ..core.contract import Draft, RowOutcome, RowStep
 from ..core.randomness import PLAIN, key
 from ..core.sampling import not_finite
 from ..model.compute.cpu.choosing import BROKEN
 from .row import Row, RowState
+
+ROOT = range(1)
 
 
 class Gain(NamedTuple):
@@ -25,6 +27,11 @@ class Gain(NamedTuple):
     row: Row
     state: RowState
     step: RowStep
+
+    def outcome(self, draft: Draft) -> RowOutcome:
+        """Of a draft without guesses."""
+        row, kept = self.row, self.step.tokens
+        return RowOutcome(row.slot, row.tokens, draft, ROOT, kept, kept)
 
 
 def suits(rows: Sequence[Row]) -> bool:

@@ -12,6 +12,7 @@ from ..core.contract import FinishReason, Stats, StopCheck
 from ..core.sampling import Sampler
 from ..draft.base import Drafter
 from ..errors import OptionError
+from ..model.compute.cache import RowSpan
 
 
 @dataclass(frozen=True)
@@ -115,3 +116,17 @@ class Row:
         """Take over what `after` found. May be done twice."""
         self.tokens[state.length - len(kept) :] = kept
         self.state = state
+
+
+def chunk_of(rows: Sequence[Row], most: int) -> dict[Row, RowSpan]:
+    """What is read next of these rows' prompts, in their order: the shortest first. A quarter
+    belongs to the row that came first, so that short ones cannot keep a long one waiting for
+    ever."""
+    unread = {row: len(row.tokens) - row.settled for row in rows}
+    counts = {rows[0]: min(most // 4, unread[rows[0]])}
+    left = most - counts[rows[0]]
+    for row in sorted(rows, key=unread.__getitem__):
+        more = min(left, unread[row] - counts.get(row, 0))
+        counts[row] = counts.get(row, 0) + more
+        left -= more
+    return {row: RowSpan(row.slot, row.settled, counts[row]) for row in rows if counts.get(row)}

@@ -82,6 +82,7 @@ def floor_model(model: PreTrainedModel, reason: str, weights: str = "auto") -> L
         head_product=head,
         steps=FloorSteps(calling, model.dtype, model.device),
         parameters=parameter_count(model),
+        one_by_one=calling.one_by_one,
         pass_seconds=seconds,
     )
 

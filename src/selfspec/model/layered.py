@@ -103,6 +103,8 @@ class LayeredModel:
     """What allows longer texts, for a model that was loaded for shorter ones than it knows."""
     packs: Packs | None = None
     """Where its packed weights are kept, if the model is what a folder holds."""
+    one_by_one: bool = False
+    """Whether it reads drafts one after the other, so that verifying them saves nothing."""
     pass_seconds: Sequence[tuple[int, float]] = ()
     """What passes over so many tokens took at load, if they were measured."""
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False)

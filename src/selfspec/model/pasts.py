@@ -131,14 +131,15 @@ class Past:
     def read(self, first: int, tokens: Sequence[int]) -> Tensor:
         """What is said of tokens that follow the first ones of the text, whatever did before."""
         assert first <= len(self._text), "a text goes on where it is known"
-        if first == self._held == len(self._text) and not self._copies:
+        cached = self.calling.name is not None
+        if cached and first == self._held == len(self._text) and not self._copies:
             self.again = 0
             self._text += tokens
             return self._go_on(len(self._text))
         self._return_to(first)
         self._text[first:] = tokens
-        self.again = first - self._held if self.calling.name is not None else 0
-        if first - self._held > AGAIN and self.calling.name is not None:
+        self.again = first - self._held if cached else 0
+        if first - self._held > AGAIN and cached:
             self._go_on(first)
         start = first - self._held
         return self._go_on(len(self._text))[start:]
