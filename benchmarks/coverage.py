@@ -183,6 +183,8 @@ def differences(model: Any, llm: Any) -> str:
             where = f"draft={draft} differs from generate at token {at} after {size}"
             if ours == by_whole_texts(model, ids):
                 where += ", which differs there from the model's own forward over the whole text"
+                if expected == by_whole_texts(model, ids, from_zero=True):
+                    where += ": it counts positions from 0, and the forward from another number"
             return where
     return ""
 
@@ -198,15 +200,16 @@ def generated(model: Any, ids: Any) -> list[int]:
     return tokens
 
 
-def by_whole_texts(model: Any, ids: Any) -> list[int]:
+def by_whole_texts(model: Any, ids: Any, from_zero: bool = False) -> list[int]:
     """What the model's forward writes that reads the whole text for every token, without a cache
-    and with positions of its own."""
+    and with positions of its own, or those that count from zero."""
     import torch
 
     text = ids
     with torch.inference_mode():
         for _ in range(NEW):
-            logits = model(input_ids=text, use_cache=False).logits
+            own = {"position_ids": torch.arange(text.shape[1])[None]} if from_zero else {}
+            logits = model(input_ids=text, use_cache=False, **own).logits
             text = torch.cat([text, logits[:, -1:].argmax(-1)], 1)
     tokens: list[int] = text[0, ids.shape[1] :].tolist()
     return tokens

@@ -15,10 +15,11 @@ from selfspec.model.families import FAMILIES
 from selfspec.model.from_transformers import from_transformers
 
 KINDS = ("float32", "int8", "int4", "bfloat16")
+WITHOUT = ("granite-hybrid", "granite-hybrid-rotating", "nemotron-h")
 WITH_EXPERTS = [
     variant
     for variant, (family, _) in {**VARIANTS, **SHORT, **RECURRENT}.items()
-    if FAMILIES[family].experts and variant not in ("granite-hybrid", "granite-hybrid-rotating")
+    if FAMILIES[family].experts and variant not in WITHOUT
 ]
 WIDTH, COUNT = 40, 8
 
@@ -31,18 +32,22 @@ def threads():
     torch.set_num_threads(before)
 
 
-def a_mixture(ops, seed=0, shared=True, weighed=True, **options) -> Mixture:
+def a_mixture(ops, seed=0, shared=True, weighed=True, narrow=0, **options) -> Mixture:
+    """`narrow`: how many numbers experts read, if not all."""
     generator = torch.Generator().manual_seed(seed)
 
     def product(outputs: int, inputs: int):
         return ops.linear([torch.randn(outputs, inputs, generator=generator) / 4], [None])
 
     sizes = [24] * COUNT + [56] * shared  # the shared one is wider
+    read, gates = narrow or WIDTH, 1 + options.get("gated", True)
     return Mixture(
         router=product(COUNT + (shared and weighed), WIDTH),
-        into=[product(2 * size, WIDTH) for size in sizes],
-        out=[product(WIDTH, size) for size in sizes],
+        into=[product(gates * size, read) for size in sizes],
+        out=[product(read, size) for size in sizes],
         shared=shared,
+        narrow=product(narrow + gates * 48, WIDTH) if narrow else None,
+        widen=product(WIDTH, narrow + 48) if narrow else None,
         **{"chosen": 3, **options},
     )
 
@@ -59,6 +64,13 @@ HOW = {
     },
     "the best of a group": {"groups": 4, "kept": 2, "normalised": False, "activation": "gelu"},
     "all of them": {"chosen": COUNT},
+    "shares among the near": {"margin": 0.8, "chosen": 2, "shared": False},
+    "no gates": {"gated": False, "activation": "relu2"},
+    "narrow": {"narrow": 20, "shared": False},
+    "narrow, no gates, a favour": {
+        "narrow": 20, "shared": False, "gated": False, "activation": "relu2", "sigmoid": True,
+        "favour": FAVOUR, "scale": 1.7,
+    },
 }  # fmt: skip
 
 
@@ -115,6 +127,29 @@ def test_experts_are_those_that_torch_chooses(how):
     assert len(chosen.unique()) == COUNT, "some expert is never chosen, so nothing is said of it"
     by_torch = TorchOps.mixed(TorchOps(), x, mixture, x)
     assert torch.allclose(ops.mixed(x, mixture, x), by_torch, atol=1e-4, rtol=1e-4)
+
+
+def test_a_share_is_among_scores_that_are_near():
+    """The second of two chosen by its share of all, or beside the first one."""
+    mixture = a_mixture(NativeOps(), **HOW["shares among the near"])
+    weights, chosen = mixture.choose(torch.tensor([[2.0, 1.9, 0.1, 0.0, -1.0, -9.0, 1.8, -2.0]]))
+    assert chosen.tolist() == [[0, 1]]
+    near = torch.tensor([2.0, 1.9, 1.8])
+    shares = [near.softmax(0)[0], near[1:].softmax(0)[0]]
+    assert torch.allclose(weights[0], torch.stack(shares))
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "bfloat16"])
+def test_what_chooses_experts_is_not_rounded(kind):
+    """Other experts in few bits, for a few bytes that were saved."""
+    model = build("nemotron-h-narrow")
+    exact, rounded = (from_transformers(model, weights=w, check=False) for w in ("float32", kind))
+    mixtures = [each.blocks[1]._mlp.mixture for each in (exact, rounded)]
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(*(mixture.router(x) for mixture in mixtures))
+    assert not torch.equal(*(mixture.narrow(x) for mixture in mixtures))
+    copied = mixtures[0].changed(lambda linear: None)
+    assert copied.router is mixtures[0].router and copied.narrow is None
 
 
 @pytest.mark.parametrize("what", [{"favour": None}, {"kept": 4}, {"best": 1}, {"least": 1.0}])

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from test_conformance import TEXT, layers_of, read
+from transformers.integrations.bitnet import replace_with_bitnet_linear
 from variants import SHORT, build
 
 from selfspec import LLM
@@ -121,6 +122,40 @@ def test_numbers_that_other_modules_read_are_left_to_them():
     assert not is_plain(linear)
 
 
+def test_bitnets_own_linears_do_the_rounding():
+    """A Linear that rounds what it reads to 8 bits and its weights to three values, read as if it
+    were a plain one."""
+    model = build("bitnet")
+    plain = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+    replace_with_bitnet_linear(
+        model,
+        ["lm_head"],
+        SimpleNamespace(
+            linear_class="autobitlinear",
+            quantization_mode="online",
+            use_rms_norm=False,
+            rms_norm_eps=1e-6,
+        ),
+    )
+    weights = build("bitnet").state_dict()
+    model.load_state_dict(weights, assign=True)
+    model.eval()
+    assert not is_plain(model.model.layers[0].mlp.down_proj)
+    with torch.compiler.set_stance("force_eager"), torch.inference_mode():
+        with pytest.warns(UserWarning, match="AutoBitLinear"):
+            ours = from_transformers(model)
+        theirs = model(input_ids=torch.tensor([TEXT]), use_cache=False).logits[0]
+        mine, _ = read(ours, TEXT, 20)
+    # a last bit may round to the next of 256 steps
+    assert (mine - theirs).norm() < 0.02 * theirs.norm()
+    assert (plain - theirs).norm() > 0.2 * theirs.norm(), "nothing was rounded"
+
+
+def test_a_familys_own_linear_is_plain():
+    """Falcon's, which multiplies in another order, left to its modules."""
+    assert is_plain(build("falcon").transformer.h[0].mlp.dense_h_to_4h)
+
+
 def test_experts_of_older_versions_are_left_to_their_modules(monkeypatch):
     """Experts that an older transformers keeps one by one, looked for where a newer one has
     them."""
@@ -136,7 +171,6 @@ def test_experts_of_older_versions_are_left_to_their_modules(monkeypatch):
     ("family", "changes"),
     [
         ("bloom", {"apply_residual_connection_post_layernorm": True}),
-        ("falcon", {"alibi": True}),
         ("opt", {"do_layer_norm_before": False}),
     ],
 )
@@ -152,7 +186,11 @@ def test_what_an_entry_does_not_describe_is_left_to_the_model(family, changes):
 
 @pytest.mark.parametrize("kernel", ["plain", "static"])
 @pytest.mark.parametrize(
-    "variant", ["bloom", "ministral3-window", "mpt-clamp", "hunyuan_v1_dense", "apertus"]
+    "variant",
+    [
+        *("bloom", "ministral3-window", "mpt-clamp", "hunyuan_v1_dense", "apertus"),
+        *("bitnet", "falcon-alibi", "modernbert"),
+    ],
 )
 def test_every_kernel_knows_what_is_new_in_attention(variant, kernel):
     """A bias, a clamp, a norm or a temperature that only our kernels apply; positions of a tree's

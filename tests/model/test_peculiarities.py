@@ -28,6 +28,7 @@ from selfspec.model.compute.ops import Temperature, TorchOps
 from selfspec.model.compute.windows import Chunks
 from selfspec.model.families import FAMILIES
 from selfspec.model.family import Scales
+from selfspec.model.family_parts import rope_in_windows
 from selfspec.model.from_transformers import from_transformers
 from selfspec.testing import tiny_model
 
@@ -35,6 +36,13 @@ NO_HEAD_NORMS = {"query_norm": None, "key_norm": None}
 NO_AFTER = {"attention_after": None, "mlp_after": None}
 BEFORE = {"attention_norm": "post_attention_layernorm", "mlp_norm": "post_feedforward_layernorm"}
 _SERIES = tuple(2 ** (-8 * n / 6) for n in range(1, 7))  # of six heads, as if that were a power
+_OF_FALCON = FAMILIES["falcon"].as_configured
+
+
+def _without_slopes(config):
+    """Of Falcon with ALiBi."""
+    return {**_OF_FALCON(config), "slopes": lambda config: ()}
+
 
 WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "qwen3: head norms": ("qwen3", NO_HEAD_NORMS),
@@ -57,6 +65,22 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "cohere: centred norms": ("cohere", {"norms": NormKind(wide=True)}),
     "cohere: interleaved rotary pairs": ("cohere", {"interleaved": False}),
     "cohere: head norms": ("cohere", NO_HEAD_NORMS),
+    "bitnet: a norm within attention": ("bitnet", {"attention_inner": None}),
+    "bitnet: a norm within the MLP": ("bitnet", {"mlp_inner": None}),
+    "falcon: biases of positions": ("falcon-alibi", {"as_configured": _without_slopes}),
+    "afmoe: gates of heads": ("afmoe", {"gated_attention": False, "qkv": FAMILIES["llama"].qkv}),
+    "afmoe: layers without rope": ("afmoe", {"ropes": lambda config: ("",) * 4}),
+    "afmoe: norms after the halves": ("afmoe", NO_AFTER),
+    "hy_v3: head norms": ("hy_v3", NO_HEAD_NORMS),
+    "phimoe: shares among the near": ("phimoe", {"expert_scores": "softmax"}),
+    "cohere2_moe: layers without rope": ("cohere2_moe", {"ropes": lambda config: ("",) * 4}),
+    "cohere2_moe: dense layers rotate": ("cohere2_moe-sigmoid", {"ropes": rope_in_windows}),
+    "cohere2_moe: softmax of the chosen": (
+        "cohere2_moe",
+        {"as_configured": lambda config: {"norms": NormKind(centred=True, wide=True)}},
+    ),
+    "modernbert: a product before the head": ("modernbert", {"as_configured": lambda config: {}}),
+    "modernbert: norm of the embeddings": ("modernbert", {"embedding_norm": None}),
     "cohere2: layers without rope": ("cohere2", {"ropes": lambda config: ("",) * 4}),
     "gpt_neox: parallel halves": ("gpt-neox", {"parallel": False}),
     "gpt_neox: parallel only if its config says so": ("gpt-neox-in-sequence", None),
@@ -150,6 +174,8 @@ SCALES = {  # a number of the config, and what it is without it
     "granite: embedding": ("granite", {"embedding": 1.0}),
     "granite: residual": ("granite", {"residual": 1.0}),
     "granite: logits": ("granite", {"logits": 1.0}),
+    "afmoe: embedding": ("afmoe", {"embedding": 1.0}),
+    "cohere2_moe: logits": ("cohere2_moe", {"logits": 1.0}),
     "granitemoe: residual": ("granitemoe", {"residual": 1.0}),
     "cohere: logits": ("cohere", {"logits": 1.0}),
     "biogpt: embedding": ("biogpt", {"embedding": 1.0}),
@@ -194,6 +220,8 @@ def test_the_table_entry_matters(what, monkeypatch):
 
 CHOICES = [  # a part of how experts are chosen and weighed, and what it is without it
     *((variant, {"favour": None}) for variant in ("deepseek_v3", "ernie4_5_moe", "minimax_m2")),
+    *((variant, {"favour": None}) for variant in ("afmoe", "hy_v3")),
+    *((variant, {"scale": 1.0}) for variant in ("afmoe", "hy_v3", "cohere2_moe")),
     ("deepseek_v3", {"kept": 4}),
     ("deepseek_v3", {"best": 1}),
     ("deepseek_v3", {"scale": 1.0}),

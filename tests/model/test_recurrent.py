@@ -82,6 +82,11 @@ WITHOUT = {  # what is taken away from a recurrence
     "granite: v added to o": ("granite-hybrid", {"straight": None}),
     "granite: norms of groups": ("granite-hybrid", {"norm_size": 128}),
     "granite: the gate comes first": ("granite-hybrid", {"finish": "norm, then gate"}),
+    "jamba: norms of keys": ("jamba", {"key_norm": None}),
+    "jamba: norms of queries": ("jamba", {"query_norm": None}),
+    "jamba: norms of what steps come from": ("jamba", {"norm": None}),
+    "mamba: x added to o": ("mamba", {"straight": 0.0}),
+    "olmo: rates up to two": ("olmo-hybrid", {"limits": (0.0, 1.0)}),
     "granite: steps without a limit": ("granite-hybrid", {"limits": (0.0, 0.2)}),
 }
 
@@ -95,7 +100,13 @@ def test_what_a_recurrence_does_matters_at_this_size(name):
     for block in ours.blocks:
         core = block._attention
         if isinstance(core, Recurrent):
-            how = replace(core.made.recurrence, **change)
+            how = core.made.recurrence
+            if change == {"straight": 0.0}:
+                how = replace(how, straight=torch.zeros_like(how.straight))
+            elif how.selective is not None:
+                how = replace(how, selective=replace(how.selective, **change))
+            else:
+                how = replace(how, **change)
             core = replace(core, made=replace(core.made, recurrence=how))
         blocks.append(Block(core, block._mlp, block._norms, block._scale))
     whole, _ = read(ours, TEXT[:40])

@@ -145,7 +145,7 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "bloom": ("bloom", {}),
     "bloom-six-heads": ("bloom", {"num_attention_heads": 6, "hidden_size": 96}),
     "codegen": ("codegen", {}),
-    "cohere2_moe": ("cohere2_moe", {}),
+    "cohere2_moe": ("cohere2_moe", {"norm_topk_prob": False}),
     "cohere2_moe-sigmoid": (
         "cohere2_moe",
         {

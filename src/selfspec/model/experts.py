@@ -35,10 +35,8 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
     if gate is None:
         return None
     found: Any = module(layer, str(family.experts))
-    experts, scorer = (
-        found.experts,
-        next((getattr(gate, name) for name in ("wg", "gate") if hasattr(gate, name)), gate),
-    )
+    experts = found.experts
+    scorer = next((getattr(gate, name) for name in ("wg", "gate") if hasattr(gate, name)), gate)
     first = _first(family)
     if not all(hasattr(root, name) and is_numbers(getattr(root, name)) for root, name in (
         (scorer, "weight"), (experts, first), (experts, "down_proj"),
@@ -62,6 +60,7 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         scores += [] if weigher is None else [weigher]
     sigmoid, of_inputs = "sigmoid" in family.expert_scores, "inputs" in family.expert_scores
     groups, kept = _groups(gate)
+    near = family.expert_scores == "near the best"
     normalised = family.expert_scores == "softmax of the chosen" or getattr(
         routing, "norm_topk_prob", family.experts_normalised
     )
@@ -70,7 +69,7 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         router=product(scores, ops.of_router),
         into=into,
         out=out,
-        chosen=routing.top_k,
+        chosen=2 if near else routing.top_k,  # of the first kind transformers takes two, always
         shared=shared is not None,
         narrow=narrow,
         widen=widen,
@@ -81,7 +80,7 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         groups=groups,
         kept=kept,
         best=2 if sigmoid else 1,
-        margin=2 * gate.router_jitter_noise if family.expert_scores == "near the best" else 0.0,
+        margin=2 * gate.router_jitter_noise if near else 0.0,
         of_inputs=of_inputs,
         normalised=normalised and not of_inputs,
         least=family.least_weight,
@@ -132,10 +131,10 @@ def _shared(layer: nn.Module, found: Any, family: Family) -> _Shared | None:
     """An expert that every token has: gate and up, down, and what weighs it by a sigmoid."""
     parts = _PARTS if family.gated else _PARTS[1:]
     if getattr(found, "shared_experts", None) is not None:
-        *into, last = parts
-        half = {last: Factor(outputs=_averaged(found))} if _averaged(found) != 1 else {}
-        down = linear_weights(found.shared_experts, last, half)
-        return [linear_weights(found.shared_experts, name) for name in into], down, None
+        share = _averaged(found)
+        half = {parts[-1]: Factor(outputs=share)} if share != 1 else {}
+        *into, down = (linear_weights(found.shared_experts, name, half) for name in parts)
+        return into, down, None
     if hasattr(found, "shared_expert"):
         *into, down = (linear_weights(found.shared_expert, name) for name in parts)
         weighed = hasattr(found, "shared_expert_gate")

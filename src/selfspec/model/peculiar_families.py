@@ -307,11 +307,7 @@ PECULIAR: dict[str, Family] = {
     ),
     "ministral3": Family(temperatures=_ministral_temperatures),
     "phimoe": Family(
-        norms=LAYER_NORM,
-        experts="mlp",
-        expert_scores="near the best",
-        experts_normalised=False,
-        unless=lambda config: config.num_experts_per_tok != 2,
+        norms=LAYER_NORM, experts="mlp", expert_scores="near the best", experts_normalised=False
     ),
     "modernbert-decoder": Family(
         embedding="model.embeddings.tok_embeddings",

@@ -47,7 +47,7 @@ def mixture_struct(mixture: Mixture) -> MixtureStruct:
         assert mixture.chosen <= mixture.count
         assert favour is None or (favour.dtype == torch.float32 and favour.is_contiguous())
         into, out = products(mixture.into), products(mixture.out)
-        narrow = None if mixture.narrow is None else mixture.narrow.native()
+        narrow = None if mixture.narrow is None else products([mixture.narrow])
         made = MixtureStruct(
             *(mixture.count, mixture.chosen, mixture.shared, mixture.weighed),
             *(ctypes.addressof(into), ctypes.addressof(out)),
@@ -57,7 +57,7 @@ def mixture_struct(mixture: Mixture) -> MixtureStruct:
             *(mixture.margin, mixture.least, mixture.scale),
             *(ACTIVATIONS[mixture.activation], mixture.gated),
         )
-        made.held = into, out
+        made.held = into, out, narrow
         return made
 
     return mixture.once("struct", make)

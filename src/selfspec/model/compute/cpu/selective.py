@@ -41,10 +41,12 @@ def selective_struct(selective: Selective) -> SelectiveStruct:
     """One layer's products, which keep their structs, and norms."""
 
     def make() -> SelectiveStruct:
-        structs = [linear.native() for linear in selective.linears]
-        assert all(isinstance(struct, ProductStruct) for struct in structs)
+        into, steps = (linear.native() for linear in selective.linears)
+        assert isinstance(into, ProductStruct) and isinstance(steps, ProductStruct)
         norms = (selective.norm, selective.key_norm, selective.query_norm)
-        return SelectiveStruct(*map(ctypes.pointer, structs), *map(norm_address, norms))
+        return SelectiveStruct(
+            ctypes.pointer(into), ctypes.pointer(steps), *map(norm_address, norms)
+        )
 
     return selective.once("struct", make)
 
