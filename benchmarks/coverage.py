@@ -137,10 +137,14 @@ def tried(kind: str) -> Covered:
     from benchmarks.shrunken import tiny
     from selfspec import LLM
     from selfspec.errors import SelfspecError
+    from selfspec.model.load.loading import refuse_assistant
 
     warnings.simplefilter("ignore")
     try:
+        refuse_assistant(kind, "this model")
         model = tiny(kind)
+    except SelfspecError as error:
+        return Covered(kind, "refused", reason=_words(error))
     except Exception as error:  # noqa: BLE001  (any model's own code)
         return Covered(kind, "unknown", reason=f"no tiny model: {_words(error)}")
     with warnings.catch_warnings(record=True) as said:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from test_passes import one_by_one
+from variants import build
 
 from selfspec.model.compute.cache import KVCache, RowSpan
 from selfspec.model.compute.cpu.choosing import BROKEN, likeliest_or_broken
@@ -92,12 +93,13 @@ def test_broken_logits_and_unknown_tokens_are_seen(many, threads):
             model.scored([5, token], cache, cache.layout_at([RowSpan(0, 0, 2)]))
 
 
-@pytest.mark.parametrize("family", ["gemma2", "granite"])
+@pytest.mark.parametrize("variant", ["gemma2", "granite", "gemma4-small"])
 @pytest.mark.parametrize("many", [1, 2])
-def test_scales_and_caps_at_the_ends_are_in_the_one_call(family, many, threads):
-    """An embedding or logits that are not scaled, or twice; a cap that a thread's share misses."""
+def test_scales_and_caps_at_the_ends_are_in_the_one_call(variant, many, threads):
+    """An embedding or logits that are not scaled, or twice; a cap that a thread's share misses.
+    Numbers of tokens that only single halves are given."""
     threads(many)
-    model = from_transformers(tiny_model(family))
+    model = from_transformers(build(variant))
     assert model._at_once is not None
     ours, theirs = begun(model), begun(model)
     for tokens, layout, other in in_step(ours, theirs):

@@ -10,7 +10,7 @@ from variants import RECURRENT, SHORT, VARIANTS, build
 from selfspec.model.compute.cpu.operations import NativeOps
 from selfspec.model.compute.mixture import Mixture
 from selfspec.model.compute.ops import TorchOps
-from selfspec.model.cores import Experts
+from selfspec.model.cores import Experts, MlpAndExperts
 from selfspec.model.families import FAMILIES
 from selfspec.model.from_transformers import from_transformers
 
@@ -20,7 +20,7 @@ WITH_EXPERTS = [
     variant
     for variant, (family, _) in {**VARIANTS, **SHORT, **RECURRENT}.items()
     if FAMILIES[family].experts and variant not in WITHOUT
-]
+] + ["gemma4-experts"]  # its config says so, not the table
 WIDTH, COUNT = 40, 8
 
 
@@ -71,6 +71,7 @@ HOW = {
         "narrow": 20, "shared": False, "gated": False, "activation": "relu2", "sigmoid": True,
         "favour": FAVOUR, "scale": 1.7,
     },
+    "shares of their own": {"shares": FAVOUR + 1, "scale": 1.3},
 }  # fmt: skip
 
 
@@ -78,12 +79,14 @@ HOW = {
 def test_nothing_runs_alone(variant):
     """Experts that make a call end at every layer, and models that are no one call."""
     model = from_transformers(build(variant), check=False)
-    assert any(isinstance(block._mlp, Experts) for block in model.blocks)
+    assert any(isinstance(block._mlp, Experts | MlpAndExperts) for block in model.blocks)
     assert model.alone == [] and model._at_once is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("variant", ["mixtral", "qwen2_moe", "flex_olmo", "mellum"])
+@pytest.mark.parametrize(
+    "variant", ["mixtral", "qwen2_moe", "flex_olmo", "mellum", "gemma4-experts"]
+)
 def test_experts_within_the_call_are_experts_by_themselves(variant, kind, threads):
     """A stream that was changed before all experts read it, rows of another expert's product, a
     shared expert that got lost, in passes of one token and of many."""

@@ -57,6 +57,10 @@ WITHOUT = {  # what is removed: the variant and what its table entry becomes
     "gemma4: head norms": ("gemma4", NO_HEAD_NORMS),
     "gemma4: norms after the halves": ("gemma4", NO_AFTER),
     "gemma4: no 1 + w": ("gemma4", {"norms": NormKind(offset=1.0, wide=True)}),
+    "gemma3n: norms of values": ("gemma3n", {"value_norm": None}),
+    "gemma3n: head norms": ("gemma3n", NO_HEAD_NORMS),
+    "gemma3n: no 1 + w": ("gemma3n", {"norms": NormKind(offset=1.0, wide=True)}),
+    "gemma4: numbers of the token": ("gemma4-small", {"as_configured": lambda config: {}}),
     "gemma4: global rope": ("gemma4", {"ropes": lambda config: ("sliding_attention", None) * 2}),
     "smollm3: layers without rope": ("smollm3", {"ropes": lambda config: ("",) * 4}),
     "olmo2: head norms": ("olmo2", NO_HEAD_NORMS),
@@ -228,7 +232,17 @@ CHOICES = [  # a part of how experts are chosen and weighed, and what it is with
     ("deepseek_v2", {"kept": 4}),
     ("deepseek_v2", {"scale": 1.0}),
     ("glm4_moe", {"normalised": False}),
+    ("gemma4-experts", {"shares": None}),
 ]
+
+
+@pytest.mark.parametrize("change", [{"above": None}, {"scale": None}, {"active": 1}])
+def test_each_part_of_a_layer_with_streams_matters(change, monkeypatch):
+    """Gates that are all left, a scale of 1, a stream that is like the others."""
+    model, own = build("gemma3n"), block.streams_layer
+    assert gap(model) < 1e-4
+    monkeypatch.setattr(block, "streams_layer", lambda *given: replace(own(*given), **change))
+    assert gap(model) > 0.01
 
 
 @pytest.mark.parametrize(("variant", "change"), CHOICES)

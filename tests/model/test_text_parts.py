@@ -48,7 +48,12 @@ WRAPPERS = {
     "gemma3": ({"text_config": _TEXT, "vision_config": _EYES}, "native", "gemma3_text"),
     "gemma4": (
         {
-            "text_config": {**_TWO_SIZES, "hidden_size_per_layer_input": 0},
+            "text_config": {
+                **_TWO_SIZES,
+                "attention_k_eq_v": False,
+                "hidden_size_per_layer_input": 16,
+                "num_kv_shared_layers": 2,
+            },
             "vision_config": {**_EYES, "head_dim": 16},
         },
         "native",

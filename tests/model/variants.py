@@ -87,6 +87,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma4_text",
         {"attention_k_eq_v": False, "num_global_key_value_heads": 2, "global_head_dim": 24},
     ),
+    "gemma4-small": (
+        "gemma4_text",
+        {
+            "attention_k_eq_v": False,
+            "num_kv_shared_layers": 2,
+            "hidden_size_per_layer_input": 24,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma3n": ("gemma3n_text", {}),
+    "gemma4-experts": (
+        "gemma4_text",
+        {
+            "enable_moe_block": True,
+            "num_experts": 6,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 40,
+            "num_global_key_value_heads": 1,
+        },
+    ),
     "phi3": ("phi3", {}),
     "phi3-longrope": ("phi3", {"rope_parameters": _LONG, "original_max_position_embeddings": 128}),
     "phi3-window-partial": (
@@ -194,6 +214,10 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "flint": ("flint", {}),
     "exaone_moe": ("exaone_moe", {}),
     "flex_olmo": ("flex_olmo", {"num_experts": 4, "num_experts_per_tok": 2}),
+    "gemma3n-three-streams": (
+        "gemma3n_text",
+        {"altup_num_inputs": 3, "altup_active_idx": 1, "altup_correct_scale": False},
+    ),
     "gemma4-unified": (
         "gemma4_unified_text",
         {

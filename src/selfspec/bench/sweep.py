@@ -159,7 +159,9 @@ def rank(llm: LLM, prompts: Sequence[Sequence[int]], by: str) -> list[Half]:
         ]
     else:
         halves = _damages(llm, prompts)
-    return sorted(halves, key=lambda half: half.score)
+    lent = llm.model.shape.borrowers  # layers whose attention others need
+    free = [half for half in halves if not (half.attention and half.layer in lent)]
+    return sorted(free, key=lambda half: half.score)
 
 
 @torch.inference_mode()
@@ -176,6 +178,8 @@ def _damages(llm: LLM, prompts: Sequence[Sequence[int]]) -> list[Half]:
         ids = prompt[-DAMAGE_TOKENS:]
         whole = logs(ids, model.full_plan)
         for layer, attention in scores:
+            if attention and layer in model.shape.borrowers:
+                continue
             skipped = ([layer], []) if attention else ([], [layer])
             without = logs(ids, LayerPlan.skipping(model.layers, *skipped))
             moved = float((whole.exp() * (whole - without)).sum(-1).mean())

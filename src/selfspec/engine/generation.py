@@ -209,20 +209,16 @@ class Generation:
         pieces = [row.tokens[s.first : s.first + s.count] for row, s in spans.items()]
         x = model.embed(torch.tensor([*chain(*pieces)], device=model.device))
         layout = self.cache.layout_at(list(spans.values()))
-        x = model.run(x, model.full_plan, self.cache, layout, observer, self._collectors)
-        read: list[Block] = []
-        ends, end = [], 0
+        done = [row for row, s in spans.items() if s.first + s.count == len(row.tokens)]
+        pieces_of = zip(spans, layout.pieces, strict=True)
+        ends = [piece.stop - 1 for row, (_, piece) in pieces_of if row in done]
+        x = model.read(x, self.cache, layout, ends, observer, self._collectors)
         for row, span in spans.items():
-            end += span.count
-            if span.first + span.count == len(row.tokens):
-                read.append(Block(row, Draft.chain(row.tokens)))
-                ends.append(end - 1)
-            else:
+            if row not in done:
                 row.state = replace(row.state, settled=span.first + span.count)
                 self.cache.settle(row.slot, row.settled)
-        if read:
-            last = x[ends]
-            self._keep(read, Scored(last, model.head(last)))
+        if read := [Block(row, Draft.chain(row.tokens)) for row in done]:
+            self._keep(read, Scored(model.states(x), model.head(x)))
         seconds = time.perf_counter() - begin
         for stats in self._all_stats(list(spans)):
             stats.prefill_seconds += seconds

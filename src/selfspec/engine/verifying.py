@@ -37,13 +37,15 @@ def verified(
     if not any(done):
         return model.scored(tokens, cache, layout, ranks, collectors)
     new = [index for index, layer in enumerate(done) if layer == 0]
-    x = torch.empty(len(tokens), model.shape.width, dtype=model.dtype, device=model.device)
+    x = torch.empty(len(tokens), model.carried, dtype=model.dtype, device=model.device)
     x[[index for index, layer in enumerate(done) if layer]] = torch.cat(
         [draft.exits.states for draft in drafts if draft.exits is not None]
     )
     if new:
         x[new] = model.embed(torch.tensor([tokens[index] for index in new], device=model.device))
-    left = {layer: torch.empty_like(x) for each in collectors for layer in each.layers}
+    left = {
+        layer: torch.empty_like(model.states(x)) for each in collectors for layer in each.layers
+    }
     start = 0
     for stop in sorted({*done, model.layers} - {0}):
         here = [index for index, layer in enumerate(done) if layer <= start]
@@ -57,10 +59,10 @@ def verified(
             for layer, each in zip(ran.layers, states.unbind(1), strict=True):
                 left[layer][here] = each
         if stop - 1 in left:
-            left[stop - 1].copy_(x)
+            left[stop - 1].copy_(model.states(x))
         start = stop
     _share(left, layout, done, collectors)
-    return Scored(x, _logits(model, drafts, x))
+    return Scored(model.states(x), _logits(model, drafts, x))
 
 
 def _logits(model: LayeredModel, drafts: Sequence[Draft], hidden: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class CandidateRows:
         any layer, one a text."""
         all_of_them = len(texts) == len(self._rows)
         rows = self._rows if all_of_them else self._rows[texts]
-        scales, normed = self._model.shape.scales, self._model.final_norm(x).float()
+        scales, normed = self._model.shape.scales, self._normed(x)
         logits = (rows * normed[:, None]).sum(-1)
         if self._bias is not None:
             logits += self._bias if all_of_them else self._bias[texts]
@@ -56,6 +56,9 @@ class CandidateRows:
         if self._missing is None:
             return logits
         return logits.masked_fill(self._missing[texts], -torch.inf)
+
+    def _normed(self, x: Tensor) -> Tensor:
+        return self._model.final_norm(self._model.streams(x)).float()
 
     def names(self, text: int, token: int) -> bool:
         """Whether a token is one of the text's candidates."""

@@ -15,6 +15,7 @@ from .compute.cache import KVCache, TokenLayout
 from .compute.halves import Half, HalfParts
 from .compute.linear import Linear
 from .compute.mixture import Mixture
+from .compute.norms import Norm
 from .compute.ops import Ops
 from .compute.recurrent_cache import RecurrentCache
 from .compute.selective import Selective
@@ -70,7 +71,7 @@ class OwnCore:
 
 def changed(core: Any, change: ChangeLinear) -> Any:
     """The same with other products; modules of transformers stay as they are."""
-    return core.with_linears(change) if isinstance(core, OwnCore | Experts) else core
+    return core.with_linears(change) if hasattr(core, "with_linears") else core
 
 
 class Attention(OwnCore):
@@ -197,6 +198,11 @@ class Experts:
         """What one token runs through."""
         return self.mixture.of_a_token
 
+    @property
+    def products(self) -> Sequence[Linear]:
+        """All of them."""
+        return self.mixture.linears
+
     def with_linears(self, change: ChangeLinear) -> Self:
         """The same with other products."""
         return replace(self, mixture=self.mixture.changed(change))
@@ -206,3 +212,61 @@ class Experts:
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         return self.ops.mixed(x, self.mixture, residual)
+
+
+class OfToken(OwnCore):
+    """act(first product) * what each token brings along for this layer; then the second."""
+
+    def __call__(self, x: Tensor, of_tokens: Tensor, residual: Tensor | None = None) -> Tensor:
+        made = self.made
+        assert made.given is not None
+        gates = made.into(x)
+        own = of_tokens[:, made.given : made.given + gates.shape[1]]
+        return self.out(self.ops.gated(torch.cat([gates, own], 1), made.activation), residual)
+
+
+@dataclass(frozen=True)
+class MlpAndExperts:
+    """An MLP and a mixture side by side, each between norms of its own; router and experts have
+    one each. What both give is added and normed once more."""
+
+    mlp: Mlp
+    experts: Experts
+    before: Norm
+    after: Norm
+    scored: Norm
+    reads: Norm
+    given: Norm
+    last: Norm
+
+    @property
+    def linears(self) -> Sequence[Linear]:
+        """What one token runs through."""
+        return *self.mlp.linears, *self.experts.linears
+
+    @property
+    def products(self) -> Sequence[Linear]:
+        """All of them."""
+        return *self.mlp.linears, *self.experts.products
+
+    def with_linears(self, change: ChangeLinear) -> Self:
+        """The same with other products."""
+        mlp, experts = self.mlp.with_linears(change), self.experts.with_linears(change)
+        return replace(self, mlp=mlp, experts=experts)
+
+    def parts(self) -> HalfParts:
+        experts = replace(
+            self.experts.parts(),
+            before=self.scored, reads=self.reads, after=self.given, last=self.last,
+        )  # fmt: skip
+        return replace(
+            self.mlp.parts(), before=self.before, after=self.after, held=True, then=experts
+        )
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        ops = self.mlp.ops
+        held = ops.norm(self.mlp(ops.norm(x, self.before)), self.after)
+        reads, scored = ops.norm(x, self.reads), ops.norm(x, self.scored)
+        given = ops.mixed(reads, self.experts.mixture, scored=scored)
+        added = ops.norm(ops.norm(given, self.given) + held, self.last)
+        return added if residual is None else residual + added

@@ -3,6 +3,7 @@ family scores and weighs them. Does not know how a mixture is run."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,9 +12,19 @@ from torch import Tensor, nn
 from ..errors import UnsupportedModel
 from .compute.linear import Linear
 from .compute.mixture import Mixture
+from .compute.norms import Norm
 from .compute.ops import Ops
-from .family import Factor, Family
-from .weights import LinearWeights, is_numbers, linear_weights, module, plain, product, side_by_side
+from .family import Factor, Family, Shape
+from .weights import (
+    LinearWeights,
+    is_numbers,
+    linear_weights,
+    module,
+    norm,
+    plain,
+    product,
+    side_by_side,
+)
 
 _PARTS = ("gate_proj", "up_proj", "down_proj")
 _SCALES = ("routed_scaling_factor", "router_scaling_factor", "route_scale")
@@ -22,6 +33,8 @@ _NARROW = ("fc1_latent_proj", "fc2_latent_proj")
 
 def router(layer: nn.Module, family: Family) -> nn.Module | None:
     """What chooses among the layer's experts, if it has some."""
+    if family.router is not None:
+        return module(layer, family.router)
     found: Any = module(layer, family.experts) if family.experts else None
     if found is None or not hasattr(found, "experts"):
         return None
@@ -35,8 +48,9 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
     if gate is None:
         return None
     found: Any = module(layer, str(family.experts))
-    experts = found.experts
-    scorer = next((getattr(gate, name) for name in ("wg", "gate") if hasattr(gate, name)), gate)
+    experts = getattr(found, "experts", found)
+    inside = ("wg", "gate", "proj")
+    scorer = next((getattr(gate, name) for name in inside if hasattr(gate, name)), gate)
     first = _first(family)
     if not all(hasattr(root, name) and is_numbers(getattr(root, name)) for root, name in (
         (scorer, "weight"), (experts, first), (experts, "down_proj"),
@@ -65,11 +79,13 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         routing, "norm_topk_prob", family.experts_normalised
     )
     scale = next((getattr(routing, name) for name in _SCALES if hasattr(routing, name)), 1)
+    shares = getattr(gate, "per_expert_scale", None)
     return Mixture(
         router=product(scores, ops.of_router),
         into=into,
         out=out,
-        chosen=2 if near else routing.top_k,  # of the first kind transformers takes two, always
+        # of the first kind transformers takes two, always
+        chosen=2 if near else getattr(routing, "top_k", None) or gate.config.top_k_experts,
         shared=shared is not None,
         narrow=narrow,
         widen=widen,
@@ -84,6 +100,7 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         of_inputs=of_inputs,
         normalised=normalised and not of_inputs,
         least=family.least_weight,
+        shares=None if shares is None else shares.detach().to(torch.float32, copy=True),
         scale=float(scale) * (_averaged(found) if shared is not None else 1),
     )
 
@@ -164,3 +181,12 @@ def _favour(found: Any, gate: Any) -> Tensor | None:
     kept = [getattr(home, name, None) for home in homes for name in names]
     favour: Tensor | None = next((each for each in kept if each is not None), None)
     return None if favour is None else favour.detach().flatten().to(torch.float32, copy=True)
+
+
+def router_norm(layer: nn.Module, family: Family, shape: Shape) -> Norm:
+    """The norm of what a router reads, with its scales."""
+    assert family.experts_normed is not None
+    gate: Any = router(layer, family)
+    found = norm(layer, family.experts_normed.router, family.norms, shape.width)
+    scale = gate.scale.detach().float() * gate.scalar_root_size
+    return replace(found, weight=found.weight * scale.to(found.weight.dtype))

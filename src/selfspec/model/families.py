@@ -6,12 +6,13 @@ family that differs in names only is one line. `docs/adding-a-family.md` adds on
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from ..errors import OptionError, UnsupportedModel
 from .compute.norms import NormKind
-from .family import Family, Scales
+from .family import BesideMlpNames, Family, Lenders, OfTokenNames, Scales
 from .family_parts import (
     AFTER,
     FC,
@@ -55,11 +56,25 @@ def _gemma4_kinds(config: Any) -> tuple[tuple[int, int], ...]:
     return tuple((layer.num_key_value_heads, layer.head_dim) for layer in layers)
 
 
-def _gemma4_more(config: Any) -> bool:
-    """Embeddings of each layer, keys shared between layers, experts, or no causal mask."""
-    names = ("hidden_size_per_layer_input", "num_kv_shared_layers", "enable_moe_block")
-    looks_ahead = config.use_bidirectional_attention == "all"
-    return looks_ahead or any(getattr(config, name, None) for name in names)
+def _gemma4_more(config: Any) -> Mapping[str, Any]:
+    """What the small ones have, and those with experts."""
+    more: dict[str, Any] = {}
+    if getattr(config, "hidden_size_per_layer_input", None):
+        more["of_token"] = OfTokenNames()
+    if getattr(config, "enable_moe_block", None):
+        own = BesideMlpNames()
+        more |= {"experts": "experts", "router": "router", "experts_normed": own}
+    return more
+
+
+def _last_of_kind(config: Any) -> Lenders:
+    """The last layers read the keys of the last one of their kind that has its own."""
+    kinds, count = config.layer_types, config.num_hidden_layers
+    own = count - (getattr(config, "num_kv_shared_layers", None) or 0)
+    if own == count:
+        return ()
+    last = {kinds[layer]: layer for layer in range(own)}
+    return (*range(own), *(last[kinds[layer]] for layer in range(own, count)))
 
 
 def _fairseq_scales(config: Any) -> Scales:
@@ -78,7 +93,9 @@ _GEMMA4: dict[str, Any] = {
     "kinds": _gemma4_kinds,
     "value_norm": "self_attn.v_norm",
     "stream": "layer_scalar",
-    "unless": _gemma4_more,
+    "lenders": _last_of_kind,
+    "as_configured": _gemma4_more,
+    "unless": lambda config: config.use_bidirectional_attention == "all",
 }
 _GPT2: dict[str, Any] = {
     "layers": "transformer.h",
@@ -137,6 +154,17 @@ FAMILIES: dict[str, Family] = {
     ),
     "gemma4_text": Family(**_GEMMA4, **HEAD_NORMS, **SANDWICH),
     "gemma4_unified_text": Family(**_GEMMA4, **HEAD_NORMS, **SANDWICH),
+    "gemma3n_text": Family(
+        norms=WIDE,
+        scales=_gemma3_scales,
+        ropes=rope_by_kind,
+        value_norm="self_attn.v_norm",
+        lenders=_last_of_kind,
+        of_token=OfTokenNames(),
+        streams=lambda config: config.altup_num_inputs,
+        **HEAD_NORMS,
+        **SANDWICH,
+    ),
     "phi3": Family(**_PHI3),
     "phi4_multimodal": Family(**_PHI3),
     "smollm3": Family(

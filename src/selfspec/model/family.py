@@ -4,14 +4,17 @@ model. Knows no family.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor
 
+from ..errors import OptionError
 from .compute.norms import NormKind
 from .compute.ops import Temperature
+from .compute.plan import LayerPlan
 from .compute.recurrence import RecurrentSize
 from .compute.uneven_cache import Kinds
 from .compute.windows import Window
@@ -39,6 +42,7 @@ Ropes = tuple[str | None, ...]
 Windows = tuple[Window | None, ...]  # of each layer
 Slopes = tuple[float, ...]  # of each query head, or none
 Temperatures = tuple[Temperature, ...]  # of each layer, or none
+Lenders = tuple[int, ...]  # of each layer, or none
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,29 @@ class RecurrentNames:
     out: str = "out_proj"
     beside: bool = False
     """Each layer has an attention as well, which reads the same input."""
+
+
+@dataclass(frozen=True)
+class OfTokenNames:
+    """Where the parts are by which every layer reads its tokens once more: a table of numbers for
+    each token and layer, and what a layer makes of its share behind its MLP."""
+
+    table: str = "model.embed_tokens_per_layer"
+    projection: str = "model.per_layer_model_projection"
+    norm: str = "model.per_layer_projection_norm"
+    gate: str = "per_layer_input_gate"
+    out: str = "per_layer_projection"
+    after: str = "post_per_layer_input_norm"
+
+
+@dataclass(frozen=True)
+class BesideMlpNames:
+    """The norms of a mixture that stands beside an MLP and reads the stream itself."""
+
+    mlp_after: str = "post_feedforward_layernorm_1"
+    router: str = "router.norm"
+    experts: str = "pre_feedforward_layernorm_2"
+    after: str = "post_feedforward_layernorm_2"
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,8 +155,12 @@ class Family:
     """The MLP's, where the config names none or another one."""
     experts: str | None = None
     """A mixture of experts, in the layers that have it."""
+    router: str | None = None
+    """What chooses among them, where it is not a part of the mixture."""
     experts_beside: bool = False
     """The MLP is there as well, and what both give is added."""
+    experts_normed: BesideMlpNames | None = None
+    """The same, and MLP, router and experts have norms of their own."""
     experts_transposed: bool = False
     """The weights of experts lie by their inputs."""
     experts_interleaved: bool = False
@@ -175,6 +206,12 @@ class Family:
     """Heads of keys and of values. None: as many as of queries."""
     kinds: Callable[[Any], Kinds] | None = None
     """Of each layer the heads of keys and their size, where layers differ."""
+    lenders: Callable[[Any], Lenders] = lambda config: ()
+    """Of each layer the one whose keys and values it reads, where some have none of their own."""
+    of_token: OfTokenNames | None = None
+    """Each layer reads its tokens once more."""
+    streams: Callable[[Any], int] = lambda config: 1
+    """How many stand beside each other (AltUp). Then a layer is one half (altup.py)."""
     stream: str | None = None
     """A number of each layer that multiplies the residual stream behind it."""
     scales: Callable[[Any], Scales] = lambda config: Scales()
@@ -207,6 +244,10 @@ class Shape:
     """The layers that keep no keys and values."""
     kinds: Kinds = ()
     """Of each layer the heads of keys and their size, where layers differ."""
+    lenders: Lenders = ()
+    """Of each layer the one whose keys and values it reads, where some have none of their own."""
+    streams: int = 1
+    """How many of this width stand beside each other."""
     missing: frozenset[tuple[int, bool]] = frozenset()
     """Halves that the model does not have: layer, and whether it would be the attention."""
     factors: Mapping[str, Factor] = field(default_factory=dict)
@@ -217,6 +258,33 @@ class Shape:
     def chains_only(self) -> bool:
         """Whether drafts are chains, since recurrent layers go on from one token to the next."""
         return bool(self.recurrent)
+
+    @cached_property
+    def borrowers(self) -> Mapping[int, tuple[int, ...]]:
+        """Of each layer whose keys others read, these others."""
+        found = dict[int, tuple[int, ...]]()
+        for layer, lender in enumerate(self.lenders):
+            if lender != layer:
+                found[lender] = (*found.get(lender, ()), layer)
+        return found
+
+    def free_to_skip(self, attention: Iterable[int]) -> tuple[int, ...]:
+        """Those of some layers whose attention may be left out: whose keys no other layer that
+        runs would read."""
+        chosen = tuple(attention)
+        return tuple(layer for layer in chosen if set(self.borrowers.get(layer, ())) <= set(chosen))
+
+    def check_plan(self, plan: LayerPlan) -> None:
+        """Raise unless the plan fits a model of this shape."""
+        plan.check(self.layers)
+        for lender, others in self.borrowers.items():
+            if lender not in plan.skipped_attention:
+                continue
+            if left := [layer for layer in others if layer in plan.attention_layers]:
+                raise OptionError(
+                    f"layer {lender}'s attention is left out, and {_layers(left)} would read the "
+                    "keys and values that it makes; leave theirs out too, or keep it"
+                )
 
     def of_layer(self, layer: int) -> Shape:
         """The shape with the heads of one layer."""
@@ -236,5 +304,12 @@ class Shape:
             recurrent=tuple(layer for layer in self.recurrent if layer < count),
             keyless=tuple(layer for layer in self.keyless if layer < count),
             kinds=self.kinds[:count],
+            lenders=self.lenders[:count],
             missing=frozenset(half for half in self.missing if half[0] < count),
         )
+
+
+def _layers(some: Sequence[int]) -> str:
+    """Layers by their numbers, in words."""
+    names = ", ".join(map(str, some))
+    return f"layer{'s' * (len(some) > 1)} {names}"

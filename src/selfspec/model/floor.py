@@ -27,8 +27,9 @@ from .compute.cpu.choosing import likeliest_or_broken
 from .compute.linear import Linear
 from .compute.ops import TorchOps
 from .compute.plan import LayerPlan
+from .embedding import Embedding
 from .family import Scales, Shape
-from .layered import Embedding, LayeredModel
+from .layered import LayeredModel
 from .operations import BY_TORCH, check_weights
 from .passes import WholePass
 from .pasts import Calling, Past, ways
@@ -255,6 +256,7 @@ class FloorSteps(EagerSteps):
         cache: KVCache,
         layout: TokenLayout,
         ranks: int,
+        of_tokens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, list[list[int]]]:
         states = read(self._calling, tokens, cache, layout)
         logits = head(states)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..errors import OptionError, SelfCheckFailed, UnsupportedModel
+from .altup import Gathered, Spread
 from .block import Block, Change, NormBy, NormedTwice, own_block
 from .compute.cpu.operations import NativeOps
 from .compute.cpu.packs import Packs, Shelf
@@ -24,9 +25,10 @@ from .compute.grouped import STORED, Matrix
 from .compute.linear import Linear
 from .compute.ops import Ops
 from .compute.rope import RopeTable
+from .embedding import Embedding, OfTokens
 from .families import checked_switch, family_of
 from .family import Family, Shape
-from .layered import Embedding, LayeredModel
+from .layered import LayeredModel
 from .measuring import product_modules
 from .operations import operations_for, why_eager, why_not_recorded
 from .probing import check_recordings, is_row_stable, probe, probe_logits
@@ -207,6 +209,7 @@ def _taken_over(
         head_product=head,
         steps=_steps(model, family, shape, ops, tuple(ropes.values())),
         parameters=parameters,
+        of_tokens=_of_tokens(model, family, ops, owned),
         longer=", or load the model with long_context=True" if shortened else "",
     )
 
@@ -214,11 +217,42 @@ def _taken_over(
 def _before_head(model: PreTrainedModel, family: Family, shape: Shape, ops: Ops) -> Change:
     """What stands between the last layer and the head."""
     last, between = norm(model, family.final_norm, family.norms, shape.width), family.before_head
+    if shape.streams > 1:
+        found = _between_streams(model, "model.altup_unembed_projections", ops)
+        return Gathered(ops, found, last)
     if between is None:
         return NormBy(ops, last)
     linear = product([linear_weights(model, between.product)], ops)
     behind = NormBy(ops, norm(model, between.norm, family.norms, shape.width))
     return NormedTwice(NormBy(ops, last), linear, between.activation, behind)
+
+
+def _between_streams(model: PreTrainedModel, path: str, ops: Ops) -> list[Linear]:
+    """Products from one stream to others, or back."""
+    each = module(model, path).children()
+    return [product([linear_weights_of(linear, path)], ops) for linear in each]
+
+
+def _of_tokens(model: PreTrainedModel, family: Family, ops: Ops, owned: bool) -> OfTokens | None:
+    """What layers read of the tokens themselves, if they do."""
+    names = family.of_token
+    if names is None:
+        return None
+    weights = linear_weights(model, names.projection)
+    found: Any = module(model, names.table)
+    weight, own = table(model, names.table), norm(model, names.norm, family.norms, 0)
+    made = OfTokens(
+        ops,
+        weight.detach().to(model.dtype) if isinstance(weight, Tensor) else ops.table(weight),
+        len(weight) if isinstance(weight, Tensor) else weight.outputs,
+        torch.tensor(found.scalar_embed_scale).to(model.dtype).item(),
+        product([weights], ops),
+        weights.inputs**-0.5,
+        own,
+    )
+    if owned and isinstance(weights.weight, Tensor):
+        release(weights.weight)
+    return made
 
 
 def _positions(model: PreTrainedModel, family: Family) -> Tensor | None:
@@ -304,6 +338,8 @@ def _ends(
     if family.embedding_norm is not None:
         of_tokens = norm(model, family.embedding_norm, family.norms, shape.width)
         change = partial(ops.norm, norm=of_tokens)
+    if shape.streams > 1:
+        change = Spread(_between_streams(model, "model.altup_projections", ops))
     return Embedding(source, scale.to(model.dtype).item(), change), head
 
 

@@ -31,12 +31,16 @@ def head_norm(
 
 
 def qkv(
-    layer: nn.Module, family: Family, shape: Shape, rotary: int | None
+    layer: nn.Module, family: Family, shape: Shape, rotary: int | None, borrowed: bool = False
 ) -> tuple[list[LinearWeights], Tensor | None]:
     """The projections, and which of their outputs stands at each place: all queries, all keys, all
     values; in each head of the first two, rotary pairs half a head apart, or half of the `rotary`
     numbers that turn."""
     names = list(family.qkv)
+    if borrowed:  # keys and values are another layer's
+        order = _qkv_order(family, shape, rotary)
+        own = None if order is None else order[: shape.heads * shape.head_size]
+        return [linear_weights(layer, names[0], shape.factors)], own
     if len(names) >= 3 and module(layer, names[2]) is None:
         names[2] = names[1]  # what keys are made of serves as values
     parts = [linear_weights(layer, name, shape.factors) for name in names]

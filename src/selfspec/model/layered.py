@@ -28,6 +28,7 @@ from .compute.ops import Ops
 from .compute.plan import LayerPlan
 from .compute.recurrent_cache import LONGEST
 from .compute.rope import RopeTable
+from .embedding import Embedding, OfTokens, beside
 from .family import Shape
 from .passes import Passes, WholePass
 from .recording import EagerSteps
@@ -60,23 +61,6 @@ class Scored(NamedTuple):
     """The likeliest tokens at each of them, if they were found on the way."""
 
 
-@dataclass(frozen=True, eq=False)
-class Embedding:
-    """Rows of a table times a scale, normed where a family does so."""
-
-    source: Tensor | Linear
-    """A table, or the head whose weights serve as one."""
-    scale: float
-    norm: Change | None = None
-
-    def __call__(self, tokens: Tensor) -> Tensor:
-        """(tokens,) -> (tokens, width)."""
-        table = self.source
-        x = table.rows(tokens) if isinstance(table, Linear) else table[tokens]
-        x = x if self.scale == 1 else x * self.scale
-        return x if self.norm is None else self.norm(x)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class LayeredModel:
     """A decoder as layers that can be run piece by piece on one cache."""
@@ -107,6 +91,8 @@ class LayeredModel:
     """Whether it reads drafts one after the other, so that verifying them saves nothing."""
     pass_seconds: Sequence[tuple[int, float]] = ()
     """What passes over so many tokens took at load, if they were measured."""
+    of_tokens: OfTokens | None = None
+    """What layers read of the tokens themselves, if they do."""
     _made: dict[Hashable, Any] = field(default_factory=dict, init=False)
     _making: threading.RLock = field(default_factory=threading.RLock, init=False)
 
@@ -145,7 +131,19 @@ class LayeredModel:
     @property
     def linears(self) -> tuple[Linear, ...]:
         """Every product of one pass, in order."""
-        return (*(linear for block in self.blocks for linear in block.linears), self.head_product)
+        first = () if self.of_tokens is None else (self.of_tokens.projection,)
+        of_blocks = (linear for block in self.blocks for linear in block.linears)
+        return (*first, *of_blocks, self.head_product)
+
+    @property
+    def carried(self) -> int:
+        """Numbers of a token between layers: its streams, then what layers read of the token."""
+        return self._wide + (0 if self.of_tokens is None else self.of_tokens.columns)
+
+    @property
+    def _wide(self) -> int:
+        """Numbers of a token's state: of all its streams."""
+        return self.shape.width * self.shape.streams
 
     @property
     def alone(self) -> list[str]:
@@ -195,8 +193,11 @@ class LayeredModel:
         return self.steps.new_cache(self.shape, rows, capacity)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """(tokens,) -> (tokens, width)."""
-        return self.embedding(tokens)
+        """(tokens,) -> (tokens, carried)."""
+        x = self.embedding(tokens)
+        if self.of_tokens is None:
+            return x
+        return beside(x, self.of_tokens(tokens, self.states(x)))
 
     @_without_gradients
     def run(
@@ -208,23 +209,35 @@ class LayeredModel:
         observer: HalfObserver | None = None,
         collectors: Sequence[StateCollector] = (),
     ) -> Tensor:
-        """Carry hidden states (tokens, width) through the plan's halves. Keys and values go to the
-        layout's slots.
+        """Carry hidden states (tokens, carried) through the plan's halves. Keys and values go to
+        the layout's slots.
 
         A plan that starts at layer 0 takes embeddings. `observer` is shown the residual stream
         around every half. `collectors` keep what leaves their layers.
         """
-        plan.check(self.layers)
+        self._check(plan, cache, layout)
         self._reserve_angles(layout)
         collected = sorted({layer for each in collectors for layer in each.layers})
-        call = Call(plan, cache, layout, plan.left(collected), observer)
+        x, of_tokens = self.streams(x), None if self.of_tokens is None else x[:, self._wide :]
+        call = Call(plan, cache, layout, plan.left(collected), observer, of_tokens)
         out = self.steps.run(self._run_layers, x, call)
         states = dict(zip(call.collected, out[1:], strict=True))
         for collector in collectors:
             for layer in states.keys() & set(collector.layers):
-                collector.put(layer, layout, states[layer])
+                collector.put(layer, layout, self.states(states[layer]))
         cache.advance(layout, plan.attention_layers)
-        return out[0]
+        return beside(out[0], of_tokens)
+
+    def _check(self, plan: LayerPlan, cache: KVCache, layout: TokenLayout) -> None:
+        """Raise unless the plan fits the model, and who lends keys to a layer has made them."""
+        self.shape.check_plan(plan)
+        for lender, others in self.shape.borrowers.items():
+            if plan.start <= lender or not {*others} & {*plan.attention_layers}:
+                continue
+            for span in layout.spans:
+                assert cache.knows(span.row, lender) >= span.first + span.count, (
+                    f"row {span.row}: layer {lender} has not made the keys that others read"
+                )
 
     def _run_layers(self, x: Tensor, call: Call) -> tuple[Tensor, ...]:
         if call.plan.start == 0 and self.positions is not None:
@@ -250,9 +263,13 @@ class LayeredModel:
         if at_once is None:
             x = self.embed(torch.tensor(tokens, device=self.device))
             x = self.run(x, self.full_plan, cache, layout, collectors=collectors)
-            return Scored(x, self.head(x))
+            return Scored(self.states(x), self.head(x))
         self._reserve_angles(layout)
-        states, logits, best = at_once(tokens, self.full_plan, cache, layout, ranks)
+        own = None
+        if self.of_tokens is not None:
+            ids = torch.tensor(tokens, device=self.device)
+            own = self.of_tokens(ids, self.embedding(ids))
+        states, logits, best = at_once(tokens, self.full_plan, cache, layout, ranks, own)
         cache.advance(layout, self.full_plan.attention_layers)
         return Scored(states, logits, best if ranks else None)
 
@@ -275,6 +292,15 @@ class LayeredModel:
             for rope in self.ropes:
                 rope.reserve(end)
 
+    def streams(self, x: Tensor) -> Tensor:
+        """What `embed` or `run` gave, without what goes along."""
+        return x if self.of_tokens is None else x[:, : self._wide].contiguous()
+
+    def states(self, x: Tensor) -> Tensor:
+        """The first stream alone, which is the only one of most models: (tokens, width)."""
+        width = self.shape.width
+        return x if x.shape[1] == width else x[:, :width].contiguous()
+
     @_without_gradients
     def head(self, x: Tensor) -> Tensor:
         """Hidden states after any layer -> logits, through the model's own last norm and head."""
@@ -285,7 +311,7 @@ class LayeredModel:
         return self.steps.head(self._score, heads, x)
 
     def _score(self, x: Tensor, heads: tuple[Linear, ...]) -> Tensor:
-        scales, normed = self.shape.scales, self.final_norm(x)
+        scales, normed = self.shape.scales, self.final_norm(self.streams(x))
         products = [head(normed) for head in heads]
         logits = products[0] if len(products) == 1 else torch.cat(products, -1)
         if scales.logits != 1:
@@ -317,13 +343,35 @@ class LayeredModel:
             pieces = [prompts[s.row][s.first : s.first + s.count] for s in layout.spans]
             tokens = [token for piece in pieces for token in piece]
             x = self.embed(torch.tensor(tokens, device=self.device))
-            x = self.run(x, self.full_plan, cache, layout, observer, collectors)
-            end = 0
-            for span in layout.spans:
-                end += span.count
-                if span.first + span.count == len(prompts[span.row]):
-                    last[span.row] = x[end - 1 : end]
+            ends = {
+                span.row: piece.stop - 1
+                for span, piece in layout.pieces
+                if span.first + span.count == len(prompts[span.row])
+            }
+            x = self.read(x, cache, layout, [*ends.values()], observer, collectors)
+            for row, state in zip(ends, x.split(1), strict=False):
+                last[row] = state
         return self.head(torch.cat(last))
+
+    def read(
+        self,
+        x: Tensor,
+        cache: KVCache,
+        layout: TokenLayout,
+        ends: list[int],
+        observer: HalfObserver | None = None,
+        collectors: Sequence[StateCollector] = (),
+    ) -> Tensor:
+        """Run the whole model where only these of the tokens are asked for what comes out. The
+        others stop before layers at its end that make no keys, unless somebody looks on."""
+        own = self.layers - len(self.shape.keyless) if self.shape.lenders else self.layers
+        if own == self.layers or observer is not None or collectors:
+            return self.run(x, self.full_plan, cache, layout, observer, collectors)[ends]
+        x = self.run(x, LayerPlan(0, own), cache, layout)[ends]
+        for span in layout.spans:
+            cache.pass_over(span.row, span.first + span.count, range(own, self.layers))
+        rest = LayerPlan(own, self.layers)
+        return self.run(x, rest, cache, layout.select(ends)) if ends else x
 
     def check_length(self, tokens: int) -> None:
         """Raise unless a prompt of that many tokens leaves room for at least one more."""

@@ -20,6 +20,7 @@ from .family import Family
 KERNELS = ("auto", "native", "mkl", "plain", "static")
 EXPERTS = "a mixture of experts: which experts run is decided on the host, token by token"
 UNEVEN = "layers whose heads differ in size: a recorded step reads one cache of one shape"
+OF_TOKENS = "layers that read their tokens again: a recorded step is given states alone"
 RECURRENT = "recurrent layers: where their states stand is decided on the host"
 BY_TORCH = (
     "weights {0!r} says how our own kernels store weights, and here {1}, so it would change "
@@ -85,6 +86,8 @@ def why_eager(family: Family) -> str:
         return RECURRENT
     if family.kinds is not None:
         return UNEVEN
+    if family.of_token is not None:
+        return OF_TOKENS
     return "" if family.experts is None else EXPERTS
 
 

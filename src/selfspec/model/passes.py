@@ -24,10 +24,11 @@ from .compute.norms import Norm
 from .compute.plan import LayerPlan
 
 WholePass = Callable[
-    [Sequence[int], LayerPlan, KVCache, TokenLayout, int], tuple[Tensor, Tensor, list[list[int]]]
+    [Sequence[int], LayerPlan, KVCache, TokenLayout, int, Tensor | None],
+    tuple[Tensor, Tensor, list[list[int]]],
 ]
-"""(tokens, plan of all layers, cache, layout, ranks) -> last states, logits, the likeliest tokens
-of each."""
+"""(tokens, plan of all layers, cache, layout, ranks, what layers read of the tokens themselves) ->
+last states, logits, the likeliest tokens of each."""
 Which = tuple[int, bool]  # a half: its layer, and whether it is the attention
 _SCALED = "its result is scaled, and one call would round that otherwise than a half alone does"
 
@@ -124,9 +125,12 @@ class Passes:
         if half not in self._alone:
             if not any(each in self._together for each in call.plan.halves[begin:end]):
                 return x  # halves that the model does not have
-            return self._fused.run(x, call.plan, begin, end, call.cache, call.layout, entered)
+            more = call.cache, call.layout, entered, call.of_tokens
+            return self._fused.run(x, call.plan, begin, end, *more)
         block = self._blocks[layer]
-        return block.attention(x, call.cache, call.layout) if attention else block.mlp(x, entered)
+        if attention:
+            return block.attention(x, call.cache, call.layout, call.of_tokens)
+        return block.mlp(x, entered, call.of_tokens)
 
 
 def _sorted(halves: Mapping[Which, Half]) -> tuple[dict[Which, HalfParts], dict[Which, str]]:

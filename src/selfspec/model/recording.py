@@ -55,9 +55,12 @@ class EagerSteps:
         if shape.recurrent and shape.recurrent_size is not None:
             counts = len(shape.keyless), len(shape.recurrent)
             return RecurrentCache(sizes, *counts, shape.recurrent_size, capacity, *on)
+        keyless = len(shape.keyless)
         if shape.kinds:
-            return UnevenCache(rows, shape.kinds, capacity, *on)
-        return KVCache(sizes, capacity, *on)
+            own = [kind for at, kind in enumerate(shape.kinds) if at not in shape.keyless]
+            return UnevenCache(rows, own, capacity, *on, keyless)
+        layers, rows, heads, size = sizes
+        return KVCache((layers - keyless, rows, heads, size), capacity, *on, keyless)
 
     def run(self, layers: Layers, x: Tensor, call: Call) -> tuple[Tensor, ...]:
         """What `layers` makes of a call whose layout may still be on the host."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .compute.windows import Chunks, Window
-from .family import Family, Shape, Windows
+from .family import Family, Lenders, Shape, Windows
 from .latent import latent_size
 
 ENDLESS = 1 << 20  # tokens, for a model whose config names no length
@@ -16,6 +16,7 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
     """The numbers in the config. `long`: for texts beyond the length where frequencies change."""
     heads: int = getattr(config, "num_attention_heads", 1)  # no layer may attend
     kinds = () if family.kinds is None else family.kinds(config)
+    lenders = family.lenders(config)
     names = (
         "hidden_act",
         "hidden_activation",
@@ -46,7 +47,9 @@ def shape_of(config: Any, family: Family, long: bool = False) -> Shape:
         slopes=family.slopes(config),
         temperatures=family.temperatures(config),
         kinds=kinds,
-        **(_by_kind(config, family) if family.recurrent else {}),
+        lenders=lenders,
+        **(_by_kind(config, family) if family.recurrent else _borrowing(lenders)),
+        **_beside(config, family.streams(config)),
     )
 
 
@@ -55,6 +58,19 @@ def _head_size(config: Any, family: Family) -> int:
         return latent_size(config)
     size: int | None = getattr(config, "head_dim", None)
     return size or config.hidden_size // getattr(config, "num_attention_heads", 1)
+
+
+def _borrowing(lenders: Lenders) -> dict[str, Any]:
+    """Which layers keep no keys, since they read those of others."""
+    return {"keyless": tuple(layer for layer, lender in enumerate(lenders) if lender != layer)}
+
+
+def _beside(config: Any, streams: int) -> dict[str, Any]:
+    """Several streams, and then layers of one half."""
+    if streams == 1:
+        return {}
+    missing = frozenset((layer, False) for layer in range(config.num_hidden_layers))
+    return {"streams": streams, "missing": missing}
 
 
 def _by_kind(config: Any, family: Family) -> dict[str, Any]:

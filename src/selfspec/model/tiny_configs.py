@@ -71,6 +71,17 @@ PECULIAR_CONFIGS: dict[str, dict[str, Any]] = {
         "global_head_dim": 32,
         "attention_k_eq_v": True,
         "hidden_size_per_layer_input": 0,
+        "vocab_size_per_layer_input": 259,
+    },
+    "gemma3n_text": {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "sliding_window": 24,
+        "num_kv_shared_layers": 2,
+        "hidden_size_per_layer_input": 24,
+        "vocab_size_per_layer_input": 250,  # fewer than there are tokens
+        "laurel_rank": 12,
+        "activation_sparsity_pattern": [0.7, 0.0, 0.4, 0.0],
+        "final_logit_softcapping": 4.0,
     },
     "granite": {
         "embedding_multiplier": 3.0,

@@ -230,7 +230,8 @@ def signature(model: LayeredModel) -> dict[str, Any]:
     tokens = torch.arange(1, 9, device=model.device) * 7 % shape.vocabulary
     cache = model.new_cache(1, len(tokens))
     layout = cache.layout([len(tokens)])
-    x = model.run(model.embed(tokens), model.full_plan, cache, layout)[1:].float()
+    x = model.run(model.embed(tokens), model.full_plan, cache, layout)
+    x = model.states(x)[1:].float()
     some = (x / x.pow(2).mean(-1, keepdim=True).sqrt()).flatten()[:: max(1, x.numel() // 48)][:48]
     sizes = {name: getattr(shape, name) for name in _SIZES}
     return {**sizes, "values": [round(value, 5) for value in some.tolist()]}

@@ -24,7 +24,8 @@ def lora_view(part: TrainedPart, model: LayeredModel) -> LayeredModel:
     """A view of the model with the part's matrices beside its linears."""
     family = FAMILIES.get(model.shape.family)
     stored = family is None or family.by_head or family.interleaved or family.backwards
-    if family is None or stored or family.experts or family.latent:
+    more = model.of_tokens is not None or model.shape.lenders
+    if family is None or stored or more or family.experts or family.latent:
         raise OptionError(
             f"a draft-lora cannot be put on a {model.shape.family} model, whose linears are "
             "stored otherwise; use a draft-head"

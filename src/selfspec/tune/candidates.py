@@ -112,7 +112,8 @@ def plain_round(target: Steps, layers: int, plain: Plain, tokens: int = 1) -> fl
 def skipping(
     model: LayeredModel, steps: Steps, attention: Sequence[int], mlp: Sequence[int]
 ) -> Candidate:
-    """Drafts without these halves."""
+    """Drafts without these halves, but with those whose keys others read."""
+    attention = model.shape.free_to_skip(attention)
     options = {"attention": sorted(attention), "mlp": sorted(mlp)}
     plan = LayerPlan.skipping(model.layers, attention, mlp)
     return Candidate(model, plan, "layer-skip", options, steps)

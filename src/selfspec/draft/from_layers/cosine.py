@@ -107,7 +107,8 @@ class CosineDrafting(LayerSession):
                 float(self._sums[layer]) / count if count else float("-inf")
                 for layer, count in enumerate(self._positions)
             ]
-            attention, mlp = self._options.choose(self.cosines)
+            chosen, mlp = self._options.choose(self.cosines)
+            attention = frozenset(self.target.model.shape.free_to_skip(chosen))
             whole = not (attention or mlp)  # which is no draft
             self.use(None if whole else LayerPlan.skipping(len(self.cosines), attention, mlp))
         return super().propose(rows, texts, budget)

@@ -119,4 +119,5 @@ class _Adapted(EntriesSession, LayerSession):
     def _adapt(self, x: Tensor, spans: Sequence[RowSpan]) -> Tensor:
         adapter, cache = self._adapter, self._entries.cache
         with torch.inference_mode():
-            return adapter.stack.run(adapter.enter(x), cache, cache.layout_at(spans))
+            entered = adapter.enter(self.target.model.states(x))
+            return adapter.stack.run(entered, cache, cache.layout_at(spans))

@@ -107,6 +107,7 @@ class LayerSkip(Drafter):
                 "nothing is skipped, so the draft would be the whole model and save nothing; name "
                 "layers or raise a share"
             )
+        target.model.shape.check_plan(plan)
         return plan_session(target, plan, self.weights, self.vocabulary, self.reuse, self.sample)
 
     def skipped(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -118,7 +119,7 @@ class LayerSkip(Drafter):
         choose, dice = STRATEGIES[self.strategy], random.Random(self.seed)
         counts = [round(share * shape.layers) for share in (self.attention_share, self.mlp_share)]
         attention, mlp = (tuple(choose(shape.layers, count, dice)) for count in counts)
-        return attention, mlp
+        return shape.free_to_skip(attention), mlp
 
 
 def _with_lora(target: Target, part: TrainedPart, sample: bool) -> DraftSession:

@@ -81,7 +81,7 @@ class _Head:
         return self._again(torch.cat([self._embedded(tokens), self.stack.unit(own)], dim=1))
 
     def _embedded(self, tokens: Tensor) -> Tensor:
-        return self.stack.unit(self._model.embed(tokens))
+        return self.stack.unit(self._model.states(self._model.embed(tokens)))
 
 
 class _Drafting(EntriesSession):

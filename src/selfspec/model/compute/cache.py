@@ -218,10 +218,16 @@ class KVCache:
     """Keys and values of some rows in all layers. `lengths[row, layer]` entries are valid."""
 
     def __init__(
-        self, shape: CacheShape, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        shape: CacheShape,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        keyless: int = 0,
     ) -> None:
-        layers, rows, _, _ = self._shape = shape
-        self._layers = layers  # whose lengths are kept
+        """`shape`: of layers that have keys. Of so many `keyless` ones only lengths are kept."""
+        _, rows, _, _ = self._shape = shape
+        layers = self._layers = shape[0] + keyless  # whose lengths are kept
         # By row and layer. Lists: they are read and written every round, a few numbers at a time.
         self._lengths = [[0] * layers for _ in range(rows)]
         self._computed = [[0] * layers for _ in range(rows)]
@@ -275,6 +281,10 @@ class KVCache:
     @property
     def bytes(self) -> int:
         return 2 * self.keys.numel() * self.keys.element_size()
+
+    def knows(self, row: int, layer: int) -> int:
+        """How many of the row's tokens a layer knows."""
+        return self._lengths[row][layer]
 
     def length(self, row: int) -> int:
         """How many of the row's tokens every layer knows."""

@@ -24,6 +24,8 @@ class Call:
     collected: Sequence[int] = ()
     """The layers whose states are wanted too, in order."""
     observer: HalfObserver | None = None
+    of_tokens: Tensor | None = None
+    """What layers read of the tokens themselves, (tokens, columns of all layers)."""
 
 
 Layers = Callable[[Tensor, Call], tuple[Tensor, ...]]

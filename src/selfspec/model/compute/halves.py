@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -42,17 +42,41 @@ class HalfParts:
     stream: float = 1.0
     """What the stream is multiplied with behind it."""
 
+    given: int | None = None
+    """An MLP's second factor is not its own: the numbers that each token brings along, from this
+    one on."""
+    held: bool = False
+    """What it adds is held for the part behind it, which adds it to its own."""
+    reads: Norm | None = None
+    """Of what a mixture's experts read, where the router reads something else."""
+    last: Norm | None = None
+    """Of the sum with what was held."""
+    then: HalfParts | None = None
+    """What follows it as a part of the same half."""
+
+    def followed_by(self, then: HalfParts | None) -> HalfParts:
+        """The same with another part behind its last one."""
+        behind = then if self.then is None else self.then.followed_by(then)
+        return replace(self, then=behind)
+
+    def with_stream(self, stream: float) -> HalfParts:
+        """The same with the stream scaled behind its last part."""
+        if self.then is None:
+            return replace(self, stream=stream)
+        return replace(self, then=self.then.with_stream(stream))
+
     @property
     def alone(self) -> str:
         """Why our kernels cannot take it into the one call of a pass; "" if they can."""
+        behind = "" if self.then is None else self.then.alone
         if self.mixture is not None:
-            return self.mixture.alone
+            return self.mixture.alone or behind
         assert self.out is not None
         selective = self.recurrence.selective if self.recurrence else None
         between = [*(self.latent.linears if self.latent else ())]
         between += selective.linears if selective else ()
         linears = [self.into, *between, self.out]
-        return next((linear.alone for linear in linears if linear.alone), "")
+        return next((linear.alone for linear in linears if linear.alone), behind)
 
 
 Half = HalfParts | str

@@ -57,6 +57,8 @@ class Mixture(Memo):
     normalised: bool = True
     """Whether the chosen experts' weights are divided by their sum, plus `least`."""
     least: float = 0.0
+    shares: Tensor | None = None
+    """What each expert's weight is multiplied with at last."""
     scale: float = 1.0
     """Of what the chosen experts give."""
 
@@ -117,6 +119,8 @@ class Mixture(Memo):
         weights = scores.gather(1, chosen)
         if self.normalised:
             weights = weights / (weights.sum(-1, keepdim=True) + self.least)
+        if self.shares is not None:
+            weights = weights * self.shares[chosen]
         return weights * self.scale, chosen
 
     def _choose_near(self, scores: Tensor) -> tuple[Tensor, Tensor]:

@@ -88,6 +88,8 @@ class Heads(Memo):
     key_norm: Norm | None = None
     value_norm: Norm | None = None
     norms_behind: bool = False  # they come behind the rotation
+    borrowed: bool = False
+    """Only queries are projected: keys and values are those that another layer has filed."""
 
     @property
     def plain(self) -> bool:
@@ -151,9 +153,16 @@ class Ops(ABC):
         """x * sigmoid(gate), the gate as wide or of one number a row; x is used up."""
         return x * gate.sigmoid()
 
-    def mixed(self, x: Tensor, mixture: Mixture, residual: Tensor | None = None) -> Tensor:
-        """What each token's experts give, plus the residual if there is one."""
-        logits = mixture.router(x).float()
+    def mixed(
+        self,
+        x: Tensor,
+        mixture: Mixture,
+        residual: Tensor | None = None,
+        scored: Tensor | None = None,
+    ) -> Tensor:
+        """What each token's experts give, plus the residual if there is one. `scored`: what the
+        router reads, where it is not what they read."""
+        logits = mixture.router(x if scored is None else scored).float()
         of_experts = logits[:, : mixture.count]
         if mixture.margin:
             scores = of_experts
@@ -261,16 +270,17 @@ class TorchOps(Ops):
 
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
         # (tokens, heads, size)
-        counts = [heads.queries, heads.keys, heads.keys]
-        q, k, v = qkv.view(len(qkv), -1, heads.size).split(counts, dim=1)
+        kept = 0 if heads.borrowed else heads.keys
+        q, k, v = qkv.view(len(qkv), -1, heads.size).split([heads.queries, kept, kept], dim=1)
         q, k, v = self._normed(q, k, v, heads)
         if heads.rope:
             cosine = heads.rope.cosines[layout.positions][:, None]
             sine = heads.rope.sines[layout.positions][:, None]
             q, k = _rotated(q, cosine, sine), _rotated(k, cosine, sine)
         q, k = self._turned(q, k, heads, layout)
-        for room, entries in zip(cache.of_layer(heads.layer), (k, v), strict=True):
-            room[layout.rows, :, layout.slots] = entries
+        if not heads.borrowed:
+            for room, entries in zip(cache.of_layer(heads.layer), (k, v), strict=True):
+                room[layout.rows, :, layout.slots] = entries
         rows = [self._attend_row(q, heads, cache, layout, *each) for each in layout.pieces]
         return torch.cat(rows).reshape(len(qkv), -1)
 
@@ -297,7 +307,7 @@ class TorchOps(Ops):
         return q, k
 
     def _norm_groups(self, x: Tensor, norm: Norm | None) -> Tensor:
-        if norm is None:
+        if norm is None or not x.numel():
             return x
         return self.norm(x.reshape(len(x), -1, norm.size), norm).view(x.shape)
 

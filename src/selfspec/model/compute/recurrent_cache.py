@@ -175,10 +175,7 @@ class RecurrentCache(KVCache):
     ) -> None:
         """`shape`: of all layers, of which so many keep no keys, and so many are recurrent."""
         layers, rows, heads, width = shape
-        super().__init__((layers - keyless, rows, heads, width), capacity, dtype, device)
-        self._layers = layers
-        self._lengths = [[0] * layers for _ in range(rows)]
-        self._computed = [[0] * layers for _ in range(rows)]
+        super().__init__((layers - keyless, rows, heads, width), capacity, dtype, device, keyless)
         self._settled = [0] * rows
         self.memories = [Memory(size, rows, device) for _ in range(recurrent)]
 

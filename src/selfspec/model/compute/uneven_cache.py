@@ -21,11 +21,18 @@ class UnevenCache(KVCache):
     """A cache whose layers lie each in its own way."""
 
     def __init__(
-        self, rows: int, kinds: Kinds, capacity: int, dtype: torch.dtype, device: torch.device
+        self,
+        rows: int,
+        kinds: Kinds,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        keyless: int = 0,
     ) -> None:
+        """`kinds`: of the layers that have keys."""
         self._kinds = kinds
         widest = max(heads * size for heads, size in kinds)
-        super().__init__((len(kinds), rows, 1, widest), capacity, dtype, device)
+        super().__init__((len(kinds), rows, 1, widest), capacity, dtype, device, keyless)
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
         keys, values = self._tensors

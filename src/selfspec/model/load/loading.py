@@ -228,6 +228,7 @@ def _read_config(source: Source) -> PreTrainedConfig:
             f"{name} has model type {kind!r}, which transformers {transformers.__version__} does "
             f"not know. {_ONLY} A newer transformers may know it."
         )
+    refuse_assistant(kind or "", name)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=source.trust)
     except ImportError as error:
@@ -238,9 +239,20 @@ def _read_config(source: Source) -> PreTrainedConfig:
     return config
 
 
+def refuse_assistant(kind: str, name: str) -> None:
+    """Raise for a model that only drafts for another one."""
+    if kind.endswith("_assistant"):
+        raise UnsupportedModel(
+            f"{name} is a {kind}: it drafts for another model, whose keys and values it reads, and "
+            "writes no text by itself. Load the model that it was made for, which selfspec drafts "
+            "for by other means."
+        )
+
+
 def _refuse_kind(config: PreTrainedConfig, classes: list[str], name: str) -> None:
     """Raise unless the config and the saved classes are of a decoder-only causal language model."""
     facts, kind = config.to_dict(), config.model_type
+    refuse_assistant(kind, name)
     if facts.get("is_encoder_decoder"):
         raise UnsupportedModel(f"{name} is an encoder-decoder model ({kind}). {_ONLY}")
     if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not facts.get("is_decoder"):

@@ -19,6 +19,7 @@ struct Mixture {
     const Product *into, *out;   // of each expert, the shared one last
     const Product* narrow;       // makes what experts read, then what is shared; or null
     const float* favour;         // added to each score where experts are chosen, or null
+    const float* shares;         // what each expert's weight is multiplied with, or null
     int64_t sigmoid;             // scores are sigmoids, not a softmax
     int64_t of_inputs;           // weights are of what experts read, not of what they give
     int64_t normalised;          // weights are divided by their sum and `least`
@@ -91,6 +92,7 @@ static inline void choose(const Mixture& mixture, const float* scores, float* ch
     for (int64_t i = 0; i < mixture.chosen; i++) {
         weights[i] = scores[which[i]];
         if (mixture.normalised) weights[i] /= total;
+        if (mixture.shares) weights[i] *= mixture.shares[which[i]];
         weights[i] *= mixture.scale;
     }
 }

@@ -21,7 +21,7 @@ class MixtureStruct(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int64) for name in ("count", "chosen", "shared", "weighed")),
-        *((name, c_void_p) for name in ("into", "out", "narrow", "favour")),
+        *((name, c_void_p) for name in ("into", "out", "narrow", "favour", "shares")),
         *((name, c_int64) for name in ("sigmoid", "of_inputs", "normalised")),
         *((name, c_int64) for name in ("groups", "kept", "best")),
         *((name, c_float) for name in ("margin", "least", "scale")),
@@ -43,15 +43,16 @@ def mixture_struct(mixture: Mixture) -> MixtureStruct:
         return found
 
     def make() -> MixtureStruct:
-        favour = mixture.favour
+        favour, shares = mixture.favour, mixture.shares
         assert mixture.chosen <= mixture.count
-        assert favour is None or (favour.dtype == torch.float32 and favour.is_contiguous())
+        for each in (favour, shares):
+            assert each is None or (each.dtype == torch.float32 and each.is_contiguous())
         into, out = products(mixture.into), products(mixture.out)
         narrow = None if mixture.narrow is None else products([mixture.narrow])
         made = MixtureStruct(
             *(mixture.count, mixture.chosen, mixture.shared, mixture.weighed),
             *(ctypes.addressof(into), ctypes.addressof(out)),
-            *(narrow and ctypes.addressof(narrow), address(favour)),
+            *(narrow and ctypes.addressof(narrow), address(favour), address(shares)),
             *(mixture.sigmoid, mixture.of_inputs, mixture.normalised),
             *(mixture.groups, mixture.kept, mixture.best),
             *(mixture.margin, mixture.least, mixture.scale),

@@ -57,6 +57,7 @@ class FusedHalves:
         self._recurrent = {
             layer: how for (layer, _), half in halves.items() if (how := half.recurrence)
         }
+        self._behind: list[HalfStruct | None] = []  # to which others point
         # two places a layer, by `half_number`; those of halves that are not here stay empty
         self._halves = (HalfStruct * (2 * layers))()
         for (layer, attention), half in halves.items():
@@ -71,13 +72,14 @@ class FusedHalves:
         cache: KVCache,
         layout: TokenLayout,
         entered: Tensor,
+        of_tokens: Tensor | None = None,
     ) -> Tensor:
         """The stream (tokens, width) after the plan's halves [begin, end). `entered`: what entered
-        the layer of the first."""
+        the layer of the first. `of_tokens`: what layers read of the tokens themselves."""
         entered = entered.contiguous()
         x = x.clone(memory_format=torch.contiguous_format)
         halves = plan.halves[begin:end]
-        call, _held = self._call(x, halves, cache, layout, entered)
+        call, _held = self._call(x, halves, cache, layout, entered, of_tokens)
         library().run_halves(
             x.data_ptr(),
             self._halves,
@@ -96,6 +98,7 @@ class FusedHalves:
         cache: KVCache,
         layout: TokenLayout,
         ranks: int,
+        of_tokens: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, list[list[int]]]:
         """The last states of these tokens, their logits, and the `ranks` likeliest tokens of each,
         as `likeliest_or_broken` finds them."""
@@ -106,7 +109,7 @@ class FusedHalves:
         best = (ctypes.c_int64 * (count * ranks))()
         given = GivenStruct(x.data_ptr(), logits.data_ptr(), ctypes.addressof(best), ranks)
         ids = (ctypes.c_int64 * count)(*tokens)
-        call, _held = self._call(x, plan.halves, cache, layout, x)
+        call, _held = self._call(x, plan.halves, cache, layout, x, of_tokens)
         wrong = library().run_model(
             ids, ends.struct, self._halves, numbers, len(numbers), call, given,
             torch.get_num_threads(),
@@ -123,6 +126,7 @@ class FusedHalves:
         cache: KVCache,
         layout: TokenLayout,
         entered: Tensor,
+        of_tokens: Tensor | None,
     ) -> tuple[CallStruct, object]:
         """What the halves share, for one call: tables and cache may grow into other memory. And
         what has to be held meanwhile."""
@@ -131,6 +135,7 @@ class FusedHalves:
             *(sight_struct(layout, window) for window in self._windows)
         )
         memories = self._memories(halves, cache, layout) if self._recurrent else None
+        assert of_tokens is None or (of_tokens.stride(1) == 1 and of_tokens.dtype == torch.float32)
         call = CallStruct(
             *x.shape,
             where_struct(layout),
@@ -139,8 +144,10 @@ class FusedHalves:
             *room_of(cache),
             entered.data_ptr(),
             memories and ctypes.addressof(memories[0]),
+            address(of_tokens),
+            0 if of_tokens is None else of_tokens.stride(0),
         )
-        return call, (held, ropes, sights, cache.room, memories)
+        return call, (held, ropes, sights, cache.room, memories, of_tokens)
 
     def _memories(
         self, halves: Sequence[tuple[int, bool]], cache: KVCache, layout: TokenLayout
@@ -179,7 +186,8 @@ class FusedHalves:
         if heads is not None:  # in the cache, where recurrent layers are not
             assert heads.layer == layer or not half.parallel
             layer = heads.layer
-        return HalfStruct(
+        behind = None if half.then is None else self._struct(layer, half.then)
+        made = HalfStruct(
             layer=layer,
             attention=heads is not None,
             parallel=half.parallel,
@@ -200,7 +208,14 @@ class FusedHalves:
             scale=half.scale,
             stream=half.stream,
             curve=address(half.curve),
+            given=-1 if half.given is None else half.given,
+            held=half.held,
+            reads=norm_address(half.reads),
+            last=norm_address(half.last),
+            then=None if behind is None else ctypes.addressof(behind),
         )
+        self._behind.append(behind)
+        return made
 
 
 def _selective(how: Recurrence | None) -> int | None:

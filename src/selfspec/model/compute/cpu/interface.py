@@ -85,7 +85,7 @@ class HeadsStruct(ctypes.Structure):
         ("sinks", c_void_p),
         ("slopes", c_void_p),
         ("temperature", TemperatureStruct),
-        *((name, c_int64) for name in ("norms_behind", "coarse")),
+        *((name, c_int64) for name in ("norms_behind", "coarse", "borrowed")),
     ]
 
 
@@ -129,6 +129,11 @@ class HalfStruct(ctypes.Structure):
         ("scale", c_float),
         ("stream", c_float),
         ("curve", c_void_p),
+        ("given", c_int64),
+        ("held", c_int64),
+        ("reads", c_void_p),
+        ("last", c_void_p),
+        ("then", c_void_p),
     ]
 
 
@@ -149,6 +154,8 @@ class CallStruct(ctypes.Structure):
         ("slots", c_int64),
         ("entered", c_void_p),
         ("kept", c_void_p),
+        ("of_tokens", c_void_p),
+        ("of_token", c_int64),
     ]
 
 
@@ -263,7 +270,7 @@ def heads_struct(heads: Heads) -> HeadsStruct:
             address(heads.sinks),
             address(heads.slopes),
             TemperatureStruct(warmth.every, warmth.first, warmth.rate),
-            *(heads.norms_behind, heads.coarse),
+            *(heads.norms_behind, heads.coarse, heads.borrowed),
         ),
     )
 

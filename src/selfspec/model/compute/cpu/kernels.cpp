@@ -467,8 +467,10 @@ struct Heads {
     Temperature temperature;
     int64_t norms_behind;  // 1: norms of queries and keys come behind the rotation
     int64_t coarse;        // 1: slopes are of a key's position, in bfloat16, and scaled like scores
+    int64_t borrowed;      // 1: there are queries only; another layer has filed keys and values
 
-    int64_t width() const { return (queries + 2 * keys) * size; }
+    int64_t kept() const { return borrowed ? 0 : keys; }
+    int64_t width() const { return (queries + 2 * kept()) * size; }
 };
 
 // Where the tokens of a call go.
@@ -480,11 +482,11 @@ struct Where {
 // queries in place and files keys and values.
 static void file_token(float* x, int64_t token, const Heads& heads, const Rope& rope,
                        const Where& where, const Layer& layer) {
-    int64_t size = heads.size;
-    norm_groups(x + (heads.queries + heads.keys) * size, heads.keys * size, heads.value_norm);
+    int64_t size = heads.size, keys = heads.kept();
+    norm_groups(x + (heads.queries + keys) * size, keys * size, heads.value_norm);
     auto norms = [&] {
         norm_groups(x, heads.queries * size, heads.query_norm);
-        norm_groups(x + heads.queries * size, heads.keys * size, heads.key_norm);
+        norm_groups(x + heads.queries * size, keys * size, heads.key_norm);
     };
     if (!heads.norms_behind) norms();
     if (heads.clamp > 0)
@@ -492,7 +494,7 @@ static void file_token(float* x, int64_t token, const Heads& heads, const Rope& 
             x[i] = std::clamp(x[i], -heads.clamp, heads.clamp);
     if (rope.rotary) {
         int64_t at = where.positions[token] * (rope.rotary / 2);
-        for (int64_t h = 0; h < heads.queries + heads.keys; h++)
+        for (int64_t h = 0; h < heads.queries + keys; h++)
             rotate(x + h * size, rope.cosines + at, rope.sines + at, rope.rotary);
     }
     if (heads.norms_behind) norms();
@@ -501,11 +503,11 @@ static void file_token(float* x, int64_t token, const Heads& heads, const Rope& 
         for (int64_t i = 0; i < heads.queries * size; i++) x[i] *= warmth;
     }
     int64_t at = where.rows[token] * layer.row_stride + where.slots[token] * size;
-    for (int64_t h = 0; h < heads.keys; h++) {
+    for (int64_t h = 0; h < keys; h++) {
         std::memcpy(layer.keys + at + h * layer.head_stride, x + (heads.queries + h) * size,
                     size * 4);
         std::memcpy(layer.values + at + h * layer.head_stride,
-                    x + (heads.queries + heads.keys + h) * size, size * 4);
+                    x + (heads.queries + keys + h) * size, size * 4);
     }
 }
 
@@ -1306,9 +1308,27 @@ struct Half {
     int64_t gated;                // an MLP; or of attention: gates lie behind queries, keys, values
     float scale, stream;
     const float* curve;           // of an activation that has one
+    int64_t given;                // of an MLP: its second factor are its token's numbers from this
+                                  // one on; -1: it is its own
+    int64_t held;                 // 1: what it adds is held, and the part behind it adds that too
+    const Norm* reads;            // of what experts read, if it is not what their router reads
+    const Norm* last;             // of the sum with what was held
+    const Half* then;             // the next part of the same half, or null
 
     bool mlp() const { return !attention && !recurrence; }
 };
+
+// The parts of some halves, one after the other.
+template <class Do>
+static void each_part(const Half* halves, const int64_t* chosen, int64_t count, Do act) {
+    for (int64_t i = 0; i < count; i++)
+        for (const Half* half = &halves[chosen[i]]; half; half = half->then) act(*half);
+}
+static int64_t parts_of(const Half* halves, const int64_t* chosen, int64_t count) {
+    int64_t parts = 0;
+    each_part(halves, chosen, count, [&](const Half&) { parts++; });
+    return parts;
+}
 
 // A cache: what one layer of it is, with heads of its own size.
 struct Cache {
@@ -1330,6 +1350,8 @@ struct Call {
     Cache cache;
     const float* entered;  // what entered the layer of the first half
     const recurrent::Kept* kept;  // of each recurrent layer
+    const float* of_tokens;       // what layers read of the tokens themselves, or null
+    int64_t of_token;             // so many numbers of each
 };
 
 // Where the numbers of a call's latent attention lie, one kind after the other.
@@ -1378,10 +1400,10 @@ struct Choosing {
 // Numbers between the steps of a half; too short-lived to be cleared first.
 struct Room {
     std::unique_ptr<float[]> entered, normed, first, second;
-    Bytes prepared, scores, unfolded;
+    Bytes prepared, scores, unfolded, held, read;
     Staging staging;
     std::vector<Pieces> pieces;
-    std::vector<int> pieces_of;  // of each chosen half
+    std::vector<int> pieces_of;  // of each part of the chosen halves
     const Half* last = nullptr;
 
     static std::array<const Product*, 7> products(const Half& half) {
@@ -1396,9 +1418,10 @@ struct Room {
     }
     static int64_t widest_row(const Half* halves, const int64_t* chosen, int64_t count) {
         int64_t bytes = 0;
-        for (int64_t i = 0; i < count; i++)
-            for (const Product* weight : products(halves[chosen[i]]))
+        each_part(halves, chosen, count, [&](const Half& half) {
+            for (const Product* weight : products(half))
                 if (weight && weight->prepare) bytes = std::max(bytes, weight->prepared);
+        });
         return bytes;
     }
 
@@ -1421,18 +1444,17 @@ struct Room {
         : prepared(call.tokens * std::max(widest_row(halves, chosen, count),
                                           head && head->prepare ? head->prepared : 0)) {
         int64_t into = 0, out = 0;
-        for (int64_t i = 0; i < count; i++) {
-            const Product* more = narrow(halves[chosen[i]]);
-            into = std::max(into, halves[chosen[i]].into.outputs + (more ? more->outputs : 0));
-            out = std::max(out, halves[chosen[i]].out.inputs);
-            cut(halves[chosen[i]], call, threads);
-            if (halves[chosen[i]].latent)
-                unfolded.hold(Unfolding(halves[chosen[i]], call, nullptr).total * 4);
-            if (halves[chosen[i]].selective)
-                unfolded.hold(Choosing(halves[chosen[i]], call, nullptr).total * 4);
-            if (auto mixture = halves[chosen[i]].mixture)
-                staging.hold(*mixture, call.tokens);
-        }
+        each_part(halves, chosen, count, [&](const Half& half) {
+            const Product* more = narrow(half);
+            into = std::max(into, half.into.outputs + (more ? more->outputs : 0));
+            out = std::max(out, half.out.inputs);
+            cut(half, call, threads);
+            if (half.latent) unfolded.hold(Unfolding(half, call, nullptr).total * 4);
+            if (half.selective) unfolded.hold(Choosing(half, call, nullptr).total * 4);
+            if (half.mixture) staging.hold(*half.mixture, call.tokens);
+            if (half.held) held.hold(call.tokens * call.width * 4);
+            if (half.reads) read.hold(call.tokens * call.width * 4);
+        });
         for (auto [part, size] : {std::pair{&entered, call.width}, {&normed, call.width},
                                   {&first, into}, {&second, out}})
             part->reset(new float[call.tokens * size]);
@@ -1667,9 +1689,9 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
     float *first = room.first.get(), *second = room.second.get();
     int64_t size = half.out.inputs;
     auto activate = [&](int64_t t, int64_t begin, int64_t end, float* out) {
-        float* gate = first + t * half.into.outputs;
-        activate_some(gate, half.gated ? gate + size : nullptr, out, begin, end, half.activation,
-                      half.curve);
+        const float *gate = first + t * half.into.outputs, *up = half.gated ? gate + size : nullptr;
+        if (half.given >= 0) up = call.of_tokens + t * call.of_token + half.given;
+        activate_some(gate, up, out, begin, end, half.activation, half.curve);
     };
     if (alone(call)) {
         memory.row.hold(size * 4);
@@ -1719,9 +1741,14 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     multiply(half.into, read, nullptr, room.first.get(), call, room, meeting, steps[step + INTO],
              memory);
     meeting.wait();
-    bool plain = !half.after && half.scale == 1 && half.stream == 1;
-    float* added = plain ? x : room.normed.get();
+    bool plain = !half.after && !half.last && !half.held && half.scale == 1 && half.stream == 1;
+    float* added = plain ? x : half.held ? room.held.floats() : room.normed.get();
     if (half.mixture) {
+        if (half.reads) {
+            norm_rows(x, *half.reads, call, room.read.floats());
+            read = room.read.floats();
+            meeting.wait();
+        }
         mix_half(half, call, read, plain ? x : nullptr, added, room, meeting, steps, step, memory);
     } else {
         float* result = between(half, call, room, meeting, steps, step, memory);
@@ -1732,20 +1759,30 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     }
     if (plain) return;
     if (half.after) norm_rows(added, *half.after, call, added);
-    for (Share rows(call.tokens); rows.begin < rows.end; rows.begin++)
-        for (int64_t i = rows.begin * call.width; i < (rows.begin + 1) * call.width; i++) {
+    for (Share rows(half.held ? 0 : call.tokens); rows.begin < rows.end; rows.begin++) {
+        int64_t begin = rows.begin * call.width, end = begin + call.width;
+        if (half.last) {
+            for (int64_t i = begin; i < end; i++) added[i] += room.held.floats()[i];
+            norm_row(added + begin, *half.last, 0, added + begin);
+        }
+        for (int64_t i = begin; i < end; i++) {
             x[i] += added[i] * half.scale;
             x[i] *= half.stream;
         }
+    }
     meeting.wait();
 }
 
 // Carries the stream x, (tokens, width), through the chosen halves: this thread's part.
 static void carry(float* x, const Half* halves, const int64_t* chosen, int64_t count,
                   const Call& call, Room& room, Meeting& meeting, Steps& steps, Memory& memory) {
+    int64_t step = 0;
     for (int64_t i = 0; i < count; i++) {
         const Half& half = halves[chosen[i]];
-        if (!half.into.multiply) continue;  // the model has no such half
+        if (!half.into.multiply) {  // the model has no such half
+            step += STEPS;
+            continue;
+        }
         if (half.parallel && (i == 0 || halves[chosen[i - 1]].layer != half.layer)) {
             Share rows(call.tokens);
             const float* from = i == 0 ? call.entered : x;
@@ -1753,7 +1790,8 @@ static void carry(float* x, const Half* halves, const int64_t* chosen, int64_t c
                       room.entered.get() + rows.begin * call.width);
             meeting.wait();
         }
-        run_half(half, call, x, room, meeting, steps, i * STEPS, memory);
+        for (const Half* part = &half; part; part = part->then, step += STEPS)
+            run_half(*part, call, x, room, meeting, steps, step, memory);
     }
 }
 
@@ -1781,7 +1819,7 @@ extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, 
                            const Call* call, int threads) {
     Room room(halves, chosen, count, *call, threads);
     Meeting meeting;
-    Steps steps(count * STEPS, threads);
+    Steps steps(parts_of(halves, chosen, count) * STEPS, threads);
     Keeping keeping{halves, chosen, count, *call};
     keeping.begin();
 #pragma omp parallel num_threads(threads)
@@ -1911,7 +1949,8 @@ extern "C" int64_t run_model(const int64_t* ids, const Ends* ends, const Half* h
         if (ids[t] < 0 || ids[t] >= ends->tokens) return t;
     Room room(halves, chosen, count, *call, threads, ends->head);
     Meeting meeting;
-    Steps steps(count * STEPS + 1, threads);
+    int64_t parts = parts_of(halves, chosen, count);
+    Steps steps(parts * STEPS + 1, threads);
     int64_t rows = call->tokens, size = ends->head->outputs;
     std::vector<float> maxima(rows * choosing::blocks_of(size));
     std::vector<std::atomic<bool>> odd(rows);
@@ -1926,7 +1965,7 @@ extern "C" int64_t run_model(const int64_t* ids, const Ends* ends, const Half* h
         const Product& head = *ends->head;
         const float* x =
             normed(given->states, *ends->norm, *call, head, room, meeting, memory);
-        multiply(head, x, nullptr, given->logits, *call, room, meeting, steps[count * STEPS],
+        multiply(head, x, nullptr, given->logits, *call, room, meeting, steps[parts * STEPS],
                  memory);
         meeting.wait();
         if (ends->logits != 1 || ends->cap > 0) {

@@ -140,10 +140,16 @@ class NativeOps(Ops):
     def times_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return times_sigmoid(x, gate)
 
-    def mixed(self, x: Tensor, mixture: Mixture, residual: Tensor | None = None) -> Tensor:
+    def mixed(
+        self,
+        x: Tensor,
+        mixture: Mixture,
+        residual: Tensor | None = None,
+        scored: Tensor | None = None,
+    ) -> Tensor:
         if mixture.alone:
-            return super().mixed(x, mixture, residual)
-        logits = mixture.router(x)
+            return super().mixed(x, mixture, residual, scored)
+        logits = mixture.router(x if scored is None else scored)
         if mixture.narrow is None:
             return mixed(x, logits, mixture, residual)
         both, width = mixture.narrow(x), mixture.width
