@@ -206,7 +206,7 @@ def _deep() -> str:
     bits = grown.way.draft_options["weights"].removeprefix("int")
     return (
         f"of which {best.left_out} of {2 * run.layers} halves do next to nothing, five minutes "
-        f"find exactly these. Left out of a copy in {bits} bits, it drafts {grown.rank():.2f} "
+        f"find exactly these.\nLeft out of a copy in {bits} bits, it drafts {grown.rank():.2f} "
         f"times as fast as plain decoding, where the known set of the model itself has "
         f"{best.rank():.2f}"
     )

@@ -157,6 +157,19 @@ def test_turns_on_a_busy_machine_are_taken_again(monkeypatch: pytest.MonkeyPatch
         assert len(list(told)) == (spreads[0] < 1.5)
 
 
+def test_one_turn_says_that_the_machine_was_busy() -> None:
+    """Advice from a single turn, half of which something else disturbed."""
+    for plain, turns, busy in (
+        ([1.0, 1.1, 1.0, 1.8], 1, True),
+        ([1.0, 1.1, 1.0, 1.2], 1, False),
+        ([1.0, 1.8, 1.0, 1.0, 1.1, 1.0], 3, False),
+        ([1.0, 1.0, 1.0, 1.0, 2.0, 2.0], 3, True),
+    ):
+        trials = Trials(_llm(), [[5]] * (len(plain) // turns), 8)
+        trials._plain, trials.turns = plain, turns
+        assert trials.busy == busy
+
+
 def test_what_is_going_on_is_said_a_few_times_a_second() -> None:
     """A log of ten thousand lines for five seconds, or a stage that nobody is told of."""
     said: list[tuple[str, float]] = []

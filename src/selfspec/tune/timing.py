@@ -96,8 +96,9 @@ class Trials:
 
     @property
     def spread(self) -> float:
-        """The slowest turn of plain decoding over the median one."""
-        count = len(self._prompts)
+        """The slowest turn of plain decoding over the median one; of a single turn, the slowest
+        answer's seconds a token over the median ones."""
+        count = len(self._prompts) if self.turns > 1 else 1
         ends = range(count, len(self._plain) + 1, count)
         turns = [sum(self._plain[end - count : end]) for end in ends]
         return max(turns) / median(turns) if turns else 1.0
