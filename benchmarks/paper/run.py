@@ -105,6 +105,11 @@ class Measuring:
                 f"{table.name} is a table of times, so --untimed would leave nothing of it; give "
                 "it a quiet machine"
             )
+        if draft and table.kind == TRAINED:
+            raise OptionError(
+                f"{table.name} trains its own drafts, so --methods {draft!r} would draft in no row "
+                "of it; leave it out"
+            )
         self._table, self._wishes, self._draft = table, wishes, draft
         self._command, self._out, self._say = command, out, say
         self._sources = sources_of(table, wishes.task)

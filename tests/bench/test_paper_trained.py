@@ -158,6 +158,9 @@ def test_too_few_questions_say_so(files: Path, tmp_path: Path, small: Any) -> No
         measuring.measure(_no_suite)
     with pytest.raises(OptionError, match="--task spec-bench=FILE"):
         sources_of(TABLE, [])
+    wishes = Wishes(str(files / "tiny"), [f"spec-bench={files / 'q.jsonl'}"])
+    with pytest.raises(OptionError, match="would draft in no row"):
+        Measuring(TABLE, wishes, "ngram", "", tmp_path / "t.json", lambda _: None)
 
 
 def test_first_tokens_are_those_of_the_first_answers(tmp_path: Path) -> None:
