@@ -84,6 +84,9 @@ class Settings:
     trained: Annotated[
         str, typer.Option(help="Exits that were trained: looked at alone too, and drafted with.")
     ] = ""
+    few: Annotated[
+        str, typer.Option(help="Layers that a schedule of your own looks at; see exit_figures.")
+    ] = ""
     ends: Annotated[bool, typer.Option("--ends", help="Answers end where the model ends them.")] = (
         False
     )
@@ -113,6 +116,10 @@ def contestants(settings: Settings, found: Predictors) -> dict[str, Any]:
     if layers := settings.layers:
         how = SpecEE(part, layers=layers, schedule="all", threshold=settings.threshold)
         ways[f"SpecEE T1, looks {settings.trained}"] = how
+    if settings.few:
+        some = numbers(settings.few, "--few")
+        how = SpecEE(part, layers=some, schedule="all", threshold=settings.threshold)
+        ways[f"SpecEE T1+T2, looks {settings.few}"] = how
     if settings.short:
         return ways
     for threshold in map(float, settings.thresholds.split(",")):
