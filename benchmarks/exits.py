@@ -75,11 +75,17 @@ class Settings:
     questions: Annotated[int, typer.Option(min=1, help="How many questions, evenly spread.")] = 8
     new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each answer.")] = 32
     drafts: Annotated[int, typer.Option(min=1, help="Drafts a round (K).")] = 3
+    threshold: Annotated[
+        float, typer.Option(help="Threshold of predictors; drafts have theirs at 0.5.")
+    ] = 0.5
     thresholds: Annotated[
         str, typer.Option(help="Thresholds of predictors, with every layer looked at.")
     ] = "0.5,0.9"
     trained: Annotated[
         str, typer.Option(help="Exits that were trained: looked at alone too, and drafted with.")
+    ] = ""
+    few: Annotated[
+        str, typer.Option(help="Layers that a schedule of your own looks at; see exit_figures.")
     ] = ""
     ends: Annotated[bool, typer.Option("--ends", help="Answers end where the model ends them.")] = (
         False
@@ -105,22 +111,31 @@ def contestants(settings: Settings, found: Predictors) -> dict[str, Any]:
     part, ways = settings.part, dict[str, Any]()
     for level in LEVELS:
         techniques = "T1" if level == "all" else "T1+T2"
-        ways[f"SpecEE {techniques}, looks {level}"] = SpecEE(part, schedule=level)
+        how = SpecEE(part, schedule=level, threshold=settings.threshold)
+        ways[f"SpecEE {techniques}, looks {level}"] = how
+    if layers := settings.layers:
+        how = SpecEE(part, layers=layers, schedule="all", threshold=settings.threshold)
+        ways[f"SpecEE T1, looks {settings.trained}"] = how
+    if settings.few:
+        some = numbers(settings.few, "--few")
+        how = SpecEE(part, layers=some, schedule="all", threshold=settings.threshold)
+        ways[f"SpecEE T1+T2, looks {settings.few}"] = how
     if settings.short:
         return ways
     for threshold in map(float, settings.thresholds.split(",")):
-        if threshold == 0.5:
+        if threshold == settings.threshold:
             continue
         more = f", threshold {threshold:g}"
         ways[f"{EVERYWHERE}{more}"] = SpecEE(part, schedule="all", threshold=threshold)
         ways[f"SpecEE T1+T2, looks both{more}"] = SpecEE(part, threshold=threshold)
-        if layers := settings.layers:
+        if layers:
             name = f"SpecEE T1, looks {settings.trained}{more}"
             ways[name] = SpecEE(part, layers=layers, schedule="all", threshold=threshold)
     for fill in FILLS[1:]:
-        ways[f"SpecEE T1+T2, looks both, fill {fill}"] = SpecEE(part, fill=fill)
+        how = SpecEE(part, fill=fill, threshold=settings.threshold)
+        ways[f"SpecEE T1+T2, looks both, fill {fill}"] = how
     if found.pool is None:  # a first look guesses no trees
-        how = SpecEE(part, fill="state", tree=TREE)
+        how = SpecEE(part, fill="state", tree=TREE, threshold=settings.threshold)
         ways[f"SpecEE T1+T2+T3, trees of {TREE}, fill state"] = how
     ways["confidence 0.9"] = Confidence(0.9)
     if found.svm is not None:
@@ -355,7 +370,8 @@ def fresh_run(
     info = llm.info
     run = ExitsRun(
         made_by("exits", threads), name, info.kernel, info.weights, info.layers,
-        settings.questions, settings.new_tokens, settings.drafts, described(found),
+        settings.questions, settings.new_tokens, settings.drafts,
+        {**described(found), "threshold": settings.threshold},
         digest(prompts),
     )  # fmt: skip
     run.lossy = [LossyRow(name) for name in contestants(settings, found)]

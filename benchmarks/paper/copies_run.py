@@ -14,7 +14,7 @@ from typing import Any
 from benchmarks.paper.copies import Norms, copy_of, input_norms, is_mask
 from benchmarks.paper.inside import TEXT, Inside
 from benchmarks.paper.result import CopyTurn, PaperResult, key_of
-from benchmarks.paper.table import PLAIN, PaperRow, PaperTable
+from benchmarks.paper.table import OWN, PLAIN, PaperRow, PaperTable
 from selfspec.bench.contestants import own_options
 from selfspec.bench.sources import read_text
 from selfspec.bench.suite_run import fitted
@@ -34,7 +34,7 @@ def asked(table: PaperTable, sources: Mapping[str, str], wishes: Any) -> list[As
         parts = read_task(
             sources[task], wishes.sample, wishes.skip_bad, wishes.contexts, wishes.chat
         )
-        found += [part for part in parts if part.sample.task == task]
+        found += [part for part in parts if task == OWN or part.sample.task == task]
     return found
 
 
@@ -71,7 +71,7 @@ class Copies:
             self._inside.say(f"making the copy {name!r}")
             copies[name] = copy_of(model, name, self._norms_for(name)) if name else model
         for row in rows:
-            held = _bytes(copies[row.copy], *([model] if _drafts(row) else []))
+            held = held_bytes(copies[row.copy], *([model] if _drafts(row) else []))
             result.values.setdefault(key_of(row), {})["memory, MB"] = held / 1e6
         for item in [item for part in self._samples for item in part.items]:
             for row in rows:
@@ -122,7 +122,7 @@ def _drafts(row: PaperRow) -> bool:
     return str(row.method).partition("@")[0] == COPY
 
 
-def _bytes(*models: LayeredModel) -> int:
+def held_bytes(*models: LayeredModel) -> int:
     """Of all their products, shared ones once."""
     linears = {id(linear): linear for model in models for linear in model.linears}
     return sum(linear.bytes for linear in linears.values())

@@ -16,12 +16,14 @@ from typing import Any
 from benchmarks.models import folder_of
 from benchmarks.paper.copies_run import Copies, asked
 from benchmarks.paper.inside import CHOICES, TEXT, Inside, Say
+from benchmarks.paper.leaving import Leaving
 from benchmarks.paper.quality import check_answers, judge
 from benchmarks.paper.result import PaperResult, key_of
 from benchmarks.paper.table import (
     COPIES,
     COSINES,
     EXITS,
+    LEAVING,
     LOSSY,
     OWN,
     PLAIN,
@@ -55,7 +57,7 @@ def sources_of(table: PaperTable, given: Sequence[str]) -> dict[str, str]:
     wanted = [task for task in table.tasks if task != "-"]
     wanted += [TEXT] if any(row.copy.startswith("wanda") for row in table.rows) else []
     local = {OWN, TEXT, CHOICES}
-    if not given:
+    if not given and wanted:
         if table.kind != "speed" or set(wanted) <= local:
             need = " ".join(f"--task {_asked_as(task)}=FILE" for task in wanted)
             raise OptionError(
@@ -131,6 +133,9 @@ class Measuring:
             if not self.result.timed:
                 found = {row: values for row, values in found.items() if "time" not in row}
             self.result.values = found
+        elif self._table.kind == LEAVING:
+            samples = asked(self._table, self._sources, self._wishes)
+            Leaving(self._table, self._inside, samples).measure(self.result)
         elif self._table.kind in (COPIES, TRAINED):
             self._turns()
         else:

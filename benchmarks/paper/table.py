@@ -21,6 +21,7 @@ SPEED = "speed"  # measured by the harness
 EXITS = "exits"  # perplexity and accuracy by exit
 COSINES = "cosines"  # similarities and times of halves
 COPIES = "copies"  # drafts by and for copies of the model with other matrices
+LEAVING = "leaving"  # tokens leave the layers early, and nobody verifies them
 TRAINED = "trained"  # drafts without most halves, trained on the model's own text
 SUMMARIES = "summarization"  # Spec-Bench's part of that name
 TIMED = ("tokens/s", "ms/token", "speedup", "draft share", "verify share")
@@ -42,6 +43,8 @@ class PaperRow:
     """The exit layer as a share of the model's layers, so that a model of another depth exits at a
     like place."""
     why: str = ""
+    tokens: int = 0
+    """In a table of memory: after how many tokens."""
     copy: str = ""
     """In a table of copies: which one runs, or drafts where the method begins with "copy". In one
     of trained drafts: how it is trained (lora, whole) and on how many tokens."""
@@ -103,8 +106,9 @@ def tables() -> dict[str, PaperTable]:
     from benchmarks.paper.asd import ASD
     from benchmarks.paper.draft_verify import DRAFT_VERIFY
     from benchmarks.paper.layerskip import LAYERSKIP
+    from benchmarks.paper.specee import TABLES
 
-    return {table.name: table for table in (*LAYERSKIP, *DRAFT_VERIFY, *ASD)}
+    return {table.name: table for table in (*LAYERSKIP, *DRAFT_VERIFY, *ASD, *TABLES)}
 
 
 def find_table(name: str) -> PaperTable:
