@@ -32,6 +32,7 @@ from selfspec.bench.tables import threads as on_threads
 from selfspec.bench.timing import Contestant, interleave, timed
 from selfspec.cli.bench import progress_bar
 from selfspec.errors import OptionError
+from selfspec.model.floor import floor_model
 from selfspec.testing import tiny_tokenizer
 
 MODELS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -179,7 +180,7 @@ def measure(name: str, new: int, rounds: int, tick: Any) -> FloorRow:
     tokenizer = tiny_tokenizer()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that it runs whole, which is what is measured
-        llm = LLM.from_pretrained(model, tokenizer=tokenizer)
+        llm = LLM(floor_model(model, "that is measured"), tokenizer, kind)  # listed by now or not
     row = FloorRow(name, llm.info.parameters, llm.info.alone[0].partition(", and ")[2].strip(")"))
     for begin, length, drawn in PROMPTS:
         ids = tokenizer(TEXT[begin : begin + length]).input_ids

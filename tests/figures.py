@@ -13,7 +13,7 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks import costs, load, probe, prompts, quality, skipsets, steps, waiting
+from benchmarks import costs, floor, load, probe, prompts, quality, skipsets, steps, waiting
 from benchmarks.coverage import of_oldest
 from benchmarks.paper import report as paper_report
 from benchmarks.paper import result as paper_result
@@ -169,13 +169,23 @@ def claims() -> dict[str, list[str]]:
         "exporting.md": [f"next token {_untrained_exit()} of the time", *_exported()],
         "how-it-works.md": [f"{2 * 8 * WEIGHTS / 1e9:.2f} billion multiplications and additions"],
         "measuring.md": [*_sweep(), *_sparse()],
-        "models.md": [*_gemma(), *_coverage()],
+        "models.md": [*_gemma(), *_coverage(), _floor()],
         "papers.md": _task_in_short(),
         "same-output.md": [*_bits()],
         "serving.md": [*_load(), *_waiting(), _alone()],
         "training.md": [*_training(), *_task()],
         "tuning.md": _tuning(),
     }
+
+
+def _floor() -> str:
+    """Models that run whole, beside transformers' own way to run them."""
+    run = schema.read(floor.FloorRun, RESULTS / f"floor-{ZEN5}.json")
+    plain, auto = ([row.ratio(way) for row in run.models] for way in floor.WAYS[1:])
+    return (
+        f"plain decoding takes {min(plain):.2f} to {max(plain):.2f} of `generate`'s time there, "
+        f"and `auto` {min(auto):.2f} to {max(auto):.2f}"
+    )
 
 
 def _tuning() -> list[str]:

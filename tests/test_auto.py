@@ -363,8 +363,8 @@ def test_candidates_that_do_not_fit_are_left_out() -> None:
 
 
 def test_every_candidate_sees_every_round(llm: LLM) -> None:
-    """A table of successors that stops learning while another candidate drafts; watches of the
-    prefill that are not passed on."""
+    """A table of successors that stops learning while another candidate drafts, or of rounds that
+    were passed over; watches of the prefill that are not passed on."""
     seen: dict[str, int] = {"observe": 0, "observer": 0}
 
     @dataclass(frozen=True)
@@ -379,14 +379,14 @@ def test_every_candidate_sees_every_round(llm: LLM) -> None:
                     seen["observer"] += 1
 
                 def observe(self, outcome: Outcome) -> None:
-                    seen["observe"] += 1
+                    seen["observe"] += len(outcome.rows[0].kept)
 
             return At()
 
     for candidates in ([Curious(), "cosine"], ["cosine", Curious()]):
         seen.update(observe=0, observer=0)
         stats = llm.generate(PROMPTS[0], max_new_tokens=30, eos=[], draft=Auto(candidates)).stats
-        assert seen == {"observe": stats.rounds, "observer": 2 * llm.model.layers}
+        assert seen == {"observe": stats.decoded, "observer": 2 * llm.model.layers}
 
 
 def test_a_candidate_that_fails_leaves_the_others_usable(llm: LLM, plain: list[list[int]]) -> None:

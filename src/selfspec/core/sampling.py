@@ -309,10 +309,8 @@ class Sampler:
         ids = torch.tensor(context, dtype=torch.long, device=row.device)
         if params.repetition_penalty != 1:
             seen, _ = counted(ids, len(scores))
-            score = scores[seen]
-            scores[seen] = torch.where(
-                score < 0, score * params.repetition_penalty, score / params.repetition_penalty
-            )
+            score, penalty = scores[seen], params.repetition_penalty
+            scores[seen] = torch.where(score < 0, score * penalty, score / penalty)
         if params.presence_penalty or params.frequency_penalty:
             seen, counts = counted(ids[self.prompt_length :], len(scores))
             scores[seen] -= params.presence_penalty

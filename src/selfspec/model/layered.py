@@ -87,8 +87,7 @@ class LayeredModel:
     """What allows longer texts, for a model that was loaded for shorter ones than it knows."""
     packs: Packs | None = None
     """Where its packed weights are kept, if the model is what a folder holds."""
-    one_by_one: bool = False
-    """Whether it reads drafts one after the other, so that verifying them saves nothing."""
+    one_by_one: bool = False  # it reads draft after draft, so that verifying saves nothing
     pass_seconds: Sequence[tuple[int, float]] = ()
     """What passes over so many tokens took at load, if they were measured."""
     of_tokens: OfTokens | None = None
@@ -195,9 +194,7 @@ class LayeredModel:
     def embed(self, tokens: Tensor) -> Tensor:
         """(tokens,) -> (tokens, carried)."""
         x = self.embedding(tokens)
-        if self.of_tokens is None:
-            return x
-        return beside(x, self.of_tokens(tokens, self.states(x)))
+        return x if self.of_tokens is None else beside(x, self.of_tokens(tokens, self.states(x)))
 
     @_without_gradients
     def run(

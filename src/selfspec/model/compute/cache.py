@@ -383,8 +383,7 @@ class KVCache:
 def zeros(
     shape: CacheShape, slots: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values for so many slots. Zeros: a masked NaN would
-    still poison SDPA."""
+    """Keys and values for so many slots. Zeros: a masked NaN would still poison SDPA."""
     layers, rows, heads, size = shape
 
     def room() -> Tensor:
