@@ -232,7 +232,7 @@ class LayeredModel:
             if plan.start <= lender or not {*others} & {*plan.attention_layers}:
                 continue
             for span in layout.spans:
-                assert cache.knows(span.row, lender) >= span.first + span.count, (
+                assert cache.lengths[span.row, lender] >= span.first + span.count, (
                     f"row {span.row}: layer {lender} has not made the keys that others read"
                 )
 

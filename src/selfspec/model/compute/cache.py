@@ -282,10 +282,6 @@ class KVCache:
     def bytes(self) -> int:
         return 2 * self.keys.numel() * self.keys.element_size()
 
-    def knows(self, row: int, layer: int) -> int:
-        """How many of the row's tokens a layer knows."""
-        return self._lengths[row][layer]
-
     def length(self, row: int) -> int:
         """How many of the row's tokens every layer knows."""
         return min(self._lengths[row])

@@ -88,8 +88,7 @@ class Heads(Memo):
     key_norm: Norm | None = None
     value_norm: Norm | None = None
     norms_behind: bool = False  # they come behind the rotation
-    borrowed: bool = False
-    """Only queries are projected: keys and values are those that another layer has filed."""
+    borrowed: bool = False  # there are queries only; another layer has filed keys and values
 
     @property
     def plain(self) -> bool:
@@ -160,8 +159,7 @@ class Ops(ABC):
         residual: Tensor | None = None,
         scored: Tensor | None = None,
     ) -> Tensor:
-        """What each token's experts give, plus the residual if there is one. `scored`: what the
-        router reads, where it is not what they read."""
+        """What a token's experts give, plus the residual. `scored`: what the router reads."""
         logits = mixture.router(x if scored is None else scored).float()
         of_experts = logits[:, : mixture.count]
         if mixture.margin:
@@ -269,8 +267,7 @@ class TorchOps(Ops):
         return cap * torch.tanh(x / cap)
 
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
-        # (tokens, heads, size)
-        kept = 0 if heads.borrowed else heads.keys
+        kept = 0 if heads.borrowed else heads.keys  # of (tokens, heads, size)
         q, k, v = qkv.view(len(qkv), -1, heads.size).split([heads.queries, kept, kept], dim=1)
         q, k, v = self._normed(q, k, v, heads)
         if heads.rope:
