@@ -79,7 +79,6 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         routing, "norm_topk_prob", family.experts_normalised
     )
     scale = next((getattr(routing, name) for name in _SCALES if hasattr(routing, name)), 1)
-    shares = getattr(gate, "per_expert_scale", None)
     return Mixture(
         router=product(scores, ops.of_router),
         into=into,
@@ -100,7 +99,7 @@ def mixture(layer: nn.Module, family: Family, activation: str, ops: Ops) -> Mixt
         of_inputs=of_inputs,
         normalised=normalised and not of_inputs,
         least=family.least_weight,
-        shares=None if shares is None else shares.detach().to(torch.float32, copy=True),
+        shares=_shares(gate),
         scale=float(scale) * (_averaged(found) if shared is not None else 1),
     )
 
@@ -181,6 +180,12 @@ def _favour(found: Any, gate: Any) -> Tensor | None:
     kept = [getattr(home, name, None) for home in homes for name in names]
     favour: Tensor | None = next((each for each in kept if each is not None), None)
     return None if favour is None else favour.detach().flatten().to(torch.float32, copy=True)
+
+
+def _shares(gate: Any) -> Tensor | None:
+    """What a router multiplies each expert's weight with at last, if it does."""
+    found: Tensor | None = getattr(gate, "per_expert_scale", None)
+    return None if found is None else found.detach().to(torch.float32, copy=True)
 
 
 def router_norm(layer: nn.Module, family: Family, shape: Shape) -> Norm:

@@ -245,7 +245,7 @@ def _of_tokens(model: PreTrainedModel, family: Family, ops: Ops, owned: bool) ->
         ops,
         weight.detach().to(model.dtype) if isinstance(weight, Tensor) else ops.table(weight),
         len(weight) if isinstance(weight, Tensor) else weight.outputs,
-        torch.tensor(found.scalar_embed_scale).to(model.dtype).item(),
+        torch.as_tensor(found.embed_scale).to(model.dtype).item(),
         product([weights], ops),
         weights.inputs**-0.5,
         own,

@@ -251,7 +251,7 @@ def norm(root: nn.Module, path: str, kind: NormKind, size: int) -> Norm:
     named = ("variance_epsilon", "eps")
     eps: float = next((getattr(found, name) for name in named if hasattr(found, name)), NO_EPS)
     own = getattr(found, "weight", None)
-    if own is None:
+    if own is None or own.dim() == 0:  # in older versions of transformers Gemma 3n has a 1 there
         like = a_parameter(root)
         return Norm(torch.ones(size, dtype=like.dtype, device=like.device), eps, None, kind.centred)
     dtype = torch.float32 if kind.wide else own.dtype
