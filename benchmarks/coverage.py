@@ -189,15 +189,19 @@ def differences(model: Any, llm: Any) -> str:
                 where += ", which differs there from the model's own forward over the whole text"
                 if expected == by_whole_texts(model, ids, from_zero=True):
                     where += ": it counts positions from 0, and the forward from another number"
+            elif expected != generated(model, ids, use_cache=False):
+                where += ", which writes another text without its cache"
             return where
     return ""
 
 
-def generated(model: Any, ids: Any) -> list[int]:
+def generated(model: Any, ids: Any, use_cache: bool = True) -> list[int]:
     """What transformers writes."""
     import torch
 
     options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+    if not use_cache:
+        options["use_cache"] = False
     with torch.inference_mode():
         out = model.generate(ids, attention_mask=torch.ones_like(ids), **options)
     tokens: list[int] = out[0, ids.shape[1] :].tolist()
