@@ -104,4 +104,9 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
     with pytest.raises(UnsupportedModel, match="mamba"):
         export(tmp_path / "model", "vllm", out=tmp_path / "draft")
+    for kind in ("gemma3n_text", "gemma4_text"):
+        other = json.dumps(config | {"model_type": kind, "num_kv_shared_layers": 2})
+        (tmp_path / "model" / "config.json").write_text(other)
+        with pytest.raises(UnsupportedModel, match=r"keys of others.*early-exit"):
+            export(tmp_path / "model", "vllm", out=tmp_path / "draft")
     assert not (tmp_path / "draft").exists()

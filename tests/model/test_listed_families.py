@@ -165,6 +165,14 @@ def test_experts_of_older_versions_are_left_to_their_modules(monkeypatch):
     assert family_of(config) is None
 
 
+def test_borrowed_keys_of_older_versions_are_left_to_the_model(monkeypatch):
+    """Layers that read other keys without a cache than with one, so that no check can be passed."""
+    config = build("gemma3n-three-streams").config
+    assert family_of(config) is not None
+    monkeypatch.delattr(type(config), "kv_sharing_modes")
+    assert family_of(config) is None
+
+
 @pytest.mark.filterwarnings("ignore:models of type")
 @pytest.mark.filterwarnings("ignore:this .* model is run whole")
 @pytest.mark.parametrize(

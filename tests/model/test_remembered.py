@@ -24,7 +24,7 @@ SIMPLE = [
     "llama-rope-yarn", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "phi3", "smollm3", "olmo2",
     "granite",
 ]  # fmt: skip
-UNUSUAL = ["gpt2", "mixtral", "llama-rope-dynamic", "cohere"]
+UNUSUAL = ["gpt2", "mixtral", "llama-rope-dynamic", "cohere", "gemma3n", "gemma4-small"]
 
 
 @pytest.fixture(autouse=True)

@@ -92,6 +92,14 @@ def _folder(
             f"{model} is of a family that selfspec does not know ({config.get('model_type')!r}), "
             "so its layers cannot be told apart; selfspec info lists what it knows"
         )
+    if config["model_type"] == "gemma3n_text" or (
+        config["model_type"] == "gemma4_text"
+        and (config.get("hidden_size_per_layer_input", 256) or config.get("num_kv_shared_layers"))
+    ):
+        raise UnsupportedModel(
+            f"{model} has layers that read keys of others, or one table for all layers, so its "
+            "first layers are no model of their own; draft here with draft='early-exit'"
+        )
     exit_layer = _exit(layer, config[count])
     place = re.compile(rf"(?:^|\.){re.escape(family.layers.rpartition('.')[2])}\.(\d+)\.")
     wanted: dict[Path, list[str]] = {}

@@ -162,6 +162,8 @@ FAMILIES: dict[str, Family] = {
         lenders=_last_of_kind,
         of_token=OfTokenNames(),
         streams=lambda config: config.altup_num_inputs,
+        # older versions of transformers read other keys there without a cache than with one
+        unless=lambda config: not hasattr(type(config), "kv_sharing_modes"),
         **HEAD_NORMS,
         **SANDWICH,
     ),
