@@ -32,7 +32,7 @@ def test_the_file_knows_every_type_and_every_family() -> None:
     """A family that joined the table and is still listed as run another way."""
     found = {each["type"]: each for each in stored()["types"]}
     native = {name for name, each in found.items() if each["path"] == "native"}
-    others = {"nemotron_h", "gemma4_text"}  # whose tiny models have experts, or more embeddings
+    others = {"gemma4_text"}  # whose tiny model has more embeddings
     assert set(FAMILIES) & set(found) <= native | others
     assert {each["path"] for each in found.values()} <= set(PATHS)
     if stored()["transformers"] == version("transformers"):

@@ -200,9 +200,9 @@ SHORT: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4": ("exaone4", {"sliding_window": 24, "sliding_window_pattern": 2}),
     "falcon": ("falcon", {}),
     "falcon-alibi": ("falcon", {"alibi": True}),
-    "falcon-alibi-six-heads": (
+    "falcon-alibi-twelve-heads": (
         "falcon",
-        {"alibi": True, "num_attention_heads": 6, "hidden_size": 96, "num_kv_heads": 6},
+        {"alibi": True, "num_attention_heads": 12, "hidden_size": 192, "num_kv_heads": 12},
     ),
     "falcon-heads": ("falcon", {"multi_query": False, "num_kv_heads": None}),
     "falcon-in-sequence": ("falcon", {"parallel_attn": False, "bias": True}),

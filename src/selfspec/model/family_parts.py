@@ -4,6 +4,7 @@ families.py.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from .compute.norms import NormKind
@@ -12,6 +13,19 @@ from .family import Ropes, Scales
 WIDE = NormKind(wide=True)
 LAYER_NORM = NormKind(centred=True, wide=True)
 GEMMA = NormKind(offset=1.0, wide=True)
+
+
+def lacks(kind: str, name: str) -> bool:
+    """Whether transformers' code of a type has no such class or function: older versions keep
+    experts, or run recurrent layers, in another way."""
+    code = sys.modules.get(f"transformers.models.{kind}.modeling_{kind}")
+    return code is not None and not hasattr(code, name)
+
+
+def has(kind: str, name: str) -> bool:
+    """Whether it has one that only older versions have."""
+    code = sys.modules.get(f"transformers.models.{kind}.modeling_{kind}")
+    return hasattr(code, name)
 
 
 def granite_scales(config: Any) -> Scales:

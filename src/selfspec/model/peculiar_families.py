@@ -4,7 +4,6 @@ queries by position, angles and norms at other places. Part of families.py.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,8 @@ from .family_parts import (
     LAYER_NORM,
     WIDE,
     granite_scales,
+    has,
+    lacks,
     no_rope,
     rope_by_kind,
     rope_in_windows,
@@ -83,13 +84,6 @@ def _alibi(heads: int, most: float = 8) -> Slopes:
     power = 1 << (heads - 1).bit_length()
     series = [2 ** (-most * n / power) for n in range(1, power + 1)]
     return tuple(series if power == heads else (series[1::2] + series[::2])[:heads])
-
-
-def _lacks(kind: str, name: str) -> bool:
-    """Whether transformers' code of a type has no such class: older versions keep experts in
-    another way."""
-    code = sys.modules.get(f"transformers.models.{kind}.modeling_{kind}")
-    return code is not None and not hasattr(code, name)
 
 
 def _stays_quantised(config: Any) -> bool:
@@ -185,12 +179,13 @@ PECULIAR: dict[str, Family] = {
             embedding=config.hidden_size**0.5 if config.mup_enabled else 1.0
         ),
         ropes=rope_in_windows,
+        unless=lambda config: lacks("afmoe", "AfmoeSparseMoeBlock"),
         **HEAD_NORMS,
     ),
     "aria_text": Family(
         experts="mlp",
         experts_transposed=True,
-        unless=lambda config: config.hidden_act != "silu" or _lacks("aria", "AriaTextTopKRouter"),
+        unless=lambda config: config.hidden_act != "silu" or lacks("aria", "AriaTextTopKRouter"),
     ),
     "bitnet": Family(attention_inner="self_attn.attn_sub_norm", mlp_inner="mlp.ffn_sub_norm"),
     "cohere2_moe": Family(
@@ -227,11 +222,11 @@ PECULIAR: dict[str, Family] = {
     "granitemoe": Family(
         experts="block_sparse_moe",
         scales=granite_scales,
-        unless=lambda config: _lacks("granitemoe", "GraniteMoeExperts"),
+        unless=lambda config: lacks("granitemoe", "GraniteMoeExperts"),
     ),
     "granitemoe_swa": Family(**_GRANITE_EXPERTS, **_GRANITE_SINKS),
     "granitemoeshared": Family(
-        unless=lambda config: _lacks("granitemoeshared", "GraniteMoeSharedExperts"),
+        unless=lambda config: lacks("granitemoeshared", "GraniteMoeSharedExperts"),
         **_GRANITE_EXPERTS,
     ),
     "flint": Family(
@@ -307,7 +302,11 @@ PECULIAR: dict[str, Family] = {
     ),
     "ministral3": Family(temperatures=_ministral_temperatures),
     "phimoe": Family(
-        norms=LAYER_NORM, experts="mlp", expert_scores="near the best", experts_normalised=False
+        norms=LAYER_NORM,
+        experts="mlp",
+        expert_scores="near the best",
+        experts_normalised=False,
+        unless=lambda config: has("phimoe", "PhimoeRMSNorm"),
     ),
     "modernbert-decoder": Family(
         embedding="model.embeddings.tok_embeddings",

@@ -14,6 +14,7 @@ from .family_parts import (
     LAYER_HEAD_NORMS,
     WIDE,
     granite_scales,
+    lacks,
     no_rope,
     rope,
 )
@@ -90,7 +91,11 @@ RECURRENT: dict[str, Family] = {
         ),
         factors=_falcon_factors,
     ),
-    "falcon_mamba": Family(recurrent=RecurrentNames("mamba-1", "mixer"), **_ONLY_MAMBA),
+    "falcon_mamba": Family(
+        recurrent=RecurrentNames("mamba-1", "mixer"),
+        unless=lambda config: lacks("falcon_mamba", "mamba_selective_scan"),
+        **_ONLY_MAMBA,
+    ),
     "granitemoehybrid": Family(
         gate_up=("shared_mlp.input_linear",),
         down="shared_mlp.output_linear",
@@ -112,6 +117,7 @@ RECURRENT: dict[str, Family] = {
         experts_normalised=False,
         recurrent=RecurrentNames("mamba-1", "mamba"),
         ropes=no_rope,
+        unless=lambda config: lacks("jamba", "JambaTopKRouter"),
     ),
     "lfm2": Family(**_LFM2),
     "lfm2_moe": Family(
@@ -121,8 +127,16 @@ RECURRENT: dict[str, Family] = {
         expert_scores="sigmoid",
         least_weight=1e-6,
     ),
-    "mamba": Family(recurrent=RecurrentNames("mamba-1", "mixer"), **_ONLY_MAMBA),
-    "mamba2": Family(recurrent=RecurrentNames("mamba-2", "mixer"), **_ONLY_MAMBA),
+    "mamba": Family(
+        recurrent=RecurrentNames("mamba-1", "mixer"),
+        unless=lambda config: lacks("mamba", "mamba_selective_scan"),
+        **_ONLY_MAMBA,
+    ),
+    "mamba2": Family(
+        recurrent=RecurrentNames("mamba-2", "mixer"),
+        unless=lambda config: lacks("mamba2", "mamba2_chunk_scan"),
+        **_ONLY_MAMBA,
+    ),
     "nemotron_h": Family(
         embedding="model.embeddings",
         rotary=None,
