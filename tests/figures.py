@@ -182,7 +182,9 @@ def _floor() -> str:
     """Models that run whole, beside transformers' own way to run them."""
     run = schema.read(floor.FloorRun, RESULTS / f"floor-{ZEN5}.json")
     plain, auto = ([row.ratio(way) for row in run.models] for way in floor.WAYS[1:])
+    most = max(row.parameters for row in run.models)
     return (
+        f"up to {most / 1e6:.0f} million numbers, "
         f"plain decoding takes {min(plain):.2f} to {max(plain):.2f} of `generate`'s time there, "
         f"and `auto` {min(auto):.2f} to {max(auto):.2f}"
     )
