@@ -24,9 +24,9 @@ from ..core.contract import Draft, Outcome, RowStep, Stats, Step
 from ..draft.base import Target
 from ..model.compute.cache import KVCache, RowSpan
 from ..model.compute.call import HalfObserver
+from ..model.compute.cpu.choosing import likeliest_or_broken
 from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
-from ..model.compute.cpu.choosing import likeliest_or_broken
 from ..model.layered import PREFILL_CHUNK, LayeredModel, Scored
 from .group import Group
 from .keeping import Block, Decided, by_likeliest, decide

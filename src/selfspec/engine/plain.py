@@ -31,9 +31,7 @@ def suits(rows: Sequence[Row]) -> bool:
     """Whether the rows' tokens are found here: all by the likeliest, or all otherwise, and nobody
     asks how likely they were."""
     plain = rows[0].request.sampler.plain
-    return all(
-        row.request.logprobs is None and row.request.sampler.plain == plain for row in rows
-    )
+    return all(row.request.logprobs is None and row.request.sampler.plain == plain for row in rows)
 
 
 def gains(
