@@ -20,6 +20,7 @@ import typer
 from torch import Tensor
 
 from benchmarks.command import Out, Show, Threads, made_by, result_path, run_command
+from benchmarks.exit_looks import by_depth, few_looks
 from selfspec.bench.schema import Result, read, write
 from selfspec.exits.features import shares_of
 from selfspec.train.exit_fitting import (
@@ -40,6 +41,8 @@ from selfspec.train.fit_exits import SAMPLES
 from selfspec.trained.files import TrainedPart, load_part
 
 KINDS = ("logits", "shares", "change")  # of features, in their order
+HIDDEN, DEPTHS = 512, (1, 2, 3, 4)
+THRESHOLD = 0.95  # with which few looks are chosen
 WIDTHS = (16, 64, 256, 512, 1024)
 FEW, EPOCHS = 4000, 8.0  # samples, and passes over them, with which widths are compared
 LASTS = (1, 2, 3, 5, 8)
@@ -64,6 +67,9 @@ class FiguresRun(Result):
     """With one kind of features shuffled among samples."""
     averages: dict[str, dict[str, float]] = field(default_factory=dict)
     widths: list[dict[str, float]] = field(default_factory=list)
+    depths: list[dict[str, float]] = field(default_factory=list)
+    few_looks: list[dict[str, Any]] = field(default_factory=list)
+    """Layers to look at, chosen one after another."""
     near: list[dict[str, float]] = field(default_factory=list)
     curve: list[dict[str, float]] = field(default_factory=list)
 
@@ -194,6 +200,9 @@ def figures(folder: Path, part: TrainedPart, run: FiguresRun) -> None:
     run.near = near(exits, held["text"], run.layers)
     run.curve = list(part.facts["held_out"]["curve"])
     run.widths = widths(parts, run.layers)
+    few = {name: each[:FEW] for name, each in parts.fit.items()}
+    run.depths = by_depth(few, held, HIDDEN, DEPTHS, EPOCHS)
+    run.few_looks = few_looks(tensors, parts, run.layers, THRESHOLD)
 
 
 Rows = list[list[str]]
@@ -242,6 +251,22 @@ def _of_fits(run: FiguresRun) -> list[Section]:
             f"Figure 8b: the hidden layer's width, fitted to {FEW} samples in {EPOCHS:g} passes.",
             ["width", *head, "microseconds"],
             widths,
+        ),
+        (
+            f"Figure 8a: so many linear maps, {HIDDEN} wide (the paper takes 2).",
+            ["maps", "accuracy", "weights a predictor"],
+            [
+                [f"{r['depth']:.0f}", f"{r['accuracy']:.1%}", f"{r['weights']:.0f}"]
+                for r in run.depths
+            ],
+        ),
+        (
+            f"Few looks, chosen one after another, threshold {THRESHOLD:g}.",
+            ["after layers", "layers", "looks", "agreement"],
+            [
+                [r["at"], f"{r['layers']:.2f}", f"{r['looks']:.2f}", f"{r['agreement']:.1%}"]
+                for r in run.few_looks
+            ],
         ),
         ("Figure 18: fewer samples.", ["samples", *head], curve),
     ]

@@ -205,6 +205,7 @@ def add_lossy(row: LossyRow, llm: LLM, prompt: Sequence[int], result: LossyResul
     for name in ("looks", "fired", "left", "rule_seconds", "head_seconds"):
         setattr(row, name, getattr(row, name) + getattr(result.looking, name))
     row.decode_seconds.append(result.call.decode_seconds)
+    row.decoded.append(len(result.tokens) - 1)
 
 
 def earliest(llm: LLM, prompts: Sequence[Sequence[int]], new: int, found: Predictors) -> Oracle:
@@ -258,6 +259,7 @@ def measure(
             drafts.append((drafted, result, count[0] - llm.model.layers * -(-len(prompt) // 512)))
         run.plain_seconds.append(plain.call.decode_seconds)  # from here on nothing can be stopped
         run.plain_tokens += plain.stats.decoded
+        run.plain_decoded.append(plain.stats.decoded)
         for row, answer in answers:
             add_lossy(row, llm, prompt, answer)
         for drafted, result, read_ in drafts:

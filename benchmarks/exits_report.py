@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, ClassVar
 
 from selfspec.bench.schema import Result
@@ -32,6 +33,7 @@ class LossyRow:
     rule_seconds: float = 0.0
     head_seconds: float = 0.0
     decode_seconds: list[float] = field(default_factory=list)  # of each question
+    decoded: list[int] = field(default_factory=list)  # tokens, of each question
 
     @property
     def average_layers(self) -> float:
@@ -101,6 +103,8 @@ class ExitsRun(Result):
     """How many questions all have answered."""
     plain_seconds: list[float] = field(default_factory=list)
     plain_tokens: int = 0
+    plain_decoded: list[int] = field(default_factory=list)
+    """The same by question."""
     lossy: list[LossyRow] = field(default_factory=list)
     drafting: list[DraftRow] = field(default_factory=list)
     oracle: Oracle | None = None
@@ -109,8 +113,12 @@ class ExitsRun(Result):
     seconds: float = 0.0
 
 
-def speed(run: ExitsRun, seconds: Sequence[float], decoded: int) -> float:
-    """How many times plain decoding's tokens a second, by mean times."""
+def speed(run: ExitsRun, seconds: Sequence[float], decoded: int, each: Sequence[int] = ()) -> float:
+    """How many times plain decoding's tokens a second: the median over questions where each one's
+    tokens are known, else by mean times."""
+    if each and run.plain_decoded:
+        pairs = zip(run.plain_seconds, run.plain_decoded, seconds, each, strict=False)
+        return median(a / m / (b / n) for a, m, b, n in pairs if m and n)
     plain = sum(run.plain_seconds[: len(seconds)]) / run.plain_tokens
     return plain / (sum(seconds) / decoded)
 
@@ -163,11 +171,12 @@ def markdown(run: ExitsRun) -> str:
         if not row.exits:
             continue
         decoded = len(row.exits)
+        times = speed(run, row.decode_seconds, decoded, row.decoded)
         lines.append(
             f"| {row.name} | {row.average_layers:.2f} | {_share(saved_of_oracle(run, row))} | "
             f"{row.agreement:.1%} | {row.perplexity:.2f} | {row.looks / decoded:.1f} | "
             f"{_share(saved_looks(run, row))} | {row.rule_share:.1%} | "
-            f"{speed(run, row.decode_seconds, decoded):.2f} | {_times(allowed(run, row))} |"
+            f"{times:.2f} | {_times(allowed(run, row))} |"
         )
     if run.oracle:
         lines += [
@@ -189,7 +198,7 @@ def markdown(run: ExitsRun) -> str:
         lines.append(
             f"| {draft.name} | {draft.same} of {draft.questions} | {kept:.1%} of {draft.drafted} | "
             f"{draft.readings / draft.decoded:.1f} | "
-            f"{speed(run, draft.decode_seconds, draft.decoded):.2f} |"
+            f"{speed(run, draft.decode_seconds, draft.decoded, run.plain_decoded):.2f} |"
         )
     return "\n".join(lines)
 

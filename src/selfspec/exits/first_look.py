@@ -32,26 +32,32 @@ class FirstLookRows(CandidateRows):
         self.tokens = torch.full((len(pools), count), -1, device=model.device)
         self.known, self.filled = [True] * len(pools), True
         self._missing = None
-        shape = (len(pools), count)
-        self._rows = torch.zeros(*shape, model.shape.width, device=model.device)
-        no_bias = model.head_product.bias is None
-        self._bias = None if no_bias else torch.zeros(shape, device=model.device)
+        self._rows = torch.empty(0)  # gathered at the first second look: most texts have none
+        self._bias = None
         self._named: set[int] = set()
 
     def logits(self, texts: Sequence[int], x: Tensor) -> Tensor:
-        for at, text in enumerate(texts):
-            if text not in self._named:
-                self._name(text, x[at : at + 1])
-        return super().logits(texts, x)
+        new = [at for at, text in enumerate(texts) if text not in self._named]
+        first = {at: self._name(texts[at], x[at : at + 1]) for at in new}
+        old = [at for at in range(len(texts)) if at not in first]
+        again = self._again([texts[at] for at in old], x[old] if new else x) if old else []
+        later = dict(zip(old, again, strict=True))
+        return torch.stack([first[at] if at in first else later[at] for at in range(len(texts))])
 
-    def _name(self, text: int, state: Tensor) -> None:
-        pool, head = self._pools[text], self._model.head_product
-        best = pool.tokens[pool(state)[0].topk(self.tokens.shape[1]).indices]
+    def _name(self, text: int, state: Tensor) -> Tensor:
+        """A text's candidates from here on, and their logits."""
+        best = self._pools[text](state)[0].topk(self.tokens.shape[1])
+        self.tokens[text] = self._pools[text].tokens[best.indices]
         self._named.add(text)
-        self.tokens[text] = best
-        self._rows[text] = head.rows(best).float()
-        if self._bias is not None and head.bias is not None:
-            self._bias[text] = head.bias[best].float()
+        return best.values.float()
+
+    def _again(self, texts: Sequence[int], x: Tensor) -> Tensor:
+        """Logits of those that are named. Rows are of texts that may be named later too."""
+        head, count = self._model.head_product, self.tokens.shape[1]
+        ids = self.tokens[list(texts)].flatten()
+        self._rows = head.rows(ids).float().view(len(texts), count, -1)
+        self._bias = None if head.bias is None else head.bias[ids].float().view(len(texts), count)
+        return super().logits(range(len(texts)), x)
 
 
 def rows_of(model: LayeredModel, named: Sequence[Named], count: int) -> CandidateRows:
