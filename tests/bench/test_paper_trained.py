@@ -37,9 +37,13 @@ def test_as_much_is_left_out_as_in_the_paper() -> None:
     assert counts(2) == (1, 1)
 
 
-def test_halves_that_cost_least_are_left_out() -> None:
+@pytest.mark.parametrize("exchanges", [0, 12])
+def test_halves_that_cost_least_are_left_out(
+    monkeypatch: pytest.MonkeyPatch, exchanges: int
+) -> None:
     """More of one kind than was asked for, a half that costs much, and two that cost little alone
-    and much together."""
+    and much together, whether or not exchanges would mend it."""
+    monkeypatch.setattr("benchmarks.paper.aggressive.EXCHANGES", exchanges)
     layers = 8
     cost = {half: 1.0 + half % 5 for half in range(2 * layers)}
     cost |= {3: 0.1, 4: 0.2}
