@@ -101,8 +101,8 @@ def test_what_cannot_be_exported_says_why(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="is there already"):
         export(tmp_path / "model", "vllm", out=tmp_path / "model")
     config = json.loads((tmp_path / "model" / "config.json").read_text())
-    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"model_type": "mamba"}))
-    with pytest.raises(UnsupportedModel, match="mamba"):
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"model_type": "rwkv"}))
+    with pytest.raises(UnsupportedModel, match="rwkv"):
         export(tmp_path / "model", "vllm", out=tmp_path / "draft")
     for kind in ("gemma3n_text", "gemma4_text"):
         other = json.dumps(config | {"model_type": kind, "num_kv_shared_layers": 2})
