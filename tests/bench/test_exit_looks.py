@@ -31,7 +31,7 @@ def test_few_looks_are_those_that_save() -> None:
     """A neighbour that finds the same tokens chosen before the layer where the others leave, layers
     counted from the first, or a look that is never paid for."""
     parts = Split(made(400, 0), made(200, 1))
-    tensors = fit(parts.fit, FitOptions(hidden=16, epochs=20))
+    tensors = fit(parts.fit, FitOptions(hidden=32, epochs=150))
     every, one, two, *_ = few_looks(tensors, parts, LAYERS, 0.5)
     assert (every["at"], one["at"], two["at"]) == ("all", "3", "3,5")
     assert every["agreement"] > 0.99 and two["agreement"] > 0.99
@@ -42,6 +42,6 @@ def test_few_looks_are_those_that_save() -> None:
 
 def test_deeper_predictors_are_other_networks() -> None:
     """Maps that are left out, or a depth that learns nothing."""
-    one, two = by_depth(made(400, 0), made(200, 1), 16, (1, 2), 20)
+    one, two = by_depth(made(400, 0), made(200, 1), 16, (1, 2), 150)
     assert (one["weights"], two["weights"]) == (6 + 1, 6 * 16 + 16 + 16 + 1)
     assert min(one["accuracy"], two["accuracy"]) > 0.95

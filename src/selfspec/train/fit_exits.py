@@ -67,14 +67,7 @@ def fit_exits(
         options or FitOptions(),
         observer or Observer(),
     )
-    need_rows(llm.model)
-    if llm.model.layers < 2:
-        raise OptionError("a model of one layer has no exit; there is nothing to fit")
-    if taking.first >= llm.model.layers:
-        raise OptionError(
-            f"first={taking.first} leaves no exit in this model of {llm.model.layers} layers; use "
-            f"1 to {llm.model.layers - 1}"
-        )
+    _require_exits(llm, taking.first)
     require_output(out / DESCRIPTION)
     begin = time.perf_counter()
     done = collect(
@@ -110,3 +103,15 @@ def fit_exits(
     pool = {"vocabulary": torch.tensor(taking.tokens, dtype=torch.int32)} if taking.tokens else {}
     TrainedPart(KIND, signature(llm.model), settings, {**tensors, **svms, **pool}, said).save(out)
     return report
+
+
+def _require_exits(llm: LLM, first: int) -> None:
+    """Raise unless there is a layer to look after."""
+    need_rows(llm.model)
+    layers = llm.model.layers
+    if layers < 2:
+        raise OptionError("a model of one layer has no exit; there is nothing to fit")
+    if first >= layers:
+        raise OptionError(
+            f"first={first} leaves no exit in this model of {layers} layers; use 1 to {layers - 1}"
+        )
