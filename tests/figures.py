@@ -103,6 +103,7 @@ NOT_MEASURED = {
         ("Phi 1, 1.5, 2", VERSION),
         ("Qwen 2, 2.5", VERSION),
         ("Phi 3, 3.5, 4 mini", VERSION),
+        ("Phi-3.5-MoE", VERSION),
         ("torchao 0.18", VERSION),
         ("bitsandbytes 0.50", VERSION),
         ("up to 6 GB a row", ADVICE),
