@@ -230,7 +230,7 @@ class Generation:
         if suit and not reading and all(group.passes_over for group in self._groups):
             return self._plain_round(rows, start)
         drafts = self._draft(rows)
-        if suit and not any(draft.guesses for draft in drafts.values()):
+        if suit and not any(draft.guesses or draft.exits for draft in drafts.values()):
             return self._plain_round(rows, start, drafts)
         begin = time.perf_counter()
         blocks = [Block(row, drafts[row]) for row in rows]
