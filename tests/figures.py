@@ -175,7 +175,7 @@ def claims() -> dict[str, list[str]]:
         "same-output.md": [*_bits()],
         "serving.md": [*_load(), *_waiting(), _alone()],
         "training.md": [*_training(), *_task()],
-        "tuning.md": _tuning(),
+        "tuning.md": [*_tuning(), *_trained_drafts()],
     }
 
 
@@ -527,6 +527,15 @@ def _sparse() -> list[str]:
         f"by Wanda's criterion {min(kept):.0f} to {max(kept):.0f}% are kept",
         f"in 8 bits about {round(share, -1):.0f}% are",
     ]
+
+
+def _trained_drafts() -> list[str]:
+    """Draft & Verify's Table 9: what is kept before and after training the whole draft."""
+    run = schema.read(paper_result.PaperResult, RESULTS / f"dv-table9-{ZEN5}.json")
+    rows = paper_table.find_table("dv-table9").rows
+    kept = {row.name: run.values[paper_result.key_of(row)].get("accepted") for row in rows}
+    before, after = kept["not trained"], kept["whole draft, 10,240 tokens (theirs 60M)"]
+    return [f"10,240 tokens take what is kept from {before:.1%} to {after:.1%}"]
 
 
 def _gemma() -> list[str]:

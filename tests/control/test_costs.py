@@ -253,8 +253,8 @@ def test_a_first_look_that_costs_much_waits_until_it_loses_little() -> None:
 def test_rounds_that_were_passed_over_count_as_waited() -> None:
     """Looks that become rarer because nobody asked meanwhile."""
     looks = Looks()
-    for _ in range(FIRST_LOOK - 1):
-        looks.pass_over(RoundTime(0.0, 1.0, 0.0))
+    looks.pass_over([1.0] * (FIRST_LOOK - 2))
+    assert not looks.due(1.0)
     assert looks.due(1.0)
 
 

@@ -112,12 +112,12 @@ def test_what_cannot_be_named_is_refused(tmp_path: Path) -> None:
     lacking = tiny_predictors(model, source=SOURCE)
     with pytest.raises(OptionError, match="came without the tokens"):
         SpecEE(lacking).generate(llm(), PROMPTS[0], **CALL)
-    with pytest.raises(OptionError, match="0 tokens: first-look needs tokens"):
+    with pytest.raises(OptionError, match="0 tokens: first-look needs some"):
         SampleOptions(source=SOURCE)
     with pytest.raises(OptionError, match="nobody else takes any"):
-        SampleOptions(tokens=(1, 2, 3, 4))
+        SampleOptions(pool=(1, 2, 3, 4))
     with pytest.raises(OptionError, match="cannot be chosen from 3 tokens"):
-        SampleOptions(source=SOURCE, tokens=(1, 2, 3))
+        SampleOptions(source=SOURCE, pool=(1, 2, 3))
 
 
 def test_predictors_are_fitted_from_a_layer_on(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_predictors_are_fitted_from_a_layer_on(tmp_path: Path) -> None:
     asked = [Question("", ids, "known", number) for number, ids in enumerate(PROMPTS * 4)]
     asked = [Question("", [*q.ids, 65 + q.number], "known", q.number) for q in asked]
     taking = SampleOptions(
-        source=SOURCE, tokens=POOL, first=3, samples=300, batch=4, max_new_tokens=30
+        source=SOURCE, pool=POOL, first=3, samples=300, batch=4, max_new_tokens=30
     )
     options = FitOptions(hidden=16, epochs=4, held_out=0.34)
     report = fit_exits(llm(), lambda _: asked, tmp_path, taking, options)
@@ -142,7 +142,7 @@ def test_predictors_are_fitted_from_a_layer_on(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="first=3"):
         fit_exits(
             llm(), lambda _: asked, tmp_path,
-            SampleOptions(source=SOURCE, tokens=POOL, first=4), options,
+            SampleOptions(source=SOURCE, pool=POOL, first=4), options,
         )  # fmt: skip
     with pytest.raises(OptionError, match="leaves no exit"):
         fit_exits(llm(), lambda _: asked, tmp_path / "none", SampleOptions(first=layers), options)

@@ -50,7 +50,7 @@ def start_naming(source: str, target: Target, pool: PartialHead | None = None) -
         if pool is None:
             raise OptionError(
                 f"candidates from {SOURCE!r}: these predictors came without the tokens to choose "
-                "from; fit them with it: selfspec fit-exits MODEL --source first-look --tokens IDS"
+                "from; fit them with it: selfspec fit-exits MODEL --source first-look --pool IDS"
             )
         return _Pools(pool)
     if not drafter_class(source).names:

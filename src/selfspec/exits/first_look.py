@@ -8,7 +8,7 @@ come from a draft model. Does not know what predictors make of them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -40,7 +40,9 @@ class FirstLookRows(CandidateRows):
         new = [at for at, text in enumerate(texts) if text not in self._named]
         first = {at: self._name(texts[at], x[at : at + 1]) for at in new}
         old = [at for at in range(len(texts)) if at not in first]
-        again = self._again([texts[at] for at in old], x[old] if new else x) if old else []
+        again: Iterable[Tensor] = ()
+        if old:
+            again = self._again([texts[at] for at in old], x[old] if new else x)
         later = dict(zip(old, again, strict=True))
         return torch.stack([first[at] if at in first else later[at] for at in range(len(texts))])
 

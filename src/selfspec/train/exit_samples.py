@@ -51,7 +51,7 @@ class SampleOptions:
     source: str = "recycle"
     """Who names them: recycle, ngram, hybrid or quantised; or first-look, the model itself at the
     first layer that is looked at."""
-    tokens: tuple[int, ...] = ()
+    pool: tuple[int, ...] = ()
     """With first-look: the token ids to choose from beside the prompt's, such as those that a
     task's answers are made of."""
     first: int = 1
@@ -67,14 +67,14 @@ class SampleOptions:
         for name in ("candidates", "samples", "batch", "max_new_tokens"):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} leaves nothing; use 1 or more")
-        if (self.source == SOURCE) != bool(self.tokens):
+        if (self.source == SOURCE) != bool(self.pool):
             raise OptionError(
-                f"source={self.source!r} with {len(self.tokens)} tokens: first-look needs tokens "
-                "to choose from, and nobody else takes any; give both or neither"
+                f"source={self.source!r} and a pool of {len(self.pool)} tokens: first-look needs "
+                "some to choose from, and nobody else takes any; give both or neither"
             )
-        if self.tokens and len(self.tokens) < self.candidates:
+        if self.pool and len(self.pool) < self.candidates:
             raise OptionError(
-                f"candidates={self.candidates} cannot be chosen from {len(self.tokens)} tokens; "
+                f"candidates={self.candidates} cannot be chosen from {len(self.pool)} tokens; "
                 "give more tokens"
             )
         if self.first < 1:
@@ -114,8 +114,8 @@ class _Watch(Drafter):
 class _Watching(WholeTokenSession):
     def __init__(self, target: Target, watch: _Watch) -> None:
         options, model = watch.options, target.model
-        ids = torch.tensor(options.tokens, device=model.device)
-        pool = head_over(model, ids) if options.tokens else None
+        ids = torch.tensor(options.pool, device=model.device)
+        pool = head_over(model, ids) if options.pool else None
         super().__init__(target, options.source, options.candidates, pool)
         self._watch = watch
         self._texts: dict[int, int] = {}

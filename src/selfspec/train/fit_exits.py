@@ -100,7 +100,7 @@ def fit_exits(
         "held_out": report.as_dict(),
         **(facts or {}),
     }
-    pool = {"vocabulary": torch.tensor(taking.tokens, dtype=torch.int32)} if taking.tokens else {}
+    pool = {"vocabulary": torch.tensor(taking.pool, dtype=torch.int32)} if taking.pool else {}
     TrainedPart(KIND, signature(llm.model), settings, {**tensors, **svms, **pool}, said).save(out)
     return report
 
