@@ -174,6 +174,7 @@ def claims() -> dict[str, list[str]]:
         "papers.md": _task_in_short(),
         "same-output.md": [*_bits()],
         "serving.md": [*_load(), *_waiting(), _alone()],
+        "specee.md": _leaving(),
         "training.md": [*_training(), *_task()],
         "tuning.md": [*_tuning(), *_trained_drafts()],
     }
@@ -536,6 +537,21 @@ def _trained_drafts() -> list[str]:
     kept = {row.name: run.values[paper_result.key_of(row)].get("accepted") for row in rows}
     before, after = kept["not trained"], kept["whole draft, 10,240 tokens (theirs 60M)"]
     return [f"10,240 tokens take what is kept from {before:.1%} to {after:.1%}"]
+
+
+def _leaving() -> list[str]:
+    """SpecEE's Figures 15 and 17 on the demo."""
+    kept = {}
+    for name in ("specee-figure15", "specee-figure17"):
+        run = schema.read(paper_result.PaperResult, RESULTS / f"{name}-{ZEN5}.json")
+        kept |= {key.split(": ", 1)[1]: values for key, values in run.values.items()}
+    both, trees = kept["trees and exits"], kept["trees"]
+    more = kept["SpecEE, 1 tokens"]["memory, MB"] - kept["dense, 1 tokens"]["memory, MB"]
+    return [
+        f"{both['tokens/s'] / trees['tokens/s']:.2f} times the speed of trees alone (theirs 1.05), "
+        f"at {both['layers']:.1f} of {trees['layers']:.0f} layers",
+        f"Predictors add {more:.2f} MB of memory at any length",
+    ]
 
 
 def _gemma() -> list[str]:
