@@ -68,27 +68,24 @@ def _kernel_for(logits: Tensor) -> Callable[..., None] | None:
 
 @functools.cache
 def _kernel() -> Callable[..., None] | None:
-    """Our function. None: it cannot be had here."""
-    try:
-        largest: Any = compiled(_SOURCE).largest
-    except NoNative:
-        return None
-    largest.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int, c_int]
-    largest.restype = None
-    found: Callable[..., None] = largest
-    return found
+    """Our function that finds the likeliest."""
+    return _function("largest", None, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int, c_int)
 
 
 @functools.cache
 def _drawing() -> Callable[..., int] | None:
-    """Our function that draws. None: it cannot be had here."""
+    """Our function that draws."""
+    return _function("drawn", c_int64, c_void_p, c_int64, c_uint64)
+
+
+def _function(name: str, result: Any, *arguments: Any) -> Callable[..., Any] | None:
+    """One of our functions, with its types. None: it cannot be had here."""
     try:
-        found: Any = compiled(_SOURCE).drawn
+        found: Any = getattr(compiled(_SOURCE), name)
     except NoNative:
         return None
-    found.argtypes = [c_void_p, c_int64, c_uint64]
-    found.restype = c_int64
-    function: Callable[..., int] = found
+    found.argtypes, found.restype = arguments, result
+    function: Callable[..., Any] = found
     return function
 
 
