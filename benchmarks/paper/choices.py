@@ -14,10 +14,11 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
+from selfspec.bench.multiple_choice import index_of
 from selfspec.errors import OptionError
 from selfspec.model.compute.plan import LayerPlan
 
@@ -59,7 +60,9 @@ def read_choices(path: Path) -> list[Choice]:
             try:
                 row = json.loads(line)
                 choices = tuple(map(str, row["choices"]))
-                found.append(Choice(str(row["question"]), choices, _index(row["answer"], choices)))
+                found.append(
+                    Choice(str(row["question"]), choices, index_of(row["answer"], choices))
+                )
             except (ValueError, KeyError, TypeError, IndexError) as error:
                 raise OptionError(
                     f"{path.name}, line {number}: not a question with choices and an answer among "
@@ -70,16 +73,6 @@ def read_choices(path: Path) -> list[Choice]:
             f"{path.name} holds no question, so nothing could be measured; give one a line"
         )
     return found
-
-
-def _index(answer: Any, choices: Sequence[str]) -> int:
-    if isinstance(answer, str):
-        if answer in choices:
-            return choices.index(answer)
-        answer = ord(answer.strip().upper()) - ord("A") if len(answer.strip()) == 1 else answer
-    if isinstance(answer, bool) or not isinstance(answer, int) or not 0 <= answer < len(choices):
-        raise ValueError(f"the answer {answer!r} is none of {len(choices)} choices")
-    return answer
 
 
 def choose_by_exit(

@@ -17,6 +17,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.paper.sandbox import Ran, run_python
+from selfspec.bench.multiple_choice import chosen
 from selfspec.errors import OptionError, Unavailable
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
@@ -143,6 +144,18 @@ def reference_of(gold: Mapping[str, Any]) -> str:
     return str(gold[named])
 
 
+def accuracy(answers: Answers, golds: Golds) -> Values:
+    """Share of right letters where there are choices, else of right final numbers."""
+    if "choices" not in golds[next(iter(answers))]:
+        return sums(answers, golds)
+    right = [
+        chosen(text, golds[question]["choices"]) == golds[question]["answer"]
+        for question, texts in answers.items()
+        for text in texts
+    ]
+    return {"accuracy": fmean(right)}
+
+
 def sums(answers: Answers, golds: Golds) -> Values:
     """Share of right final numbers."""
     pairs = [
@@ -167,7 +180,7 @@ MEASURES: Mapping[str, Callable[[Answers, Golds], Values]] = {
     **dict.fromkeys(ROUGE, summaries),
     "pass@1": code,
     "pass@10": code,
-    "accuracy": sums,
+    "accuracy": accuracy,
     "exact match": matches,
 }
 
@@ -206,4 +219,6 @@ def _allows(measure: Callable[[Answers, Golds], Values], gold: Mapping[str, Any]
         return tested
     if measure is summaries:
         return any(gold.get(name) for name in REFERENCES)
+    if measure is matches and "choices" in gold:
+        return False
     return not tested and bool(gold.get("answer"))

@@ -32,6 +32,20 @@ RAW: dict[str, list[dict[str, Any]]] = {
         for n in range(6)
     ],
     "gsm8k": [{"question": f"How many {n}?", "answer": "#### 4"} for n in range(6)],
+    "mmlu": [
+        {"question": f"Which {n}?", "subject": "s", "choices": ["u", "v", "w", "x"], "answer": 2}
+        for n in range(6)
+    ],
+    "commonsense-qa": [
+        {
+            "id": str(n),
+            "question": f"Where {n}?",
+            "choices": {"label": ["A", "B", "C"], "text": ["u", "v", "w"]},
+            "answerKey": "B",
+        }
+        for n in range(6)
+    ],
+    "sst2": [{"idx": n, "sentence": f"a fine film {n} ", "label": 1} for n in range(6)],
     "mbpp": [
         {"task_id": n, "text": f"Write {n}.", "code": "x", "test_list": ["assert a", "assert b"]}
         for n in range(6)
@@ -42,6 +56,8 @@ RAW: dict[str, list[dict[str, Any]]] = {
     "xsum": [{"id": str(n), "document": f"Long {n}", "summary": f"short {n}"} for n in range(6)],
     "jsonl": [{"prompt": f"own {n}"} for n in range(6)],
 }
+REPLY = "Reply with 'The answer is' and the letter."
+SENTIMENT = "What is the sentiment of this sentence?"
 
 
 def write(path: Path, rows: Sequence[Any]) -> Path:
@@ -68,6 +84,9 @@ def test_raw_rows_become_prompts(tmp_path: Path, name: str) -> None:
         "gsm8k": "How many 0?",
         "cnn-dm": "Article: Long 0\nSummary: short 0\n\nArticle: Long 1\nSummary:",
         "xsum": "Article: Long 0\nSummary:",
+        "mmlu": f"Which 0?\nA. u\nB. v\nC. w\nD. x\n{REPLY}",
+        "commonsense-qa": f"Where 0?\nA. u\nB. v\nC. w\n{REPLY}",
+        "sst2": f"{SENTIMENT}\na fine film 0\nA. negative\nB. positive\n{REPLY}",
         "jsonl": "own 0",
     }
     if name == "mbpp":
@@ -78,8 +97,15 @@ def test_raw_rows_become_prompts(tmp_path: Path, name: str) -> None:
         )
     else:
         assert first.text == said[name]
-    assert first.chat == (name in ("spec-bench", "gsm8k", "jsonl"))
-    if name != "spec-bench":
+    choices = {
+        "mmlu": (("u", "v", "w", "x"), "C"),
+        "commonsense-qa": (("u", "v", "w"), "B"),
+        "sst2": (("negative", "positive"), "B"),
+    }
+    assert first.chat == (name in ("spec-bench", "gsm8k", "jsonl", *choices))
+    if name in choices:
+        assert (first.gold["choices"], first.gold["answer"]) == choices[name]
+    elif name != "spec-bench":
         assert dict(first.gold) == RAW[name][row]
 
 

@@ -1,10 +1,11 @@
-"""Rows of questions out of files, JSONL, plain or gzipped, and text, and out of the hub.
+"""Rows of questions out of files, JSONL, plain or gzipped, parquet and text, and out of the hub.
 
 A line that cannot be read is an error with its number, or left out aloud. Knows no task.
 """
 
 from __future__ import annotations
 
+import importlib
 from collections import UserDict
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,10 @@ def read_text(path: Path) -> str:
 
 
 def read_rows(path: Path, skip_bad: bool, skipped: list[str]) -> list[Row]:
-    """The rows of a JSONL file; with `skip_bad`, why a line was left out is added to `skipped`."""
+    """The rows of a JSONL or parquet file; with `skip_bad`, why a line was left out is added to
+    `skipped`."""
+    if path.suffix == ".parquet":
+        return _parquet(path)
     found = []
     for number, line in enumerate(read_text(path).split("\n"), start=1):
         if not line.strip():
@@ -48,6 +52,25 @@ def read_rows(path: Path, skip_bad: bool, skipped: list[str]) -> list[Row]:
                 ) from error
             skipped.append(reason)
     return found
+
+
+def _parquet(path: Path) -> list[Row]:
+    if not path.is_file():
+        raise OptionError(f"there is no file {path.name!r}; check the path after the task's '='")
+    try:
+        arrow: Any = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise Unavailable(
+            f"{path.name} is read with `pyarrow`, which is not installed: pip install pyarrow; or "
+            "give the rows as JSONL"
+        ) from error
+    try:
+        rows = arrow.read_table(path).to_pylist()
+    except (OSError, ValueError) as error:  # what pyarrow raises of files that it cannot read
+        raise OptionError(
+            f"{path.name} cannot be read as parquet ({error}); give a whole parquet file, or JSONL"
+        ) from error
+    return [Row(row, path.name, number) for number, row in enumerate(rows, start=1)]
 
 
 def read_hub(source: str, task: str) -> list[Row]:

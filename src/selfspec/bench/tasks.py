@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import OptionError, nearest
+from .multiple_choice import Choices, commonsense_qa, mmlu, sst2
 from .schema import Sample
 from .sources import Row, read_hub, read_rows, read_text
 
@@ -78,6 +79,14 @@ def _gsm8k(row: Row) -> Item:
     return Item("gsm8k", f"gsm8k/{row.number}", row["question"], True, row)
 
 
+def _choices(name: str, read: Callable[[Row], Choices]) -> Callable[[Row], Item]:
+    def item(row: Row) -> Item:
+        asked = read(row)
+        return Item(name, f"{name}/{row.number}", asked.prompt, True, asked.gold)
+
+    return item
+
+
 def _mbpp(row: Row) -> Item:
     tests = "\n".join(row["test_list"])
     text = (
@@ -118,6 +127,8 @@ def _own(row: Row) -> Item:
 
 SPEC_BENCH_FILE = "data/spec_bench/question.jsonl of github.com/hemingkx/Spec-Bench"
 HUMAN_EVAL = ("HumanEval.jsonl.gz", "HumanEval.jsonl")
+VALIDATION = ("validation.jsonl", "validation.parquet")
+MMLU, CSQA = "hf:cais/mmlu#all@test", "hf:tau/commonsense_qa@validation"
 CNN_DM, XSUM, TEST = "hf:abisee/cnn_dailymail#3.0.0@test", "hf:EdinburghNLP/xsum@test", "test.jsonl"
 OWN_HELP = "your own: lines with prompt, question, text, turns or messages"
 _TASKS = (
@@ -125,6 +136,12 @@ _TASKS = (
     Task("humaneval", "HumanEval: code to continue", _human_eval,
          "hf:openai/openai_humaneval@test", HUMAN_EVAL),
     Task("gsm8k", "GSM8K: grade-school mathematics", _gsm8k, "hf:openai/gsm8k#main@test", (TEST,)),
+    Task("mmlu", "MMLU: questions with four choices", _choices("mmlu", mmlu), MMLU,
+         (TEST, "test.parquet")),
+    Task("commonsense-qa", "CommonsenseQA: questions with five choices",
+         _choices("commonsense-qa", commonsense_qa), CSQA, VALIDATION),
+    Task("sst2", "SST-2: is a sentence negative or positive", _choices("sst2", sst2),
+         "hf:stanfordnlp/sst2@validation", VALIDATION),
     Task("mbpp", "MBPP: small Python functions with their tests", _mbpp,
          "hf:google-research-datasets/mbpp#full@test", ("mbpp.jsonl",)),
     Task("cnn-dm", "CNN/DailyMail summaries, 1-shot", _summary("cnn-dm", "article"),
@@ -229,7 +246,7 @@ def _made(
     out with a remark."""
     try:
         return make(row)
-    except (KeyError, TypeError, IndexError, AttributeError, StopIteration) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, StopIteration) as error:
         reason = f"{row.file}, line {row.number}: not a row of {task} ({error!r})"
         if not skip_bad:
             raise OptionError(
