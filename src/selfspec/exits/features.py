@@ -1,6 +1,7 @@
 """What a predictor sees at a layer: logits of a few candidates, and what became of them.
 
-Of the whole head only the candidates' rows are multiplied. Features are the logits, their softmax
+Of the whole head only the candidates' rows are multiplied, those of all texts, or of all paths of a
+tree, in one grouped product (model/compute/cpu/own_rows.py). Features are the logits, their softmax
 among themselves, and how much that changed since the layer that was looked at before (0 at the
 first look). Source: SpecEE (Xu et al., ISCA 2025), section 4.3. "Since the last look" is ours: the
 paper takes the layer before, at which a schedule may not have looked. A row's numbers do not depend
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import OptionError
+from ..model.compute.cpu.own_rows import own_rows
 from ..model.layered import LayeredModel
 
 PER_CANDIDATE = 3  # features of each: logit, share, change of the share
@@ -43,12 +45,10 @@ class CandidateRows:
     def logits(self, texts: Sequence[int], x: Tensor) -> Tensor:
         """The candidates' logits of some of the texts, (len(texts), count), from the states after
         any layer, one a text."""
-        all_of_them = len(texts) == len(self._rows)
-        rows = self._rows if all_of_them else self._rows[texts]
-        scales, normed = self._model.shape.scales, self._normed(x)
-        logits = (rows * normed[:, None]).sum(-1)
+        scales = self._model.shape.scales
+        logits = own_rows(self._rows, texts, self._normed(x))
         if self._bias is not None:
-            logits += self._bias if all_of_them else self._bias[texts]
+            logits += self._bias[[*texts]]
         if scales.logits != 1:
             logits *= scales.logits
         if scales.logit_cap:

@@ -8,13 +8,12 @@ import functools
 from collections.abc import Callable
 from ctypes import c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ....core.coupling import UNSURE, draw_by
-from .native import NoNative, compiled
+from .native import function_of
 
 _SOURCE = Path(__file__).with_name("choosing.cpp")
 BROKEN = -1  # stands for a token where there is none to choose
@@ -69,24 +68,14 @@ def _kernel_for(logits: Tensor) -> Callable[..., None] | None:
 @functools.cache
 def _kernel() -> Callable[..., None] | None:
     """Our function that finds the likeliest."""
-    return _function("largest", None, c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int, c_int)
+    types = c_void_p, c_int64, c_int64, c_int64, c_void_p, c_int, c_int
+    return function_of(_SOURCE, "largest", None, *types)
 
 
 @functools.cache
 def _drawing() -> Callable[..., int] | None:
     """Our function that draws."""
-    return _function("drawn", c_int64, c_void_p, c_int64, c_uint64)
-
-
-def _function(name: str, result: Any, *arguments: Any) -> Callable[..., Any] | None:
-    """One of our functions, with its types. None: it cannot be had here."""
-    try:
-        found: Any = getattr(compiled(_SOURCE), name)
-    except NoNative:
-        return None
-    found.argtypes, found.restype = arguments, result
-    function: Callable[..., Any] = found
-    return function
+    return function_of(_SOURCE, "drawn", c_int64, c_void_p, c_int64, c_uint64)
 
 
 def _by_blocks(logits: Tensor, count: int) -> Tensor:

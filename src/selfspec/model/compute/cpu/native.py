@@ -18,7 +18,9 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch  # noqa: F401  (loads its OpenMP runtime, which the kernels share)
 
@@ -58,6 +60,17 @@ def compiled(source: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(path))
     except OSError as error:
         raise NoNative(f"the compiled kernels do not load: {error}") from error
+
+
+def function_of(source: Path, name: str, result: Any, *arguments: Any) -> Callable[..., Any] | None:
+    """A function of a C++ file, with its types. None: it cannot be had here, so torch computes."""
+    try:
+        found: Any = getattr(compiled(source), name)
+    except NoNative:
+        return None
+    found.argtypes, found.restype = arguments, result
+    function: Callable[..., Any] = found
+    return function
 
 
 def _built(compiler: str, source: Path) -> Path:
