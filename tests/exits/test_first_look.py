@@ -102,13 +102,26 @@ def test_drafts_by_first_looks_change_no_text(tmp_path: Path, temperature: float
     assert alone.tokens == llm().generate(PROMPTS[1], draft=None, **how).tokens
 
 
+def test_trees_are_guessed_from_the_text_beside_first_looks(tmp_path: Path) -> None:
+    """Trees of nothing but roots, a guesser that is not told what was kept, nodes that share one
+    text's candidates, rows that change each other."""
+    folder = part(tmp_path)
+    plain = [r.tokens for r in llm().generate(PROMPTS, draft=None, **CALL)]
+    never = SpecEE(folder, threshold=1 - 1e-12, schedule="all", fill="state", tree=6)
+    found = never.generate(llm(), PROMPTS, **CALL)
+    assert [result.tokens for result in found] == plain
+    assert sum(result.stats.accepted for result in found) > 0, "no guess was kept"
+    often = SpecEE(folder, threshold=0.4, schedule="all", fill="state", tree=6)
+    found = often.generate(llm(), PROMPTS, **CALL)
+    assert min(result.average_layers for result in found) < llm().model.layers
+    for prompt, result in zip(PROMPTS, found, strict=True):
+        alone = often.generate(llm(), prompt, **CALL)
+        assert (alone.tokens, list(alone.exits)) == (result.tokens, list(result.exits))
+
+
 def test_what_cannot_be_named_is_refused(tmp_path: Path) -> None:
-    """Trees that nobody guesses, a pool that predictors lack, a pool smaller than the candidates,
-    tokens that nobody reads."""
+    """A pool that predictors lack, a pool smaller than the candidates, tokens that nobody reads."""
     model = llm().model
-    trees = SpecEE(part(tmp_path), fill="state", tree=4)
-    with pytest.raises(OptionError, match="guess no trees"):
-        trees.generate(llm(), PROMPTS[0], **CALL)
     lacking = tiny_predictors(model, source=SOURCE)
     with pytest.raises(OptionError, match="came without the tokens"):
         SpecEE(lacking).generate(llm(), PROMPTS[0], **CALL)

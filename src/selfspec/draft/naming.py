@@ -33,10 +33,7 @@ class _Pools(DraftSession):
         del self._rows[row]
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
-        raise OptionError(
-            f"candidates from {SOURCE!r} are named by the model's own states, and guess no trees; "
-            "use candidates='recycle', 'ngram' or 'hybrid' for trees"
-        )
+        raise NotImplementedError("the model's own states name candidates, and guess nothing")
 
     def pools(self, rows: Sequence[int]) -> list[PartialHead]:
         return [self._rows[row] for row in rows]

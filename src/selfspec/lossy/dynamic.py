@@ -120,7 +120,7 @@ class SpecEE(_Lossy):
     there), state (from the state that the token left with), holes (as published: none)."""
     tree: int = 0
     """Guess trees of so many tokens and let each path leave as one (T3); 0 says one token a pass.
-    Who names candidates guesses them. Needs fill="state"."""
+    Who names candidates guesses them, or hybrid beside a first look. Needs fill="state"."""
 
     def __post_init__(self) -> None:
         self._check()

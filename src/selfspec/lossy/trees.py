@@ -1,9 +1,9 @@
 """Trees of guesses that leave the layers early (SpecEE's T3), as the engine sees them: a drafter
 whose nodes have all been through all layers.
 
-A drafter that works from the text guesses a tree. Its paths leave as `exits/paths.py` says, and the
-engine keeps what the head said there. Layers that a node skipped are filled from the state that it
-left with.
+A drafter that works from the text guesses a tree: who names candidates, or `hybrid` where the model
+names them itself. Its paths leave as `exits/paths.py` says, and the engine keeps what the head said
+there. Layers that a node skipped are filled from the state that it left with.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from ..core.contract import Budget, Draft, ExitStates, Outcome
 from ..core.sampling import Sampler
 from ..core.tree import Tree
 from ..draft.base import DraftSession, Target, Texts
-from ..draft.naming import names
+from ..draft.naming import names, start_naming
+from ..exits.first_look import SOURCE as FIRST_LOOK
 from ..exits.first_look import Named
 from ..exits.paths import PathRow, fill_by_state, walk_paths
 from ..exits.rules import Predicted
 from ..exits.schedule import Looks
 from .session import Leaving, WholeTokenSession
+
+GUESSER = "hybrid"  # of trees, where candidates come from the model's first look
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,11 @@ class _LeavingTrees(WholeTokenSession):
     def __init__(self, target: Target, options: LeavingTrees) -> None:
         super().__init__(target, options.source, options.rule.candidates, options.rule.pool)
         assert isinstance(options.rule, Predicted), "other rules have no halves of a look"
+        assert self._naming is not None, "predictors have candidates"
+        self._guesser = self._naming
+        if options.source == FIRST_LOOK:  # which guesses no trees
+            self._guesser = start_naming(GUESSER, target)
+            self.ranks = self._guesser.ranks
         self.control = _EveryTree(options.tree)
         self._rule, self._options = options.rule, options
         shares = dict(zip(options.rule.layers, options.rule.exits, strict=True))
@@ -69,10 +77,17 @@ class _LeavingTrees(WholeTokenSession):
         self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
+        if self._guesser is not self._naming:
+            self._guesser.admit(row, prompt, sampler, ends)
         self._looks[row] = Looks(self._options.schedule, self._options.layers, self._frequent)
         self._exits[row] = []
         self._greedy[row] = sampler.plain
         self._options.log.exits.append(self._exits[row])
+
+    def drop(self, row: int) -> None:
+        super().drop(row)
+        if self._guesser is not self._naming:
+            self._guesser.drop(row)
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         model, cache, log = self._target.model, self._target.cache, self._options.log
@@ -89,10 +104,9 @@ class _LeavingTrees(WholeTokenSession):
         return [self._draft(each, x) for each in going]
 
     def _guessed(self, rows: Sequence[int], texts: Texts, room: Sequence[int]) -> list[Tree]:
-        """Guesses of who names candidates, too."""
-        if self._naming is None or not any(room):
+        if not any(room):
             return [Tree.chain(text[-1]) for text in texts]
-        return [draft.tree for draft in self._naming.propose(rows, texts, Budget(list(room)))]
+        return [draft.tree for draft in self._guesser.propose(rows, texts, Budget(list(room)))]
 
     def _named(self, row: int, contexts: Sequence[Sequence[int]]) -> list[Named]:
         """Candidates behind each node, one after the other: a row's namer knows one text."""
@@ -107,6 +121,8 @@ class _LeavingTrees(WholeTokenSession):
 
     def observe(self, outcome: Outcome) -> None:
         super().observe(outcome)
+        if self._guesser is not self._naming:
+            self._guesser.observe(outcome)
         for row in outcome.rows:
             self._exits[row.row] += [self._ran[row.row]] * len(row.kept)
             self._looks[row.row].left(self._ran[row.row])
