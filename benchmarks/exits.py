@@ -134,9 +134,8 @@ def contestants(settings: Settings, found: Predictors) -> dict[str, Any]:
     for fill in FILLS[1:]:
         how = SpecEE(part, fill=fill, threshold=settings.threshold)
         ways[f"SpecEE T1+T2, looks both, fill {fill}"] = how
-    if found.pool is None:  # a first look guesses no trees
-        how = SpecEE(part, fill="state", tree=TREE, threshold=settings.threshold)
-        ways[f"SpecEE T1+T2+T3, trees of {TREE}, fill state"] = how
+    how = SpecEE(part, fill="state", tree=TREE, threshold=settings.threshold)
+    ways[f"SpecEE T1+T2+T3, trees of {TREE}, fill state"] = how
     ways["confidence 0.9"] = Confidence(0.9)
     if found.svm is not None:
         ways["AdaInfer"] = AdaInfer(part)
@@ -342,12 +341,10 @@ def exits(
 
 
 def with_what_comes(model: str, settings: Settings) -> Settings:
-    """With the questions and predictors that lie beside a model of ours, unless others are
-    named."""
+    """With the questions that lie beside a model of ours, unless others are named."""
     if model not in known():
         return settings
-    prompts, part = settings.prompts or beside(model, "questions.jsonl"), settings.part
-    return replace(settings, prompts=prompts, part=part or beside(model, "exits"))
+    return replace(settings, prompts=settings.prompts or beside(model, "questions.jsonl"))
 
 
 def asked(llm: LLM, settings: Settings) -> list[list[int]]:

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.exits import behind
-from benchmarks.models import beside
 from benchmarks.paper.copies_run import held_bytes
 from benchmarks.paper.inside import Inside, Values
 from benchmarks.paper.quality import judge
@@ -28,7 +27,6 @@ class Leaving:
 
     def __init__(self, table: PaperTable, inside: Inside, samples: Sequence[Asked]) -> None:
         self._table, self._inside, self._samples = table, inside, samples
-        self._part = beside(inside.folder.name, "exits")
 
     def measure(self, result: PaperResult) -> None:
         """All rows."""
@@ -71,19 +69,19 @@ class Leaving:
         llm: Any = self._inside.llm
         call: dict[str, Any] = {"max_new_tokens": most, "eos": list(self._inside.words.eos)}
         if row.method == SPECEE:
-            return SpecEE(self._part).generate(llm, list(ids), **call)
+            return SpecEE().generate(llm, list(ids), **call)
         if row.method == TREES:
-            how = SpecEE(self._part, fill="state", tree=GUESSES)
+            how = SpecEE(fill="state", tree=GUESSES)
             return how.generate(llm, list(ids), **call)
         if row.method == ADAINFER:
-            return AdaInfer(self._part).generate(llm, list(ids), **call)
+            return AdaInfer().generate(llm, list(ids), **call)
         draft = None if row.method == PLAIN else "recycle"
         return llm.generate(list(ids), draft=draft, **call)
 
     def _memory(self) -> Values:
         """Tensors held: weights, keys and values of so many tokens, predictors."""
         model = self._inside.llm.model
-        weights, predictors = held_bytes(model), find_predictors(self._part, model).bytes
+        weights, predictors = held_bytes(model), find_predictors(None, model).bytes
         shape, values = model.shape, Values()
         each = 2 * model.layers * shape.kv_heads * shape.head_size * model.dtype.itemsize
         for row in self._table.rows:

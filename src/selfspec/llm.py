@@ -32,7 +32,7 @@ from .model.compute.cpu.native import give_back
 from .model.layered import LayeredModel
 from .model.load.words import Words
 from .model.measuring import product_modules, still_float32, weight_bytes
-from .model.opening import opened
+from .model.opening import lies_in, opened
 from .model.operations import check_weights
 from .profile import Profile, profile_for
 from .results import ModelInfo, Result
@@ -100,20 +100,19 @@ class LLM:
         """Load a model.
 
         `model`: "demo" (SmolLM2-135M-Instruct, fetched once), a local folder, a name on the Hugging
-        Face hub, or a live model, which is left untouched. A PEFT adapter is loaded with its base;
-        `adapter` says how: "merge" (into the weights), "live" (beside them, see
-        `without_adapters`), or "auto": merged, but live where weights are quantised. `dtype` "auto"
-        is float32 on a CPU, where output is bit-identical however it is computed, and the
-        checkpoint's own on a GPU. `device` may be a device map that names one device for all.
-        `threads` sets torch's thread count, one for the whole process. `long_context`: longrope
-        models read all texts by the frequencies of long ones. `profile`: a file of `selfspec tune`,
-        a task's name that it was told here, None, or "auto", what it left here for this model.
-        `kernel` says who computes: "auto", or one to insist on. "native": our own kernels, float32
-        on a CPU. "mkl", "plain": torch. "static": torch by steps that a GPU records. `weights` says
-        how our own kernels store weights: "float32", "bfloat16", "int8" or "int4", of which fewer
-        bits change the model; or "stored": as a GGUF file or a GPTQ, AWQ or torchao checkpoint has
-        them, the demo's own too. "auto" is "stored" for such files, else float32. Where torch
-        computes, weights are stored in `dtype`. `selfspec info` shows both.
+        Face hub, or a live model, left untouched. A PEFT adapter is loaded with its base; `adapter`
+        says how: "merge" (into the weights), "live" (beside them, see `without_adapters`), or
+        "auto": merged, but live where weights are quantised. `dtype` "auto" is float32 on a CPU,
+        where output is bit-identical however it is computed, and the checkpoint's own on a GPU.
+        `device` may be a map that names one device for all. `threads`: torch's, for the whole
+        process. `long_context`: longrope models read all texts by the frequencies of long ones.
+        `profile`: a file of `selfspec tune`, a task's name it was told here, None, or "auto", what
+        it left here for this model. `kernel` says who computes: "auto", or one to insist on.
+        "native": our kernels, float32 on a CPU. "mkl", "plain": torch. "static": torch by steps
+        that a GPU records. `weights` says how our kernels store weights: "float32", "bfloat16",
+        "int8" or "int4", of which fewer bits change the model; or "stored": as a GGUF file or a
+        GPTQ, AWQ or torchao checkpoint has them, as the demo's. "auto" is "stored" for such files,
+        else float32. Where torch computes, weights are stored in `dtype`. See `selfspec info`.
         """
         for name, value in (("kernel", kernel), ("weights", weights), ("adapter", adapter)):
             door.word(name, value)
@@ -137,6 +136,7 @@ class LLM:
             long_context=long_context,
         )
         give_back()  # what reading and packing left: 15 MB for the demo
+        lies_in(found.layered, model)
         llm = cls(found.layered, found.tokenizer, found.name, found.generation_config, found.notes)
         llm.profile = profile_for(llm.model, profile, this_machine(), llm.info.weights)
         return llm

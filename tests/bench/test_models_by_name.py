@@ -16,10 +16,12 @@ from benchmarks.models import FACTS, folder_of, known, located
 from benchmarks.models.keep import keep
 from benchmarks.task.__main__ import run_stages
 from benchmarks.task.result import TaskOptions, TaskRun
-from selfspec import OptionError
+from selfspec import LLM, OptionError
+from selfspec.model.from_transformers import from_transformers
 from selfspec.model.load.loading import load
 from selfspec.model.load.peft_folder import CONFIG, WEIGHTS
-from selfspec.testing import tiny_model, tiny_tokenizer
+from selfspec.testing import tiny_model, tiny_predictors, tiny_tokenizer
+from selfspec.trained.files import shipped_part
 
 peft = pytest.importorskip("peft")
 
@@ -75,6 +77,10 @@ def test_a_kept_adapter_is_found_merged(trained: tuple[Path, Any], tmp_path: Pat
     assert found.tokenizer is not None and found.tokenizer.chat_template is None
     written = (folder / "model.safetensors").stat().st_mtime_ns
     assert (folder_of("small") / "model.safetensors").stat().st_mtime_ns == written
+    part = tiny_predictors(from_transformers(found.model, check=False), candidates=3)
+    part.save(tmp_path / "models" / "small" / "exits")
+    llm = LLM.from_pretrained(folder_of("small"))
+    assert shipped_part("exit-predictors", llm.model) is not None, "parts beside it are left behind"
     keep(checkpoint, tmp_path / "models" / "small", str(tmp_path / "base"), chat=True)
     chatting = load(folder_of("small")).tokenizer
     assert chatting is not None and chatting.chat_template, "an older merge was found"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from math import exp
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.paper import leaving
+from benchmarks.paper.leaving import Leaving
 from benchmarks.paper.result import PaperResult, key_of
 from benchmarks.paper.run import Measuring
-from benchmarks.paper.table import PaperTable, find_table
+from benchmarks.paper.table import PaperRow, PaperTable, find_table
 from selfspec import LLM
 from selfspec.bench.suite_run import Wishes
 from selfspec.testing import near_identity_model, tiny_predictors, tiny_tokenizer
@@ -27,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("leaving")
     near_identity_model(0.6, seed=2).save_pretrained(made / "tiny")
     tiny_tokenizer().save_pretrained(made / "tiny")
-    tiny_predictors(loaded(made).model, candidates=7, seed=3).save(made / "exits")
+    tiny_predictors(loaded(made).model, candidates=7, seed=3).save(made / "tiny" / "exits")
     rows = "".join(json.dumps({"prompt": text}) + "\n" for text in QUESTIONS)
     (made / "q.jsonl").write_text(rows, encoding="utf-8")
     return made
@@ -38,24 +40,22 @@ def loaded(folder: Path) -> LLM:
 
 
 def measured(
-    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch, timed: bool = True
+    folder: Path, name: str, timed: bool = True, tasks: Sequence[str] = ()
 ) -> tuple[PaperTable, PaperResult]:
-    """A table of the model, with the predictors that lie beside it."""
-    monkeypatch.setattr(leaving, "beside", lambda model, what: folder / what)
+    """A table of the model, with the predictors that come with it."""
     table = find_table(name)
-    tasks = [f"jsonl={folder / 'q.jsonl'}"] if "jsonl" in table.tasks else []
+    if not tasks and "jsonl" in table.tasks:
+        tasks = [f"jsonl={folder / 'q.jsonl'}"]
     wishes = Wishes(str(folder / "tiny"), tasks, sample=2, new_tokens=NEW, threads=1, chat=False)
     out = folder / f"{name}.json"
     work = Measuring(table, wishes, None, "scripts/bench paper", out, lambda _: None, timed)
     return table, work.measure(lambda _: pytest.fail("nothing here is for the harness"))
 
 
-def test_table_4_asks_the_whole_model_about_every_answer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_4_asks_the_whole_model_about_every_answer(folder: Path) -> None:
     """A row that decodes as another one, layers that are not counted, a perplexity of the wrong
     tokens."""
-    table, result = measured(folder, "specee-table4", monkeypatch)
+    table, result = measured(folder, "specee-table4")
     rows = {row.name: result.values[key_of(row)] for row in table.rows if row.task == "jsonl"}
     dense = rows["Dense"]
     assert dense["layers"] == LAYERS and dense["agreement"] == 1
@@ -73,11 +73,43 @@ def test_table_4_asks_the_whole_model_about_every_answer(
     assert dense["perplexity"] == pytest.approx(exp(-torch.stack(chances).mean()), rel=1e-4)
 
 
-def test_figure_15_has_trees_that_leave_early(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_table_4_asks_questions_with_choices(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    """A task whose rows are another's, a measure of letters that is left out, or one row's answers
+    judged for all."""
+    question = {"question": "q", "choices": ["u", "v"]}
+    rows = {
+        "mmlu": [{**question, "answer": 0}, {**question, "answer": 1}],
+        "sst2": [{"sentence": "s", "label": 1}],
+    }
+    for name, lines in rows.items():
+        text = "\n".join(map(json.dumps, lines))
+        (tmp_path / f"{name}.jsonl").write_text(text, encoding="utf-8")
+    said = {"Dense": "The answer is A.", "AdaInfer": "", "SpecEE": "B. v"}
+    made = Leaving._made
+
+    def answered(self: Leaving, row: PaperRow, ids: Sequence[int], most: int) -> Any:
+        result = made(self, row, ids, most)
+        text = said[row.name]
+        monkeypatch.setattr(self._inside.words.tokenizer, "decode", lambda *a, **k: text)
+        return result
+
+    monkeypatch.setattr(Leaving, "_made", answered)
+    tasks = [f"{name}={tmp_path / name}.jsonl" for name in rows]
+    table, result = measured(folder, "specee-table4", tasks=tasks)
+    found = {name: values["accuracy"] for name, values in result.values.items()}
+    assert found == {
+        "mmlu: Dense": 0.5, "mmlu: AdaInfer": 0, "mmlu: SpecEE": 0.5,
+        "sst2: Dense": 0, "sst2: AdaInfer": 0, "sst2: SpecEE": 1,
+    }  # fmt: skip
+    assert {row.task for row in table.rows} >= {"mmlu", "commonsense-qa", "sst2"}
+    assert all("exact match" not in values for values in result.values.values())
+
+
+def test_figure_15_has_trees_that_leave_early(folder: Path) -> None:
     """Trees without exits in both rows, or times on a machine with other work."""
-    table, result = measured(folder, "specee-figure15", monkeypatch, timed=False)
+    table, result = measured(folder, "specee-figure15", timed=False)
     plain, trees, leaving_early = (result.values[key_of(row)] for row in table.rows)
     assert plain["kept a pass"] == 1 < trees["kept a pass"]
     assert leaving_early["kept a pass"] > 1
@@ -86,9 +118,9 @@ def test_figure_15_has_trees_that_leave_early(
     assert not any("tokens/s" in values for values in (plain, trees, leaving_early))
 
 
-def test_figure_17_counts_what_is_held(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figure_17_counts_what_is_held(folder: Path) -> None:
     """Keys and values of other tokens, or predictors where none are."""
-    table, result = measured(folder, "specee-figure17", monkeypatch)
+    table, result = measured(folder, "specee-figure17")
     held = {
         (row.method, row.tokens): result.values[key_of(row)]["memory, MB"] for row in table.rows
     }

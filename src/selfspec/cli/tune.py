@@ -222,6 +222,7 @@ def _show(done: Done, as_json: bool) -> None:
         errors = found.steps.errors if found.steps else []
         task = done.profile.task
         said = {"task": task, "answer": found.answer, "verdict": found.verdict, "ways": ways}
+        said["notes"] = found.notes
         typer.echo(json.dumps({**said, "cost_errors": [round(each, 3) for each in errors]}))
         return
     table = Table("way of drafting", "predicted", "measured", "95%", box=None, padding=(0, 2, 0, 0))
@@ -237,4 +238,5 @@ def _show(done: Done, as_json: bool) -> None:
     if found.steps and found.steps.errors:
         worst = max(map(abs, found.steps.errors))
         console.print(f"costs: whole passes within {worst:.0%} of what their parts predict")
-    console.print(found.verdict, markup=False, soft_wrap=True)
+    for line in (*found.notes, found.verdict):
+        console.print(line, markup=False, soft_wrap=True)

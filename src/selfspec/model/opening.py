@@ -84,6 +84,19 @@ def opened(
     return Opened(layered, loaded.tokenizer, loaded.name, generation, loaded.notes)
 
 
+def lies_in(layered: LayeredModel, source: object) -> None:
+    """Remember what a model was read from."""
+    folder = Path(source).expanduser() if isinstance(source, str | os.PathLike) else None
+    layered.once(lies_in, lambda: folder if folder is not None and folder.is_dir() else None)
+
+
+def folder_of(layered: LayeredModel) -> Path | None:
+    """The folder that a model was read from: what else lies there comes with the model. None if it
+    was none, or nobody said."""
+    found: Path | None = layered.once(lies_in, lambda: None)
+    return found
+
+
 def _ours(kernel: str, device: str | torch.device | Mapping[str, Any], dtype: Any) -> bool:
     """Whether our kernels will multiply, so that weights need not be expanded for others."""
     on = parse_device(device)

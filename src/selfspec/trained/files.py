@@ -7,7 +7,8 @@ token ids, not stored again.
 
 With a part of another model the text would still be right, but the drafts useless. So the model is
 recognised by what it computes: some numbers of its hidden states after a fixed text, which kernels
-and precision change within rounding. Does not know how a part drafts or learns.
+and precision change within rounding. Unless a part is named, it is looked for in the folders inside
+the model's own, then among those of the package. Does not know how a part drafts or learns.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from ..core.json_text import from_json
 from ..core.schema import Unfit, made
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from ..model.layered import LayeredModel
+from ..model.opening import folder_of
 from ..model.partial_head import PartialHead, head_over
 from .kinds import KINDS, Described, command_for
 
@@ -153,13 +155,13 @@ def shipped_parts() -> list[Path]:
 def find_part(
     source: str | os.PathLike[str] | TrainedPart | None, kind: str, model: LayeredModel
 ) -> TrainedPart:
-    """The part of that folder or shipped name. None: the shipped one for this model."""
+    """The part of that folder or shipped name. None: the one that comes with this model."""
     if source is None:
         part = shipped_part(kind, model)
         if part is None:
             raise OptionError(
-                f"no {kind} for this model comes with selfspec, so it needs part=FOLDER; make one: "
-                f"{command_for(kind)}"
+                f"no {kind} for this model comes with selfspec or lies in a folder inside the "
+                f"model's own, so it needs part=FOLDER; make one: {command_for(kind)}"
             )
         return part
     if isinstance(source, TrainedPart):
@@ -193,19 +195,32 @@ def _loaded(folder: Path, kind: str, model: LayeredModel) -> TrainedPart:
 
 
 def shipped_part(kind: str, model: LayeredModel) -> TrainedPart | None:
-    """The part of that kind that comes with selfspec for this model. Looked for once."""
+    """The part of that kind that comes with this model or, for this model, with selfspec. Looked
+    for once."""
 
     def look() -> TrainedPart | None:
         own: dict[str, Any] | None = None
-        for folder in shipped_parts():
-            described = json.loads((folder / DESCRIPTION).read_text(encoding="utf-8"))
-            if described["kind"] == kind:
+        home = folder_of(model)
+        beside = sorted(home.glob(f"*/{DESCRIPTION}")) if home else []
+        for folder in (*(path.parent for path in beside), *shipped_parts()):
+            said = _described(folder)
+            if said is not None and said.kind == kind:
                 own = own or signature(model)
-                if not unlike(described["base"], own):
+                if not unlike(vars(said.base), own):
                     return _loaded(folder, kind, model)
         return None
 
     return model.once((shipped_part, kind), look)
+
+
+def _described(folder: Path) -> Described | None:
+    """What a folder says of itself; None if it is no part of ours."""
+    if not is_there(folder / DESCRIPTION):  # a pipe would be waited for
+        return None
+    try:
+        return made(Described, from_json((folder / DESCRIPTION).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
 
 
 def ready(

@@ -23,6 +23,9 @@ OPTIONS: dict[str, tuple[tuple[str, Any], ...]] = {
     ),
     "early-exit": (("weights", "int8"), ("weights", "int4")),
     "layer-skip": (("weights", "int8"), ("weights", "int4")),
+    "dynamic-exit": (
+        ("schedule", "all"), ("deepest", 0.75), ("schedule", "offline"), ("threshold", 0.8),
+    ),
     "hybrid": (),
 }  # fmt: skip
 """What may be set anew, by drafter. Which layer and which halves was searched before."""

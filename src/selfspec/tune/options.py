@@ -26,7 +26,7 @@ class Setting:
     """What may draft: copies (in fewer bits, which take memory), exits, skips, text."""
     predictors: str = ""
     """Folder that `selfspec fit-exits` wrote, to time dynamic-exit with. Without it those are timed
-    that come with selfspec for the model, if any."""
+    that lie in a folder inside the model's own, or come with selfspec for the model."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.batch <= 256:

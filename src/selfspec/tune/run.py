@@ -20,7 +20,7 @@ from ..exits.part import find_predictors
 from ..llm import LLM
 from ..model.copies import copy_in
 from ..profile import GENERAL, SCHEMA, Profile, Way, named
-from ..trained.files import shipped_part, signature
+from ..trained.files import part_folder, shipped_part, signature
 from . import candidates
 from .candidates import Candidate, Plain, Prediction
 from .neighbours import climbed
@@ -61,6 +61,8 @@ class Found:
     """Those that were timed."""
     verdict: str = ""
     answer: str = ""
+    notes: list[str] = field(default_factory=list)
+    """What was found without being named."""
     stopped: bool = False
     """Whether Ctrl-C ended it before its time."""
 
@@ -322,9 +324,14 @@ class Tuning:
         model, folder = self._llm.model, self._setting.predictors
         if folder:
             find_predictors(folder, model)  # of another model: better said now than in a turn
-            return [Way("dynamic-exit", {"part": folder}, "cost-aware")]
-        shipped = shipped_part(PREDICTORS, model)
-        return [Way("dynamic-exit", {}, "cost-aware")] if shipped is not None else []
+            part = str(part_folder(folder).expanduser().resolve())  # a profile is used elsewhere
+            return [Way("dynamic-exit", {"part": part}, "cost-aware")]
+        if shipped_part(PREDICTORS, model) is None:
+            return []
+        self.found.notes.append(
+            "dynamic-exit is timed with the predictors that come with this model"
+        )
+        return [Way("dynamic-exit", {}, "cost-aware")]
 
     # ------------------------------------------------------------------------------------- turns
 
