@@ -42,6 +42,7 @@ from selfspec.trained.files import TrainedPart, load_part
 
 KINDS = ("logits", "shares", "change")  # of features, in their order
 HIDDEN, DEPTHS = 512, (1, 2, 3, 4)
+THRESHOLDS = (0.5, 0.7, 0.9, 0.95, 0.97, 0.99)
 THRESHOLD = 0.95  # with which few looks are chosen
 WIDTHS = (16, 64, 256, 512, 1024)
 FEW, EPOCHS = 4000, 8.0  # samples, and passes over them, with which widths are compared
@@ -116,7 +117,7 @@ def averages(
     """Figure 7."""
     best = float(oracle(samples, layers).float().mean())
     found = {"earliest possible": {"layers": best, "agreement": 1.0}}
-    for threshold in (0.5, 0.7, 0.9, 0.95):
+    for threshold in THRESHOLDS:
         exits, agreement = walked(tensors, samples, layers, threshold)
         found[f"predictors, threshold {threshold:g}"] = {
             "layers": float(exits.float().mean()),
@@ -135,26 +136,26 @@ def averages(
     return found
 
 
-def widths(parts: Split, layers: int) -> list[dict[str, float]]:
+def widths(parts: Split, layers: int, timed: bool = True) -> list[dict[str, float]]:
     """Figure 8b: each fitted with the same few samples; the shortest time of one layer's predictor
-    on one token."""
+    on one token, if times are taken."""
     few = {name: each[:FEW] for name, each in parts.fit.items()}
     found = []
     for hidden in WIDTHS:
         tensors = fit(few, FitOptions(hidden=hidden, epochs=EPOCHS))
         x = features(parts.held_out)
-        single = {name: each[:1] for name, each in tensors.items()}
-        seconds = min(_seconds(single, x[:1, :1].contiguous()) for _ in range(100))
         measured = summary(tensors, parts.held_out, layers)
-        found.append(
-            {
-                "hidden": float(hidden),
-                "accuracy": accuracy(tensors, x, parts.held_out),
-                "layers": measured["average_layers"],
-                "agreement": measured["agreement"],
-                "microseconds": 1e6 * seconds,
-            }
-        )
+        row = {
+            "hidden": float(hidden),
+            "accuracy": accuracy(tensors, x, parts.held_out),
+            "layers": measured["average_layers"],
+            "agreement": measured["agreement"],
+        }
+        if timed:
+            single = {name: each[:1] for name, each in tensors.items()}
+            seconds = min(_seconds(single, x[:1, :1].contiguous()) for _ in range(100))
+            row["microseconds"] = 1e6 * seconds
+        found.append(row)
     return found
 
 
@@ -188,7 +189,7 @@ def _dice() -> torch.Generator:
     return torch.Generator().manual_seed(0)
 
 
-def figures(folder: Path, part: TrainedPart, run: FiguresRun) -> None:
+def figures(folder: Path, part: TrainedPart, run: FiguresRun, timed: bool = True) -> None:
     """All of them."""
     parts = split(load_samples(folder / SAMPLES), 0.1)
     tensors, held = dict(part.tensors), parts.held_out
@@ -199,7 +200,7 @@ def figures(folder: Path, part: TrainedPart, run: FiguresRun) -> None:
     run.averages = averages(part, tensors, held, run.layers)
     run.near = near(exits, held["text"], run.layers)
     run.curve = list(part.facts["held_out"]["curve"])
-    run.widths = widths(parts, run.layers)
+    run.widths = widths(parts, run.layers, timed)
     few = {name: each[:FEW] for name, each in parts.fit.items()}
     run.depths = by_depth(few, held, HIDDEN, DEPTHS, EPOCHS)
     run.few_looks = few_looks(tensors, parts, run.layers, THRESHOLD)
@@ -240,8 +241,7 @@ def _of_fits(run: FiguresRun) -> list[Section]:
         for name, row in run.averages.items()
     ]
     widths = [
-        [f"{row['hidden']:.0f}", *_worth(row, "layers"), f"{row['microseconds']:.0f}"]
-        for row in run.widths
+        [f"{row['hidden']:.0f}", *_worth(row, "layers"), *_microseconds(row)] for row in run.widths
     ]
     curve = [[f"{row['samples']:.0f}", *_worth(row, "average_layers")] for row in run.curve]
     head = ["accuracy", "layers", "agreement"]
@@ -272,6 +272,10 @@ def _of_fits(run: FiguresRun) -> list[Section]:
     ]
 
 
+def _microseconds(row: dict[str, float]) -> list[str]:
+    return [f"{row['microseconds']:.0f}" if "microseconds" in row else "not taken"]
+
+
 def _worth(row: dict[str, float], layers: str) -> list[str]:
     return [f"{row['accuracy']:.1%}", f"{row[layers]:.2f}", f"{row['agreement']:.1%}"]
 
@@ -295,6 +299,9 @@ def exit_figures(
     threads: Threads = 2,
     out: Out = None,
     show: Show = None,
+    untimed: Annotated[
+        bool, typer.Option("--untimed", help="Count only, on a machine with other work.")
+    ] = False,
 ) -> None:
     """SpecEE's figures about predictors: probabilities by layer, features, layers, width, exits.
 
@@ -312,7 +319,7 @@ def exit_figures(
         made_by("exit_figures", threads), said.get("model", ""), part.base["layers"],
         said["tokens"], 0,
     )  # fmt: skip
-    figures(folder, part, run)
+    figures(folder, part, run, not untimed)
     run.complete = True
     target = out or result_path("exit-figures")
     write(run, target)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from suite_world import PROVENANCE
 
+from benchmarks import exit_figures
 from benchmarks.exit_figures import FiguresRun, near, shuffled
 from benchmarks.exit_figures import markdown as figures_markdown
 from benchmarks.exits import Settings, earliest, fresh_run, measure, plan_of
@@ -29,7 +30,7 @@ from selfspec.bench.schema import continued, read, write
 from selfspec.errors import OptionError
 from selfspec.exits.part import find_predictors
 from selfspec.testing import near_identity_model, tiny_predictors, tiny_tokenizer
-from selfspec.train.exit_fitting import FitOptions, fit
+from selfspec.train.exit_fitting import FitOptions, fit, split
 
 PROMPTS = [list(b"once upon a time"), list(b"aXb aXb aXb")]
 
@@ -132,3 +133,19 @@ def test_a_feature_that_tells_all_is_missed() -> None:
     assert max(lost) > 0.05 and abs(lost[2]) < 0.01, "nothing changed from layer to layer"
     run = FiguresRun(PROVENANCE, "m", 4, 400, 40, without=found, near=[])
     assert f"| all | {found['all']['accuracy']:.1%} |" in figures_markdown(run)
+
+
+def test_widths_without_times_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A time of a busy machine in a table that promises counts only."""
+    monkeypatch.setattr(exit_figures, "WIDTHS", (4, 8))
+    dice = torch.Generator().manual_seed(0)
+    samples = {
+        "logits": torch.randn(200, 3, 2, generator=dice), "same": torch.ones(200, 3).bool(),
+        "text": torch.arange(200), "top": torch.zeros(200, 3), "answer": torch.zeros(200),
+    }  # fmt: skip
+    for timed in (True, False):
+        rows = exit_figures.widths(split(samples, 0.5), 4, timed)
+        assert [row["hidden"] for row in rows] == [4, 8]
+        assert all(("microseconds" in row) == timed for row in rows)
+        run = FiguresRun(PROVENANCE, "m", 4, 200, 100, widths=rows)
+        assert ("not taken" in figures_markdown(run)) != timed
