@@ -123,6 +123,11 @@ def speed(run: ExitsRun, seconds: Sequence[float], decoded: int, each: Sequence[
     return plain / (sum(seconds) / decoded)
 
 
+def speed_of(run: ExitsRun, row: DraftRow) -> float:
+    """A draft's; its text is plain decoding's."""
+    return speed(run, row.decode_seconds, row.decoded, run.plain_decoded)
+
+
 def allowed(run: ExitsRun, row: LossyRow) -> float | None:
     """How many times plain decoding its average layers allow, with one head a token and what
     predictors took: (L + head) / (average + head + predictors)."""
@@ -198,7 +203,7 @@ def markdown(run: ExitsRun) -> str:
         lines.append(
             f"| {draft.name} | {draft.same} of {draft.questions} | {kept:.1%} of {draft.drafted} | "
             f"{draft.readings / draft.decoded:.1f} | "
-            f"{speed(run, draft.decode_seconds, draft.decoded, run.plain_decoded):.2f} |"
+            f"{speed_of(run, draft):.2f} |"
         )
     return "\n".join(lines)
 

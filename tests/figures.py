@@ -13,7 +13,18 @@ import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks import costs, floor, load, probe, prompts, quality, skipsets, steps, waiting
+from benchmarks import (
+    costs,
+    exits_report,
+    floor,
+    load,
+    probe,
+    prompts,
+    quality,
+    skipsets,
+    steps,
+    waiting,
+)
 from benchmarks.coverage import of_oldest
 from benchmarks.paper import report as paper_report
 from benchmarks.paper import result as paper_result
@@ -32,6 +43,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks/results"
 PART = ROOT / "src/selfspec/trained/shipped/smollm2-135m-instruct-successors"
 ZEN5 = "amd-epyc-family-26-model-2"
+FEW_LOOKS = "T1+T2, looks 8,15,19,22,24"
 HEAD_TOKENS, HEAD_WIDTH, WEIGHTS = 49152, 576, 134.5e6  # of the demo model
 
 COMPARED = {
@@ -174,7 +186,7 @@ def claims() -> dict[str, list[str]]:
         "papers.md": _task_in_short(),
         "same-output.md": [*_bits()],
         "serving.md": [*_load(), *_waiting(), _alone()],
-        "specee.md": _leaving(),
+        "specee.md": [*_leaving(), *_leaving_where_trained()],
         "training.md": [*_training(), *_task()],
         "tuning.md": [*_tuning(), *_trained_drafts()],
     }
@@ -551,6 +563,35 @@ def _leaving() -> list[str]:
         f"{both['tokens/s'] / trees['tokens/s']:.2f} times the speed of trees alone (theirs 1.05), "
         f"at {both['layers']:.1f} of {trees['layers']:.0f} layers",
         f"Predictors add {more:.2f} MB of memory at any length",
+    ]
+
+
+def _leaving_where_trained() -> list[str]:
+    """Lossy decoding and drafts on the task model: rows of the bench's tables, and what they
+    say."""
+    run = schema.read(exits_report.ExitsRun, RESULTS / f"exits-{ZEN5}-task.json")
+    lossy = {row.name.removeprefix("SpecEE "): row for row in run.lossy}
+    drafts = {row.name: row for row in run.drafting}
+    told = ("T1, looks all", "T1+T2, looks both", "T1, looks 8,15,22", FEW_LOOKS)
+    shown = [*(lossy[name].name for name in told), *drafts]
+    lines = exits_report.markdown(run).splitlines()
+    few, best = lossy[FEW_LOOKS], run.oracle
+    assert best is not None
+    everywhere = lossy["T1, looks all"]
+    fixed = max((row for name, row in drafts.items() if name.startswith("early-exit")),
+                key=lambda row: exits_report.speed_of(run, row))  # fmt: skip
+    own = drafts["dynamic-exit"]
+    fewer = 1 - (own.readings / own.decoded) / (fixed.readings / fixed.decoded)
+    faster = exits_report.speed_of(run, own) / exits_report.speed_of(run, fixed)
+    return [
+        *(line for line in lines if line.startswith(tuple(f"| {name} |" for name in shown))),
+        f"{run.answered} held-out utterances, {len(few.exits)} tokens, threshold "
+        f"{run.predictors['threshold']:g}",
+        f"The earliest exits possible are {best.layers:.2f} layers",
+        f"save {exits_report.saved_looks(run, few):.1%} of the calls for "
+        f"{few.average_layers - everywhere.average_layers:.3f} layers",
+        f"{fewer:.0%} fewer layers a token than the fastest fixed exit, and is {faster:.2f} times "
+        "as fast",
     ]
 
 
