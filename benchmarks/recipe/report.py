@@ -3,6 +3,7 @@ paper's figures beside ours where it has them. What falls short stays in."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -112,10 +113,11 @@ def _training(arms: Mapping[str, ArmRun]) -> Table:
     rows = []
     for name, arm in arms.items():
         facts = arm.training
-        took = f"{facts['seconds'] / 60:.0f} min"
+        busy = [look["core_seconds_a_step"] for look in arm.looks if "core_seconds_a_step" in look]
+        took = tables.number(facts["steps"] * statistics.mean(busy) / 60, 1) if busy else "-"
         loss = tables.number(final_loss(arm), 3)
         rows.append([name, str(facts["steps"]), f"{facts['tokens']:,}", took, loss])
-    return Table(["training", "steps", "trained tokens", "time", "loss at the end"], rows)
+    return Table(["training", "steps", "trained tokens", "core minutes", "loss at the end"], rows)
 
 
 def _where(run: RecipeRun) -> str:
