@@ -3,12 +3,13 @@ paper's figures beside ours where it has them. What falls short stays in."""
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.recipe.arms import CONSTANT, OWN, SCRATCH, TASK
+from benchmarks.recipe.arms import CONSTANT, OWN, SCRATCH, TASK, all_arms, names
 from benchmarks.recipe.result import ArmRun, RecipeRun
 from benchmarks.task.result import Race
 from selfspec.bench import tables
@@ -18,7 +19,7 @@ from selfspec.train.plots import figure
 percent = partial(tables.percent, digits=1)
 PAPER_TASK = {3: ("76.0%", "2.0x"), 6: ("97.6%", "1.64x"), 9: ("98.9%", "1.24x")}
 """Table 10 on a card, by exit: after a quarter, half and three quarters of its 24 layers."""
-PAPER_SCRATCH = "77.4%, 1.76x"
+PAPER_SCRATCH = ("77.4%", "1.76x")
 """Table 3: the model of 1.5 billion parameters, exit 8 of 24, on CNN/DM."""
 LAST = 0.1  # share of the log that a final training loss is the mean of
 
@@ -44,9 +45,9 @@ def final_loss(arm: ArmRun) -> float | None:
 
 
 def of_group(run: RecipeRun, group: str) -> dict[str, ArmRun]:
-    """Its arms, by name without the group's."""
-    start = f"{group}/"
-    return {name.removeprefix(start): arm for name, arm in run.arms.items() if start in name}
+    """Its arms by name, in the order in which they are trained."""
+    order = [name for name in names(all_arms(run.options)) if name.startswith(f"{group}/")]
+    return {name: run.arms[name] for name in order if name in run.arms}
 
 
 def markdown(run: RecipeRun) -> str:
@@ -59,8 +60,8 @@ def markdown(run: RecipeRun) -> str:
     ):
         arms = of_group(run, group)
         if arms:
-            parts += [f"**{title}**", _exits(arms), _quality(run, arms), _race(group, arms)]
-            parts.append(_training(arms))
+            parts += [f"**{title}**", _exits(arms), _steps(arms), _quality(run, arms)]
+            parts += [*_race(group, arms), _training(arms)]
     return tables.markdown([*parts, _where(run)])
 
 
@@ -71,6 +72,18 @@ def _exits(arms: Mapping[str, ArmRun]) -> Table:
     for name, arm in arms.items():
         rows.append([name, *(f"{score['perplexity']:.3g}" for score in arm.looks[-1]["exits"])])
     return Table(["perplexity at exit", *map(str, layers)], rows)
+
+
+def _steps(arms: Mapping[str, ArmRun]) -> Table:
+    """The shape of Figure 11: what becomes of the middle exit during training."""
+    looks = next(iter(arms.values())).looks
+    middle = len(looks[0]["exits"]) // 2 - 1
+    rows = []
+    for name, arm in arms.items():
+        found = (look["exits"][middle]["perplexity"] for look in arm.looks)
+        rows.append([name, *(f"{value:.3g}" for value in found)])
+    head = f"perplexity after {looks[0]['exits'][middle]['layers']} layers, by step"
+    return Table([head, *(str(look["step"]) for look in looks)], rows)
 
 
 def _quality(run: RecipeRun, arms: Mapping[str, ArmRun]) -> Table:
@@ -87,24 +100,29 @@ def _quality(run: RecipeRun, arms: Mapping[str, ArmRun]) -> Table:
     return Table(["exact match", "trained phrasings", "others", *exits], rows)
 
 
-def _race(group: str, arms: Mapping[str, ArmRun]) -> Table:
+def _race(group: str, arms: Mapping[str, ArmRun]) -> list[Table]:
     """The shape of Tables 3 and 10: acceptance with the whole vocabulary, and speed."""
     ways = [way for way in next(iter(arms.values())).race if way.startswith("E=")]
     drafting = [way for way in ways if not way.endswith("alone")]
-    rows = []
+    kept, fast = [], []
     for name, arm in arms.items():
-        cells = []
-        for way in drafting:
-            found, entry = speed(arm.race, way), arm.race[way]
-            same = "" if entry.identical else ", NOT the same tokens"
-            cells.append(f"{percent(entry.acceptance)}, {tables.number(found, 2)}x{same}")
-        rows.append([name, *cells])
+        entries = [arm.race[way] for way in drafting]
+        kept.append([name, *(percent(entry.acceptance) + _differs(entry) for entry in entries)])
+        times = (tables.number(speed(arm.race, way), 2) for way in drafting)
+        fast.append([name, *(f"{found}x" for found in times)])
+    theirs: list[tuple[str, str]] = []
     if group == TASK:
-        found_there = [PAPER_TASK.get(int(way[2:]), ("-", "-")) for way in drafting]
-        rows.append(["the paper's LD+EE", *(f"{kept}, {fast}" for kept, fast in found_there)])
+        theirs = [PAPER_TASK.get(int(way[2:]), ("-", "-")) for way in drafting]
     if group == SCRATCH:
-        rows.append(["the paper's LD+EE", PAPER_SCRATCH, *["-"] * (len(drafting) - 1)])
-    return Table(["accepted/drafted, speed", *drafting], rows)
+        theirs = [PAPER_SCRATCH, *[("-", "-")] * (len(drafting) - 1)]
+    if theirs:
+        kept.append(["the paper's LD+EE", *(one for one, _ in theirs)])
+        fast.append(["the paper's LD+EE", *(one for _, one in theirs)])
+    return [Table(["accepted/drafted", *drafting], kept), Table(["speed", *drafting], fast)]
+
+
+def _differs(entry: Race) -> str:
+    return "" if entry.identical else ", NOT the same tokens"
 
 
 def _training(arms: Mapping[str, ArmRun]) -> Table:
@@ -112,10 +130,11 @@ def _training(arms: Mapping[str, ArmRun]) -> Table:
     rows = []
     for name, arm in arms.items():
         facts = arm.training
-        took = f"{facts['seconds'] / 60:.0f} min"
+        busy = [look["core_seconds_a_step"] for look in arm.looks if "core_seconds_a_step" in look]
+        took = tables.number(facts["steps"] * statistics.mean(busy) / 60, 1) if busy else "-"
         loss = tables.number(final_loss(arm), 3)
         rows.append([name, str(facts["steps"]), f"{facts['tokens']:,}", took, loss])
-    return Table(["training", "steps", "trained tokens", "time", "loss at the end"], rows)
+    return Table(["training", "steps", "trained tokens", "core minutes", "loss at the end"], rows)
 
 
 def _where(run: RecipeRun) -> str:

@@ -17,7 +17,8 @@ class ArmRun:
     made: Provenance
     training: dict[str, Any]
     looks: list[dict[str, Any]]
-    """Steps, and each exit's loss, perplexity and agreement on held-out text."""
+    """Steps, how long each of those before kept a core busy (where it was noted), and each exit's
+    loss, perplexity and agreement on held-out text."""
     quality: dict[str, Quality] = field(default_factory=dict)
     """Of a task: exact match by kind of utterance, "train" (trained phrasings) and "held_out"."""
     race: dict[str, Race] = field(default_factory=dict)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,11 +37,13 @@ def folder_of_arm(folder: Path, arm: Arm) -> Path:
 
 class _Looks(TrainerCallback):
     """Reads all exits on held-out text now and then, and leaves the scores beside the model, so
-    that a run which goes on has those from before."""
+    that a run which goes on has those from before. Also how long steps keep a core busy, which
+    other work on the machine disturbs less than it does the clock."""
 
     def __init__(self, blocks: Blocks, every: int, most: int, file: Path, say: Say) -> None:
         self._blocks, self._every, self._most, self._file = blocks, every, most, file
         self._say = say
+        self._since = 0, 0.0  # the last look's step, and the processor time then
         self.found: list[dict[str, Any]] = []
         if file.exists():
             self.found = json.loads(file.read_text(encoding="utf-8"))
@@ -50,17 +53,22 @@ class _Looks(TrainerCallback):
     ) -> None:
         # in bfloat16 on a CPU the gradient of the fused attention takes half of a step this small
         model.set_attn_implementation("eager")
+        self._since = state.global_step, time.process_time()
 
     def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
         step = state.global_step
         self._say(f"step {step} of {state.max_steps}")
         if step % self._every and step != state.max_steps:
             return
+        before, then = self._since
+        busy = (time.process_time() - then) / (step - before)
         scores = evaluate_exits(from_transformers(_copy(model)), self._blocks, most=self._most)
-        line = {"step": step, "exits": [score.as_dict() for score in scores]}
+        exits = [score.as_dict() for score in scores]
+        line = {"step": step, "core_seconds_a_step": busy, "exits": exits}
         self.found = [each for each in self.found if each["step"] < step] + [line]
         self._file.parent.mkdir(parents=True, exist_ok=True)
         write_whole(self._file, json.dumps(self.found) + "\n")
+        self._since = step, time.process_time()
 
 
 def _copy(model: Any) -> Any:

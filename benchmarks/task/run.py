@@ -33,10 +33,12 @@ Way = Callable[[list[int]], Any]
 
 def make_data(folder: Path, options: TaskOptions, end: str) -> None:
     """The training utterances, as a file that `selfspec train` reads, and the held-out ones with
-    their structures, as a text. `end` is the end token."""
+    their structures, as a text and as questions for `scripts/bench paper`. `end` is the end
+    token."""
     folder.mkdir(parents=True, exist_ok=True)
     write_examples(folder / "train.jsonl", examples("train", options.examples, options.seed))
     held_out = examples("held_out", options.held_out, options.seed)
+    write_examples(folder / "held_out.jsonl", held_out)
     (folder / "held_out.txt").write_text(text_of(held_out, end), encoding="utf-8")
 
 

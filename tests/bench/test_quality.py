@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +21,10 @@ from benchmarks.paper.quality import (
     summaries,
     sums,
 )
+from benchmarks.task.data import examples
+from benchmarks.task.result import TaskOptions
+from benchmarks.task.run import make_data
+from selfspec.bench.tasks import read_task
 from selfspec.errors import OptionError, Unavailable
 
 PROBLEM = {
@@ -146,11 +151,20 @@ def test_exact_match_forgives_blanks_only() -> None:
     assert exact_match(" [IN:GET  x]\n", "[IN:GET x]") and not exact_match("a", "A")
 
 
+def test_held_out_utterances_are_questions_with_their_structures(tmp_path: Path) -> None:
+    """What `scripts/bench task` writes is what the papers' tables of TOPv2 ask and compare with."""
+    make_data(tmp_path, TaskOptions(examples=5, held_out=3), "<end>")
+    (asked,) = read_task(f"jsonl={tmp_path / 'held_out.jsonl'}")
+    found = [(item.text, reference_of(item.gold)) for item in asked.items]
+    assert found == [(each.prompt, each.structure) for each in examples("held_out", 3)]
+
+
 def test_the_reference_of_each_kind_of_task() -> None:
     """CNN/DM calls it highlights; a missing one is an error that says what was looked for."""
     assert (
         reference_of({"article": "x", "highlights": "h"}) == "h"
         and reference_of({"answer": "a"}) == "a"
+        and reference_of({"prompt": "x", "response": "r"}) == "r"
     )
     assert reference_of(PROBLEM | {"canonical_solution": "    return 2 * x"}) == "    return 2 * x"
     with pytest.raises(OptionError, match="highlights"):

@@ -110,6 +110,7 @@ def test_a_tiny_run_goes_through_all_stages_and_goes_on(text: Path, tmp_path: Pa
     assert [look["step"] for look in looks] == [2, 4]
     assert [score["layers"] for score in looks[0]["exits"]] == [1, 2, 3, 4]
     assert looks[0]["exits"] != looks[1]["exits"]
+    assert all(0 < look["core_seconds_a_step"] < 60 for look in looks)
     quality = run.arms["task/LD+EE/0"].quality
     assert quality["train"].of == quality["held_out"].of == TINY.held_out
     for arm in run.arms.values():
@@ -136,7 +137,12 @@ def _arm(plain: list[float], draft: list[float]) -> ArmRun:
     exits = [{"layers": n, "loss": 1.0, "agreement": 0.5, "perplexity": 2.5} for n in (1, 2)]
     log = [{"step": n, "exit_2": float(n)} for n in range(1, 21)]
     facts = {"steps": 20, "tokens": 1000, "seconds": 60.0, "log": log}
-    return ArmRun(PROVENANCE, facts, [{"step": 20, "exits": exits}], {}, races)
+    looks = [
+        {"step": 5, "exits": exits},  # as of before it was noted
+        {"step": 10, "exits": exits, "core_seconds_a_step": 9.0},
+        {"step": 20, "exits": exits, "core_seconds_a_step": 6.0},
+    ]
+    return ArmRun(PROVENANCE, facts, looks, {}, races)
 
 
 def test_the_table_says_what_the_json_says() -> None:
@@ -146,7 +152,9 @@ def test_the_table_says_what_the_json_says() -> None:
     assert final_loss(arm) == pytest.approx(19.5)
     run = RecipeRun(PROVENANCE, TINY, "t", "g", arms={"scratch/LD+EE": arm})
     shown = markdown(run)
-    assert "80.0%, 2.50x" in shown and "77.4%, 1.76x" in shown
+    assert "| scratch/LD+EE | 80.0% |" in " ".join(shown.split())
+    assert all(words in shown for words in ("2.50x", "77.4%", "1.76x"))
+    assert "| 2.5 | " in " ".join(shown.split())  # 20 steps of 7.5 seconds of a core
     assert json.loads(json.dumps(summary(run)))["arms"]["scratch/LD+EE"]["speed"] == {"E=3": 2.5}
 
 

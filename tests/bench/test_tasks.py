@@ -109,6 +109,26 @@ def test_raw_rows_become_prompts(tmp_path: Path, name: str) -> None:
         assert dict(first.gold) == RAW[name][row]
 
 
+def test_summaries_of_spec_bench_are_those_of_cnn_dm(tmp_path: Path) -> None:
+    """Questions of other kinds asked as articles, and an article with its order before it."""
+    rows = [
+        {
+            "question_id": n,
+            "category": kind,
+            "turns": [f"Summarize: Long {n}"],
+            "reference": [f"{n}"],
+        }
+        for n, kind in enumerate(["qa", "summarization", "math", "summarization"])
+    ]
+    (asked,) = read_task(f"cnn-dm={write(tmp_path / 'question.jsonl', rows)}", 2)
+    (item,) = asked.items
+    assert item.text == "Article: Long 1\nSummary: 1\n\nArticle: Long 3\nSummary:"
+    assert item.id == "cnn-dm/3" and item.gold["highlights"] == "3" and not item.chat
+    del rows[3]["reference"]
+    with pytest.raises(OptionError, match="line 4: not a row of cnn-dm"):
+        read_task(f"cnn-dm={write(tmp_path / 'question.jsonl', rows)}", 2)
+
+
 def test_the_sample_is_fixed_spread_and_named(tmp_path: Path) -> None:
     """Catches a sample of the first few, one that changes, and two samples of one name."""
     rows = [{"question_id": n, "category": "qa", "turns": [str(n)]} for n in range(10)]

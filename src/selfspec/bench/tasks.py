@@ -55,6 +55,8 @@ class Task:
     """What to look for where a folder is given."""
     example: Callable[[Row], str] | None = None
     """Put before every question: the first row, which is then not asked."""
+    part: str = ""
+    """The category under which Spec-Bench's file has questions of this task, if it has."""
 
     def checked(self, row: Row) -> Item:
         """What a row asks; raises TypeError where that is no text."""
@@ -104,7 +106,21 @@ def _summary(name: str, article: str) -> Callable[[Row], Item]:
     return item
 
 
+def _published(row: Row) -> Row:
+    """A row of CNN/DM as it was published. Spec-Bench's summaries are of its articles."""
+    if "turns" not in row:
+        return row
+    article = row["turns"][0].removeprefix("Summarize: ")
+    values = {"id": row["question_id"], "article": article, "highlights": row["reference"][0]}
+    return Row(values, row.file, row.number)
+
+
+def _cnn_dm(row: Row) -> Item:
+    return _summary("cnn-dm", "article")(_published(row))
+
+
 def _cnn_dm_example(row: Row) -> str:
+    row = _published(row)
     highlights = row["highlights"].replace("\n", " ")
     return f"Article: {row['article']}\nSummary: {highlights}\n\n"
 
@@ -144,8 +160,8 @@ _TASKS = (
          "hf:stanfordnlp/sst2@validation", VALIDATION),
     Task("mbpp", "MBPP: small Python functions with their tests", _mbpp,
          "hf:google-research-datasets/mbpp#full@test", ("mbpp.jsonl",)),
-    Task("cnn-dm", "CNN/DailyMail summaries, 1-shot", _summary("cnn-dm", "article"),
-         CNN_DM, (TEST,), _cnn_dm_example),
+    Task("cnn-dm", "CNN/DailyMail summaries, 1-shot; also out of Spec-Bench's file", _cnn_dm,
+         CNN_DM, (TEST,), _cnn_dm_example, "summarization"),
     Task("xsum", "XSum summaries, 0-shot", _summary("xsum", "document"), XSUM, (TEST,)),
     Task("jsonl", OWN_HELP, _own),
 )  # fmt: skip
@@ -214,6 +230,8 @@ def _items(task: Task, path: Path | None, skip_bad: bool) -> tuple[list[Item], s
     if path is not None:
         file = _in_folder(path, task.files, task.name)
         rows, source = read_rows(file, skip_bad, skipped), file.name
+        if task.part:
+            rows = [row for row in rows if "turns" not in row or row.get("category") == task.part]
         while task.example and rows and not before:
             before = _made(task.example, rows.pop(0), task.name, skip_bad, skipped) or ""
     elif not task.hub:
