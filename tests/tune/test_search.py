@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from selfspec.tune.search import Halves, by_likeness, grown, split
+from selfspec.tune.search import Halves, Tried, by_likeness, far_apart, grown, split
 
 LAYERS = 4
 BEST = frozenset({1, 2, 6})
@@ -58,6 +58,18 @@ def test_likeness_says_where_to_begin() -> None:
     sets = by_likeness([0.1, 0.9, 0.8, 0.2, 0.7, 0.3, 0.6, 0.4])
     assert sets == [{1}, {1, 2}, {1, 2, 4, 6}]
     assert by_likeness([0.5, 0.6]) == [] and by_likeness([0.5, 0.6, 0.7]) == [{2}]
+
+
+def test_sets_that_are_timed_are_unlike() -> None:
+    """A second set that is the best one but for a half, which only noise can tell from it."""
+    tried = [
+        Tried(frozenset({1, 2}), 1.0),
+        Tried(frozenset({1, 2, 3, 4, 5, 6}), 2.0),
+        Tried(frozenset({1, 2, 3, 4, 5}), 1.9),
+        Tried(frozenset({1, 2, 3, 7, 8, 6}), 1.8),
+    ]
+    assert far_apart(tried, 9) == [tried[1], tried[3], tried[0]]
+    assert far_apart(tried, 1) == [tried[1]] and far_apart([], 2) == []
 
 
 def test_a_set_is_split_into_attention_and_mlp() -> None:

@@ -28,7 +28,7 @@ from .options import OPTUNAS, Setting, TuneOptions
 from .probe import Probe, Text
 from .rounds import host_of
 from .saying import Say, seldom
-from .search import Halves, Tried, by_likeness, grown, split
+from .search import Halves, Tried, by_likeness, far_apart, grown, split
 from .steps import Steps, measure_quietly
 from .study import finished, sampled, study_in
 from .texts import ASKED, chosen, digest_of, digest_of_question, own_texts, prompts_of
@@ -239,9 +239,9 @@ class Tuning:
                 )
         except KeyboardInterrupt:
             self._stop()
-        order = sorted(self.found.tried, key=lambda tried: -tried.value)[: 2 * FINALISTS]
         offers = [
-            candidates.skipping(model, steps, *split(tried.halves, layers)) for tried in order
+            candidates.skipping(model, steps, *split(tried.halves, layers))
+            for tried in far_apart(self.found.tried, 2 * FINALISTS)
         ]
         return self._best(offers, probe, FINALISTS)
 

@@ -41,6 +41,18 @@ def by_likeness(cosines: Sequence[float]) -> list[Halves]:
     return [frozenset(order[:count]) for count in counts if count < len(order) - 1]
 
 
+def far_apart(tried: Sequence[Tried], count: int, least: int = 4) -> list[Tried]:
+    """The best sets of which each differs from those before in so many halves. What differs in
+    fewer is told apart by costs and probe better than by the clock."""
+    found: list[Tried] = []
+    for each in sorted(tried, key=lambda each: -each.value):
+        if all(len(each.halves ^ other.halves) >= least for other in found):
+            found.append(each)
+        if len(found) == count:
+            break
+    return found
+
+
 def grown(
     layers: int,
     value: Value,
