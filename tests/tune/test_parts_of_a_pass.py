@@ -94,7 +94,8 @@ def test_an_exit_verifies_without_its_first_layers() -> None:
 
 
 def test_the_number_of_drafts_follows_from_what_is_kept() -> None:
-    """Long chains where all is kept, short ones where the second draft never is."""
+    """Long chains where all is kept, longer ones than were looked at; short ones where the second
+    draft never is."""
     model, parts = from_transformers(tiny_model(), check=False), _made_up()
     plain = Plain(64, Host(0.0))
     copy = candidates.copied(model, Steps(Line({"1": 0.1}), Line({"1": 0.1}), parts.looking,
@@ -104,7 +105,7 @@ def test_the_number_of_drafts_follows_from_what_is_kept() -> None:
     once[:, 0] = True
     rare = Agreement(once, torch.ones(9, 8), 72)
     best = copy.predicted(always, parts, LAYERS, plain)
-    assert (best.tokens, best.acceptance) == (8, 1.0)
+    assert best.tokens > 8 and best.acceptance == 1.0
     assert best.gain > 3
     assert copy.predicted(rare, parts, LAYERS, plain).tokens == 1
 

@@ -121,3 +121,17 @@ def test_acceptance_counts_chains_to_their_first_miss() -> None:
     assert found.expected(3) == pytest.approx(1.0)
     assert found.acceptance(2) == pytest.approx(0.5)
     assert found.by_depth == pytest.approx([2 / 3, 1 / 2, 0])
+
+
+def test_what_was_not_looked_at_is_kept_as_the_deepest_that_was() -> None:
+    """Chains that end at the depth of the probe, or go on as if nothing were ever wrong."""
+    import torch
+
+    from selfspec.tune.probe import Agreement
+
+    right = torch.tensor([[True, True, True]] * 3 + [[True, True, False], [False, True, True]])
+    found = Agreement(right, right.float(), 15)
+    assert found.expected(3) == pytest.approx(11 / 5)
+    assert found.expected(5) == pytest.approx(11 / 5 + 3 / 5 * (3 / 4 + (3 / 4) ** 2))
+    never = Agreement(torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 3), 6)
+    assert never.expected(9) == 0

@@ -18,6 +18,8 @@ from .probe import Agreement
 from .rounds import Host
 from .steps import Steps
 
+MOST_DRAFTS = 24  # of a round that is predicted
+
 
 @dataclass(frozen=True)
 class Plain:
@@ -95,7 +97,7 @@ class Candidate:
         """The best number of drafts, and what it brings."""
         alone = self.round_seconds(target, layers, 0, plain)
         found: list[Prediction] = []
-        for tokens in range(1, agreement.right.shape[1] + 1):
+        for tokens in range(1, MOST_DRAFTS + 1):
             kept = agreement.expected(tokens)
             seconds = self.round_seconds(target, layers, tokens, plain)
             found.append(Prediction(tokens, (1 + kept) * alone / seconds, kept / tokens))

@@ -73,9 +73,17 @@ class Agreement:
         return found
 
     def expected(self, tokens: int) -> float:
-        """Drafts kept in a round with so many, in the mean."""
+        """Drafts kept in a round with so many, in the mean. Behind the deepest that was looked at,
+        each is kept as often as that one, given those before."""
+        deepest = self.right.shape[1]
         found = self.rounds(tokens)
-        return sum(found) / len(found)
+        mean = sum(found) / len(found)
+        if tokens <= deepest:
+            return mean
+        whole = found.count(deepest)
+        share = whole / max(1, whole + found.count(deepest - 1))
+        more = sum(share**further for further in range(1, tokens - deepest + 1))
+        return mean + whole / len(found) * more
 
     def acceptance(self, tokens: int) -> float:
         """Kept over drafted."""
