@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks import (
     costs,
+    exit_figures,
     exits_report,
     floor,
     load,
@@ -583,7 +584,15 @@ def _leaving_where_trained() -> list[str]:
     own = drafts["dynamic-exit"]
     fewer = 1 - (own.readings / own.decoded) / (fixed.readings / fixed.decoded)
     faster = exits_report.speed_of(run, own) / exits_report.speed_of(run, fixed)
+    held = schema.read(exit_figures.FiguresRun, RESULTS / f"exit-figures-{ZEN5}-task.json")
+    sure, earliest = (
+        held.averages[name] for name in ("predictors, threshold 0.97", "earliest possible")
+    )
     return [
+        f"On {held.held_out} held-out tokens of the training kind, predictors that look everywhere "
+        f"leave after {sure['layers']:.2f} layers at a threshold of 0.97, with "
+        f"{sure['agreement']:.1%} agreement, where the earliest exits possible are "
+        f"{earliest['layers']:.2f}",
         *(line for line in lines if line.startswith(tuple(f"| {name} |" for name in shown))),
         f"{run.answered} held-out utterances, {len(few.exits)} tokens, threshold "
         f"{run.predictors['threshold']:g}",

@@ -91,7 +91,7 @@ def test_rows_without_a_right_choice_are_named(
         ("Is the answer is A. right? No. The answer is B", "B"),
         ("C. whales", "C"),
         ("I think (B)", "B"),
-        ("A whale is what I would say.", "A"),  # the word is an article, and the choice is named
+        ("A fish is what I would say.", "B"),  # the first word is an article
         ("It is a fish", "B"),
         ("A", "A"),
         ("The answer is fish.", "B"),

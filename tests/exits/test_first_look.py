@@ -4,6 +4,7 @@ and that predictors can be fitted with them."""
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,12 @@ def test_trees_are_guessed_from_the_text_beside_first_looks(tmp_path: Path) -> N
     found = never.generate(llm(), PROMPTS, **CALL)
     assert [result.tokens for result in found] == plain
     assert sum(result.stats.accepted for result in found) > 0, "no guess was kept"
+    longer = {**CALL, "max_new_tokens": 80}
+    alike = [
+        how.generate(llm(), PROMPTS, **longer)[2].stats.accepted
+        for how in (never, replace(never, candidates="hybrid"))
+    ]
+    assert alike[0] == alike[1], "the guesser knows less than where it names candidates"
     often = SpecEE(folder, threshold=0.4, schedule="all", fill="state", tree=6)
     found = often.generate(llm(), PROMPTS, **CALL)
     assert min(result.average_layers for result in found) < llm().model.layers
