@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Annotated, Any
 
 import torch
@@ -93,6 +93,12 @@ def compare(
     return differ
 
 
+def pieces(ids: Sequence[int], rows: int, length: int) -> list[Sequence[int]]:
+    """One after the other, each a little shorter, and none below half of the length."""
+    shorter = min(13, length // (2 * rows))
+    return [ids[row * length : (row + 1) * length - shorter * row] for row in range(rows)]
+
+
 def exact(
     model: Model = "demo",
     rows: Annotated[int, typer.Option(help="How many texts.")] = 5,
@@ -120,7 +126,7 @@ def exact(
     folder = folder_of(model)
     llm = LLM.from_pretrained(folder, dtype=dtype, device=device)
     ids = prompt_ids(tokenizer_of(folder), rows * length)
-    texts = [torch.tensor(ids[row * length : (row + 1) * length - 13 * row]) for row in range(rows)]
+    texts = [torch.tensor(piece) for piece in pieces(ids, rows, length)]
     machine = device_name(llm.model.device)
     if dtype == "float32" and device == "cpu":
         found, lines, failed = _bits(llm, texts)

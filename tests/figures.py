@@ -63,6 +63,7 @@ COMPARED = {
         r"\| (plain|recipe|E=\d.*?) +\|.*%",
         r"\| (plain|E=\d.*?) +\|.*(yes|lossy)",
         r"\| (plain|EE|LD\+EE|products) +\| +\d+\.\d \|",
+        r"\| (?:(?:scratch|task|own)/|the paper's LD\+EE )",
     ],
 }
 """Rows of tables that a test of `test_documents.py` compares with their results."""

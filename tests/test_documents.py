@@ -274,6 +274,18 @@ def _task_lines() -> list[str]:
     ).splitlines()
 
 
+def test_the_tables_of_the_ablation_are_what_was_measured() -> None:
+    """The same for the arms of the recipe as printed."""
+    from benchmarks.recipe import report, result
+    from selfspec.bench.schema import read
+
+    file = ROOT / "benchmarks/results/recipe-amd-epyc-family-26-model-2.json"
+    printed = report.markdown(read(result.RecipeRun, file)).splitlines()
+    start = re.compile(r"\| (?:(?:scratch|task|own)/|the paper's LD\+EE )")
+    lines = [line for line in text_of("training.md").splitlines() if start.match(line)]
+    assert len(lines) >= 10 and set(lines) <= set(printed)
+
+
 def test_the_times_of_a_training_step_are_what_was_measured() -> None:
     """The same for the page on training."""
     from benchmarks import steps

@@ -31,7 +31,7 @@ CODE_STOPS = (
     "\n@",
 )  # where a function's body is over (Chen et al., and fences)
 SUMMARY_STOPS = ("\nArticle:",)  # a base model goes on with the next example
-REFERENCES = ("highlights", "summary", "canonical_solution", "answer", "reference", "response")
+REFERENCES = ("highlights", "summary", "canonical_solution", "answer", "reference")
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?|-?\.\d+")
 FENCE = re.compile(r"```(?:[a-zA-Z0-9_+-]*)\n(.*?)(?:```|\Z)", re.DOTALL)
 

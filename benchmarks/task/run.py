@@ -38,7 +38,8 @@ def make_data(folder: Path, options: TaskOptions, end: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_examples(folder / "train.jsonl", examples("train", options.examples, options.seed))
     held_out = examples("held_out", options.held_out, options.seed)
-    write_examples(folder / "held_out.jsonl", held_out)
+    rows = (json.dumps({"prompt": each.prompt, "answer": each.structure}) for each in held_out)
+    (folder / "held_out.jsonl").write_text("\n".join(rows) + "\n", encoding="utf-8")
     (folder / "held_out.txt").write_text(text_of(held_out, end), encoding="utf-8")
 
 

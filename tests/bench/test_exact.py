@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.exact import compare, fingerprint, read, read_together
+from benchmarks.exact import compare, fingerprint, pieces, read, read_together
 from selfspec.testing import tiny_llm
 
 
@@ -24,6 +24,13 @@ def test_a_fingerprint_depends_on_where_a_value_stands() -> None:
     row = torch.tensor([[1.0, 2.0, 0.0]])
     assert fingerprint(row) != fingerprint(row[:, [1, 0, 2]])
     assert fingerprint(row) != fingerprint(torch.tensor([[1.0, 2.0, -0.0]]))
+
+
+def test_texts_are_a_little_shorter_one_by_one() -> None:
+    """The documented eight texts of sixty tokens had two that were empty."""
+    assert [len(each) for each in pieces(range(480), 8, 60)] == [60, 57, 54, 51, 48, 45, 42, 39]
+    assert [each[-1] for each in pieces(range(10500), 5, 2100)] == [2099, 4186, 6273, 8360, 10447]
+    assert all(len(each) >= 1 for each in pieces(range(3), 3, 1))
 
 
 def test_pieces_cover_the_text_once_and_in_order() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks.paper import quality
 from benchmarks.paper.quality import (
+    check_answers,
     code,
     exact_match,
     judge,
@@ -155,8 +156,12 @@ def test_held_out_utterances_are_questions_with_their_structures(tmp_path: Path)
     """What `scripts/bench task` writes is what the papers' tables of TOPv2 ask and compare with."""
     make_data(tmp_path, TaskOptions(examples=5, held_out=3), "<end>")
     (asked,) = read_task(f"jsonl={tmp_path / 'held_out.jsonl'}")
-    found = [(item.text, reference_of(item.gold)) for item in asked.items]
-    assert found == [(each.prompt, each.structure) for each in examples("held_out", 3)]
+    made = examples("held_out", 3)
+    assert [item.text for item in asked.items] == [each.prompt for each in made]
+    answers = {item.id: [each.structure] for item, each in zip(asked.items, made, strict=True)}
+    golds = {item.id: item.gold for item in asked.items}
+    check_answers("held_out", golds, ["exact match"])
+    assert judge(answers, golds, ["exact match"]) == {"exact match": 1.0}
 
 
 def test_the_reference_of_each_kind_of_task() -> None:
@@ -164,7 +169,6 @@ def test_the_reference_of_each_kind_of_task() -> None:
     assert (
         reference_of({"article": "x", "highlights": "h"}) == "h"
         and reference_of({"answer": "a"}) == "a"
-        and reference_of({"prompt": "x", "response": "r"}) == "r"
     )
     assert reference_of(PROBLEM | {"canonical_solution": "    return 2 * x"}) == "    return 2 * x"
     with pytest.raises(OptionError, match="highlights"):
