@@ -103,7 +103,7 @@ def memory(
         {"method": method, **apart(folder, method, max_new_tokens)}
         for method in track(methods.split(), transient=True)
     ]
-    target = out or result_path("memory")
+    target = out or result_path("memory-methods")
     content = {"kind": "memory", "model": model, "new_tokens": max_new_tokens, "rows": rows}
     write_json({**content, "provenance": vars(made_by("memory", 1))}, target)
     typer.echo(table(content))

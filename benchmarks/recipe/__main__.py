@@ -2,7 +2,7 @@
 
 Layer dropout (LD), early-exit loss (EE), both and neither: from scratch on free text, then
 fine-tuned for a task with two seeds, and continued on a published model's own text. All arms take
-about two hours of one core; what is done is in the JSON, and a run goes on with the rest.
+about four hours of one core; what is done is in the JSON, and a run goes on with the rest.
 """
 
 from __future__ import annotations
@@ -58,7 +58,12 @@ def recipe(
     folder: Annotated[
         Path, typer.Option(help="Where texts and models go; what is there is used.")
     ] = Path("recipe-models"),
-    steps: Annotated[int, typer.Option(min=1, help="Steps of each arm.")] = RecipeOptions.steps,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps of each arm from scratch.")
+    ] = RecipeOptions.steps,
+    task_steps: Annotated[
+        int, typer.Option(min=1, help="Steps of each task arm.")
+    ] = RecipeOptions.task_steps,
     minutes: Annotated[
         float, typer.Option(min=0, help="Begin no further arm after so many minutes; 0: no limit.")
     ] = 0,
@@ -77,7 +82,7 @@ def recipe(
     if show is not None:
         typer.echo(markdown(read(RecipeRun, show)))
         return
-    options, started = RecipeOptions(steps=steps), time.monotonic()
+    options, started = RecipeOptions(steps=steps, task_steps=task_steps), time.monotonic()
     wanted = chosen_arms(arms, options)
     if not text:
         raise OptionError("--text: no text to train on; give files, such as --text wiki.txt")

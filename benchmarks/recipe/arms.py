@@ -40,7 +40,9 @@ class RecipeOptions:
     batch: int = 8
     """Blocks a step."""
     steps: int = 2500
-    """Optimizer steps of each arm that trains the small model."""
+    """Optimizer steps of each arm from scratch."""
+    task_steps: int = 7500
+    """And of each task arm."""
     rate: float = 3e-3
     """Highest learning rate from scratch, the same for all arms."""
     task_rate: float = 2e-3
@@ -95,8 +97,9 @@ class Arm:
     def training(self, options: RecipeOptions) -> TrainOptions:
         """The same for all arms of a group."""
         rates = {SCRATCH: options.rate, TASK: options.task_rate, OWN: options.own_rate}
+        steps = {SCRATCH: options.steps, TASK: options.task_steps, OWN: options.own_steps}
         return TrainOptions(
-            steps=options.own_steps if self.group == OWN else options.steps,
+            steps=steps[self.group],
             batch=2 if self.group == OWN else options.batch,
             learning_rate=rates[self.group],
             precision="bfloat16",

@@ -32,6 +32,7 @@ TINY = RecipeOptions(
     batch=2,
     length=64,
     steps=4,
+    task_steps=6,
     seeds=(0,),
     examples=300,
     held_out=4,
@@ -111,6 +112,7 @@ def test_a_tiny_run_goes_through_all_stages_and_goes_on(text: Path, tmp_path: Pa
     assert [score["layers"] for score in looks[0]["exits"]] == [1, 2, 3, 4]
     assert looks[0]["exits"] != looks[1]["exits"]
     assert all(0 < look["core_seconds_a_step"] < 60 for look in looks)
+    assert [look["step"] for look in run.arms["task/LD+EE/0"].looks] == [3, 6]
     quality = run.arms["task/LD+EE/0"].quality
     assert quality["train"].of == quality["held_out"].of == TINY.held_out
     for arm in run.arms.values():
