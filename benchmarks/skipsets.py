@@ -263,8 +263,8 @@ def timed(
     if not trials.exact:
         raise AssertionError("a text differs from plain decoding's")
     compared = []
-    for first, second, one, other in pairs:
-        ratio = trials.gain(one if trials.gain(one).value > 1 else None, other)
+    for first, second, *ways in pairs:
+        ratio = trials.gain(*(way if trials.gain(way).value > 1 else None for way in ways))
         compared.append(Compared(first, second, ratio.value, ratio.low, ratio.high))
     return [replace(each, way=trials.timed(each.way)) for each in found], compared
 
