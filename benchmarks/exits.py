@@ -35,7 +35,7 @@ from benchmarks.exits_report import (
     summary,
 )
 from benchmarks.exits_shares import shares
-from benchmarks.models import beside, folder_of, known
+from benchmarks.models import ASKED, beside, folder_of, known
 from selfspec.bench.schema import continued, read, write
 from selfspec.cli.bench import progress_bar
 from selfspec.core.options import numbers
@@ -344,7 +344,7 @@ def with_what_comes(model: str, settings: Settings) -> Settings:
     """With the questions that lie beside a model of ours, unless others are named."""
     if model not in known():
         return settings
-    return replace(settings, prompts=settings.prompts or beside(model, "questions.jsonl"))
+    return replace(settings, prompts=settings.prompts or beside(model, ASKED))
 
 
 def asked(llm: LLM, settings: Settings) -> list[list[int]]:

@@ -5,7 +5,8 @@ over timed generations, looked at after 50, 100, 200 and 300 sets. `profile` may
 drafts; beside it stands every drafter at its defaults. Beside the others stand the first, the
 middle, the last and random halves, as many as the best set leaves out, and the best sets of some
 sizes. In the end everything is timed in turns with plain decoding, and what is compared for longer.
-A later run with another search adds to the same file, and all is timed anew.
+A later run with another search adds to the same file, and all is timed anew. One of our own models
+is asked the questions that lie beside it.
 
 `--model deep`: a random one whose middle halves are damped until they change next to nothing, while
 each of the others decides what is written. Leaving out all damped ones is as good as it gets.
@@ -24,7 +25,7 @@ from transformers import PreTrainedModel
 
 from benchmarks.command import Out, Show, Threads, made_by, result_path, run_command
 from benchmarks.models import folder_of
-from benchmarks.verdicts import UNSEEN
+from benchmarks.verdicts import SHORT, asked_of
 from selfspec import LLM
 from selfspec.bench.html import Table
 from selfspec.bench.schema import Result, read, write
@@ -177,11 +178,11 @@ def _value(tried: Tried) -> float:
 
 
 def searched(
-    llm: LLM, name: str, options: TuneOptions, say: Callable[[str], None]
+    llm: LLM, name: str, options: TuneOptions, asked: Sequence[str], say: Callable[[str], None]
 ) -> Iterator[Searched]:
     """One search's sets: the best one first."""
     setting = Setting(drafters=EVERYTHING if name == FREE else SKIPS)
-    tuning = Tuning(llm, options, (), lambda stage, _: say(f"{name}: {stage}"), setting=setting)
+    tuning = Tuning(llm, options, asked, lambda stage, _: say(f"{name}: {stage}"), setting=setting)
     tuning.run()
     tried, layers = tuning.found.tried, llm.model.layers
     best = max(tuning.found.ways, key=lambda way: way.measured or 0.0, default=None)
@@ -238,12 +239,11 @@ def markdown(run: SkipsetsRun) -> str:
 
 
 def timed(
-    llm: LLM, found: Sequence[Searched], turns: int, more: int
+    trials: Trials, found: Sequence[Searched], turns: int, more: int
 ) -> tuple[list[Searched], list[Compared]]:
-    """All sets with their speeds, in turns with plain decoding on questions no search saw timed;
-    `more` turns of those that are compared."""
+    """All sets with their speeds, in turns with plain decoding; `more` turns of those that are
+    compared."""
     ways = list({str(each.way): each.way for each in found}.values())
-    trials = Trials(llm, prompts_of(llm, UNSEEN), 64)
     for _ in range(turns):
         trials.turn(ways)
 
@@ -312,6 +312,8 @@ def skipsets(
     if unknown := [name for name in names if name not in SEARCHES]:
         raise OptionError(f"--searches: there is no {unknown[0]!r}; use {', '.join(SEARCHES)}")
     llm = loaded(model, threads)
+    asked, judging = asked_of(model)
+    new_tokens = SHORT if asked else TuneOptions.max_new_tokens
     path = out or result_path("skipsets", kind=f"-{Path(model).name}")
     run = SkipsetsRun(
         made_by("skipsets", threads), Path(model).name, llm.model.layers, minutes,
@@ -321,10 +323,8 @@ def skipsets(
         for name in names:
             search, by_time = SEARCHES[name]
             kept_in = study if search != GROWN else ""
-            options = TuneOptions(
-                minutes, search=search, timed=by_time, trials=trials, study=kept_in
-            )
-            run.found += searched(llm, name, options, say)
+            options = TuneOptions(minutes, new_tokens, search, by_time, trials, kept_in)
+            run.found += searched(llm, name, options, asked, say)
             write(run, path)  # whoever is stopped in the turns goes on with --searches none
             tick("")
         say("turns")
@@ -332,7 +332,8 @@ def skipsets(
         if own:
             run.found = [each for each in run.found if each.search not in PLACES]
             run.found += of_places(llm.model.layers, max(own, key=Searched.rank))
-        run.found, run.compared = timed(llm, run.found, turns, more)
+        judged = Trials(llm, prompts_of(llm, judging), new_tokens)  # which no search saw
+        run.found, run.compared = timed(judged, run.found, turns, more)
         tick("")
     run.complete = True
     write(run, path)

@@ -20,7 +20,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.command import Out, Show, Threads, made_by, result_path, run_command
-from benchmarks.models import folder_of
+from benchmarks.models import folder_of, questions_of
 from benchmarks.near_identity import near_identity_folder
 from selfspec import LLM
 from selfspec.bench.html import Table
@@ -52,6 +52,9 @@ MORE = (
     "What is the difference between weather and climate?",
     "Translate into French: The train to Lyon leaves in ten minutes.",
 )
+SHORT = 32
+"""Tokens of an answer while a verdict is looked for, and of the task model's: its structures have
+about as many."""
 DEFAULTS = {
     "copies": (Way("quantised", {"weights": "int8"}), Way("quantised", {"weights": "int4"})),
     "exits": (Way("early-exit", {}, "cost-aware"), Way("dynamic-exit", {}, "cost-aware")),
@@ -138,18 +141,31 @@ def all_cases() -> Iterator[Case]:
         yield Case("deep", "float32", batch, 0, 0.0, drafters)
     yield Case("demo", "int4", 8, 0, 0.0, TEXT)
     yield Case("demo", "int8", 8, 0, 0.8, EVERYTHING)
+    yield Case("task", "float32", 1, 0, 0.0, OWN)
+    yield Case("task", "float32", 1, 0, 0.0, EVERYTHING)
+    yield Case("task", "int8", 1, 0, 0.0, OWN)
+    yield Case("demo", "bfloat16", 1, 0, 0.0, EVERYTHING)
+
+
+def asked_of(model: str) -> tuple[list[str], list[str]]:
+    """Of the questions that lie beside a model, those to tune with and those to judge by. For other
+    models none and some of ours: the tuner has its own."""
+    own, judging = questions_of(model), [*UNSEEN, *MORE]
+    return (own[: -len(judging)], own[-len(judging) :]) if own else ([], judging)
 
 
 def loaded(case: Case, threads: int) -> LLM:
     """The case's model. `damped`: the demo with late layers that change little. `deep`: a tiny
-    random one of 24 layers, most of which change little."""
+    random one of 24 layers, most of which change little. `task`: one with trained exits, asked its
+    own questions."""
     if case.model == "deep":
         net = near_identity_model(0.8, 4, num_hidden_layers=24)
         return LLM.from_pretrained(
             net, tokenizer=tiny_tokenizer(), weights=case.weights, threads=threads, profile=None
         )
-    folder = folder_of("demo")
-    if case.model == "damped":
+    damped = case.model == "damped"
+    folder = folder_of("demo" if damped else case.model)
+    if damped:
         folder = near_identity_folder(folder, 10, 0.1)
     return LLM.from_pretrained(folder, weights=case.weights, threads=threads, profile=None)
 
@@ -161,18 +177,19 @@ def judge(llm: LLM, case: Case, seconds: float) -> Judged:
     lead = FILLER * (min(case.context, room) // FILLER_TOKENS)
     options = TuneOptions(
         minutes=max(0.1, seconds / 60),
-        max_new_tokens=32,
+        max_new_tokens=SHORT,
         search="grown" if case.drafters == OWN else "none",
     )
     setting = Setting(case.batch, case.temperature, case.drafters)
-    asked = [lead + text for text in BUILT_IN[:8]] if lead else []
+    asked, judging = asked_of(case.model)
+    if lead:
+        asked, judging = [lead + text for text in BUILT_IN[:8]], [lead + text for text in UNSEEN]
     tuning = Tuning(llm, options, asked, setting=setting)
     tuning.run()
     found = tuning.found
     predictions = [prediction.gain for _, prediction in found.predicted]
     judged = Judged(case, found.answer, found.verdict, max(predictions, default=None))
-    unseen = [lead + text for text in UNSEEN] if lead else [*UNSEEN, *MORE]
-    prompts = prompts_of(llm, unseen)
+    prompts = prompts_of(llm, judging)
     best = longer(llm, case, prompts, ways_of(llm, case, found), seconds)
     judged.way = str(best)
     judged.measured, judged.low, judged.high = best.measured, best.low, best.high
@@ -200,7 +217,7 @@ def longer(
 ) -> Way:
     """The fastest of them, after so many seconds of turns. A first turn says which come near, and
     does not count."""
-    how = 48, case.batch, case.temperature
+    how = SHORT if case.model == "task" else 48, case.batch, case.temperature
     first = Trials(llm, prompts[2:4], *how)
     first.turn(ways)
     close = sorted(ways, key=lambda way: -first.gain(way).value)[:CLOSE]

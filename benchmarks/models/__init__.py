@@ -24,6 +24,7 @@ from selfspec.trained.files import DESCRIPTION, TENSORS
 
 HERE = Path(__file__).parent
 FACTS = "model.json"  # beside the adapter: how it was made, and what it is worth
+ASKED = "questions.jsonl"  # beside it too: what it is asked
 
 
 def known() -> list[str]:
@@ -40,6 +41,13 @@ def beside(model: str, name: str) -> Path | None:
     """What lies beside one of our models, if it is there."""
     path = HERE / model / name
     return path if path.exists() else None
+
+
+def questions_of(model: str) -> list[str]:
+    """The questions that lie beside one of our models; none for others."""
+    path = beside(model, ASKED)
+    lines = path.read_text(encoding="utf-8").splitlines() if path else []
+    return [json.loads(line)["prompt"] for line in lines]
 
 
 def located(model: str) -> str:

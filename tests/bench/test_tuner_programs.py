@@ -117,6 +117,9 @@ def test_verdicts_are_judged_by_their_intervals() -> None:
     """Cases that are there twice, an undecided one that counts as right or wrong."""
     cases = list(verdicts.all_cases())
     assert len(cases) == len(set(cases)) >= 24
+    tuned, judging = verdicts.asked_of("task")
+    assert len(tuned) > 20 and len(judging) == 8 and not {*tuned} & {*judging}
+    assert verdicts.asked_of("demo") == ([], [*verdicts.UNSEEN, *verdicts.MORE])
     case = cases[0]
 
     def judged(said: str, low: float, high: float) -> bool | None:
@@ -251,27 +254,29 @@ def test_searches_are_compared_in_the_same_turns(monkeypatch: pytest.MonkeyPatch
     """The slower of two called the faster, a search that found nothing counted as the slow set it
     named, its own or the other's, or one that is praised for a set that it did not choose."""
     speeds = {"known": 2.0, "grown": 1.9, "gp-timed": 0.8, "gp-timed after 50": 0.9, "x": 0.5}
-    found = [
-        skipsets.Searched(name, 1, skipsets.left_out([number], []))
-        for number, name in enumerate(speeds)
-    ]
+    llm, found = (
+        tiny_llm(),
+        [
+            skipsets.Searched(name, 1, skipsets.left_out([number], []))
+            for number, name in enumerate(speeds)
+        ],
+    )
     seconds = {str(each.way): 1 / speeds[each.search] for each in found}
     monkeypatch.setattr(
         Trials, "_answer", lambda self, ids, way: ([[1]], seconds[str(way)] if way else 1.0)
     )
-    monkeypatch.setattr(skipsets, "prompts_of", lambda *_: [[5], [6]])
     taken: list[int] = []
     own = Trials.turn
     monkeypatch.setattr(
         Trials, "turn", lambda self, ways: taken.append(len(ways)) or own(self, ways)
     )
-    timed, compared = skipsets.timed(tiny_llm(), found, 1, 2)
+    timed, compared = skipsets.timed(Trials(llm, [[5], [6]], 64), found, 1, 2)
     assert [each.way.measured for each in timed] == pytest.approx(list(speeds.values()))
     ratios = {(each.first, each.second): each.ratio for each in compared}
     assert ratios == pytest.approx({("grown", "gp-timed"): 1.9, ("grown", "known"): 0.95})
     assert taken == [5, 3, 3]
     seconds[str(found[1].way)] = 2.0
-    _, compared = skipsets.timed(tiny_llm(), found, 1, 0)
+    _, compared = skipsets.timed(Trials(llm, [[5], [6]], 64), found, 1, 0)
     assert compared[1].ratio == pytest.approx(0.5), "none of its ways pays: it is plain decoding"
     assert compared[0].ratio == pytest.approx(1.0), "both found plain decoding"
 
