@@ -35,7 +35,7 @@ from selfspec.tune.options import Setting, TuneOptions
 from selfspec.tune.run import Found, Tuning
 from selfspec.tune.texts import BUILT_IN, prompts_of
 from selfspec.tune.timing import Trials
-from selfspec.tune.verdict import WORTH, fastest
+from selfspec.tune.verdict import WORTH, answer, fastest
 
 FILLER = "The ferry left at nine, and the harbour was quiet again until the bells rang at noon. "
 FILLER_TOKENS = 20
@@ -63,6 +63,7 @@ DEFAULTS = {
 }
 """What might have been named instead, by kind."""
 CLOSE = 3  # ways that are timed for long
+LONGER = 3  # times as long, at most, where the interval would else say nothing
 
 
 @dataclass(frozen=True)
@@ -215,19 +216,21 @@ def ways_of(llm: LLM, case: Case, found: Found) -> list[Way]:
 def longer(
     llm: LLM, case: Case, prompts: Sequence[list[int]], ways: Sequence[Way], seconds: float
 ) -> Way:
-    """The fastest of them, after so many seconds of turns. A first turn says which come near, and
-    does not count."""
+    """The fastest of them, after so many seconds of turns, and more while its interval does not
+    say whether it helps. A first turn says which come near, and does not count."""
     how = SHORT if case.model == "task" else 48, case.batch, case.temperature
     first = Trials(llm, prompts[2:4], *how)
     first.turn(ways)
     close = sorted(ways, key=lambda way: -first.gain(way).value)[:CLOSE]
     trials = Trials(llm, prompts, *how)
-    end = time.perf_counter() + seconds
-    while trials.turns < 2 or time.perf_counter() < end:
+    begin = time.perf_counter()
+    while True:
         trials.turn(close)
-    best = fastest([trials.timed(way) for way in close])
-    assert best is not None, "every case has drafters that it allows"
-    return best
+        best = fastest([trials.timed(way) for way in close])
+        assert best is not None, "every case has drafters that it allows"
+        longest = LONGER if answer([best]) == "undecided" else 1
+        if trials.turns > 1 and time.perf_counter() > begin + longest * seconds:
+            return best
 
 
 def markdown(run: VerdictsRun) -> str:
@@ -260,6 +263,9 @@ def verdicts(
     ] = 48.0,
     minutes: Annotated[float, typer.Option(min=0, help="Begin no case after these; 0: all.")] = 0.0,
     only: Annotated[str, typer.Option(help="Cases whose name holds this.")] = "",
+    undecided: Annotated[
+        bool, typer.Option("--undecided", help="Measure those again that are undecided.")
+    ] = False,
     threads: Threads = 2,
     out: Out = None,
     show: Show = None,
@@ -276,6 +282,8 @@ def verdicts(
     run = VerdictsRun(made_by("verdicts", threads), cases=known.cases if known else [])
     if known and known.provenance.cpu != run.provenance.cpu:
         raise OptionError(f"{path} is of {known.provenance.cpu}; give --out another file")
+    if undecided:
+        run.cases = [each for each in run.cases if each.right is not None]
     done = {each.case for each in run.cases}
     missing = [case for case in all_cases() if case not in done and only in str(case)]
     end = time.perf_counter() + 60 * minutes if minutes else float("inf")
