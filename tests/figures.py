@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ from benchmarks import (
     quality,
     skipsets,
     steps,
+    verdicts,
     waiting,
+    with_profile,
 )
 from benchmarks.coverage import of_oldest
 from benchmarks.paper import report as paper_report
@@ -220,6 +223,8 @@ def _tuning() -> list[str]:
         f"within {100 * worst:.1f} points of decoding for exits, skip sets and copies, over "
         f"{sum(each.drafted for each in drafts):,} drafts",
         *_searches(),
+        *_verdicts(),
+        _with_profile(),
     ]
 
 
@@ -250,6 +255,40 @@ def _searches() -> list[str]:
         f"five minutes like best {demo['grown'].rank():.2f}.\nThere everything that may draft ends "
         f"with `auto`, at {demo['profile'].rank():.2f}",
     ]
+
+
+def _verdicts() -> list[str]:
+    """How often the tuner says rightly whether drafting helps, and every case."""
+    run = schema.read(verdicts.VerdictsRun, RESULTS / f"verdicts-{ZEN5}.json")
+    right, wrong, undecided = (
+        sum(each.right is value for each in run.cases) for value in (True, False, None)
+    )
+    truths = [each.truth for each in run.cases]
+    helped, not_helped = truths.count("helps"), truths.count("does not")
+    said = (
+        f"Of {len(run.cases)} cases {right} verdicts were right, {wrong} were wrong, and "
+        f"{undecided} stay undecided; by measuring, drafting helps in {helped} of them and does "
+        f"not in {not_helped}"
+    )
+    rows = [line for line in verdicts.markdown(run).splitlines() if line.startswith("| ")][1:]
+    return [said, *rows]
+
+
+def _with_profile() -> str:
+    """What `auto` has with a profile, beside the best fixed way and plain decoding."""
+    run = schema.read(with_profile.ProfileRun, RESULTS / f"with-profile-{ZEN5}.json")
+    tasks, own, plain = with_profile.by_task(run), with_profile.PROFILE, with_profile.PLAIN
+
+    def least(other: Callable[[Any], str]) -> float:
+        return min(with_profile.speed(asked, own, other(asked)).value for asked in tasks.values())
+
+    every = with_profile.speed(run.answers, own, plain).value
+    return (
+        f"Over {len(run.answers)} other questions `auto` with it is {every:.2f} times as fast as "
+        f"plain decoding; of any task it has at least {least(lambda _: plain):.2f} of plain "
+        f"decoding, and {least(lambda asked: with_profile.best_fixed(asked) or plain):.3f} of the "
+        f"way that is best there, chosen when all was known"
+    )
 
 
 def _load() -> list[str]:

@@ -28,7 +28,8 @@ from .options import OPTUNAS, Setting, TuneOptions
 from .probe import Probe, Text
 from .rounds import host_of
 from .saying import Say, seldom
-from .search import Halves, Tried, by_likeness, far_apart, grown, split
+from .search import Halves, Tried, by_likeness, far_apart, grown, runs, split
+from .skip_sets import SkipSets
 from .steps import Steps, measure_quietly
 from .study import finished, sampled, study_in
 from .texts import ASKED, chosen, digest_of, digest_of_question, own_texts, prompts_of
@@ -38,7 +39,7 @@ from .verdict import answer, training, words
 if TYPE_CHECKING:
     import optuna
 
-SCREENED = 3  # texts that a skip set is probed on; the best are probed on all
+SCREENED = 3  # texts that a set is timed on while searching
 FINALISTS = 2  # skip sets, exits and copies that are timed
 MOST_COSTS = 30.0  # seconds, for the parts of a pass
 LOOKED, CLOSE = 2, 3  # prompts of a look at all ways, and how many are timed further
@@ -205,30 +206,18 @@ class Tuning:
 
     def _skips(self, probe: Probe, steps: Steps) -> list[Way]:
         """The skip sets with the highest predicted gain, of all that the time allows."""
-        model, layers = self._llm.model, self._llm.model.layers
-        seen: dict[tuple[Halves, int], tuple[float, float]] = {}
-
-        def look(halves: Halves, texts: int = SCREENED) -> tuple[float, float]:
-            if (halves, texts) not in seen:
-                candidate = candidates.skipping(model, steps, *split(halves, layers))
-                agreement = probe.agreement(model, candidate.plan, texts=texts)
-                prediction = candidate.predicted(agreement, steps, layers, self._plain)
-                seen[halves, texts] = prediction.gain, agreement.expected(4)
-            return seen[halves, texts]
+        sets = SkipSets(self._llm.model, steps, probe, self._plain)
 
         def values(halves: Halves) -> Iterator[float]:
             if self._options.timed:
-                yield from self._timed_gains(halves)
-                return
-            if self._options.search != "grown":  # which prunes nothing
-                yield look(halves, 1)[0]
-            yield look(halves)[0]
+                return self._timed_gains(halves)
+            return sets.values(halves, early=self._options.search != "grown")
 
         begin = time.perf_counter()
         end = begin + 0.6 * (self._end - begin)
         try:
-            start = by_likeness(probe.cosines)
-            for tried in self._searched(values, lambda halves: look(halves)[1], end, start):
+            start = [*by_likeness(probe.cosines), *runs(self._llm.model.layers)]
+            for tried in self._searched(values, sets.kept, end, start):
                 self.found.tried.append(tried)
                 self.found.seconds.append(time.perf_counter() - begin)
                 best = max(each.value for each in self.found.tried)
@@ -239,11 +228,8 @@ class Tuning:
                 )
         except KeyboardInterrupt:
             self._stop()
-        offers = [
-            candidates.skipping(model, steps, *split(tried.halves, layers))
-            for tried in far_apart(self.found.tried, 2 * FINALISTS)
-        ]
-        return self._best(offers, probe, FINALISTS)
+        finalists = far_apart(self.found.tried, 2 * FINALISTS)
+        return self._best([sets.candidate(tried.halves) for tried in finalists], probe, FINALISTS)
 
     @staticmethod
     def _left(end: float) -> str:

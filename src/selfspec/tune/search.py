@@ -1,8 +1,9 @@
 """Which halves to leave out while drafting: the search over all 2 L of them.
 
-`grown` needs costs and a probe only. Each half's harm is probed alone; then halves are left out one
-after another, each time the one among the least harmful that keeps most of what is drafted a saved
-second, and the best set on the way is polished by exchanges. Optuna's samplers are in study.py. A
+`grown` needs costs and a probe only. It begins with runs of whole layers, which trained exits make
+harmless together though none is alone. Each half's harm is probed; then halves are left out one
+after another, each time the one among the least harmful that keeps most of what is drafted, and the
+best set on the way is polished by exchanges. Optuna's samplers are in study.py. A
 set is a vector z of 2 L switches, attention halves first. Knows no model.
 """
 
@@ -39,6 +40,18 @@ def by_likeness(cosines: Sequence[float]) -> list[Halves]:
     order = sorted(range(len(cosines)), key=lambda half: -cosines[half])
     counts = sorted({max(1, len(order) // part) for part in (8, 4, 2)})
     return [frozenset(order[:count]) for count in counts if count < len(order) - 1]
+
+
+def runs(layers: int, ends: int = 12) -> list[Halves]:
+    """Sets of layers that follow each other, left out whole, from some places to some others."""
+    stride = -(-layers // ends)
+    bounds = range(stride, layers, stride)
+    return [
+        frozenset(half + layer for layer in range(begin, end) for half in (0, layers))
+        for begin in bounds
+        for end in bounds
+        if begin < end
+    ]
 
 
 def far_apart(tried: Sequence[Tried], count: int, least: int = 4) -> list[Tried]:
@@ -104,13 +117,17 @@ def _exchanged(
     time_left: Callable[[], bool],
     dice: random.Random,
 ) -> Iterator[Tried]:
-    """Steps to neighbours of the best set: one half more, one fewer, or one for another."""
+    """Steps to neighbours of the best set: one half or layer more, one fewer, or one half for
+    another."""
     while time_left():
         best = max(tried.values(), key=lambda each: each.value)
         outside = [half for half in range(count) if half not in best.halves]
         neighbours = [best.halves | {half} for half in outside]
         neighbours += [best.halves - {half} for half in best.halves if len(best.halves) > 1]
         neighbours += [best.halves - {a} | {b} for a in best.halves for b in outside]
+        layers = [frozenset({layer, layer + count // 2}) for layer in range(count // 2)]
+        neighbours += [best.halves | layer for layer in layers]
+        neighbours += [best.halves - layer for layer in layers if best.halves > layer]
         fresh = [each for each in neighbours if each not in tried and len(each) < count - 1]
         if not fresh:
             return
