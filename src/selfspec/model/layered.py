@@ -22,7 +22,7 @@ from .block import Block, Change, NormBy
 from .compute.cache import KVCache, TokenLayout
 from .compute.call import Call, HalfObserver
 from .compute.cpu.packs import Packs
-from .compute.hidden_states import StateCollector
+from .compute.hidden_states import StateCollector, hand_out, layers_of
 from .compute.linear import Linear, without_low_rank
 from .compute.ops import Ops
 from .compute.plan import LayerPlan
@@ -214,14 +214,10 @@ class LayeredModel:
         """
         self._check(plan, cache, layout)
         self._reserve_angles(layout)
-        collected = sorted({layer for each in collectors for layer in each.layers})
         x, of_tokens = self.streams(x), None if self.of_tokens is None else x[:, self._wide :]
-        call = Call(plan, cache, layout, plan.left(collected), observer, of_tokens)
+        call = Call(plan, cache, layout, plan.left(layers_of(collectors)), observer, of_tokens)
         out = self.steps.run(self._run_layers, x, call)
-        states = dict(zip(call.collected, out[1:], strict=True))
-        for collector in collectors:
-            for layer in states.keys() & set(collector.layers):
-                collector.put(layer, layout, self.states(states[layer]))
+        hand_out(collectors, layout, call.collected, map(self.states, out[1:]))
         cache.advance(layout, plan.attention_layers)
         return beside(out[0], of_tokens)
 
@@ -256,8 +252,7 @@ class LayeredModel:
     ) -> Scored:
         """All of the model: embed, run, head. In one call where our kernels can, which finds the
         `ranks` likeliest tokens of each as well."""
-        at_once = None if collectors else self._at_once
-        if at_once is None:
+        if self._at_once is None:
             x = self.embed(torch.tensor(tokens, device=self.device))
             x = self.run(x, self.full_plan, cache, layout, collectors=collectors)
             return Scored(self.states(x), self.head(x))
@@ -266,7 +261,11 @@ class LayeredModel:
         if self.of_tokens is not None:
             ids = torch.tensor(tokens, device=self.device)
             own = self.of_tokens(ids, self.embedding(ids))
-        states, logits, best = at_once(tokens, self.full_plan, cache, layout, ranks, own)
+        wanted = layers_of(collectors)
+        states, logits, best, behind = self._at_once(
+            tokens, self.full_plan, cache, layout, ranks, own, wanted
+        )
+        hand_out(collectors, layout, wanted, map(self.states, behind))
         cache.advance(layout, self.full_plan.attention_layers)
         return Scored(states, logits, best if ranks else None)
 

@@ -24,11 +24,12 @@ from .compute.norms import Norm
 from .compute.plan import LayerPlan
 
 WholePass = Callable[
-    [Sequence[int], LayerPlan, KVCache, TokenLayout, int, Tensor | None],
-    tuple[Tensor, Tensor, list[list[int]]],
+    [Sequence[int], LayerPlan, KVCache, TokenLayout, int, Tensor | None, Sequence[int]],
+    tuple[Tensor, Tensor, list[list[int]], Sequence[Tensor]],
 ]
-"""(tokens, plan of all layers, cache, layout, ranks, what layers read of the tokens themselves) ->
-last states, logits, the likeliest tokens of each."""
+"""(tokens, plan of all layers, cache, layout, ranks, what layers read of the tokens themselves,
+layers whose states are wanted) -> last states, logits, the likeliest tokens of each, the states
+behind those layers."""
 Which = tuple[int, bool]  # a half: its layer, and whether it is the attention
 _SCALED = "its result is scaled, and one call would round that otherwise than a half alone does"
 

@@ -24,7 +24,7 @@ from ..model.compute.rope import RopeTable
 from ..model.families import FAMILIES
 from ..model.family import Scales, Shape
 from ..model.layered import LayeredModel
-from ..model.operations import operations_for
+from ..model.operations import for_guesses
 from ..model.passes import Passes
 
 EPS = 1e-5
@@ -101,7 +101,7 @@ class Stack:
             parallel=False,
         )
         device, dtype = self._place = model.device, model.dtype
-        self.ops: Ops = operations_for("auto", dtype, device)
+        self.ops: Ops = for_guesses(model.ops, dtype, device)
         self._size, family = size, FAMILIES["llama"]
         self._rope = rope = RopeTable(Rotary(size), shape.context, device)
         self.blocks: list[Block] = []

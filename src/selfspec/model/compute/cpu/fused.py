@@ -99,15 +99,22 @@ class FusedHalves:
         layout: TokenLayout,
         ranks: int,
         of_tokens: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, list[list[int]]]:
-        """The last states of these tokens, their logits, and the `ranks` likeliest tokens of each,
-        as `likeliest_or_broken` finds them."""
+        collected: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor, list[list[int]], Sequence[Tensor]]:
+        """The last states of these tokens, their logits, the `ranks` likeliest tokens of each, as
+        `likeliest_or_broken` finds them, and the states behind the `collected` layers."""
         count, numbers = len(tokens), half_numbers(plan)
         ranks = min(ranks, ends.head.outputs)
         x = torch.empty((count, ends.head.inputs))
         logits = torch.empty((count, ends.head.outputs))
         best = (ctypes.c_int64 * (count * ranks))()
-        given = GivenStruct(x.data_ptr(), logits.data_ptr(), ctypes.addressof(best), ranks)
+        behind = [plan.halves.index((layer, False)) for layer in collected]
+        places = (ctypes.c_int64 * len(behind))(*behind)
+        tapped = x.new_empty((len(behind), *x.shape))
+        given = GivenStruct(
+            *(x.data_ptr(), logits.data_ptr(), ctypes.addressof(best), ranks),
+            *(len(behind), ctypes.addressof(places), tapped.data_ptr()),
+        )
         ids = (ctypes.c_int64 * count)(*tokens)
         call, _held = self._call(x, plan.halves, cache, layout, x, of_tokens)
         wrong = library().run_model(
@@ -117,7 +124,8 @@ class FusedHalves:
         if wrong >= 0:
             raise IndexError(f"row {tokens[wrong]} was asked for, and there are {ends.tokens}")
         found = best[:]
-        return x, logits, [found[at : at + ranks] for at in range(0, count * ranks, ranks or 1)]
+        ranked = [found[at : at + ranks] for at in range(0, count * ranks, ranks or 1)]
+        return x, logits, ranked, tapped.unbind()
 
     def _call(
         self,

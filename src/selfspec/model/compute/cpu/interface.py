@@ -174,9 +174,13 @@ class EndsStruct(ctypes.Structure):
 
 
 class GivenStruct(ctypes.Structure):
-    """Where a whole pass leaves its states, its logits, and so many of the likeliest tokens."""
+    """Where a whole pass leaves its states, its logits, so many of the likeliest tokens, and the
+    states behind some of its halves."""
 
-    _fields_ = [("states", c_void_p), ("logits", c_void_p), ("best", c_void_p), ("count", c_int64)]
+    _fields_ = [
+        *[("states", c_void_p), ("logits", c_void_p), ("best", c_void_p), ("count", c_int64)],
+        *[("taps", c_int64), ("behind", c_void_p), ("tapped", c_void_p)],
+    ]
 
 
 _TYPES = {

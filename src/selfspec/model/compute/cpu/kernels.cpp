@@ -1773,25 +1773,39 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     meeting.wait();
 }
 
-// Carries the stream x, (tokens, width), through the chosen halves: this thread's part.
+// Copies this thread's part of the stream.
+static void copy_rows(const float* from, const Call& call, float* to) {
+    Share rows(call.tokens);
+    std::copy(from + rows.begin * call.width, from + rows.end * call.width,
+              to + rows.begin * call.width);
+}
+
+// The stream behind some of the chosen halves, by their places in order: (count, tokens, width).
+struct Taps {
+    int64_t count;
+    const int64_t* behind;
+    float* states;
+};
+
+// Carries the stream x, (tokens, width), through the chosen halves: this thread's part. A half ends
+// when all threads are done with it, and changes x only after they have met again.
 static void carry(float* x, const Half* halves, const int64_t* chosen, int64_t count,
-                  const Call& call, Room& room, Meeting& meeting, Steps& steps, Memory& memory) {
-    int64_t step = 0;
+                  const Call& call, const Taps& taps, Room& room, Meeting& meeting, Steps& steps,
+                  Memory& memory) {
+    int64_t step = 0, tap = 0;
     for (int64_t i = 0; i < count; i++) {
         const Half& half = halves[chosen[i]];
-        if (!half.into.multiply) {  // the model has no such half
-            step += STEPS;
-            continue;
-        }
         if (half.parallel && (i == 0 || halves[chosen[i - 1]].layer != half.layer)) {
-            Share rows(call.tokens);
-            const float* from = i == 0 ? call.entered : x;
-            std::copy(from + rows.begin * call.width, from + rows.end * call.width,
-                      room.entered.get() + rows.begin * call.width);
+            copy_rows(i == 0 ? call.entered : x, call, room.entered.get());
             meeting.wait();
         }
-        for (const Half* part = &half; part; part = part->then, step += STEPS)
-            run_half(*part, call, x, room, meeting, steps, step, memory);
+        if (half.into.multiply)
+            for (const Half* part = &half; part; part = part->then, step += STEPS)
+                run_half(*part, call, x, room, meeting, steps, step, memory);
+        else  // the model has no such half
+            step += STEPS;
+        if (tap < taps.count && taps.behind[tap] == i)
+            copy_rows(x, call, taps.states + tap++ * call.tokens * call.width);
     }
 }
 
@@ -1825,7 +1839,7 @@ extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, 
 #pragma omp parallel num_threads(threads)
     {
         Memory memory;
-        carry(x, halves, chosen, count, *call, room, meeting, steps, memory);
+        carry(x, halves, chosen, count, *call, {}, room, meeting, steps, memory);
     }
     keeping.end();
 }
@@ -1900,6 +1914,7 @@ struct Given {
     float *states, *logits;
     int64_t* best;
     int64_t count;
+    Taps taps;
 };
 
 static void embed(const Ends& ends, const int64_t* ids, const Call& call, float* x) {
@@ -1961,7 +1976,8 @@ extern "C" int64_t run_model(const int64_t* ids, const Ends* ends, const Half* h
         Memory memory;
         embed(*ends, ids, *call, given->states);
         meeting.wait();
-        carry(given->states, halves, chosen, count, *call, room, meeting, steps, memory);
+        carry(given->states, halves, chosen, count, *call, given->taps, room, meeting, steps,
+              memory);
         const Product& head = *ends->head;
         const float* x =
             normed(given->states, *ends->norm, *call, head, room, meeting, memory);
