@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -25,6 +26,11 @@ class PartialHead:
     """Products that stand side by side, their outputs in the order of the tokens."""
     ops: Ops
     """What the products are made by."""
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """The tokens as plain numbers."""
+        return [int(token) for token in self.tokens.tolist()]
 
     def joined_by(self, tokens: Iterable[int]) -> PartialHead:
         """These tokens too, in a product of their own beside the one that all requests share."""
