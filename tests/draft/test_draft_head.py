@@ -26,7 +26,7 @@ from selfspec.draft.from_models.draft_head import DraftHead, _Head
 from selfspec.errors import BrokenCheckpoint, OptionError
 from selfspec.model.compute.cache import RowSpan, TokenLayout
 from selfspec.model.compute.hidden_states import StateCollector
-from selfspec.testing import tiny_adapter, tiny_head, tiny_llm, tiny_tokenizer
+from selfspec.testing import tiny_adapter, tiny_head, tiny_llm, tiny_model, tiny_tokenizer
 from selfspec.train.head_net import HeadNet, Roots
 from selfspec.trained.blocks import BlockSize
 from selfspec.trained.files import TrainedPart, load_part, ready
@@ -131,9 +131,11 @@ def test_a_draft_depends_on_the_kept_text_alone(
         assert listed(anew[text]) == listed(seen[text]), f"after {len(text)} tokens"
 
 
-def test_it_drafts_what_was_trained(llm: LLM, part: TrainedPart) -> None:
+def test_it_drafts_what_was_trained(part: TrainedPart) -> None:
     """The trained module and what runs are written twice: another position, norm, order of taps or
-    feeding of its own output, and what training measures is not what drafting gets."""
+    feeding of its own output, and what training measures is not what drafting gets. Nothing is
+    rounded here."""
+    llm = LLM.from_pretrained(tiny_model(seed=4), tokenizer=tiny_tokenizer(), kernel="plain")
     seen, _ = drafts(llm, DraftHead(part), PROMPTS[:1], new=40)
     text = max(seen, key=len)
     net = HeadNet(BlockSize(**part.settings["block"]), 2, llm.model.shape.context)
