@@ -16,19 +16,20 @@ import torch
 from selfspec import LLM
 from selfspec.control.fixed import FixedLength
 from selfspec.core.contract import Budget, Draft, Outcome
+from selfspec.core.sampling import SamplingParams
 from selfspec.core.tree import Tree
 from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.beam import Beam, layout_of
 from selfspec.draft.entries import Entries
 from selfspec.draft.from_layers.early_exit import EarlyExit
-from selfspec.draft.from_models.draft_head import DraftHead
+from selfspec.draft.from_models.draft_head import DraftHead, _Head
 from selfspec.errors import BrokenCheckpoint, OptionError
 from selfspec.model.compute.cache import RowSpan, TokenLayout
 from selfspec.model.compute.hidden_states import StateCollector
-from selfspec.testing import tiny_adapter, tiny_head, tiny_llm, tiny_tokenizer
+from selfspec.testing import tiny_adapter, tiny_head, tiny_llm, tiny_model, tiny_tokenizer
 from selfspec.train.head_net import HeadNet, Roots
 from selfspec.trained.blocks import BlockSize
-from selfspec.trained.files import TrainedPart, load_part
+from selfspec.trained.files import TrainedPart, load_part, ready
 
 PROMPTS = [list(text) for text in (b"once upon a time, once upon", b"the", b"aXb aXb aXb a")]
 
@@ -87,13 +88,17 @@ class Spy(Drafter, DraftSession):
 
 
 def drafts(
-    llm: LLM, drafter: Drafter, prompts: list[list[int]], new: int = 30, tokens: int = 5
+    llm: LLM,
+    drafter: Drafter,
+    prompts: list[list[int]],
+    new: int = 30,
+    tokens: int = 5,
+    sampling: SamplingParams | None = None,
 ) -> Any:
     """What is drafted after which text, and the statistics."""
     seen: Any = {}
-    found = llm.generate(
-        prompts, max_new_tokens=new, eos=[], draft=Spy(drafter, seen), control=FixedLength(tokens)
-    )
+    how = {"draft": Spy(drafter, seen), "control": FixedLength(tokens), "sampling": sampling}
+    found = llm.generate(prompts, max_new_tokens=new, eos=[], **how)
     return seen, found[0].call
 
 
@@ -126,9 +131,11 @@ def test_a_draft_depends_on_the_kept_text_alone(
         assert listed(anew[text]) == listed(seen[text]), f"after {len(text)} tokens"
 
 
-def test_it_drafts_what_was_trained(llm: LLM, part: TrainedPart) -> None:
+def test_it_drafts_what_was_trained(part: TrainedPart) -> None:
     """The trained module and what runs are written twice: another position, norm, order of taps or
-    feeding of its own output, and what training measures is not what drafting gets."""
+    feeding of its own output, and what training measures is not what drafting gets. Nothing is
+    rounded here."""
+    llm = LLM.from_pretrained(tiny_model(seed=4), tokenizer=tiny_tokenizer(), kernel="plain")
     seen, _ = drafts(llm, DraftHead(part), PROMPTS[:1], new=40)
     text = max(seen, key=len)
     net = HeadNet(BlockSize(**part.settings["block"]), 2, llm.model.shape.context)
@@ -190,6 +197,22 @@ def last_guess(
     with torch.no_grad():
         net(ends, batch, Roots(torch.tensor([0]), torch.tensor([root])), count - root - 1)  # type: ignore[arg-type]
     return int(ends.vocabulary[ends.logged[-1][0].argmax()])
+
+
+@pytest.mark.parametrize("sampling", [None, SamplingParams(temperature=0.9, seed=3)])
+def test_a_guess_in_one_call_is_that_of_pieces(
+    llm: LLM, part: TrainedPart, sampling: SamplingParams | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came out before a guess left out or that of another row, an embedding that is not of
+    unit size, the best row of the part's head taken for a token."""
+    head = ready(part, llm.model, _Head)
+    assert head.guess is not None
+    found = []
+    for guess in (head.guess, None):
+        monkeypatch.setattr(head, "guess", guess)
+        seen, _ = drafts(llm, DraftHead(part), PROMPTS, sampling=sampling)
+        found.append({text: listed(tree) for text, tree in seen.items()})
+    assert found[0] == found[1]
 
 
 def test_a_tree_follows_the_chain(llm: LLM, part: TrainedPart) -> None:

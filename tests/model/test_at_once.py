@@ -11,6 +11,7 @@ from variants import build
 from selfspec.model.compute.cache import KVCache, RowSpan
 from selfspec.model.compute.cpu.choosing import BROKEN, likeliest_or_broken
 from selfspec.model.compute.cpu.operations import NativeOps
+from selfspec.model.compute.hidden_states import StateCollector
 from selfspec.model.compute.ops import Heads, Temperature
 from selfspec.model.compute.windows import Chunks
 from selfspec.model.from_transformers import from_transformers
@@ -74,6 +75,26 @@ def test_a_model_in_one_call_is_the_model_piece_by_piece(tied, kind, many, threa
         assert torch.equal(ours.keys, theirs.keys) and torch.equal(ours.values, theirs.values)
     ours.rollback(0, len(PROMPT))
     assert model.scored([5], ours, ours.layout_at([RowSpan(0, len(PROMPT), 1)])).best is None
+
+
+@pytest.mark.parametrize("many", [1, 2, 3])
+@pytest.mark.parametrize("variant", ["llama", "gemma4-small", "cohere2"])
+def test_states_on_the_way_are_those_of_pieces(variant, many, threads):
+    """States of a layer too few or too many, of half a layer, or of some rows only; a collector
+    given what another one asked for."""
+    threads(many)
+    model = from_transformers(build(variant))
+    assert model._at_once is not None
+    ours, theirs = begun(model), begun(model)
+    last = model.layers - 1
+    for tokens, layout, other in in_step(ours, theirs):
+        found, expected = ([StateCollector([0, last]), StateCollector([1])] for _ in range(2))
+        model.scored(tokens, ours, layout, 1, found)
+        x = model.embed(torch.tensor(tokens))
+        model.run(x, model.full_plan, theirs, other, collectors=expected)
+        for mine, own in zip(found, expected, strict=True):
+            ((place, states),), ((_, wanted),) = mine.take(), own.take()
+            assert place is layout and torch.equal(states, wanted)
 
 
 @pytest.mark.parametrize("many", [1, 2])

@@ -256,12 +256,13 @@ def test_the_best_exit_is_found_between_those_looked_at_first(
 def test_auto_keeps_to_what_may_draft() -> None:
     """`auto` with a copy in its memory for somebody who left copies out."""
     assert Setting().auto_options == {}
-    assert Setting(drafters="exits,text").auto_options == {"candidates": ["hybrid", "early-exit"]}
+    kept = {"candidates": ["hybrid", "draft-head", "early-exit"]}
+    assert Setting(drafters="exits,text").auto_options == kept
     tuning = Tuning(_llm(), TuneOptions(), ["hello"], setting=Setting(drafters="text"))
     for way in tuning._from_text():
         drafter, _ = resolve(**way.options)
         if isinstance(drafter, Auto):
-            assert [each.name for each in drafter._drafters] == ["hybrid"]
+            assert [each.name for each in drafter._drafters] == ["hybrid", "draft-head"]
 
 
 @pytest.mark.parametrize(

@@ -111,15 +111,14 @@ class ChainSession(DraftSession):
 
     def _draft(self, rows: Sequence[int], texts: Texts, budget: Budget) -> None:
         """One token after another, each row as far as its budget and its confidence go."""
-        device = self.target.model.device
         active = [index for index, most in enumerate(budget.tokens) if most > 0]
         while active:
             on, behind = [rows[index] for index in active], [texts[index] for index in active]
             states = [self.rows[row] for row in on]
             last = [(s.guesses or text)[-1] for s, text in zip(states, behind, strict=True)]
             lengths = [len(s.guesses) + len(text) for s, text in zip(states, behind, strict=True)]
-            x = self._next_hidden(torch.tensor(last, device=device), on, lengths)
-            tokens, confident = self._choose(x, states, behind, budget.threshold)
+            logits, best = self.following(last, self._layout(on, lengths), on)
+            tokens, confident = self._choose(logits, best, states, behind, budget.threshold)
             goes_on = []
             for index, state, token, sure in zip(active, states, tokens, confident, strict=True):
                 if token is None:
@@ -129,11 +128,19 @@ class ChainSession(DraftSession):
                     goes_on.append(index)
             active = goes_on
 
-    def _next_hidden(self, last: Tensor, rows: Sequence[int], lengths: Sequence[int]) -> Tensor:
-        """The states of these last tokens of texts that are so long, guesses included."""
+    def following(
+        self, last: Sequence[int], layout: TokenLayout, rows: Sequence[int]
+    ) -> tuple[Tensor, Sequence[int] | None]:
+        """The draft's logits behind these tokens, one a row, and where the best one of each is, if
+        that was found on the way."""
+        tokens = torch.tensor(last, device=self.target.model.device)
+        return self._logits(self.hidden(tokens, layout, rows)), None
+
+    def _layout(self, rows: Sequence[int], lengths: Sequence[int]) -> TokenLayout:
+        """The last tokens of texts that are so long, guesses included."""
         slots = map(self.slot, rows, lengths)
         spans = [RowSpan(row, slot, 1) for row, slot in zip(rows, slots, strict=True)]
-        return self.hidden(last, self.cache.layout_at(spans), rows)
+        return self.cache.layout_at(spans)
 
     def _draft_unread(self, rows: Sequence[int], texts: Texts, most: Sequence[int]) -> None:
         """Greedy drafts of known lengths. Nothing is decided on the way, so a GPU's tokens are read
@@ -148,7 +155,7 @@ class ChainSession(DraftSession):
                 last = last[[steps[-1][0].index(index) for index in active]]
             on = [rows[index] for index in active]
             lengths = [len(texts[index]) + depth for index in active]
-            last = self._best(self._logits(self._next_hidden(last, on, lengths)))
+            last = self._best(self._logits(self.hidden(last, self._layout(on, lengths), on)))
             steps.append((active, last))
         read = iter(torch.cat([tokens for _, tokens in steps]).tolist() if steps else ())
         for active, _ in steps:
@@ -163,16 +170,22 @@ class ChainSession(DraftSession):
         return self._partial.tokens[best] if self._partial else best
 
     def _choose(
-        self, x: Tensor, states: Sequence[ChainRow], texts: Texts, threshold: float | None
+        self,
+        logits: Tensor,
+        best: Sequence[int] | None,
+        states: Sequence[ChainRow],
+        texts: Texts,
+        threshold: float | None,
     ) -> tuple[Sequence[int | None], list[bool]]:
         """A token for each row (None: there is none), and whether the draft is sure enough to go
         on."""
-        logits = self._logits(x)
         sure = [True] * len(states)
         if threshold is not None:
             sure = (logits.float().softmax(-1).amax(-1) >= threshold).tolist()
         if _all_plain(states):
-            return self._best(logits).tolist(), sure
+            if best is None:
+                return self._best(logits).tolist(), sure
+            return [self._partial.ids[at] for at in best] if self._partial else best, sure
         return list(map(_guess, states, self.whole(logits), texts)), sure
 
     def whole(self, logits: Tensor) -> Tensor:

@@ -226,7 +226,7 @@ class Generation:
 
     def _round(self, rows: Sequence[Row], reading: bool) -> None:
         """Draft, verify, keep, learn. `reading`: prompts are read in the same step."""
-        start, suit = time.perf_counter(), not self._collectors and suits(rows)
+        start, suit = time.perf_counter(), suits(rows)
         if suit and not reading and all(group.passes_over for group in self._groups):
             return self._plain_round(rows, start)
         drafts = self._draft(rows)
@@ -256,7 +256,8 @@ class Generation:
         likeliest_wins, ranks = rows[0].request.sampler.plain, self._ranks
         layout = self.cache.layout_at([RowSpan(r.slot, len(r.tokens) - 1, 1) for r in rows])
         tokens = [row.tokens[-1] for row in rows]
-        scored = self._model.scored(tokens, self.cache, layout, ranks if likeliest_wins else 0)
+        ranks_asked = ranks if likeliest_wins else 0
+        scored = self._model.scored(tokens, self.cache, layout, ranks_asked, self._collectors)
         best = scored.best
         if best is None and likeliest_wins:
             best = likeliest_or_broken(scored.logits, ranks).tolist()

@@ -257,11 +257,13 @@ class FloorSteps(EagerSteps):
         layout: TokenLayout,
         ranks: int,
         of_tokens: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, list[list[int]]]:
+        collected: Sequence[int] = (),
+    ) -> tuple[Tensor, Tensor, list[list[int]], Sequence[Tensor]]:
+        assert not collected, "who reads states of layers asks for a model with layers"
         states = read(self._calling, tokens, cache, layout)
         logits = head(states)
         best: list[list[int]] = likeliest_or_broken(logits, ranks).tolist() if ranks else []
-        return states, logits, best
+        return states, logits, best, ()
 
 
 def read(calling: Calling, tokens: Sequence[int], cache: KVCache, layout: TokenLayout) -> Tensor:

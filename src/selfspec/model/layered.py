@@ -7,12 +7,11 @@ transformers, tokenizers, sampling or drafting.
 
 from __future__ import annotations
 
-import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,8 +21,10 @@ from .block import Block, Change, NormBy
 from .compute.cache import KVCache, TokenLayout
 from .compute.call import Call, HalfObserver
 from .compute.cpu.packs import Packs
-from .compute.hidden_states import StateCollector
+from .compute.gradients import without_gradients
+from .compute.hidden_states import StateCollector, hand_out, layers_of
 from .compute.linear import Linear, without_low_rank
+from .compute.norms import Norm
 from .compute.ops import Ops
 from .compute.plan import LayerPlan
 from .compute.recurrent_cache import LONGEST
@@ -35,20 +36,6 @@ from .recording import EagerSteps
 
 PREFILL_CHUNK = 512
 T = TypeVar("T")
-P = ParamSpec("P")
-
-
-def _without_gradients(function: Callable[P, T]) -> Callable[P, T]:
-    """In torch's inference mode, which costs a tenth of a millisecond where it is entered anew."""
-
-    @functools.wraps(function)
-    def run(*args: P.args, **options: P.kwargs) -> T:
-        if torch.is_inference_mode_enabled():
-            return function(*args, **options)
-        with torch.inference_mode():
-            return function(*args, **options)
-
-    return run
 
 
 class Scored(NamedTuple):
@@ -196,7 +183,7 @@ class LayeredModel:
         x = self.embedding(tokens)
         return x if self.of_tokens is None else beside(x, self.of_tokens(tokens, self.states(x)))
 
-    @_without_gradients
+    @without_gradients
     def run(
         self,
         x: Tensor,
@@ -214,14 +201,10 @@ class LayeredModel:
         """
         self._check(plan, cache, layout)
         self._reserve_angles(layout)
-        collected = sorted({layer for each in collectors for layer in each.layers})
         x, of_tokens = self.streams(x), None if self.of_tokens is None else x[:, self._wide :]
-        call = Call(plan, cache, layout, plan.left(collected), observer, of_tokens)
+        call = Call(plan, cache, layout, plan.left(layers_of(collectors)), observer, of_tokens)
         out = self.steps.run(self._run_layers, x, call)
-        states = dict(zip(call.collected, out[1:], strict=True))
-        for collector in collectors:
-            for layer in states.keys() & set(collector.layers):
-                collector.put(layer, layout, self.states(states[layer]))
+        hand_out(collectors, layout, call.collected, map(self.states, out[1:]))
         cache.advance(layout, plan.attention_layers)
         return beside(out[0], of_tokens)
 
@@ -245,7 +228,7 @@ class LayeredModel:
     def _passes(self) -> Passes:
         return Passes(self.blocks)
 
-    @_without_gradients
+    @without_gradients
     def scored(
         self,
         tokens: Sequence[int],
@@ -256,8 +239,7 @@ class LayeredModel:
     ) -> Scored:
         """All of the model: embed, run, head. In one call where our kernels can, which finds the
         `ranks` likeliest tokens of each as well."""
-        at_once = None if collectors else self._at_once
-        if at_once is None:
+        if self._at_once is None:
             x = self.embed(torch.tensor(tokens, device=self.device))
             x = self.run(x, self.full_plan, cache, layout, collectors=collectors)
             return Scored(self.states(x), self.head(x))
@@ -266,7 +248,11 @@ class LayeredModel:
         if self.of_tokens is not None:
             ids = torch.tensor(tokens, device=self.device)
             own = self.of_tokens(ids, self.embedding(ids))
-        states, logits, best = at_once(tokens, self.full_plan, cache, layout, ranks, own)
+        wanted = layers_of(collectors)
+        states, logits, best, behind = self._at_once(
+            tokens, self.full_plan, cache, layout, ranks, own, wanted
+        )
+        hand_out(collectors, layout, wanted, map(self.states, behind))
         cache.advance(layout, self.full_plan.attention_layers)
         return Scored(states, logits, best if ranks else None)
 
@@ -275,13 +261,19 @@ class LayeredModel:
         """The model in one call; None where more stands at its ends than our kernels know."""
         if (whole := self.steps.at_once(self.head_product)) is not None:
             return whole
+        return self.ends and self._passes.at_once(*self.ends, self.head_product)
+
+    @cached_property
+    def ends(self) -> tuple[Tensor | Linear, Norm, tuple[float, float, float]] | None:
+        """The embedding's rows, the last norm, and scales of the embedding and of logits with their
+        cap; None where more stands there than our kernels know."""
         scales, embedding, norm = self.shape.scales, self.embedding, self.final_norm
         if self.ops.kernel != "native" or not isinstance(norm, NormBy):
             return None
         if embedding.norm is not None or self.positions is not None:
             return None
         own = (embedding.scale, scales.logits, scales.logit_cap)
-        return self._passes.at_once(embedding.source, norm.norm, self.head_product, own)
+        return embedding.source, norm.norm, own
 
     def _reserve_angles(self, layout: TokenLayout) -> None:
         if self.ropes:
@@ -298,7 +290,7 @@ class LayeredModel:
         width = self.shape.width
         return x if x.shape[1] == width else x[:, :width].contiguous()
 
-    @_without_gradients
+    @without_gradients
     def head(self, x: Tensor) -> Tensor:
         """Hidden states after any layer -> logits, through the model's own last norm and head."""
         return self.logits(x, (self.head_product,))

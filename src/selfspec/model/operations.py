@@ -80,6 +80,13 @@ def operations_for(
     return TorchOps("plain", row_stable=False)
 
 
+def for_guesses(ops: Ops, dtype: torch.dtype, device: torch.device) -> Ops:
+    """What a part's guesses are multiplied by beside a model with these operations: 8 bits where
+    our kernels run it, since a guess that is a little off costs less than reading four times as
+    much."""
+    return operations_for("auto", dtype, device, "", "int8" if ops.kernel == "native" else "auto")
+
+
 def why_eager(family: Family) -> str:
     """What in a family cannot be recorded, in words; "" for nothing."""
     if family.recurrent is not None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ..errors import OptionError
 from .compute.linear import Linear
+from .compute.ops import Ops
 from .layered import LayeredModel
 
 
@@ -22,15 +24,22 @@ class PartialHead:
     tokens: Tensor
     linears: tuple[Linear, ...]
     """Products that stand side by side, their outputs in the order of the tokens."""
+    ops: Ops
+    """What the products are made by."""
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """The tokens as plain numbers."""
+        return [int(token) for token in self.tokens.tolist()]
 
     def joined_by(self, tokens: Iterable[int]) -> PartialHead:
         """These tokens too, in a product of their own beside the one that all requests share."""
         more = sorted({*tokens}.difference(self.tokens.tolist()))
         if not more:
             return self
-        added = head_over(self.model, torch.tensor(more, device=self.tokens.device))
+        added = head_over(self.model, torch.tensor(more, device=self.tokens.device), self.ops)
         both = torch.cat([self.tokens, added.tokens])
-        return PartialHead(self.model, both, (*self.linears, *added.linears))
+        return PartialHead(self.model, both, (*self.linears, *added.linears), self.ops)
 
     @torch.inference_mode()
     def __call__(self, x: Tensor) -> Tensor:
@@ -38,9 +47,9 @@ class PartialHead:
         return self.model.logits(x, self.linears)
 
 
-def head_over(model: LayeredModel, tokens: Tensor) -> PartialHead:
-    """The head over these tokens."""
-    head = model.head_product
+def head_over(model: LayeredModel, tokens: Tensor, ops: Ops | None = None) -> PartialHead:
+    """The head over these tokens, by default in the model's own kind of weights."""
+    head, ops = model.head_product, ops or model.ops
     if not head.readable:
         raise OptionError(
             f"rows cannot be cut out of this model's head (kernel {model.ops.kernel!r}, "
@@ -48,7 +57,7 @@ def head_over(model: LayeredModel, tokens: Tensor) -> PartialHead:
             f"full vocabulary, or use kernel='plain' where the head's weights are plain"
         )
     bias = None if head.bias is None else head.bias[tokens]
-    return PartialHead(model, tokens, (model.ops.linear([head.cut(tokens)], [bias]),))
+    return PartialHead(model, tokens, (ops.linear([head.cut(tokens)], [bias]),), ops)
 
 
 def partial_head(model: LayeredModel, size: int, more: Iterable[int] = ()) -> PartialHead:

@@ -14,21 +14,17 @@ import torch
 from torch import Tensor
 
 from .block import Block
-from .compute.cache import KVCache, TokenLayout
 from .compute.call import Call
-from .compute.cpu.fused import FusedHalves, ModelEnds
+from .compute.cpu.fused import Entry, FusedHalves, ModelEnds
 from .compute.cpu.linear import PackedLinear
 from .compute.halves import Half, HalfParts
 from .compute.linear import Linear
 from .compute.norms import Norm
-from .compute.plan import LayerPlan
 
-WholePass = Callable[
-    [Sequence[int], LayerPlan, KVCache, TokenLayout, int, Tensor | None],
-    tuple[Tensor, Tensor, list[list[int]]],
-]
-"""(tokens, plan of all layers, cache, layout, ranks, what layers read of the tokens themselves) ->
-last states, logits, the likeliest tokens of each."""
+WholePass = Callable[..., tuple[Tensor, Tensor, list[list[int]], Sequence[Tensor]]]
+"""(tokens, plan of all layers, cache, layout, ranks, what layers read of the tokens themselves,
+layers whose states are wanted, what came out before guesses) -> last states, logits, the likeliest
+tokens of each, the states behind those layers."""
 Which = tuple[int, bool]  # a half: its layer, and whether it is the attention
 _SCALED = "its result is scaled, and one call would round that otherwise than a half alone does"
 
@@ -80,13 +76,14 @@ class Passes:
         self,
         source: Tensor | Linear,
         norm: Norm,
+        scales: tuple[float, float, float],
         head: Linear,
-        scales: tuple[float, float, float] = (1.0, 1.0, 0.0),
+        entry: Entry | None = None,
     ) -> WholePass | None:
         """The whole model in one call, or None if our kernels cannot take all of it.
 
         `source`: the embedding's rows, or a product whose rows they are. `scales`: of the
-        embedding, of logits, and the soft cap of these, 0 for none.
+        embedding, of logits, and the soft cap of these, 0 for none. `entry`: how guesses enter.
         """
         if self._alone or not self._blocks or not isinstance(head, PackedLinear):
             return None
@@ -95,7 +92,7 @@ class Passes:
                 return None
         elif not isinstance(source, PackedLinear):
             return None
-        return partial(self._fused.run_model, ModelEnds(source, norm, head, scales))
+        return partial(self._fused.run_model, ModelEnds(source, norm, head, scales, entry))
 
     def run(self, x: Tensor, call: Call) -> tuple[Tensor, ...]:
         """What comes out, then what left each collected layer. `x` itself is not changed."""

@@ -7,9 +7,10 @@ model room, on a cache of their own. All bases have the same block, whatever the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 from ..model.block import Block, own_block
 from ..model.compute.cache import KVCache, TokenLayout
 from ..model.compute.call import Call
+from ..model.compute.cpu.fused import Entry
+from ..model.compute.cpu.linear import PackedLinear
+from ..model.compute.linear import Linear
 from ..model.compute.norms import Norm
 from ..model.compute.ops import Ops
 from ..model.compute.plan import LayerPlan
@@ -24,8 +28,8 @@ from ..model.compute.rope import RopeTable
 from ..model.families import FAMILIES
 from ..model.family import Scales, Shape
 from ..model.layered import LayeredModel
-from ..model.operations import operations_for
-from ..model.passes import Passes
+from ..model.operations import for_guesses
+from ..model.passes import Passes, WholePass
 
 EPS = 1e-5
 
@@ -78,6 +82,19 @@ def small_block(size: BlockSize) -> Any:
     return MistralDecoderLayer(config, 0)
 
 
+class Guessed(NamedTuple):
+    """What follows some tokens: what comes out for them, (tokens, width), its logits, and where the
+    best logit of each is."""
+
+    states: Tensor
+    logits: Tensor
+    best: Sequence[int]
+
+
+Guessing = Callable[[Sequence[int], Tensor, KVCache, TokenLayout], Guessed]
+"""(tokens, what came out before each, cache, layout) -> what follows."""
+
+
 class Stack:
     """Some blocks, one after the other, ready to run."""
 
@@ -101,7 +118,7 @@ class Stack:
             parallel=False,
         )
         device, dtype = self._place = model.device, model.dtype
-        self.ops: Ops = operations_for("auto", dtype, device)
+        self.ops: Ops = for_guesses(model.ops, dtype, device)
         self._size, family = size, FAMILIES["llama"]
         self._rope = rope = RopeTable(Rotary(size), shape.context, device)
         self.blocks: list[Block] = []
@@ -125,12 +142,40 @@ class Stack:
         """(tokens, width), RMS-normalised."""
         return self.ops.norm(x.contiguous(), self._ones)
 
+    def guessing(
+        self, model: LayeredModel, head: Linear, embedded: Linear, before: Linear
+    ) -> Guessing | None:
+        """From guesses to what follows them in one call, through these products; None where our
+        kernels cannot."""
+        packed = isinstance(embedded, PackedLinear) and isinstance(before, PackedLinear)
+        if model.ends is None or not packed:
+            return None
+        entry = Entry(embedded, before, self._ones)
+        at_once = self._passes.at_once(*model.ends, head, entry)
+        return at_once and partial(self._guess, at_once)
+
+    def _guess(
+        self,
+        at_once: WholePass,
+        tokens: Sequence[int],
+        own: Tensor,
+        cache: KVCache,
+        layout: TokenLayout,
+    ) -> Guessed:
+        self._reserve_angles(layout)
+        x, logits, best, _ = at_once(tokens, self._plan, cache, layout, 1, None, (), own)
+        cache.advance(layout, self._plan.attention_layers)
+        return Guessed(x, logits, [ranked[0] for ranked in best])
+
+    def _reserve_angles(self, layout: TokenLayout) -> None:
+        self._rope.reserve(max(span.first + span.count for span in layout.spans))
+
     @torch.inference_mode()
     def run(self, x: Tensor, cache: KVCache, layout: TokenLayout) -> Tensor:
         """(tokens, width) through all blocks."""
-        self._rope.reserve(max(span.first + span.count for span in layout.spans))
+        self._reserve_angles(layout)
         x, *_ = self._passes.run(x, Call(self._plan, cache, layout.on(self._place[0])))
-        cache.advance(layout, tuple(range(len(self.blocks))))
+        cache.advance(layout, self._plan.attention_layers)
         return x
 
 

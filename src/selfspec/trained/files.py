@@ -32,6 +32,7 @@ from ..core.schema import Unfit, made
 from ..errors import BrokenCheckpoint, OptionError, nearest
 from ..model.layered import LayeredModel
 from ..model.opening import folder_of
+from ..model.operations import for_guesses
 from ..model.partial_head import PartialHead, head_over
 from .kinds import KINDS, Described, command_for
 
@@ -232,7 +233,8 @@ def ready(
 
 def partial_head_of(part: TrainedPart, model: LayeredModel) -> PartialHead:
     """The rows of the model's head that the part can say."""
-    return head_over(model, part.tensors["vocabulary"].to(model.device).long())
+    ops = for_guesses(model.ops, model.dtype, model.device)
+    return head_over(model, part.tensors["vocabulary"].to(model.device).long(), ops)
 
 
 # ------------------------------------------------------------------------------- recognising a base

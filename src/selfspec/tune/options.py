@@ -8,8 +8,8 @@ from typing import Any
 from ..errors import OptionError, nearest
 
 KINDS = ("copies", "exits", "skips", "text")
-OF_AUTO = {"text": "hybrid", "copies": "quantised", "exits": "early-exit"}
-"""The drafters of `auto`, by their kind."""
+OF_AUTO = {"hybrid": "text", "quantised": "copies", "draft-head": "text", "early-exit": "exits"}
+"""The drafters of `auto`, and their kind."""
 OPTUNAS = ("tpe", "gp")
 SEARCHES = ("grown", *OPTUNAS, "none")
 
@@ -23,7 +23,8 @@ class Setting:
     temperature: float = 0.0
     """Of what is timed. Drafts are probed on greedy text all the same."""
     drafters: str = "copies,exits,skips,text"
-    """What may draft: copies (in fewer bits, which take memory), exits, skips, text."""
+    """What may draft: copies (in fewer bits, which take memory), exits, skips, text (and a trained
+    head, where the model has one)."""
     predictors: str = ""
     """Folder that `selfspec fit-exits` wrote, to time dynamic-exit with. Without it those are timed
     that lie in a folder inside the model's own, or come with selfspec for the model."""
@@ -46,7 +47,7 @@ class Setting:
     @property
     def auto_options(self) -> dict[str, Any]:
         """What keeps `auto` to drafters of these kinds. None if that are all it knows."""
-        kept = [name for kind, name in OF_AUTO.items() if self.allows(kind)]
+        kept = [name for name, kind in OF_AUTO.items() if self.allows(kind)]
         return {} if len(kept) == len(OF_AUTO) else {"candidates": kept}
 
 

@@ -142,10 +142,17 @@ class _Drafting(ChainSession):
         return torch.cat([self._stairs[row].states[-1] for row in rows])
 
     def _logits(self, x: Tensor) -> Tensor:
-        return torch.cat([left.logits for left in self._left if left.logits is not None])
+        """Of the tokens that left, which may be none."""
+        known = [left.logits for left in self._left if left.logits is not None]
+        return torch.cat(known) if known else x[:0]
 
     def _choose(
-        self, x: Tensor, states: Sequence[ChainRow], texts: Texts, threshold: float | None
+        self,
+        logits: Tensor,
+        best: Sequence[int] | None,
+        states: Sequence[ChainRow],
+        texts: Texts,
+        threshold: float | None,
     ) -> tuple[Sequence[int | None], list[bool]]:
         """Tokens that no look let leave end their drafts."""
         gone = [at for at, left in enumerate(self._left) if left.logits is not None]
@@ -153,7 +160,7 @@ class _Drafting(ChainSession):
         sure = [False] * len(states)
         if gone:
             some = [states[at] for at in gone], [texts[at] for at in gone]
-            chosen, confident = super()._choose(x, *some, threshold)
+            chosen, confident = super()._choose(logits, best, *some, threshold)
             for at, token, is_sure in zip(gone, chosen, confident, strict=True):
                 tokens[at], sure[at] = token, is_sure
         return tokens, sure

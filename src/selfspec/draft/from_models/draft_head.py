@@ -67,18 +67,22 @@ class _Head:
         self.rows = partial_head_of(part, model)
         names, width = ("enter.weight", "again.weight"), model.shape.width
         enter, again = (part.tensors[name].to(model.device, model.dtype) for name in names)
-        self._enter = self.stack.ops.linear([enter], [None])
-        self._again = self.stack.ops.linear([torch.cat([enter[:, :width], again], dim=1)], [None])
+        self._enter, self._of_token, self._of_own = (
+            self.stack.ops.linear([weight.contiguous()], [None])
+            for weight in (enter, enter[:, :width], again)
+        )
         self._model = model
+        self.guess = self.stack.guessing(model, *self.rows.linears, self._of_token, self._of_own)
+        """All of a guess in one call, where our kernels can."""
 
     def enter(self, tokens: Tensor, states: Tensor) -> Tensor:
         """Entries of kept text: tokens (n,) and the tapped states before them, (n, taps, width)."""
-        tapped = [self.stack.unit(states[:, tap]) for tap in range(states.shape[1])]
-        return self._enter(torch.cat([self._embedded(tokens), *tapped], dim=1))
+        tapped = self.stack.unit(states.flatten(0, 1)).view(len(states), -1)
+        return self._enter(torch.cat([self._embedded(tokens), tapped], dim=1))
 
     def again(self, tokens: Tensor, own: Tensor) -> Tensor:
         """Entries of guesses: tokens and the head's own outputs before them, (n, width)."""
-        return self._again(torch.cat([self._embedded(tokens), self.stack.unit(own)], dim=1))
+        return self._of_own(self.stack.unit(own), self._of_token(self._embedded(tokens)))
 
     def _embedded(self, tokens: Tensor) -> Tensor:
         return self.stack.unit(self._model.states(self._model.embed(tokens)))
@@ -106,10 +110,23 @@ class _Drafting(EntriesSession):
     def slot(self, row: int, length: int) -> int:
         return length - 2 - self._entries[row].first
 
-    def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
-        """The first guess follows from the kept text, which was read, the others from guesses."""
+    def following(
+        self, last: Sequence[int], layout: TokenLayout, rows: Sequence[int]
+    ) -> tuple[Tensor, Sequence[int] | None]:
+        if self._head.guess is None or not self._behind_guesses(layout, rows):
+            return super().following(last, layout, rows)
         own = torch.cat([self._own[row] for row in rows])
-        if int(layout.slots[0]) >= self._entries[rows[0]].held:
+        found = self._head.guess(last, own, self.cache, layout)
+        self._own.update(zip(rows, found.states.split(1), strict=True))
+        return found.logits, found.best
+
+    def _behind_guesses(self, layout: TokenLayout, rows: Sequence[int]) -> bool:
+        """The first guess follows from the kept text, which was read, the others from guesses."""
+        return layout.spans[0].first >= self._entries[rows[0]].held
+
+    def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
+        own = torch.cat([self._own[row] for row in rows])
+        if self._behind_guesses(layout, rows):
             own = self._head.stack.run(self._head.again(tokens, own), self.cache, layout)
             self._own.update(zip(rows, own.split(1), strict=True))
         return own

@@ -7,7 +7,7 @@ drafter takes what has gathered. Does not know what the states are for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -37,3 +37,21 @@ class StateCollector:
             for layout, states in passes
             if len(states) == len(self.layers)
         ]
+
+
+def layers_of(collectors: Sequence[StateCollector]) -> list[int]:
+    """The layers that anybody asks for, in order."""
+    return sorted({layer for each in collectors for layer in each.layers})
+
+
+def hand_out(
+    collectors: Sequence[StateCollector],
+    layout: TokenLayout,
+    layers: Sequence[int],
+    states: Iterable[Tensor],
+) -> None:
+    """Give what left these layers to those who asked for it."""
+    for layer, x in zip(layers, states, strict=True):
+        for collector in collectors:
+            if layer in collector.layers:
+                collector.put(layer, layout, x)

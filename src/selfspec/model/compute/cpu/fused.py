@@ -6,6 +6,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Mapping, Sequence
 from ctypes import Array
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from .experts import mixture_struct
 from .interface import (
     CallStruct,
     EndsStruct,
+    EntryStruct,
     GivenStruct,
     HalfStruct,
     HeadsStruct,
@@ -99,15 +102,25 @@ class FusedHalves:
         layout: TokenLayout,
         ranks: int,
         of_tokens: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, list[list[int]]]:
-        """The last states of these tokens, their logits, and the `ranks` likeliest tokens of each,
-        as `likeliest_or_broken` finds them."""
+        collected: Sequence[int] = (),
+        before: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, list[list[int]], Sequence[Tensor]]:
+        """The last states of these tokens, their logits, the `ranks` likeliest tokens of each, as
+        `likeliest_or_broken` finds them, and the states behind the `collected` layers. `before`:
+        what came out before each, where the ends have an entry."""
+        assert (before is None) == (ends.entry is None)
         count, numbers = len(tokens), half_numbers(plan)
         ranks = min(ranks, ends.head.outputs)
         x = torch.empty((count, ends.head.inputs))
         logits = torch.empty((count, ends.head.outputs))
         best = (ctypes.c_int64 * (count * ranks))()
-        given = GivenStruct(x.data_ptr(), logits.data_ptr(), ctypes.addressof(best), ranks)
+        behind = [plan.halves.index((layer, False)) for layer in collected]
+        places = (ctypes.c_int64 * len(behind))(*behind)
+        tapped = x.new_empty((len(behind), *x.shape))
+        given = GivenStruct(
+            *(x.data_ptr(), logits.data_ptr(), ctypes.addressof(best), ranks),
+            *(len(behind), ctypes.addressof(places), tapped.data_ptr(), address(before)),
+        )
         ids = (ctypes.c_int64 * count)(*tokens)
         call, _held = self._call(x, plan.halves, cache, layout, x, of_tokens)
         wrong = library().run_model(
@@ -117,7 +130,8 @@ class FusedHalves:
         if wrong >= 0:
             raise IndexError(f"row {tokens[wrong]} was asked for, and there are {ends.tokens}")
         found = best[:]
-        return x, logits, [found[at : at + ranks] for at in range(0, count * ranks, ranks or 1)]
+        ranked = [found[at : at + ranks] for at in range(0, count * ranks, ranks or 1)]
+        return x, logits, ranked, tapped.unbind()
 
     def _call(
         self,
@@ -225,8 +239,28 @@ def _selective(how: Recurrence | None) -> int | None:
     return ctypes.addressof(selective_struct(how.selective))
 
 
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """How a guess enters a small part: its embedding and what came out before it, both of unit
+    size, through a product each."""
+
+    embedded: PackedLinear
+    before: PackedLinear
+    unit: Norm
+
+    @cached_property
+    def struct(self) -> EntryStruct:
+        """As our kernels read it."""
+        return EntryStruct(
+            ctypes.pointer(self.embedded.native()),
+            ctypes.pointer(self.before.native()),
+            norm_address(self.unit),
+        )
+
+
 class ModelEnds:
-    """The embedding, the last norm and the head of a model, as our kernels read them."""
+    """The embedding, the last norm and the head of a model, as our kernels read them. Of a part
+    also how its guesses enter."""
 
     def __init__(
         self,
@@ -234,9 +268,10 @@ class ModelEnds:
         norm: Norm,
         head: PackedLinear,
         scales: tuple[float, float, float],
+        entry: Entry | None = None,
     ) -> None:
         """`scales`: of the embedding, of logits, and the soft cap of these."""
-        self._kept, self.head = (source, norm), head  # the struct holds addresses
+        self._kept, self.head, self.entry = (source, norm), head, entry  # by address, in the struct
         table, rows = None, None
         if isinstance(source, Tensor):
             rows, self.tokens = source.data_ptr(), len(source)
@@ -244,7 +279,9 @@ class ModelEnds:
             table, self.tokens = ctypes.pointer(source.native()), source.outputs
         self.struct = EndsStruct(
             *(table, rows, self.tokens, norm_address(norm)),
-            *(ctypes.pointer(head.native()), *scales),
+            ctypes.pointer(head.native()),
+            None if entry is None else ctypes.pointer(entry.struct),
+            *scales,
         )
 
 

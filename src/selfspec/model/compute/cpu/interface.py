@@ -159,9 +159,20 @@ class CallStruct(ctypes.Structure):
     ]
 
 
+class EntryStruct(ctypes.Structure):
+    """How a guess enters a small part: products of its embedding and of what came out before it,
+    and the norm of both."""
+
+    _fields_ = [
+        *((name, POINTER(ProductStruct)) for name in ("embedded", "before")),
+        ("unit", c_void_p),
+    ]
+
+
 class EndsStruct(ctypes.Structure):
     """What stands at both ends of a model: an embedding, as a product or as its rows, of so many
-    tokens, the last norm, and the head; scales of the embedding and of logits, and their cap."""
+    tokens, the last norm, the head, and how embeddings enter; scales of the embedding and of
+    logits, and their cap."""
 
     _fields_ = [
         ("table", POINTER(ProductStruct)),
@@ -169,14 +180,19 @@ class EndsStruct(ctypes.Structure):
         ("tokens", c_int64),
         ("norm", c_void_p),
         ("head", POINTER(ProductStruct)),
+        ("entry", POINTER(EntryStruct)),
         *((name, c_float) for name in ("scale", "logits", "cap")),
     ]
 
 
 class GivenStruct(ctypes.Structure):
-    """Where a whole pass leaves its states, its logits, and so many of the likeliest tokens."""
+    """Where a whole pass leaves its states, its logits, so many of the likeliest tokens, and the
+    states behind some of its halves; and what came out before its tokens, for an entry."""
 
-    _fields_ = [("states", c_void_p), ("logits", c_void_p), ("best", c_void_p), ("count", c_int64)]
+    _fields_ = [
+        *[("states", c_void_p), ("logits", c_void_p), ("best", c_void_p), ("count", c_int64)],
+        *[("taps", c_int64), ("behind", c_void_p), ("tapped", c_void_p), ("before", c_void_p)],
+    ]
 
 
 _TYPES = {

@@ -1416,12 +1416,16 @@ struct Room {
     static const Product* narrow(const Half& half) {
         return half.mixture ? half.mixture->narrow : nullptr;
     }
-    static int64_t widest_row(const Half* halves, const int64_t* chosen, int64_t count) {
+    static int64_t widest_row(const Half* halves, const int64_t* chosen, int64_t count,
+                              std::initializer_list<const Product*> others) {
         int64_t bytes = 0;
+        auto widen = [&](const Product* weight) {
+            if (weight && weight->prepare) bytes = std::max(bytes, weight->prepared);
+        };
         each_part(halves, chosen, count, [&](const Half& half) {
-            for (const Product* weight : products(half))
-                if (weight && weight->prepare) bytes = std::max(bytes, weight->prepared);
+            for (const Product* weight : products(half)) widen(weight);
         });
+        for (const Product* weight : others) widen(weight);
         return bytes;
     }
 
@@ -1439,10 +1443,10 @@ struct Room {
         pieces_of.push_back((int)pieces.size() - 1);
     }
 
+    // `others`: products that the call multiplies by as well.
     Room(const Half* halves, const int64_t* chosen, int64_t count, const Call& call, int threads,
-         const Product* head = nullptr)
-        : prepared(call.tokens * std::max(widest_row(halves, chosen, count),
-                                          head && head->prepare ? head->prepared : 0)) {
+         std::initializer_list<const Product*> others = {})
+        : prepared(call.tokens * widest_row(halves, chosen, count, others)) {
         int64_t into = 0, out = 0;
         each_part(halves, chosen, count, [&](const Half& half) {
             const Product* more = narrow(half);
@@ -1773,25 +1777,39 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     meeting.wait();
 }
 
-// Carries the stream x, (tokens, width), through the chosen halves: this thread's part.
+// Copies this thread's part of the stream.
+static void copy_rows(const float* from, const Call& call, float* to) {
+    Share rows(call.tokens);
+    std::copy(from + rows.begin * call.width, from + rows.end * call.width,
+              to + rows.begin * call.width);
+}
+
+// The stream behind some of the chosen halves, by their places in order: (count, tokens, width).
+struct Taps {
+    int64_t count;
+    const int64_t* behind;
+    float* states;
+};
+
+// Carries the stream x, (tokens, width), through the chosen halves: this thread's part. A half ends
+// when all threads are done with it, and changes x only after they have met again.
 static void carry(float* x, const Half* halves, const int64_t* chosen, int64_t count,
-                  const Call& call, Room& room, Meeting& meeting, Steps& steps, Memory& memory) {
-    int64_t step = 0;
+                  const Call& call, const Taps& taps, Room& room, Meeting& meeting, Steps& steps,
+                  Memory& memory) {
+    int64_t step = 0, tap = 0;
     for (int64_t i = 0; i < count; i++) {
         const Half& half = halves[chosen[i]];
-        if (!half.into.multiply) {  // the model has no such half
-            step += STEPS;
-            continue;
-        }
         if (half.parallel && (i == 0 || halves[chosen[i - 1]].layer != half.layer)) {
-            Share rows(call.tokens);
-            const float* from = i == 0 ? call.entered : x;
-            std::copy(from + rows.begin * call.width, from + rows.end * call.width,
-                      room.entered.get() + rows.begin * call.width);
+            copy_rows(i == 0 ? call.entered : x, call, room.entered.get());
             meeting.wait();
         }
-        for (const Half* part = &half; part; part = part->then, step += STEPS)
-            run_half(*part, call, x, room, meeting, steps, step, memory);
+        if (half.into.multiply)
+            for (const Half* part = &half; part; part = part->then, step += STEPS)
+                run_half(*part, call, x, room, meeting, steps, step, memory);
+        else  // the model has no such half
+            step += STEPS;
+        if (tap < taps.count && taps.behind[tap] == i)
+            copy_rows(x, call, taps.states + tap++ * call.tokens * call.width);
     }
 }
 
@@ -1825,7 +1843,7 @@ extern "C" void run_halves(float* x, const Half* halves, const int64_t* chosen, 
 #pragma omp parallel num_threads(threads)
     {
         Memory memory;
-        carry(x, halves, chosen, count, *call, room, meeting, steps, memory);
+        carry(x, halves, chosen, count, *call, {}, room, meeting, steps, memory);
     }
     keeping.end();
 }
@@ -1884,6 +1902,13 @@ extern "C" void times_sigmoid(float* x, const float* gate, int64_t rows, int64_t
     }
 }
 
+// How a guess enters a small part: its embedding and what came out before it, both of unit size,
+// through a product each.
+struct Entry {
+    const Product *embedded, *before;
+    const Norm* unit;
+};
+
 // What stands at both ends of a model.
 struct Ends {
     const Product* table;  // whose rows are the embedding, or null:
@@ -1891,6 +1916,7 @@ struct Ends {
     int64_t tokens;        // of the vocabulary
     const Norm* norm;
     const Product* head;
+    const Entry* entry;        // null: embeddings enter as they are
     float scale, logits, cap;  // of the embedding and of logits; a soft cap of these, or 0
 };
 
@@ -1900,6 +1926,8 @@ struct Given {
     float *states, *logits;
     int64_t* best;
     int64_t count;
+    Taps taps;
+    const float* before;  // what came out before each token, for an entry
 };
 
 static void embed(const Ends& ends, const int64_t* ids, const Call& call, float* x) {
@@ -1911,6 +1939,22 @@ static void embed(const Ends& ends, const int64_t* ids, const Call& call, float*
             std::copy_n(ends.rows + ids[mine.begin] * call.width, call.width, to);
         if (ends.scale != 1)
             for (int64_t i = 0; i < call.width; i++) to[i] *= ends.scale;
+    }
+}
+
+static void enter(const Ends& ends, const int64_t* ids, const Given& given, const Call& call,
+                  Room& room, Meeting& meeting, Steps& steps, int64_t step, Memory& memory) {
+    const Entry& entry = *ends.entry;
+    embed(ends, ids, call, room.entered.get());
+    meeting.wait();
+    const float* read = room.entered.get();
+    for (const Product* product : {entry.embedded, entry.before}) {
+        bool first = product == entry.embedded;
+        const float* x = normed(read, *entry.unit, call, *product, room, meeting, memory);
+        multiply(*product, x, first ? nullptr : given.states, given.states, call, room, meeting,
+                 steps[step++], memory);
+        meeting.wait();
+        read = given.before;
     }
 }
 
@@ -1947,10 +1991,12 @@ extern "C" int64_t run_model(const int64_t* ids, const Ends* ends, const Half* h
                              const Given* given, int threads) {
     for (int64_t t = 0; t < call->tokens; t++)
         if (ids[t] < 0 || ids[t] >= ends->tokens) return t;
-    Room room(halves, chosen, count, *call, threads, ends->head);
+    const Entry* entry = ends->entry;
+    Room room(halves, chosen, count, *call, threads,
+              {ends->head, entry ? entry->embedded : nullptr, entry ? entry->before : nullptr});
     Meeting meeting;
-    int64_t parts = parts_of(halves, chosen, count);
-    Steps steps(parts * STEPS + 1, threads);
+    int64_t parts = parts_of(halves, chosen, count) * STEPS;
+    Steps steps(parts + 3, threads);
     int64_t rows = call->tokens, size = ends->head->outputs;
     std::vector<float> maxima(rows * choosing::blocks_of(size));
     std::vector<std::atomic<bool>> odd(rows);
@@ -1959,13 +2005,18 @@ extern "C" int64_t run_model(const int64_t* ids, const Ends* ends, const Half* h
 #pragma omp parallel num_threads(threads)
     {
         Memory memory;
-        embed(*ends, ids, *call, given->states);
-        meeting.wait();
-        carry(given->states, halves, chosen, count, *call, room, meeting, steps, memory);
+        if (entry) {
+            enter(*ends, ids, *given, *call, room, meeting, steps, parts + 1, memory);
+        } else {
+            embed(*ends, ids, *call, given->states);
+            meeting.wait();
+        }
+        carry(given->states, halves, chosen, count, *call, given->taps, room, meeting, steps,
+              memory);
         const Product& head = *ends->head;
         const float* x =
             normed(given->states, *ends->norm, *call, head, room, meeting, memory);
-        multiply(head, x, nullptr, given->logits, *call, room, meeting, steps[parts * STEPS],
+        multiply(head, x, nullptr, given->logits, *call, room, meeting, steps[parts],
                  memory);
         meeting.wait();
         if (ends->logits != 1 || ends->cap > 0) {
