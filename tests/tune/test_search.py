@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from selfspec.tune.search import Halves, Tried, by_likeness, far_apart, grown, split
+from selfspec.tune.search import Halves, Tried, by_likeness, far_apart, grown, runs, split
 
 LAYERS = 4
 BEST = frozenset({1, 2, 6})
@@ -58,6 +58,31 @@ def test_likeness_says_where_to_begin() -> None:
     sets = by_likeness([0.1, 0.9, 0.8, 0.2, 0.7, 0.3, 0.6, 0.4])
     assert sets == [{1}, {1, 2}, {1, 2, 4, 6}]
     assert by_likeness([0.5, 0.6]) == [] and by_likeness([0.5, 0.6, 0.7]) == [{2}]
+
+
+def test_runs_are_whole_layers_one_after_another() -> None:
+    """Halves of other layers, layers alone or all, so many runs that nothing else is looked at."""
+    assert {1, 2, LAYERS + 1, LAYERS + 2} in runs(LAYERS)
+    for halves in runs(LAYERS):
+        attention, mlp = split(halves, LAYERS)
+        assert attention == mlp == tuple(range(attention[0], attention[-1] + 1)) and mlp[0] > 0
+    found = runs(80)
+    assert len(found) == len(set(found)) < 80 and max(map(len, found)) < 2 * 79
+    assert runs(1) == []
+
+
+def test_growing_finds_layers_that_only_go_together() -> None:
+    """Two layers of which no half may be left out alone: no single step leads there from one of
+    them, nor from anywhere else."""
+    one, both = (frozenset({*layers, *(LAYERS + n for n in layers)}) for layers in ({2}, {2, 3}))
+    values = {one: 1.0, both: 2.0}
+
+    def value(halves: Halves) -> float:
+        return values.get(halves, -float(len(halves)))
+
+    for start in (runs(LAYERS), [one]):
+        tried = list(grown(LAYERS, value, lambda halves: -len(halves), _until(20), start=start))
+        assert max(tried, key=lambda each: each.value).halves == both
 
 
 def test_sets_that_are_timed_are_unlike() -> None:

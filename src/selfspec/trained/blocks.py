@@ -147,8 +147,9 @@ class Stack:
     ) -> Guessing | None:
         """From guesses to what follows them in one call, through these products; None where our
         kernels cannot."""
-        packed = isinstance(embedded, PackedLinear) and isinstance(before, PackedLinear)
-        if model.ends is None or not packed:
+        if not isinstance(embedded, PackedLinear) or not isinstance(before, PackedLinear):
+            return None
+        if model.ends is None:
             return None
         entry = Entry(embedded, before, self._ones)
         at_once = self._passes.at_once(*model.ends, head, entry)

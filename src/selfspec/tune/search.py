@@ -43,13 +43,14 @@ def by_likeness(cosines: Sequence[float]) -> list[Halves]:
 
 
 def runs(layers: int, ends: int = 12) -> list[Halves]:
-    """Sets of layers that follow each other, left out whole, from some places to some others."""
+    """Sets of layers that follow each other, left out whole, from some places to some others or to
+    the end."""
     stride = -(-layers // ends)
-    bounds = range(stride, layers, stride)
+    begins = range(stride, layers, stride)
     return [
         frozenset(half + layer for layer in range(begin, end) for half in (0, layers))
-        for begin in bounds
-        for end in bounds
+        for begin in begins
+        for end in (*begins, layers)
         if begin < end
     ]
 

@@ -71,8 +71,8 @@ class _Head:
             self.stack.ops.linear([weight.contiguous()], [None])
             for weight in (enter, enter[:, :width], again)
         )
-        self._model = model
-        self.guess = self.stack.guessing(model, *self.rows.linears, self._of_token, self._of_own)
+        self._model, (head,) = model, self.rows.linears
+        self.guess = self.stack.guessing(model, head, self._of_token, self._of_own)
         """All of a guess in one call, where our kernels can."""
 
     def enter(self, tokens: Tensor, states: Tensor) -> Tensor:

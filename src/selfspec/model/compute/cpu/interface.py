@@ -190,8 +190,9 @@ class GivenStruct(ctypes.Structure):
     states behind some of its halves; and what came out before its tokens, for an entry."""
 
     _fields_ = [
-        *[("states", c_void_p), ("logits", c_void_p), ("best", c_void_p), ("count", c_int64)],
-        *[("taps", c_int64), ("behind", c_void_p), ("tapped", c_void_p), ("before", c_void_p)],
+        *((name, c_void_p) for name in ("states", "logits", "best")),
+        *((name, c_int64) for name in ("count", "taps")),
+        *((name, c_void_p) for name in ("behind", "tapped", "before")),
     ]
 
 
