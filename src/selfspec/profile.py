@@ -100,11 +100,14 @@ class Profile:
     def drafter(self, **options: Any) -> Drafter:
         """`auto` that begins with what was found. A lookup is always among its candidates, since it
         costs next to nothing. `options`: further ones of `auto`."""
-        found = [resolve(**way.options)[0] for way in self.ways]
-        named = [each for each in found if each is not None and not each.decides_how_much]
         lookup = make_drafter("hybrid", {})
         assert lookup is not None
-        return Auto(candidates=(*dict.fromkeys([lookup, *named]),), **options)
+        speeds = {lookup: 1.0}  # a way that is not among those found did not beat plain decoding
+        for way in self.ways:
+            drafter, _ = resolve(**way.options)
+            if drafter is not None and not drafter.decides_how_much:
+                speeds[drafter] = max(way.measured or 1.0, speeds.get(drafter, 0.0))
+        return Auto(candidates=(*speeds,), speeds=(*speeds.values(),), **options)
 
     def write(self, path: Path) -> None:
         """As JSON, whole or not at all."""

@@ -98,9 +98,9 @@ def test_the_token_that_stops_a_draft_is_kept(
     original = chain.ChainSession._choose
     propose = chain.ChainSession.propose
 
-    def choose(self: Any, x: Any, *rest: Any) -> Any:
-        tops.append(self.target.model.head(x).softmax(-1).max().item())
-        return original(self, x, *rest)
+    def choose(self: Any, logits: Any, *rest: Any) -> Any:
+        tops.append(logits.softmax(-1).max().item())
+        return original(self, logits, *rest)
 
     def watched(self: Any, *arguments: Any) -> Any:
         tops.clear()
