@@ -158,23 +158,6 @@ def test_earlier_requests_save_the_trying(llm: LLM) -> None:
     assert begin(auto, other).budget([9]).tokens == [0], "nothing is known of another model"
 
 
-def test_speeds_that_are_known_say_who_is_tried(llm: LLM) -> None:
-    """Speeds that nobody looks at, so that the slower one is tried in the first rounds; that ban it
-    for ever though this text is its own; or that are believed where both were tried."""
-    worlds = {"one": World(chance=0.5, draft=0.3), "two": GOOD}
-    told = begin(Auto([One(), Two()], speeds=(1.2, 2.4)), llm)
-    lengths = play(told, worlds, 40)
-    assert [name for name, length in lengths if length][:1] == ["two"]
-    assert sum(name == "one" and length > 0 for name, length in lengths) == 0
-    lengths = play(told, worlds, 1500, 1)
-    assert 0 < sum(name == "one" and length > 0 for name, length in lengths) < 30
-    wrong = play(begin(Auto([One(), Two()], speeds=(2.4, 1.2)), llm), worlds, 1500, 2)
-    assert sum(name == "two" and length > 0 for name, length in wrong[1000:]) > 0.9 * 500
-    for speeds in ((1.0,), (1.0, 0.0)):
-        with pytest.raises(OptionError, match=r"speeds=.* for 2 candidates"):
-            Auto([One(), Two()], speeds=speeds)
-
-
 def test_a_plain_round_teaches_all_and_a_draft_its_own_drafter(llm: LLM) -> None:
     """A candidate blamed for what another drafted, or plain costs known to one of them only, so
     that they are not comparable."""

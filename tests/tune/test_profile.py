@@ -10,6 +10,7 @@ import pytest
 
 from selfspec.core.machine import this_machine
 from selfspec.draft.auto import Auto
+from selfspec.draft.registry import make_drafter
 from selfspec.errors import OptionError
 from selfspec.llm import LLM
 from selfspec.profile import SCHEMA, Profile, Way, kept_in, profile_for, read_profile
@@ -61,13 +62,23 @@ def test_a_loaded_model_finds_its_profile_and_auto_begins_with_it(llm: LLM) -> N
     assert other.profile is None
 
 
-def test_a_lookup_that_was_found_is_no_second_candidate(llm: LLM) -> None:
-    """Two lookups that are both tried, one of them for nothing; a drafter that was found lost."""
-    found = (*WAYS, Way("hybrid", {}, "cost-aware"), Way("hybrid", {"then": "ngram"}), Way("auto"))
+def test_each_drafter_is_one_candidate_with_the_options_that_pay(llm: LLM) -> None:
+    """Two candidates that are the same drafter, each of which learns half; a lookup that is lost;
+    options that chance put first; options that pay and are dropped."""
+    lucky = Way("quantised", {"first": "none"}, "fixed", measured=2.1, low=1.8, high=2.4)
+    level = Way("quantised", {}, "fixed", measured=1.9, low=1.7, high=2.2)
+    slower = Way("early-exit", {}, "fixed", measured=1.02, low=1.0, high=1.05)
+    found = (lucky, level, *WAYS, slower, Way("hybrid", {"then": "ngram"}), Way("auto"))
     drafter = replace(_profile(llm), ways=found).drafter()
     assert isinstance(drafter, Auto)
-    names = [each.name for each in drafter._drafters]
-    assert names == ["hybrid", "layer-skip", "early-exit", "hybrid"]
+    expected = [
+        make_drafter("hybrid", {"then": "ngram"}),
+        make_drafter("quantised", {}),
+        make_drafter("layer-skip", {"attention": [1], "mlp": [2, 3]}),
+        make_drafter("early-exit", {"layer": 2}),
+    ]
+    assert sorted(map(repr, drafter._drafters)) == sorted(map(repr, expected))
+    assert drafter._drafters[0].name == "hybrid"
 
 
 def test_a_profile_of_other_weights_is_not_found(llm: LLM) -> None:

@@ -39,8 +39,6 @@ class _Known:
 
     costs: CostModel = field(default_factory=CostModel)
     looks: Looks = field(default_factory=Looks)
-    share: float | None = None
-    """Of the fastest candidate's speed, as it was before; None: nobody knows."""
 
 
 @dataclass(frozen=True)
@@ -57,9 +55,6 @@ class Auto(Drafter):
     """Never draft more tokens than this for a row in one round, all guesses of a tree counted. How
     many it drafts follows from what they cost and bring here: a token is added while its own chance
     pays for what it adds to the pass."""
-    speeds: Sequence[float] = ()
-    """How fast each candidate was before, over plain decoding, as a profile knows it. The fastest
-    is tried at once, and others when a look can lose little. Empty: nobody knows."""
 
     def __post_init__(self) -> None:
         if self.most < 1:
@@ -69,11 +64,6 @@ class Auto(Drafter):
         if not self._drafters:
             raise OptionError(
                 "candidates is empty; name drafters to choose from, or use draft='none'"
-            )
-        if self.speeds and (len(self.speeds) != len(self._drafters) or min(self.speeds) <= 0):
-            raise OptionError(
-                f"speeds={list(self.speeds)} for {len(self._drafters)} candidates; give each one's "
-                "speed, above 0, or none"
             )
 
     @cached_property
@@ -108,20 +98,15 @@ class Auto(Drafter):
             except OptionError:  # an exit after a quarter of two layers, say
                 continue
             costs = CostModel(memory.costs)
-            share = memory.share
-            arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.names, share))
+            arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.names))
         return AutoSession(arms, self.most, bool(target.model.pass_seconds))
 
     def _first_known(self, model: LayeredModel) -> list[_Known]:
-        """The first is tried at once, and what is likely to be right soon after; where speeds are
-        known, the fastest, and the others when that can lose little."""
+        """The first is tried at once, and what is likely to be right soon after."""
         waits = [FIRST_LOOK if each.likely < 0.5 else 2 for each in self._drafters]
-        shares: list[float | None] = [speed / max(self.speeds) for speed in self.speeds]
-        waits[shares.index(1.0) if shares else 0] = 1
-        shares = shares or [None] * len(waits)
         known = [
-            _Known(CostModel(likely=each.likely), Looks(wait), share)
-            for each, wait, share in zip(self._drafters, waits, shares, strict=True)
+            _Known(CostModel(likely=each.likely), Looks(wait if index else 1))
+            for index, (each, wait) in enumerate(zip(self._drafters, waits, strict=True))
         ]
         for each in known:
             for tokens, seconds in list(model.pass_seconds) * ENOUGH:  # they are no spikes
@@ -138,7 +123,6 @@ class _Arm:
     costs: CostModel
     looks: Looks
     looks_up: bool  # it guesses without running the model
-    share: float | None = None  # of the fastest one's speed, while it was not tried
     rounds: int = 0  # in which it was asked
 
 
@@ -218,11 +202,8 @@ class AutoSession(JoinedSession, ControlSession):
             known = arm.costs.drafting.known or (arm.looks_up and self._told)
             tried = best(rates, least=1) if known else None
             size = rows * (1 + (tried or 0)) + beside
-            cost = arm.costs.passes.of(rows)(size)
-            expected = None if tried is None else rates[tried]
-            if arm.share is not None and not arm.costs.drafting.known:
-                expected = arm.share * highest
-            if arm.looks.due(highest, expected, cost):
+            cost = arm.costs.passes.of(rows)(size) if known else 0.0
+            if arm.looks.due(highest, None if tried is None else rates[tried], cost):
                 return arm, first_length(rows, most) if tried is None else tried
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0

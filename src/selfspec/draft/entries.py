@@ -10,7 +10,7 @@ know what a part makes of an entry.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,16 +27,28 @@ from .chain import ChainSession
 @dataclass
 class Known:
     """One row: slot 0 of the part's cache belongs to token `first`, `held` entries were read,
-    `waiting` (n, taps, width) were not."""
+    `waiting` (n, taps, width) were not, in pieces that have `end` behind them."""
 
     first: int = 0
     held: int = 0
-    waiting: Tensor | None = None
+    waiting: list[Tensor] = field(default_factory=list)
+    end: int = 0
+    """The first token whose states are not known."""
 
-    @property
-    def end(self) -> int:
-        """The first token whose states are not known."""
-        return self.first + self.held + (0 if self.waiting is None else len(self.waiting))
+    def add(self, first: int, states: Tensor) -> None:
+        """States from token `first` on. Behind a gap the part's context begins anew."""
+        if self.end != first:
+            self.first, self.held, self.waiting, self.end = first, 0, [], first
+        self.waiting.append(states)
+        self.end += len(states)
+
+    def take(self, most: int) -> Tensor:
+        """At most so many of those that wait, in order. They count as read."""
+        states = torch.cat(self.waiting)
+        taken, left = states[:most], states[most:]
+        self.waiting = [left] if len(left) else []
+        self.held += len(taken)
+        return taken
 
 
 class Entries:
@@ -72,13 +84,8 @@ class Entries:
             for span, piece in zip(layout.spans, pieces, strict=True):
                 if span.row in self._known:
                     path = (paths or {}).get((span.row, span.first))
-                    self._add(span.row, span.first, piece if path is None else piece[list(path)])
-
-    def _add(self, row: int, first: int, states: Tensor) -> None:
-        known = self._known[row]
-        if known.end != first:
-            known.first, known.held, known.waiting = first, 0, None
-        known.waiting = states if known.waiting is None else torch.cat([known.waiting, states])
+                    kept = piece if path is None else piece[list(path)]
+                    self._known[span.row].add(span.first, kept)
 
     def allow(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Budget:
         """The budget, with nothing for rows whose latest states are missing."""
@@ -91,18 +98,16 @@ class Entries:
     def unread(self, rows: Sequence[int]) -> Iterator[tuple[list[RowSpan], Tensor]]:
         """What waits of these rows, a limited number of entries at a time: where they go, and their
         states. They count as read."""
-        while left := [row for row in rows if self._known[row].waiting is not None]:
-            room, spans, states = PREFILL_CHUNK, [], []
+        while left := [row for row in rows if self._known[row].waiting]:
+            room, spans, pieces = PREFILL_CHUNK, [], []
             for row in left:
                 known = self._known[row]
-                assert known.waiting is not None
-                if count := min(room, len(known.waiting)):
-                    spans.append(RowSpan(row, known.held, count))
-                    states.append(known.waiting[:count])
-                    known.held += count
-                    known.waiting = known.waiting[count:] if count < len(known.waiting) else None
-                    room -= count
-            yield spans, torch.cat(states)
+                if room:
+                    begin, piece = known.held, known.take(room)
+                    spans.append(RowSpan(row, begin, len(piece)))
+                    pieces.append(piece)
+                    room -= len(piece)
+            yield spans, torch.cat(pieces)
 
 
 class EntriesSession(ChainSession):
