@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 PANEL = "Small parts"
 _SAID = Flags("train.draft_head:HeadRecipe", PANEL, only=("vocabulary", "start"))
 _TRAINED = Flags("train.parts:PartOptions", PANEL, label="small parts")
-_TEXT = Flags("train.states:StateOptions", PANEL, only=("length", "held_out"), label="small parts")
+_READ = ("length", "held_out", "weights")
+_TEXT = Flags("train.states:StateOptions", PANEL, only=_READ, label="small parts")
 _PLOT = Flags("train.run:TrainOptions", PANEL, only=("plot",))
 _FOLDERS = Flags("cli.train_part:Folders", PANEL)
 
@@ -77,7 +78,7 @@ def train_part(
     }
     with common.StepBar() as bar:
         how: dict[str, Any] = {"observer": Observer(_reading, _training(bar))}
-        how |= asked.pick("length", "held_out", "states")
+        how |= asked.pick(*_READ, "states")
         if kind == "successors":
             how |= {"options": asked.make(CountOptions), **asked.pick("max_minutes")}
             report = train_successors(model, data, out, **how)

@@ -82,6 +82,7 @@ def train_small_part(
     options: PartOptions | None = None,
     length: int = StateOptions.length,
     held_out: float = StateOptions.held_out,
+    weights: str = StateOptions.weights,
     states: str | os.PathLike[str] | None = None,
     start_from: str | os.PathLike[str] | None = None,
     plot: bool = True,
@@ -95,9 +96,10 @@ def train_small_part(
     """
     recipe, options = recipe or HeadRecipe(), options or PartOptions()
     observer, deadline = observer or Observer(), _deadline(options.max_minutes)
-    job = _Job(model, files, out, states, plot, owned=False)
+    job = _Job(model, files, out, states, weights, plot, owned=False)
     layers = recipe.state_layers(job.layered.shape)
-    text = job.read(StateOptions(layers, length=length, held_out=held_out), deadline, observer)
+    wanted = StateOptions(layers, length=length, held_out=held_out, weights=weights)
+    text = job.read(wanted, deadline, observer)
     if text is None:
         return PartReport(recipe.kind, job.folder, False, 0, 0, 0.0, ())
     frozen = _frozen(job.network, job.layered, text, recipe.vocabulary)
@@ -131,6 +133,7 @@ def train_successors(
     options: CountOptions | None = None,
     length: int = StateOptions.length,
     held_out: float = StateOptions.held_out,
+    weights: str = StateOptions.weights,
     states: str | os.PathLike[str] | None = None,
     max_minutes: float | None = None,
     observer: Observer | None = None,
@@ -138,8 +141,9 @@ def train_successors(
     """Count what the model says after tokens and pairs of them, on text that it wrote. `states` may
     be those of another part."""
     options, began = options or CountOptions(), time.monotonic()
-    job = _Job(model, files, out, states)
-    wanted = kept_options(job.kept) or StateOptions((), length=length, held_out=held_out)
+    wanted = StateOptions((), length=length, held_out=held_out, weights=weights)
+    job = _Job(model, files, out, states, weights)
+    wanted = kept_options(job.kept) or wanted
     text = job.read(wanted, _deadline(max_minutes), observer or Observer())
     if text is None:
         return PartReport(SUCCESSORS, job.folder, False, 0, 0, 0.0, ())
@@ -167,6 +171,7 @@ class _Job:
         files: Sequence[str | os.PathLike[str]],
         out: str | os.PathLike[str],
         states: str | os.PathLike[str] | None,
+        weights: str = StateOptions.weights,
         plot: bool = False,
         owned: bool = True,
     ) -> None:
@@ -188,7 +193,7 @@ class _Job:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         loaded = load(model, dtype="float32", device=device)
         self.name, self.network = Path(loaded.name).name, loaded.model
-        self.layered = from_transformers(self.network, owned=owned)
+        self.layered = from_transformers(self.network, owned=owned, weights=weights)
         self.base = signature(self.layered)
 
     def read(self, wanted: StateOptions, deadline: float, observer: Observer) -> States | None:

@@ -51,6 +51,9 @@ class StateOptions:
     """How many of the likeliest tokens are kept with their probabilities."""
     held_out: float = 0.03
     """Share of the text to keep apart and measure on, between 0 and 1."""
+    weights: str = "float32"
+    """How the model's weights are stored while its states are computed: int8 is about twice as fast
+    on a CPU, and right for text that the model wrote in 8 bits."""
 
     def __post_init__(self) -> None:
         if self.length < 16 or self.top < 1 or not 0 < self.held_out < 1:
