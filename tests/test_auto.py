@@ -158,6 +158,14 @@ def test_earlier_requests_save_the_trying(llm: LLM) -> None:
     assert begin(auto, other).budget([9]).tokens == [0], "nothing is known of another model"
 
 
+def test_candidates_may_be_named_in_one_text() -> None:
+    """What a command line can say: a text of which only the whole would be a name."""
+    named = Auto("hybrid+early-exit")._drafters
+    assert [each.name for each in named] == ["hybrid", "early-exit"]
+    with pytest.raises(OptionError, match="earl-exit"):
+        Auto("hybrid+earl-exit")
+
+
 def test_a_plain_round_teaches_all_and_a_draft_its_own_drafter(llm: LLM) -> None:
     """A candidate blamed for what another drafted, or plain costs known to one of them only, so
     that they are not comparable."""

@@ -50,7 +50,8 @@ class Auto(Drafter):
     decides_how_much: ClassVar[bool] = True
 
     candidates: Sequence[str | Drafter] = ("hybrid", "quantised", "draft-head", "early-exit")
-    """Drafters to choose from, by name or as objects. Those that do not fit are left out."""
+    """Drafters to choose from, by name (as text: hybrid+early-exit) or as objects. Those that do
+    not fit are left out."""
     most: int = MOST
     """Never draft more tokens than this for a row in one round, all guesses of a tree counted. How
     many it drafts follows from what they cost and bring here: a token is added while its own chance
@@ -68,7 +69,9 @@ class Auto(Drafter):
 
     @cached_property
     def _drafters(self) -> Sequence[Drafter]:
-        named = [self.candidates] if isinstance(self.candidates, str | Drafter) else self.candidates
+        named = self.candidates
+        if isinstance(named, str | Drafter):
+            named = [named] if isinstance(named, Drafter) else named.split("+")
         if any(candidate == "auto" or isinstance(candidate, Auto) for candidate in named):
             raise OptionError(
                 "candidates names auto itself, which drafts nothing of its own; name the drafters "
