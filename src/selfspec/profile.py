@@ -64,7 +64,7 @@ class Way:
 def _plainest(ways: Sequence[Way]) -> Way:
     """Of one drafter's ways, the fastest first: the one with the fewest options among those that
     cannot be told from the fastest. It is the one that other texts have in mind too."""
-    least = ways[0].low or 0.0
+    least = ways[0].low or ways[0].measured or 0.0
     level = [way for way in ways if way.high is None or way.high >= least]
     return min(level, key=lambda way: len(way.draft_options))
 
