@@ -64,3 +64,20 @@ def test_the_demo_model_finds_its_exit_predictors(demo_llm):
     assert found.tokens == plain.tokens
     lossy = SpecEE().generate(demo_llm, prompt, **call)
     assert lossy.lossy and lossy.looking.looks > 0
+
+
+@pytest.mark.demo
+@pytest.mark.parametrize("weights", ["float32", "int8"])
+def test_the_demo_model_finds_its_draft_head(demo_path, weights):
+    """A head that is not recognised in 8 bits, whose rows are mixed up when they are read from
+    their eight bits, or that changes the text."""
+    llm = LLM.from_pretrained(demo_path, weights=weights)
+    part = shipped_part("draft-head", llm.model)
+    assert part is not None and len(part.tensors["vocabulary"]) == 16_384
+    prompt = llm.encode_chat([{"role": "user", "content": "How do I keep tomatoes fresh?"}])
+    call = {"max_new_tokens": 64, "eos": []}
+    plain = llm.generate(prompt, draft=None, **call)
+    options = {"control": "fixed", "control_options": {"tokens": 2}}
+    found = llm.generate(prompt, draft="draft-head", **options, **call)
+    assert found.tokens == plain.tokens
+    assert found.stats.accepted_at[0] > 0.3 * found.stats.drafted_at[0]
