@@ -49,7 +49,7 @@ class Auto(Drafter):
     trees: ClassVar[bool] = True
     decides_how_much: ClassVar[bool] = True
 
-    candidates: Sequence[str | Drafter] = ("hybrid", "quantised", "draft-head", "early-exit")
+    candidates: Sequence[str | Drafter] = ("hybrid", "quantised", "early-exit")
     """Drafters to choose from, by name (as text: hybrid+early-exit) or as objects. Those that do
     not fit are left out."""
     most: int = MOST
