@@ -112,7 +112,6 @@ NOT_MEASURED = {
         ("ends below 1.05", SETTING),
         ("the interval holds 1.05", SETTING),
         ("and 48 seconds for each verdict", SETTING),
-        ("an answer of 100 tokens has about a dozen", SETTING),
     ],
     "models.md": [
         ("Ernie 4.5 dense", VERSION),

@@ -136,7 +136,7 @@ def test_controllers_come_with_their_defaults() -> None:
 def test_auto_tries_what_the_page_says() -> None:
     """choosing.md says what the default begins with."""
     page = text_of("choosing.md")
-    assert Auto().candidates == ("hybrid", "quantised", "draft-head", "early-exit")
+    assert Auto().candidates == ("hybrid", "quantised", "early-exit")
     assert "begins with a lookup and token recycling, soon tries a copy of the model" in page
     assert "looks now and then at a trained head, where there is one, and an early exit" in page
 
