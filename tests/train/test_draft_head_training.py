@@ -400,6 +400,20 @@ def test_states_are_the_models_own(model: Path, whole: Path) -> None:
             assert not answered or batch["ids"][0, at, 0] == best.indices[0]
 
 
+def test_states_of_a_model_in_eight_bits(
+    model: Path, text: Path, whole: Path, tmp_path: Path
+) -> None:
+    """`weights` that is ignored, or states of two kinds of weights in one folder."""
+    trained(model, text, tmp_path / "a", weights="int8")
+    exact, rounded = States(whole / "states"), States(tmp_path / "a" / "states")
+    for number in exact.trained[:3]:
+        one, other = (states.batch([number])["states"].float() for states in (exact, rounded))
+        distance = float((one - other).norm() / one.norm())
+        assert 0.001 < distance < 0.2, "8 bits are near, and not the same"
+    with pytest.raises(TrainingError, match="holds states kept with"):
+        trained(model, text, tmp_path / "b", weights="float32", states=tmp_path / "a" / "states")
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
