@@ -30,6 +30,7 @@ from .model.layered import LayeredModel
 SCHEMA = 1
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,39}")
 LOOKUP = "hybrid"
+"""The drafter that is always tried, since it costs next to nothing."""
 GENERAL = "general"
 """The task of a profile that is for no task."""
 
@@ -63,7 +64,7 @@ class Way:
 
 def _plainest(ways: Sequence[Way]) -> Way:
     """Of one drafter's ways, the fastest first: the one with the fewest options among those that
-    cannot be told from the fastest. It is the one that other texts have in mind too."""
+    cannot be told from the fastest, since the others' may have paid by chance."""
     least = ways[0].low or ways[0].measured or 0.0
     level = [way for way in ways if way.high is None or way.high >= least]
     return min(level, key=lambda way: len(way.draft_options))
@@ -111,12 +112,11 @@ class Profile:
         since it costs next to nothing. `options`: further ones of `auto`."""
         found: dict[str, list[Way]] = {LOOKUP: []}
         for way in self.ways:
-            drafter, _ = resolve(**way.options)
-            if drafter is not None and not drafter.decides_how_much:
-                found.setdefault(drafter.name, []).append(way)
+            found.setdefault(way.draft, []).append(way)
         chosen = [_plainest(ways or [Way(LOOKUP)]) for ways in found.values()]
         made = [make_drafter(way.draft, way.draft_options) for way in chosen]
-        return Auto(candidates=[each for each in made if each is not None], **options)
+        named = [each for each in made if each is not None and not each.decides_how_much]
+        return Auto(candidates=named, **options)
 
     def write(self, path: Path) -> None:
         """As JSON, whole or not at all."""

@@ -44,7 +44,7 @@ class Known:
 
     def take(self, most: int) -> Tensor:
         """At most so many of those that wait, in order. They count as read."""
-        states = torch.cat(self.waiting)
+        states = torch.cat(self.waiting) if len(self.waiting) > 1 else self.waiting[0]
         taken, left = states[:most], states[most:]
         self.waiting = [left] if len(left) else []
         self.held += len(taken)

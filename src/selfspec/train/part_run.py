@@ -141,9 +141,9 @@ def train_successors(
     """Count what the model says after tokens and pairs of them, on text that it wrote. `states` may
     be those of another part."""
     options, began = options or CountOptions(), time.monotonic()
-    wanted = StateOptions((), length=length, held_out=held_out, weights=weights)
-    job = _Job(model, files, out, states, weights)
-    wanted = kept_options(job.kept) or wanted
+    asked = StateOptions((), length=length, held_out=held_out, weights=weights)
+    wanted = kept_options(_states_of(out, states)) or asked
+    job = _Job(model, files, out, states, wanted.weights)
     text = job.read(wanted, _deadline(max_minutes), observer or Observer())
     if text is None:
         return PartReport(SUCCESSORS, job.folder, False, 0, 0, 0.0, ())
@@ -162,6 +162,11 @@ def _deadline(max_minutes: float | None) -> float:
     return time.monotonic() + (math.inf if limit is None else 60 * limit)
 
 
+def _states_of(out: str | os.PathLike[str], states: str | os.PathLike[str] | None) -> Path:
+    """The folder for the states of a run."""
+    return Path(states) if states else Path(out) / "states"
+
+
 class _Job:
     """The model and the text of a run, and the folder for its part."""
 
@@ -178,7 +183,7 @@ class _Job:
         """Load the model. What would fail late and can be known now fails here."""
         self.sources, self.plot = [os.fspath(file) for file in files], plot
         self.folder = Path(out)
-        self.kept = Path(states) if states else self.folder / "states"
+        self.kept = _states_of(out, states)
         if not self.sources:
             raise DataError(
                 "no data was named to train on; make some with: selfspec data MODEL --prompts FILES"

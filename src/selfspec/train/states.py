@@ -213,18 +213,17 @@ def _prepare(folder: Path, base: dict[str, Any], options: StateOptions) -> None:
     """Make the folder, or raise if what is in it is of another model or was kept otherwise."""
     make_folder(folder)
     about = folder / "states.json"
-    wanted = {"schema": SCHEMA, "options": json.loads(json.dumps(asdict(options)))}
     if about.is_file():
         kept = json.loads(about.read_text(encoding="utf-8"))
         other = unlike(kept["base"], base)
-        if other or any(kept[name] != value for name, value in wanted.items()):
+        if other or kept["schema"] != SCHEMA or kept_options(folder) != options:
             raise TrainingError(
-                f"{folder} holds states kept with {kept['options']}, now {wanted['options']} are "
+                f"{folder} holds states kept with {kept['options']}, now {asdict(options)} are "
                 f"asked for{'; of another model: ' + other if other else ''}. Repeat the earlier "
                 "settings, or train into another folder"
             )
     else:
-        write_whole(about, json.dumps({**wanted, "base": base}))
+        write_whole(about, json.dumps({"schema": SCHEMA, "options": asdict(options), "base": base}))
     clear_left_over(folder)
 
 
