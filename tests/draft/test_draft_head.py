@@ -8,17 +8,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from selfspec import LLM
+from selfspec.control.base import ControlSession
 from selfspec.control.fixed import FixedLength
-from selfspec.core.contract import Budget, Draft, Outcome
+from selfspec.core.contract import Budget, Draft, Outcome, RoundTime
 from selfspec.core.sampling import SamplingParams
 from selfspec.core.tree import Tree
-from selfspec.draft.base import Drafter, DraftSession, Target
+from selfspec.draft.base import Drafter, DraftSession, JoinedSession, Target
 from selfspec.draft.beam import Beam, layout_of
 from selfspec.draft.entries import Entries
 from selfspec.draft.from_layers.early_exit import EarlyExit
@@ -271,6 +272,59 @@ def test_a_cached_beginning_is_gone_around(
             {"role": "assistant", "content": answer.text},
             {"role": "user", "content": "and so on"},
         ]
+
+
+@dataclass(frozen=True)
+class Dozing(Drafter):
+    """Passes over three rounds of four."""
+
+    name = "dozing"
+    decides_how_much: ClassVar[bool] = True
+    inner: Any
+
+    def start(self, target: Target) -> DraftSession:
+        return _Dozing(self.inner.start(target))
+
+
+class _Dozing(JoinedSession, ControlSession):
+    def __init__(self, session: DraftSession) -> None:
+        super().__init__([session])
+        self.control, self._rest = self, 0
+
+    def budget(self, rooms: Sequence[int], beside: int = 0) -> Budget:
+        return Budget([min(3, room) for room in rooms])
+
+    def propose(
+        self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+    ) -> Sequence[Draft]:
+        return self._sessions[0].propose(rows, texts, budget)
+
+    def learn(self, outcome: Outcome, time: RoundTime) -> None:
+        self._rest = 3
+
+    @property
+    def passes_over(self) -> bool:
+        return self._rest > 0
+
+    def passed_over(self, seconds: float) -> None:
+        self._rest -= 1
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS[:1], PROMPTS], ids=["alone", "in a batch"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_rounds_it_passed_over_are_known_afterwards(
+    llm: LLM, part: TrainedPart, adapter: TrainedPart, prompts: list[list[int]], name: str
+) -> None:
+    """Several rounds are told at once, as drafts that were kept, but their states came one by one.
+    Who lines them up wrongly drafts other guesses than one that saw every round."""
+    drafter = MAKERS[name](part, adapter)
+    whole, _ = drafts(llm, drafter, prompts, tokens=1)
+    seen: dict[tuple[int, ...], Tree] = {}
+    llm.generate(prompts, max_new_tokens=30, eos=[], draft=Dozing(Spy(drafter, seen)))
+    both = whole.keys() & seen.keys()
+    assert len(both) > 5 and any(len(seen[text].tokens) > 1 for text in both)
+    for text in both:
+        assert seen[text].tokens[:2] == whole[text].tokens[:2], len(text)
 
 
 def test_rounds_it_does_not_see_cost_it_nothing_but_time(llm: LLM, part: TrainedPart) -> None:

@@ -78,13 +78,14 @@ class Entries:
 
     def gather(self, paths: Mapping[tuple[int, int], Sequence[int]] | None = None) -> None:
         """Sort new states by rows. A span that begins where a path does was verified, and the path
-        is kept of it. Others are kept whole. Rows of other drafters pass by."""
+        is kept of it. Others are kept whole: prompts, and single tokens, whether a round without
+        guesses or several that were passed over. Rows of other drafters pass by."""
         for layout, states in self.collectors.take():
             pieces = states.split([span.count for span in layout.spans])
             for span, piece in zip(layout.spans, pieces, strict=True):
                 if span.row in self._known:
                     path = (paths or {}).get((span.row, span.first))
-                    kept = piece if path is None else piece[list(path)]
+                    kept = piece if path is None or len(piece) == 1 else piece[list(path)]
                     self._known[span.row].add(span.first, kept)
 
     def allow(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Budget:
