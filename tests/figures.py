@@ -19,6 +19,7 @@ from benchmarks import (
     exit_figures,
     exits_report,
     floor,
+    head_text,
     load,
     probe,
     prompts,
@@ -193,7 +194,7 @@ def claims() -> dict[str, list[str]]:
         "same-output.md": [*_bits()],
         "serving.md": [*_load(), *_waiting(), _alone()],
         "specee.md": [*_leaving(), *_leaving_where_trained()],
-        "training.md": [*_training(), *_task()],
+        "training.md": [*_training(), *_task(), *_head_text()],
         "tuning.md": [*_tuning(), *_trained_drafts()],
     }
 
@@ -226,6 +227,17 @@ def _tuning() -> list[str]:
         *_searches(),
         *_verdicts(),
         _with_profile(),
+    ]
+
+
+def _head_text() -> list[str]:
+    """What more text brings a draft head."""
+    run = schema.read(head_text.HeadTextRun, RESULTS / f"head-text-{ZEN5}.json")
+    rows = [line for line in head_text.markdown(run).splitlines() if line.startswith("| ")]
+    return [
+        *rows,
+        f"All of it is {run.tokens / 1e6:.2f} million tokens, read {run.epochs:g} times. A "
+        f"doubling brings {100 * head_text.slope(run.rows, 0)[0]:.1f} points to the first draft",
     ]
 
 

@@ -63,8 +63,9 @@ def test_every_setting_has_its_flag() -> None:
 def test_flags_arrive(run: Any, asked: dict[str, Any], tmp_path: Path) -> None:
     """A flag that is parsed and forgotten."""
     words = "--layers 3,9 --vocabulary 50 --start random --ahead 2 --batch-tokens 99"
-    words += " --others 0 --noise 0.2 --measured 7 --max-minutes 3 --share 0.5 --epochs 1"
-    words += " --learning-rate 0.01 --weight-decay 0 --seed 5 --precision bfloat16 --save-every 9"
+    words += " --others 0 --noise 0.2 --measured 7 --max-minutes 3 --share 0.5 --of-text 0.25"
+    words += " --epochs 1 --learning-rate 0.01 --weight-decay 0 --seed 5 --precision bfloat16"
+    words += " --save-every 9"
     command(
         run,
         tmp_path,
@@ -80,7 +81,7 @@ def test_flags_arrive(run: Any, asked: dict[str, Any], tmp_path: Path) -> None:
     )
     assert asked["recipe"] == HeadRecipe((3, 9), 50, "random")
     assert asked["options"] == PartOptions(
-        1.0, 0.01, 0.0, 99, 2, 0.5, 0, 0.2, 5, "bfloat16", 9, 7, 3.0
+        1.0, 0.01, 0.0, 99, 2, 0.5, 0.25, 0, 0.2, 5, "bfloat16", 9, 7, 3.0
     )
     assert (asked["length"], asked["held_out"], asked["states"], asked["start_from"]) == (
         99,

@@ -273,12 +273,14 @@ def test_it_follows_a_world_that_changes(name: str) -> None:
     """Numbers that are never measured again, or a history too long to be overruled; judged over the
     second half of what comes."""
     before, after = CHANGES[name]
-    for seed in range(3):
+    shares = []
+    for seed in range(5):
         at_work = CostAware().start()
         play(at_work, before, 500, seed)
         late = play(at_work, after, 1000, seed + 100)[500:]
-        share = after.rate(*late) / after.best
-        assert share >= 0.95, f"{share:.1%} of the best after the change"
+        shares.append(after.rate(*late) / after.best)
+    share = sum(shares) / len(shares)
+    assert share >= 0.95 and min(shares) > 0.9, f"{share:.1%} of the best after the change"
 
 
 @pytest.mark.parametrize("spiked", range(4))

@@ -28,7 +28,7 @@ from selfspec.control.costs import (
     best,
     shared,
 )
-from selfspec.control.curves import ANEW, STALE, Curve, Curves
+from selfspec.control.curves import ANEW, STALE, Curve, Curves, straight
 from selfspec.core.contract import RoundTime
 from worlds import outcome_of
 
@@ -130,6 +130,28 @@ def test_a_prior_gives_the_shape_and_this_request_the_scale() -> None:
     for _ in range(3):
         passes.observe(1, 3.0)
     assert passes(8) == pytest.approx(3.0 * prior(8) / prior(1))
+
+
+def test_a_lucky_size_is_not_the_cheapest() -> None:
+    """Each size by its own few times: of a dozen lengths of drafts the luckiest seemed to pay most,
+    and was drafted for dozens of rounds."""
+    times = {size: 1.0 + 2.0 * size for size in range(1, 13)}
+    drafting = curve(times | {9: 11.0, 4: 15.0}, growth=None)
+    assert drafting(9) == pytest.approx(19.0) and drafting(4) == pytest.approx(9.0)
+    assert drafting(16) == pytest.approx(33.0), "and beyond what was measured"
+    request = Curve(None, drafting)
+    for _ in range(3):
+        request.observe(6, 26.0)
+    assert request(9) == pytest.approx(38.0), "this request's machine is half as fast"
+    assert Curve(None, drafting)(9) == drafting(9)
+
+
+def test_a_line_neither_falls_nor_begins_below_nothing() -> None:
+    """Drafts that take less the more they are, or one that takes no time, pay without end."""
+    assert straight([], [], []) == (0.0, 0.0)
+    assert straight([4], [2.0], [3]) == (0.0, 0.5)
+    assert straight([1, 2, 3], [5.0, 4.0, 3.0], [1, 1, 1]) == (4.0, 0.0)
+    assert straight([1, 2, 3], [0.1, 2.0, 3.9], [1, 1, 1]) == (0.0, 1.0)
 
 
 def test_sizes_next_to_each_other_are_measured_together() -> None:
@@ -290,7 +312,7 @@ def test_rates_are_tokens_over_seconds() -> None:
     model = CostModel()
     for _ in range(400):  # of two rows one keeps both of its drafts
         model.observe(outcome_of([2, 2], [2, 0]), RoundTime(0.4, 1.5, 0.1), [2, 2])
-        model.observe(outcome_of([0, 0], [0, 0]), RoundTime(0.1, 0.9, 0.1), [2, 2])
+        model.observe(outcome_of([0, 0], [0, 0]), RoundTime(0.2, 0.9, 0.1), [2, 2])
     plain, _, two = model.rates(2, 2)
     assert plain == pytest.approx(2 / 1.0)
     coverage, chances = model.coverage, model.chances(2)
@@ -298,7 +320,7 @@ def test_rates_are_tokens_over_seconds() -> None:
         [0.5, 0.5], abs=0.06
     )
     assert two == pytest.approx(
-        2 * (1 + coverage * sum(chances)) / (coverage * (1.6 + 0.4) + (1 - coverage) * (1.0 + 0.1))
+        2 * (1 + coverage * sum(chances)) / (coverage * (1.6 + 0.4) + (1 - coverage) * (1.0 + 0.2))
     )
 
 

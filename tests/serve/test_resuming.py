@@ -17,6 +17,8 @@ import httpx
 import pytest
 from test_structured import SCHEMA, TOOLS
 
+from selfspec.serve.app import _line
+
 CHAT: Any = [{"role": "user", "content": "one two three"}]
 BODIES: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0},
@@ -219,3 +221,11 @@ def test_an_answer_outlives_its_server() -> None:
         whole = heard(two, **ask, seed=begun.seed, selfspec={"draft": "none"})
         assert [*begun.ids, *rest.ids] == whole.ids and len(whole.ids) == 300
         assert begun.text + rest.text == whole.text and rest.finish == "length"
+
+
+@pytest.mark.parametrize("sign", ["\u0085", "\u2028", "\u2029", "\x1c", "\x0b", "\n"])
+def test_an_event_of_a_stream_is_one_line(sign: str) -> None:
+    """A sign in an answer that its reader takes for the end of a line: half a JSON."""
+    event, *rest = _line({"content": f"a{sign}b"}).splitlines()
+    assert rest == [""]
+    assert json.loads(event.removeprefix("data: ")) == {"content": f"a{sign}b"}

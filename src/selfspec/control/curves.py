@@ -1,13 +1,16 @@
 """Seconds by size, from few measurements: medians of the last few times, since other work on the
 machine makes spikes. A size that was measured only once or twice, or long ago, is tried again if it
-could pay. What earlier requests measured is a `prior`, which this request's own numbers overrule
-within a few rounds. Knows neither tokens nor drafts.
+could pay. Where seconds go with size they lie on a line through all sizes: of many that are each
+known a little, whichever was luckiest would seem best. What earlier requests measured is a `prior`,
+which this request's own numbers overrule within a few rounds. Knows neither tokens nor drafts.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
+from collections.abc import Sequence
+from itertools import combinations
 from statistics import median
 
 REMEMBERED = 9  # times of one size whose median counts
@@ -23,7 +26,7 @@ class Curve:
     """Seconds by size: medians where measured. Elsewhere the prior's, scaled to the nearest
     measured size, or without a prior straight lines.
 
-    `growth`: the least share that each unit beyond measured sizes adds. None: seconds go with size.
+    `growth`: the least share that each unit beyond measured sizes adds. None: all lie on one line.
     """
 
     def __init__(self, growth: float | None, prior: Curve | None = None) -> None:
@@ -34,6 +37,7 @@ class Curve:
         self._count = 0
         self._last: dict[int, int] = {}  # the count when each size was measured last
         self._estimates: dict[int, float] = {}  # answers since the last time was taken
+        self._line: tuple[float, float] | None = None  # start and slope, likewise
 
     def observe(self, size: int, seconds: float) -> bool:
         """Another time of a size. Says whether that changes any answer."""
@@ -48,7 +52,7 @@ class Curve:
         alike = known is not None and abs(now - known) <= ALIKE * known and len(times) > ENOUGH
         if alike and self._count % ANEW:
             return False
-        self._estimates.clear()
+        self.forget()
         self._medians[size] = now
         if size not in self._sizes:  # last: whatever interrupts this, a size here has a median
             insort(self._sizes, size)
@@ -57,6 +61,7 @@ class Curve:
     def forget(self) -> None:
         """What the answers were made of has changed."""
         self._estimates.clear()
+        self._line = None
 
     @property
     def measured(self) -> bool:
@@ -81,6 +86,9 @@ class Curve:
     def _estimate(self, size: int) -> float:
         """The size's own median, if it is to be trusted. Else the lower of it and what others
         suggest: a single time that was a spike must not rule a size out for good."""
+        return self._known(size) if self._growth is not None else self._on_line(size)
+
+    def _known(self, size: int) -> float:
         own, fresh = self._medians.get(size), self._count - self._last.get(size, 0) < STALE
         if own is not None and fresh and len(self._times[size]) >= ENOUGH:
             return own
@@ -88,6 +96,22 @@ class Curve:
         if own is None or suggested is None:
             return own or suggested or 0.0
         return min(own, suggested)
+
+    def _on_line(self, size: int) -> float:
+        """What the line through all sizes says: the prior's, as much higher or lower as this
+        request's times are, or one through its own."""
+        if self._line is None:
+            weights = [len(self._times[each]) for each in self._sizes]
+            if self._prior and self._prior.known:
+                ratios = [self._medians[each] / self._prior(each) for each in self._sizes]
+                enough = sum(weights) >= ENOUGH
+                self._line = 0.0, middle(ratios, weights) if enough else 1.0
+            else:
+                self._line = straight(self._sizes, list(map(self._known, self._sizes)), weights)
+        start, slope = self._line
+        if self._prior and self._prior.known:
+            return slope * self._prior(size)
+        return start + slope * size
 
     def _suggested(self, size: int) -> float | None:
         """What the other sizes, and earlier requests, say of this one."""
@@ -100,9 +124,9 @@ class Curve:
                 return None if size in self._medians else self._prior(size)
             nearest = min((s for s in (below, above) if s is not None), key=lambda s: abs(s - size))
             return self._prior(size) * self._medians[nearest] / self._prior(nearest)
-        return self._line(size, below, above)
+        return self._nearest(size, below, above)
 
-    def _line(self, size: int, below: int | None, above: int | None) -> float | None:
+    def _nearest(self, size: int, below: int | None, above: int | None) -> float | None:
         """By the nearest sizes. Between two, the lower of a line and of growth from below: there
         may be a step between them, or a spike above. Beyond them all it goes on as it went so far,
         since what was never tried must not look too cheap."""
@@ -122,6 +146,34 @@ class Curve:
             so_far = (medians[below] - medians[least]) / (below - least)
             grown = max(grown, medians[below] + so_far * (size - below))
         return grown
+
+
+def middle(values: Sequence[float], weights: Sequence[int]) -> float:
+    """The median of values that count several times."""
+    pairs = sorted(zip(values, weights, strict=True))
+    half = sum(weights) / 2
+    for value, weight in pairs:
+        half -= weight
+        if half <= 0:
+            return value
+    return 0.0
+
+
+def straight(
+    sizes: Sequence[int], seconds: Sequence[float], weights: Sequence[int]
+) -> tuple[float, float]:
+    """Start and slope of the line nearest to most points: the median of all slopes between two,
+    then of where it starts (Theil and Sen). It does not fall, and starts at 0 or above."""
+    points = list(zip(sizes, seconds, weights, strict=True))
+    pairs = list(combinations(points, 2))
+    if not pairs:
+        return 0.0, (seconds[0] / sizes[0] if points else 0.0)
+    slopes = [(high - low) / (more - less) for (less, low, _), (more, high, _) in pairs]
+    slope = max(0.0, middle(slopes, [one * other for (_, _, one), (_, _, other) in pairs]))
+    start = middle([time - slope * size for size, time, _ in points], weights)
+    if start < 0:
+        return 0.0, middle([time / size for size, time, _ in points], weights)
+    return start, slope
 
 
 class Curves:

@@ -29,6 +29,8 @@ from .tickets import Tickets, unless_left
 from .worker import Worker
 
 PAGE = Path(__file__).with_name("page.html")
+# Signs that many readers of streams take for the end of a line, as Python's splitlines does.
+_ENDS_A_LINE = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 _UNBUFFERED = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 
 
@@ -234,7 +236,8 @@ async def _stream(request: Request, found: Answer, tickets: Tickets) -> Response
 
 
 def _line(chunk: dict[str, Any]) -> str:
-    return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+    text = json.dumps(chunk, ensure_ascii=False)
+    return f"data: {text.translate(_ENDS_A_LINE)}\n\n"
 
 
 def _written(found: Answer) -> dict[str, Any]:

@@ -102,6 +102,7 @@ def train_small_part(
     text = job.read(wanted, deadline, observer)
     if text is None:
         return PartReport(recipe.kind, job.folder, False, 0, 0, 0.0, ())
+    text.train_only(options.of_text)
     frozen = _frozen(job.network, job.layered, text, recipe.vocabulary)
     del job.layered  # from here on only the network itself is needed
     trained = recipe.training(frozen, options)

@@ -51,6 +51,9 @@ class PartOptions:
     """How many drafts in a row a draft head is trained on, each fed with its own outputs."""
     share: float = 1.0
     """Share of the answers' tokens that are trained at a step, above 0 to 1. Fewer are cheaper."""
+    of_text: float = 1.0
+    """Share of the conversations that are trained at all, above 0 to 1: what does more text bring?
+    Measured is on the same ones."""
     others: int = 2048
     """Take the loss over a batch's likely tokens and this many others. 0 takes all (slower)."""
     noise: float = 0.05
@@ -70,16 +73,16 @@ class PartOptions:
 
     def __post_init__(self) -> None:
         for name in (
-            *("epochs", "learning_rate", "batch_tokens", "ahead", "share"),
+            *("epochs", "learning_rate", "batch_tokens", "ahead", "share", "of_text"),
             *("save_every", "measured", "max_minutes"),
         ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise OptionError(f"{name}={value} would train nothing; choose more than 0")
-        if self.share > 1 or self.noise < 0 or self.others < 0:
+        if max(self.share, self.of_text) > 1 or self.noise < 0 or self.others < 0:
             raise OptionError(
-                f"share={self.share}, noise={self.noise}, others={self.others}: a share is at most "
-                "1, noise and others are 0 or more"
+                f"share={self.share}, of_text={self.of_text}, noise={self.noise}, "
+                f"others={self.others}: a share is at most 1, noise and others are 0 or more"
             )
         if self.precision not in ("float32", "bfloat16"):
             raise OptionError(f"precision={self.precision!r} is not known; use float32 or bfloat16")

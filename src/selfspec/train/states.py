@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -139,6 +140,11 @@ class States:
                 self.where.append(Span(index, first, first + count, begin))
                 self.names.add(name)
                 first += count
+
+    def train_only(self, share: float) -> None:
+        """Of the conversations that are trained so many, from all of the text."""
+        count = math.ceil(share * len(self.trained))
+        self.trained = [self.trained[at * len(self.trained) // count] for at in range(count)]
 
     def lengths(self) -> list[int]:
         return [span.stop - span.first for span in self.where]
