@@ -4,7 +4,10 @@ earlier requests."""
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -152,6 +155,33 @@ def test_a_line_neither_falls_nor_begins_below_nothing() -> None:
     assert straight([4], [2.0], [3]) == (0.0, 0.5)
     assert straight([1, 2, 3], [5.0, 4.0, 3.0], [1, 1, 1]) == (4.0, 0.0)
     assert straight([1, 2, 3], [0.1, 2.0, 3.9], [1, 1, 1]) == (0.0, 1.0)
+
+
+def test_an_interrupted_first_time_leaves_no_curve_without_one() -> None:
+    """Ctrl-C within the first round of so many rows: a curve that knows nothing says a round takes
+    no time, and the next request divides by it."""
+    reached = 0
+    for at in range(100):
+        prior, seen = Curves(GROWTH), 0
+        passes = Curves(GROWTH, prior)
+
+        def interrupt(frame: FrameType, event: str, _: Any, at: int = at) -> None:
+            nonlocal seen
+            seen += "curves" in frame.f_code.co_filename and event in ("call", "c_call")
+            if seen > at:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+        sys.setprofile(interrupt)
+        try:
+            passes.observe(1, 4, 2.0)
+        except KeyboardInterrupt:
+            reached += 1
+        finally:
+            sys.setprofile(None)
+        for each in (passes, prior, Curves(GROWTH, prior)):
+            assert (each.of(1)(4) == 2.0) == each.known
+    assert 20 < reached < 100
 
 
 def test_sizes_next_to_each_other_are_measured_together() -> None:

@@ -65,7 +65,7 @@ class Curve:
 
     @property
     def measured(self) -> bool:
-        return bool(self._medians)
+        return bool(self._sizes)
 
     @property
     def known(self) -> bool:
@@ -187,12 +187,14 @@ class Curves:
 
     def observe(self, rows: int, size: int, seconds: float) -> bool:
         """Another time of a size, with so many rows. Says whether that changes any answer."""
-        if rows not in self._by_rows:
+        curve = self._by_rows.get(rows)
+        if curve is None:
             expected = self.of(rows)
-            self._by_rows[rows] = Curve(self._growth, expected if expected.known else None)
-        changed = self._by_rows[rows].observe(size, seconds)
+            curve = Curve(self._growth, expected if expected.known else None)
+        changed = curve.observe(size, seconds)
+        self._by_rows[rows] = curve  # not before: whatever interrupts this, what is here has a time
         if self._prior and self._prior.observe(rows, size, seconds):
-            self._by_rows[rows].forget()
+            curve.forget()
             changed = True
         return changed
 
