@@ -20,7 +20,7 @@ from benchmarks.paper.report import markdown, paper_page
 from benchmarks.paper.result import PaperResult
 from benchmarks.paper.run import Measuring
 from benchmarks.paper.sandbox import WARNING
-from benchmarks.paper.table import find_table, tables
+from benchmarks.paper.table import ELSEWHERE, find_table, tables
 from selfspec.bench.schema import read, write
 from selfspec.bench.suite_run import Wishes
 from selfspec.cli import common
@@ -130,8 +130,10 @@ def say(text: str) -> None:
 
 
 def tables_known() -> list[str]:
-    """A line for each table."""
-    return [f"  {name:<22} {table.paper}: {table.title}" for name, table in tables().items()]
+    """A line for each table, then for those that other programs make."""
+    here = [f"  {name:<22} {table.paper}: {table.title}" for name, table in tables().items()]
+    others = [f"  {name:<22} {title}: {by}" for name, (title, by) in ELSEWHERE.items()]
+    return [*here, "Made by other commands:", *others]
 
 
 if __name__ == "__main__":

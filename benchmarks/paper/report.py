@@ -68,7 +68,8 @@ def cells(spec: PaperTable, result: PaperResult) -> Table:
         figures = [row.figures.get(column, "-") for column in spec.columns]
         values = result.values.get(key_of(row), {})
         ours = _no_times(spec, values) if is_mask(row.copy) else _ours(spec, values)
-        lines.append([_named(row, result.layers), *figures, *ours])
+        name = _named(row, result.layers).replace("{draft}", result.draft or spec.draft)
+        lines.append([name, *figures, *ours])
     known = {key_of(row) for row in spec.rows}
     for name, values in result.values.items():
         if name not in known:

@@ -24,6 +24,20 @@ COPIES = "copies"  # drafts by and for copies of the model with other matrices
 LEAVING = "leaving"  # tokens leave the layers early, and nobody verifies them
 TRAINED = "trained"  # drafts without most halves, trained on the model's own text
 SUMMARIES = "summarization"  # Spec-Bench's part of that name
+ELSEWHERE = {
+    "dv-table8": ("Draft & Verify: How long the search takes", "scripts/bench skipsets"),
+    "dv-figure4": ("Draft & Verify: How many halves are skipped", "scripts/bench skipsets"),
+    "dv-figure6": ("Draft & Verify: The halves that were found", "selfspec tune MODEL --png FILE"),
+    "specee-figure5": ("SpecEE: How probabilities shift", "scripts/bench exit_figures"),
+    "specee-figure6": ("SpecEE: What each feature is worth", "scripts/bench exit_figures"),
+    "specee-figure7": ("SpecEE: The average exit beside the best", "scripts/bench exit_figures"),
+    "specee-figure8": ("SpecEE: Width and depth of predictors", "scripts/bench exit_figures"),
+    "specee-figure10": ("SpecEE: Where exits are frequent", "scripts/bench exit_figures"),
+    "specee-figure11": ("SpecEE: Exits near those before", "scripts/bench exit_figures"),
+    "specee-figure18": ("SpecEE: How many samples to fit", "scripts/bench exit_figures"),
+    "specee-figure19": ("SpecEE: What each part brings", "scripts/bench exits"),
+}
+"""Tables and figures that other programs make: what they show, and the command."""
 TIMED = ("tokens/s", "ms/token", "speedup", "draft share", "verify share")
 MEASURES = ("tokens/s", "ms/token", "speedup", "accepted", "draft share", "verify share")
 
@@ -114,6 +128,8 @@ def tables() -> dict[str, PaperTable]:
 def find_table(name: str) -> PaperTable:
     """The table of that name."""
     known = tables()
+    if name in ELSEWHERE:
+        raise OptionError(f"{name} is not made here but by: {ELSEWHERE[name][1]}")
     if name not in known:
         raise OptionError(f"there is no paper table {name!r}; {nearest(name, known)}")
     return known[name]

@@ -13,12 +13,14 @@ import pytest
 from suite_world import a_suite
 
 from benchmarks.paper import run as paper_run
+from benchmarks.paper.__main__ import tables_known
 from benchmarks.paper.inside import STEPS
 from benchmarks.paper.quality import MEASURES as QUALITY
 from benchmarks.paper.report import cells, markdown, paper_page
 from benchmarks.paper.result import PaperResult, key_of
 from benchmarks.paper.run import Measuring, sources_of
 from benchmarks.paper.table import (
+    ELSEWHERE,
     EXITS,
     LOSSY,
     OWN,
@@ -110,6 +112,21 @@ def test_drafts_can_be_replaced_but_not_the_controller() -> None:
     )
     reuse = find_table("layerskip-table6")
     assert reuse.method_of(reuse.rows[1], 24) == "early-exit:layer=18,reuse=false@fixed:tokens=7"
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_other_commands_make_is_named(name: str) -> None:
+    """A figure that nobody finds, or a command that is none."""
+    title, command = ELSEWHERE[name]
+    assert name not in tables() and any(name in line for line in tables_known())
+    with pytest.raises(OptionError, match=re.escape(command)):
+        find_table(name)
+    if command.startswith("scripts/bench "):
+        program = Path(paper_run.__file__).parents[1] / f"{command.split()[1]}.py"
+        kind, number = re.findall(r"(table|figure)(\d+)", name)[0]
+        assert re.search(rf"{kind}s? (\d+ (to|and) )?{number}\b", program.read_text().lower()), (
+            title
+        )
 
 
 def test_unknown_tables_and_tasks() -> None:

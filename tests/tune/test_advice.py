@@ -230,7 +230,7 @@ def test_another_models_study_is_refused_before_anything_is_measured(
     def measured(*_: Any) -> Any:
         raise AssertionError("costs were measured first")
 
-    monkeypatch.setattr(run, "measure_quietly", measured)
+    monkeypatch.setattr(run, "costs_of", measured)
     with pytest.raises(OptionError, match="is of another model, and this is"):
         Tuning(_llm(), options, ["hello", "you"]).run()
 

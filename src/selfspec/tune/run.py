@@ -23,6 +23,7 @@ from ..profile import GENERAL, SCHEMA, Profile, Way, named
 from ..trained.files import part_folder, shipped_part, signature
 from . import candidates
 from .candidates import Candidate, Plain, Prediction
+from .kept_costs import costs_of
 from .neighbours import climbed
 from .options import OPTUNAS, Setting, TuneOptions
 from .probe import Probe, Text
@@ -30,7 +31,7 @@ from .rounds import host_of
 from .saying import Say, seldom
 from .search import Halves, Tried, by_likeness, far_apart, grown, runs, split
 from .skip_sets import SkipSets
-from .steps import Steps, measure_quietly
+from .steps import Steps
 from .study import finished, sampled, study_in
 from .texts import ASKED, chosen, digest_of, digest_of_question, own_texts, prompts_of
 from .timing import Trials
@@ -128,8 +129,13 @@ class Tuning:
         probe = Probe(llm.model, texts)
         context = sum(len(text.ids) for text in texts) / len(texts)
         share = min(MOST_COSTS, 6.0 * options.minutes)  # a tenth of the time
-        steps = measure_quietly(llm.model, share, lambda part: self._say("costs", part))
+        weights, tick = llm.info.weights, lambda part: self._say("costs", part)
+        steps, before = costs_of(llm.model, weights, share, tick)
         self.found.steps = steps
+        if before:
+            self.found.notes.append(
+                "What passes cost was measured here before, and whole passes of now agree."
+            )
         self._plain = Plain(context, host_of(llm.model), self._setting.batch)
         looks: dict[str, Callable[[], list[Way]]] = {
             "copies": lambda: self._copies(probe),
@@ -183,7 +189,7 @@ class Tuning:
             except (OptionError, ResourceError):  # no smaller, or no room
                 continue
             self._say(f"the copy in {weights}", 0.0)
-            own = measure_quietly(copy, min(MOST_COSTS, 3.0 * self._options.minutes))
+            own, _ = costs_of(copy, weights, min(MOST_COSTS, 3.0 * self._options.minutes))
             candidate = candidates.copied(copy, own, weights)
             ways += self._best([candidate], probe, 1)
             options = {"weights": weights}

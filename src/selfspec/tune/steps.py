@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import NamedTuple
@@ -164,8 +164,8 @@ class Parts:
     """A model's parts, timed in turns for as long as somebody likes."""
 
     @torch.inference_mode()
-    def __init__(self, model: LayeredModel) -> None:
-        self._model, self._works = model, dict(_works(model))
+    def __init__(self, model: LayeredModel, works: Iterable[tuple[Size, Work]] = ()) -> None:
+        self._model, self._works = model, dict(works or _works(model))
         self._times: dict[Size, list[float]] = {size: [] for size in self._works}
         self._spent = dict.fromkeys(self._works, 0.0)
         for work in self._works.values():
@@ -190,22 +190,45 @@ class Parts:
         """Whether each was timed often enough to say anything."""
         return min(map(len, self._times.values())) >= LEAST
 
+    def run(self, seconds: float, tick: Callable[[float], None] = lambda share: None) -> None:
+        """For about so long, in turns. `tick` is told the share that is done."""
+        begin = time.perf_counter()
+        while (spent := time.perf_counter() - begin) < seconds or not self.enough:
+            self.next()
+            tick(min(1.0, spent / seconds) if seconds else 1.0)
+
+    @property
+    def spread(self) -> float:
+        return median(median(taken) / min(taken) for taken in self._times.values())
+
+    @property
+    def found(self) -> dict[Size, float]:
+        """What each takes while nothing else runs, by all turns so far."""
+        return _settled(self._times)
+
     @property
     def steps(self) -> Steps:
         """What they take, by all turns so far."""
-        spread = median(median(taken) / min(taken) for taken in self._times.values())
-        return replace(_steps(self._model, _settled(self._times)), spread=spread)
+        return replace(_steps(self._model, self.found), spread=self.spread)
 
 
 def measure(
     model: LayeredModel, seconds: float = 30.0, tick: Callable[[float], None] = lambda share: None
 ) -> Steps:
     """Measure the parts, in turns, for about so long. `tick` is told the share that is done."""
-    parts, begin = Parts(model), time.perf_counter()
-    while time.perf_counter() < begin + seconds or not parts.enough:
-        parts.next()
-        tick(min(1.0, (time.perf_counter() - begin) / seconds))
+    parts = Parts(model)
+    parts.run(seconds, tick)
     return parts.steps
+
+
+def compared(model: LayeredModel, steps: Steps, seconds: float) -> Steps:
+    """The same parts beside whole passes of now: `errors` and `spread` are of these."""
+    works = list(_checks(model))
+    if not works:
+        return replace(steps, errors=[])
+    parts = Parts(model, works)
+    parts.run(seconds)
+    return replace(steps, errors=_errors(model, steps, parts.found), spread=parts.spread)
 
 
 def measure_quietly(
@@ -243,9 +266,14 @@ def _works(model: LayeredModel) -> Iterator[tuple[Size, Work]]:
             if rows <= most:
                 size = Size("attention", rows, tokens, context)
                 yield size, bench.run(plans["attention"], rows, tokens)
+    yield from _checks(model)
+
+
+def _checks(model: LayeredModel) -> Iterator[tuple[Size, Work]]:
+    """Whole passes, at which predictions are compared."""
     for rows, tokens, context in checks(model):
         bench = Bench(model, rows, context, tokens)
-        yield Size("check", rows, tokens, context), bench.run(plans["both"], rows, tokens)
+        yield Size("check", rows, tokens, context), bench.run(model.full_plan, rows, tokens)
 
 
 def _head(model: LayeredModel, count: int) -> Work:
@@ -329,9 +357,14 @@ def _steps(model: LayeredModel, found: Mapping[Size, float]) -> Steps:
         Line({str(size.tokens): s for size, s in found.items() if size.part == "head"}),
         fixed,
     )
-    for size, seconds in found.items():
-        if size.part == "check":
-            whole = (layers, layers)
-            predicted = steps.pass_seconds(whole, size.rows, size.tokens, size.context, 0)
-            steps.errors.append(predicted / seconds - 1)
-    return steps
+    return replace(steps, errors=_errors(model, steps, found))
+
+
+def _errors(model: LayeredModel, steps: Steps, found: Mapping[Size, float]) -> list[float]:
+    """Predicted over measured whole passes, less 1."""
+    whole = model.layers, model.layers
+    return [
+        steps.pass_seconds(whole, size.rows, size.tokens, size.context, 0) / seconds - 1
+        for size, seconds in found.items()
+        if size.part == "check"
+    ]
