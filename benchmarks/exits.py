@@ -2,10 +2,11 @@
 
 Lossy decoding (`selfspec.lossy`) by every schedule, fill and rule next to plain decoding, so part
 by part as in SpecEE's Figure 19: layers a token beside the oracle's, how many tokens are what the
-whole model says behind the same text, what looking for exits cost, seconds. Then drafting with exits (`dynamic-exit`) next to fixed exits: kept
-drafts, readings of a layer's weights a token, seconds, and whether the text is the model's. All
-take turns on each question. A question is written down once all have answered it, and the same
-command goes on behind it. Does not know how the tables look (`exits_report.py`).
+whole model says behind the same text, what looking for exits cost, seconds. Then drafting with
+exits (`dynamic-exit`) next to fixed exits: kept drafts, readings of a layer's weights a token,
+seconds, and whether the text is the model's. All take turns on each question. A question is written
+down once all have answered it, and the same command goes on behind it. Does not know how the tables
+look (`exits_report.py`).
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ def tune(world: Path, folder: Path) -> None:
     common, so these are given; and the ways that are found are timed only once."""
     line = steps.Line(LINE)
     costs = steps.Steps(line, line, {"1": {"1": line}}, line, 1e-3)
-    run.measure_quietly = lambda *a, **k: costs  # type: ignore[assignment]
+    run.costs_of = lambda *a, **k: (costs, False)  # type: ignore[assignment]
     run.host_of = lambda *a, **k: Host(1e-4)  # type: ignore[assignment]
     Tuning._time = _timed_once  # type: ignore[method-assign]
     app([

@@ -60,7 +60,8 @@ def test_ctrl_c_at_any_stage_keeps_what_was_found(
     for name in ("_copies", "_exits", "_skips"):
         begin = interrupted if name == stage else lambda *_, name=name: begun.append(name) or []
         monkeypatch.setattr(Tuning, name, begin)
-    monkeypatch.setattr(run, "measure_quietly", lambda model, *_: steps.measure(model, 0.1))
+    costs = steps.measure(_llm().model, 0.1)
+    monkeypatch.setattr(run, "costs_of", lambda *_: (costs, False))
     tuning = Tuning(_llm(), TuneOptions(minutes=60, max_new_tokens=16), ["hello", "you"])
     turned: list[int] = []
     own = Trials.turn
