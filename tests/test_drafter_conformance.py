@@ -191,7 +191,7 @@ def small_llm() -> LLM:
     )
 
 
-def head(here: World, script: list[list[int]], **options: Any) -> Drafter:
+def head(here: World, script: list[list[int]], **options: Any) -> DraftHead:
     """A random head that says little else than what is right somewhere, so that some of its guesses
     are."""
     return DraftHead(
@@ -266,6 +266,9 @@ DRAFTERS: dict[str, list[Make]] = {
         leaving(),
         leaving(schedule="both", threshold=0.5),
         leaving(schedule="online", candidates="hybrid"),
+        lambda here, script: leaving(candidates="draft-head", head=head(here, script).part)(
+            here, script
+        ),
         leaving(layers=(2,), threshold=0.01),
         leaving(sample=True),
     ],

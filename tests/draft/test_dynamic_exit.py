@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +18,7 @@ from selfspec.core.contract import Budget
 from selfspec.core.sampling import row_samplers
 from selfspec.draft.base import Target
 from selfspec.draft.from_layers.dynamic_exit import DynamicExit
+from selfspec.draft.from_models.draft_head import DraftHead
 from selfspec.draft.naming import start_naming
 from selfspec.draft.registry import make_drafter
 from selfspec.engine.generation import Generation
@@ -25,8 +27,16 @@ from selfspec.exits.stairs import Stairs
 from selfspec.lossy import SpecEE
 from selfspec.model.compute.cache import KVCache
 from selfspec.model.compute.cpu.choosing import likeliest
+from selfspec.model.compute.hidden_states import StateCollector
 from selfspec.model.copies import copy_in
-from selfspec.testing import near_identity_model, tiny_llm, tiny_predictors, tiny_tokenizer
+from selfspec.testing import (
+    near_identity_model,
+    tiny_head,
+    tiny_llm,
+    tiny_predictors,
+    tiny_tokenizer,
+)
+from selfspec.trained.files import TrainedPart
 from sessions import begin
 
 PROMPTS = [list(b"once upon a time, once upon"), [7, 9], list(b"aXb aXb aXb a")]
@@ -225,6 +235,96 @@ def test_any_of_them_names_for_exits(source: str) -> None:
     lossy = SpecEE(drafter().part, schedule="all", threshold=0.4, candidates=source)
     results = lossy.generate(llm(), PROMPTS, **call)
     assert min(result.average_layers for result in results) < LAYERS
+
+
+TAPS = {"of all layers": (1, 4, 7), "of those that drafts run": (0, 1), "of the last": (7,)}
+
+
+@functools.cache
+def head(taps: str = "of all layers") -> TrainedPart:
+    """It says the few tokens that the model says most: others would name nothing that is right."""
+    answers = llm().generate(PROMPTS, max_new_tokens=40, eos=[], draft=None)
+    often = Counter(token for answer in answers for token in answer.tokens).most_common(8)
+    said = sorted(token for token, _ in often)
+    return tiny_head(llm().model, seed=5, layers=TAPS[taps], vocabulary=said)
+
+
+def test_a_head_names_what_it_would_draft() -> None:
+    """Candidates behind a text that is not the one asked for: entries of rejected guesses, a guess
+    read twice or not at all, a row's output for another's. By hand: the chain that the head drafts
+    is, step by step, the first of its candidates."""
+    model, sessions = llm().model, list[Any]()
+    for _ in range(2):
+        sessions.append(session := begin(DraftHead(head()), model, PROMPTS))
+        before, cache = [prompt[:-1] for prompt in PROMPTS], session.target.cache
+        model.prefill(before, cache, collectors=session.collectors)
+    drafting, naming = sessions
+    drafts = drafting.propose([0, 1, 2], PROMPTS, Budget([4, 4, 4]))
+    texts = [list(prompt) for prompt in PROMPTS]
+    for at in range(4):
+        rows = [0, 1, 2] if at < 3 else [2, 0]  # the others have left
+        named = naming.named(rows, [texts[row] for row in rows], 5)
+        for row, some in zip(rows, named, strict=True):
+            assert some[0] == drafts[row].guesses[at] and len({*some}) == 5
+            texts[row].append(some[0])
+    other = [[*text, 3, 4] for text in PROMPTS]  # two tokens that nobody named for
+    assert naming.named([0, 1, 2], other, 5) == [[], [], []]
+
+
+@pytest.mark.parametrize("taps", TAPS)
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_head_reads_the_states_of_tokens_that_left(taps: str, temperature: float) -> None:
+    """States of a token that left early which are another layer's, or missing: its head would begin
+    anew in every round. They are compared with a pass of the whole text."""
+    sampling = SamplingParams(temperature=temperature, seed=3) if temperature else None
+    how = {
+        "drafter": drafter(candidates="draft-head", head=head(taps), threshold=0.3),
+        "controller": FixedLength(5),
+    }
+    samplers = row_samplers(sampling, PROMPTS, ())
+    requests = [Request(*each, 40, **how) for each in zip(PROMPTS, samplers, strict=True)]
+    generation = Generation(llm().model, requests)
+    session: Any = generation._groups[0].session
+    entries, seen = session._naming._entries, dict[int, list[Any]]()
+    for row, known in entries._known.items():
+        seen[row] = []
+        add = known.add
+        known.add = lambda first, states, row=row, add=add: (
+            seen[row].append((first, states)),
+            add(first, states),
+        )
+    rows = list(generation.rows)
+    for _ in generation:
+        pass
+    model, layers = llm().model, TAPS[taps]
+    assert sum(row.stats.accepted for row in rows) > 5
+    for number, row in enumerate(rows):
+        ids, taken = torch.tensor(row.tokens), StateCollector(layers)
+        cache = model.new_cache(1)
+        layout = cache.layout([len(ids)])
+        model.run(model.embed(ids), model.full_plan, cache, layout, collectors=[taken])
+        ((_, whole),) = taken.take()
+        end = 0
+        for first, states in seen[number]:
+            assert first == end, "states of some tokens never came"
+            end = first + len(states)
+            torch.testing.assert_close(states, whole[first:end], rtol=1e-4, atol=1e-5)
+        assert end >= len(ids) - 7
+
+
+def test_a_head_names_for_exits_and_changes_no_text() -> None:
+    """A source that names nothing once tokens leave early, or that changes what is written; lossy
+    exits, which leave it nothing to read."""
+    call: dict[str, Any] = {"max_new_tokens": 30, "eos": []}
+    how = drafter(candidates="draft-head", head=head(), threshold=0.3)
+    for sampling in (None, SamplingParams(temperature=0.9, seed=5)):
+        drawn: dict[str, Any] = {"sampling": sampling}
+        plain = [r.tokens for r in llm().generate(PROMPTS, draft=None, **drawn, **call)]
+        found = llm().generate(PROMPTS, draft=how, **drawn, **call)
+        assert [r.tokens for r in found] == plain
+        assert sum(r.stats.drafted for r in found) > 0
+    with pytest.raises(OptionError, match="no states of the later ones"):
+        SpecEE(drafter().part, candidates="draft-head").generate(llm(), PROMPTS, **call)
 
 
 def test_only_drafters_with_entries_of_their_own_name_candidates() -> None:

@@ -8,7 +8,7 @@ one, so nothing after a stop ever becomes visible.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -34,6 +34,9 @@ class ExitStates:
     logits: Tensor | None = None
     """What the whole head said of them, where it was asked, (len(layers), vocabulary). Only looked
     at if these are all nodes, and no layer is left to run."""
+    below: Mapping[int, Tensor] = field(default_factory=dict)
+    """What left earlier layers, by layer, (len(layers), width): for drafters that read states. Of
+    nodes that did not come so far it says nothing."""
 
 
 @dataclass(frozen=True)

@@ -88,6 +88,8 @@ class Drafter(ABC):
     """Whether it brings a controller of its own."""
     names: ClassVar[bool] = False
     """Whether it can name candidates for the next token without touching the model's cache."""
+    reads_states: ClassVar[bool] = False
+    """Whether it names them from what the whole model's layers leave of the kept text."""
 
     @property
     def learns_across_requests(self) -> bool:

@@ -12,6 +12,7 @@ from ..core.contract import Budget, Draft
 from ..core.sampling import Sampler
 from ..errors import OptionError
 from ..exits.first_look import SOURCE, Named
+from ..exits.part import Source
 from ..model.partial_head import PartialHead
 from .base import DraftSession, Target, Texts
 from .registry import drafter_class, make_drafter
@@ -39,10 +40,17 @@ class _Pools(DraftSession):
         return [self._rows[row] for row in rows]
 
 
-def start_naming(source: str, target: Target, pool: PartialHead | None = None) -> DraftSession:
+def start_naming(
+    source: str,
+    target: Target,
+    pool: PartialHead | None = None,
+    states: bool = False,
+    head: Source | None = None,
+) -> DraftSession:
     """A session whose `named` can be asked. `source`: a drafter that works from the text, or
     quantised, whose copy then reads the text into a cache of its own, or first-look, with the
-    predictors' pool."""
+    predictors' pool, or draft-head, which needs the model's `states` of all kept text. `head`: its
+    part."""
     if source == SOURCE:
         if pool is None:
             raise OptionError(
@@ -50,13 +58,20 @@ def start_naming(source: str, target: Target, pool: PartialHead | None = None) -
                 "from; fit them with it: selfspec fit-exits MODEL --source first-look --pool IDS"
             )
         return _Pools(pool)
-    if not drafter_class(source).names:
+    kind = drafter_class(source)
+    if kind.names and kind.reads_states and not states:
+        raise OptionError(
+            f"candidates from {source!r}: it reads what the model's layers leave, and a token that "
+            "left early for good has no states of the later ones; draft='dynamic-exit' takes it, "
+            "and here 'recycle', 'ngram', 'hybrid' or 'quantised' name candidates"
+        )
+    if not kind.names:
         raise OptionError(
             f"candidates from {source!r}: it names no choice of next tokens without the model's "
             "own cache, so no exit could be looked for; use 'recycle', 'ngram', 'hybrid' or "
             "'quantised'"
         )
-    drafter = make_drafter(source, {})
+    drafter = make_drafter(source, {"part": head} if kind.reads_states else {})
     assert drafter is not None
     return drafter.start_naming(target)
 

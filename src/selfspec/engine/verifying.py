@@ -7,7 +7,7 @@ so far. Does not know what drafts are kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ def verified(
     left = {
         layer: torch.empty_like(model.states(x)) for each in collectors for layer in each.layers
     }
+    told = _handed_on(drafts, left)
     start = 0
     for stop in sorted({*done, model.layers} - {0}):
         here = [index for index, layer in enumerate(done) if layer <= start]
@@ -59,9 +60,10 @@ def verified(
             for layer, each in zip(ran.layers, states.unbind(1), strict=True):
                 left[layer][here] = each
         if stop - 1 in left:
-            left[stop - 1].copy_(model.states(x))
+            come = [index for index, layer in enumerate(done) if layer <= stop]
+            left[stop - 1][come] = model.states(x)[come]
         start = stop
-    _share(left, layout, done, collectors)
+    _share(left, layout, done, told, collectors)
     return Scored(model.states(x), _logits(model, drafts, x))
 
 
@@ -76,10 +78,24 @@ def _logits(model: LayeredModel, drafts: Sequence[Draft], hidden: Tensor) -> Ten
     return torch.cat(known) if len(known) == len(drafts) else model.head(hidden)
 
 
+def _handed_on(drafts: Sequence[Draft], left: Mapping[int, Tensor]) -> list[Collection[int]]:
+    """Put the states that drafts have of earlier layers where they belong. Says of each token which
+    layers these are."""
+    told: list[Collection[int]] = []
+    for draft in drafts:
+        below: Mapping[int, Tensor] = draft.exits.below if draft.exits is not None else {}
+        for layer, states in below.items():
+            if layer in left:
+                left[layer][len(told) : len(told) + len(states)] = states
+        told += [below] * len(draft.tree)
+    return told
+
+
 def _share(
     left: Mapping[int, Tensor],
     layout: TokenLayout,
     done: Sequence[int],
+    told: Sequence[Collection[int]],
     collectors: Sequence[StateCollector],
 ) -> None:
     """Give every collector the rows whose tokens all have the states that it asks for: a row's
@@ -87,7 +103,9 @@ def _share(
     rows = layout.rows.tolist()
     for collector in collectors:
         lacking = {
-            row for row, layer in zip(rows, done, strict=True) if layer > min(collector.layers) + 1
+            row
+            for row, stands, known in zip(rows, done, told, strict=True)
+            if any(stands > layer + 1 and layer not in known for layer in collector.layers)
         }
         known = [index for index, row in enumerate(rows) if row not in lacking]
         if known:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..core.contract import ExitStates
 from ..model.compute.cache import KVCache, RowSpan
+from ..model.compute.hidden_states import StateCollector
 from ..model.compute.plan import LayerPlan
 from ..model.layered import LayeredModel
 
@@ -29,25 +30,33 @@ class Stair:
     """How many layers each has run."""
     states: list[Tensor] = field(default_factory=list)
     """What left its last one, (1, width) each."""
+    below: list[dict[int, Tensor]] = field(default_factory=list)
+    """What left those layers that somebody asked for, (1, width) each."""
 
     @property
     def exits(self) -> ExitStates | None:
         """From where verification may go on; None if no layer was run."""
         ran = sum(layer > 0 for layer in self.layers)
-        return ExitStates(self.layers[:ran], torch.cat(self.states[:ran])) if ran else None
+        if not ran:
+            return None
+        below = {}
+        for layer in sorted({layer for each in self.below[:ran] for layer in each}):
+            nothing = torch.zeros_like(next(e[layer] for e in self.below[:ran] if layer in e))
+            below[layer] = torch.cat([each.get(layer, nothing) for each in self.below[:ran]])
+        return ExitStates(self.layers[:ran], torch.cat(self.states[:ran]), below=below)
 
     def forget_done(self, layers: int) -> None:
         """Let go of the first tokens that have run all of so many layers."""
         done = sum(layer == layers for layer in self.layers)
         self.first += done
-        del self.layers[:done], self.states[:done]
+        del self.layers[:done], self.states[:done], self.below[:done]
 
 
 class Stairs:
-    """The stairs of some rows, on one cache."""
+    """The stairs of some rows, on one cache. `taps`: layers whose states are handed on."""
 
-    def __init__(self, model: LayeredModel, cache: KVCache) -> None:
-        self._model, self._cache = model, cache
+    def __init__(self, model: LayeredModel, cache: KVCache, taps: Sequence[int] = ()) -> None:
+        self._model, self._cache, self._taps = model, cache, taps
         self._rows: dict[int, Stair] = {}
 
     def __getitem__(self, row: int) -> Stair:
@@ -68,6 +77,7 @@ class Stairs:
         for row, state in zip(rows, x.split(1), strict=True):
             self._rows[row].layers.append(0)
             self._rows[row].states.append(state)
+            self._rows[row].below.append({})
 
     def climb(self, rows: Sequence[int], start: int, stop: int) -> Tensor:
         """Carry the last token of each row from layer `start` on to `stop`, and beside it every
@@ -89,8 +99,19 @@ class Stairs:
             states += stair.states[here:]
         x = states[0] if len(states) == 1 else torch.cat(states)
         layout = self._cache.layout_at(spans)
-        x = self._model.run(x, LayerPlan(start, stop), self._cache, layout)
+        taps = StateCollector([layer for layer in self._taps if start <= layer < stop - 1])
+        asked = [taps] if taps.layers else []
+        x = self._model.run(x, LayerPlan(start, stop), self._cache, layout, collectors=asked)
+        left: dict[int, Tensor] = {}
+        for _, found in taps.take():  # (tokens, layers, width)
+            left.update(zip(taps.layers, found.unbind(1), strict=True))
+        if stop - 1 in self._taps:
+            left[stop - 1] = self._model.states(x)
         for span, piece in layout.pieces:
             stair = self._rows[span.row]
             stair.layers[-span.count :] = [stop] * span.count
             stair.states[-span.count :] = x[piece].split(1)
+            for layer, of_all in left.items():
+                own = of_all[piece].split(1)
+                for below, state in zip(stair.below[-span.count :], own, strict=True):
+                    below[layer] = state

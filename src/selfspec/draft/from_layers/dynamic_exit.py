@@ -29,6 +29,7 @@ from ...exits.schedule import Level, Looks, Schedule
 from ...exits.stairs import Stairs
 from ...exits.walk import Left, walk
 from ...model.compute.cache import TokenLayout
+from ...model.compute.hidden_states import layers_of
 from ...trained.files import TrainedPart
 from ..base import Drafter, DraftSession, Target, Texts
 from ..chain import ChainRow, ChainSession
@@ -46,8 +47,11 @@ class DynamicExit(Drafter):
     threshold: float = 0.5
     """A predictor fires at this chance or above. Higher drafts deeper, and is right more often."""
     candidates: str | None = None
-    """The drafter that names candidates: recycle, ngram, hybrid or quantised, whose copy runs for
-    every token. None is the one that the predictors were fitted with."""
+    """The drafter that names candidates: recycle, ngram, hybrid, draft-head or quantised, whose
+    copy runs for every token. None is the one that the predictors were fitted with."""
+    head: str | os.PathLike[str] | TrainedPart | None = None
+    """Folder of the head that names candidates, with candidates="draft-head". None is the one that
+    selfspec ships for this model."""
     layers: tuple[int, ...] = ()
     """Leave after these numbers of layers only. () allows all that have a predictor."""
     schedule: Level = "both"
@@ -86,13 +90,14 @@ class _Drafting(ChainSession):
     ) -> None:
         super().__init__(target, sample=options.sample)
         self.reads_wait = False  # where a token leaves is read at each look
-        self._naming = start_naming(options.candidates or rule.source, target, rule.pool)
-        self.ranks = self._naming.ranks
+        source, head = options.candidates or rule.source, options.head
+        self._naming = start_naming(source, target, rule.pool, states=True, head=head)
+        self.ranks, self.collectors = self._naming.ranks, self._naming.collectors
         self._rule, self._layers = rule, layers
         self._schedule = Schedule(options.schedule)
         shares = dict(zip(rule.layers, rule.exits, strict=True))
         self._frequent = self._schedule.frequent(layers, [shares[layer] for layer in layers])
-        self._stairs = Stairs(target.model, target.cache)
+        self._stairs = Stairs(target.model, target.cache, layers_of(self.collectors))
         self._looks: dict[int, Looks] = {}
         self._texts: Mapping[int, Sequence[int]] = {}
         self._left: list[Left] = []

@@ -22,7 +22,7 @@ from ...core.contract import Budget, Draft
 from ...core.guessing import drawn
 from ...core.sampling import Sampler
 from ...errors import OptionError
-from ...model.compute.cache import TokenLayout
+from ...model.compute.cache import RowSpan, TokenLayout
 from ...model.layered import LayeredModel
 from ...trained.blocks import BlockSize, Stack
 from ...trained.files import TrainedPart, find_part, partial_head_of, ready
@@ -37,6 +37,8 @@ class DraftHead(Drafter):
 
     name: ClassVar[str] = "draft-head"
     trees: ClassVar[bool] = True
+    names: ClassVar[bool] = True
+    reads_states: ClassVar[bool] = True
 
     part: str | os.PathLike[str] | TrainedPart | None = None
     """Folder of the trained part. None is the one that selfspec ships for this model."""
@@ -97,6 +99,7 @@ class _Drafting(EntriesSession):
         self.cache = head.stack.new_cache(target.cache.rows, 1)
         self.use_entries(head.layers, self.cache)
         self._own: dict[int, Tensor] = {}  # of each row: the output for its last entry, (1, width)
+        self._named: dict[int, int] = {}  # how long each row's text was when its next were named
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         self._entries.gather()
@@ -106,6 +109,38 @@ class _Drafting(EntriesSession):
         if self._width == 1:
             return super().propose(rows, texts, budget)
         return self._grow(rows, texts, asked, budget)
+
+    def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
+        """What the head says: behind the kept text, or behind guesses, each of which was the end of
+        a text that it was asked for. Nothing where the latest states are missing."""
+        self._entries.gather()
+        asked = dict(zip(rows, texts, strict=True))
+        kept = {r: text for r, text in asked.items() if self._entries[r].end == len(text) - 1}
+        before = self._own
+        self._read(kept)
+        behind = [
+            row
+            for row, text in asked.items()
+            if row not in kept and row in before and self._named.get(row) == len(text) - 1
+        ]
+        if behind:
+            spans = [RowSpan(row, self.slot(row, len(asked[row])), 1) for row in behind]
+            self.cache.reserve(max(span.first for span in spans) + 1)
+            last = [asked[row][-1] for row in behind]
+            x = self._head.again(
+                torch.tensor(last, device=self.target.model.device),
+                torch.cat([before[row] for row in behind]),
+            )
+            x = self._head.stack.run(x, self.cache, self.cache.layout_at(spans))
+            self._own.update(zip(behind, x.split(1), strict=True))
+        self._named = {row: len(asked[row]) for row in self._own}
+        if not self._own:
+            return [[] for _ in rows]
+        logits = self._head.rows(torch.cat(list(self._own.values())))
+        best = logits.topk(min(count, logits.shape[1]), dim=1).indices
+        tokens = self._head.rows.tokens[best].tolist()
+        found = dict(zip(self._own, tokens, strict=True))
+        return [found.get(row, []) for row in rows]
 
     def slot(self, row: int, length: int) -> int:
         return length - 2 - self._entries[row].first
