@@ -11,8 +11,10 @@ import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..core.files import is_there
 from ..core.machine import this_machine
 from ..errors import OptionError, ResourceError
 from ..exits.part import KIND as PREDICTORS
@@ -372,12 +374,14 @@ class Tuning:
         return True
 
     def _profile(self) -> Profile:
-        llm = self._llm
+        llm, name = self._llm, self._llm.info.name
+        if is_there(Path(name)):  # where it lies says nothing elsewhere
+            name = Path(name).resolve().name
         ways = tuple(way for way in self.found.ways if (way.measured or 0.0) > 1)
         return Profile(
             SCHEMA,
             self._task,
-            llm.info.name,
+            name,
             signature(llm.model),
             llm.info.weights,
             this_machine(),
