@@ -39,7 +39,7 @@ def measured(
 
     def measure(model: LayeredModel, *_: Any) -> Steps:
         seen.append(model)
-        return replace(parts, spread=1.0)
+        return replace(parts, spread=1.0, errors=[0.02])
 
     monkeypatch.setattr(kept_costs, "measure_quietly", measure)
     monkeypatch.setattr(kept_costs, "compared", lambda _, known, __: replace(known, errors=[0.01]))
@@ -71,7 +71,7 @@ def test_costs_are_those_of_the_weights_and_the_machine(
     assert costs_of(model, "float32", 1.0)[1]
 
 
-@pytest.mark.parametrize("errors", [[0.2, -0.2, 0.01], []])
+@pytest.mark.parametrize("errors", [[0.2, -0.2, 0.01], [0.0, 0.0, 0.3], [-0.06, -0.06, 0.06], []])
 def test_costs_that_passes_contradict_are_measured_anew(
     model: LayeredModel,
     measured: list[LayeredModel],
@@ -93,10 +93,13 @@ def test_a_busy_machine_s_costs_are_not_kept(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Spoiled numbers that later calls would compare with and measure anew each time."""
-    monkeypatch.setattr(kept_costs, "measure_quietly", lambda *_: replace(parts, spread=9.0))
-    assert costs_of(model, "float32", 1.0)[0].busy
-    assert not list(tmp_path.rglob("*.json"))
+    """Spoiled numbers that later calls would compare with and measure anew each time; passes that
+    take something else than their parts say."""
+    for spread, errors in ((9.0, [0.01]), (1.0, [0.01, 0.01, 0.4])):
+        found = replace(parts, spread=spread, errors=errors)
+        monkeypatch.setattr(kept_costs, "measure_quietly", lambda *_, found=found: found)
+        assert costs_of(model, "float32", 1.0) == (found, False)
+        assert not list(tmp_path.rglob("*.json"))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 2}', "\x00"])
