@@ -105,6 +105,12 @@ class Caller:
             self.came.set()
 
 
+def first(read: int, rounds: list[tuple[float, float]], sent: float, came: float) -> First:
+    """The rounds that ran between a prompt and its token; the one under way when it came counts."""
+    lengths = [end - begin for begin, end in rounds if end > sent and begin < came]
+    return First(read, len(lengths), came - sent, max(lengths))
+
+
 def measured(llm: LLM, run: WaitingRun, seed: int) -> None:
     """One long prompt, and short ones until it is read."""
     dice, vocabulary = random.Random(seed), llm.model.shape.vocabulary
@@ -124,9 +130,7 @@ def measured(llm: LLM, run: WaitingRun, seed: int) -> None:
         short.came.wait()
         if long.came.is_set() or short.first is None:
             break
-        mine = [(a, b) for a, b in clock.rounds if b > short.sent and a < short.first]
-        longest = max(end - begin for begin, end in mine)
-        run.firsts.append(First(settled, len(mine), short.first - short.sent, longest))
+        run.firsts.append(first(settled, clock.rounds, short.sent, short.first))
     run.reading = time.perf_counter() - long.sent
     worker.leave(writer.job)
     worker.stop(0)

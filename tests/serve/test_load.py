@@ -106,14 +106,16 @@ def test_only_one_of_our_servers_drafts() -> None:
 
 
 def test_rounds_until_a_first_token_are_counted() -> None:
-    """A count that leaves out the round in which the prompt came, or times nothing."""
+    """A count that leaves out the round in which the prompt came, or the one that gave the token,
+    or counts one before or after; a run that times nothing."""
+    rounds = [(0.0, 1.0), (1.0, 2.0), (2.0, 5.0), (5.0, 6.0), (6.0, 7.0)]
+    assert waiting.first(40, rounds, sent=1.5, came=5.5) == waiting.First(40, 3, 4.0, 3.0)
     model = tiny_model("llama", max_position_embeddings=8192)
     llm = LLM.from_pretrained(model, tokenizer=tiny_tokenizer())
-    run = waiting.WaitingRun(gather("test", 1, {}), "tiny", "float32", 3000, 10)
+    run = waiting.WaitingRun(gather("test", 1, {}), "tiny", "float32", 6000, 10)
     waiting.measured(llm, run, seed=0)
     assert run.firsts and run.reading > 0
-    assert all(1 <= each.rounds <= 8 and each.longest > 0 for each in run.firsts)
-    assert max(each.rounds for each in run.firsts) > 1, "one was under way when it came"
+    assert all(each.rounds >= 1 and each.longest > 0 for each in run.firsts)
     assert "rounds to the first token" in waiting.markdown(run)
 
 
