@@ -214,8 +214,8 @@ def earliest(llm: LLM, prompts: Sequence[Sequence[int]], new: int, found: Predic
     taking = SampleOptions(
         found.count,
         found.source,
-        () if found.pool is None else tuple(found.pool.tokens.tolist()),
-        found.layers[0],
+        pool=() if found.pool is None else tuple(found.pool.tokens.tolist()),
+        first=found.layers[0],
         samples=10**9,
         batch=8,
         max_new_tokens=new,

@@ -17,6 +17,7 @@ from selfspec.control.fixed import FixedLength
 from selfspec.core.contract import Budget
 from selfspec.core.sampling import row_samplers
 from selfspec.draft.base import Target
+from selfspec.draft.entries import Known
 from selfspec.draft.from_layers.dynamic_exit import DynamicExit
 from selfspec.draft.from_models.draft_head import DraftHead
 from selfspec.draft.naming import start_naming
@@ -313,8 +314,7 @@ def test_a_head_reads_the_states_of_tokens_that_left(taps: str, temperature: flo
 
 
 def test_a_head_names_for_exits_and_changes_no_text() -> None:
-    """A source that names nothing once tokens leave early, or that changes what is written; lossy
-    exits, which leave it nothing to read."""
+    """A source that names nothing once tokens leave early, or that changes what is written."""
     call: dict[str, Any] = {"max_new_tokens": 30, "eos": []}
     how = drafter(candidates="draft-head", head=head(), threshold=0.3)
     for sampling in (None, SamplingParams(temperature=0.9, seed=5)):
@@ -323,8 +323,48 @@ def test_a_head_names_for_exits_and_changes_no_text() -> None:
         found = llm().generate(PROMPTS, draft=how, **drawn, **call)
         assert [r.tokens for r in found] == plain
         assert sum(r.stats.drafted for r in found) > 0
-    with pytest.raises(OptionError, match="no states of the later ones"):
-        SpecEE(drafter().part, candidates="draft-head").generate(llm(), PROMPTS, **call)
+
+
+@pytest.mark.parametrize("fill", ["caught-up", "state", "holes"])
+def test_a_head_names_for_lossy_exits(fill: Any) -> None:
+    """States of skipped layers which are not those that the token left with, those of layers that
+    it ran which are others, or of another row; a head that names nothing once tokens leave."""
+    first, last = 2, 5  # the taps are layers 1, 4 and 7
+    seen: list[tuple[int, torch.Tensor]] = []
+    add, taken = Known.add, drafter().part
+    how = {"candidates": "draft-head", "head": head(), "layers": (first, last), "schedule": "all"}
+
+    def adding(known: Known, begin: int, states: torch.Tensor) -> None:
+        seen.append((begin, states))
+        add(known, begin, states)
+
+    call: dict[str, Any] = {"max_new_tokens": 30, "eos": []}
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Known, "add", adding)
+        result = SpecEE(taken, threshold=0.3, fill=fill, **how).generate(llm(), PROMPTS[0], **call)
+    assert {first, last} & {*result.exits[1:]} and LAYERS in result.exits[1:]
+    (_, prompt), *others = seen
+    states = torch.cat([prompt, *(each for _, each in others)])
+    assert [begin for begin, _ in others] == [len(PROMPTS[0]) + at for at in range(len(others))]
+    for token, exit_layer in enumerate(result.exits[1:][: len(others)], len(PROMPTS[0])):
+        low, middle, high = states[token]
+        assert low.equal(middle) == (exit_layer == first)
+        assert middle.equal(high) == (exit_layer < LAYERS)
+    never = SpecEE(taken, threshold=0.999999, fill=fill, **how).generate(llm(), PROMPTS, **call)
+    assert [each.tokens for each in never] == [
+        each.tokens for each in llm().generate(PROMPTS, draft=None, **call)
+    ]
+
+
+def test_heads_that_cannot_name_are_refused() -> None:
+    """A head beside a drafter that reads none, and trees, in which a head has no text to read."""
+    part = drafter().part
+    with pytest.raises(OptionError, match="read no head"):
+        SpecEE(part, candidates="ngram", head=head()).generate(llm(), PROMPTS)
+    with pytest.raises(OptionError, match=r"tree=4 .*'draft-head'.*tree=0"):
+        SpecEE(part, candidates="draft-head", head=head(), fill="state", tree=4).generate(
+            llm(), PROMPTS
+        )
 
 
 def test_only_drafters_with_entries_of_their_own_name_candidates() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import random
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,11 @@ import pytest
 import torch
 
 from selfspec import LLM, DataError, OptionError
+from selfspec.draft.from_models.draft_head import DraftHead
 from selfspec.exits.part import find_predictors
 from selfspec.lossy import SpecEE
 from selfspec.model.compute.plan import LayerPlan
-from selfspec.testing import near_identity_model, tiny_tokenizer
+from selfspec.testing import near_identity_model, tiny_head, tiny_tokenizer
 from selfspec.train.exit_fitting import (
     FitOptions,
     by_layer,
@@ -32,6 +34,7 @@ from selfspec.train.exit_fitting import (
 from selfspec.train.exit_samples import Collected, SampleOptions, collect, load_samples
 from selfspec.train.fit_exits import fit_exits
 from selfspec.train.own_text import Question
+from sessions import begin
 
 LAYERS = 8
 TAKING = SampleOptions(samples=1200, batch=8, max_new_tokens=40)
@@ -261,3 +264,33 @@ def test_adainfer_is_fitted_where_scikit_learn_is(taken: Path) -> None:
         accuracy = float((says == samples["same"][:, place]).float().mean())
         common = float(samples["same"][:, place].float().mean())
         assert accuracy >= max(common, 1 - common) - 0.02
+
+
+def test_a_head_names_what_is_fitted(tmp_path: Path) -> None:
+    """Candidates of a head that reads states of other tokens, or none: those behind the same text
+    are what it drafts, read in one pass. By hand: the head's first draft behind each token."""
+    part = tiny_head(llm().model, seed=5, layers=(1, 7))
+    part.save(tmp_path / "head")
+    taking = replace(TAKING, source="draft-head", head=str(tmp_path / "head"), samples=60)
+    fitting = FitOptions(hidden=16, epochs=2, held_out=0.34)
+    fit_exits(llm(), questions, tmp_path / "exits", taking, fitting)
+    samples = load_samples(tmp_path / "exits" / "samples")
+    asked = [each for _, each in zip(range(TAKING.batch), questions(Collected()), strict=False)]
+    for number, question in enumerate(asked):
+        new = llm().generate(list(question.ids), max_new_tokens=40, draft=None).tokens
+        answers = samples["answer"][samples["text"] == number].tolist()
+        assert len(answers) == len(new) - 1
+        text = [*question.ids, *new]
+        for at, answer in enumerate(answers[:6], len(question.ids) + 1):
+            session = begin(DraftHead(part), llm().model, [text[:at]])
+            llm().model.prefill(
+                [text[: at - 1]], session.target.cache, collectors=session.collectors
+            )
+            ((*named,),) = session.named([0], [text[:at]], TAKING.candidates)
+            assert answer == (named.index(text[at]) if text[at] in named else -1)
+    found = find_predictors(tmp_path / "exits", llm().model)
+    assert found.source == "draft-head"
+    result = SpecEE(tmp_path / "exits", head=part).generate(llm(), [5, 6, 7], max_new_tokens=8)
+    assert result.lossy
+    with pytest.raises(OptionError, match="read no head"):
+        fit_exits(llm(), questions, tmp_path / "no", replace(taking, source="ngram"), fitting)

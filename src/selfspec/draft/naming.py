@@ -41,15 +41,11 @@ class _Pools(DraftSession):
 
 
 def start_naming(
-    source: str,
-    target: Target,
-    pool: PartialHead | None = None,
-    states: bool = False,
-    head: Source | None = None,
+    source: str, target: Target, pool: PartialHead | None = None, head: Source | None = None
 ) -> DraftSession:
     """A session whose `named` can be asked. `source`: a drafter that works from the text, or
     quantised, whose copy then reads the text into a cache of its own, or first-look, with the
-    predictors' pool, or draft-head, which needs the model's `states` of all kept text. `head`: its
+    predictors' pool, or draft-head, to whose `collectors` come states of all kept text. `head`: its
     part."""
     if source == SOURCE:
         if pool is None:
@@ -59,17 +55,16 @@ def start_naming(
             )
         return _Pools(pool)
     kind = drafter_class(source)
-    if kind.names and kind.reads_states and not states:
+    if head is not None and not (kind.names and kind.reads_states):
         raise OptionError(
-            f"candidates from {source!r}: it reads what the model's layers leave, and a token that "
-            "left early for good has no states of the later ones; draft='dynamic-exit' takes it, "
-            "and here 'recycle', 'ngram', 'hybrid' or 'quantised' name candidates"
+            f"candidates from {source!r} read no head, and one was named; use "
+            "candidates='draft-head', or leave the head out"
         )
     if not kind.names:
         raise OptionError(
             f"candidates from {source!r}: it names no choice of next tokens without the model's "
-            "own cache, so no exit could be looked for; use 'recycle', 'ngram', 'hybrid' or "
-            "'quantised'"
+            "own cache, so no exit could be looked for; use 'recycle', 'ngram', 'hybrid', "
+            "'quantised' or 'draft-head'"
         )
     drafter = make_drafter(source, {"part": head} if kind.reads_states else {})
     assert drafter is not None

@@ -17,6 +17,7 @@ from ..model.compute.cache import KVCache, TokenLayout
 from ..model.compute.hidden_states import StateCollector
 from ..model.compute.plan import LayerPlan
 from ..model.layered import LayeredModel, Scored
+from ..model.stretch import run_stretch
 
 
 def verified(
@@ -46,22 +47,18 @@ def verified(
     left = {
         layer: torch.empty_like(model.states(x)) for each in collectors for layer in each.layers
     }
-    told = _handed_on(drafts, left)
+    told = _handed_on(model, drafts, left)
     start = 0
     for stop in sorted({*done, model.layers} - {0}):
         here = [index for index, layer in enumerate(done) if layer <= start]
-        ran = StateCollector([layer for layer in left if start <= layer < stop - 1])
+        ran: Mapping[int, Tensor] = {}
         if len(here) == len(tokens):
-            x = model.run(x, LayerPlan(start, stop), cache, layout, collectors=[ran])
+            x, ran = run_stretch(model, x, LayerPlan(start, stop), cache, layout, left)
         elif here:
             part, plan = layout.select(here), LayerPlan(start, stop)
-            x[here] = model.run(x[here], plan, cache, part, collectors=[ran])
-        for _, states in ran.take():  # (tokens, layers, width)
-            for layer, each in zip(ran.layers, states.unbind(1), strict=True):
-                left[layer][here] = each
-        if stop - 1 in left:
-            come = [index for index, layer in enumerate(done) if layer <= stop]
-            left[stop - 1][come] = model.states(x)[come]
+            x[here], ran = run_stretch(model, x[here], plan, cache, part, left)
+        for layer, states in ran.items():
+            left[layer][here] = states
         start = stop
     _share(left, layout, done, told, collectors)
     return Scored(model.states(x), _logits(model, drafts, x))
@@ -78,15 +75,22 @@ def _logits(model: LayeredModel, drafts: Sequence[Draft], hidden: Tensor) -> Ten
     return torch.cat(known) if len(known) == len(drafts) else model.head(hidden)
 
 
-def _handed_on(drafts: Sequence[Draft], left: Mapping[int, Tensor]) -> list[Collection[int]]:
-    """Put the states that drafts have of earlier layers where they belong. Says of each token which
-    layers these are."""
+def _handed_on(
+    model: LayeredModel, drafts: Sequence[Draft], left: Mapping[int, Tensor]
+) -> list[Collection[int]]:
+    """Put the states that drafts have where they belong: of the layers at which their tokens stand,
+    and of earlier ones. Says of each token which earlier ones these are."""
     told: list[Collection[int]] = []
     for draft in drafts:
-        below: Mapping[int, Tensor] = draft.exits.below if draft.exits is not None else {}
-        for layer, states in below.items():
-            if layer in left:
-                left[layer][len(told) : len(told) + len(states)] = states
+        below: Mapping[int, Tensor] = {}
+        if draft.exits is not None:
+            below = draft.exits.below
+            for layer, states in below.items():
+                if layer in left:
+                    left[layer][len(told) : len(told) + len(states)] = states
+            for layer, of_all in left.items():
+                here = [at for at, ran in enumerate(draft.exits.layers) if ran == layer + 1]
+                of_all[[len(told) + at for at in here]] = model.states(draft.exits.states)[here]
         told += [below] * len(draft.tree)
     return told
 

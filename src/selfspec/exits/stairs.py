@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..core.contract import ExitStates
 from ..model.compute.cache import KVCache, RowSpan
-from ..model.compute.hidden_states import StateCollector
 from ..model.compute.plan import LayerPlan
 from ..model.layered import LayeredModel
+from ..model.stretch import run_stretch
 
 
 @dataclass
@@ -99,14 +99,8 @@ class Stairs:
             states += stair.states[here:]
         x = states[0] if len(states) == 1 else torch.cat(states)
         layout = self._cache.layout_at(spans)
-        taps = StateCollector([layer for layer in self._taps if start <= layer < stop - 1])
-        asked = [taps] if taps.layers else []
-        x = self._model.run(x, LayerPlan(start, stop), self._cache, layout, collectors=asked)
-        left: dict[int, Tensor] = {}
-        for _, found in taps.take():  # (tokens, layers, width)
-            left.update(zip(taps.layers, found.unbind(1), strict=True))
-        if stop - 1 in self._taps:
-            left[stop - 1] = self._model.states(x)
+        plan = LayerPlan(start, stop)
+        x, left = run_stretch(self._model, x, plan, self._cache, layout, self._taps)
         for span, piece in layout.pieces:
             stair = self._rows[span.row]
             stair.layers[-span.count :] = [stop] * span.count

@@ -32,6 +32,7 @@ class _Lossy(ABC):
     layers: tuple[int, ...]
     fill: Fill
     tree: int = 0
+    head: Part = None
 
     @abstractmethod
     def rule(self, model: LayeredModel) -> Rule:
@@ -77,7 +78,7 @@ class _Lossy(ABC):
                 f"layers: {layers[0] if layers[0] < 1 else layers[-1]} is not inside this model of "
                 f"{model.layers} layers; choose 1 to {model.layers - 1}"
             )
-        how = rule, self.source(rule), self.schedule_of(), layers, self.fill, log
+        how = rule, self.source(rule), self.schedule_of(), layers, self.fill, log, self.head
         drafter = LeavingTrees(*how, self.tree) if self.tree else Leaving(*how)
         results = llm.generate(prompts, draft=drafter, **options)
         several = isinstance(results, Sequence)
@@ -102,8 +103,12 @@ class SpecEE(_Lossy):
     threshold: float = 0.5
     """A predictor fires at this chance or above. Higher leaves later, and changes less."""
     candidates: str | None = None
-    """The drafter that names candidates: recycle, ngram, hybrid or quantised, whose copy runs for
-    every token. None is the one that the predictors were fitted with."""
+    """The drafter that names candidates: recycle, ngram, hybrid, draft-head or quantised, whose
+    copy runs for every token. None is the one that the predictors were fitted with."""
+    head: Part = None
+    """Folder of the head that names candidates, with candidates="draft-head". None is the one that
+    selfspec ships for this model. Of layers that a token skipped it reads the state that the token
+    left with."""
     layers: tuple[int, ...] = ()
     """Leave after these numbers of layers only. () allows all that have a predictor."""
     schedule: Level = "both"

@@ -17,6 +17,7 @@ from ..exits.stairs import Stairs
 from ..model.compute.cache import KVCache, RowSpan, TokenLayout
 from ..model.compute.plan import LayerPlan
 from ..model.layered import LayeredModel
+from ..model.stretch import run_stretch
 
 
 @dataclass
@@ -30,8 +31,8 @@ class _Reached:
 class StairsWithHoles(Stairs):
     """Nobody is caught up with. A row's stair holds its newest token only."""
 
-    def __init__(self, model: LayeredModel, cache: KVCache) -> None:
-        super().__init__(model, cache)
+    def __init__(self, model: LayeredModel, cache: KVCache, taps: Sequence[int] = ()) -> None:
+        super().__init__(model, cache, taps)
         self._reached: dict[int, _Reached] = {}
 
     def begin(self, row: int, first: int) -> None:
@@ -50,7 +51,11 @@ class StairsWithHoles(Stairs):
         x = torch.cat([self[row].states[-1] for row in rows])
         for cut in sorted({*cuts, stop}):
             layout = self._layout(rows, cut)
-            x = self._model.run(x, LayerPlan(start, cut), self._cache, layout)
+            plan = LayerPlan(start, cut)
+            x, left = run_stretch(self._model, x, plan, self._cache, layout, self._taps)
+            for layer, states in left.items():
+                for row, state in zip(rows, states.split(1), strict=True):
+                    self[row].below[-1][layer] = state
             start = cut
         for row, state in zip(rows, x.split(1), strict=True):
             self[row].states[-1], self[row].layers[-1] = state, stop

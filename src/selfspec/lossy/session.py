@@ -9,7 +9,7 @@ missing: `Fill` says how. Not in the drafters' registry: what it says of its sta
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -23,11 +23,13 @@ from ..core.tree import Tree
 from ..draft.base import Drafter, DraftSession, Target, Texts
 from ..draft.naming import names, start_naming
 from ..exits.first_look import Named
+from ..exits.part import Source
 from ..exits.rules import Counts, Rule
 from ..exits.schedule import Looks, Schedule
 from ..exits.stairs import Stairs
 from ..exits.walk import Left, finish, walk
 from ..model.compute.cache import RowSpan
+from ..model.compute.hidden_states import layers_of
 from ..model.compute.plan import LayerPlan
 from ..model.partial_head import PartialHead
 from .holes import StairsWithHoles
@@ -42,16 +44,33 @@ class EveryRound(ControlSession):
         return Budget([1] * len(rooms))
 
 
+@dataclass(frozen=True)
+class Said:
+    """What became of the last token of each of some rows."""
+
+    states: Tensor  # (rows, width): the last of each
+    logits: Tensor  # (rows, vocabulary): what the head said of it
+    below: Mapping[int, Tensor]
+    """Of each tapped layer: what left it, or what a token left with that did not come so far."""
+
+
 class WholeTokenSession(DraftSession):
     """Runs a row's last token itself and hands the engine its last state and the head's word."""
 
     def __init__(
-        self, target: Target, source: str, count: int, pool: PartialHead | None = None
+        self,
+        target: Target,
+        source: str,
+        count: int,
+        pool: PartialHead | None = None,
+        head: Source | None = None,
     ) -> None:
         self.control = EveryRound()
         self._target, self._count = target, count
-        self._naming = start_naming(source, target, pool) if count else None
+        self._naming = start_naming(source, target, pool, head) if count else None
         self.ranks = self._naming.ranks if self._naming else 1
+        self.collectors = self._naming.collectors if self._naming else ()
+        self._taps = layers_of(self.collectors)
 
     def admit(
         self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
@@ -72,20 +91,18 @@ class WholeTokenSession(DraftSession):
         if self._naming:
             named = names(self._naming, rows, texts, self._count)
         tokens = torch.tensor([text[-1] for text in texts], device=self._target.model.device)
-        states, logits = self.said(rows, texts, self._target.model.embed(tokens), named)
-        layers = [self._target.model.layers]
-        pairs = zip(texts, states.split(1), logits.split(1), strict=True)
-        return [
-            Draft(Tree.chain(text[-1], []), exits=ExitStates(layers, state, word))
-            for text, state, word in pairs
-        ]
+        said = self.said(rows, texts, self._target.model.embed(tokens), named)
+        drafts, layers = [], [self._target.model.layers]
+        for at, text in enumerate(texts):
+            own = slice(at, at + 1)
+            below = {layer: states[own] for layer, states in said.below.items()}
+            exits = ExitStates(layers, said.states[own], said.logits[own], below)
+            drafts.append(Draft(Tree.chain(text[-1], []), exits=exits))
+        return drafts
 
     @abstractmethod
-    def said(
-        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]
-    ) -> tuple[Tensor, Tensor]:
-        """Of each row's last token, whose embedding is in x: a last state and the head's
-        logits."""
+    def said(self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]) -> Said:
+        """Of each row's last token, whose embedding is in x."""
 
 
 @dataclass
@@ -109,6 +126,7 @@ class Leaving(Drafter):
     layers: Sequence[int]
     fill: Fill
     log: Log
+    head: Source | None = None
 
     def start(self, target: Target) -> DraftSession:
         return _Leaving(target, self)
@@ -116,13 +134,14 @@ class Leaving(Drafter):
 
 class _Leaving(WholeTokenSession):
     def __init__(self, target: Target, options: Leaving) -> None:
-        super().__init__(target, options.source, options.rule.candidates, options.rule.pool)
+        rule = options.rule
+        super().__init__(target, options.source, rule.candidates, rule.pool, options.head)
         self._options, self._log = options, options.log
-        shares = dict(zip(options.rule.layers, options.rule.exits, strict=True))
+        shares = dict(zip(rule.layers, rule.exits, strict=True))
         layers = options.layers
         self._frequent = options.schedule.frequent(layers, [shares[layer] for layer in layers])
         kind = StairsWithHoles if options.fill == "holes" else Stairs
-        self._stairs = kind(target.model, target.cache)
+        self._stairs = kind(target.model, target.cache, self._taps)
         self._looks: dict[int, Looks] = {}
         self._exits: dict[int, list[int]] = {}
 
@@ -136,9 +155,7 @@ class _Leaving(WholeTokenSession):
         self._log.exits.append(self._exits[row])
         self._stairs.drop(row)
 
-    def said(
-        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]
-    ) -> tuple[Tensor, Tensor]:
+    def said(self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]) -> Said:
         model, stairs, caught_up = (
             self._target.model,
             self._stairs,
@@ -151,6 +168,7 @@ class _Leaving(WholeTokenSession):
         looks = [self._looks[row].next() for row in rows]
         left = finish(model, stairs, rows, walk(stairs, rows, x, looks, judge))
         states = torch.cat([stairs[row].states[-1] for row in rows])
+        below = self._below(rows)
         for row, each in zip(rows, left, strict=True):
             self._looks[row].left(each.layer)
             self._exits[row].append(each.layer)
@@ -161,7 +179,19 @@ class _Leaving(WholeTokenSession):
             for row, each in zip(rows, left, strict=True):
                 stairs.leave(row, each.layer)
         logits = [each.logits for each in left if each.logits is not None]
-        return states, torch.cat(logits)
+        return Said(states, torch.cat(logits), below)
+
+    def _below(self, rows: Sequence[int]) -> dict[int, Tensor]:
+        """Of each tapped layer: what left it, or the state that a token left with."""
+        found = dict[int, Tensor]()
+        for layer in self._taps:
+            stairs = [self._stairs[row] for row in rows]
+            own = [each.below[-1].get(layer) for each in stairs]
+            left = [self._target.model.states(each.states[-1]) for each in stairs]
+            found[layer] = torch.cat(
+                [there if state is None else state for state, there in zip(own, left, strict=True)]
+            )
+        return found
 
     def _fill(
         self, rows: Sequence[int], texts: Texts, states: Tensor, left: Sequence[Left]

@@ -21,12 +21,13 @@ from ..core.sampling import Sampler
 from ..core.tree import Tree
 from ..draft.base import DraftSession, Target, Texts
 from ..draft.naming import names, start_naming
+from ..errors import OptionError
 from ..exits.first_look import SOURCE as FIRST_LOOK
 from ..exits.first_look import Named
 from ..exits.paths import PathRow, fill_by_state, walk_paths
 from ..exits.rules import Predicted
 from ..exits.schedule import Looks
-from .session import Leaving, WholeTokenSession
+from .session import Leaving, Said, WholeTokenSession
 
 GUESSER = "hybrid"  # of trees, where candidates come from the model's first look
 
@@ -56,7 +57,14 @@ class LeavingTrees(Leaving):
 
 class _LeavingTrees(WholeTokenSession):
     def __init__(self, target: Target, options: LeavingTrees) -> None:
-        super().__init__(target, options.source, options.rule.candidates, options.rule.pool)
+        rule = options.rule
+        super().__init__(target, options.source, rule.candidates, rule.pool, options.head)
+        if self._taps:
+            raise OptionError(
+                f"tree={options.tree} with candidates from {options.source!r}: it reads one text's "
+                "states, and a tree has many texts; use candidates='recycle', 'ngram', 'hybrid' or "
+                "'quantised', or tree=0"
+            )
         assert isinstance(options.rule, Predicted), "other rules have no halves of a look"
         assert self._naming is not None, "predictors have candidates"
         self._guesser = self._naming
@@ -127,7 +135,5 @@ class _LeavingTrees(WholeTokenSession):
             self._exits[row.row] += [self._ran[row.row]] * len(row.kept)
             self._looks[row.row].left(self._ran[row.row])
 
-    def said(
-        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]
-    ) -> tuple[Tensor, Tensor]:
+    def said(self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]) -> Said:
         raise NotImplementedError("trees are said by their paths")

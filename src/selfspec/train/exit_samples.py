@@ -28,11 +28,12 @@ from ..errors import DataError, OptionError
 from ..exits.first_look import SOURCE, Named, rows_of
 from ..exits.rules import chance_and_lead
 from ..llm import LLM
-from ..lossy.session import WholeTokenSession
+from ..lossy.session import Said, WholeTokenSession
 from ..model.compute.cache import RowSpan
 from ..model.compute.cpu.choosing import likeliest
 from ..model.compute.plan import LayerPlan
 from ..model.partial_head import head_over
+from ..model.stretch import run_stretch
 from ..trained.files import signature, unlike
 from .own_text import Question
 
@@ -49,8 +50,10 @@ class SampleOptions:
     candidates: int = 4
     """How many candidates a predictor looks at."""
     source: str = "recycle"
-    """Who names them: recycle, ngram, hybrid or quantised; or first-look, the model itself at the
-    first layer that is looked at."""
+    """Who names them: recycle, ngram, hybrid, quantised or draft-head; or first-look, the model
+    itself at the first layer that is looked at."""
+    head: str = ""
+    """Folder of the head that names them, with draft-head; '' is what selfspec ships."""
     pool: tuple[int, ...] = ()
     """With first-look: the token ids to choose from beside the prompt's, such as those that a
     task's answers are made of."""
@@ -116,7 +119,8 @@ class _Watching(WholeTokenSession):
         options, model = watch.options, target.model
         ids = torch.tensor(options.pool, device=model.device)
         pool = head_over(model, ids) if options.pool else None
-        super().__init__(target, options.source, options.candidates, pool)
+        head = options.head or None
+        super().__init__(target, options.source, options.candidates, pool, head)
         self._watch = watch
         self._texts: dict[int, int] = {}
         self._admitted = 0
@@ -128,17 +132,17 @@ class _Watching(WholeTokenSession):
         self._texts[row] = self._admitted
         self._admitted += 1
 
-    def said(
-        self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]
-    ) -> tuple[Tensor, Tensor]:
+    def said(self, rows: Sequence[int], texts: Texts, x: Tensor, named: Sequence[Named]) -> Said:
         model, cache = self._target.model, self._target.cache
         spans = [RowSpan(row, len(text) - 1, 1) for row, text in zip(rows, texts, strict=True)]
         layout, every = cache.layout_at(spans), range(len(rows))
         options = self._watch.options
         candidates = rows_of(model, named, options.candidates)
         logits, tops, leads = list[Tensor](), list[Tensor](), list[Tensor]()
+        below = dict[int, Tensor]()
         for layer in range(model.layers):
-            x = model.run(x, LayerPlan(layer, layer + 1), cache, layout)
+            x, left = run_stretch(model, x, LayerPlan(layer, layer + 1), cache, layout, self._taps)
+            below |= left
             if options.first <= layer + 1 < model.layers:
                 whole = model.head(x)
                 logits.append(candidates.logits(every, x))
@@ -156,7 +160,7 @@ class _Watching(WholeTokenSession):
                 "text": torch.tensor([self._texts[row] for row in rows], dtype=torch.int32),
             }
         )
-        return x, word
+        return Said(x, word, below)
 
 
 def _rank(candidates: Tensor, tokens: Tensor) -> Tensor:

@@ -91,7 +91,7 @@ class _Drafting(ChainSession):
         super().__init__(target, sample=options.sample)
         self.reads_wait = False  # where a token leaves is read at each look
         source, head = options.candidates or rule.source, options.head
-        self._naming = start_naming(source, target, rule.pool, states=True, head=head)
+        self._naming = start_naming(source, target, rule.pool, head)
         self.ranks, self.collectors = self._naming.ranks, self._naming.collectors
         self._rule, self._layers = rule, layers
         self._schedule = Schedule(options.schedule)
