@@ -26,8 +26,10 @@ import torch
 import typer
 
 from benchmarks.command import Model, Out, Show, Threads, grouped, made_by, result_path, run_command
+from benchmarks.exits_energy import Metering
 from benchmarks.exits_report import (
     EVERYWHERE,
+    PLAIN,
     DraftRow,
     ExitsRun,
     LossyRow,
@@ -37,6 +39,7 @@ from benchmarks.exits_report import (
 )
 from benchmarks.exits_shares import shares
 from benchmarks.models import ASKED, beside, folder_of, known
+from selfspec.bench.meters import EnergyMeter
 from selfspec.bench.schema import continued, read, write
 from selfspec.cli.bench import progress_bar
 from selfspec.core.options import numbers
@@ -243,19 +246,22 @@ def measure(
     lossy, exact = contestants(settings, found), drafting(settings, llm.model.layers, found)
     call: dict[str, Any] = {"max_new_tokens": settings.new_tokens}
     call |= {} if settings.ends else {"eos": []}
+    meter = EnergyMeter.find(gpu=llm.model.device.type == "cuda")
+    run.energy = meter.said
     for number in range(run.answered, len(prompts)):
         prompt = prompts[number]
-        say("plain decoding")
-        plain = llm.generate(list(prompt), draft=None, **call)
+        say(PLAIN)
+        metering = Metering(meter)
+        plain = metering.of(PLAIN, llm.generate, list(prompt), draft=None, **call)
         turns = [*zip(run.lossy, lossy.values(), strict=True)]
         answers, drafts = list[tuple[LossyRow, LossyResult]](), list[tuple[DraftRow, Any, int]]()
         for row, way in turns[number % len(turns) :] + turns[: number % len(turns)]:
             say(row.name)
-            answers.append((row, way.generate(llm, list(prompt), **call)))
+            answers.append((row, metering.of(row.name, way.generate, llm, list(prompt), **call)))
         for drafted, options in zip(run.drafting, exact.values(), strict=True):
             say(drafted.name)
             with readings() as count:
-                result = llm.generate(list(prompt), **options, **call)
+                result = metering.of(drafted.name, llm.generate, list(prompt), **options, **call)
             drafts.append((drafted, result, count[0] - llm.model.layers * -(-len(prompt) // 512)))
         run.plain_seconds.append(plain.call.decode_seconds)  # from here on nothing can be stopped
         run.plain_tokens += plain.stats.decoded
@@ -264,6 +270,7 @@ def measure(
             add_lossy(row, llm, prompt, answer)
         for drafted, result, read_ in drafts:
             add_drafted(drafted, result, plain.tokens, read_)
+        metering.book(run.spent)
         run.answered = number + 1
         yield number
 

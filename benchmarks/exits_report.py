@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, ClassVar
 
+from benchmarks.exits_energy import Spent, energy_table
 from selfspec.bench.schema import Result
+from selfspec.bench.tables import markdown as text
 
+PLAIN = "plain decoding"
 SPECEE = "SpecEE"
 EVERYWHERE = f"{SPECEE} T1, looks all"
 """The row that schedules are compared with."""
@@ -111,6 +114,10 @@ class ExitsRun(Result):
     shares: dict[str, float] = field(default_factory=dict)
     """Seconds of all layers, and of the head, on one token alone."""
     seconds: float = 0.0
+    energy: str = ""
+    """What counts it, or why nothing does."""
+    spent: dict[str, Spent] = field(default_factory=dict)
+    """By who answered."""
 
 
 def speed(run: ExitsRun, seconds: Sequence[float], decoded: int, each: Sequence[int] = ()) -> float:
@@ -205,7 +212,16 @@ def markdown(run: ExitsRun) -> str:
             f"{draft.readings / draft.decoded:.1f} | "
             f"{speed_of(run, draft):.2f} |"
         )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_energy(run)])
+
+
+def _energy(run: ExitsRun) -> list[str]:
+    if not run.spent:
+        return ["", f"Energy: {run.energy}."] if run.energy else []
+    tokens = {row.name: row.tokens for row in run.lossy}
+    tokens |= {draft.name: draft.decoded + draft.questions for draft in run.drafting}
+    tokens[PLAIN] = run.plain_tokens + run.answered
+    return ["", text([energy_table(run.spent, tokens), f"Energy: {run.energy}."])]
 
 
 def summary(run: ExitsRun) -> dict[str, Any]:

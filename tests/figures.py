@@ -644,7 +644,19 @@ def _leaving() -> list[str]:
         f"at {both['layers']:.1f} of {trees['layers']:.0f} layers",
         f"Predictors add {more:.2f} MB of memory at any length",
         *_trees_where_trained(),
+        _answers_where_trained(),
     ]
+
+
+def _answers_where_trained() -> str:
+    """SpecEE's Table 4 on the task model."""
+    run = schema.read(paper_result.PaperResult, RESULTS / f"specee-table4-{ZEN5}-task.json")
+    early, whole = (run.values[f"jsonl: {name}"] for name in ("SpecEE", "Dense"))
+    return (
+        f"exact match falls from {whole['exact match']:.1%} to {early['exact match']:.1%} at the "
+        f"default threshold of 0.5, with {early['layers']:.1f} of {whole['layers']:.0f} layers a "
+        f"token and {early['agreement']:.1%} agreement"
+    )
 
 
 def _trees_where_trained() -> list[str]:

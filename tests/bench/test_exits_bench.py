@@ -3,6 +3,7 @@ same counts, and tables say what the numbers say."""
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from benchmarks.exit_figures import markdown as figures_markdown
 from benchmarks.exits import Settings, earliest, fresh_run, measure, plan_of
 from benchmarks.exits_report import (
     EVERYWHERE,
+    PLAIN,
     DraftRow,
     ExitsRun,
     LossyRow,
@@ -26,6 +28,7 @@ from benchmarks.exits_report import (
     saved_of_oracle,
 )
 from selfspec import LLM
+from selfspec.bench.meters import Counter, EnergyMeter
 from selfspec.bench.schema import continued, read, write
 from selfspec.errors import OptionError
 from selfspec.exits.part import find_predictors
@@ -73,6 +76,33 @@ def test_a_stopped_run_goes_on(tmp_path: Path) -> None:
         continued(fresh_run("tiny", llm, other, PROMPTS, found, 1), target, plan_of)
     best = earliest(llm, PROMPTS, 24, found)
     assert best.layers_of_any <= best.layers <= 8 and best.tokens == 46
+
+
+def test_energy_is_counted_by_who_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Joules of one way that another is charged with, tokens that are not those of the joules, or
+    a run that lost what an earlier sitting counted. The counter here goes up by 3 J a look."""
+    llm = LLM.from_pretrained(near_identity_model(0.6, seed=2), tokenizer=tiny_tokenizer())
+    tiny_predictors(llm.model, candidates=7, seed=3).save(tmp_path / "part")
+    found = find_predictors(tmp_path / "part", llm.model)
+    settings = Settings(part=tmp_path / "part", questions=2, new_tokens=24, short=True)
+    joules = itertools.count(0, 3_000_000)
+    meter = EnergyMeter([Counter("wall", lambda: next(joules), 1e15)], "counted by a wall")
+    monkeypatch.setattr(EnergyMeter, "find", lambda *given, **more: meter)
+    run = fresh_run("tiny", llm, settings, PROMPTS, found, 1)
+    assert list(measure(llm, PROMPTS, settings, run, found)) == [0, 1]
+    write(run, tmp_path / "run.json")
+    run = read(ExitsRun, tmp_path / "run.json")
+    names = [PLAIN, *(row.name for row in run.lossy), *(row.name for row in run.drafting)]
+    assert {name: spent.joules for name, spent in run.spent.items()} == dict.fromkeys(names, 6.0)
+    said = markdown(run)
+    assert "counted by a wall" in said
+    rows = [line for line in said.splitlines() if line.startswith("| plain decoding")]
+    assert len(rows) == 1 and f"{6 / 48:.3f}" in rows[0], "two answers of 24 tokens"
+    none = EnergyMeter([], "not measured: no counter")
+    monkeypatch.setattr(EnergyMeter, "find", lambda *given, **more: none)
+    run = fresh_run("tiny", llm, settings, PROMPTS, found, 1)
+    next(iter(measure(llm, PROMPTS, settings, run, found)))
+    assert not run.spent and "Energy: not measured: no counter." in markdown(run)
 
 
 def a_run() -> ExitsRun:
