@@ -195,7 +195,7 @@ def claims() -> dict[str, list[str]]:
         "papers.md": _task_in_short(),
         "same-output.md": [*_bits()],
         "serving.md": [*_load(), *_waiting(), _alone()],
-        "specee.md": [*_leaving(), *_leaving_where_trained()],
+        "specee.md": [*_leaving(), *_leaving_where_trained(), *_leaving_of_a_hundred()],
         "training.md": [*_training(), *_task(), *_head_text()],
         "tuning.md": [*_tuning(), *_trained_drafts()],
     }
@@ -706,6 +706,34 @@ def _leaving_where_trained() -> list[str]:
         f"{few.average_layers - everywhere.average_layers:.3f} layers",
         f"{fewer:.0%} fewer layers a token than the fastest fixed exit, and is {faster:.2f} times "
         "as fast",
+    ]
+
+
+def _leaving_of_a_hundred() -> list[str]:
+    """The same with more questions and fewer ways, and what a predictor takes (Figure 8b)."""
+    run = schema.read(exits_report.ExitsRun, RESULTS / f"exits-{ZEN5}-task-100.json")
+    lossy = {row.name.removeprefix("SpecEE "): row for row in run.lossy}
+    few, everywhere = lossy[FEW_LOOKS], lossy["T1, looks all"]
+    saved, calls = exits_report.saved_of_oracle(run, few), exits_report.saved_looks(run, few)
+    times, most = (
+        exits_report.speed(run, few.decode_seconds, len(few.exits), few.decoded),
+        (exits_report.allowed(run, few)),
+    )
+    assert most is not None
+    drafts = {row.name: row for row in run.drafting}
+    own, fixed = drafts["dynamic-exit, looks 8,15,22"], drafts["early-exit, layer 8"]
+    fewer = 1 - (own.readings / own.decoded) / (fixed.readings / fixed.decoded)
+    faster = exits_report.speed_of(run, own) / exits_report.speed_of(run, fixed)
+    held = schema.read(exit_figures.FiguresRun, RESULTS / f"exit-figures-{ZEN5}-task.json")
+    took = {round(row["microseconds"]) for row in held.widths if row["hidden"] >= 64}
+    assert len(took) == 1 and all(row.same == run.answered for row in run.drafting)
+    return [
+        f"With {run.answered} held-out utterances",
+        f"five looks save {saved:.1%} of the oracle's layers at {few.agreement:.1%} agreement, and "
+        f"{calls:.1%} of the calls for {few.average_layers - everywhere.average_layers:.2f} layers",
+        f"predictors take {few.rule_share:.1%} of the time, and the speed is {times / most:.0%} of",
+        f"reads {fewer:.0%} fewer layers there, and is {faster:.2f} times as fast as exit 8",
+        f"A predictor takes {took.pop()} microseconds, whether it is 64 or 1,024 wide",
     ]
 
 
