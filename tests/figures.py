@@ -19,6 +19,7 @@ from benchmarks import (
     exit_figures,
     exits_report,
     floor,
+    guesses,
     head_text,
     load,
     probe,
@@ -193,12 +194,24 @@ def claims() -> dict[str, list[str]]:
         "measuring.md": [*_sweep(), *_sparse()],
         "models.md": [*_gemma(), *_coverage(), _floor()],
         "papers.md": _task_in_short(),
-        "same-output.md": [*_bits()],
+        "same-output.md": [*_bits(), _guesses()],
         "serving.md": [*_load(), *_waiting(), _alone()],
         "specee.md": [*_leaving(), *_leaving_where_trained(), *_leaving_of_a_hundred()],
         "training.md": [*_training(), *_task(), *_head_text()],
         "tuning.md": [*_tuning(), *_trained_drafts()],
     }
+
+
+def _guesses() -> str:
+    """What is kept of guesses from the text under sampling."""
+    run = schema.read(guesses.GuessesRun, RESULTS / f"guesses-{ZEN5}.json")
+    kept = run.drafters["hybrid"]
+    got, allowed = (1 + each / kept.verifications for each in (kept.kept, kept.allowed))
+    return (
+        f"at temperature {run.temperature:g}, `hybrid` gives {got:.3f} tokens a verification where "
+        f"these probabilities allow {allowed:.3f}, a ratio of {kept.ratio:.3f} with a standard "
+        f"error of {kept.error:.3f}"
+    )
 
 
 def _floor() -> str:

@@ -188,3 +188,31 @@ def test_a_schedule_of_nothing_is_refused(options: dict[str, Any]) -> None:
     """Values under which no layer would ever be looked at."""
     with pytest.raises(OptionError):
         Schedule(**options)
+
+
+def test_a_look_is_read_once_by_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that is read for every row, or to find out what the host knows already: on a card
+    each of them waits for the card. One read says who fires, and one what the head says of them."""
+    model, reads = model_of("llama"), list[str]()
+    part = tiny_predictors(model, candidates=3, seed=1)
+    for name in ("tolist", "item", "__bool__", "__int__", "__float__", "__index__"):
+        original = getattr(torch.Tensor, name)
+
+        def reading(tensor: Any, name: str = name, original: Any = original) -> Any:
+            reads.append(name)
+            return original(tensor)
+
+        monkeypatch.setattr(torch.Tensor, name, reading)
+    found, x = Predictors(part, model), states(model, 3)
+    best = [[int(token)] for token in model.head(x).argmax(-1)]
+    # chances that all predictors reach, and that none does; a text with empty places beside others
+    for threshold, named, expected in [
+        (1e-9, [[*best[0], 3, 4], [*best[1]], [5, 6, 9]], 2),
+        (1 - 1e-9, NAMED, 1),
+    ]:
+        counts = Counts()
+        judge = Predicted(model, found, threshold).judge(named, counts)
+        reads.clear()
+        left = judge.look(found.layers[0], [0, 1, 2], x)
+        assert reads == ["tolist"] * expected
+        assert sorted(left) == ([0, 1] if expected == 2 else []) and counts.looks == 3

@@ -35,6 +35,7 @@ class CandidateRows:
         filled = [[*some[:count], *[-1] * (count - len(some))] for some in named]
         self.tokens = torch.tensor(filled, device=device)  # (texts, count), -1: none
         self.known = [bool(some) for some in named]
+        self._choices = [{*some[:count]} for some in named]
         self.filled = not any(row[-1] < 0 for row in filled)
         """Whether no text has an empty place."""
         self._missing = None if self.filled else self.tokens < 0
@@ -62,7 +63,7 @@ class CandidateRows:
 
     def names(self, text: int, token: int) -> bool:
         """Whether a token is one of the text's candidates."""
-        return bool((self.tokens[text] == token).any())
+        return token in self._choices[text]
 
 
 def need_rows(model: LayeredModel) -> None:
@@ -94,8 +95,6 @@ def features_of(
 def _finite(logits: Tensor) -> Tensor:
     """Empty places get the lowest logit that is there."""
     empty = logits == -torch.inf
-    if not bool(empty.any()):
-        return logits
     lowest = logits.masked_fill(empty, torch.inf).amin(-1, keepdim=True)
     lowest = lowest.masked_fill(lowest == torch.inf, 0.0)
     return torch.where(empty, lowest, logits)
