@@ -235,6 +235,16 @@ def leaving(**options: Any) -> Make:
     return make
 
 
+def doubted(name: str, **options: Any) -> Make:
+    """A drafter whose drafts end where random predictors doubt them."""
+
+    def make(here: World, script: list[list[int]]) -> Drafter:
+        part = tiny_predictors(here.llm.model, candidates=5, seed=2)
+        return named(name, sure=0.5, predictors=part, **options)(here, script)
+
+    return make
+
+
 # Of each drafter: the options it is tried with on these tiny models.
 DRAFTERS: dict[str, list[Make]] = {
     "auto": [
@@ -249,6 +259,7 @@ DRAFTERS: dict[str, list[Make]] = {
         named("cosine", threshold=0.5, keep_last=1),
         named("cosine"),
         named("cosine", threshold=2.0, every=2),
+        doubted("cosine", threshold=0.5),
     ],
     "draft-head": [
         lambda here, script: head(here, script),
@@ -277,6 +288,7 @@ DRAFTERS: dict[str, list[Make]] = {
         named("early-exit", layer=3, vocabulary=120),
         named("early-exit", layer=2, reuse=False),
         named("early-exit", layer=2, sample=True),
+        doubted("early-exit", layer=2, sample=True),
         copied("early-exit", layer=2, weights="int4"),
         lambda here, script: EarlyExit(
             part=tiny_adapter(here.llm.model, vocabulary=[1, 2, 3, *itertools.chain(*script)])
@@ -288,11 +300,16 @@ DRAFTERS: dict[str, list[Make]] = {
         named("hybrid", first="ngram", then="recycle", merge=False),
     ],
     "jacobi": [named("jacobi"), named("jacobi", fill="last")],
-    "kv-subset": [named("kv-subset", sink=1, recent=2, blocks=1, block_size=2), named("kv-subset")],
+    "kv-subset": [
+        named("kv-subset", sink=1, recent=2, blocks=1, block_size=2),
+        named("kv-subset"),
+        doubted("kv-subset", sink=1, recent=2, blocks=1, block_size=2),
+    ],
     "layer-skip": [
         named("layer-skip"),
         named("layer-skip", attention=(1, 2), mlp=(2,)),
         named("layer-skip", strategy="last"),
+        doubted("layer-skip", attention=(1,)),
         copied("layer-skip", weights="int8", mlp=(1,)),
         skipping,
     ],

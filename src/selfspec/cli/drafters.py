@@ -69,16 +69,19 @@ def options_of(kind: Any) -> list[Field]:
     """The fields of a drafter or controller, with the docstrings below them."""
     from ..core.options import annotation_of
 
-    try:
-        body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    except (OSError, TypeError):  # typed in at a prompt, or shipped compiled
-        helps = {}
-    else:
+    helps = dict[str, str]()
+    for each in reversed(kind.__mro__):
+        if not hasattr(each, "__dataclass_fields__"):
+            continue
+        try:
+            body = ast.parse(textwrap.dedent(inspect.getsource(each))).body[0]
+        except (OSError, TypeError):  # typed in at a prompt, or shipped compiled
+            continue
         assert isinstance(body, ast.ClassDef)
-        helps = docstrings(body)
+        helps |= docstrings(body)
     return [
         Field(field.name, annotation_of(field.type), default_of(field), helps.get(field.name, ""))
-        for field in fields(kind)
+        for field in sorted(fields(kind), key=lambda field: bool(field.kw_only))
     ]
 
 

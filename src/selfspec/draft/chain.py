@@ -23,6 +23,7 @@ from ..core.guessing import chosen, drawn
 from ..core.sampling import Sampler
 from ..core.tree import Tree
 from ..errors import OptionError
+from ..exits.stop import StopRule
 from ..model.compute.cache import RowSpan, TokenLayout
 from ..model.compute.cpu.choosing import likeliest
 from ..model.compute.plan import LayerPlan
@@ -50,6 +51,9 @@ class ChainSession(DraftSession):
     both, all are scored. `vocabulary` may also be a part's own choice. `sample`: under sampling,
     draw drafts independently of the target's own draws and report what they were drawn from.
     """
+
+    stop: StopRule | None = None
+    """Ends drafts that predictors doubt, beside what the budget says."""
 
     def __init__(
         self,
@@ -97,7 +101,8 @@ class ChainSession(DraftSession):
         states = [self.rows[row] for row in rows]
         for state in states:
             state.guesses, state.drawn_from = [], [None]
-        if self.reads_wait and _all_plain(states) and budget.threshold is None:
+        asked = budget.threshold is not None or self.stop is not None  # how sure the draft is
+        if self.reads_wait and _all_plain(states) and not asked:
             self._draft_unread(rows, texts, budget.tokens)
         else:
             self._draft(rows, texts, budget)
@@ -182,6 +187,8 @@ class ChainSession(DraftSession):
         sure = [True] * len(states)
         if threshold is not None:
             sure = (logits.float().softmax(-1).amax(-1) >= threshold).tolist()
+        if self.stop is not None:
+            sure = [a and b for a, b in zip(sure, self.stop.goes_on(logits), strict=True)]
         if _all_plain(states):
             if best is None:
                 return self._best(logits).tolist(), sure

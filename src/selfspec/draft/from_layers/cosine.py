@@ -21,12 +21,13 @@ from torch import Tensor
 from ...core.contract import Budget, Draft
 from ...errors import OptionError
 from ...model.compute.plan import LayerPlan
-from ..base import Drafter, DraftSession, Target, Texts
+from ..base import DraftSession, Target, Texts
 from ..chain import LayerSession
+from ..stopping import StoppingDrafter
 
 
 @dataclass(frozen=True)
-class Cosine(Drafter):
+class Cosine(StoppingDrafter):
     """Skip what changes this prompt's hidden states least."""
 
     name: ClassVar[str] = "cosine"
@@ -70,7 +71,7 @@ class Cosine(Drafter):
                 f"keep_last={self.keep_last} keeps all {layers} layers of this model, so nothing "
                 "is skipped; use less"
             )
-        return CosineDrafting(target, self)
+        return self.stopping(CosineDrafting(target, self), target.model, layers)
 
     def choose(self, cosines: Sequence[float]) -> tuple[frozenset[int], frozenset[int]]:
         """From each layer's cosine: the layers whose attention and those whose MLP are left out."""

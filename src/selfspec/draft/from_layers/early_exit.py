@@ -23,14 +23,15 @@ from ...model.compute.plan import LayerPlan
 from ...model.layered import LayeredModel
 from ...trained.blocks import BlockSize, Stack
 from ...trained.files import TrainedPart, find_part, partial_head_of, ready
-from ..base import Drafter, DraftSession, Target, Texts
+from ..base import DraftSession, Target, Texts
 from ..chain import LayerSession
 from ..copied import plan_session, refuse_copy
 from ..entries import EntriesSession
+from ..stopping import StoppingDrafter
 
 
 @dataclass(frozen=True)
-class EarlyExit(Drafter):
+class EarlyExit(StoppingDrafter):
     """Draft with the first layers."""
 
     name: ClassVar[str] = "early-exit"
@@ -59,19 +60,21 @@ class EarlyExit(Drafter):
         layers = target.model.layers
         if self.part is not None:
             refuse_copy(self.weights)
-            return self._adapted(target, find_part(self.part, "exit-adapter", target.model))
+            part = find_part(self.part, "exit-adapter", target.model)
+            return self.stopping(self._adapted(target, part), target.model, part.settings["exit"])
         layer = max(1, layers // 4) if self.layer is None else self.layer
         if not 0 < layer < layers:
             raise OptionError(
                 f"exit layer {layer} is not inside this model of {layers} layers; choose 1 to "
                 f"{layers - 1}"
             )
-        return plan_session(
+        session = plan_session(
             target, LayerPlan(0, layer), self.weights,
             self.vocabulary, self.reuse, self.sample, self.tokens,
         )  # fmt: skip
+        return self.stopping(session, target.model, layer)
 
-    def _adapted(self, target: Target, part: TrainedPart) -> DraftSession:
+    def _adapted(self, target: Target, part: TrainedPart) -> _Adapted:
         layer = part.settings["exit"]
         if self.layer not in (None, layer) or self.vocabulary or self.tokens:
             raise OptionError(

@@ -24,14 +24,15 @@ from ...core.contract import Budget, Draft
 from ...errors import OptionError
 from ...model.compute.cache import TokenLayout
 from ...model.compute.windows import Window, reach
-from ..base import Drafter, DraftSession, Target, Texts
+from ..base import DraftSession, Target, Texts
 from ..chain import ChainSession
+from ..stopping import StoppingDrafter
 
 LOOKS = 8  # how many of the last keys say what is looked for
 
 
 @dataclass(frozen=True)
-class KVSubset(Drafter):
+class KVSubset(StoppingDrafter):
     """Draft with a small part of a long context."""
 
     name: ClassVar[str] = "kv-subset"
@@ -75,7 +76,7 @@ class KVSubset(Drafter):
                 "layers have heads of different sizes; draft with 'auto', 'hybrid', 'early-exit', "
                 "'layer-skip' or 'quantised'"
             )
-        return _Subset(target, self)
+        return self.stopping(_Subset(target, self), target.model, target.model.layers)
 
 
 @dataclass(frozen=True)

@@ -26,15 +26,16 @@ from ...model.compute.plan import LayerPlan
 from ...model.family import Shape
 from ...trained.files import TrainedPart, find_part, partial_head_of, ready
 from ...trained.lora import lora_view
-from ..base import Drafter, DraftSession, Target
+from ..base import DraftSession, Target
 from ..copied import plan_session, refuse_copy
 from ..second_model import SecondModelSession
+from ..stopping import StoppingDrafter
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class LayerSkip(Drafter):
+class LayerSkip(StoppingDrafter):
     """Draft with some halves of layers left out."""
 
     name: ClassVar[str] = "layer-skip"
@@ -96,19 +97,21 @@ class LayerSkip(Drafter):
                 )
 
     def start(self, target: Target) -> DraftSession:
-        target.model.needs_layers("draft='layer-skip'")
+        model = target.model
+        model.needs_layers("draft='layer-skip'")
         if self.part is not None:
             refuse_copy(self.weights)
-            part = find_part(self.part, "draft-lora", target.model)
-            return _with_lora(target, part, self.sample)
-        plan = LayerPlan.skipping(target.model.layers, *self.skipped(target.model.shape))
+            part = find_part(self.part, "draft-lora", model)
+            return self.stopping(_with_lora(target, part, self.sample), model, model.layers)
+        plan = LayerPlan.skipping(model.layers, *self.skipped(model.shape))
         if not (plan.skipped_attention or plan.skipped_mlp):
             raise OptionError(
                 "nothing is skipped, so the draft would be the whole model and save nothing; name "
                 "layers or raise a share"
             )
-        target.model.shape.check_plan(plan)
-        return plan_session(target, plan, self.weights, self.vocabulary, self.reuse, self.sample)
+        model.shape.check_plan(plan)
+        how = self.weights, self.vocabulary, self.reuse, self.sample
+        return self.stopping(plan_session(target, plan, *how), model, model.layers)
 
     def skipped(self, shape: Shape) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The layers whose attention and whose MLP are skipped in a model of this shape."""
@@ -122,7 +125,7 @@ class LayerSkip(Drafter):
         return shape.free_to_skip(attention), mlp
 
 
-def _with_lora(target: Target, part: TrainedPart, sample: bool) -> DraftSession:
+def _with_lora(target: Target, part: TrainedPart, sample: bool) -> SecondModelSession:
     """Draft with a view of the model that has the part's matrices. It computes other states than
     the model, so it has a cache of its own and nothing is reused."""
     view, rows = ready(part, target.model, lora_view), ready(part, target.model, partial_head_of)
