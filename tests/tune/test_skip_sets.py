@@ -9,7 +9,7 @@ import pytest
 
 from selfspec.tune import skip_sets
 from selfspec.tune.candidates import Prediction
-from selfspec.tune.search import Halves
+from selfspec.tune.search import Halves, Tried
 from selfspec.tune.skip_sets import ALL, FEW, SkipSets
 
 LUCKY, GOOD, POOR = frozenset({1}), frozenset({2}), frozenset({3})
@@ -60,3 +60,13 @@ def test_a_search_that_prunes_hears_of_one_text_first(texts: Texts) -> None:
     sets = SkipSets(SimpleNamespace(layers=8), None, texts, None)  # type: ignore[arg-type]
     assert list(sets.values(GOOD, early=True)) == [1.1, 1.4]
     assert list(sets.values(POOR, early=True)) == [0.4, 0.5]
+
+
+def test_a_search_that_goes_on_knows_the_best_so_far(texts: Texts) -> None:
+    """A killed search that looks at the next sets on all texts, and so at other values than one
+    that was never killed: it had forgotten how good the best was."""
+    sets = SkipSets(SimpleNamespace(layers=8), None, texts, None)  # type: ignore[arg-type]
+    sets.go_on([Tried(POOR, 0.5), Tried(GOOD, 1.4)])
+    assert list(sets.values(POOR)) == [0.5] and texts.asked == [(POOR, FEW)]
+    sets.go_on([])
+    assert list(sets.values(POOR)) == [0.5] and texts.asked == [(POOR, FEW)]

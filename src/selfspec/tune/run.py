@@ -215,6 +215,8 @@ class Tuning:
     def _skips(self, probe: Probe, steps: Steps) -> list[Way]:
         """The skip sets with the highest predicted gain, of all that the time allows."""
         sets = SkipSets(self._llm.model, steps, probe, self._plain)
+        if self._study is not None:
+            sets.go_on(finished(self._study, self._llm.model.layers))
 
         def values(halves: Halves) -> Iterator[float]:
             if self._options.timed:

@@ -4,12 +4,12 @@ be the best so far. Of thousands of sets some are always lucky with a few texts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ..model.layered import LayeredModel
 from .candidates import Candidate, Plain, skipping
 from .probe import Probe
-from .search import Halves, split
+from .search import Halves, Tried, split
 from .steps import Steps
 
 FEW, ALL = 3, 0  # texts
@@ -27,6 +27,11 @@ class SkipSets:
     def candidate(self, halves: Halves) -> Candidate:
         """Drafting without these."""
         return skipping(self._model, self._steps, *split(halves, self._model.layers))
+
+    def go_on(self, known: Iterable[Tried]) -> None:
+        """Behind sets that an earlier search looked at: which are looked at on all texts depends on
+        the best so far."""
+        self._highest = max([self._highest, *(each.value for each in known)])
 
     def values(self, halves: Halves, early: bool = False) -> Iterator[float]:
         """The gain that is to be expected, at last with all that is known. `early`: also what one
