@@ -21,7 +21,7 @@ class Spent:
 
 @dataclass
 class Metering:
-    """Answers that nobody has written down yet."""
+    """The answers of one question, which are written down together."""
 
     meter: EnergyMeter
     taken: dict[str, Spent] = field(default_factory=dict)
@@ -41,7 +41,6 @@ class Metering:
         for name, new in self.taken.items():
             before = spent.get(name, Spent())
             spent[name] = Spent(before.joules + new.joules, before.seconds + new.seconds)
-        self.taken = {}
 
 
 def energy_table(spent: Mapping[str, Spent], tokens: Mapping[str, int]) -> Table:

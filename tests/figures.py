@@ -700,8 +700,7 @@ def _leaving_where_trained() -> list[str]:
     fixed = max((row for name, row in drafts.items() if name.startswith("early-exit")),
                 key=lambda row: exits_report.speed_of(run, row))  # fmt: skip
     own = drafts["dynamic-exit"]
-    fewer = 1 - (own.readings / own.decoded) / (fixed.readings / fixed.decoded)
-    faster = exits_report.speed_of(run, own) / exits_report.speed_of(run, fixed)
+    fewer, faster = _beside(run, own, fixed)
     held = schema.read(exit_figures.FiguresRun, RESULTS / f"exit-figures-{ZEN5}-task.json")
     sure, earliest = (
         held.averages[name] for name in ("predictors, threshold 0.97", "earliest possible")
@@ -722,21 +721,26 @@ def _leaving_where_trained() -> list[str]:
     ]
 
 
+def _beside(
+    run: exits_report.ExitsRun, own: exits_report.DraftRow, fixed: exits_report.DraftRow
+) -> tuple[float, float]:
+    """The share of readings that one way to draft saves next to another, and its speed over it."""
+    fewer = 1 - (own.readings / own.decoded) / (fixed.readings / fixed.decoded)
+    return fewer, exits_report.speed_of(run, own) / exits_report.speed_of(run, fixed)
+
+
 def _leaving_of_a_hundred() -> list[str]:
     """The same with more questions and fewer ways, and what a predictor takes (Figure 8b)."""
     run = schema.read(exits_report.ExitsRun, RESULTS / f"exits-{ZEN5}-task-100.json")
     lossy = {row.name.removeprefix("SpecEE "): row for row in run.lossy}
     few, everywhere = lossy[FEW_LOOKS], lossy["T1, looks all"]
     saved, calls = exits_report.saved_of_oracle(run, few), exits_report.saved_looks(run, few)
-    times, most = (
-        exits_report.speed(run, few.decode_seconds, len(few.exits), few.decoded),
-        (exits_report.allowed(run, few)),
-    )
+    times = exits_report.speed(run, few.decode_seconds, len(few.exits), few.decoded)
+    most = exits_report.allowed(run, few)
     assert most is not None
     drafts = {row.name: row for row in run.drafting}
     own, fixed = drafts["dynamic-exit, looks 8,15,22"], drafts["early-exit, layer 8"]
-    fewer = 1 - (own.readings / own.decoded) / (fixed.readings / fixed.decoded)
-    faster = exits_report.speed_of(run, own) / exits_report.speed_of(run, fixed)
+    fewer, faster = _beside(run, own, fixed)
     held = schema.read(exit_figures.FiguresRun, RESULTS / f"exit-figures-{ZEN5}-task.json")
     took = {round(row["microseconds"]) for row in held.widths if row["hidden"] >= 64}
     assert len(took) == 1 and all(row.same == run.answered for row in run.drafting)

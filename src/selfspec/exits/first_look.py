@@ -31,7 +31,6 @@ class FirstLookRows(CandidateRows):
         self._model, self._pools = model, pools
         self.tokens = torch.full((len(pools), count), -1, device=model.device)
         self.known, self.filled = [True] * len(pools), True
-        self._choices = [set[int]() for _ in pools]
         self._missing = None
         self._rows = torch.empty(0)  # gathered at the first second look: most texts have none
         self._bias = None
@@ -55,9 +54,7 @@ class FirstLookRows(CandidateRows):
         return best.values.float()
 
     def names(self, text: int, token: int) -> bool:
-        if not self._choices[text]:
-            self._choices[text] = {*self.tokens[text].tolist()} - {-1}
-        return super().names(text, token)
+        return token in self.tokens[text].tolist()
 
     def _again(self, texts: Sequence[int], x: Tensor) -> Tensor:
         """Logits of those that are named. Rows are of texts that may be named later too."""

@@ -91,6 +91,11 @@ class Rule(ABC):
     pool: PartialHead | None = None
     """The tokens of which a first look names candidates, if there are any."""
 
+    def shares(self, layers: Sequence[int]) -> list[float]:
+        """Of these layers, the shares of exits."""
+        known = dict(zip(self.layers, self.exits, strict=True))
+        return [known[layer] for layer in layers]
+
     @abstractmethod
     def judge(self, named: Sequence[Named], counts: Counts) -> Judge:
         """For the next token of each of some texts. `named`: its candidates."""

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
-import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..errors import OptionError
 from .features import features_of, shares_of
@@ -36,12 +36,9 @@ class StopRule:
 
     def goes_on(self, logits: Tensor) -> list[bool]:
         """Of each draft, whether its best token is probably the model's. (drafts, scored)"""
-        count = self._found.count
-        best = logits.float().topk(min(count, logits.shape[1])).values
-        few = best.shape[1] < count
-        if few:
-            empty = best.new_full((len(best), count - best.shape[1]), -torch.inf)
-            best = torch.cat([best, empty], dim=1)
-        features = features_of(best, shares_of(best), None, not few)
+        lacking = max(0, self._found.count - logits.shape[1])
+        best = logits.float().topk(self._found.count - lacking).values
+        best = pad(best, (0, lacking), value=-math.inf)
+        features = features_of(best, shares_of(best), None, not lacking)
         found: list[bool] = (self._found.score(self.layer, features) >= self._least).tolist()
         return found

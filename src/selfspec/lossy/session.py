@@ -137,9 +137,8 @@ class _Leaving(WholeTokenSession):
         rule = options.rule
         super().__init__(target, options.source, rule.candidates, rule.pool, options.head)
         self._options, self._log = options, options.log
-        shares = dict(zip(rule.layers, rule.exits, strict=True))
         layers = options.layers
-        self._frequent = options.schedule.frequent(layers, [shares[layer] for layer in layers])
+        self._frequent = options.schedule.frequent(layers, rule.shares(layers))
         kind = StairsWithHoles if options.fill == "holes" else Stairs
         self._stairs = kind(target.model, target.cache, self._taps)
         self._looks: dict[int, Looks] = {}
@@ -183,15 +182,11 @@ class _Leaving(WholeTokenSession):
 
     def _below(self, rows: Sequence[int]) -> dict[int, Tensor]:
         """Of each tapped layer: what left it, or the state that a token left with."""
-        found = dict[int, Tensor]()
-        for layer in self._taps:
-            stairs = [self._stairs[row] for row in rows]
-            own = [each.below[-1].get(layer) for each in stairs]
-            left = [self._target.model.states(each.states[-1]) for each in stairs]
-            found[layer] = torch.cat(
-                [there if state is None else state for state, there in zip(own, left, strict=True)]
-            )
-        return found
+        stairs, states = [self._stairs[row] for row in rows], self._target.model.states
+        return {
+            layer: torch.cat([s.below[-1].get(layer, states(s.states[-1])) for s in stairs])
+            for layer in self._taps
+        }
 
     def _fill(
         self, rows: Sequence[int], texts: Texts, states: Tensor, left: Sequence[Left]

@@ -65,17 +65,16 @@ class _LeavingTrees(WholeTokenSession):
                 "states, and a tree has many texts; use candidates='recycle', 'ngram', 'hybrid' or "
                 "'quantised', or tree=0"
             )
-        assert isinstance(options.rule, Predicted), "other rules have no halves of a look"
+        assert isinstance(rule, Predicted), "other rules have no halves of a look"
         assert self._naming is not None, "predictors have candidates"
         self._guesser = self._naming
         if options.source == FIRST_LOOK:  # which guesses no trees
             self._guesser = start_naming(GUESSER, target)
             self.ranks = self._guesser.ranks
         self.control = _EveryTree(options.tree)
-        self._rule, self._options = options.rule, options
-        shares = dict(zip(options.rule.layers, options.rule.exits, strict=True))
+        self._rule, self._options = rule, options
         layers = options.layers
-        self._frequent = options.schedule.frequent(layers, [shares[layer] for layer in layers])
+        self._frequent = options.schedule.frequent(layers, rule.shares(layers))
         self._looks: dict[int, Looks] = {}
         self._exits: dict[int, list[int]] = {}
         self._greedy: dict[int, bool] = {}

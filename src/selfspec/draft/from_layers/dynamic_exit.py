@@ -95,8 +95,7 @@ class _Drafting(ChainSession):
         self.ranks, self.collectors = self._naming.ranks, self._naming.collectors
         self._rule, self._layers = rule, layers
         self._schedule = Schedule(options.schedule)
-        shares = dict(zip(rule.layers, rule.exits, strict=True))
-        self._frequent = self._schedule.frequent(layers, [shares[layer] for layer in layers])
+        self._frequent = self._schedule.frequent(layers, rule.shares(layers))
         self._stairs = Stairs(target.model, target.cache, layers_of(self.collectors))
         self._looks: dict[int, Looks] = {}
         self._texts: Mapping[int, Sequence[int]] = {}
