@@ -555,7 +555,8 @@ static inline float score_key(const float* query, const float* key, int64_t size
     return sum;
 }
 
-constexpr int TILE = 3;  // queries that share what is read of keys and values
+// queries that share what is read of keys and values: their sums fit into the registers
+constexpr int TILE = LANES == 16 ? 6 : 3;
 
 // Swaps rows and columns of LANES vectors, in quarters of ever smaller squares.
 template <int HALF>
@@ -581,6 +582,34 @@ static inline int mirrored(int lane) {
     return found;
 }
 
+constexpr int64_t AHEAD = 4096;  // bytes of keys or values that are asked for before their use
+
+// Keys or values that a thread will read, stretch after stretch of memory, asked for early,
+// so that memory is never idle.
+class Ahead {
+    struct Stretch {
+        const float* first;
+        int64_t rows;
+    };
+    std::vector<Stretch> stretches;
+    int64_t columns, stride, row = 0;
+    size_t at = 0;
+
+   public:
+    Ahead(int64_t columns, int64_t stride) : columns(columns), stride(stride) {}
+    void add(const float* first, int64_t rows) {
+        if (rows > 0) stretches.push_back({first, rows});
+    }
+    void begin() { ask(AHEAD / (4 * columns)); }
+    void ask(int64_t rows) {
+        for (; rows > 0 && at < stretches.size(); rows--) {
+            const float* next = stretches[at].first + row * stride;
+            for (int64_t i = 0; i < columns; i += 16) __builtin_prefetch(next + i, 0, 2);
+            if (++row == stretches[at].rows) at++, row = 0;
+        }
+    }
+};
+
 // The keys of a head once more, for many queries: panels of PANEL keys, so that a vector holds the
 // same number of LANES keys and no sum has to be folded. A panel's numbers lie in the order in
 // which they are used: [mirrored lane][size / LANES][PANEL].
@@ -597,10 +626,11 @@ class KeyPanels {
     }
 
     // The first `count` keys. What lies behind them in the last panel is never looked at.
-    const float* of(const float* keys, int64_t size, int64_t count) {
+    const float* of(const float* keys, int64_t size, int64_t count, Ahead* ahead) {
         if (keys != from) blocks = 0;
         from = keys;
         for (; blocks * LANES < count; blocks++) {
+            if (ahead) ahead->ask(LANES);
             float* panel = room.floats() + blocks / WIDE * PANEL * size + blocks % WIDE * LANES;
             for (int64_t i = 0; i < size; i += LANES) {
                 Vector part[LANES];
@@ -704,7 +734,6 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap,
 
 constexpr int SPAN = 4;             // vectors of one head that are summed together
 constexpr int BLOCK = 4 * LANES;    // keys or values that stay near while a batch uses them
-constexpr int64_t AHEAD = 4096;  // bytes of keys or values that are asked for before their use
 constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended together
 constexpr int MANY_QUERIES = 16;    // from so many on, panels of keys pay
 
@@ -790,32 +819,6 @@ struct Memory {
     experts::Slots slots;
 };
 
-// Keys or values that a thread will read, stretch after stretch of memory, asked for early,
-// so that memory is never idle.
-class Ahead {
-    struct Stretch {
-        const float* first;
-        int64_t rows;
-    };
-    std::vector<Stretch> stretches;
-    int64_t columns, stride, row = 0;
-    size_t at = 0;
-
-   public:
-    Ahead(int64_t columns, int64_t stride) : columns(columns), stride(stride) {}
-    void add(const float* first, int64_t rows) {
-        if (rows > 0) stretches.push_back({first, rows});
-    }
-    void begin() { ask(AHEAD / (4 * columns)); }
-    void ask(int64_t rows) {
-        for (; rows > 0 && at < stretches.size(); rows--) {
-            const float* next = stretches[at].first + row * stride;
-            for (int64_t i = 0; i < columns; i += 16) __builtin_prefetch(next + i, 0, 2);
-            if (++row == stretches[at].rows) at++, row = 0;
-        }
-    }
-};
-
 // Some tokens of one row that begin to see at the same slot, with the queries of one group of
 // heads. Keys and values are gone through in blocks, and every block is used by all tokens while it
 // is near; each token's numbers come in the order of its own list.
@@ -866,7 +869,7 @@ struct Batch {
     // PANEL. What a query does not see is written over by `score_rest`, or not looked at.
     void score(int64_t begin, int64_t end, Ahead* ahead = nullptr) {
         if (layer->size % LANES || begin >= end) return;
-        if (many()) return score_panels(begin, end);
+        if (many()) return score_panels(begin, end, ahead);
         int64_t size = layer->size;
         for (int64_t j = begin; j < end; j += LANES) {
             if (ahead) ahead->ask(LANES);
@@ -879,9 +882,9 @@ struct Batch {
         }
     }
 
-    void score_panels(int64_t begin, int64_t end) {
+    void score_panels(int64_t begin, int64_t end, Ahead* ahead) {
         int64_t size = layer->size;
-        const float* panels = memory.panels.of(keys + begin * size, size, end - begin);
+        const float* panels = memory.panels.of(keys + begin * size, size, end - begin, ahead);
         for (int64_t j = 0; j < end - begin; j += PANEL)
             for (const Tile& tile : tiles) {
                 float* out[TILE];
@@ -961,7 +964,8 @@ struct Pieces {
     Pieces(const Sight& sight, int64_t tokens, const Heads& heads, int64_t threads)
         : together(MOST_TOKENS) {
         cut(sight, tokens);
-        shared = threads > 1 && heads.size % LANES == 0 && batches() * heads.keys < 3 * threads;
+        // what threads tell each other about scores takes longer than one head more of their own
+        shared = heads.size % LANES == 0 && tokens * heads.keys < threads;
         if (!shared) {  // leave work for every thread
             together = std::clamp<int64_t>(tokens * heads.keys / (3 * threads), 1, MOST_TOKENS);
             cut(sight, tokens);
@@ -1016,12 +1020,20 @@ struct Attention {
         int64_t batches = pieces.batches();
         memory.scores.hold(pieces.together * group() * pieces.room() * 4);
         items.share_out(batches * heads.keys, [&](int64_t item) {
-            int64_t head = item / batches;
-            Batch some = batch(head, item % batches, memory.scores.floats(), memory);
-            some.score(0, some.longest());
+            int64_t head = item / batches, index = item % batches, size = heads.size;
+            Batch some = batch(head, index, memory.scores.floats(), memory);
+            // the first batch of a row's head asks ahead, the next ones find its keys near
+            auto row = [&](int64_t of) { return sight.rows[pieces.begins[of]]; };
+            bool first = index == 0 || row(index) != row(index - 1);
+            Ahead keys(size, size), values(size, size);
+            keys.add(some.keys, first ? some.longest() : 0);
+            values.add(some.values, first ? some.longest() : 0);
+            keys.begin();
+            some.score(0, some.longest(), first ? &keys : nullptr);
+            values.begin();
             for (int64_t t = 0; t < some.tokens; t++)
                 for (int64_t g = 0; g < group(); g++) finish(some, t, g);
-            sum(some, 0, heads.size);
+            sum(some, 0, size, first ? &values : nullptr);
         });
     }
 
