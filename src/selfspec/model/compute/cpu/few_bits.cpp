@@ -20,7 +20,7 @@
 #include "panels.h"
 
 #if defined(__AVX512F__)
-constexpr int LANES = 16, MAX_ROWS = 12;
+constexpr int LANES = 16, MAX_ROWS = 8;
 #elif defined(__AVX2__)
 constexpr int LANES = 8, MAX_ROWS = 6;
 #else
@@ -41,15 +41,22 @@ static inline T load(const void* from) {
     std::memcpy(&value, from, sizeof value);
     return value;
 }
-static inline Vector splat(float s) { return Vector{} + s; }
+static inline Vector splat(float s) { return s - Vector{}; }  // -0 stays what it is
 static inline Ints splat(int32_t s) { return Ints{} + s; }
 
-// A panel is one stream from memory; these ask for it ahead, for the first cache and the second.
-static inline void ahead(const uint8_t* at, int64_t bytes, int64_t soon, int64_t later) {
-    for (int64_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(at + soon + i, 0, 3);
-        __builtin_prefetch(at + later + i, 0, 2);
+// A panel is one stream from memory. A tile asks for what it will read next into the first cache,
+// and for what comes later into the second; here in a step of so many bytes. Always inline: a call
+// that only asks has no effect for a compiler, which then leaves it out.
+template <int BYTES>
+__attribute__((always_inline)) static inline void ask(const uint8_t* soon, const Later& later,
+                                                      int64_t step) {
+    const char* next = later.from + step * later.step;
+    for (int64_t i = 0; i < BYTES; i += 64) {
+        __builtin_prefetch(soon + i, 0, 3);
+        if (later.alone) __builtin_prefetch(next + i, 0, 2);
     }
+    for (int64_t i = 0; !later.alone && i < later.step; i += 64)
+        __builtin_prefetch(next + i, 0, 2);
 }
 
 // total + the sums of four products in each lane: bytes without a sign times bytes with one.
@@ -83,20 +90,22 @@ static inline Ints dot(Ints total, Ints weights, Ints x) {
 
 static inline int64_t groups_of(int64_t inputs) { return (inputs + GROUP - 1) / GROUP; }
 
-// A row of x in 8 bits, as the integer products read it. Numbers beyond the last are zeros. PART of
-// them are summed together, for weights in groups of as many: all 32 of a group, or each half.
+// A row of x in 8 bits, as the integer products read it: group after group the numbers, what they
+// are multiples of, and what belongs to each part. Numbers beyond the last are zeros. PART of them
+// are summed together, for weights in groups of as many: all 32 of a group, or each half.
 template <int PART>
-struct Row {
-    static constexpr int PARTS = GROUP / PART;  // of a group
-    int8_t* numbers;                            // [groups][32]
-    float* scales;                              // what a group's numbers are multiples of
-    int32_t* shifts;                            // -128 times the sum of a part's numbers
-    float* sums;                                // a part's sum, scaled
-
-    Row(const void* prepared, int64_t groups)
-        : numbers((int8_t*)prepared), scales((float*)(numbers + groups * GROUP)),
-          shifts((int32_t*)(scales + groups)), sums((float*)(shifts + PARTS * groups)) {}
+struct RowGroup {
+    static constexpr int PARTS = GROUP / PART;
+    int8_t numbers[GROUP];
+    float scale;            // what the numbers are multiples of
+    int32_t shifts[PARTS];  // -128 times the sum of a part's numbers
+    float sums[PARTS];      // a part's sum, scaled
 };
+
+template <int PART>
+static inline const RowGroup<PART>& group_at(const char* place) {
+    return *(const RowGroup<PART>*)place;
+}
 
 // To the nearest integer, ties to even, in one rounding on every processor.
 static inline Ints rounded(Vector v) {
@@ -133,7 +142,7 @@ static inline int32_t sum_lanes(Ints v) {
 
 // One group of a row. A NaN is no largest number.
 template <int PART>
-static inline void round_group(const float* numbers, int64_t g, const Row<PART>& row) {
+static inline void round_group(const float* numbers, RowGroup<PART>& group) {
     constexpr int VECTORS = GROUP / LANES;
     Vector some[VECTORS], most = {};
     for (int i = 0; i < VECTORS; i++) {
@@ -143,30 +152,30 @@ static inline void round_group(const float* numbers, int64_t g, const Row<PART>&
     }
     float largest = largest_lane(most);
     float inverse = largest > 0 ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
-    row.scales[g] = scale;
-    for (int part = 0; part < row.PARTS; part++) {
+    group.scale = scale;
+    for (int part = 0; part < group.PARTS; part++) {
         Ints sums = {};
         for (int i = part * PART / LANES; i < (part + 1) * PART / LANES; i++) {
             Ints whole = rounded(some[i] * inverse);
             Bytes bytes = __builtin_convertvector(whole, Bytes);
-            std::memcpy(row.numbers + g * GROUP + i * LANES, &bytes, sizeof bytes);
+            std::memcpy(group.numbers + i * LANES, &bytes, sizeof bytes);
             sums += whole;
         }
         int32_t sum = sum_lanes(sums);
-        row.shifts[g * row.PARTS + part] = -128 * sum;
-        row.sums[g * row.PARTS + part] = scale * sum;
+        group.shifts[part] = -128 * sum;
+        group.sums[part] = scale * sum;
     }
 }
 
 template <int PART>
 static void round_in_groups(const Product* weight, const float* x, void* prepared) {
     int64_t groups = groups_of(weight->inputs), whole = weight->inputs / GROUP;
-    Row<PART> row(prepared, groups);
-    for (int64_t g = 0; g < whole; g++) round_group(x + g * GROUP, g, row);
+    auto* row = (RowGroup<PART>*)prepared;
+    for (int64_t g = 0; g < whole; g++) round_group(x + g * GROUP, row[g]);
     if (whole < groups) {
         float numbers[GROUP] = {};
         std::memcpy(numbers, x + whole * GROUP, 4 * (weight->inputs - whole * GROUP));
-        round_group(numbers, whole, row);
+        round_group(numbers, row[whole]);
     }
 }
 
@@ -181,7 +190,7 @@ extern "C" void round_row_16(const Product* weight, const float* x, void* prepar
 // ---------------------------------------------------------------------------- kinds of weights
 
 // How PART inputs of a panel lie in it, and their integer products with as many numbers of
-// each row; `at` counts the parts of a row.
+// each row; x is at a group, and `part` is one of its parts.
 
 // Bytes, [PART / 4][column][4 inputs]: those of w + 128, which the rows' shifts undo.
 template <int PART_>
@@ -195,18 +204,18 @@ struct WholeBytes {
     }
 
     template <int ROWS>
-    static inline void dots(const char* x, int64_t stride, int64_t groups, int64_t at,
-                            const uint8_t* weights, Ints (&whole)[ROWS][WIDE]) {
+    static inline void dots(const char* x, int64_t stride, int64_t part, const uint8_t* weights,
+                            Ints (&whole)[ROWS][WIDE]) {
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < WIDE; c++)
-                whole[r][c] = splat(Row<PART>(x + r * stride, groups).shifts[at]);
+                whole[r][c] = splat(group_at<PART>(x + r * stride).shifts[part]);
         for (int k = 0; k < PART / 4; k++) {
             Ints weight[WIDE];
             for (int c = 0; c < WIDE; c++)
                 weight[c] = load<Ints>(weights + (k * WIDE + c) * LANES * 4);
             for (int r = 0; r < ROWS; r++) {
-                const int8_t* numbers = Row<PART>(x + r * stride, groups).numbers;
-                Ints number = splat(load<int32_t>(numbers + at * PART + 4 * k));
+                const int8_t* numbers = group_at<PART>(x + r * stride).numbers;
+                Ints number = splat(load<int32_t>(numbers + part * PART + 4 * k));
                 for (int c = 0; c < WIDE; c++)
                     whole[r][c] = dot(whole[r][c], weight[c], number);
             }
@@ -226,8 +235,8 @@ struct HalfBytes {
     }
 
     template <int ROWS>
-    static inline void dots(const char* x, int64_t stride, int64_t groups, int64_t at,
-                            const uint8_t* weights, Ints (&whole)[ROWS][WIDE]) {
+    static inline void dots(const char* x, int64_t stride, int64_t part, const uint8_t* weights,
+                            Ints (&whole)[ROWS][WIDE]) {
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < WIDE; c++) whole[r][c] = Ints{};
         for (int k = 0; k < PART / 8; k++) {
@@ -238,8 +247,7 @@ struct HalfBytes {
                 high[c] = (both >> 4) & 0x0f0f0f0f;
             }
             for (int r = 0; r < ROWS; r++) {
-                const int8_t* numbers = Row<PART>(x + r * stride, groups).numbers;
-                const int8_t* eight = numbers + at * PART + 8 * k;
+                const int8_t* eight = group_at<PART>(x + r * stride).numbers + 8 * k;
                 Ints first = splat(load<int32_t>(eight)), second = splat(load<int32_t>(eight + 4));
                 for (int c = 0; c < WIDE; c++)
                     whole[r][c] = dot(dot(whole[r][c], low[c], first), high[c], second);
@@ -253,6 +261,9 @@ __attribute__((noinline)) static float times(float a, float b) { return a * b; }
 
 // 8 bits and a scale for each column: a panel is bytes, part after part, and then the scales.
 struct EightBits {
+    typedef WholeBytes<GROUP> Numbers;
+    static constexpr int STEP = GROUP * PANEL, AHEAD = Numbers::LATER * STEP;
+
     static int64_t panel_bytes(int64_t inputs) {
         return groups_of(inputs) * GROUP * PANEL + 4 * PANEL;
     }
@@ -265,19 +276,17 @@ struct EightBits {
 
     template <int ROWS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
-                     float* sums) {
-        typedef WholeBytes<GROUP> Numbers;
-        constexpr int BYTES = GROUP * PANEL;
+                     const Later& later, float* sums) {
         int64_t groups = groups_of(inputs);
         Vector total[ROWS][WIDE] = {};
-        for (int64_t g = 0; g < groups; g++, panel += BYTES) {
-            ahead(panel, BYTES, Numbers::SOON * BYTES, Numbers::LATER * BYTES);
+        for (int64_t g = 0; g < groups; g++, panel += STEP, x += sizeof(RowGroup<GROUP>)) {
+            ask<STEP>(panel + Numbers::SOON * STEP, later, g);
             Ints whole[ROWS][WIDE];
-            Numbers::dots(x, stride, groups, g, panel, whole);
+            Numbers::dots(x, stride, 0, panel, whole);
             for (int r = 0; r < ROWS; r++)
                 for (int c = 0; c < WIDE; c++)
                     total[r][c] += __builtin_convertvector(whole[r][c], Vector) *
-                                   splat(Row<GROUP>(x + r * stride, groups).scales[g]);
+                                   splat(group_at<GROUP>(x + r * stride).scale);
         }
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < WIDE; c++) {
@@ -310,14 +319,15 @@ static inline Vector from_halves(const uint8_t* at) {
 // after part, the numbers, the scales, the minima. A weight is minimum + number * scale.
 template <class Numbers>
 struct Grouped {
-    static constexpr int PARTS = GROUP / Numbers::PART;            // of a group
-    static constexpr int64_t BYTES = PANEL * (Numbers::SIZE + 4);  // of a part
+    static constexpr int PARTS = GROUP / Numbers::PART;       // of a group
+    static constexpr int STEP = PANEL * (Numbers::SIZE + 4);  // bytes of a part
+    static constexpr int AHEAD = Numbers::LATER * STEP;
 
-    static int64_t panel_bytes(int64_t inputs) { return groups_of(inputs) * PARTS * BYTES; }
+    static int64_t panel_bytes(int64_t inputs) { return groups_of(inputs) * PARTS * STEP; }
 
     static void read(const uint8_t* panel, int64_t column, int64_t inputs, float* out) {
         for (int64_t k = 0; k < inputs; k++) {
-            const uint8_t* part = panel + k / Numbers::PART * BYTES;
+            const uint8_t* part = panel + k / Numbers::PART * STEP;
             const uint8_t* scale = part + Numbers::SIZE * PANEL + 2 * column;
             float number = Numbers::at(part, column, k % Numbers::PART);
             out[k] = times(number, from_half(scale)) + from_half(scale + 2 * PANEL);
@@ -326,26 +336,28 @@ struct Grouped {
 
     template <int ROWS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
-                     float* sums) {
+                     const Later& later, float* sums) {
         int64_t groups = groups_of(inputs);
         Vector total[ROWS][WIDE] = {};
-        for (int64_t at = 0; at < groups * PARTS; at++, panel += BYTES) {
-            ahead(panel, BYTES, Numbers::SOON * BYTES, Numbers::LATER * BYTES);
+        for (int64_t at = 0; at < groups * PARTS; at++, panel += STEP) {
+            ask<STEP>(panel + Numbers::SOON * STEP, later, at);
             Ints whole[ROWS][WIDE];
-            Numbers::dots(x, stride, groups, at, panel, whole);
+            int64_t part = at % PARTS;
+            Numbers::dots(x, stride, part, panel, whole);
             Vector scale[WIDE], minimum[WIDE];
             for (int c = 0; c < WIDE; c++) {
                 const uint8_t* from = panel + Numbers::SIZE * PANEL + c * LANES * 2;
                 scale[c] = from_halves(from), minimum[c] = from_halves(from + 2 * PANEL);
             }
             for (int r = 0; r < ROWS; r++) {
-                Row<Numbers::PART> row(x + r * stride, groups);
+                auto& group = group_at<Numbers::PART>(x + r * stride);
                 for (int c = 0; c < WIDE; c++) {
-                    Vector scaled = scale[c] * splat(row.scales[at / PARTS]);
+                    Vector scaled = scale[c] * splat(group.scale);
                     total[r][c] += __builtin_convertvector(whole[r][c], Vector) * scaled;
-                    total[r][c] += minimum[c] * splat(row.sums[at]);
+                    total[r][c] += minimum[c] * splat(group.sums[part]);
                 }
             }
+            if (part == PARTS - 1) x += sizeof(RowGroup<Numbers::PART>);
         }
         for (int r = 0; r < ROWS; r++) std::memcpy(sums + r * PANEL, total[r], sizeof total[r]);
     }
@@ -354,6 +366,8 @@ struct Grouped {
 // bfloat16: a panel is [input][LANES][2]; a pair is a column of the first vector and one of the
 // second. The row is read as it is.
 struct HalfFloats {
+    static constexpr int STEP = 2 * PANEL, AHEAD = 128 * STEP;  // bytes of an input
+
     static int64_t panel_bytes(int64_t inputs) { return 2 * inputs * PANEL; }
 
     static void read(const uint8_t* panel, int64_t column, int64_t inputs, float* out) {
@@ -366,10 +380,10 @@ struct HalfFloats {
 
     template <int ROWS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
-                     float* sums) {
+                     const Later& later, float* sums) {
         Vector total[ROWS][WIDE] = {};
-        for (int64_t k = 0; k < inputs; k++, panel += 2 * PANEL) {
-            ahead(panel, 2 * PANEL, 16 * 2 * PANEL, 128 * 2 * PANEL);
+        for (int64_t k = 0; k < inputs; k++, panel += STEP) {
+            ask<STEP>(panel + 16 * STEP, later, k);
             Words both = load<Words>(panel);
             Vector weight[WIDE] = {(Vector)(both << 16), (Vector)(both & 0xffff0000u)};
             for (int r = 0; r < ROWS; r++)
@@ -384,9 +398,9 @@ struct HalfFloats {
 
 template <class Kind, int ROWS>
 static inline void tile_of(int64_t rows, const char* x, int64_t stride, int64_t inputs,
-                           const uint8_t* panel, float* sums) {
-    if (rows == ROWS) return Kind::template tile<ROWS>(x, stride, inputs, panel, sums);
-    if constexpr (ROWS > 1) tile_of<Kind, ROWS - 1>(rows, x, stride, inputs, panel, sums);
+                           const uint8_t* panel, const Later& later, float* sums) {
+    if (rows == ROWS) return Kind::template tile<ROWS>(x, stride, inputs, panel, later, sums);
+    if constexpr (ROWS > 1) tile_of<Kind, ROWS - 1>(rows, x, stride, inputs, panel, later, sums);
 }
 
 template <class Kind>
@@ -396,9 +410,11 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
     int64_t stride = weight->prepare ? weight->prepared : 4 * inputs;
     by_panels<PANEL, MAX_ROWS>(
         weight, rows, MAX_ROWS, residual, out, part, parts,
-        [=](int64_t take, int64_t first, int64_t panel, float* sums) {
-            tile_of<Kind, MAX_ROWS>(take, (const char*)x + first * stride, stride, inputs,
-                                    (const uint8_t*)weight->weights + panel * bytes, sums);
+        [=](const PanelTile& tile, float* sums) {
+            const uint8_t* panel = (const uint8_t*)weight->weights + tile.panel * bytes;
+            Later later(tile, panel, bytes, bytes / Kind::STEP, Kind::AHEAD);
+            tile_of<Kind, MAX_ROWS>(tile.rows, (const char*)x + tile.first * stride, stride, inputs,
+                                    panel, later, sums);
         });
 }
 

@@ -38,7 +38,7 @@ class PanelBytes(PackedLinear):
     def measure(self) -> None:
         self._width = int(compiled(SOURCE).panel_width())
         self._groups = -(-self.inputs // self.group)
-        if self.group > 1:  # bytes, a scale, and two numbers a part (`Row` of few_bits.cpp)
+        if self.group > 1:  # bytes, a scale, and two numbers a part (`RowGroup`)
             self.prepared = 64 * -(-self._groups * (self.group + 4 + 256 // self.part) // 64)
 
     def pack(self, weight: Matrix) -> Tensor:

@@ -208,14 +208,17 @@ extern "C" int64_t most_rows() { return MAX_ROWS; }
 // from memory, read once for all rows. The rows are read a number at a time: they are short and
 // were just written, so they are near.
 template <int ROWS>
-static inline void tile(const float* x, int64_t inputs, const float* panel, float* sums) {
+static inline void tile(const float* x, int64_t inputs, const float* panel, const Later& later,
+                        float* sums) {
     Vector total[ROWS][WIDE] = {};
-    const float *soon = panel + tuned.soon * PANEL, *later = panel + tuned.later * PANEL;
-    for (int64_t k = 0; k < inputs; k++) {
+    const float* soon = panel + tuned.soon * PANEL;
+    const char* next = later.from;
+    int64_t second = later.alone ? 64 : 0;  // a tile of several asks for a line a step at most
+    for (int64_t k = 0; k < inputs; k++, next += later.step) {
         Vector weight[WIDE];
         for (int c = 0; c < WIDE; c++) {
             __builtin_prefetch(soon + k * PANEL + c * LANES, 0, 3);
-            __builtin_prefetch(later + k * PANEL + c * LANES, 0, 2);
+            __builtin_prefetch(next + c * second, 0, 2);
         }
         for (int c = 0; c < WIDE; c++) weight[c] = load(panel + k * PANEL + c * LANES);
         for (int r = 0; r < ROWS; r++)
@@ -227,9 +230,9 @@ static inline void tile(const float* x, int64_t inputs, const float* panel, floa
 
 template <int ROWS>
 static inline void tile_of(int64_t rows, const float* x, int64_t inputs, const float* panel,
-                           float* sums) {
-    if (rows == ROWS) return tile<ROWS>(x, inputs, panel, sums);
-    if constexpr (ROWS > 1) tile_of<ROWS - 1>(rows, x, inputs, panel, sums);
+                           const Later& later, float* sums) {
+    if (rows == ROWS) return tile<ROWS>(x, inputs, panel, later, sums);
+    if constexpr (ROWS > 1) tile_of<ROWS - 1>(rows, x, inputs, panel, later, sums);
 }
 
 extern "C" int64_t panel_width() { return PANEL; }
@@ -241,9 +244,10 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
     int64_t inputs = weight->inputs;
     by_panels<PANEL, MAX_ROWS>(
         weight, rows, tuned.rows, residual, out, part, parts,
-        [=](int64_t take, int64_t first, int64_t panel, float* sums) {
-            const float* weights = pack + panel * PANEL * inputs;
-            tile_of<MAX_ROWS>(take, x + first * inputs, inputs, weights, sums);
+        [=](const PanelTile& tile, float* sums) {
+            const float* panel = pack + tile.panel * PANEL * inputs;
+            Later later(tile, panel, 4 * PANEL * inputs, inputs, 4 * PANEL * tuned.later);
+            tile_of<MAX_ROWS>(tile.rows, x + tile.first * inputs, inputs, panel, later, sums);
         });
 }
 

@@ -3,11 +3,32 @@
 #pragma once
 
 #include <algorithm>
+#include <cstring>
 
 #include "product.h"
 
-// `sum(rows, first, panel, sums)` multiplies `rows` rows, from the first on, with a panel, into
-// [rows][PANEL]. It is given at most `most`; more rows read the panel again, while it is near.
+// Some rows with a panel: `rows` of them from `first` on. `index` of the `count` tiles that read this
+// panel one after the other.
+struct PanelTile {
+    int64_t rows, first, panel, index, count;
+};
+
+// What a tile asks of memory while it reads its panel, step by step. A tile alone asks for what it
+// will read itself, `ahead` bytes later. Several share the panel behind theirs, so that memory is as
+// busy with the last of them as with the first.
+struct Later {
+    const char* from;
+    int64_t step;  // bytes for each step
+    bool alone;
+
+    Later(const PanelTile& tile, const void* panel, int64_t bytes, int64_t steps, int64_t ahead)
+        : step((bytes / steps + tile.count - 1) / tile.count), alone(tile.count == 1) {
+        from = (const char*)panel + (alone ? ahead : bytes + tile.index * step * steps);
+    }
+};
+
+// `sum(tile, sums)` multiplies a tile, into [rows][PANEL]. It is given at most `most` rows; more
+// read the panel again, while it is near.
 template <int PANEL, int MOST, class Sum>
 static inline void by_panels(const Product* weight, int64_t rows, int64_t most,
                              const float* residual, float* out, int part, int parts, Sum sum) {
@@ -16,22 +37,21 @@ static inline void by_panels(const Product* weight, int64_t rows, int64_t most,
     float sums[MOST * PANEL];
     for (int64_t p = panels * part / parts; p < panels * (part + 1) / parts; p++) {
         int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
-        for (int64_t r = 0; r < rows;) {
-            int64_t left = rows - r;  // two even halves beat a full tile and a sliver
+        PanelTile tile{0, 0, p, 0, (rows + most - 1) / most};
+        for (; tile.first < rows; tile.first += tile.rows, tile.index++) {
+            int64_t left = rows - tile.first;  // two even halves beat a full tile and a sliver
             int64_t half = left < 2 * most ? (left + 1) / 2 : most;
-            int64_t take = left <= most ? left : half;
-            sum(take, r, p, sums);
-            for (int64_t i = 0; i < take; i++) {
-                float* target = out + (r + i) * outputs + first;
-                const float* from = residual ? residual + (r + i) * outputs + first : nullptr;
-                for (int64_t c = 0; c < columns; c++) {
-                    float value = sums[i * PANEL + c];
-                    if (bias) value += bias[first + c];
-                    if (from) value += from[c];
-                    target[c] = value;
-                }
+            tile.rows = left <= most ? left : half;
+            sum(tile, sums);
+            for (int64_t i = 0; i < tile.rows; i++) {
+                int64_t at = (tile.first + i) * outputs + first;
+                float *target = out + at, *added = sums + i * PANEL;
+                if (bias)
+                    for (int64_t c = 0; c < columns; c++) added[c] += bias[first + c];
+                if (residual)
+                    for (int64_t c = 0; c < columns; c++) added[c] += residual[at + c];
+                std::memcpy(target, added, columns * 4);
             }
-            r += take;
         }
     }
 }
