@@ -21,7 +21,7 @@ from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_text.ngram import NGram
 from selfspec.draft.hybrid import Hybrid
-from selfspec.draft.registry import make_drafter, resolve
+from selfspec.draft.registry import drafter_names, make_drafter, resolve
 from selfspec.testing import tiny_llm
 from worlds import World, outcome_of
 
@@ -195,7 +195,7 @@ def test_a_plain_round_teaches_all_and_a_draft_its_own_drafter(llm: LLM) -> None
 class Naming(One):
     """Guesses without running the model; what it guesses is `guess`."""
 
-    name, names, guess = "naming", True, 8
+    name, looks_up, guess = "naming", True, 8
 
     def propose(
         self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
@@ -232,6 +232,58 @@ def test_guesses_are_compared_with_the_text_while_nothing_is_drafted(
         through_sevens(at_work, text, 1)
     monkeypatch.setattr(Naming, "guess", 7)
     assert sum(through_sevens(at_work, text, 60)[50:]) == 10
+
+
+def test_guesses_are_compared_while_the_model_drafts(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lookup that found nothing for a while is left alone for good where part of the model drafts
+    well, though it would be right by now and costs nothing."""
+    monkeypatch.setattr(Naming, "guess", 8)
+    monkeypatch.setattr(Two, "likely", 0.95)
+    at_work, text = begin(Auto([Naming(), Two()]), llm), [7]
+    naming, two = at_work._arms
+
+    def rounds(count: int) -> int:
+        """How many of these were the lookup's; the other one keeps two drafts of three."""
+        asked = naming.rounds
+        for _ in range(count):
+            tokens = at_work.budget([1000]).tokens[0]
+            guesses = [Naming.guess if at_work._chosen is naming else 7] * tokens
+            kept = (tokens if Naming.guess == 7 else 0) if at_work._chosen is naming else 2
+            kept = min(kept, tokens)
+            text.extend([7] * (kept + 1))
+            draft = Draft.chain(text[: -kept - 1], guesses)
+            row = RowOutcome(0, text, draft, range(kept + 1), text[-kept - 1 :], [])
+            drafting = 0.01 if at_work._chosen is naming else 0.3 * tokens
+            time = RoundTime(drafting, 1 + 0.1 * tokens, 0.0)
+            at_work.learn(Outcome([row], torch.empty(0), torch.empty(0)), time)
+        return naming.rounds - asked
+
+    assert rounds(300) < 30 and two.rounds > 200, "the model's own part is better at first"
+    monkeypatch.setattr(Naming, "guess", 7)
+    assert rounds(60) > 30
+
+
+class Lookup(One):
+    looks_up = True
+
+
+def test_of_two_that_are_close_the_lookup_drafts(llm: LLM) -> None:
+    """The next rounds' luck decides between a lookup and a part of the model that is worth as much,
+    and each change pays for rounds of the model. How often it does depends on the dice."""
+    worlds = {"one": World(draft=0.01, chance=0.6), "two": World(draft=0.07, chance=0.7)}
+    played = [play(begin(Auto([Lookup(), Two()]), llm), worlds, 1000, seed) for seed in range(6)]
+    drafted = [name == "two" for lengths in played for name, _ in lengths[300:]]
+    assert sum(drafted) < 0.15 * len(drafted)
+
+
+def test_who_looks_up() -> None:
+    """A drafter that runs the model taken for one that costs nothing, which is tried at once and
+    asked beside others."""
+    made = [make_drafter(name, {}) for name in drafter_names() if name not in ("scripted", "none")]
+    assert {each.name for each in made if each and each.looks_up} == {"ngram", "recycle", "hybrid"}
+    assert not Hybrid(then="quantised").looks_up
 
 
 def test_a_row_that_leaves_is_not_waited_for(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,17 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
-from ..control.costs import FIRST_LOOK, MOST, Checks, CostModel, Looks, best, first_length, shared
+from ..control.costs import (
+    CLOSE,
+    FIRST_LOOK,
+    MOST,
+    Checks,
+    CostModel,
+    Looks,
+    best,
+    first_length,
+    shared,
+)
 from ..control.curves import ENOUGH
 from ..core.contract import Budget, Draft, Outcome, RoundTime
 from ..core.sampling import Sampler
@@ -27,6 +37,7 @@ from .registry import make_drafter
 from .trial import Trial
 
 TRIED_EVERY = 6  # rounds without drafts, in which guesses are compared with the text
+TRIED_BESIDE = 2  # the same of rounds in which part of the model drafts: they take far longer
 TRIED_LENGTH = 8  # guesses of a row
 # While drafts do not pay, whether they would by now is asked less often: so many rounds are passed
 # over for each one without drafts, and never more than this.
@@ -101,7 +112,7 @@ class Auto(Drafter):
             except OptionError:  # an exit after a quarter of two layers, say
                 continue
             costs = CostModel(memory.costs)
-            arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.names))
+            arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.looks_up))
         return AutoSession(arms, self.most, bool(target.model.pass_seconds))
 
     def _first_known(self, model: LayeredModel) -> list[_Known]:
@@ -128,6 +139,12 @@ class _Arm:
     looks_up: bool  # it guesses without running the model
     rounds: int = 0  # in which it was asked
 
+    @property
+    def bar(self) -> float:
+        """How much better than others it has to be. What runs the model, clearly: both are guesses
+        about a text that changes, and a lookup that is wrong costs little."""
+        return 1 if self.looks_up else CLOSE
+
 
 class AutoSession(JoinedSession, ControlSession):
     """Drafter and controller of one generation; `rounds` says how often each candidate drafted."""
@@ -143,7 +160,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._reading = 0
         self._checks = Checks()
         self._plain = 0  # rounds without drafts, one after the other
-        self._tried = 0  # of these, when guesses were compared last
+        self._unasked = 0  # since a lookup was asked, or compared with the text
         self._rest = 0  # rounds that are still passed over
         self._passed: list[float] = []  # seconds of those that were
         self._trials: list[tuple[_Arm, Trial]] = []
@@ -197,7 +214,7 @@ class AutoSession(JoinedSession, ControlSession):
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
         for arm, rates in offers:
             length = best(rates) if arm.costs.drafting.known else 0
-            if rates[length] > highest:
+            if rates[length] > highest * arm.bar:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         for arm, rates in offers:
             if arm is chosen or (self._reading and arm.costs.drafting.known):
@@ -206,7 +223,8 @@ class AutoSession(JoinedSession, ControlSession):
             tried = best(rates, least=1) if known else None
             size = rows * (1 + (tried or 0)) + beside
             cost = arm.costs.passes.of(rows)(size) if known else 0.0
-            if arm.looks.due(highest, None if tried is None else rates[tried], cost):
+            expected = None if tried is None else rates[tried] / arm.bar
+            if arm.looks.due(highest, expected, cost):
                 return arm, first_length(rows, most) if tried is None else tried
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
@@ -243,9 +261,10 @@ class AutoSession(JoinedSession, ControlSession):
         if self._trials:
             self._compare(outcome)
         self._plain = 0 if outcome.drafted else self._plain + 1
-        self._tried = min(self._tried, self._plain)
-        if self._plain - self._tried >= TRIED_EVERY:
-            self._tried = self._plain
+        asked = self._chosen is not None and self._chosen.looks_up
+        self._unasked = 0 if asked else self._unasked + 1
+        if self._unasked >= (TRIED_BESIDE if outcome.drafted else TRIED_EVERY):
+            self._unasked = 0
             self._try(outcome)
         rest = int(self._plain * PASSED_OVER) if self._arms else MOST_PASSED_OVER
         self._rest = min(rest, MOST_PASSED_OVER)
@@ -256,6 +275,7 @@ class AutoSession(JoinedSession, ControlSession):
 
     def passed_over(self, seconds: float) -> None:
         self._rest, self._plain = self._rest - 1, self._plain + 1
+        self._unasked += 1
         self._passed.append(seconds)
 
     def _wake(self) -> None:

@@ -92,6 +92,11 @@ class Drafter(ABC):
     """Whether it names them from what the whole model's layers leave of the kept text."""
 
     @property
+    def looks_up(self) -> bool:
+        """Whether it runs no part of any model, so that asking it costs next to nothing."""
+        return False
+
+    @property
     def learns_across_requests(self) -> bool:
         """Whether one request speeds up the next. A benchmark has to say so."""
         return False

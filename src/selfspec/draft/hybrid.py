@@ -64,6 +64,10 @@ class Hybrid(Drafter):
     def learns_across_requests(self) -> bool:
         return any(part.learns_across_requests for part in self._parts)
 
+    @property
+    def looks_up(self) -> bool:
+        return all(part.looks_up for part in self._parts)
+
     def start(self, target: Target) -> DraftSession:
         first, then = (part.start(target) for part in self._parts)
         for role, session in (("first", first), ("then", then)):

@@ -56,6 +56,10 @@ class NGram(Drafter):
                 f"least={self.least} is no chance that drafts could reach; use 0 to below 1"
             )
 
+    @property
+    def looks_up(self) -> bool:
+        return True
+
     def start(self, target: Target) -> DraftSession:
         return LookingUp(self)
 

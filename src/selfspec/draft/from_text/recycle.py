@@ -67,6 +67,10 @@ class TokenRecycling(Drafter):
         assert self._tables is not None  # made now, not by whichever thread comes first
 
     @property
+    def looks_up(self) -> bool:
+        return True
+
+    @property
     def learns_across_requests(self) -> bool:
         return self.keep_table
 
