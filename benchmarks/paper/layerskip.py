@@ -1,4 +1,4 @@
-"""LayerSkip's Tables 1 to 6 and 10: figures of "LayerSkip: Enabling Early Exit Inference and
+"""LayerSkip's Tables 1, 2, 4 to 6 and 10: figures of "LayerSkip: Enabling Early Exit Inference and
 Self-Speculative Decoding", 2024."""
 
 from __future__ import annotations
@@ -93,18 +93,6 @@ TABLE2 = (
         ),
         ("7B", ("0.042", "67.1%", "122.8", "1.83x")),
         ("13B", ("0.055", "57.0%", "84.2", "1.66x")),
-    ),
-)
-TABLE3 = (
-    _two(
-        _row("cnn-dm", "autoregressive", PLAIN),
-        ("1.5B", ("0.063", "", "91.6", "1.00x")),
-        ("7B", ("0.060", "", "64.5", "1.00x")),
-    ),
-    _two(
-        _row("cnn-dm", "self-speculative", "{draft}@fixed:tokens=12", 8 / 32),
-        ("1.5B", ("0.063", "77.4%", "167.4", "1.76x")),
-        ("7B", ("0.067", "77.8%", "145.6", "2.16x")),
     ),
 )
 TABLE4 = (
@@ -265,16 +253,6 @@ LAYERSKIP = (
             DEPTH,
             "ROUGE-2 of HumanEval is taken against the reference solution.",
         ),
-    ),
-    PaperTable(
-        "layerskip-table3",
-        PAPER,
-        "Self-speculation after pre-training from scratch",
-        TABLE3,
-        ("rouge2", "accepted", "tokens/s", "speedup"),
-        draft=DRAFT,
-        missing="The number of drafts is not stated; 12 is that of Table 2.",
-        apart=(RECIPE, MACHINE, DEPTH),
     ),
     PaperTable(
         "layerskip-table4",

@@ -25,6 +25,7 @@ LEAVING = "leaving"  # tokens leave the layers early, and nobody verifies them
 TRAINED = "trained"  # drafts without most halves, trained on the model's own text
 SUMMARIES = "summarization"  # Spec-Bench's part of that name
 ELSEWHERE = {
+    "layerskip-table3": ("LayerSkip: After pre-training from scratch", "scripts/bench recipe"),
     "dv-table8": ("Draft & Verify: How long the search takes", "scripts/bench skipsets"),
     "dv-figure4": ("Draft & Verify: How many halves are skipped", "scripts/bench skipsets"),
     "dv-figure6": ("Draft & Verify: The halves that were found", "selfspec tune MODEL --png FILE"),

@@ -44,7 +44,7 @@ from selfspec.train.data import DataOptions, load_data
 from selfspec.train.evaluate import evaluate_exits
 
 SPEEDS = [table for table in tables().values() if table.kind == SPEED]
-WANTED = [f"layerskip-table{number}" for number in (1, 2, 3, 4, 5, 6, 10)]
+WANTED = [f"layerskip-table{number}" for number in (1, 2, 4, 5, 6, 10)]
 WANTED += [f"dv-table{number}" for number in (1, 2, 3, 4, 5, 7, 10, 11, 12, 13, 15)] + [
     f"asd-table{number}" for number in (1, 3, 4, 5)
 ]
@@ -84,7 +84,6 @@ def test_every_row_asks_a_known_task_and_every_column_can_be_filled(table: Paper
         ("layerskip-table1", "MMLU", "13B last", "55.2"),
         ("layerskip-table2", "self-speculative, d=12", "7B speedup", "1.86x"),
         ("layerskip-table2", "self-speculative, d=6 (13B: E=7, d=4)", "13B accepted", "57.0%"),
-        ("layerskip-table3", "self-speculative", "7B speedup", "2.16x"),
         ("layerskip-table5", "self-speculative, E=6 of 24", "1.5B ms/token", "18"),
         ("layerskip-table6", "CNN/DM, E=12 of 24, no reuse", "1.5B ms/token", "185"),
         ("layerskip-table10", "early exit, E=6 of 24", "1.5B exact match", "29.8%"),
@@ -122,10 +121,12 @@ def test_what_other_commands_make_is_named(name: str) -> None:
     with pytest.raises(OptionError, match=re.escape(command)):
         find_table(name)
     if command.startswith("scripts/bench "):
-        program = Path(paper_run.__file__).parents[1] / f"{command.split()[1]}.py"
+        program = Path(paper_run.__file__).parents[1] / command.split()[1]
+        files = [program.with_suffix(".py")] if not program.is_dir() else program.glob("*.py")
+        text = " ".join(file.read_text().lower() for file in files)
         kind, number = re.findall(r"(table|figure)(\d+)", name)[0]
         said = rf"{kind}s? (\d+ (to|and) )?{number}(?!\d)"
-        assert re.search(said, program.read_text().lower()), title
+        assert re.search(said, text), title
 
 
 def test_unknown_tables_and_tasks() -> None:
