@@ -194,12 +194,33 @@ def claims() -> dict[str, list[str]]:
         "measuring.md": [*_sweep(), *_sparse()],
         "models.md": [*_gemma(), *_coverage(), _floor()],
         "papers.md": _task_in_short(),
-        "same-output.md": [*_bits(), _guesses()],
+        "same-output.md": [*_bits(), _guesses(), _agreement()],
         "serving.md": [*_load(), *_waiting(), _alone()],
         "specee.md": [*_leaving(), *_leaving_where_trained(), *_leaving_of_a_hundred()],
         "training.md": [*_training(), *_task(), *_head_text()],
         "tuning.md": [*_tuning(), *_trained_drafts()],
     }
+
+
+def _agreement() -> str:
+    """How often first drafts are kept under sampling, and how often they may be."""
+    rows = json.loads((RESULTS / f"agreement-{ZEN5}.json").read_text(encoding="utf-8"))["rows"]
+    drawn, outright = (
+        max(abs(row[way]["accepted"] - row[way][allowed]) / row[way]["drafts"] for row in rows)
+        for way, allowed in (("drawn", "overlap"), ("outright", "coupling"))
+    )
+    warm = next(row for row in rows if row["drafter"] == "layer-skip" and row["temperature"] == 1)
+    share = {
+        name: warm["outright"][name] / warm["outright"]["drafts"]
+        for name in ("accepted", "coupling", "inversion")
+    }
+    return (
+        f"On the demo, with three drafters at three temperatures, drawn first drafts are kept "
+        f"within {drawn:.4f} of 1 - TV and those chosen outright within {outright:.4f} of that "
+        f"formula: layer skip at temperature 1 has {share['accepted']:.3f}, the formula says "
+        f"{share['coupling']:.3f}, and one number for both, inverted in token order, would give "
+        f"{share['inversion']:.3f}"
+    )
 
 
 def _guesses() -> str:
