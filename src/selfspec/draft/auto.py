@@ -160,6 +160,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._reading = 0
         self._checks = Checks()
         self._plain = 0  # rounds without drafts, one after the other
+        self._compared_with: set[int] = set()  # numbers of rows that had a round without drafts
         self._unasked = 0  # since a lookup was asked, or compared with the text
         self._rest = 0  # rounds that are still passed over
         self._passed: list[float] = []  # seconds of those that were
@@ -209,6 +210,8 @@ class AutoSession(JoinedSession, ControlSession):
         """Who drafts this round, and how much: the best offer, or one that is due for a look."""
         if most == 0 or not all(arm.costs.passes.known for arm in self._arms):
             return None, 0
+        if rows > 1 and rows not in self._compared_with:
+            return None, 0  # what these rows take without drafts is no guess, and no loss to see
         together = [arm.costs.together(rows, self._reading, beside) for arm in self._arms]
         chosen, tokens, highest = None, 0, max(together, default=0.0)
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
@@ -261,6 +264,8 @@ class AutoSession(JoinedSession, ControlSession):
         if self._trials:
             self._compare(outcome)
         self._plain = 0 if outcome.drafted else self._plain + 1
+        if not outcome.drafted:
+            self._compared_with.add(len(outcome.rows))
         asked = self._chosen is not None and self._chosen.looks_up
         self._unasked = 0 if asked else self._unasked + 1
         if self._unasked >= (TRIED_BESIDE if outcome.drafted else TRIED_EVERY):
