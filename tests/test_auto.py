@@ -280,17 +280,17 @@ def test_of_two_that_are_close_the_lookup_drafts(llm: LLM) -> None:
 
 def test_each_number_of_rows_has_a_round_without_drafts_first(llm: LLM) -> None:
     """What many rows take without drafts guessed from rounds of fewer rows with drafts: drafts seem
-    to pay in batches where they cost half of the speed."""
+    to pay in batches where they cost half of the speed. Or such a round in every request."""
     auto = Auto([Lookup()])
     play(begin(auto, llm), {"one": GOOD}, 60)
-    at_work = begin(auto, llm, 3)
-    drafted = {}
-    for rows in (3, 3, 2, 2, 3, 1):
-        tokens = at_work.budget([9] * rows).tokens
-        drafted.setdefault(rows, []).append(sum(tokens) > 0)
-        time = RoundTime(0.01, 1 + 0.01 * sum(tokens), 0.0)
-        at_work.learn(outcome_of(tokens, tokens), time)
-    assert drafted == {3: [False, True, True], 2: [False, True], 1: [True]}
+    drafted: dict[int, list[bool]] = {}
+    for at_work in (begin(auto, llm, 3), begin(auto, llm, 3)):
+        for rows in (3, 3, 2, 2, 3, 1):
+            tokens = at_work.budget([9] * rows).tokens
+            drafted.setdefault(rows, []).append(sum(tokens) > 0)
+            time = RoundTime(0.01, 1 + 0.01 * sum(tokens), 0.0)
+            at_work.learn(outcome_of(tokens, tokens), time)
+    assert drafted == {3: [False] + 5 * [True], 2: [False] + 3 * [True], 1: [True, True]}
 
 
 def test_who_looks_up() -> None:

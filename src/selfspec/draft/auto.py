@@ -95,6 +95,10 @@ class Auto(Drafter):
     def _known(self) -> WeakKeyDictionary[LayeredModel, list[_Known]]:
         return WeakKeyDictionary()
 
+    @cached_property
+    def _plain_rows(self) -> WeakKeyDictionary[LayeredModel, set[int]]:
+        return WeakKeyDictionary()
+
     @property
     def learns_across_requests(self) -> bool:  # what it learns itself is costs, and changes no text
         return any(drafter.learns_across_requests for drafter in self._drafters)
@@ -105,7 +109,7 @@ class Auto(Drafter):
             memories = self._known.setdefault(target.model, self._first_known(target.model))
         arms: list[_Arm] = []
         if target.model.one_by_one:  # every draft costs a pass, so that none can pay
-            return AutoSession(arms, self.most)
+            return AutoSession(arms, self.most, set())
         for drafter, memory in zip(self._drafters, memories, strict=True):
             try:
                 session = drafter.start(target)
@@ -113,7 +117,8 @@ class Auto(Drafter):
                 continue
             costs = CostModel(memory.costs)
             arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.looks_up))
-        return AutoSession(arms, self.most, bool(target.model.pass_seconds))
+        plain_rows = self._plain_rows.setdefault(target.model, set())
+        return AutoSession(arms, self.most, plain_rows, bool(target.model.pass_seconds))
 
     def _first_known(self, model: LayeredModel) -> list[_Known]:
         """The first is tried at once, and what is likely to be right soon after."""
@@ -149,10 +154,14 @@ class _Arm:
 class AutoSession(JoinedSession, ControlSession):
     """Drafter and controller of one generation; `rounds` says how often each candidate drafted."""
 
-    def __init__(self, arms: Sequence[_Arm], most: int, told: bool = False) -> None:
-        """`told`: what passes cost is known from the beginning."""
+    def __init__(
+        self, arms: Sequence[_Arm], most: int, plain_rows: set[int], told: bool = False
+    ) -> None:
+        """`plain_rows`: numbers of rows that had a round without drafts, in earlier requests too.
+        `told`: what passes cost is known from the beginning."""
         super().__init__([arm.session for arm in arms])
         self._arms, self._most, self._told = arms, most, told
+        self._plain_rows = plain_rows
         self._chosen: _Arm | None = None
         self._asked: Sequence[int] = ()
         self._compared: set[int] = set()  # rows with drafts that were compared with the model's own
@@ -160,7 +169,6 @@ class AutoSession(JoinedSession, ControlSession):
         self._reading = 0
         self._checks = Checks()
         self._plain = 0  # rounds without drafts, one after the other
-        self._compared_with: set[int] = set()  # numbers of rows that had a round without drafts
         self._unasked = 0  # since a lookup was asked, or compared with the text
         self._rest = 0  # rounds that are still passed over
         self._passed: list[float] = []  # seconds of those that were
@@ -210,8 +218,8 @@ class AutoSession(JoinedSession, ControlSession):
         """Who drafts this round, and how much: the best offer, or one that is due for a look."""
         if most == 0 or not all(arm.costs.passes.known for arm in self._arms):
             return None, 0
-        if rows > 1 and rows not in self._compared_with:
-            return None, 0  # what these rows take without drafts is no guess, and no loss to see
+        if rows > 1 and rows not in self._plain_rows:
+            return None, 0  # what so many rows take without drafts is no guess, and no loss to see
         together = [arm.costs.together(rows, self._reading, beside) for arm in self._arms]
         chosen, tokens, highest = None, 0, max(together, default=0.0)
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
@@ -265,7 +273,7 @@ class AutoSession(JoinedSession, ControlSession):
             self._compare(outcome)
         self._plain = 0 if outcome.drafted else self._plain + 1
         if not outcome.drafted:
-            self._compared_with.add(len(outcome.rows))
+            self._plain_rows.add(len(outcome.rows))
         asked = self._chosen is not None and self._chosen.looks_up
         self._unasked = 0 if asked else self._unasked + 1
         if self._unasked >= (TRIED_BESIDE if outcome.drafted else TRIED_EVERY):
