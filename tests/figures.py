@@ -148,6 +148,7 @@ NOT_MEASURED = {
         ("(3% of the largest logit)", SETTING),
     ],
     "training.md": [
+        ("trained with 52 billion tokens", PAPER),
         ("(above about 60%)", ADVICE),
         ("(`--held-out`, 2%)", SETTING),
         ("| p_max | 0.1 |", SETTING),
@@ -193,11 +194,11 @@ def claims() -> dict[str, list[str]]:
         "how-it-works.md": [f"{2 * 8 * WEIGHTS / 1e9:.2f} billion multiplications and additions"],
         "measuring.md": [*_sweep(), *_sparse()],
         "models.md": [*_gemma(), *_coverage(), _floor()],
-        "papers.md": _task_in_short(),
+        "papers.md": [*_task_in_short(), *_lookahead()],
         "same-output.md": [*_bits(), _guesses(), _agreement()],
         "serving.md": [*_load(), *_waiting(), _alone()],
         "specee.md": [*_leaving(), *_leaving_where_trained(), *_leaving_of_a_hundred()],
-        "training.md": [*_training(), *_task(), *_head_text()],
+        "training.md": [*_training(), *_task(), *_own_text(), *_head_text()],
         "tuning.md": [*_tuning(), *_trained_drafts()],
     }
 
@@ -221,6 +222,33 @@ def _agreement() -> str:
         f"{share['coupling']:.3f}, and one number for both, inverted in token order, would give "
         f"{share['inversion']:.3f}"
     )
+
+
+def _own_text() -> list[str]:
+    """The demo that goes on with its own text, with the recipe and without."""
+    arms = raw(f"recipe-{ZEN5}")["arms"]
+    plain, both = (arms[name]["looks"][-1]["exits"] for name in ("own/plain", "own/LD+EE"))
+    better = plain[14]["perplexity"] / both[14]["perplexity"]
+    race = arms["own/LD+EE"]["race"]["E=15"]
+    return [
+        f"perplexity is {better:,.0f} times lower and the exit still useless: "
+        f"{race['accepted'] / race['drafted']:.1%} of its drafts are kept",
+        f"on the held-out free text is {both[29]['perplexity']:.1f} instead of "
+        f"{plain[29]['perplexity']:.1f}",
+        f"here it is {arms['own/LD+EE']['training']['tokens']:,}",
+    ]
+
+
+def _lookahead() -> list[str]:
+    """What a pass with a window of guesses would cost beside the verification."""
+    kinds = raw(f"formats-{ZEN5}")["kinds"]
+    passes = next(each["passes"]["64"] for each in kinds if each["weights"] == "float32")
+    one, eight, many = (statistics.median(passes[size]) for size in ("1", "8", "24"))
+    return [
+        f"a pass of 8 tokens takes {eight / one:.2f} times one of a single token, one of 24 tokens "
+        f"{many / one:.2f} times",
+        f"the verification of 8 costs {(many - eight) / one:.2f} of a step in every round",
+    ]
 
 
 def _guesses() -> str:
