@@ -78,7 +78,14 @@ class Rounds:
         self.generation = Generation(model, requests)
         self.generation.cache.reserve(len(prompts[0]) + most)  # growing is not what is measured
         self._steps = iter(self.generation)
-        next(self._steps)  # the prefill
+        while not self._read(prompts):  # many rows are read over several steps
+            next(self._steps)
+
+    def _read(self, prompts: Sequence[Sequence[int]]) -> bool:
+        rows = self.generation.rows
+        return len(rows) == len(prompts) and all(
+            len(row.tokens) > len(prompt) for row, prompt in zip(rows, prompts, strict=True)
+        )
 
     def round(self) -> float:
         before = self.generation.stats.verify_seconds

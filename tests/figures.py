@@ -187,6 +187,7 @@ def claims() -> dict[str, list[str]]:
             _newer(),
             *_worked_example(),
             *_long_texts(),
+            *_batches(),
             *_stored(),
             _behind(),
         ],
@@ -236,6 +237,28 @@ def _own_text() -> list[str]:
         f"on the held-out free text is {both[29]['perplexity']:.1f} instead of "
         f"{plain[29]['perplexity']:.1f}",
         f"here it is {arms['own/LD+EE']['training']['tokens']:,}",
+    ]
+
+
+def _batches() -> list[str]:
+    """Auto in batches, and a part of the cache behind long texts."""
+    run = schema.read(schema.SuiteRun, RESULTS / f"batches-{ZEN5}.json")
+    gains = [
+        next(row for row in suite_stats.rows(run, size) if row.contestant == "selfspec/auto")
+        for size in (4, 8, 16)
+    ]
+    four, eight, sixteen = (f"{row.over_plain.value:.2f}" for row in gains if row.over_plain)
+    texts = schema.read(schema.SuiteRun, RESULTS / f"long-{ZEN5}.json")
+    lengths = (2048, 4096, 8192)
+    by_length = [suite_stats.rows(texts, 1, f"long-{length}") for length in lengths]
+    subsets = [
+        next(row for row in rows if row.contestant == "selfspec/kv-subset") for rows in by_length
+    ]
+    two, four_k, eight_k = (f"{row.over_plain.value:.2f}" for row in subsets if row.over_plain)
+    return [
+        f"`auto` is {four} times as fast as plain decoding in batches of 4, {eight} times in "
+        f"batches of 8 and {sixteen} times in batches of 16",
+        f"it was {two}, {four_k} and {eight_k} times as fast as plain decoding behind one text each",
     ]
 
 
