@@ -258,7 +258,8 @@ def _batches() -> list[str]:
     return [
         f"`auto` is {four} times as fast as plain decoding in batches of 4, {eight} times in "
         f"batches of 8 and {sixteen} times in batches of 16",
-        f"it was {two}, {four_k} and {eight_k} times as fast as plain decoding behind one text each",
+        f"it was {two}, {four_k} and {eight_k} times as fast as plain decoding behind one text "
+        "each",
     ]
 
 
