@@ -242,7 +242,7 @@ class Seeing(Auto):
 
     def start(self, target: Target) -> AutoSession:
         at_work = super().start(target)
-        return _Seeing(at_work._arms, at_work._most)
+        return _Seeing(at_work._arms, at_work._most, at_work._plain_rows)
 
 
 class _Seeing(AutoSession):
