@@ -3,8 +3,8 @@
 It begins with a lookup and token recycling, which cost next to nothing. Now and then it tries
 whether a drafter that runs part of the model would do better. Costs depend on the machine and
 chances on the text, so each request learns its own, beginning with what earlier requests on the
-same model found (numbers only, no text). While it does without drafts, those that need no model
-are compared with the text now and then, which costs no pass. Knows no drafter by its file.
+same model found (numbers only, no text). While it does without lookups, their guesses are compared
+with the text now and then, which costs no pass. Knows no drafter by its file.
 """
 
 from __future__ import annotations

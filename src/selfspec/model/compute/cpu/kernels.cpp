@@ -213,7 +213,7 @@ static inline void tile(const float* x, int64_t inputs, const float* panel, cons
     Vector total[ROWS][WIDE] = {};
     const float* soon = panel + tuned.soon * PANEL;
     const char* next = later.from;
-    int64_t second = later.alone ? 64 : 0;  // a tile of several asks for a line a step at most
+    int64_t second = later.alone ? 4 * LANES : 0;  // a tile of several asks for less in a step
     for (int64_t k = 0; k < inputs; k++, next += later.step) {
         Vector weight[WIDE];
         for (int c = 0; c < WIDE; c++) {

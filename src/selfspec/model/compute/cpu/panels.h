@@ -7,15 +7,15 @@
 
 #include "product.h"
 
-// Some rows with a panel: `rows` of them from `first` on. `index` of the `count` tiles that read this
-// panel one after the other.
+// Some rows with a panel: `rows` of them from `first` on. `index`: of the `count` tiles that read
+// this panel one after the other.
 struct PanelTile {
     int64_t rows, first, panel, index, count;
 };
 
 // What a tile asks of memory while it reads its panel, step by step. A tile alone asks for what it
-// will read itself, `ahead` bytes later. Several share the panel behind theirs, so that memory is as
-// busy with the last of them as with the first.
+// will read itself, `ahead` bytes later. Several share the panel behind theirs, so that memory is
+// as busy with the last of them as with the first.
 struct Later {
     const char* from;
     int64_t step;  // bytes for each step
@@ -45,12 +45,12 @@ static inline void by_panels(const Product* weight, int64_t rows, int64_t most,
             sum(tile, sums);
             for (int64_t i = 0; i < tile.rows; i++) {
                 int64_t at = (tile.first + i) * outputs + first;
-                float *target = out + at, *added = sums + i * PANEL;
+                float* added = sums + i * PANEL;
                 if (bias)
                     for (int64_t c = 0; c < columns; c++) added[c] += bias[first + c];
                 if (residual)
                     for (int64_t c = 0; c < columns; c++) added[c] += residual[at + c];
-                std::memcpy(target, added, columns * 4);
+                std::memcpy(out + at, added, columns * 4);
             }
         }
     }
