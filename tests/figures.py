@@ -206,7 +206,7 @@ def claims() -> dict[str, list[str]]:
 
 def _agreement() -> str:
     """How often first drafts are kept under sampling, and how often they may be."""
-    rows = json.loads((RESULTS / f"agreement-{ZEN5}.json").read_text(encoding="utf-8"))["rows"]
+    rows = raw(f"agreement-{ZEN5}")["rows"]
     drawn, outright = (
         max(abs(row[way]["accepted"] - row[way][allowed]) / row[way]["drafts"] for row in rows)
         for way, allowed in (("drawn", "overlap"), ("outright", "coupling"))
