@@ -77,26 +77,35 @@ static inline float sum_lanes(Vector v) {
 
 static inline Vector lanes_max(Vector a, Vector b) { return a > b ? a : b; }
 
-// exp(x) by range reduction and a polynomial of degree 6, within 2 units in the last place; 0 below
-// -87.
+// exp(x) of N vectors by range reduction and a polynomial of degree 6, within 2 units in the last
+// place; 0 below -87. All of them step by step, since one alone waits for its own results.
+template <int N>
+static inline void exponentials(Vector* x) {
+    Vector n[N], r[N], p[N];
+    for (int i = 0; i < N; i++) {
+        x[i] = lanes_max(x[i], splat(-87.5f));
+        x[i] = x[i] < splat(88.0f) ? x[i] : splat(88.0f);
+    }
+    // adding 1.5 * 2^23 rounds to the nearest integer
+    for (int i = 0; i < N; i++) n[i] = x[i] * 1.44269504f + 12582912.0f;
+    for (int i = 0; i < N; i++) n[i] = n[i] - 12582912.0f;
+    for (int i = 0; i < N; i++) r[i] = x[i] - n[i] * 0.693359375f;
+    for (int i = 0; i < N; i++) r[i] = r[i] + n[i] * 2.12194440e-4f;
+    for (int i = 0; i < N; i++) p[i] = 1.9875691500e-4f * r[i] + 1.3981999507e-3f;
+    for (float next : {8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        for (int i = 0; i < N; i++) p[i] = p[i] * r[i] + next;
+    for (int i = 0; i < N; i++) p[i] = p[i] * r[i] * r[i] + r[i] + 1.0f;
+    for (int i = 0; i < N; i++) {
+        IntVector bits = (__builtin_convertvector(n[i], IntVector) + 127) << 23;
+        Vector scale;
+        std::memcpy(&scale, &bits, sizeof scale);
+        x[i] = p[i] * scale;
+    }
+}
+
 static inline Vector exponential(Vector x) {
-    x = lanes_max(x, splat(-87.5f));
-    x = x < splat(88.0f) ? x : splat(88.0f);
-    Vector shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer
-    Vector n = shifted - 12582912.0f;
-    Vector r = x - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    Vector p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    IntVector bits = (__builtin_convertvector(n, IntVector) + 127) << 23;
-    Vector scale;
-    std::memcpy(&scale, &bits, sizeof scale);
-    return p * scale;
+    exponentials<1>(&x);
+    return x;
 }
 
 // One of `parts` parts of [0, count), in whole units; by itself the part that belongs to this
@@ -652,8 +661,9 @@ class KeyPanels {
 
 // Numbers 0, LANES, 2 * LANES ... of ROWS queries times those of the keys of a panel.
 template <int ROWS>
-static inline void score_lane(const float* const* queries, int64_t lane, const float* panel,
-                              int64_t size, Vector (*sums)[WIDE]) {
+static inline __attribute__((always_inline)) void score_lane(
+    const float* const* queries, int64_t lane, const float* panel, int64_t size,
+    Vector (*sums)[WIDE]) {
     for (int64_t i = lane; i < size; i += LANES, panel += PANEL) {
         Vector key[WIDE];
         for (int c = 0; c < WIDE; c++) key[c] = load_once(panel + c * LANES);
@@ -663,10 +673,12 @@ static inline void score_lane(const float* const* queries, int64_t lane, const f
 }
 
 // The products of ROWS queries with the keys of a panel, number by number as `score_keys` makes
-// them: its lanes' sums come one after another here, in the order in which its tree adds them.
-template <int ROWS>
-static inline void score_panel(const float* const* queries, const float* panel, int64_t size,
+// them: its lanes' sums come one after another here, in the order in which its tree adds them. With
+// its SIZE known (else 0) the few steps of a lane are no loop.
+template <int ROWS, int SIZE>
+static inline void score_panel(const float* const* queries, const float* panel, int64_t any_size,
                                float* const* out) {
+    const int64_t size = SIZE ? SIZE : any_size;
     Vector waiting[LANES][ROWS][WIDE];  // sums of 2, 4, 8 ... lanes
     int level = 0;
     for (int n = 0; n < LANES; n += 2) {
@@ -688,7 +700,11 @@ static inline void score_panel(const float* const* queries, const float* panel, 
 template <int ROWS>
 static inline void score_some(int64_t rows, const float* const* queries, const float* panel,
                               int64_t size, float* const* out) {
-    if (rows == ROWS) return score_panel<ROWS>(queries, panel, size, out);
+    if (rows == ROWS) {
+        if (size == 64) return score_panel<ROWS, 64>(queries, panel, size, out);
+        if (size == 128) return score_panel<ROWS, 128>(queries, panel, size, out);
+        return score_panel<ROWS, 0>(queries, panel, size, out);
+    }
     if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, out);
 }
 
@@ -700,34 +716,67 @@ static inline float in_bfloat16(float x) {
     return x;
 }
 
+constexpr int MANY = 6;  // vectors that are worked on side by side: no result is waited for
+
+// `some(n, at)` for `count` vectors, n of them from `at` on; n is a constant.
+template <class Some>
+static inline void by_many(int64_t count, Some some) {
+    int64_t at = 0;
+    for (; at + MANY <= count; at += MANY) some(std::integral_constant<int, MANY>(), at);
+    for (; at < count; at++) some(std::integral_constant<int, 1>(), at);
+}
+
 // Scores become weights that sum to 1, or with a sink to less. With a slope they first fall with
 // the distance from the last one, which is the query's own, or `coarse` grow with their place.
 // `count` is rounded up to LANES by the caller's buffer.
 static inline void softmax(float* scores, int64_t count, float scale, float cap, float slope = 0,
                            const float* sink = nullptr, bool coarse = false) {
-    for (int64_t j = count; j % LANES; j++) scores[j] = -INFINITY;
-    Vector most = splat(-INFINITY), lane;
+    int64_t whole = count / LANES, vectors = (count + LANES - 1) / LANES;
+    for (int64_t j = count; j < vectors * LANES; j++) scores[j] = -INFINITY;
+    Vector most[MANY], lane, total = {};
+    std::fill_n(most, MANY, splat(-INFINITY));
     for (int l = 0; l < LANES; l++) lane[l] = l;
-    for (int64_t j = 0; j < count; j += LANES) {
-        Vector score = load(scores + j) * scale;
-        if (cap > 0)
-            for (int l = 0; l < LANES; l++) score[l] = cap * std::tanh(score[l] / cap);
-        if (slope != 0 && coarse)
-            for (int l = 0; l < LANES; l++)
-                score[l] += in_bfloat16(slope * in_bfloat16((float)(j + l))) * scale;
-        else if (slope != 0)
-            score += slope * (lane + (float)(j - (count - 1)));
-        store(scores + j, score);
-        most = lanes_max(score, most);
-    }
+    auto scale_all = [&](auto change) {
+        by_many(vectors, [&](auto many, int64_t at) {
+            for (int i = 0; i < many; i++) {
+                float* here = scores + (at + i) * LANES;
+                Vector score = change(load(here) * scale, (at + i) * LANES);
+                store(here, score);
+                most[i] = lanes_max(score, most[i]);
+            }
+        });
+    };
+    if (cap == 0 && slope == 0)
+        scale_all([](Vector score, int64_t) { return score; });
+    else
+        scale_all([&](Vector score, int64_t j) {
+            if (cap > 0)
+                for (int l = 0; l < LANES; l++) score[l] = cap * std::tanh(score[l] / cap);
+            if (slope != 0 && coarse)
+                for (int l = 0; l < LANES; l++)
+                    score[l] += in_bfloat16(slope * in_bfloat16((float)(j + l))) * scale;
+            else if (slope != 0)
+                score += slope * (lane + (float)(j - (count - 1)));
+            return score;
+        });
     float largest = sink ? *sink : -INFINITY;
-    for (int l = 0; l < LANES; l++) largest = std::max(largest, most[l]);
-    Vector total = {};
-    for (int64_t j = 0; j < count; j += LANES) {
-        Vector weight = exponential(load(scores + j) - largest);
-        if (j + LANES > count)
-            for (int l = count - j; l < LANES; l++) weight[l] = 0;
-        store(scores + j, weight);
+    for (int i = 1; i < MANY; i++) most[0] = lanes_max(most[i], most[0]);
+    for (int l = 0; l < LANES; l++) largest = std::max(largest, most[0][l]);
+    by_many(whole, [&](auto many, int64_t at) {
+        Vector weights[many];
+        float* here = scores + at * LANES;
+        for (int i = 0; i < many; i++) weights[i] = load(here + i * LANES) - largest;
+        exponentials<many>(weights);
+        for (int i = 0; i < many; i++) {
+            store(here + i * LANES, weights[i]);
+            total += weights[i];
+        }
+    });
+    if (whole < vectors) {
+        float* here = scores + whole * LANES;
+        Vector weight = exponential(load(here) - largest);
+        weight = lane < splat(count - whole * LANES) ? weight : Vector{};
+        store(here, weight);
         total += weight;
     }
     float sum = sum_lanes(total);
@@ -739,7 +788,7 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap,
 constexpr int SPAN = 4;             // vectors of one head that are summed together
 constexpr int BLOCK = 4 * LANES;    // keys or values that stay near while a batch uses them
 constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended together
-constexpr int MANY_QUERIES = 16;    // from so many on, panels of keys pay
+constexpr int MANY_QUERIES = TILE;  // from so many on, panels of keys pay
 
 // out[r][begin:] += sum over j of weights[r][j] * value(j)[begin:], SPANS vectors at a time, as far
 // as they go: they fit into registers, and a value is read once for all queries. The running sums
