@@ -16,6 +16,10 @@ from ..core.sampling import Sampler
 class ControlSession(ABC):
     """A controller at work on one generation."""
 
+    stands = 0
+    """For how many more rounds of the same rows the last budget stands. It is asked for the next one
+    only then, and told before what became of these."""
+
     def admit(self, row: int, prompt: Sequence[int], sampler: Sampler) -> None:  # noqa: B027
         """A row begins. Most controllers treat all rows alike."""
 
@@ -41,7 +45,9 @@ class ControlSession(ABC):
         """Told after such a round what it took."""
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:  # noqa: B027
-        """Told after every round what became of the draft and what it cost."""
+        """Told after every round what became of the draft and what it cost. Rounds for which a
+        budget stood are told together, without their tensors: a pass empties the processor's
+        caches, so that Python costs several times as much as right after more of its kind."""
 
 
 class Controller(ABC):

@@ -13,7 +13,7 @@ from typing import ClassVar
 from ..core.contract import Budget, Outcome, RoundTime
 from ..errors import OptionError
 from .base import Controller, ControlSession
-from .costs import MOST, Checks, CostModel, Looks, best, first_length, shared
+from .costs import MOST, STANDS, Checks, CostModel, Looks, best, first_length, shared
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,8 @@ class CostAwareSession(ControlSession):
         self._rows: Sequence[int] = ()
         self._reading = 0
         self._plain = False  # whatever single rows might gain
+        self._choices = 0  # so far that neither looked nor checked
+        self.stands = 0
 
     def drop(self, row: int) -> None:
         self.costs.forget(row)
@@ -65,7 +67,7 @@ class CostAwareSession(ControlSession):
         return Budget(self._asked)
 
     def _choose(self, rows: int, most: int, beside: int) -> int:
-        self._plain = False
+        self._plain, self.stands = False, 0
         if not self.costs.passes.known or most == 0:
             return 0
         if not self.costs.drafting.known:
@@ -78,7 +80,10 @@ class CostAwareSession(ControlSession):
             self._plain = not look and (tokens > 0 or self._reading > 0)
             return tried if look else 0
         self._plain = self._checks.due(rates, tokens)
-        return 0 if self._plain else tokens
+        if self._plain:
+            return 0
+        self.stands, self._choices = min(STANDS, self._choices), self._choices + 1
+        return tokens
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         self.costs.observe(outcome, time, self._asked)

@@ -20,6 +20,7 @@ from ..control.costs import (
     CLOSE,
     FIRST_LOOK,
     MOST,
+    STANDS,
     Checks,
     CostModel,
     Looks,
@@ -164,6 +165,9 @@ class AutoSession(JoinedSession, ControlSession):
         self._plain_rows = plain_rows
         self._chosen: _Arm | None = None
         self._asked: Sequence[int] = ()
+        self._choices = 0  # so far that neither looked nor checked
+        self.stands = 0
+        self._stood = False  # whether the last round's choice was an earlier one's
         self._compared: set[int] = set()  # rows with drafts that were compared with the model's own
         self._rows: Sequence[int] = ()
         self._reading = 0
@@ -194,6 +198,7 @@ class AutoSession(JoinedSession, ControlSession):
             self._chosen, self._asked = None, [0] * len(rooms)
             return Budget(self._asked)
         self._wake()
+        self._stood, self.stands = False, 0
         self._chosen, tokens = self._choose(len(rooms), most, beside)
         if self._chosen:
             self._chosen.rounds += 1
@@ -239,6 +244,8 @@ class AutoSession(JoinedSession, ControlSession):
                 return arm, first_length(rows, most) if tried is None else tried
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
+        if chosen:
+            self.stands, self._choices = min(STANDS, self._choices), self._choices + 1
         return chosen, tokens
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
@@ -268,7 +275,8 @@ class AutoSession(JoinedSession, ControlSession):
             if arm is self._chosen:
                 arm.looks.learn(outcome, time)
             else:
-                arm.looks.wait(time)
+                arm.looks.wait(time, asked=not self._stood)
+        self._stood = True
         if self._trials:
             self._compare(outcome)
         self._plain = 0 if outcome.drafted else self._plain + 1

@@ -20,6 +20,9 @@ from ..model.compute.cpu.choosing import likeliest
 from .row import Row
 
 
+NOTHING = torch.empty(0)
+
+
 class Group:
     """Rows of equal drafters and controllers."""
 
@@ -39,12 +42,16 @@ class Group:
             )
         self._control: ControlSession = control
         self._two_sessions = self.session.control is not control
+        self._stands = 0  # for how many rounds the last budget still stands
+        self._budget: tuple[Budget, tuple[object, ...]] | None = None  # and what it is for
+        self._untold: list[tuple[Outcome, RoundTime]] = []  # of rounds with one that stood
         self._missed: list[Sequence[Sequence[int]]] = []  # of rounds: the rows' likeliest tokens
         self._is_open = True
 
     def admit(self, row: Row) -> None:
         self._reopen()
         self._catch_up()
+        self._tell()
         self._enter(row)
         self.rows.append(row)
 
@@ -56,6 +63,7 @@ class Group:
     def drop(self, row: Row) -> None:
         if self._is_open:
             self._catch_up()
+            self._tell()
         self.rows.remove(row)
         if self._is_open:
             self.session.drop(row.slot)
@@ -117,9 +125,7 @@ class Group:
         self._reopen()
         self._catch_up()
         begin = time.perf_counter()
-        self._control.about([row.slot for row in rows], reading)
-        longest = self._target.model.longest_draft
-        budget = self._control.budget([min(row.state.room - 1, longest) for row in rows], beside)
+        budget = self._budget_for(rows, beside, reading)
         if any(budget.tokens):
             texts = [row.tokens for row in rows]
             drafts = list(self.session.propose([row.slot for row in rows], texts, budget))
@@ -136,6 +142,29 @@ class Group:
         self.draft_seconds = time.perf_counter() - begin
         return drafts
 
+    def _budget_for(self, rows: Sequence[Row], beside: int, reading: int) -> Budget:
+        """How much to draft: as before while that stands and fits, or what the controller says."""
+        longest = self._target.model.longest_draft
+        rooms = [min(row.state.room - 1, longest) for row in rows]
+        slots = [row.slot for row in rows]
+        about = (slots, beside, reading)
+        if self._stands and self._budget and self._budget[1] == about:
+            budget = self._budget[0]
+            if all(map(int.__le__, budget.tokens, rooms)):
+                self._stands -= 1
+                return budget
+        self._tell()
+        self._control.about(slots, reading)
+        budget = self._control.budget(rooms, beside)
+        self._stands, self._budget = self._control.stands, (budget, about)
+        return budget
+
+    def _tell(self) -> None:
+        """Tell the controller what it has not heard yet."""
+        untold, self._untold, self._stands = self._untold, [], 0
+        for outcome, round_time in untold:
+            self._control.learn(outcome, round_time)
+
     def _check_tokens(self, draft: Draft) -> None:
         """A guess beyond the vocabulary would read another token's embedding, or none."""
         vocabulary = self._target.model.shape.vocabulary
@@ -150,7 +179,12 @@ class Group:
         """Tell the sessions what became of the drafts. `begin`: when the pass had ended."""
         self.session.observe(outcome)
         host = time.perf_counter() - begin
-        self._control.learn(outcome, RoundTime(self.draft_seconds, verify, host, beside))
+        round_time = RoundTime(self.draft_seconds, verify, host, beside)
+        if self._stands:  # until it is told, the pass's tensors would be held
+            outcome = Outcome(outcome.rows, NOTHING, NOTHING)
+        self._untold.append((outcome, round_time))
+        if not self._stands:
+            self._tell()
 
 
 def fitting(draft: Draft, row: Row) -> Draft:
