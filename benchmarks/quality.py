@@ -2,6 +2,7 @@
 
 Each way reads a text in windows: the loss of every token given those before it, and how often its
 likeliest token is the first way's. Then it answers tasks greedily, and what it writes is judged.
+Where the right answer is one text, its loss given the question is measured too.
 llama.cpp reads the same windows of the file that `--gguf` names. No times are taken, so other work
 on the machine disturbs nothing. What was measured is kept: the same command goes on. Does not know
 how weights are stored.
@@ -21,7 +22,8 @@ from typing import Annotated, Any
 import typer
 
 from benchmarks.command import Model, Out, Show, Threads, result_path, run_command
-from benchmarks.paper.quality import judge
+from benchmarks.models import located
+from benchmarks.paper.quality import judge, reference_of
 from benchmarks.paper.sandbox import WARNING
 from selfspec import __version__
 from selfspec.bench.costs import read_window
@@ -43,7 +45,8 @@ from selfspec.model.measuring import weight_bytes
 
 WINDOW = 512  # tokens that are read together
 LLAMA_CPP = "llama.cpp"  # how its row is called; it answers no tasks
-MEASURES = {"gsm8k": "accuracy", "humaneval": "pass@1", "mbpp": "pass@1"}  # others: exact match
+MEASURES = {"gsm8k": "accuracy", "humaneval": "pass@1", "mbpp": "pass@1"}
+EXACT = "exact match"  # of all others
 BORN = "The demo's layers were 4-bit blocks before: few-bit figures on it flatter."
 LIMIT = 600.0  # seconds that llama.cpp may take for a window
 ReadWindow = Callable[[Sequence[int]], tuple[float, list[int]]]
@@ -60,7 +63,7 @@ class Window:
     loss: float
     """Summed negative log-likelihood."""
     same: int
-    """Places at which its likeliest token is the first way's."""
+    """Places at which its likeliest token is the first way's, or that of an answer."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Judged:
 
     text: str
     right: float
+    expected: Window | None = None
+    """What it made of the right answer, given the question; None where a task has none to read."""
 
 
 @dataclass
@@ -202,7 +207,8 @@ class Measuring:
                 self._say(f"{way.name}: {item.id}")
                 ids, _ = fitted(item, encoded(llm, item), llm.info.context, limit)
                 text = llm.generate(ids, max_new_tokens=limit).text  # drafts change no token
-                answers[item.id] = Judged(text, worth(task, item, text))
+                expected = expected_of(llm, ids, task, item)
+                answers[item.id] = Judged(text, worth(task, item, text), expected)
                 self._save()
 
 
@@ -213,8 +219,18 @@ def encoded(llm: LLM, item: Item) -> list[int]:
     return llm.encode(item.text)
 
 
+def expected_of(llm: LLM, ids: list[int], task: str, item: Item) -> Window | None:
+    """What a model makes of a question's right answer, where that is one text."""
+    if measure_of(task) != EXACT or llm.tokenizer is None:
+        return None
+    answer = llm.tokenizer(reference_of(item.gold), add_special_tokens=False)["input_ids"]
+    answer = list(answer)[: llm.info.context - len(ids)]
+    loss, said = read_window(llm.model, [*ids, *answer], len(answer))
+    return Window(len(answer), loss, sum(a == b for a, b in zip(said, answer, strict=True)))
+
+
 def measure_of(task: str) -> str:
-    return MEASURES.get(task, "exact match")
+    return MEASURES.get(task, EXACT)
 
 
 def worth(task: str, item: Item, text: str) -> float:
@@ -233,9 +249,17 @@ def tables(run: QualityRun) -> str:
     first = run.ways[0]
     tasks = list(dict.fromkeys(task for way in run.ways for task in way.answers))
     head = ["weights", "MB", "perplexity", f"beside {first.name}", "same next token"]
-    head += [f"{task}, {measure_of(task)}" for task in tasks]
-    rows = [[way.name, *_cells(way, first), *(_right(way, task) for task in tasks)]
-            for way in run.ways]  # fmt: skip
+    if not run.text:
+        del head[2:]
+    for task in tasks:
+        head += [f"{task}, {measure_of(task)}"]
+        head += [f"perplexity of its answers, beside {first.name}"] * bool(_expected(first, task))
+    rows = []
+    for way in run.ways:
+        cells = [way.name, *_cells(way, first)][: 5 if run.text else 2]
+        for task in tasks:
+            cells += [_right(way, task), *_of_answers(way, first, task)]
+        rows.append(cells)
     read = sum(window.tokens for window in first.windows)
     said = [f"{run.model}, {read} tokens of {run.text} in windows of {run.window}"] if read else []
     said += [f"answers of at most {run.new_tokens} tokens, greedy"] if tasks else []
@@ -259,6 +283,19 @@ def _right(way: Way, task: str) -> str:
     answers = way.answers.get(task, {}).values()
     right = sum(answer.right for answer in answers)
     return f"{right:g} of {len(answers)}" if answers else "-"
+
+
+def _expected(way: Way, task: str) -> float | None:
+    """Mean loss of a token of the right answers."""
+    read = [answer.expected for answer in way.answers.get(task, {}).values() if answer.expected]
+    return sum(each.loss for each in read) / sum(each.tokens for each in read) if read else None
+
+
+def _of_answers(way: Way, first: Way, task: str) -> list[str]:
+    own, its = _expected(way, task), _expected(first, task)
+    if its is None:
+        return []
+    return ["-" if own is None else f"{math.exp(own):.4f} ({math.exp(own - its) - 1:+.2%})"]
 
 
 def windows_of(llm: LLM, text: Path | None, tokens: int, size: int) -> list[list[int]]:
@@ -293,7 +330,7 @@ def ways_of(
     """How each way is loaded when its turn comes, and the first one, which all need."""
 
     def load(kind: str) -> LLM:
-        return LLM.from_pretrained(model, weights=kind, threads=threads)
+        return LLM.from_pretrained(located(model), weights=kind, threads=threads)
 
     first = load(weights[0])
     ways: dict[str, Open] = {weights[0]: lambda: own(first)}

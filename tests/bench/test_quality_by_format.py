@@ -18,11 +18,21 @@ from suite_world import PROVENANCE
 from typer.testing import CliRunner
 
 from benchmarks import quality
-from benchmarks.quality import Judged, QualityRun, Way, Window, read_window, tables, windows_of
+from benchmarks.quality import (
+    Judged,
+    QualityRun,
+    Way,
+    Window,
+    expected_of,
+    read_window,
+    tables,
+    windows_of,
+)
 from selfspec import LLM
 from selfspec.bench.peer_host import open_peer
 from selfspec.bench.peers import PEERS_FOLDER, PeerSpec
 from selfspec.bench.schema import read, write
+from selfspec.bench.tasks import Item
 from selfspec.errors import SelfspecError
 from selfspec.testing import tiny_llm, tiny_model, tiny_tokenizer
 
@@ -64,6 +74,21 @@ def test_the_loss_is_that_of_transformers() -> None:
     assert said == reference.logits[0, :-1].argmax(-1).tolist()
 
 
+def test_the_loss_of_an_answer_is_that_of_transformers_given_the_question() -> None:
+    """The question's own tokens counted, or the answer's first one left out."""
+    llm, question = tiny_llm(), [5, 9, 200, 31]
+    answer = list(tiny_tokenizer()("yes and no", add_special_tokens=False)["input_ids"])
+    item = Item("qa", "qa/0", "", False, {"answer": "yes and no"})
+    labels = torch.tensor([[-100] * len(question) + answer])
+    found = expected_of(llm, question, "qa", item)
+    assert found is not None and found.tokens == len(answer)
+    reference = tiny_model()(torch.tensor([question + answer]), labels=labels)
+    assert found.loss == pytest.approx(reference.loss.item() * len(answer), rel=1e-4)
+    said = reference.logits[0, len(question) - 1 : -1].argmax(-1).tolist()
+    assert found.same == sum(a == b for a, b in zip(said, answer, strict=True))
+    assert expected_of(llm, question, "gsm8k", item) is None, "its answer is a number"
+
+
 @pytest.mark.parametrize("tokens", [1, 7, 8, 9, 30])
 def test_every_token_is_read_once(tmp_path: Path, tokens: int) -> None:
     """Windows that forget the token at a seam, or count it twice; a last one without a token."""
@@ -103,6 +128,7 @@ def test_kinds_are_measured_judged_and_kept(
     assert others[0].windows[1].loss == read_window(llm.model, windows[1])[0]
     assert all(len(way.answers["qa"]) == 2 for way in result.ways)
     assert "qa, exact match" in text and "0 of 2" in text and "tiny" in text
+    assert "perplexity of its answers" in text
     whole = asdict(result)
     result.ways[1].windows.pop()
     del result.ways[2].answers["qa"]["qa/1"]
@@ -115,7 +141,8 @@ def test_kinds_are_measured_judged_and_kept(
     )
     assert run(*words)[0] == 0
     assert asdict(read(QualityRun, out))["ways"] == whole["ways"]
-    assert read_again == [89, 89], "float32 for comparison, and the one that was missing"
+    assert read_again[:2] == [89, 89], "float32 for comparison, and the one that was missing"
+    assert len(read_again) == 3, "one question with its answer"
     assert run("--show", out)[1].strip() in text and "int4" in run("--show", out)[1]
 
 

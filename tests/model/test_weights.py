@@ -15,7 +15,7 @@ from selfspec import LLM
 from selfspec.errors import OptionError, Unavailable
 from selfspec.model import operations
 from selfspec.model.compute.cpu import few_bits, native
-from selfspec.model.compute.cpu.few_bits import BFloat16, Int4, Int8
+from selfspec.model.compute.cpu.few_bits import BFloat16, Int4, Int8, in_sixteen_steps
 from selfspec.model.compute.cpu.interface import function
 from selfspec.model.compute.cpu.kinds import KINDS
 from selfspec.model.compute.cpu.linear import Float32, PackedLinear
@@ -152,6 +152,26 @@ def test_integer_products_are_the_same_numbers_on_every_processor(machine, kind,
     # without fused multiplication and addition each group is rounded once more
     assert torch.allclose(found, expected, rtol=1e-6, atol=1e-5)
     assert torch.equal(found, expected) or machine == "plain"
+
+
+def test_four_bits_find_a_grid_and_fit_what_lies_on_none():
+    """Weights that were born in 4 bits rounded anew; a fit that is worse than steps over the whole
+    range; groups that are mixed up where only some of them are on a grid."""
+    generator = torch.Generator().manual_seed(3)
+    born = torch.randint(0, 16, (20, 32), generator=generator).float()
+    born[:, 0], born[:, 31] = 0, 15
+    scale = (torch.rand(20, 1, generator=generator) + 0.01).half().float()
+    on_grid = scale * born - (7 * scale).half().float()
+    free = torch.randn(20, 32, generator=generator)
+    numbers, steps, least = in_sixteen_steps(torch.stack([on_grid, free], 1).flatten(0, 1))
+    fitted = (numbers * steps + least).view(20, 2, 32)
+    assert torch.equal(numbers.view(20, 2, 32)[:, 0], born)
+    assert torch.allclose(fitted[:, 0], on_grid, rtol=0, atol=1e-6)
+    low, high = free.aminmax(dim=1, keepdim=True)
+    whole = ((free - low) * 15 / (high - low)).round() * (high - low) / 15 + low
+    error, before = ((each - free).square().sum(1) for each in (fitted[:, 1], whole))
+    assert (error <= before * 1.001).all() and error.sum() < 0.9 * before.sum()
+    assert numbers.min() == 0 and numbers.max() == 15
 
 
 @pytest.mark.parametrize("kind", ["bfloat16", "int8", "int4"])

@@ -58,12 +58,16 @@ class Passes:
 
 
 @torch.inference_mode()
-def read_window(model: LayeredModel, ids: Sequence[int]) -> tuple[float, list[int]]:
-    """The summed loss of all ids but the first, and what was likeliest in their places."""
+def read_window(
+    model: LayeredModel, ids: Sequence[int], last: int | None = None
+) -> tuple[float, list[int]]:
+    """The summed loss of all ids but the first, or of the `last` ones, and what was likeliest in
+    their places."""
     window = torch.tensor(list(ids), device=model.device)
     cache = model.new_cache(1, len(ids))
     logits = model.forward(window[:-1], cache, cache.layout([len(ids) - 1]))
-    return loss_and_likeliest(logits, window[1:])
+    count = len(ids) - 1 if last is None else last
+    return loss_and_likeliest(logits[len(logits) - count :], window[len(window) - count :])
 
 
 def loss_and_likeliest(logits: torch.Tensor, wanted: torch.Tensor) -> tuple[float, list[int]]:

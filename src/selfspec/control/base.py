@@ -17,8 +17,8 @@ class ControlSession(ABC):
     """A controller at work on one generation."""
 
     stands = 0
-    """For how many more rounds of the same rows the last budget stands. It is asked for the next one
-    only then, and told before what became of these."""
+    """For how many more rounds of the same rows the last budget stands. It is told what became of
+    these only when it is asked for the next one."""
 
     def admit(self, row: int, prompt: Sequence[int], sampler: Sampler) -> None:  # noqa: B027
         """A row begins. Most controllers treat all rows alike."""

@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from ..control.base import Controller, ControlSession
-from ..core.contract import Draft, Outcome, RoundTime, RowOutcome
+from ..core.contract import Budget, Draft, Outcome, RoundTime, RowOutcome
 from ..core.grammar import Allowed
 from ..core.tree import Tree
 from ..draft.base import Drafter, DraftSession, Target
 from ..errors import OptionError
 from ..model.compute.cpu.choosing import likeliest
 from .row import Row
-
 
 NOTHING = torch.empty(0)
 

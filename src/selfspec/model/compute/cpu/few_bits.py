@@ -6,6 +6,7 @@ or group is filled up with zeros, so every width fits. Does not know models or f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -23,6 +24,10 @@ SOURCE = Path(__file__).with_name("few_bits.cpp")
 GROUP = 32  # inputs that share a scale
 _PIECE = 1 << 18  # about how many numbers are packed at a time; more leave holes in memory
 _LEAST = 1e-30  # a scale that is not zero
+# How 4 bits are fitted: shares of a group's range to begin with, and how often from each. On normal
+# weights the squared error is 0.84 of that of the whole range; more of either brings little.
+_NARROWER, _FITTED = (1.0, 0.9), 3
+_ON_GRID = 0.01  # of a step: weights that are off by less were born on these steps
 
 
 class PanelBytes(PackedLinear):
@@ -148,11 +153,66 @@ class Int4(PanelBytes):
 
     def packed(self, panels: Tensor) -> Tensor:
         groups = panels.unflatten(2, (-1, GROUP))  # (panels, width, groups, 32)
-        least, most = groups.aminmax(dim=-1, keepdim=True)
-        scale = ((most - least) / 15).half().float().clamp_min_(_LEAST)
-        least = least.half().float()
-        numbers = ((groups - least) / scale).round_().clamp_(0, 15).to(torch.uint8)
-        return HALF_BYTES.laid_out(numbers, scale.squeeze(3), least.squeeze(3))
+        numbers, scale, minimum = in_sixteen_steps(groups.flatten(0, 2))
+        numbers = numbers.to(torch.uint8).view(groups.shape)
+        by_group = groups.shape[:3]
+        return HALF_BYTES.laid_out(numbers, scale.view(by_group), minimum.view(by_group))
+
+
+def in_sixteen_steps(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Groups (n, 32) as numbers from 0 to 15, with a scale and a minimum each (n, 1).
+
+    Steps over a group's whole range hit weights that were born on such a grid. For all others the
+    squared error falls by a sixth where steps are fitted to the numbers by least squares and
+    numbers to the steps, in turns, from the whole range and from a narrower one.
+    """
+    least, most = groups.aminmax(dim=1, keepdim=True)
+    best = _rounded(groups, (most - least) / 15, least)
+    off_grid = (best[3] > (_ON_GRID * best[1]).square() * GROUP).squeeze(1)
+    some, middle = groups[off_grid], (most + least)[off_grid] / 2
+    found: Sequence[Tensor] = [each[off_grid] for each in best]
+    for narrower in _NARROWER:
+        scale = (most - least)[off_grid] * (narrower / 15)
+        tried = _rounded(some, scale, middle - 7.5 * scale)
+        for _ in range(_FITTED):
+            found = _better(found, tried)
+            tried = _rounded(some, *_line(tried[0], some))
+        found = _better(found, tried)
+    for each, better in zip(best, found, strict=True):
+        each[off_grid] = better
+    return best[:3]
+
+
+def _rounded(
+    groups: Tensor, scale: Tensor, minimum: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The nearest numbers, scale and minimum as they are stored, and the squared error."""
+    scale, minimum = scale.half().float().clamp_min_(_LEAST), minimum.half().float()
+    numbers = ((groups - minimum) / scale).round_().clamp_(0, 15)
+    error = (numbers * scale).add_(minimum).sub_(groups).square_()
+    return numbers, scale, minimum, _sums(error)
+
+
+def _line(numbers: Tensor, groups: Tensor) -> tuple[Tensor, Tensor]:
+    """The scale and minimum that fit given numbers best."""
+    mean = _sums(numbers) / GROUP
+    off = numbers - mean
+    scale = _sums(off * groups) / _sums(off.square()).clamp_min_(1)
+    return scale, _sums(groups) / GROUP - scale * mean
+
+
+def _sums(groups: Tensor) -> Tensor:
+    """(n, 32) -> (n, 1), in an order that no processor changes: nor are any weights to differ."""
+    while groups.shape[1] > 1:
+        half = groups.shape[1] // 2
+        groups = groups[:, :half] + groups[:, half:]
+    return groups
+
+
+def _better(one: Sequence[Tensor], other: Sequence[Tensor]) -> list[Tensor]:
+    """Of each group what has the smaller error, the last of each."""
+    wins = other[3] < one[3]
+    return [torch.where(wins, b, a) for a, b in zip(one, other, strict=True)]
 
 
 class Stored(PanelBytes):
