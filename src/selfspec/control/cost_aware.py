@@ -82,7 +82,8 @@ class CostAwareSession(ControlSession):
         self._plain = self._checks.due(rates, tokens)
         if self._plain:
             return 0
-        self.stands, self._choices = min(STANDS, self._choices), self._choices + 1
+        if rows == 1 and self.costs.passes.of(1).settled(1 + tokens):
+            self.stands, self._choices = min(STANDS, self._choices), self._choices + 1
         return tokens
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:

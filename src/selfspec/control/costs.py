@@ -34,7 +34,8 @@ FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends
 HARDLY = 1.03  # what drafts have to gain, since all of this is measured and may be a little wrong
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
-# For how many more rounds a choice stands that neither looks nor checks, once as many were made.
+# For how many more rounds a choice for one row stands that neither looks, checks nor tries another
+# size, once as many were made. Several rows take so long that choosing anew is nothing beside it.
 STANDS = 3
 # Rounds with drafts between two plain ones: if in doubt, if it is close, else.
 AT_ONCE, SOON, SELDOM = 2, 32, 128

@@ -15,6 +15,7 @@ from statistics import median
 
 REMEMBERED = 9  # times of one size whose median counts
 ENOUGH = 3  # times that outvote a spike
+AGREE = 1.1  # two times that differ by less are no spikes
 STALE = 128  # times of other sizes after which those of a size are forgotten
 SHORTEST = 1e-9  # seconds: a clock may stand still, but nothing is free
 ALIKE = 0.01  # a median that moves by less than this share counts as unmoved
@@ -89,13 +90,20 @@ class Curve:
         return self._known(size) if self._growth is not None else self._on_line(size)
 
     def _known(self, size: int) -> float:
-        own, fresh = self._medians.get(size), self._count - self._last.get(size, 0) < STALE
-        if own is not None and fresh and len(self._times[size]) >= ENOUGH:
+        own = self._medians.get(size)
+        if own is not None and self.settled(size):
             return own
         suggested = self._suggested(size)
         if own is None or suggested is None:
             return own or suggested or 0.0
         return min(own, suggested)
+
+    def settled(self, size: int) -> bool:
+        """Whether a size was measured lately, and often enough that it was no spike."""
+        times = self._times.get(_together(size), ())
+        if self._count - self._last.get(_together(size), 0) >= STALE:
+            return False
+        return len(times) >= ENOUGH or (len(times) > 1 and max(times) < AGREE * min(times))
 
     def _on_line(self, size: int) -> float:
         """What the line through all sizes says: the prior's, as much higher or lower as this

@@ -244,7 +244,7 @@ class AutoSession(JoinedSession, ControlSession):
                 return arm, first_length(rows, most) if tried is None else tried
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
-        if chosen:
+        if chosen and rows == 1 and chosen.costs.passes.of(1).settled(1 + tokens):
             self.stands, self._choices = min(STANDS, self._choices), self._choices + 1
         return chosen, tokens
 
