@@ -2,7 +2,8 @@
 
 A process loads the model, answers one short prompt and says the largest resident size that it had
 while it answered, and since it began. Shared libraries and the allocator's leftovers are in it, so
-compare with the row of plain decoding. Linux only. Times are not taken.
+compare with the row of plain decoding, or with what it had once the library was imported. A first
+load packs weights, which later ones find, so it is not counted. Linux only. Times are not taken.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ METHODS = (
 WORDS = 200  # of the prompt
 
 
-def used(folder: str, method: str, tokens: int) -> dict[str, Any]:
+def used(folder: str, method: str, weights: str, tokens: int) -> dict[str, Any]:
     """What this process takes for one answer; it must be a fresh one."""
     import os
 
@@ -41,21 +42,23 @@ def used(folder: str, method: str, tokens: int) -> dict[str, Any]:
 
     whole, answer = PeakMemory(os.getpid()), PeakMemory(os.getpid())
     whole.start()
-    llm = LLM.from_pretrained(folder, profile=None)
+    imported = whole.read()
+    llm = LLM.from_pretrained(folder, weights=weights, profile=None)
     loading = whole.read()
     answer.start()
     prompt = " ".join(TEXT.split()[:WORDS])
     made = llm.generate(prompt, max_new_tokens=tokens, **own_options(method))
     answering = answer.read()
-    if loading is None or answering is None:
+    if imported is None or loading is None or answering is None:
         raise OptionError("this system does not say how much memory a process takes; use Linux")
-    return {"loading": loading, "answering": answering, "tokens": made.stats.new_tokens}
+    sizes = {"imported": imported, "loading": loading, "answering": answering}
+    return {**sizes, "tokens": made.stats.new_tokens}
 
 
-def apart(folder: str, method: str, tokens: int) -> dict[str, Any]:
+def apart(folder: str, method: str, weights: str, tokens: int) -> dict[str, Any]:
     """The same in a process of its own."""
     words = [sys.executable, "-P", "-m", "benchmarks.memory", "--model", folder]
-    words += ["--one", method, "--max-new-tokens", str(tokens)]
+    words += ["--one", method, "--weights", weights, "--max-new-tokens", str(tokens)]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment())
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
@@ -65,24 +68,29 @@ def apart(folder: str, method: str, tokens: int) -> dict[str, Any]:
 
 
 def table(content: dict[str, Any]) -> str:
-    """Megabytes by method, and over plain decoding."""
+    """Megabytes by method, over plain decoding and over the library alone."""
     rows = content["rows"]
     plain = rows[0]["answering"]
-    lines = [
-        [
-            row["method"],
-            f"{row['loading'] / 1e6:.0f}",
-            f"{row['answering'] / 1e6:.0f}",
-            f"{(row['answering'] - plain) / 1e6:+.0f}",
-        ]
-        for row in rows
-    ]
-    return markdown([Table(["method", "loading, MB", "answering, MB", "over the first"], lines)])
+    lines = []
+    for row in rows:
+        sizes = [row["loading"], row["answering"]]
+        cells = [row["method"], row.get("weights", "")] if "weights" in row else [row["method"]]
+        cells += [f"{size / 1e6:.0f}" for size in sizes]
+        cells += [f"{(row['answering'] - plain) / 1e6:+.0f}"]
+        if "imported" in row:
+            cells += [f"{(row['answering'] - row['imported']) / 1e6:+.0f}"]
+        lines.append(cells)
+    heads = ["loading, MB", "answering, MB", "over the first", "over the import"]
+    names = ["method", *(["weights"] if "weights" in rows[0] else [])]
+    return markdown([Table([*names, *heads][: len(lines[0])], lines)])
 
 
 def memory(
     model: Model = "demo",
     methods: Annotated[str, typer.Option(help="As `selfspec bench` has them.")] = METHODS,
+    weights: Annotated[
+        str, typer.Option(help="Ways to store weights, each with every method.")
+    ] = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
     one: Annotated[str, typer.Option(hidden=True)] = "",
     out: Out = None,
@@ -97,12 +105,15 @@ def memory(
         return
     folder = str(folder_of(model))
     if one:
-        typer.echo(json.dumps(used(folder, one, max_new_tokens)))
+        typer.echo(json.dumps(used(folder, one, weights, max_new_tokens)))
         return
-    rows = [
-        {"method": method, **apart(folder, method, max_new_tokens)}
-        for method in track(methods.split(), transient=True)
-    ]
+    rows = []
+    asked = [(method, kind) for kind in weights.split(",") for method in methods.split()]
+    for kind in weights.split(","):
+        apart(folder, "plain", kind, 1)
+    for method, kind in track(asked, transient=True):
+        found = apart(folder, method, kind, max_new_tokens)
+        rows.append({"method": method, "weights": kind, **found})
     target = out or result_path("memory-methods")
     content = {"kind": "memory", "model": model, "new_tokens": max_new_tokens, "rows": rows}
     write_json({**content, "provenance": vars(made_by("memory", 1))}, target)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from benchmarks.plain.results import CostCard, VerifyPoint
 from selfspec.bench.costs import Passes
-from selfspec.bench.meters import read_bandwidth
+from selfspec.bench.meters import ways_to_read
 from selfspec.bench.timing import interleave
 from selfspec.model.layered import LayeredModel
 from selfspec.model.measuring import product_seconds, weight_bytes
 
 CARD_CONTEXT = 64
+CARD_TURNS = 5  # in a round: a step, its products, three ways to read
 
 
 Tick = Callable[[str], None]
@@ -24,19 +25,20 @@ Tick = Callable[[str], None]
 def cost_card(
     model: LayeredModel, ids: Sequence[int], rounds: int, on_turn: Tick | None = None
 ) -> CostCard:
-    """Bandwidth first, then whole steps and their products alone in turns, at a short context where
-    attention costs little."""
-    bandwidth = read_bandwidth(weight_bytes(model))
+    """Whole steps, their products alone and reading as many bytes, in turns: how fast memory is
+    changes within seconds. At a short context, where attention costs little."""
+    count, ways = ways_to_read(weight_bytes(model))
     passes = Passes(model, ids, CARD_CONTEXT, 1)
     seconds = interleave(
-        {"step": passes.contestant(1), "products": lambda: product_seconds(model)},
+        {"step": passes.contestant(1), "products": lambda: product_seconds(model), **ways},
         rounds,
         warmup=2,
         on_turn=on_turn,
     )
     return CostCard(
         weight_bytes=weight_bytes(model),
-        bandwidth=bandwidth,
+        bandwidth={way: [count / each for each in seconds.of(way)] for way in ways},
+        in_turns=True,
         products=seconds.of("products"),
         step=seconds.of("step"),
         context=CARD_CONTEXT,

@@ -37,6 +37,8 @@ class CostCard:
     products: list[float]  # seconds of every matrix product of one pass at one row
     step: list[float]  # seconds of one whole pass of one token, in the same rounds
     context: int
+    in_turns: bool = False
+    """Whether memory was read in the same rounds."""
 
 
 @dataclass

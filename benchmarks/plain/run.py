@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.command import Tokenize, made_by
-from benchmarks.plain.card import CARD_CONTEXT, cost_card, verify_curve
+from benchmarks.plain.card import CARD_CONTEXT, CARD_TURNS, cost_card, verify_curve
 from benchmarks.plain.entries import AUTO, Entry, source_of
 from benchmarks.plain.results import PeerRow, PlainRun, Reading
 from selfspec.bench.peers import Peer, PeerFailed
@@ -317,7 +317,7 @@ def turns(options: PlainOptions, peers: int, own: int = 0, curve: bool = False) 
     """How many turns a run takes, for the progress bar."""
     points = len(options.verify_contexts) * len(options.verify_tokens) if curve else 0
     of_peers = len(options.prompt_tokens) * peers * 2 * (options.rounds + 1)
-    return of_peers + (2 * own + points) * (options.verify_rounds + 2)
+    return of_peers + (CARD_TURNS * own + points) * (options.verify_rounds + 2)
 
 
 def new_run(model: str, options: PlainOptions, contestants: Sequence[str]) -> PlainRun:

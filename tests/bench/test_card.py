@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from benchmarks.plain import card as plain_card
+from benchmarks.plain.report import best_bandwidth
+from benchmarks.plain.results import CostCard
 from selfspec.bench import meters
 from selfspec.bench.costs import Passes
 from selfspec.model.from_transformers import from_transformers
@@ -73,6 +77,14 @@ def test_the_card_has_what_the_floor_needs(model: LayeredModel) -> None:
     found = plain_card.cost_card(model, IDS, rounds=3)
     assert found.weight_bytes == weight_bytes(model) > 0
     assert len(found.products) == len(found.step) == 3 and found.context == 64
+    assert found.in_turns and [len(each) for each in found.bandwidth.values()] == [3] * 3
+
+
+def test_reading_is_told_by_its_median_where_it_took_turns() -> None:
+    """A second in which memory was twice as fast, taken for what it gives."""
+    card = CostCard(8, {"sum": [1e9, 1e9, 2e9], "dot": [5e8] * 3}, [1.0], [1.0], 64)
+    assert best_bandwidth(card) == 2e9, "of old results, which read before the rounds"
+    assert best_bandwidth(replace(card, in_turns=True)) == 1e9
 
 
 def test_bandwidth_counts_the_bytes_of_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from .timing import interleave, timed
+from .timing import Contestant, interleave, timed
 
 PROC = Path("/proc")
 POWERCAP = Path("/sys/class/powercap")
@@ -136,8 +136,15 @@ def _after(read: Callable[[], object], total: ctypes.c_ulonglong) -> float:
 
 
 def read_bandwidth(size: int, repetitions: int = 7) -> dict[str, list[float]]:
-    """Bytes a second at which memory can be read with torch's present number of threads, measured
-    in three ways.
+    """Bytes a second at which memory can be read with torch's present number of threads, by way of
+    reading."""
+    count, ways = ways_to_read(size)
+    seconds = interleave(ways, repetitions)
+    return {name: [count / value for value in seconds.of(name)] for name in ways}
+
+
+def ways_to_read(size: int) -> tuple[int, dict[str, Contestant]]:
+    """Three ways to read about so many bytes of memory, and how many they are.
 
     One token must read every weight once, so weight bytes over bandwidth is a floor that no plain
     decoding can go under. No single way reaches the limit on every machine: a sum may be bound by
@@ -155,5 +162,4 @@ def read_bandwidth(size: int, repetitions: int = 7) -> dict[str, list[float]]:
         "dot": lambda: torch.dot(flat, flat),
         "matrix-vector": lambda: torch.mv(buffer, vector),
     }
-    seconds = interleave({name: timed(way) for name, way in ways.items()}, repetitions)
-    return {name: [buffer.numel() * 4 / value for value in seconds.of(name)] for name in ways}
+    return buffer.numel() * 4, {name: timed(way) for name, way in ways.items()}

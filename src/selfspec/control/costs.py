@@ -8,13 +8,14 @@ neither models nor drafters.
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count as counted
 from itertools import islice
 
 from ..core.contract import Outcome, RoundTime
 from ..core.tree import Tree
-from .curves import Curves
+from .curves import ENOUGH, Curves
 
 MOST = 48  # drafts for a row in one round, beyond which nothing was seen to pay
 FADING = 0.97  # what a round weighs in comparison with the next one
@@ -277,8 +278,17 @@ class Looks:
 class Checks:
     """When to do without drafts though they pay, to know the other side of every comparison."""
 
-    def __init__(self) -> None:
+    def __init__(self, plain: Counter[int] | None = None) -> None:
+        """`plain`: rounds without drafts by number of rows, in earlier requests too."""
+        self._plain = Counter[int]() if plain is None else plain
         self._drafted = 0  # rounds with drafts since the last one without
+
+    def unknown(self, rows: int) -> bool:
+        """Whether it is still to be found out what several rows take without drafts. All that
+        drafts gain is told from it, and a single round may be a spike, so there are some at first.
+        """
+        seen = self._plain[rows]
+        return rows > 1 and seen < ENOUGH and self._drafted >= AT_ONCE * seen
 
     def due(self, rates: Sequence[float], tokens: int) -> bool:
         """`rates`: expected by the number of drafts, of which `tokens` are to be made."""
@@ -290,6 +300,8 @@ class Checks:
 
     def learn(self, outcome: Outcome) -> None:
         self._drafted = self._drafted + 1 if outcome.drafted else 0
+        if not outcome.drafted:
+            self._plain[len(outcome.rows)] += 1
 
 
 def first_length(rows: int, most: int) -> int:

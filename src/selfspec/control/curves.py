@@ -28,10 +28,14 @@ class Curve:
     measured size, or without a prior straight lines.
 
     `growth`: the least share that each unit beyond measured sizes adds. None: all lie on one line.
+    `believing`: what a larger size than the least took once counts at once. To try it again is
+    costly, and if it was a spike only that size is left alone for a while.
     """
 
-    def __init__(self, growth: float | None, prior: Curve | None = None) -> None:
-        self._growth, self._prior = growth, prior
+    def __init__(
+        self, growth: float | None, prior: Curve | None = None, believing: bool = False
+    ) -> None:
+        self._growth, self._prior, self._believing = growth, prior, believing
         self._times: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._sizes: list[int] = []  # that were measured, in order
@@ -103,6 +107,8 @@ class Curve:
         times = self._times.get(_together(size), ())
         if self._count - self._last.get(_together(size), 0) >= STALE:
             return False
+        if self._believing and times and size > self._sizes[0]:
+            return True
         return len(times) >= ENOUGH or (len(times) > 1 and max(times) < AGREE * min(times))
 
     def _on_line(self, size: int) -> float:
@@ -112,7 +118,7 @@ class Curve:
             weights = [len(self._times[each]) for each in self._sizes]
             if self._prior and self._prior.known:
                 ratios = [self._medians[each] / self._prior(each) for each in self._sizes]
-                enough = sum(weights) >= ENOUGH
+                enough = sum(weights) >= (1 if self._believing else ENOUGH)
                 self._line = 0.0, middle(ratios, weights) if enough else 1.0
             else:
                 self._line = straight(self._sizes, list(map(self._known, self._sizes)), weights)
@@ -186,21 +192,31 @@ def straight(
 
 class Curves:
     """A curve for each number of rows: equally many tokens of more rows read more keys and values,
-    and one token more for each row is more work. What rows of a number cost that was never seen is
-    expected to go as that of the nearest number did."""
+    and one token more for each row is more work.
+
+    What rows of a number cost that was never seen is expected to go as that of the nearest number
+    did. With `growth` sizes are tokens of all rows together, so the curves of all numbers follow
+    one through all times, and a size that some rows have tried is known to all.
+    """
 
     def __init__(self, growth: float | None, prior: Curves | None = None) -> None:
         self._growth, self._prior = growth, prior
         self._by_rows: dict[int, Curve] = {}
+        self._every = Curve(growth) if growth is not None and prior is None else None
 
     def observe(self, rows: int, size: int, seconds: float) -> bool:
         """Another time of a size, with so many rows. Says whether that changes any answer."""
         curve = self._by_rows.get(rows)
         if curve is None:
-            expected = self.of(rows)
-            curve = Curve(self._growth, expected if expected.known else None)
+            expected = self._every or self.of(rows)
+            prior = expected if expected.known or self._every else None
+            curve = Curve(self._growth, prior, believing=rows > 1)
         changed = curve.observe(size, seconds)
         self._by_rows[rows] = curve  # not before: whatever interrupts this, what is here has a time
+        if self._every and self._every.observe(size, seconds):
+            for each in self._by_rows.values():
+                each.forget()
+            changed = True
         if self._prior and self._prior.observe(rows, size, seconds):
             curve.forget()
             changed = True

@@ -9,6 +9,7 @@ with the text now and then, which costs no pass. Knows no drafter by its file.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -97,7 +98,7 @@ class Auto(Drafter):
         return WeakKeyDictionary()
 
     @cached_property
-    def _plain_rows(self) -> WeakKeyDictionary[LayeredModel, set[int]]:
+    def _plain_rows(self) -> WeakKeyDictionary[LayeredModel, Counter[int]]:
         return WeakKeyDictionary()
 
     @property
@@ -110,7 +111,7 @@ class Auto(Drafter):
             memories = self._known.setdefault(target.model, self._first_known(target.model))
         arms: list[_Arm] = []
         if target.model.one_by_one:  # every draft costs a pass, so that none can pay
-            return AutoSession(arms, self.most, set())
+            return AutoSession(arms, self.most, Counter())
         for drafter, memory in zip(self._drafters, memories, strict=True):
             try:
                 session = drafter.start(target)
@@ -118,7 +119,7 @@ class Auto(Drafter):
                 continue
             costs = CostModel(memory.costs)
             arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.looks_up))
-        plain_rows = self._plain_rows.setdefault(target.model, set())
+        plain_rows = self._plain_rows.setdefault(target.model, Counter())
         return AutoSession(arms, self.most, plain_rows, bool(target.model.pass_seconds))
 
     def _first_known(self, model: LayeredModel) -> list[_Known]:
@@ -156,9 +157,9 @@ class AutoSession(JoinedSession, ControlSession):
     """Drafter and controller of one generation; `rounds` says how often each candidate drafted."""
 
     def __init__(
-        self, arms: Sequence[_Arm], most: int, plain_rows: set[int], told: bool = False
+        self, arms: Sequence[_Arm], most: int, plain_rows: Counter[int], told: bool = False
     ) -> None:
-        """`plain_rows`: numbers of rows that had a round without drafts, in earlier requests too.
+        """`plain_rows`: rounds without drafts by number of rows, in earlier requests too.
         `told`: what passes cost is known from the beginning."""
         super().__init__([arm.session for arm in arms])
         self._arms, self._most, self._told = arms, most, told
@@ -171,7 +172,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._compared: set[int] = set()  # rows with drafts that were compared with the model's own
         self._rows: Sequence[int] = ()
         self._reading = 0
-        self._checks = Checks()
+        self._checks = Checks(plain_rows)
         self._plain = 0  # rounds without drafts, one after the other
         self._unasked = 0  # since a lookup was asked, or compared with the text
         self._rest = 0  # rounds that are still passed over
@@ -223,8 +224,8 @@ class AutoSession(JoinedSession, ControlSession):
         """Who drafts this round, and how much: the best offer, or one that is due for a look."""
         if most == 0 or not all(arm.costs.passes.known for arm in self._arms):
             return None, 0
-        if rows > 1 and rows not in self._plain_rows:
-            return None, 0  # what so many rows take without drafts is no guess, and no loss to see
+        if self._checks.unknown(rows):
+            return None, 0
         together = [arm.costs.together(rows, self._reading, beside) for arm in self._arms]
         chosen, tokens, highest = None, 0, max(together, default=0.0)
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
@@ -280,8 +281,6 @@ class AutoSession(JoinedSession, ControlSession):
         if self._trials:
             self._compare(outcome)
         self._plain = 0 if outcome.drafted else self._plain + 1
-        if not outcome.drafted:
-            self._plain_rows.add(len(outcome.rows))
         asked = self._chosen is not None and self._chosen.looks_up
         self._unasked = 0 if asked else self._unasked + 1
         if self._unasked >= (TRIED_BESIDE if outcome.drafted else TRIED_EVERY):
