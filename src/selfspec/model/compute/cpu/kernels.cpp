@@ -677,7 +677,7 @@ static inline __attribute__((always_inline)) void score_lane(
 // its SIZE known (else 0) the few steps of a lane are no loop.
 template <int ROWS, int SIZE>
 static inline void score_panel(const float* const* queries, const float* panel, int64_t any_size,
-                               float* const* out) {
+                               float scale, float* const* out) {
     const int64_t size = SIZE ? SIZE : any_size;
     Vector waiting[LANES][ROWS][WIDE];  // sums of 2, 4, 8 ... lanes
     int level = 0;
@@ -694,18 +694,18 @@ static inline void score_panel(const float* const* queries, const float* panel, 
         std::memcpy(waiting[level], sums, sizeof sums);
     }
     for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < WIDE; c++) store(out[r] + c * LANES, waiting[level][r][c]);
+        for (int c = 0; c < WIDE; c++) store(out[r] + c * LANES, waiting[level][r][c] * scale);
 }
 
 template <int ROWS>
 static inline void score_some(int64_t rows, const float* const* queries, const float* panel,
-                              int64_t size, float* const* out) {
+                              int64_t size, float scale, float* const* out) {
     if (rows == ROWS) {
-        if (size == 64) return score_panel<ROWS, 64>(queries, panel, size, out);
-        if (size == 128) return score_panel<ROWS, 128>(queries, panel, size, out);
-        return score_panel<ROWS, 0>(queries, panel, size, out);
+        if (size == 64) return score_panel<ROWS, 64>(queries, panel, size, scale, out);
+        if (size == 128) return score_panel<ROWS, 128>(queries, panel, size, scale, out);
+        return score_panel<ROWS, 0>(queries, panel, size, scale, out);
     }
-    if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, out);
+    if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, scale, out);
 }
 
 static inline float in_bfloat16(float x) {
@@ -727,8 +727,8 @@ static inline void by_many(int64_t count, Some some) {
 }
 
 // Scores become weights that sum to 1, or with a sink to less. With a slope they first fall with
-// the distance from the last one, which is the query's own, or `coarse` grow with their place.
-// `count` is rounded up to LANES by the caller's buffer.
+// the distance from the last one, which is the query's own, or `coarse` grow with their place,
+// times `scale`, which scores have in them. `count` is rounded up to LANES by the caller's buffer.
 static inline void softmax(float* scores, int64_t count, float scale, float cap, float slope = 0,
                            const float* sink = nullptr, bool coarse = false) {
     int64_t whole = count / LANES, vectors = (count + LANES - 1) / LANES;
@@ -736,29 +736,21 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap,
     Vector most[MANY], lane, total = {};
     std::fill_n(most, MANY, splat(-INFINITY));
     for (int l = 0; l < LANES; l++) lane[l] = l;
-    auto scale_all = [&](auto change) {
-        by_many(vectors, [&](auto many, int64_t at) {
-            for (int i = 0; i < many; i++) {
-                float* here = scores + (at + i) * LANES;
-                Vector score = change(load(here) * scale, (at + i) * LANES);
-                store(here, score);
-                most[i] = lanes_max(score, most[i]);
-            }
-        });
-    };
-    if (cap == 0 && slope == 0)
-        scale_all([](Vector score, int64_t) { return score; });
-    else
-        scale_all([&](Vector score, int64_t j) {
-            if (cap > 0)
-                for (int l = 0; l < LANES; l++) score[l] = cap * std::tanh(score[l] / cap);
-            if (slope != 0 && coarse)
-                for (int l = 0; l < LANES; l++)
-                    score[l] += in_bfloat16(slope * in_bfloat16((float)(j + l))) * scale;
-            else if (slope != 0)
-                score += slope * (lane + (float)(j - (count - 1)));
-            return score;
-        });
+    for (int64_t j = 0; j < count && (cap > 0 || slope != 0); j += LANES) {
+        Vector score = load(scores + j);
+        if (cap > 0)
+            for (int l = 0; l < LANES; l++) score[l] = cap * std::tanh(score[l] / cap);
+        if (slope != 0 && coarse)
+            for (int l = 0; l < LANES; l++)
+                score[l] += in_bfloat16(slope * in_bfloat16((float)(j + l))) * scale;
+        else if (slope != 0)
+            score += slope * (lane + (float)(j - (count - 1)));
+        store(scores + j, score);
+    }
+    by_many(vectors, [&](auto many, int64_t at) {
+        for (int i = 0; i < many; i++)
+            most[i] = lanes_max(load(scores + (at + i) * LANES), most[i]);
+    });
     float largest = sink ? *sink : -INFINITY;
     for (int i = 1; i < MANY; i++) most[0] = lanes_max(most[i], most[0]);
     for (int l = 0; l < LANES; l++) largest = std::max(largest, most[0][l]);
@@ -887,6 +879,7 @@ struct Batch {
     int64_t room;   // scores of one query
     float* target;  // of the first token
     int64_t head;   // the group's first
+    float scale;    // of scores
     std::vector<Tile> tiles = {};
 
     const float* query(int64_t t, int64_t g) const {
@@ -930,7 +923,7 @@ struct Batch {
                 if (j + LANES > run(t)) continue;
                 auto key = [&](int64_t l) { return keys + (j + l) * size; };
                 for (int64_t g = 0; g < group; g++)
-                    store(of(t, g) + j, score_keys(query(t, g), key, size));
+                    store(of(t, g) + j, score_keys(query(t, g), key, size) * scale);
             }
         }
     }
@@ -942,7 +935,7 @@ struct Batch {
             for (const Tile& tile : tiles) {
                 float* out[TILE];
                 for (int64_t r = 0; r < tile.rows; r++) out[r] = tile.scores[r] + begin + j;
-                score_some<TILE>(tile.rows, tile.queries, panels + j * size, size, out);
+                score_some<TILE>(tile.rows, tile.queries, panels + j * size, size, scale, out);
             }
     }
 
@@ -951,7 +944,7 @@ struct Batch {
         int64_t size = layer->size;
         if (size % LANES) {
             for (int64_t j = 0; j < count(t); j++)
-                of(t, g)[j] = score_key(query(t, g), keys + slot(t, j) * size, size);
+                of(t, g)[j] = scale * score_key(query(t, g), keys + slot(t, j) * size, size);
             return;
         }
         if (many() && count(t) == run(t)) return;
@@ -960,7 +953,7 @@ struct Batch {
             for (int64_t l = 0; l < LANES; l++)
                 rest[l] = keys + slot(t, std::min(j + l, count(t) - 1)) * size;
             auto key = [&](int64_t l) { return rest[l]; };
-            store(of(t, g) + j, score_keys(query(t, g), key, size));
+            store(of(t, g) + j, score_keys(query(t, g), key, size) * scale);
         }
     }
 
@@ -1063,7 +1056,7 @@ struct Attention {
         Batch found{qkv + first * stride + head * group() * size, stride, group(),
                     layer.keys + at, layer.values + at, &layer, &sight, first,
                     pieces.begins[index + 1] - first, memory, scores, pieces.room(),
-                    out + first * width + head * group() * size, head * group()};
+                    out + first * width + head * group() * size, head * group(), heads.scale};
         found.cut_tiles(width);
         return found;
     }
