@@ -267,6 +267,8 @@ class AutoSession(JoinedSession, ControlSession):
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         if self._rest and not self._reading:
             return self.passed_over(time.draft + time.verify + time.host)
+        if self._chosen and self._stood:  # `budget` was not asked
+            self._chosen.rounds += 1
         # all learn from a plain round
         learning = [self._chosen] if self._chosen and outcome.drafted else self._arms
         for arm in learning:
