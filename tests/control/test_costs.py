@@ -193,6 +193,39 @@ def test_sizes_next_to_each_other_are_measured_together() -> None:
     assert Curve(GROWTH)._times == {} and len(passes._times) == 2
 
 
+def test_a_size_that_some_rows_have_tried_is_known_to_all() -> None:
+    """Fifteen rows, whose plain rounds alone are known, are expected to take 64 tokens for little
+    more than 15, though sixteen rows took three times as long with them."""
+    costs = Curves(GROWTH)
+    for _ in range(3):
+        costs.observe(15, 15, 1.0), costs.observe(16, 16, 1.0), costs.observe(16, 64, 3.0)
+    assert costs.of(15)(64) == pytest.approx(3.0)
+    later = Curves(GROWTH, costs)
+    later.observe(15, 15, 2.0)  # a slower machine by now
+    assert later.of(15)(64) == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(1, 1.2), (4, 9.0)])
+def test_several_rows_believe_a_dear_size_at_once(rows: int, expected: float) -> None:
+    """A dear size tried three times, at the price of many rounds; or a spike of a single row, which
+    costs little to try again, that rules a size out."""
+    costs = Curves(GROWTH)
+    for _ in range(3):
+        costs.observe(rows, rows, 1.0)
+    costs.observe(rows, rows + 10, 9.0)
+    assert costs.of(rows)(rows + 10) == pytest.approx(expected)
+
+
+def test_two_times_that_agree_are_no_spikes() -> None:
+    """A third try of what took long twice; or two spikes of different length that count."""
+    for seconds, expected in (([3.0, 3.2], 3.1), ([3.0, 5.0], 1.2)):
+        curve = Curve(GROWTH)
+        for size, each in [(1, 1.0)] * 3 + [(11, one) for one in seconds]:
+            curve.observe(size, each)
+        assert curve(11) == pytest.approx(expected)
+        assert curve.settled(11) == (expected == 3.1)
+
+
 def test_rows_have_costs_of_their_own() -> None:
     """Sixteen rows of one token read sixteen caches, one row of sixteen tokens reads one."""
     costs, later = Curves(GROWTH), Curves(GROWTH)
