@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import product
 from typing import Annotated, Any
 
 import typer
@@ -71,18 +72,19 @@ def table(content: dict[str, Any]) -> str:
     """Megabytes by method, over plain decoding and over the library alone."""
     rows = content["rows"]
     plain = rows[0]["answering"]
-    lines = []
-    for row in rows:
-        sizes = [row["loading"], row["answering"]]
-        cells = [row["method"], row.get("weights", "")] if "weights" in row else [row["method"]]
-        cells += [f"{size / 1e6:.0f}" for size in sizes]
-        cells += [f"{(row['answering'] - plain) / 1e6:+.0f}"]
-        if "imported" in row:
-            cells += [f"{(row['answering'] - row['imported']) / 1e6:+.0f}"]
-        lines.append(cells)
-    heads = ["loading, MB", "answering, MB", "over the first", "over the import"]
-    names = ["method", *(["weights"] if "weights" in rows[0] else [])]
-    return markdown([Table([*names, *heads][: len(lines[0])], lines)])
+    lines = [
+        [
+            row["method"],
+            row.get("weights", "auto"),
+            f"{row['loading'] / 1e6:.0f}",
+            f"{row['answering'] / 1e6:.0f}",
+            f"{(row['answering'] - plain) / 1e6:+.0f}",
+            f"{(row['answering'] - row['imported']) / 1e6:+.0f}" if "imported" in row else "-",
+        ]
+        for row in rows
+    ]
+    heads = ["method", "weights", "loading, MB", "answering, MB", "over the first"]
+    return markdown([Table([*heads, "over the import"], lines)])
 
 
 def memory(
@@ -107,13 +109,13 @@ def memory(
     if one:
         typer.echo(json.dumps(used(folder, one, weights, max_new_tokens)))
         return
-    rows = []
-    asked = [(method, kind) for kind in weights.split(",") for method in methods.split()]
-    for kind in weights.split(","):
+    kinds = weights.split(",")
+    for kind in kinds:
         apart(folder, "plain", kind, 1)
-    for method, kind in track(asked, transient=True):
-        found = apart(folder, method, kind, max_new_tokens)
-        rows.append({"method": method, "weights": kind, **found})
+    rows = [
+        {"method": method, "weights": kind, **apart(folder, method, kind, max_new_tokens)}
+        for kind, method in track([*product(kinds, methods.split())], transient=True)
+    ]
     target = out or result_path("memory-methods")
     content = {"kind": "memory", "model": model, "new_tokens": max_new_tokens, "rows": rows}
     write_json({**content, "provenance": vars(made_by("memory", 1))}, target)

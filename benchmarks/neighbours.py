@@ -105,13 +105,13 @@ def measure(
     """Round after round: neighbours come and go in each, so that all share the machine's moods."""
     run.rows = [Beside(count, {name: [] for name in contestants}) for count in counts]
     with progress_bar(len(counts) * len(contestants) * (rounds + 1)) as (tick, say):
-        for number_ in range(rounds + 1):
+        for turn in range(rounds + 1):
             for row in run.rows:
                 say(f"{row.neighbours} neighbours")
                 with busy(row.neighbours):
-                    found = interleave(contestants, 1, warmup=0, on_turn=tick, skipped=number_)
+                    found = interleave(contestants, 1, warmup=0, on_turn=tick, skipped=turn)
                 for name in contestants:
-                    row.seconds[name] += found.of(name) if number_ else []  # the first warms up
+                    row.seconds[name] += found.of(name) if turn else []  # the first warms up
             save()
 
 

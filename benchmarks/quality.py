@@ -97,6 +97,11 @@ class Way:
         """Share of places at which it names the first way's token."""
         return self._mean(sum(window.same for window in self.windows))
 
+    def loss_of_answers(self, task: str) -> float | None:
+        """Mean loss of a token of a task's right answers; None where they were not read."""
+        read = [each.expected for each in self.answers.get(task, {}).values() if each.expected]
+        return sum(each.loss for each in read) / sum(each.tokens for each in read) if read else None
+
     def _mean(self, total: float) -> float | None:
         tokens = sum(window.tokens for window in self.windows)
         return total / tokens if tokens else None
@@ -249,17 +254,12 @@ def tables(run: QualityRun) -> str:
     first = run.ways[0]
     tasks = list(dict.fromkeys(task for way in run.ways for task in way.answers))
     head = ["weights", "MB", "perplexity", f"beside {first.name}", "same next token"]
-    if not run.text:
-        del head[2:]
-    for task in tasks:
-        head += [f"{task}, {measure_of(task)}"]
-        head += [f"perplexity of its answers, beside {first.name}"] * bool(_expected(first, task))
-    rows = []
-    for way in run.ways:
-        cells = [way.name, *_cells(way, first)][: 5 if run.text else 2]
-        for task in tasks:
-            cells += [_right(way, task), *_of_answers(way, first, task)]
-        rows.append(cells)
+    head += [f"{task}, {measure_of(task)}" for task in tasks]
+    known = [task for task in tasks if first.loss_of_answers(task) is not None]
+    head += [f"perplexity of {task}'s right answers, beside {first.name}" for task in known]
+    rows = [[way.name, *_cells(way, first), *(_right(way, task) for task in tasks),
+             *(_of_answers(way, first, task) for task in known)]
+            for way in run.ways]  # fmt: skip
     read = sum(window.tokens for window in first.windows)
     said = [f"{run.model}, {read} tokens of {run.text} in windows of {run.window}"] if read else []
     said += [f"answers of at most {run.new_tokens} tokens, greedy"] if tasks else []
@@ -285,17 +285,11 @@ def _right(way: Way, task: str) -> str:
     return f"{right:g} of {len(answers)}" if answers else "-"
 
 
-def _expected(way: Way, task: str) -> float | None:
-    """Mean loss of a token of the right answers."""
-    read = [answer.expected for answer in way.answers.get(task, {}).values() if answer.expected]
-    return sum(each.loss for each in read) / sum(each.tokens for each in read) if read else None
-
-
-def _of_answers(way: Way, first: Way, task: str) -> list[str]:
-    own, its = _expected(way, task), _expected(first, task)
-    if its is None:
-        return []
-    return ["-" if own is None else f"{math.exp(own):.4f} ({math.exp(own - its) - 1:+.2%})"]
+def _of_answers(way: Way, first: Way, task: str) -> str:
+    own, its = way.loss_of_answers(task), first.loss_of_answers(task)
+    if own is None or its is None:
+        return "-"
+    return f"{math.exp(own):.4f} ({math.exp(own - its) - 1:+.2%})"
 
 
 def windows_of(llm: LLM, text: Path | None, tokens: int, size: int) -> list[list[int]]:

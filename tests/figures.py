@@ -532,11 +532,8 @@ def _behind() -> str:
 def _answers() -> str:
     """What few bits do to the right answers of the task model."""
     run = schema.read(quality.QualityRun, RESULTS / f"quality-task-{ZEN5}.json")
-    losses = []
-    for way in run.ways:
-        read = [each.expected for each in way.answers["held_out"].values() if each.expected]
-        losses.append(sum(each.loss for each in read) / sum(each.tokens for each in read))
-    eight, four = (math.exp(loss - losses[0]) - 1 for loss in losses[1:])
+    first, *others = (way.loss_of_answers("held_out") or math.nan for way in run.ways)
+    eight, four = (math.exp(loss - first) - 1 for loss in others)
     return f"its perplexity rises by {eight:.2%} in 8 bits and by {four:.2%} in 4"
 
 

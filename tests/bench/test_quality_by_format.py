@@ -128,7 +128,7 @@ def test_kinds_are_measured_judged_and_kept(
     assert others[0].windows[1].loss == read_window(llm.model, windows[1])[0]
     assert all(len(way.answers["qa"]) == 2 for way in result.ways)
     assert "qa, exact match" in text and "0 of 2" in text and "tiny" in text
-    assert "perplexity of its answers" in text
+    assert "perplexity of qa's right answers" in text
     whole = asdict(result)
     result.ways[1].windows.pop()
     del result.ways[2].answers["qa"]["qa/1"]

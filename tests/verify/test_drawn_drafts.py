@@ -3,6 +3,7 @@ controller, chains and trees, by chi-square over many texts of a tiny model."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -242,7 +243,7 @@ class Seeing(Auto):
 
     def start(self, target: Target) -> AutoSession:
         at_work = super().start(target)
-        return _Seeing(at_work._arms, at_work._most, at_work._plain_rows)
+        return _Seeing(at_work._arms, at_work._most, Counter())
 
 
 class _Seeing(AutoSession):

@@ -13,7 +13,7 @@ from typing import ClassVar
 from ..core.contract import Budget, Outcome, RoundTime
 from ..errors import OptionError
 from .base import Controller, ControlSession
-from .costs import MOST, STANDS, Checks, CostModel, Looks, best, first_length, shared
+from .costs import MOST, Checks, CostModel, Looks, Standing, best, first_length, shared
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,11 @@ class CostAwareSession(ControlSession):
     def __init__(self, most: int, prior: CostModel | None = None) -> None:
         self._most = most
         self.costs = CostModel(prior)
-        self._looks, self._checks = Looks(), Checks()
+        self._looks, self._checks, self._standing = Looks(), Checks(), Standing()
         self._asked: Sequence[int] = ()
         self._rows: Sequence[int] = ()
         self._reading = 0
         self._plain = False  # whatever single rows might gain
-        self._choices = 0  # so far that neither looked nor checked
         self.stands = 0
 
     def drop(self, row: int) -> None:
@@ -82,8 +81,7 @@ class CostAwareSession(ControlSession):
         self._plain = self._checks.due(rates, tokens)
         if self._plain:
             return 0
-        if rows == 1 and self.costs.passes.of(1).settled(1 + tokens):
-            self.stands, self._choices = min(STANDS, self._choices), self._choices + 1
+        self.stands = self._standing.after(self.costs, rows, tokens)
         return tokens
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:

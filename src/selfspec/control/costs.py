@@ -275,6 +275,20 @@ class Looks:
         self._bar = None
 
 
+class Standing:
+    """For how many more rounds choices stand that neither look nor check."""
+
+    def __init__(self) -> None:
+        self._choices = 0  # so far that did
+
+    def after(self, costs: CostModel, rows: int, tokens: int) -> int:
+        """Of a choice to draft so many tokens."""
+        if rows > 1 or not costs.passes.of(1).settled(1 + tokens):
+            return 0
+        self._choices += 1
+        return min(STANDS, self._choices - 1)
+
+
 class Checks:
     """When to do without drafts though they pay, to know the other side of every comparison."""
 

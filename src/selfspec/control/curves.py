@@ -104,8 +104,9 @@ class Curve:
 
     def settled(self, size: int) -> bool:
         """Whether a size was measured lately, and often enough that it was no spike."""
-        times = self._times.get(_together(size), ())
-        if self._count - self._last.get(_together(size), 0) >= STALE:
+        size = _together(size)
+        times = self._times.get(size, ())
+        if self._count - self._last.get(size, 0) >= STALE:
             return False
         if self._believing and times and size > self._sizes[0]:
             return True
@@ -208,8 +209,8 @@ class Curves:
         """Another time of a size, with so many rows. Says whether that changes any answer."""
         curve = self._by_rows.get(rows)
         if curve is None:
-            expected = self._every or self.of(rows)
-            prior = expected if expected.known or self._every else None
+            expected = self.of(rows)
+            prior = self._every or (expected if expected.known else None)
             curve = Curve(self._growth, prior, believing=rows > 1)
         changed = curve.observe(size, seconds)
         self._by_rows[rows] = curve  # not before: whatever interrupts this, what is here has a time

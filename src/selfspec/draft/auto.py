@@ -21,10 +21,10 @@ from ..control.costs import (
     CLOSE,
     FIRST_LOOK,
     MOST,
-    STANDS,
     Checks,
     CostModel,
     Looks,
+    Standing,
     best,
     first_length,
     shared,
@@ -163,16 +163,14 @@ class AutoSession(JoinedSession, ControlSession):
         `told`: what passes cost is known from the beginning."""
         super().__init__([arm.session for arm in arms])
         self._arms, self._most, self._told = arms, most, told
-        self._plain_rows = plain_rows
         self._chosen: _Arm | None = None
         self._asked: Sequence[int] = ()
-        self._choices = 0  # so far that neither looked nor checked
         self.stands = 0
         self._stood = False  # whether the last round's choice was an earlier one's
         self._compared: set[int] = set()  # rows with drafts that were compared with the model's own
         self._rows: Sequence[int] = ()
         self._reading = 0
-        self._checks = Checks(plain_rows)
+        self._checks, self._standing = Checks(plain_rows), Standing()
         self._plain = 0  # rounds without drafts, one after the other
         self._unasked = 0  # since a lookup was asked, or compared with the text
         self._rest = 0  # rounds that are still passed over
@@ -245,8 +243,8 @@ class AutoSession(JoinedSession, ControlSession):
                 return arm, first_length(rows, most) if tried is None else tried
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
-        if chosen and rows == 1 and chosen.costs.passes.of(1).settled(1 + tokens):
-            self.stands, self._choices = min(STANDS, self._choices), self._choices + 1
+        if chosen:
+            self.stands = self._standing.after(chosen.costs, rows, tokens)
         return chosen, tokens
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
