@@ -313,8 +313,9 @@ def test_recycle_learns_from_every_verified_token(model):
     )
     assert after(1, 8, 9) == [60, 61] and after(1, 9, 20) == [36, 37]
     assert after(1, 7, 10) == [] and after(0, 8, 9) == [], "rows have tables of their own"
-    pairs = {context for context in session._tables[0]._known if len(context) == 2}
-    assert pairs == {(5, 6), (6, 7), (7, 10), (7, 11), (11, 12)}, "each after its parent"
+    assert set(session._tables[0]._pairs) == {(5, 6), (6, 7), (7, 10), (7, 11), (11, 12)}, (
+        "each after its parent"
+    )
 
 
 def plain_round(session, model, context, best):
@@ -366,8 +367,7 @@ def test_recycle_table_does_not_grow_for_ever(model, monkeypatch):
     session = begin(TokenRecycling(), model, [[1]])
     for token in range(100):
         plain_round(session, model, [token, token + 1], [token + 2, 0, 1, 2, 3, 4, 5][:7])
-    pairs = [context for context in session._tables[0]._known if len(context) == 2]
-    assert sorted(pairs) == [(token, token + 1) for token in range(90, 100)]
+    assert sorted(session._tables[0]._pairs) == [(token, token + 1) for token in range(90, 100)]
 
 
 def test_recycle_begins_a_row_anew_unless_its_table_is_kept(model):
@@ -506,6 +506,22 @@ def test_hybrid_merges_both_into_one_tree(model):
     assert guesses(drafts) == [[3, 4, 5, 6], [9]]
     assert parents(drafts) == [[0, 1, 1, 0], [0]]
     assert then.asked == [([0], [4])]
+
+
+def test_hybrid_of_two_lookups_fills_one_tree(model):
+    """The second's tree cut to the room that is left before what both guess is known, so that room
+    stays empty; the second's guesses before the first's; equal guesses twice."""
+    prompt = [1, 2, 3, 8, 1, 2, 4, 9, 1, 2]
+    first = NGram(least=0.15)
+    session = begin(Hybrid(first), model, [prompt])
+    looked_up = begin(first, model, [prompt])
+    for most in (1, 2, 4, 6):
+        (draft,) = session.propose([0], [prompt], Budget([most]))
+        (alone,) = looked_up.propose([0], [prompt], Budget([most]))
+        nodes = list(zip(draft.tree.parents, draft.tree.tokens, strict=True))
+        known = list(zip(alone.tree.parents, alone.tree.tokens, strict=True))
+        assert nodes[: len(known)] == known
+        assert len(nodes) == most + 1 == len(set(nodes))
 
 
 def test_hybrid_hands_on_exit_states_with_their_own_rows(model):

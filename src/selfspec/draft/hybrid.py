@@ -16,6 +16,7 @@ from ..core.contract import Budget, Draft
 from ..core.tree import TreeBuilder
 from ..errors import OptionError
 from .base import Drafter, DraftSession, JoinedSession, Target, Texts
+from .growing import GrowingSession
 from .registry import make_drafter
 
 # Options of a named first drafter if the user gives none. A lookup that shares its budget stops
@@ -76,7 +77,10 @@ class Hybrid(Drafter):
                     f"{role} brings a controller of its own, and a hybrid would never ask it; "
                     "combine drafters without one, not auto"
                 )
-        return _Both(first, then, self._merges(self._parts[1]))
+        merge = self._merges(self._parts[1])
+        if merge and isinstance(first, GrowingSession) and isinstance(then, GrowingSession):
+            return _Grown(first, then)
+        return _Both(first, then, merge)
 
 
 def _made(drafter: str | Drafter, options: Mapping[str, Any], role: str) -> Drafter:
@@ -89,14 +93,33 @@ def _made(drafter: str | Drafter, options: Mapping[str, Any], role: str) -> Draf
     return made
 
 
-class _Both(JoinedSession):
+class _Two(JoinedSession):
+    """Two sessions that see the same rows."""
+
+    def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
+        both = (each.named(rows, texts, count) for each in self._sessions)
+        return [list(dict.fromkeys([*one, *other])) for one, other in zip(*both, strict=True)]
+
+
+class _Grown(_Two, GrowingSession):
+    """Both fill one tree, the first as far as it can."""
+
+    def __init__(self, first: GrowingSession, then: GrowingSession) -> None:
+        super().__init__([first, then])
+        self._both = first, then
+
+    def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
+        for session in self._both:
+            if tree.room:
+                session.fill(tree, row, text)
+
+
+class _Both(_Two):
+    """A draft of each, one after the other."""
+
     def __init__(self, first: DraftSession, then: DraftSession, merge: bool) -> None:
         super().__init__([first, then])
         self._first, self._then, self._merge = first, then, merge
-
-    def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
-        both = (each.named(rows, texts, count) for each in (self._first, self._then))
-        return [list(dict.fromkeys([*one, *other])) for one, other in zip(*both, strict=True)]
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         drafts = list(self._first.propose(rows, texts, budget))

@@ -332,12 +332,13 @@ class Generation:
             if not mine:
                 continue
             states, logits, best = scored
+            beside = self.cache.again
             if len(mine) < len(places):
                 nodes = [node for row in mine for node in places[row]]
                 states, logits = states[nodes], logits[nodes]
                 best = None if best is None else [best[node] for node in nodes]
+                beside += len(scored.logits) - len(logits)
             outcome = Outcome([outcomes[row] for row in mine], logits, states, best)
-            beside = len(scored.logits) - len(logits) + self.cache.again
             with self._blamed(group):
                 group.learn(outcome, clock[1], clock[1] - clock[0], beside)
 

@@ -252,7 +252,8 @@ class LayeredModel:
         states, logits, best, behind = self._at_once(
             tokens, self.full_plan, cache, layout, ranks, own, wanted
         )
-        hand_out(collectors, layout, wanted, map(self.states, behind))
+        if wanted:
+            hand_out(collectors, layout, wanted, map(self.states, behind))
         cache.advance(layout, self.full_plan.attention_layers)
         return Scored(states, logits, best if ranks else None)
 

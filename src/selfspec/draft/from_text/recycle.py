@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
@@ -125,13 +126,13 @@ class _Recycling(GrowingSession):
         found = outcome.best
         if not found or len(found[0]) < self.ranks:
             found = likeliest(outcome.logits, self.ranks).tolist()
-        best = (tokens[: self.ranks] for tokens in found)
+        best = iter(found)
         for row in outcome.rows:
-            tree, begin = row.draft.tree, len(row.text) - len(row.kept)
+            tokens, parents = row.draft.tree.tokens, row.draft.tree.parents
+            begin = len(row.text) - len(row.kept)
             contexts: list[Context] = [tuple(row.text[max(0, begin - 2) : begin])]
-            for node in range(1, len(tree)):
-                contexts.append((tree.tokens[tree.parents[node]], tree.tokens[node]))
-            self._tables[row.row].learn({context: tuple(next(best)) for context in contexts})
+            contexts += [(tokens[parents[node]], tokens[node]) for node in range(1, len(tokens))]
+            self._tables[row.row].learn(contexts, best)
 
 
 class _Table:
@@ -139,49 +140,61 @@ class _Table:
     lock."""
 
     def __init__(self, options: TokenRecycling, trained: Successors | None = None) -> None:
-        self._count, self._pairs, self._trained = options.successors, options.pairs, trained
-        self._known: dict[Context, tuple[int, ...]] = {}  # of pairs PAIRS_KEPT at most
-        self._order: dict[Context, None] = {}  # of the pairs, by age
+        self._count, self._paired, self._trained = options.successors, options.pairs, trained
+        self._tokens: dict[int, tuple[int, ...]] = {}
+        self._pairs: dict[Context, tuple[int, ...]] = {}  # by age, PAIRS_KEPT at most
         self._lock = threading.Lock()
 
     def read(self, text: Sequence[int]) -> None:
         """Begin with what follows what in a prompt, the latest first, then what the table held."""
+        pairs = list(pairwise(text))
         with self._lock:
-            for size in (1, 2) if self._pairs else (1,):
-                for end in range(size, len(text)):
-                    context, latest = tuple(text[end - size : end]), text[end]
-                    earlier = [t for t in self._known.get(context, ()) if t != latest]
-                    self._put(context, (latest, *earlier)[: self._count])
+            for token, latest in pairs:
+                self._tokens[token] = self._before(self._tokens.get(token, ()), latest)
+            for pair, latest in zip(pairs, text[2:], strict=False) if self._paired else ():
+                self._put(pair, self._before(self._pairs.get(pair, ()), latest))
 
-    def learn(self, successors: dict[Context, tuple[int, ...]]) -> None:
+    def _before(self, earlier: Sequence[int], latest: int) -> tuple[int, ...]:
+        """The latest, then the earlier ones."""
+        return (latest, *(token for token in earlier if token != latest))[: self._count]
+
+    def learn(self, contexts: Iterable[Context], successors: Iterable[Sequence[int]]) -> None:
         """Replace successors, the likeliest first. Those of a pair are its last token's too."""
         with self._lock:
-            for context, tokens in successors.items():
-                self._put(context[-1:], tokens)
-                if self._pairs and len(context) == 2:
+            for context, likeliest in zip(contexts, successors, strict=False):
+                tokens = tuple(likeliest[: self._count])
+                self._tokens[context[-1]] = tokens
+                if self._paired and len(context) == 2:
                     self._put(context, tokens)
 
     def after(self, context: Context) -> Chances:
         """The successors known after a context, each with its chance."""
+        paired = self._paired and len(context) == 2
         with self._lock:
-            pair = self._known.get(context, ()) if self._pairs and len(context) == 2 else ()
-            single = self._known.get(context[-1:], ())
+            pair = self._pairs.get(context, ()) if paired else ()
+            single = self._tokens.get(context[-1], ())
         if self._trained:
-            return self._with_trained(self._trained, context, pair, single)
+            return self._with_trained(self._trained, context, paired, pair, single)
         others = (token for token in single if token not in pair)
         chances = PAIR_CHANCES if pair else TOKEN_CHANCES
         return list(zip((*pair, *others), chances[: self._count], strict=False))
 
     def _with_trained(
-        self, trained: Successors, context: Context, pair: Sequence[int], single: Sequence[int]
+        self,
+        trained: Successors,
+        context: Context,
+        paired: bool,
+        pair: Sequence[int],
+        single: Sequence[int],
     ) -> Chances:
         """First the text's own pair, then the trained one, then the text's own single token, and
         the trained single token only where no pair is known."""
         chances = dict(zip(pair, PAIR_CHANCES, strict=False))
-        trained_pair = trained.after(context) if self._pairs and len(context) == 2 else ()
+        trained_pair = trained.after(context) if paired else ()
         share = BESIDE_OWN if pair else 1.0
         for token, chance in trained_pair:
-            chances.setdefault(token, share * chance)
+            if token not in chances:
+                chances[token] = share * chance
         if not pair:
             own = BESIDE_CHANCES if trained_pair else TOKEN_CHANCES
             for token, chance in zip(single, own, strict=False):
@@ -190,11 +203,8 @@ class _Table:
                 chances.setdefault(token, SINGLE * chance)
         return list(chances.items())
 
-    def _put(self, context: Context, tokens: tuple[int, ...]) -> None:
-        self._known[context] = tokens
-        if len(context) == 2:
-            self._order.pop(context, None)
-            self._order[context] = None
-            if len(self._order) > PAIRS_KEPT:
-                oldest = next(iter(self._order))
-                del self._order[oldest], self._known[oldest]
+    def _put(self, pair: Context, tokens: tuple[int, ...]) -> None:
+        self._pairs.pop(pair, None)
+        self._pairs[pair] = tokens
+        if len(self._pairs) > PAIRS_KEPT:
+            del self._pairs[next(iter(self._pairs))]

@@ -9,7 +9,7 @@ together. What this module does not know: models, drafting.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
@@ -26,6 +26,10 @@ CHUNK = 512  # capacity grows by whole chunks
 
 CacheShape = tuple[int, int, int, int]  # layers, rows, heads, size
 
+Mover = Callable[[Tensor, Tensor, int, int, Sequence[int]], bool]
+"""Moves a row's entries at some slots to those from a slot on, in keys and values of all layers:
+(keys, values, row, first, slots). Says whether it did."""
+_mover: Mover | None = None
 
 _TENSORS = ("rows", "slots", "positions", "stops")  # of a layout
 
@@ -327,14 +331,18 @@ class KVCache:
     def advance(self, layout: TokenLayout, layers: tuple[int, ...]) -> None:
         """Note that these layers hold the layout's tokens. They must have known all before them."""
         for span in layout.spans:
-            end = span.first + span.count
-            lengths, computed = self._lengths[span.row], self._computed[span.row]
+            row, count, end = span.row, span.count, span.first + span.count
+            lengths, computed = self._lengths[row], self._computed[row]
+            if len(layers) == self._layers and min(lengths) >= span.first:  # every round's
+                self._lengths[row] = [end] * self._layers
+                self._computed[row] = [before + count for before in computed]
+                continue
             for layer in layers:
                 assert lengths[layer] >= span.first, (
-                    f"row {span.row}: layer {layer} is at {lengths[layer]}, tokens start at slot "
+                    f"row {row}: layer {layer} is at {lengths[layer]}, tokens start at slot "
                     f"{span.first}"
                 )
-                computed[layer] += span.count
+                computed[layer] += count
                 lengths[layer] = end
 
     def pass_over(self, row: int, length: int, layers: Sequence[int]) -> None:
@@ -345,7 +353,9 @@ class KVCache:
 
     def rollback(self, row: int, length: int) -> None:
         """Forget what the row's layers hold beyond `length`."""
-        self._lengths[row] = [min(known, length) for known in self._lengths[row]]
+        lengths = self._lengths[row]
+        if max(lengths) > length:
+            self._lengths[row] = [min(known, length) for known in lengths]
 
     def settle(self, row: int, length: int) -> None:
         """Nobody returns behind the first `length` tokens any more, but to an earlier text. What
@@ -364,16 +374,23 @@ class KVCache:
     def keep(self, row: int, first: int, path: Sequence[int]) -> None:
         """Of the tokens written from slot `first` on, keep those at the indices `path` (a
         root-to-leaf path), moved together."""
-        moved = len(path)
-        if list(path) != list(range(moved)):
-            source = torch.tensor([first + index for index in path], device=self.keys.device)
-            self._move(row, first, source)
-        self.rollback(row, first + moved)
+        if path[-1] >= len(path):  # else they lie together already
+            self._move(row, first, [first + index for index in path])
+        self.rollback(row, first + len(path))
 
-    def _move(self, row: int, first: int, source: Tensor) -> None:
+    def _move(self, row: int, first: int, source: Sequence[int]) -> None:
         """The entries of a row at these slots to the slots from `first` on."""
-        for tensor in (self.keys, self.values):
-            tensor[:, row, :, first : first + len(source)] = tensor[:, row, :, source]
+        if _mover is not None and _mover(*self._tensors, row, first, source):
+            return
+        slots = torch.tensor(source, device=self.keys.device)
+        for tensor in self._tensors:
+            tensor[:, row, :, first : first + len(source)] = tensor[:, row, :, slots]
+
+
+def move_by(mover: Mover) -> None:
+    """Let this function move the entries of a cache that a tree leaves, where it can."""
+    global _mover
+    _mover = mover
 
 
 def zeros(

@@ -59,7 +59,8 @@ class UnevenCache(KVCache):
                 room[target, :, :length] = room[source, :, :length]
         self._lengths[target] = [min(known, length) for known in self._lengths[source]]
 
-    def _move(self, row: int, first: int, source: Tensor) -> None:
+    def _move(self, row: int, first: int, source: Sequence[int]) -> None:
+        slots = torch.tensor(source, device=self.keys.device)
         for layer in range(len(self._kinds)):
             for room in self.of_layer(layer):
-                room[row, :, first : first + len(source)] = room[row, :, source]
+                room[row, :, first : first + len(source)] = room[row, :, slots]

@@ -113,14 +113,21 @@ class FusedHalves:
         ranks = min(ranks, ends.head.outputs)
         x = torch.empty((count, ends.head.inputs))
         logits = torch.empty((count, ends.head.outputs))
-        best = (ctypes.c_int64 * (count * ranks))()
-        behind = [plan.halves.index((layer, False)) for layer in collected]
-        places = (ctypes.c_int64 * len(behind))(*behind)
-        tapped = x.new_empty((len(behind), *x.shape))
-        given = GivenStruct(
-            *(x.data_ptr(), logits.data_ptr(), ctypes.addressof(best), ranks),
-            *(len(behind), ctypes.addressof(places), tapped.data_ptr(), address(before)),
-        )
+        best = (ctypes.c_int64 * ranks * count)()
+        given = GivenStruct(x.data_ptr(), logits.data_ptr(), ctypes.addressof(best), ranks)
+        tapped: Sequence[Tensor] = ()
+        if collected:
+            behind = [plan.halves.index((layer, False)) for layer in collected]
+            places = (ctypes.c_int64 * len(behind))(*behind)
+            taps = x.new_empty((len(behind), *x.shape))
+            tapped = taps.unbind()
+            given.taps, given.behind, given.tapped = (
+                len(behind),
+                ctypes.addressof(places),
+                address(taps),
+            )
+        if before is not None:
+            given.before = before.data_ptr()
         ids = (ctypes.c_int64 * count)(*tokens)
         call, _held = self._call(x, plan.halves, cache, layout, x, of_tokens)
         wrong = library().run_model(
@@ -129,9 +136,7 @@ class FusedHalves:
         )  # fmt: skip
         if wrong >= 0:
             raise IndexError(f"row {tokens[wrong]} was asked for, and there are {ends.tokens}")
-        found = best[:]
-        ranked = [found[at : at + ranks] for at in range(0, count * ranks, ranks or 1)]
-        return x, logits, ranked, tapped.unbind()
+        return x, logits, [row[:] for row in best] if ranks else [], tapped
 
     def _call(
         self,

@@ -105,7 +105,7 @@ class SightStruct(ctypes.Structure):
     """What each query of a call sees."""
 
     _fields_ = [(name, c_void_p) for name in ("rows", "starts", "stops", "first_extra", "extras")]
-    held: Sequence[object] = ()
+    held: object = None
     """What it points to, where nobody else holds that."""
 
 
@@ -343,16 +343,16 @@ def _sight(layout: TokenLayout, window: Window | None) -> SightStruct:
         seen = layout.visible(window)
         parts = (layout.rows, seen.starts, seen.stops, seen.first_extra, seen.extras)
         return SightStruct(*map(address, parts))
-    tokens, listed = len(layout), layout.listed(None) or ()
-    arrays = [array("q", numbers) for numbers in listed]
     rows, _, _, stops = _addresses(layout)
-    sight = SightStruct(
-        rows,
-        ctypes.addressof(_zeros(1 << (tokens - 1).bit_length())),
-        stops,
-        *(numbers.buffer_info()[0] for numbers in arrays),
-    )
-    sight.held = arrays
+    starts = ctypes.addressof(_zeros(1 << (len(layout) - 1).bit_length()))
+    listed = layout.listed(None)
+    if listed is None:
+        return SightStruct(rows, starts, stops)
+    ends, slots = listed
+    both = array("q", ends + slots)
+    first = both.buffer_info()[0]
+    sight = SightStruct(rows, starts, stops, first, first + both.itemsize * len(ends))
+    sight.held = both
     return sight
 
 

@@ -15,6 +15,7 @@ from ..norms import Norm
 from ..ops import ACTIVATIONS, Heads, Kernel, Ops
 from ..recurrence import Recurrence
 from ..recurrent_cache import Memory, Stretch
+from . import moving  # noqa: F401  (caches move their entries by it)
 from .experts import mixed
 from .interface import (
     address,
