@@ -237,15 +237,15 @@ class Generation:
         scored = self._verify(blocks)
         if self._groups:
             self._model.wait()  # a controller compares what passes and drafts cost
-        end = time.perf_counter()
+        verify = time.perf_counter() - begin
         decided = self._keep(blocks, scored)
         for decision in decided.rows:
             decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
         if self._groups:
             outcomes = {decision.block.row: decision.outcome for decision in decided.rows}
             told = scored._replace(best=decided.best)
-            self._learn(outcomes, places_of(blocks), told, (begin, end))
-        self._book(rows, start, self._drafting, end - begin)
+            self._learn(outcomes, places_of(blocks), told, start, verify)
+        self._book(rows, start, self._drafting, verify)
 
     def _plain_round(
         self, rows: Sequence[Row], start: float, drafts: Mapping[Row, Draft] | None = None
@@ -263,7 +263,7 @@ class Generation:
             best = likeliest_or_broken(scored.logits, ranks).tolist()
         if self._groups:
             self._model.wait()
-        end = time.perf_counter()
+        verify = time.perf_counter() - begin
         self._decided, failed = gains(rows, scored.logits, best)  # from here on the round counts
         gained = self._decided
         self._write_down()
@@ -275,10 +275,11 @@ class Generation:
         if drafts is not None:
             outcomes = {gain.row: gain.outcome(drafts[gain.row]) for gain in gained}
             places = {row: [place] for place, row in enumerate(rows)}
-            self._learn(outcomes, places, scored._replace(best=best), (begin, end))
+            self._learn(outcomes, places, scored._replace(best=best), start, verify)
         for group in self._groups if drafts is None else ():
-            group.passed_over(rows, scored.logits, best, end - begin, bool(failed))
-        self._book(rows, start, self._drafting if drafts else 0.0, end - begin)
+            seconds = time.perf_counter() - start
+            group.passed_over(rows, scored.logits, best, seconds, bool(failed))
+        self._book(rows, start, self._drafting if drafts else 0.0, verify)
 
     def _book(self, rows: Sequence[Row], begin: float, drafting: float, verify: float) -> None:
         """Note a round's time for each row that took part, and for all."""
@@ -324,9 +325,12 @@ class Generation:
         outcomes: Mapping[Row, RowOutcome],
         places: Mapping[Row, Sequence[int]],
         scored: Scored,
-        clock: tuple[float, float],
+        start: float,
+        verify: float,
     ) -> None:
-        """Each group is told of its own rows. `places`: where each row's nodes are among all."""
+        """Each group is told of its own rows. `places`: where each row's nodes are among all.
+        `start`: of the round. `verify`: seconds of its pass."""
+        begin = start + self._drafting
         for group in self._groups:
             mine = [row for row in outcomes if row in group.rows]
             if not mine:
@@ -340,7 +344,7 @@ class Generation:
                 beside += len(scored.logits) - len(logits)
             outcome = Outcome([outcomes[row] for row in mine], logits, states, best)
             with self._blamed(group):
-                group.learn(outcome, clock[1], clock[1] - clock[0], beside)
+                group.learn(outcome, begin, verify, beside)
 
     def _verify(self, blocks: Sequence[Block]) -> Scored:
         """What the model makes of every node of every row."""

@@ -123,8 +123,8 @@ class Group:
         `reading`: rows whose prompts are not read yet."""
         self._reopen()
         self._catch_up()
-        begin = time.perf_counter()
         budget = self._budget_for(rows, beside, reading)
+        begin = time.perf_counter()
         if any(budget.tokens):
             texts = [row.tokens for row in rows]
             drafts = list(self.session.propose([row.slot for row in rows], texts, budget))
@@ -175,9 +175,11 @@ class Group:
                 )
 
     def learn(self, outcome: Outcome, begin: float, verify: float, beside: int) -> None:
-        """Tell the sessions what became of the drafts. `begin`: when the pass had ended."""
+        """Tell the sessions what became of the drafts. `begin`: of the round, had there been no
+        drafting. What a round takes beside its pass is part of every comparison with another size:
+        a plain round takes most of it too."""
         self.session.observe(outcome)
-        host = time.perf_counter() - begin
+        host = time.perf_counter() - begin - verify
         round_time = RoundTime(self.draft_seconds, verify, host, beside)
         if self._stands:  # until it is told, the pass's tensors would be held
             outcome = Outcome(outcome.rows, NOTHING, NOTHING)

@@ -779,6 +779,7 @@ static inline void softmax(float* scores, int64_t count, float scale, float cap,
 
 constexpr int SPAN = 4;             // vectors of one head that are summed together
 constexpr int BLOCK = 4 * LANES;    // keys or values that stay near while a batch uses them
+constexpr int FEW_ITEMS = 4;        // of a thread, from which on an odd one matters little
 constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended together
 constexpr int MANY_QUERIES = TILE;  // from so many on, panels of keys pay
 
@@ -1000,40 +1001,66 @@ struct Batch {
     }
 };
 
-// How the attention of one call is cut into items of work.
+// How the attention of one call is cut into items of work: a head's keys and values, and some
+// tokens of one row that look at them together.
 struct Pieces {
-    std::vector<int64_t> begins;  // the first token of each batch, and one past the last token
-    int64_t most = 0, work = 0;   // keys that one query sees at most; multiplications, about
-    int64_t together;             // tokens of a batch at most
-    bool shared;                  // whether threads share the keys and values of a head
+    struct Item {
+        int64_t head, first, tokens;
+        bool far;  // its keys and values are not near yet, from the item before
+    };
+    std::vector<Item> items;     // in the order in which threads take them
+    int64_t whole;               // so many of them first; the others are parts of what is left over
+    int64_t most = 0, work = 0;  // keys that one query sees at most; multiplications, about
+    bool shared;                 // whether threads share the keys and values of a head
 
-    Pieces(const Sight& sight, int64_t tokens, const Heads& heads, int64_t threads)
-        : together(MOST_TOKENS) {
-        cut(sight, tokens);
+    Pieces(const Sight& sight, int64_t tokens, const Heads& heads, int64_t threads) {
+        std::vector<int64_t> begins = cut(sight, tokens);
+        int64_t batches = begins.size() - 1, count = batches * heads.keys;
         // what threads tell each other about scores takes longer than one head more of their own
         shared = heads.size % LANES == 0 && tokens * heads.keys < threads;
-        if (!shared) {  // leave work for every thread
-            together = std::clamp<int64_t>(tokens * heads.keys / (3 * threads), 1, MOST_TOKENS);
-            cut(sight, tokens);
+        // few items that do not come out even would leave threads idle
+        int64_t left = shared || count >= FEW_ITEMS * threads ? 0 : count % threads;
+        whole = count - left;
+        for (int64_t item = 0; item < count; item++) {
+            int64_t at = item % batches, first = begins[at], some = begins[at + 1] - first;
+            bool near = at > 0 && sight.rows[first] == sight.rows[begins[at - 1]];
+            int64_t parts = item < whole ? 1 : std::min(some, (threads + left - 1) / left);
+            for (int64_t part = 0; part < parts; part++) {
+                Share mine(some, part, parts);
+                items.push_back({item / batches, first + mine.begin, mine.end - mine.begin,
+                                 !near || item >= whole});
+            }
         }
         for (int64_t t = 0; t < tokens; t++) {
             most = std::max(most, sight.run(t) + sight.listed(t));
             work += sight.run(t) * heads.queries * heads.size;
         }
     }
-    void cut(const Sight& sight, int64_t tokens) {
-        begins.clear();
-        for (int64_t t = 0; t < tokens; t++)
-            if (t == 0 || t - begins.back() == together || !sight.together(t - 1, t))
-                begins.push_back(t);
+    // The first token of each batch, and one past the last token. What goes together is cut evenly.
+    static std::vector<int64_t> cut(const Sight& sight, int64_t tokens) {
+        std::vector<int64_t> begins;
+        for (int64_t t = 0, end = 0; t < tokens; t = end) {
+            while (end < tokens && (end == t || sight.together(end - 1, end))) end++;
+            int64_t parts = (end - t + MOST_TOKENS - 1) / MOST_TOKENS;
+            for (int64_t part = 0; part < parts; part++)
+                begins.push_back(t + Share(end - t, part, parts).begin);
+        }
         begins.push_back(tokens);
+        return begins;
     }
-    int64_t batches() const { return begins.size() - 1; }
+    // tokens of an item at most
+    int64_t together() const {
+        int64_t found = 0;
+        for (const Item& item : items) found = std::max(found, item.tokens);
+        return found;
+    }
     // scores of one query
     int64_t room() const { return (most + LANES - 1) / LANES * LANES + LANES; }
     // Bytes of the scores that threads share.
     int64_t shared_bytes(const Heads& heads) const {
-        return shared ? begins.back() * heads.queries * room() * 4 : 0;
+        int64_t tokens = 0;
+        for (const Item& item : items) tokens += item.tokens;
+        return shared ? tokens * heads.queries / heads.keys * room() * 4 : 0;
     }
 };
 
@@ -1049,37 +1076,38 @@ struct Attention {
 
     int64_t group() const { return heads.queries / heads.keys; }
 
-    Batch batch(int64_t head, int64_t index, float* scores, Memory& memory) const {
-        int64_t first = pieces.begins[index], size = heads.size;
-        int64_t at = sight.rows[first] * layer.row_stride + head * layer.head_stride +
+    Batch batch(const Pieces::Item& item, float* scores, Memory& memory) const {
+        int64_t first = item.first, size = heads.size, query = item.head * group();
+        int64_t at = sight.rows[first] * layer.row_stride + item.head * layer.head_stride +
                      sight.starts[first] * size;
-        Batch found{qkv + first * stride + head * group() * size, stride, group(),
+        Batch found{qkv + first * stride + query * size, stride, group(),
                     layer.keys + at, layer.values + at, &layer, &sight, first,
-                    pieces.begins[index + 1] - first, memory, scores, pieces.room(),
-                    out + first * width + head * group() * size, head * group(), heads.scale};
+                    item.tokens, memory, scores, pieces.room(),
+                    out + first * width + query * size, query, heads.scale};
         found.cut_tiles(width);
         return found;
     }
 
-    // Each batch and head by one thread.
-    void apart(Items items, Memory& memory) const {
-        int64_t batches = pieces.batches();
-        memory.scores.hold(pieces.together * group() * pieces.room() * 4);
-        items.share_out(batches * heads.keys, [&](int64_t item) {
-            int64_t head = item / batches, index = item % batches, size = heads.size;
-            Batch some = batch(head, index, memory.scores.floats(), memory);
-            // the first batch of a row's head asks ahead, the next ones find its keys near
-            auto row = [&](int64_t of) { return sight.rows[pieces.begins[of]]; };
-            bool first = index == 0 || row(index) != row(index - 1);
+    // Each item by one thread.
+    void apart(Items whole, Items parts, Memory& memory) const {
+        memory.scores.hold(pieces.together() * group() * pieces.room() * 4);
+        auto attend = [&](const Pieces::Item& item) {
+            int64_t size = heads.size;
+            Batch some = batch(item, memory.scores.floats(), memory);
             Ahead keys(size, size), values(size, size);
-            keys.add(some.keys, first ? some.longest() : 0);
-            values.add(some.values, first ? some.longest() : 0);
+            keys.add(some.keys, item.far ? some.longest() : 0);
+            values.add(some.values, item.far ? some.longest() : 0);
             keys.begin();
-            some.score(0, some.longest(), first ? &keys : nullptr);
+            some.score(0, some.longest(), item.far ? &keys : nullptr);
             values.begin();
             for (int64_t t = 0; t < some.tokens; t++)
                 for (int64_t g = 0; g < group(); g++) finish(some, t, g);
-            sum(some, 0, size, first ? &values : nullptr);
+            sum(some, 0, size, item.far ? &values : nullptr);
+        };
+        int64_t count = pieces.items.size();
+        whole.share_out(pieces.whole, [&](int64_t i) { attend(pieces.items[i]); });
+        parts.share_out(count - pieces.whole, [&](int64_t i) {
+            attend(pieces.items[pieces.whole + i]);
         });
     }
 
@@ -1106,14 +1134,14 @@ struct Attention {
     // values, so that each of them reads as much memory as the others. `scores`: of all queries.
     void together(Items of_keys, Items of_columns, Meeting& meeting, float* scores,
                   Memory& memory) const {
-        int64_t batches = pieces.batches(), threads = omp_get_num_threads(), size = heads.size;
+        int64_t threads = omp_get_num_threads(), size = heads.size;
         std::vector<Batch> all;
-        all.reserve(batches * heads.keys);
+        all.reserve(pieces.items.size());
         int64_t longest = 0, vectors = size / LANES, parts = std::min(threads, vectors);
         Share columns(vectors, omp_get_thread_num() % parts, parts);
         Ahead values((columns.end - columns.begin) * LANES, size);
-        for (int64_t item = 0; item < batches * heads.keys; item++) {
-            Batch& some = all.emplace_back(batch(item / batches, item % batches, scores, memory));
+        for (const Pieces::Item& item : pieces.items) {
+            Batch& some = all.emplace_back(batch(item, scores, memory));
             scores += some.tokens * group() * pieces.room();
             longest = std::max(longest, some.longest());
             values.add(some.values + columns.begin * LANES, some.longest());
@@ -1148,12 +1176,12 @@ struct Attention {
     // Each query's attention over the keys that it sees, by all threads. `scores`: room for
     // `shared_bytes`.
     void run(Steps& steps, int64_t step, Meeting& meeting, float* scores, Memory& memory) const {
-        bool many = pieces.together * group() >= MANY_QUERIES;
+        bool many = pieces.together() * group() >= MANY_QUERIES;
         memory.panels.clear(many ? pieces.most : 0, heads.size);
         if (pieces.shared)
             together(steps[step], steps[step + 1], meeting, scores, memory);
         else
-            apart(steps[step], memory);
+            apart(steps[step], steps[step + 1], memory);
     }
 };
 
