@@ -31,7 +31,7 @@ from selfspec.control.costs import (
     best,
     shared,
 )
-from selfspec.control.curves import ANEW, STALE, Curve, Curves, straight
+from selfspec.control.curves import ANEW, STALE, Curve, Curves, rising, straight
 from selfspec.core.contract import RoundTime
 from worlds import outcome_of
 
@@ -89,6 +89,33 @@ def test_a_spike_at_the_only_time_is_not_believed() -> None:
     assert passes(1) == 1.1
     passes.observe(1, 30.0), passes.observe(1, 30.0)
     assert passes(1) == 30.0, "three times is what it costs"
+
+
+def test_more_tokens_are_never_cheaper() -> None:
+    """Of sizes that are measured with noise, whichever was luckiest looks best; a spike at two
+    tokens rules out what three are known to cost."""
+    passes = curve({1: 2.0, 2: 3.2, 3: 2.2, 6: 3.0}, often=3)
+    assert [passes(size) for size in (1, 2, 3, 6)] == pytest.approx([2.0, 2.7, 2.7, 3.0])
+    passes = curve({1: 2.0, 3: 2.2}, often=3)
+    passes.observe(2, 3.2), passes.observe(6, 1.0)  # once: neither is to be trusted
+    assert passes(2) <= passes(3) == 2.2 <= passes(6)
+
+
+@pytest.mark.parametrize(
+    ("values", "weights", "expected"),
+    [
+        ([], [], []),
+        ([1.0, 2.0, 3.0], [1, 1, 1], [1.0, 2.0, 3.0]),
+        ([3.0, 1.0, 5.0], [1, 3, 1], [1.5, 1.5, 5.0]),
+        ([4.0, 3.0, 2.0], [1, 1, 1], [3.0, 3.0, 3.0]),
+        ([1.0, 4.0, 3.0, 2.0], [2, 1, 1, 2], [1.0, 2.75, 2.75, 2.75]),
+    ],
+)
+def test_rising_values_are_the_nearest_that_do_not_fall(
+    values: list[float], weights: list[int], expected: list[float]
+) -> None:
+    """Means without weights, a value that is joined with one neighbour only, blocks that fall."""
+    assert rising(values, weights) == pytest.approx(expected)
 
 
 def test_what_was_measured_long_ago_is_forgotten() -> None:

@@ -7,6 +7,7 @@ which this request's own numbers overrule within a few rounds. Knows neither tok
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Sequence
@@ -42,6 +43,7 @@ class Curve:
         self._count = 0
         self._last: dict[int, int] = {}  # the count when each size was measured last
         self._estimates: dict[int, float] = {}  # answers since the last time was taken
+        self._trusted: tuple[list[int], list[float]] | None = None  # sizes and seconds, likewise
         self._line: tuple[float, float] | None = None  # start and slope, likewise
 
     def observe(self, size: int, seconds: float) -> bool:
@@ -66,6 +68,7 @@ class Curve:
     def forget(self) -> None:
         """What the answers were made of has changed."""
         self._estimates.clear()
+        self._trusted = None
         self._line = None
 
     @property
@@ -94,9 +97,23 @@ class Curve:
         return self._known(size) if self._growth is not None else self._on_line(size)
 
     def _known(self, size: int) -> float:
+        """No more tokens are cheaper than fewer: what is to be trusted rises with size, and what is
+        not lies between."""
+        if self._trusted is None:
+            sizes = [each for each in self._sizes if self.settled(each)]
+            medians = [self._medians[each] for each in sizes]
+            weights = [len(self._times[each]) for each in sizes]
+            self._trusted = sizes, rising(medians, weights)
+        sizes, seconds = self._trusted
+        at = bisect_left(sizes, size)
+        above = seconds[at] if at < len(sizes) else math.inf
+        if at < len(sizes) and sizes[at] == size:
+            return above
+        return min(max(self._lone(size), seconds[at - 1] if at else 0.0), above)
+
+    def _lone(self, size: int) -> float:
+        """Of a size that is not to be trusted, or was not measured."""
         own = self._medians.get(size)
-        if own is not None and self.settled(size):
-            return own
         suggested = self._suggested(size)
         if own is None or suggested is None:
             return own or suggested or 0.0
@@ -161,6 +178,19 @@ class Curve:
             so_far = (medians[below] - medians[least]) / (below - least)
             grown = max(grown, medians[below] + so_far * (size - below))
         return grown
+
+
+def rising(values: Sequence[float], weights: Sequence[int]) -> list[float]:
+    """The nearest values that do not fall: what falls is averaged with what stands before it."""
+    blocks: list[tuple[float, int, int]] = []  # value, weight, how many
+    for value, weight in zip(values, weights, strict=True):
+        block = value, weight, 1
+        while blocks and blocks[-1][0] > block[0]:
+            before, heavy, count = blocks.pop()
+            total = heavy + block[1]
+            block = (before * heavy + block[0] * block[1]) / total, total, count + block[2]
+        blocks.append(block)
+    return [value for value, _, count in blocks for _ in range(count)]
 
 
 def middle(values: Sequence[float], weights: Sequence[int]) -> float:
