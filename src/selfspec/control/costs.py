@@ -33,13 +33,16 @@ FIRST_LENGTH, FIRST_TOKENS = 2, 8
 GROWTH = 0.02
 FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends
-HARDLY = 1.03  # what drafts have to gain, since all of this is measured and may be a little wrong
+# What drafts have to gain, since all of this is measured and may be a little wrong: for one row,
+# and how much more for each further one. The more there are, the dearer is a wrong choice.
+HARDLY, MORE = 1.03, 0.01
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
 # For how many more rounds a choice for one row stands that neither looks, checks nor tries another
 # size, once as many were made. Several rows take so long that choosing anew is nothing beside it.
 STANDS = 3
 # Rounds with drafts between two plain ones: if in doubt, if it is close, else.
 AT_ONCE, SOON, SELDOM = 2, 32, 128
+NEAR = 8  # numbers of rows that differ by less than such a part of them cost about the same
 
 
 class Share:
@@ -199,12 +202,12 @@ class CostModel:
         to be kept, for as long as more tokens are to be expected per second."""
         chances, coverage, count = self.chances(most), self.coverage, len(rows)
         passes, drafting = self.passes.of(count), self.drafting.of(count)
-        likelier = [self._likelier(row) for row in rows]
+        odds = [self._odds(row) for row in rows]
         plain, reach = passes(count + beside), FURTHER * passes.largest
         nothing = (1 - coverage) * (plain + drafting(1))
-        offers = [(-chances[0] * by, index) for index, by in enumerate(likelier) if rooms[index]]
+        offers = [(-likelier(chances[0], by), at) for at, by in enumerate(odds) if rooms[at]]
         heapq.heapify(offers)
-        counts, gained, highest = [0] * count, 0.0, HARDLY * count / plain
+        counts, gained, highest = [0] * count, 0.0, worthwhile(count) * count / plain
         chosen = list(counts)
         while offers:
             chance, index = heapq.heappop(offers)
@@ -221,15 +224,17 @@ class CostModel:
                 break
             place = counts[index]
             if place < min(rooms[index], most):
-                likely = chances[place] * likelier[index] ** (place + 1)
-                heapq.heappush(offers, (-likely, index))
+                heapq.heappush(offers, (-likelier(chances[place], odds[index]), index))
         return chosen
 
-    def _likelier(self, row: int) -> float:
-        """By how much a row's guesses are kept more often than those of all, lately."""
+    def _odds(self, row: int) -> float:
+        """The odds of a row's guesses, lately, as a multiple of those of all."""
         everybody = self._tested.expected(self._likely)
         own = self._own.get(row)
-        return own.expected(everybody) / everybody if own else 1.0
+        if own is None:
+            return 1.0
+        here = own.expected(everybody)
+        return here * (1 - everybody) / (everybody * (1 - here))
 
 
 class Looks:
@@ -295,14 +300,19 @@ class Checks:
     def __init__(self, plain: Counter[int] | None = None) -> None:
         """`plain`: rounds without drafts by number of rows, in earlier requests too."""
         self._plain = Counter[int]() if plain is None else plain
+        self._own: set[int] = set()  # numbers of rows that had one in this request
         self._drafted = 0  # rounds with drafts since the last one without
 
     def unknown(self, rows: int) -> bool:
         """Whether it is still to be found out what several rows take without drafts. All that
         drafts gain is told from it, and a single round may be a spike, so there are some at first.
-        """
+        Other texts of other lengths do not say it: where keys and values take most of a round, one
+        more token is cheap."""
+        if rows == 1:
+            return False
+        near = any(abs(number - rows) * NEAR <= rows for number in self._own)
         seen = self._plain[rows]
-        return rows > 1 and seen < ENOUGH and self._drafted >= AT_ONCE * seen
+        return not near or (seen < ENOUGH and self._drafted >= AT_ONCE * seen)
 
     def due(self, rates: Sequence[float], tokens: int) -> bool:
         """`rates`: expected by the number of drafts, of which `tokens` are to be made."""
@@ -316,6 +326,12 @@ class Checks:
         self._drafted = self._drafted + 1 if outcome.drafted else 0
         if not outcome.drafted:
             self._plain[len(outcome.rows)] += 1
+            self._own.add(len(outcome.rows))
+
+
+def likelier(chance: float, odds: float) -> float:
+    """The chance whose odds are so many times those of this one."""
+    return chance * odds / (1 - chance + chance * odds)
 
 
 def first_length(rows: int, most: int) -> int:
@@ -323,10 +339,15 @@ def first_length(rows: int, most: int) -> int:
     return min(most, FIRST_LENGTH, max(1, FIRST_TOKENS // rows))
 
 
-def best(rates: Sequence[float], least: int = 0) -> int:
+def worthwhile(rows: int) -> float:
+    """What drafts of so many rows have to gain."""
+    return HARDLY + MORE * (rows - 1)
+
+
+def best(rates: Sequence[float], least: int = 0, rows: int = 1) -> int:
     """The number of drafts with the highest rate. None if that is hardly higher than without."""
     found = max(range(least, len(rates)), key=rates.__getitem__)
-    return found if rates[found] > HARDLY * rates[least] else least
+    return found if rates[found] > worthwhile(rows) * rates[least] else least
 
 
 def shared(

@@ -228,7 +228,7 @@ class AutoSession(JoinedSession, ControlSession):
         chosen, tokens, highest = None, 0, max(together, default=0.0)
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
         for arm, rates in offers:
-            length = best(rates) if arm.costs.drafting.known else 0
+            length = best(rates, rows=rows) if arm.costs.drafting.known else 0
             if rates[length] > highest * arm.bar:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         for arm, rates in offers:
