@@ -76,3 +76,10 @@ def test_a_cache_whose_layers_differ_moves_each_its_own_way():
                 new[1, :, FIRST : FIRST + 3], old[1, :, [FIRST, FIRST + 3, FIRST + 4]]
             )
             assert torch.equal(new[0], old[0]) and torch.equal(new[1, :, :FIRST], old[1, :, :FIRST])
+
+
+def test_nothing_may_be_kept():
+    """A draft that ended before it began."""
+    cache = filled()
+    cache.keep(0, FIRST, [])
+    assert cache.length(0) == FIRST

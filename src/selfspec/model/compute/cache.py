@@ -374,7 +374,7 @@ class KVCache:
     def keep(self, row: int, first: int, path: Sequence[int]) -> None:
         """Of the tokens written from slot `first` on, keep those at the indices `path` (a
         root-to-leaf path), moved together."""
-        if path[-1] >= len(path):  # else they lie together already
+        if path and path[-1] >= len(path):  # else they lie together already
             self._move(row, first, [first + index for index in path])
         self.rollback(row, first + len(path))
 

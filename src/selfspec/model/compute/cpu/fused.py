@@ -121,11 +121,8 @@ class FusedHalves:
             places = (ctypes.c_int64 * len(behind))(*behind)
             taps = x.new_empty((len(behind), *x.shape))
             tapped = taps.unbind()
-            given.taps, given.behind, given.tapped = (
-                len(behind),
-                ctypes.addressof(places),
-                address(taps),
-            )
+            given.taps, given.behind = len(behind), ctypes.addressof(places)
+            given.tapped = taps.data_ptr()
         if before is not None:
             given.before = before.data_ptr()
         ids = (ctypes.c_int64 * count)(*tokens)
