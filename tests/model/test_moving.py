@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from selfspec.model.compute import cache as module
+from selfspec.model.compute import moving
 from selfspec.model.compute.cache import KVCache
 from selfspec.model.compute.cpu.moving import moved_together
 from selfspec.model.compute.uneven_cache import UnevenCache
@@ -44,7 +44,7 @@ def test_what_is_kept_lies_together_and_nothing_else_moves(by: str, path: list[i
     wanted = expected(cache, row, path)
     with pytest.MonkeyPatch.context() as patch:
         if by == "torch":
-            patch.setattr(module, "_mover", None)
+            patch.setattr(moving, "_mover", None)
         cache.keep(row, FIRST, path)
     for room, now in zip(wanted, cache.room, strict=True):
         assert torch.equal(room, now)

@@ -9,7 +9,7 @@ together. What this module does not know: models, drafting.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain
 
@@ -20,16 +20,13 @@ from torch import Tensor
 
 from .memo import Memo
 from .memory import cache_too_large
+from .moving import move
 from .windows import Window, reach
 
 CHUNK = 512  # capacity grows by whole chunks
 
 CacheShape = tuple[int, int, int, int]  # layers, rows, heads, size
 
-Mover = Callable[[Tensor, Tensor, int, int, Sequence[int]], bool]
-"""Moves a row's entries at some slots to those from a slot on, in keys and values of all layers:
-(keys, values, row, first, slots). Says whether it did."""
-_mover: Mover | None = None
 
 _TENSORS = ("rows", "slots", "positions", "stops")  # of a layout
 
@@ -380,17 +377,7 @@ class KVCache:
 
     def _move(self, row: int, first: int, source: Sequence[int]) -> None:
         """The entries of a row at these slots to the slots from `first` on."""
-        if _mover is not None and _mover(*self._tensors, row, first, source):
-            return
-        slots = torch.tensor(source, device=self.keys.device)
-        for tensor in self._tensors:
-            tensor[:, row, :, first : first + len(source)] = tensor[:, row, :, slots]
-
-
-def move_by(mover: Mover) -> None:
-    """Let this function move the entries of a cache that a tree leaves, where it can."""
-    global _mover
-    _mover = mover
+        move(*self._tensors, row, first, source)
 
 
 def zeros(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from ..cache import move_by
+from ..moving import move_by
 from .native import function_of
 
 _SOURCE = Path(__file__).with_name("moving.cpp")
