@@ -106,10 +106,11 @@ class Curve:
             self._trusted = sizes, rising(medians, weights)
         sizes, seconds = self._trusted
         at = bisect_left(sizes, size)
-        above = seconds[at] if at < len(sizes) else math.inf
         if at < len(sizes) and sizes[at] == size:
-            return above
-        return min(max(self._lone(size), seconds[at - 1] if at else 0.0), above)
+            return seconds[at]
+        below = seconds[at - 1] if at else 0.0
+        above = seconds[at] if at < len(sizes) else math.inf
+        return min(max(self._lone(size), below), above)
 
     def _lone(self, size: int) -> float:
         """Of a size that is not to be trusted, or was not measured."""

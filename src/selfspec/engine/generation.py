@@ -276,8 +276,8 @@ class Generation:
             outcomes = {gain.row: gain.outcome(drafts[gain.row]) for gain in gained}
             places = {row: [place] for place, row in enumerate(rows)}
             self._learn(outcomes, places, scored._replace(best=best), start, verify)
+        seconds = time.perf_counter() - start
         for group in self._groups if drafts is None else ():
-            seconds = time.perf_counter() - start
             group.passed_over(rows, scored.logits, best, seconds, bool(failed))
         self._book(rows, start, self._drafting if drafts else 0.0, verify)
 

@@ -193,8 +193,7 @@ class _Table:
         trained_pair = trained.after(context) if paired else ()
         share = BESIDE_OWN if pair else 1.0
         for token, chance in trained_pair:
-            if token not in chances:
-                chances[token] = share * chance
+            chances.setdefault(token, share * chance)
         if not pair:
             own = BESIDE_CHANCES if trained_pair else TOKEN_CHANCES
             for token, chance in zip(single, own, strict=False):

@@ -1010,6 +1010,7 @@ struct Pieces {
     };
     std::vector<Item> items;     // in the order in which threads take them
     int64_t whole;               // so many of them first; the others are parts of what is left over
+    int64_t together = 0;        // tokens of an item at most
     int64_t most = 0, work = 0;  // keys that one query sees at most; multiplications, about
     bool shared;                 // whether threads share the keys and values of a head
 
@@ -1027,6 +1028,7 @@ struct Pieces {
             int64_t parts = item < whole ? 1 : std::min(some, (threads + left - 1) / left);
             for (int64_t part = 0; part < parts; part++) {
                 Share mine(some, part, parts);
+                together = std::max(together, mine.end - mine.begin);
                 items.push_back({item / batches, first + mine.begin, mine.end - mine.begin,
                                  !near || item >= whole});
             }
@@ -1047,12 +1049,6 @@ struct Pieces {
         }
         begins.push_back(tokens);
         return begins;
-    }
-    // tokens of an item at most
-    int64_t together() const {
-        int64_t found = 0;
-        for (const Item& item : items) found = std::max(found, item.tokens);
-        return found;
     }
     // scores of one query
     int64_t room() const { return (most + LANES - 1) / LANES * LANES + LANES; }
@@ -1090,7 +1086,7 @@ struct Attention {
 
     // Each item by one thread.
     void apart(Items whole, Items parts, Memory& memory) const {
-        memory.scores.hold(pieces.together() * group() * pieces.room() * 4);
+        memory.scores.hold(pieces.together * group() * pieces.room() * 4);
         auto attend = [&](const Pieces::Item& item) {
             int64_t size = heads.size;
             Batch some = batch(item, memory.scores.floats(), memory);
@@ -1176,7 +1172,7 @@ struct Attention {
     // Each query's attention over the keys that it sees, by all threads. `scores`: room for
     // `shared_bytes`.
     void run(Steps& steps, int64_t step, Meeting& meeting, float* scores, Memory& memory) const {
-        bool many = pieces.together() * group() >= MANY_QUERIES;
+        bool many = pieces.together * group() >= MANY_QUERIES;
         memory.panels.clear(many ? pieces.most : 0, heads.size);
         if (pieces.shared)
             together(steps[step], steps[step + 1], meeting, scores, memory);
