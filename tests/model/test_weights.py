@@ -29,8 +29,9 @@ KERNEL = """
 #include "product.h"
 
 // Weights row by row, those of odd inputs with the other sign; so are the odd numbers of x.
-extern "C" void prepare_mirrored(const Product* weight, const float* x, void* prepared) {
-    for (int64_t k = 0; k < weight->inputs; k++) ((float*)prepared)[k] = k % 2 ? -x[k] : x[k];
+extern "C" void prepare_mirrored(const Product*, const float* x, int64_t begin, int64_t end,
+                                 void* prepared) {
+    for (int64_t k = begin; k < end; k++) ((float*)prepared)[k] = k % 2 ? -x[k] : x[k];
 }
 
 extern "C" void read_mirrored(const Product* weight, int64_t row, float* out) {

@@ -27,7 +27,7 @@ constexpr int LANES = 8, MAX_ROWS = 6;
 constexpr int LANES = 4, MAX_ROWS = 6;
 #endif
 constexpr int WIDE = 2, PANEL = LANES * WIDE;  // as in kernels.cpp: columns that lie side by side
-constexpr int GROUP = 32;                      // numbers of x that share a scale
+constexpr int GROUP = TOGETHER;                // numbers of x that share a scale
 
 typedef float Vector __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
@@ -168,23 +168,25 @@ static inline void round_group(const float* numbers, RowGroup<PART>& group) {
 }
 
 template <int PART>
-static void round_in_groups(const Product* weight, const float* x, void* prepared) {
-    int64_t groups = groups_of(weight->inputs), whole = weight->inputs / GROUP;
+static void round_in_groups(const float* x, int64_t begin, int64_t end, void* prepared) {
     auto* row = (RowGroup<PART>*)prepared;
-    for (int64_t g = 0; g < whole; g++) round_group(x + g * GROUP, row[g]);
-    if (whole < groups) {
+    int64_t whole = end / GROUP;
+    for (int64_t g = begin / GROUP; g < whole; g++) round_group(x + g * GROUP, row[g]);
+    if (whole * GROUP < end) {
         float numbers[GROUP] = {};
-        std::memcpy(numbers, x + whole * GROUP, 4 * (weight->inputs - whole * GROUP));
+        std::memcpy(numbers, x + whole * GROUP, 4 * (end - whole * GROUP));
         round_group(numbers, row[whole]);
     }
 }
 
-extern "C" void round_row(const Product* weight, const float* x, void* prepared) {
-    round_in_groups<32>(weight, x, prepared);
+extern "C" void round_row(const Product*, const float* x, int64_t begin, int64_t end,
+                          void* prepared) {
+    round_in_groups<32>(x, begin, end, prepared);
 }
 
-extern "C" void round_row_16(const Product* weight, const float* x, void* prepared) {
-    round_in_groups<16>(weight, x, prepared);
+extern "C" void round_row_16(const Product*, const float* x, int64_t begin, int64_t end,
+                             void* prepared) {
+    round_in_groups<16>(x, begin, end, prepared);
 }
 
 // ---------------------------------------------------------------------------- kinds of weights

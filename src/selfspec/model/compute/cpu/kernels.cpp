@@ -108,6 +108,16 @@ static inline Vector exponential(Vector x) {
     return x;
 }
 
+constexpr int MANY = 6;  // vectors that are worked on side by side: no result is waited for
+
+// `some(n, at)` for `count` vectors, n of them from `at` on; n is a constant.
+template <class Some>
+static inline void by_many(int64_t count, Some some) {
+    int64_t at = 0;
+    for (; at + MANY <= count; at += MANY) some(std::integral_constant<int, MANY>(), at);
+    for (; at < count; at++) some(std::integral_constant<int, 1>(), at);
+}
+
 // One of `parts` parts of [0, count), in whole units; by itself the part that belongs to this
 // thread.
 struct Share {
@@ -302,7 +312,7 @@ static const void* prepare(const Product& weight, const float* x, int64_t rows,
                            const Bytes& prepared) {
     if (!weight.prepare) return x;
     for (Share mine(rows); mine.begin < mine.end; mine.begin++)
-        weight.prepare(&weight, x + mine.begin * weight.inputs,
+        weight.prepare(&weight, x + mine.begin * weight.inputs, 0, weight.inputs,
                        prepared.at(mine.begin * weight.prepared));
     return prepared.at();
 }
@@ -367,8 +377,16 @@ enum Activation {
 };
 constexpr float STEEPNESS = 1.702f, LIMIT = 7.0f;  // of CLAMPED_SWIGLU
 
+// x by sigmoid(z), for N vectors side by side.
+template <int N>
+static inline void times_sigmoid(Vector* x, Vector* z) {
+    for (int i = 0; i < N; i++) z[i] = -z[i];
+    exponentials<N>(z);
+    for (int i = 0; i < N; i++) x[i] = x[i] / (1.0f + z[i]);
+}
+
 // `curve`: of XIELU above, below and beside zero, and where it ends to be bent.
-static inline Vector activate(Vector x, int kind, const float* curve = nullptr) {
+static inline Vector activate(Vector x, int kind, const float* curve) {
     if (kind == XIELU) {
         Vector bent;
         for (int i = 0; i < LANES; i++) bent[i] = std::expm1(std::min(x[i], curve[3]));
@@ -376,34 +394,58 @@ static inline Vector activate(Vector x, int kind, const float* curve = nullptr) 
     }
     if (kind == RELU) return lanes_max(x, Vector{});
     if (kind == RELU2) return lanes_max(x, Vector{}) * lanes_max(x, Vector{});
-    if (kind == GELU) {
-        for (int i = 0; i < LANES; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
-        return x;
-    }
-    // tanh(z / 2) = 2 * sigmoid(z) - 1
-    Vector z = kind == SILU ? x : 1.5957691216f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + exponential(-z));
+    for (int i = 0; i < LANES; i++) x[i] = 0.5f * x[i] * (1.0f + std::erf(x[i] * 0.70710678f));
+    return x;
 }
 
-static inline Vector gate_by(Vector gate, Vector up, int kind) {
-    if (kind != CLAMPED_SWIGLU) return activate(gate, kind) * up;
-    gate = gate < LIMIT ? gate : splat(LIMIT);
-    up = lanes_max(up < LIMIT ? up : splat(LIMIT), splat(-LIMIT));
-    return (up + 1.0f) * gate / (1.0f + exponential(-STEEPNESS * gate));
+// act(x), or where there is `up` act(x) * up, of N vectors side by side.
+template <int N>
+static inline void activate(Vector* x, Vector* up, int kind, const float* curve) {
+    Vector z[N];
+    if (kind == SILU) {
+        std::copy_n(x, N, z);
+        times_sigmoid<N>(x, z);
+    } else if (kind == GELU_TANH) {  // tanh(z / 2) = 2 * sigmoid(z) - 1
+        for (int i = 0; i < N; i++)
+            z[i] = 1.5957691216f * (x[i] + 0.044715f * x[i] * x[i] * x[i]);
+        times_sigmoid<N>(x, z);
+    } else if (kind == CLAMPED_SWIGLU) {
+        for (int i = 0; i < N; i++) {
+            x[i] = x[i] < LIMIT ? x[i] : splat(LIMIT);
+            up[i] = lanes_max(up[i] < LIMIT ? up[i] : splat(LIMIT), splat(-LIMIT));
+            z[i] = STEEPNESS * x[i];
+            x[i] = (up[i] + 1.0f) * x[i];
+        }
+        return times_sigmoid<N>(x, z);
+    } else {
+        for (int i = 0; i < N; i++) x[i] = activate(x[i], kind, curve);
+    }
+    for (int i = 0; up && i < N; i++) x[i] *= up[i];
 }
 
 // Columns [begin, end) of out = act(gate) * up, or without `up` of out = act(gate).
 static inline void activate_some(const float* gate, const float* up, float* out, int64_t begin,
                                  int64_t end, int kind, const float* curve = nullptr) {
-    int64_t i = begin;
-    for (; i + LANES <= end; i += LANES) {
-        Vector value = load(gate + i);
-        store(out + i, up ? gate_by(value, load(up + i), kind) : activate(value, kind, curve));
-    }
-    for (; i < end; i++) {
-        Vector value = splat(gate[i]);
-        out[i] = (up ? gate_by(value, splat(up[i]), kind) : activate(value, kind, curve))[0];
-    }
+    auto some = [&](auto many, const float* gate, const float* up, float* out) {
+        Vector value[many], other[many];
+        for (int i = 0; i < many; i++) {
+            value[i] = load(gate + i * LANES);
+            if (up) other[i] = load(up + i * LANES);
+        }
+        activate<many>(value, up ? other : nullptr, kind, curve);
+        for (int i = 0; i < many; i++) store(out + i * LANES, value[i]);
+    };
+    by_many((end - begin) / LANES, [&](auto many, int64_t at) {
+        int64_t i = begin + at * LANES;
+        some(many, gate + i, up ? up + i : nullptr, out + i);
+    });
+    int64_t whole = (end - begin) / LANES * LANES, rest = end - begin - whole;
+    if (rest == 0) return;
+    float last[3][LANES] = {};
+    std::copy_n(gate + begin + whole, rest, last[0]);
+    if (up) std::copy_n(up + begin + whole, rest, last[1]);
+    some(std::integral_constant<int, 1>(), last[0], up ? last[1] : nullptr, last[2]);
+    std::copy_n(last[2], rest, out + begin + whole);
 }
 
 // out[r, :] = act(both[r, :size]) * both[r, size:]
@@ -714,16 +756,6 @@ static inline float in_bfloat16(float x) {
     bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
     std::memcpy(&x, &bits, 4);
     return x;
-}
-
-constexpr int MANY = 6;  // vectors that are worked on side by side: no result is waited for
-
-// `some(n, at)` for `count` vectors, n of them from `at` on; n is a constant.
-template <class Some>
-static inline void by_many(int64_t count, Some some) {
-    int64_t at = 0;
-    for (; at + MANY <= count; at += MANY) some(std::integral_constant<int, MANY>(), at);
-    for (; at < count; at++) some(std::integral_constant<int, 1>(), at);
 }
 
 // Scores become weights that sum to 1, or with a sink to less. With a slope they first fall with
@@ -1300,7 +1332,7 @@ struct Experts {
             }
             memory.scores.hold(weight.inputs * 4);
             row(mine.begin, memory.scores.floats());
-            weight.prepare(&weight, memory.scores.floats(), place);
+            weight.prepare(&weight, memory.scores.floats(), 0, weight.inputs, place);
         }
         meeting.wait();
         int64_t active = slots.active.size(), threads = omp_get_num_threads();
@@ -1576,22 +1608,30 @@ enum {
     REST = 5, STEPS = 6
 };
 
-// A product. Its inputs are complete; its outputs are when the threads have met again.
+// A product. Its inputs are complete, or where `x` is null prepared already; its outputs are
+// complete when the threads have met again. `twofold`: each thread takes what lies in the middle of
+// both halves of the outputs, which the next step reads together.
 static void multiply(const Product& weight, const float* x, const float* residual, float* out,
                      const Call& call, const Room& room, Meeting& meeting, Items items,
-                     Memory& memory) {
+                     Memory& memory, bool twofold = false) {
     const void* read = x;
-    if (weight.prepare && alone(call)) {
+    if (!x) {
+        read = room.prepared.at();
+    } else if (weight.prepare && alone(call)) {
         memory.prepared.hold(weight.prepared);
-        weight.prepare(&weight, x, memory.prepared.at());
+        weight.prepare(&weight, x, 0, weight.inputs, memory.prepared.at());
         read = memory.prepared.at();
     } else if (weight.prepare) {
         read = prepare(weight, x, call.tokens, room.prepared);
         meeting.wait();
     }
-    int pieces = omp_get_num_threads() == 1 ? 1 : omp_get_num_threads() * PIECES;
-    items.share_out(pieces, [&](int64_t piece) {
-        weight.multiply(&weight, read, call.tokens, residual, out, piece, pieces);
+    int threads = omp_get_num_threads(), of_half = (PIECES + 1) / 2;
+    int pieces = threads == 1 ? 1 : threads * (twofold ? 2 * of_half : PIECES);
+    items.share_out(pieces, [&](int64_t item) {
+        int64_t owner = item / (2 * of_half), half = item / of_half % 2;
+        int64_t piece = half * threads * of_half + owner * of_half + item % of_half;
+        weight.multiply(&weight, read, call.tokens, residual, out,
+                        twofold && threads > 1 ? piece : item, pieces);
     });
 }
 
@@ -1760,7 +1800,8 @@ static float* normed_within(const Half& half, const Call& call, float* rows, Mee
     return rows;
 }
 
-// What stands between the two products of a half; gives where its result lies, complete.
+// What stands between the two products of a half; gives where its result lies, complete, or null:
+// it is prepared for the second product already.
 static float* between(const Half& half, const Call& call, Room& room, Meeting& meeting,
                       Steps& steps, int64_t step, Memory& memory) {
     if (half.latent) {
@@ -1784,11 +1825,17 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
         activate(0, 0, size, memory.row.floats());
         return memory.row.floats();
     }
-    Share vectors((size + LANES - 1) / LANES);
-    int64_t begin = vectors.begin * LANES, end = std::min(vectors.end * LANES, size);
-    for (int64_t t = 0; t < call.tokens; t++) activate(t, begin, end, second + t * size);
+    Share some((size + TOGETHER - 1) / TOGETHER);
+    int64_t begin = some.begin * TOGETHER, end = std::min(some.end * TOGETHER, size);
+    bool ready = half.out.prepare && !half.inner;
+    for (int64_t t = 0; t < call.tokens; t++) {
+        activate(t, begin, end, second + t * size);
+        if (ready)
+            half.out.prepare(&half.out, second + t * size, begin, end,
+                             room.prepared.at(t * half.out.prepared));
+    }
     meeting.wait();
-    return second;
+    return ready ? nullptr : second;
 }
 
 // The experts of a half, from the numbers `read` and what the router gave to what is `added`.
@@ -1825,7 +1872,7 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     const float* read = half.parallel && half.mlp() ? room.entered.get() : x;
     if (half.before) read = normed(read, *half.before, call, half.into, room, meeting, memory);
     multiply(half.into, read, nullptr, room.first.get(), call, room, meeting, steps[step + INTO],
-             memory);
+             memory, half.mlp() && half.gated);
     meeting.wait();
     bool plain = !half.after && !half.last && !half.held && half.scale == 1 && half.stream == 1;
     float* added = plain ? x : half.held ? room.held.floats() : room.normed.get();

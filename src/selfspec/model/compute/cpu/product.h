@@ -16,9 +16,13 @@ struct Product;
 typedef void Multiply(const Product* weight, const void* x, int64_t rows, const float* residual,
                       float* out, int part, int parts);
 
-// One row of `inputs` numbers in the form that `multiply` reads: rounded to fewer bits, for
-// example. It is done once for all parts; `prepared` is the row's place, its bytes not yet written.
-typedef void Prepare(const Product* weight, const float* x, void* prepared);
+// Numbers [begin, end) of one row of `inputs` in the form that `multiply` reads: rounded to fewer
+// bits, for example. It is done once for all parts. `prepared` is the row's place, its bytes not yet
+// written. What is done with a number may depend on the TOGETHER that it stands with, from the row's
+// first on, so `begin` is a multiple of that, and `end` too unless the row ends there.
+constexpr int64_t TOGETHER = 32;
+typedef void Prepare(const Product* weight, const float* x, int64_t begin, int64_t end,
+                     void* prepared);
 
 // One row of the weights themselves, `inputs` numbers: how a tied head serves as the embedding.
 typedef void Read(const Product* weight, int64_t row, float* out);
