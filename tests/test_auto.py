@@ -265,6 +265,20 @@ def test_guesses_are_compared_while_the_model_drafts(
     assert rounds(60) > 30
 
 
+def test_places_that_seemed_worthless_are_compared_with_the_text(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bad luck at later places lasts: nobody drafts so much any more, so nobody hears of them."""
+    monkeypatch.setattr(Naming, "guess", 7)
+    at_work, text = begin(Auto([Naming()]), llm), [7]
+    through_sevens(at_work, text, 4)
+    for _ in range(60):
+        at_work._arms[0].costs._count(True, [8], [[0, 1]])
+    assert at_work._arms[0].costs.chances(8)[4] < 0.1
+    through_sevens(at_work, text, 40)
+    assert at_work._arms[0].costs.chances(8)[4] > 0.4
+
+
 class Lookup(One):
     looks_up = True
 

@@ -3,8 +3,9 @@
 It begins with a lookup and token recycling, which cost next to nothing. Now and then it tries
 whether a drafter that runs part of the model would do better. Costs depend on the machine and
 chances on the text, so each request learns its own, beginning with what earlier requests on the
-same model found (numbers only, no text). While it does without lookups, their guesses are compared
-with the text now and then, which costs no pass. Knows no drafter by its file.
+same model found (numbers only, no text). While it does without lookups, or asks them for little,
+their guesses are compared with the text now and then, which costs no pass. Knows no drafter by its
+file.
 """
 
 from __future__ import annotations
@@ -38,8 +39,11 @@ from .base import Drafter, DraftSession, JoinedSession, Target, Texts
 from .registry import make_drafter
 from .trial import Trial
 
-TRIED_EVERY = 6  # rounds without drafts, in which guesses are compared with the text
-TRIED_BESIDE = 2  # the same of rounds in which part of the model drafts: they take far longer
+# A lookup's guesses are compared with the text after so many rounds in which fewer than
+# TRIED_LENGTH were drafted: of places that bad luck made look worthless nobody would hear again.
+TRIED_SHORT = 3
+TRIED_EVERY = 6  # the same of rounds without drafts
+TRIED_BESIDE = 2  # and of rounds in which part of the model drafts: they take far longer
 TRIED_LENGTH = 8  # guesses of a row
 # While drafts do not pay, whether they would by now is asked less often: so many rounds are passed
 # over for each one without drafts, and never more than this.
@@ -172,7 +176,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._reading = 0
         self._checks, self._standing = Checks(plain_rows), Standing()
         self._plain = 0  # rounds without drafts, one after the other
-        self._unasked = 0  # since a lookup was asked, or compared with the text
+        self._unasked = 0  # rounds since a lookup was asked for much, or compared with the text
         self._rest = 0  # rounds that are still passed over
         self._passed: list[float] = []  # seconds of those that were
         self._trials: list[tuple[_Arm, Trial]] = []
@@ -282,8 +286,9 @@ class AutoSession(JoinedSession, ControlSession):
             self._compare(outcome)
         self._plain = 0 if outcome.drafted else self._plain + 1
         asked = self._chosen is not None and self._chosen.looks_up
-        self._unasked = 0 if asked else self._unasked + 1
-        if self._unasked >= (TRIED_BESIDE if outcome.drafted else TRIED_EVERY):
+        self._unasked = 0 if asked and max(self._asked) >= TRIED_LENGTH else self._unasked + 1
+        waits = TRIED_SHORT if asked else TRIED_BESIDE if outcome.drafted else TRIED_EVERY
+        if self._unasked >= waits:
             self._unasked = 0
             self._try(outcome)
         rest = int(self._plain * PASSED_OVER) if self._arms else MOST_PASSED_OVER
