@@ -41,6 +41,7 @@ from .trial import Trial
 
 # A lookup's guesses are compared with the text after so many rounds in which fewer than
 # TRIED_LENGTH were drafted: of places that bad luck made look worthless nobody would hear again.
+# More rows wait as much longer, since they tell more at once.
 TRIED_SHORT = 3
 TRIED_EVERY = 6  # the same of rounds without drafts
 TRIED_BESIDE = 2  # and of rounds in which part of the model drafts: they take far longer
@@ -287,8 +288,8 @@ class AutoSession(JoinedSession, ControlSession):
         self._plain = 0 if outcome.drafted else self._plain + 1
         asked = self._chosen is not None and self._chosen.looks_up
         self._unasked = 0 if asked and max(self._asked) >= TRIED_LENGTH else self._unasked + 1
-        waits = TRIED_SHORT if asked else TRIED_BESIDE if outcome.drafted else TRIED_EVERY
-        if self._unasked >= waits:
+        waits = TRIED_BESIDE if outcome.drafted else TRIED_EVERY
+        if self._unasked >= (TRIED_SHORT * len(outcome.rows) if asked else waits):
             self._unasked = 0
             self._try(outcome)
         rest = int(self._plain * PASSED_OVER) if self._arms else MOST_PASSED_OVER
