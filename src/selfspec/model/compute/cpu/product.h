@@ -17,9 +17,9 @@ typedef void Multiply(const Product* weight, const void* x, int64_t rows, const 
                       float* out, int part, int parts);
 
 // Numbers [begin, end) of one row of `inputs` in the form that `multiply` reads: rounded to fewer
-// bits, for example. It is done once for all parts. `prepared` is the row's place, its bytes not yet
-// written. What is done with a number may depend on the TOGETHER that it stands with, from the row's
-// first on, so `begin` is a multiple of that, and `end` too unless the row ends there.
+// bits, for example. It is done once for all parts. `prepared` is the row's place, its bytes not
+// yet written. Numbers may be rounded in groups of TOGETHER, from the row's first on, so `begin` is
+// a multiple of that, and `end` too unless the row ends there.
 constexpr int64_t TOGETHER = 32;
 typedef void Prepare(const Product* weight, const float* x, int64_t begin, int64_t end,
                      void* prepared);
