@@ -11,8 +11,8 @@
 //   3. A pass is one call: threads meet between its steps by spinning, since sleeping and waking
 //      cost more than most steps.
 //
-// What this file does not know: models, plans, Python. Built with -ffp-contract=fast, so that a*b+c
-// is one rounding everywhere.
+// What this file does not know: models, plans, Python. Built so that a*b+c is one rounding
+// everywhere (ONE_ROUNDING in native.py).
 
 #include <algorithm>
 #include <array>
@@ -573,18 +573,28 @@ extern "C" void rotate_and_store(float* qkv, int64_t tokens, const Heads* heads,
         file_token(qkv + t * heads->width(), t, *heads, *rope, *where, *layer);
 }
 
+// Of two vectors the lanes that `from(lane)` names, those of the second counted on from LANES.
+template <class From, int... LANE>
+static inline Vector lanes_of(Vector a, Vector b, From from, std::integer_sequence<int, LANE...>) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, from(LANE)...);
+#else
+    return __builtin_shuffle(a, b, IntVector{from(LANE)...});
+#endif
+}
+template <class From>
+static inline Vector lanes_of(Vector a, Vector b, From from) {
+    return lanes_of(a, b, from, std::make_integer_sequence<int, LANES>());
+}
+
 // One level of the tree of sum_lanes on LANES vectors at once: the halves of two vectors are added
 // into one.
 template <int HALF>
 static inline void fold(Vector* part) {
-    IntVector low, high;
-    for (int lane = 0; lane < LANES; lane++) {
-        low[lane] = (lane & HALF ? LANES : 0) + (lane & ~HALF);
-        high[lane] = low[lane] + HALF;
-    }
+    auto low = [](int lane) { return (lane & HALF ? LANES : 0) + (lane & ~HALF); };
+    auto high = [](int lane) { return (lane & HALF ? LANES : 0) + (lane | HALF); };
     for (int j = 0; j < HALF; j++)
-        part[j] = __builtin_shuffle(part[j], part[j + HALF], low) +
-                  __builtin_shuffle(part[j], part[j + HALF], high);
+        part[j] = lanes_of(part[j], part[j + HALF], low) + lanes_of(part[j], part[j + HALF], high);
     if constexpr (HALF > 1) fold<HALF / 2>(part);
 }
 
@@ -616,16 +626,13 @@ constexpr int TILE = LANES == 16 ? 6 : 3;
 // Swaps rows and columns of LANES vectors, in quarters of ever smaller squares.
 template <int HALF>
 static inline void transpose(Vector* part) {
-    IntVector low, high;
-    for (int lane = 0; lane < LANES; lane++) {
-        low[lane] = lane & HALF ? lane - HALF + LANES : lane;
-        high[lane] = lane & HALF ? lane + LANES : lane + HALF;
-    }
+    auto low = [](int lane) { return lane & HALF ? lane - HALF + LANES : lane; };
+    auto high = [](int lane) { return lane & HALF ? lane + LANES : lane + HALF; };
     for (int j = 0; j < LANES; j++) {
         if (j & HALF) continue;
         Vector upper = part[j], lower = part[j + HALF];
-        part[j] = __builtin_shuffle(upper, lower, low);
-        part[j + HALF] = __builtin_shuffle(upper, lower, high);
+        part[j] = lanes_of(upper, lower, low);
+        part[j + HALF] = lanes_of(upper, lower, high);
     }
     if constexpr (HALF > 1) transpose<HALF / 2>(part);
 }
