@@ -59,23 +59,36 @@ __attribute__((always_inline)) static inline void ask(const uint8_t* soon, const
         __builtin_prefetch(next + i, 0, 2);
 }
 
+// What a processor multiplies and adds at once: four bytes of each lane, or two numbers of 16 bits.
+#if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
+#define IN_FOURS
+#elif defined(__AVX512BW__) || (defined(__AVX2__) && !defined(__AVX512F__))
+#define IN_PAIRS
+#endif
+
+#if defined(IN_PAIRS)
+static inline Ints pair_sums(Shorts a, Shorts b) {
+#if defined(__AVX512BW__)
+    return (Ints)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#else
+    return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#endif
+}
+#endif
+
 // total + the sums of four products in each lane: bytes without a sign times bytes with one.
 static inline Ints dot(Ints total, Ints weights, Ints x) {
-#if defined(__AVX512VNNI__)
+#if defined(IN_FOURS) && defined(__AVX512F__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, (__m512i)x);
-#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+#elif defined(IN_FOURS)
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)weights, (__m256i)x);
 #else
     // Bytes in pairs of 16 bits, the even ones and the odd ones; the instruction that takes bytes
     // at once would saturate.
     Shorts w = (Shorts)weights, s = (Shorts)x, even = w & 255, odd = (w >> 8) & 255;
     Shorts x_even = (s << 8) >> 8, x_odd = s >> 8;
-#if defined(__AVX512BW__)
-    return total + (Ints)_mm512_madd_epi16((__m512i)even, (__m512i)x_even) +
-           (Ints)_mm512_madd_epi16((__m512i)odd, (__m512i)x_odd);
-#elif defined(__AVX2__) && !defined(__AVX512F__)
-    return total + (Ints)_mm256_madd_epi16((__m256i)even, (__m256i)x_even) +
-           (Ints)_mm256_madd_epi16((__m256i)odd, (__m256i)x_odd);
+#if defined(IN_PAIRS)
+    return total + pair_sums(even, x_even) + pair_sums(odd, x_odd);
 #else
     for (int lane = 0; lane < LANES; lane++)
         for (int half = 0; half < 2; half++)
@@ -85,6 +98,26 @@ static inline Ints dot(Ints total, Ints weights, Ints x) {
 #endif
 #endif
 }
+
+// The same for weights of 4 bits. Two of their products fit into 16 bits, and so do all of a
+// group's that belong there: 16 times 15 times 127.
+#if defined(IN_PAIRS)
+typedef Shorts SmallSums;
+static inline SmallSums dot_small(SmallSums total, Ints weights, Ints x) {
+#if defined(__AVX512BW__)
+    return total + (Shorts)_mm512_maddubs_epi16((__m512i)weights, (__m512i)x);
+#else
+    return total + (Shorts)_mm256_maddubs_epi16((__m256i)weights, (__m256i)x);
+#endif
+}
+static inline Ints widened(SmallSums total) { return pair_sums(total, Shorts{} + 1); }
+#else
+typedef Ints SmallSums;
+static inline SmallSums dot_small(SmallSums total, Ints weights, Ints x) {
+    return dot(total, weights, x);
+}
+static inline Ints widened(SmallSums total) { return total; }
+#endif
 
 // ------------------------------------------------------------------------------- the rows of x
 
@@ -239,8 +272,7 @@ struct HalfBytes {
     template <int ROWS>
     static inline void dots(const char* x, int64_t stride, int64_t part, const uint8_t* weights,
                             Ints (&whole)[ROWS][WIDE]) {
-        for (int r = 0; r < ROWS; r++)
-            for (int c = 0; c < WIDE; c++) whole[r][c] = Ints{};
+        SmallSums sums[ROWS][WIDE] = {};
         for (int k = 0; k < PART / 8; k++) {
             Ints low[WIDE], high[WIDE];
             for (int c = 0; c < WIDE; c++) {
@@ -252,9 +284,11 @@ struct HalfBytes {
                 const int8_t* eight = group_at<PART>(x + r * stride).numbers + 8 * k;
                 Ints first = splat(load<int32_t>(eight)), second = splat(load<int32_t>(eight + 4));
                 for (int c = 0; c < WIDE; c++)
-                    whole[r][c] = dot(dot(whole[r][c], low[c], first), high[c], second);
+                    sums[r][c] = dot_small(dot_small(sums[r][c], low[c], first), high[c], second);
             }
         }
+        for (int r = 0; r < ROWS; r++)
+            for (int c = 0; c < WIDE; c++) whole[r][c] = widened(sums[r][c]);
     }
 };
 
