@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -144,6 +144,19 @@ def test_a_bad_past_does_not_ban_a_drafter(llm: LLM) -> None:
         play(begin(auto, llm), {"one": World(chance=0.02)}, 200, seed)
     lengths = play(begin(auto, llm), {"one": World(draft=0.02, chance=0.9)}, 600, 99)
     assert sum(length > 0 for _, length in lengths[400:]) > 150
+
+
+def test_one_slow_look_does_not_rule_a_drafter_out(llm: LLM) -> None:
+    """A first draft that waited for its weights to come into memory taken for what drafts cost:
+    the drafter is left alone for hundreds of rounds, over many requests."""
+    auto = Auto([One(), Two()])
+    worlds = {"one": World(chance=0.3), "two": GOOD}
+    slow = {**worlds, "two": replace(GOOD, draft=100 * GOOD.draft)}
+    at_work, seen = begin(auto, llm), 0
+    while not at_work.rounds["two"]:
+        seen += len(play(at_work, slow, 1, seen))
+    lengths = play(at_work, worlds, 150 - seen)
+    assert sum(name == "two" for name, _ in lengths[-100:]) > 80
 
 
 def test_earlier_requests_save_the_trying(llm: LLM) -> None:

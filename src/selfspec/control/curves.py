@@ -235,9 +235,11 @@ class Curves:
         self._growth, self._prior = growth, prior
         self._by_rows: dict[int, Curve] = {}
         self._every = Curve(growth) if growth is not None and prior is None else None
+        self._count = 0
 
     def observe(self, rows: int, size: int, seconds: float) -> bool:
         """Another time of a size, with so many rows. Says whether that changes any answer."""
+        self._count += 1
         curve = self._by_rows.get(rows)
         if curve is None:
             expected = self.of(rows)
@@ -257,6 +259,11 @@ class Curves:
     @property
     def known(self) -> bool:
         return bool(self._by_rows) or (self._prior is not None and self._prior.known)
+
+    @property
+    def certain(self) -> bool:
+        """Whether there are enough times, of earlier requests too, to outvote a spike."""
+        return self._count >= ENOUGH or (self._prior is not None and self._prior.certain)
 
     def of(self, rows: int) -> Curve:
         """The curve of so many rows, or what stands for it while there is none."""

@@ -243,7 +243,9 @@ class AutoSession(JoinedSession, ControlSession):
             tried = best(rates, least=1) if known else None
             size = rows * (1 + (tried or 0)) + beside
             cost = arm.costs.passes.of(rows)(size) if known else 0.0
-            expected = None if tried is None else rates[tried] / arm.bar
+            # one slow look, at weights that were not in memory yet, must not rule a drafter out
+            certain = arm.costs.drafting.certain
+            expected = rates[tried] / arm.bar if tried is not None and certain else None
             if arm.looks.due(highest, expected, cost):
                 return arm, first_length(rows, most) if tried is None else tried
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
