@@ -74,41 +74,79 @@ static inline Ints pair_sums(Shorts a, Shorts b) {
     return (Ints)_mm256_madd_epi16((__m256i)a, (__m256i)b);
 #endif
 }
+
+// Bytes without a sign times bytes with one, two and two added. What exceeds 16 bits is cut off.
+static inline Shorts pairs_of_bytes(Ints a, Ints b) {
+#if defined(__AVX512BW__)
+    return (Shorts)_mm512_maddubs_epi16((__m512i)a, (__m512i)b);
+#else
+    return (Shorts)_mm256_maddubs_epi16((__m256i)a, (__m256i)b);
+#endif
+}
 #endif
 
-// total + the sums of four products in each lane: bytes without a sign times bytes with one.
+// Weights as `dot` takes them, made of four bytes in each lane: those of w + 128.
+#if defined(IN_PAIRS)
+// Two products of w + 128 might exceed 16 bits, and two of its size do not: twice 128 times 127. So
+// x is given the sign of w.
+struct Weights {
+    Weights() = default;
+    Ints size;
+#if defined(__AVX512BW__)
+    __mmask64 negative;
+    Weights(Ints bytes) {
+        __m512i w = (__m512i)(bytes ^ (int32_t)0x80808080);
+        size = (Ints)_mm512_abs_epi8(w), negative = _mm512_movepi8_mask(w);
+    }
+    inline Ints signed_by(Ints x) const {
+        __m512i v = (__m512i)x;
+        return (Ints)_mm512_mask_sub_epi8(v, negative, _mm512_setzero_si512(), v);
+    }
+#else
+    __m256i w;
+    Weights(Ints bytes) {
+        w = (__m256i)(bytes ^ (int32_t)0x80808080);
+        size = (Ints)_mm256_abs_epi8(w);
+    }
+    inline Ints signed_by(Ints x) const { return (Ints)_mm256_sign_epi8((__m256i)x, w); }
+#endif
+};
+#else
+typedef Ints Weights;
+#endif
+
+// total + the sums of four products in each lane. Where weights are those of w + 128 the total
+// begins with `shift`, which undoes that.
+#if defined(IN_PAIRS)
+static inline Ints dot_begin(int32_t) { return Ints{}; }
+static inline Ints dot(Ints total, const Weights& weights, Ints x) {
+    return total + pair_sums(pairs_of_bytes(weights.size, weights.signed_by(x)), Shorts{} + 1);
+}
+#else
+static inline Ints dot_begin(int32_t shift) { return splat(shift); }
 static inline Ints dot(Ints total, Ints weights, Ints x) {
 #if defined(IN_FOURS) && defined(__AVX512F__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, (__m512i)x);
 #elif defined(IN_FOURS)
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)weights, (__m256i)x);
 #else
-    // Bytes in pairs of 16 bits, the even ones and the odd ones; the instruction that takes bytes
-    // at once would saturate.
     Shorts w = (Shorts)weights, s = (Shorts)x, even = w & 255, odd = (w >> 8) & 255;
     Shorts x_even = (s << 8) >> 8, x_odd = s >> 8;
-#if defined(IN_PAIRS)
-    return total + pair_sums(even, x_even) + pair_sums(odd, x_odd);
-#else
     for (int lane = 0; lane < LANES; lane++)
         for (int half = 0; half < 2; half++)
             total[lane] += even[2 * lane + half] * x_even[2 * lane + half] +
                            odd[2 * lane + half] * x_odd[2 * lane + half];
     return total;
 #endif
-#endif
 }
+#endif
 
-// The same for weights of 4 bits. Two of their products fit into 16 bits, and so do all of a
-// group's that belong there: 16 times 15 times 127.
+// The same for weights of 4 bits, as they are. Two of their products fit into 16 bits, and so do
+// all of a group's that belong there: 16 times 15 times 127.
 #if defined(IN_PAIRS)
 typedef Shorts SmallSums;
 static inline SmallSums dot_small(SmallSums total, Ints weights, Ints x) {
-#if defined(__AVX512BW__)
-    return total + (Shorts)_mm512_maddubs_epi16((__m512i)weights, (__m512i)x);
-#else
-    return total + (Shorts)_mm256_maddubs_epi16((__m256i)weights, (__m256i)x);
-#endif
+    return total + pairs_of_bytes(weights, x);
 }
 static inline Ints widened(SmallSums total) { return pair_sums(total, Shorts{} + 1); }
 #else
@@ -243,9 +281,9 @@ struct WholeBytes {
                             Ints (&whole)[ROWS][WIDE]) {
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < WIDE; c++)
-                whole[r][c] = splat(group_at<PART>(x + r * stride).shifts[part]);
+                whole[r][c] = dot_begin(group_at<PART>(x + r * stride).shifts[part]);
         for (int k = 0; k < PART / 4; k++) {
-            Ints weight[WIDE];
+            Weights weight[WIDE];
             for (int c = 0; c < WIDE; c++)
                 weight[c] = load<Ints>(weights + (k * WIDE + c) * LANES * 4);
             for (int r = 0; r < ROWS; r++) {
