@@ -159,6 +159,21 @@ def test_one_slow_look_does_not_rule_a_drafter_out(llm: LLM) -> None:
     assert sum(name == "two" for name, _ in lengths[-100:]) > 80
 
 
+def test_a_machine_that_is_slow_for_a_while_changes_no_choice(llm: LLM) -> None:
+    """Lengths that were timed in a slow minute taken for dear ones, beside those timed after it."""
+    usual, shares = {"one": World(draft=0.01, chance=0.8), "two": BAD}, []
+    slow = {
+        name: replace(world, draft=2 * world.draft, passes=[2 * each for each in world.passes])
+        for name, world in usual.items()
+    }
+    for seed in range(4):
+        at_work, lengths = begin(Auto([Lookup(), Two()]), llm), []
+        for minute in range(20):
+            lengths += play(at_work, slow if minute % 2 else usual, 60, 100 * seed + minute)
+        shares.append(rate(lengths, usual) / usual["one"].best)
+    assert sum(shares) / len(shares) > 0.965, shares
+
+
 def test_earlier_requests_save_the_trying(llm: LLM) -> None:
     """Every request paying again for what the last one found out; another model's costs taken for
     this one's."""
@@ -300,7 +315,7 @@ def test_of_two_that_are_close_the_lookup_drafts(llm: LLM) -> None:
     """The next rounds' luck decides between a lookup and a part of the model that is worth as much,
     and each change pays for rounds of the model. How often it does depends on the dice."""
     worlds = {"one": World(draft=0.01, chance=0.6), "two": World(draft=0.07, chance=0.7)}
-    played = [play(begin(Auto([Lookup(), Two()]), llm), worlds, 1000, seed) for seed in range(6)]
+    played = [play(begin(Auto([Lookup(), Two()]), llm), worlds, 1000, seed) for seed in range(12)]
     drafted = [name == "two" for lengths in played for name, _ in lengths[300:]]
     assert sum(drafted) < 0.15 * len(drafted)
 

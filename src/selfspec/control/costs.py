@@ -81,8 +81,7 @@ class CostModel:
 
     def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
         """One round. `asked`: how much each row was to draft, nothing if others were asked."""
-        made = [len(row.draft.tree) - 1 for row in outcome.rows]
-        rows = len(made)
+        made, rows = drafted(outcome), len(outcome.rows)
         size = sum(made) + rows + time.beside
         changed = self.passes.observe(rows, size, time.verify + time.host)
         if changed or any(asked):
@@ -91,6 +90,12 @@ class CostModel:
             self.drafting.observe(rows, max(1, *made), time.draft)
             paths = {row.row: row.path for row in outcome.rows}
             self._learn({row.row: row.draft.tree for row in outcome.rows}, paths, asked)
+
+    def expected(self, outcome: Outcome, beside: int) -> float | None:
+        """Seconds of such a round's pass, if they are known well."""
+        rows = len(outcome.rows)
+        size = sum(drafted(outcome)) + rows + beside
+        return self.passes.of(rows)(size) if self.passes.settled(rows, size) else None
 
     def tried(
         self, trees: Mapping[int, Tree], paths: Mapping[int, Sequence[int]], asked: int
@@ -327,6 +332,11 @@ class Checks:
         if not outcome.drafted:
             self._plain[len(outcome.rows)] += 1
             self._own.add(len(outcome.rows))
+
+
+def drafted(outcome: Outcome) -> list[int]:
+    """How many tokens were drafted for each row."""
+    return [len(row.draft.tree) - 1 for row in outcome.rows]
 
 
 def likelier(chance: float, odds: float) -> float:

@@ -31,6 +31,7 @@ from ..control.costs import (
     shared,
 )
 from ..control.curves import ENOUGH
+from ..control.pace import Pace
 from ..core.contract import Budget, Draft, Outcome, RoundTime
 from ..core.sampling import Sampler
 from ..errors import OptionError
@@ -57,6 +58,15 @@ class _Known:
 
     costs: CostModel = field(default_factory=CostModel)
     looks: Looks = field(default_factory=Looks)
+
+
+@dataclass
+class _Past:
+    """What earlier requests learned on one model."""
+
+    known: Sequence[_Known] = ()  # drafter by drafter
+    plain_rows: Counter[int] = field(default_factory=Counter)  # rounds without drafts, by rows
+    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(frozen=True)
@@ -99,11 +109,7 @@ class Auto(Drafter):
         return [drafter for drafter in made if drafter is not None]
 
     @cached_property
-    def _known(self) -> WeakKeyDictionary[LayeredModel, list[_Known]]:
-        return WeakKeyDictionary()
-
-    @cached_property
-    def _plain_rows(self) -> WeakKeyDictionary[LayeredModel, Counter[int]]:
+    def _pasts(self) -> WeakKeyDictionary[LayeredModel, _Past]:
         return WeakKeyDictionary()
 
     @property
@@ -111,21 +117,20 @@ class Auto(Drafter):
         return any(drafter.learns_across_requests for drafter in self._drafters)
 
     def start(self, target: Target) -> AutoSession:
-        memories = self._known.get(target.model)
-        if memories is None:
-            memories = self._known.setdefault(target.model, self._first_known(target.model))
         arms: list[_Arm] = []
         if target.model.one_by_one:  # every draft costs a pass, so that none can pay
-            return AutoSession(arms, self.most, Counter())
-        for drafter, memory in zip(self._drafters, memories, strict=True):
+            return AutoSession(arms, self.most, _Past())
+        past = self._pasts.get(target.model)
+        if past is None:
+            past = self._pasts.setdefault(target.model, _Past(self._first_known(target.model)))
+        for drafter, memory in zip(self._drafters, past.known, strict=True):
             try:
                 session = drafter.start(target)
             except OptionError:  # an exit after a quarter of two layers, say
                 continue
             costs = CostModel(memory.costs)
             arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.looks_up))
-        plain_rows = self._plain_rows.setdefault(target.model, Counter())
-        return AutoSession(arms, self.most, plain_rows, bool(target.model.pass_seconds))
+        return AutoSession(arms, self.most, past, bool(target.model.pass_seconds))
 
     def _first_known(self, model: LayeredModel) -> list[_Known]:
         """The first is tried at once, and what is likely to be right soon after."""
@@ -161,11 +166,8 @@ class _Arm:
 class AutoSession(JoinedSession, ControlSession):
     """Drafter and controller of one generation; `rounds` says how often each candidate drafted."""
 
-    def __init__(
-        self, arms: Sequence[_Arm], most: int, plain_rows: Counter[int], told: bool = False
-    ) -> None:
-        """`plain_rows`: rounds without drafts by number of rows, in earlier requests too.
-        `told`: what passes cost is known from the beginning."""
+    def __init__(self, arms: Sequence[_Arm], most: int, past: _Past, told: bool = False) -> None:
+        """`told`: what passes cost is known from the beginning."""
         super().__init__([arm.session for arm in arms])
         self._arms, self._most, self._told = arms, most, told
         self._chosen: _Arm | None = None
@@ -175,7 +177,8 @@ class AutoSession(JoinedSession, ControlSession):
         self._compared: set[int] = set()  # rows with drafts that were compared with the model's own
         self._rows: Sequence[int] = ()
         self._reading = 0
-        self._checks, self._standing = Checks(plain_rows), Standing()
+        self._checks, self._standing = Checks(past.plain_rows), Standing()
+        self._pace = past.pace
         self._plain = 0  # rounds without drafts, one after the other
         self._unasked = 0  # rounds since a lookup was asked for much, or compared with the text
         self._rest = 0  # rounds that are still passed over
@@ -274,6 +277,7 @@ class AutoSession(JoinedSession, ControlSession):
             return self.passed_over(time.draft + time.verify + time.host)
         if self._chosen and self._stood:  # `budget` was not asked
             self._chosen.rounds += 1
+        time = self._pace.even(time, self._expected(outcome, time))
         # all learn from a plain round
         learning = [self._chosen] if self._chosen and outcome.drafted else self._arms
         for arm in learning:
@@ -296,6 +300,14 @@ class AutoSession(JoinedSession, ControlSession):
             self._try(outcome)
         rest = int(self._plain * PASSED_OVER) if self._arms else MOST_PASSED_OVER
         self._rest = min(rest, MOST_PASSED_OVER)
+
+    def _expected(self, outcome: Outcome, time: RoundTime) -> float | None:
+        """What this round's pass took at the first measurements' pace, by the same candidate's
+        costs at all times: each by its own would take its own mistakes for the machine's pace."""
+        told = next(iter(self._arms), None)
+        if told is None or self._chosen not in (None, told):
+            return None
+        return told.costs.expected(outcome, time.beside)
 
     @property
     def passes_over(self) -> bool:
