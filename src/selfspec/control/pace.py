@@ -12,7 +12,6 @@ from dataclasses import replace
 from statistics import median
 
 from ..core.contract import RoundTime
-from .curves import SHORTEST
 
 HEARD = 5  # rounds whose median counts, since single ones may be spikes
 
@@ -27,8 +26,9 @@ class Pace:
     def even(self, time: RoundTime, expected: float | None) -> RoundTime:
         """A round as it would have been at the first measurements' pace. `expected`: what its pass
         took then, if that is known well."""
-        if expected:
-            self._ratios.append(max(time.verify + time.host, SHORTEST) / expected)
+        seconds = time.verify + time.host
+        if expected and seconds:  # a clock may stand still
+            self._ratios.append(seconds / expected)
             if len(self._ratios) == HEARD:
                 self._now = median(self._ratios)
         draft, verify, host = (each / self._now for each in (time.draft, time.verify, time.host))
