@@ -87,8 +87,8 @@ static inline Shorts pairs_of_bytes(Ints a, Ints b) {
 
 // Weights as `dot` takes them, made of four bytes in each lane: those of w + 128.
 #if defined(IN_PAIRS)
-// Two products of w + 128 might exceed 16 bits, and two of its size do not: twice 128 times 127. So
-// x is given the sign of w.
+// Two products of w + 128 may exceed 16 bits. Two of |w| do not: it is 128 at most, and x 127. So x
+// is given the sign of w.
 struct Weights {
     Weights() = default;
     Ints size;
