@@ -26,12 +26,14 @@ def test_a_machine_that_slows_down_looks_as_before() -> None:
 
 
 def test_a_few_slow_rounds_are_no_slow_machine() -> None:
+    """A spike that makes what follows look quick."""
     pace = Pace()
     told(pace, 1.0, HEARD)
     assert told(pace, 5.0, HEARD // 2).verify == pytest.approx(7.5)
 
 
 def test_rounds_of_unknown_cost_say_nothing_and_are_evened_too() -> None:
+    """A size that was never measured taken for one that costs nothing, or left at another pace."""
     pace = Pace()
     assert pace.even(RoundTime(1.0, 9.0, 0.0), expected=None).verify == 9.0
     told(pace, 2.0, HEARD)
@@ -39,6 +41,7 @@ def test_rounds_of_unknown_cost_say_nothing_and_are_evened_too() -> None:
 
 
 def test_a_clock_that_stands_still() -> None:
+    """A division by a pace of nothing."""
     pace = Pace()
     for _ in range(2 * HEARD):
         time = pace.even(RoundTime(0.0, 0.0, 0.0), expected=1e-9)

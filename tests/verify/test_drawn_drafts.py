@@ -3,7 +3,6 @@ controller, chains and trees, by chi-square over many texts of a tiny model."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -20,7 +19,7 @@ from selfspec.core.guessing import drawn
 from selfspec.core.randomness import DRAFT, invert, uniform
 from selfspec.core.sampling import Sampler
 from selfspec.draft import chain
-from selfspec.draft.auto import Auto, AutoSession
+from selfspec.draft.auto import Auto, AutoSession, Past
 from selfspec.draft.base import Drafter, DraftSession, JoinedSession, Target, Texts
 from selfspec.draft.from_layers.cosine import Cosine
 from selfspec.draft.from_layers.dynamic_exit import DynamicExit
@@ -243,7 +242,7 @@ class Seeing(Auto):
 
     def start(self, target: Target) -> AutoSession:
         at_work = super().start(target)
-        return _Seeing(at_work._arms, at_work._most, Counter())
+        return _Seeing(at_work._arms, at_work._most, Past())
 
 
 class _Seeing(AutoSession):

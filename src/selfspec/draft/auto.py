@@ -61,7 +61,7 @@ class _Known:
 
 
 @dataclass
-class _Past:
+class Past:
     """What earlier requests learned on one model."""
 
     known: Sequence[_Known] = ()  # drafter by drafter
@@ -109,7 +109,7 @@ class Auto(Drafter):
         return [drafter for drafter in made if drafter is not None]
 
     @cached_property
-    def _pasts(self) -> WeakKeyDictionary[LayeredModel, _Past]:
+    def _pasts(self) -> WeakKeyDictionary[LayeredModel, Past]:
         return WeakKeyDictionary()
 
     @property
@@ -119,10 +119,10 @@ class Auto(Drafter):
     def start(self, target: Target) -> AutoSession:
         arms: list[_Arm] = []
         if target.model.one_by_one:  # every draft costs a pass, so that none can pay
-            return AutoSession(arms, self.most, _Past())
+            return AutoSession(arms, self.most, Past())
         past = self._pasts.get(target.model)
         if past is None:
-            past = self._pasts.setdefault(target.model, _Past(self._first_known(target.model)))
+            past = self._pasts.setdefault(target.model, Past(self._first_known(target.model)))
         for drafter, memory in zip(self._drafters, past.known, strict=True):
             try:
                 session = drafter.start(target)
@@ -166,7 +166,7 @@ class _Arm:
 class AutoSession(JoinedSession, ControlSession):
     """Drafter and controller of one generation; `rounds` says how often each candidate drafted."""
 
-    def __init__(self, arms: Sequence[_Arm], most: int, past: _Past, told: bool = False) -> None:
+    def __init__(self, arms: Sequence[_Arm], most: int, past: Past, told: bool = False) -> None:
         """`told`: what passes cost is known from the beginning."""
         super().__init__([arm.session for arm in arms])
         self._arms, self._most, self._told = arms, most, told
@@ -247,7 +247,7 @@ class AutoSession(JoinedSession, ControlSession):
             size = rows * (1 + (tried or 0)) + beside
             cost = arm.costs.passes.of(rows)(size) if known else 0.0
             # one slow look, at weights that were not in memory yet, must not rule a drafter out
-            certain = arm.costs.drafting.certain
+            certain = arm.looks_up or arm.costs.drafting.certain
             expected = rates[tried] / arm.bar if tried is not None and certain else None
             if arm.looks.due(highest, expected, cost):
                 return arm, first_length(rows, most) if tried is None else tried
