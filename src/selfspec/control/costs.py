@@ -81,20 +81,19 @@ class CostModel:
 
     def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
         """One round. `asked`: how much each row was to draft, nothing if others were asked."""
-        made, rows = drafted(outcome), len(outcome.rows)
-        size = sum(made) + rows + time.beside
+        rows, size = len(outcome.rows), pass_size(outcome, time.beside)
         changed = self.passes.observe(rows, size, time.verify + time.host)
         if changed or any(asked):
             self._rates.clear()
         if any(asked):
-            self.drafting.observe(rows, max(1, *made), time.draft)
+            longest = max(len(row.draft.tree) - 1 for row in outcome.rows)
+            self.drafting.observe(rows, max(1, longest), time.draft)
             paths = {row.row: row.path for row in outcome.rows}
             self._learn({row.row: row.draft.tree for row in outcome.rows}, paths, asked)
 
     def expected(self, outcome: Outcome, beside: int) -> float | None:
         """Seconds of such a round's pass, if they are known well."""
-        rows = len(outcome.rows)
-        size = sum(drafted(outcome)) + rows + beside
+        rows, size = len(outcome.rows), pass_size(outcome, beside)
         return self.passes.of(rows)(size) if self.passes.settled(rows, size) else None
 
     def tried(
@@ -334,9 +333,9 @@ class Checks:
             self._own.add(len(outcome.rows))
 
 
-def drafted(outcome: Outcome) -> list[int]:
-    """How many tokens were drafted for each row."""
-    return [len(row.draft.tree) - 1 for row in outcome.rows]
+def pass_size(outcome: Outcome, beside: int) -> int:
+    """Tokens of a round's pass, those of others in it included."""
+    return outcome.drafted + len(outcome.rows) + beside
 
 
 def likelier(chance: float, odds: float) -> float:
