@@ -223,6 +223,12 @@ extern "C" void tune(int64_t soon, int64_t later, int64_t rows) {
 
 extern "C" int64_t most_rows() { return MAX_ROWS; }
 
+constexpr int STRIDE = 2;  // steps that ask for memory together
+constexpr int LINES = std::max(STRIDE * PANEL * 4 / 64, 1);  // of the caches, in as many steps
+// Tiles that share a panel find it in the second cache, so the first one is not asked for it where
+// every instruction counts: beside another thread of the same core it has half of the instructions.
+constexpr bool ALWAYS_SOON = LANES > 8;
+
 // One panel times ROWS rows. The weights of a step lie side by side, so the panel is one stream
 // from memory, read once for all rows. The rows are read a number at a time: they are short and
 // were just written, so they are near.
@@ -230,19 +236,26 @@ template <int ROWS>
 static inline void tile(const float* x, int64_t inputs, const float* panel, const Later& later,
                         float* sums) {
     Vector total[ROWS][WIDE] = {};
-    const float* soon = panel + tuned.soon * PANEL;
-    const char* next = later.from;
-    int64_t second = later.alone ? 4 * LANES : 0;  // a tile of several asks for less in a step
-    for (int64_t k = 0; k < inputs; k++, next += later.step) {
-        Vector weight[WIDE];
-        for (int c = 0; c < WIDE; c++) {
-            __builtin_prefetch(soon + k * PANEL + c * LANES, 0, 3);
-            __builtin_prefetch(next + c * second, 0, 2);
+    auto go_on = [&](auto steps) {
+#pragma GCC unroll 2
+        for (int step = 0; step < steps; step++, x++, panel += PANEL) {
+            Vector weight[WIDE];
+            for (int c = 0; c < WIDE; c++) weight[c] = load_once(panel + c * LANES);
+            for (int r = 0; r < ROWS; r++)
+                for (int c = 0; c < WIDE; c++) total[r][c] += x[r * inputs] * weight[c];
         }
-        for (int c = 0; c < WIDE; c++) weight[c] = load(panel + k * PANEL + c * LANES);
-        for (int r = 0; r < ROWS; r++)
-            for (int c = 0; c < WIDE; c++) total[r][c] += x[r * inputs + k] * weight[c];
+    };
+    const char *soon = (const char*)(panel + tuned.soon * PANEL), *next = later.from;
+    int64_t left = inputs;
+    for (; left >= STRIDE; left -= STRIDE, soon += LINES * 64, next += STRIDE * later.step) {
+        if (later.alone || ALWAYS_SOON)
+            for (int i = 0; i < LINES; i++) __builtin_prefetch(soon + i * 64, 0, 3);
+        for (int i = 0; i < (LINES + 1) / 2; i++) __builtin_prefetch(next + i * 64, 0, 2);
+        if (later.alone)  // several tiles ask for less each
+            for (int i = (LINES + 1) / 2; i < LINES; i++) __builtin_prefetch(next + i * 64, 0, 2);
+        go_on(std::integral_constant<int, STRIDE>());
     }
+    for (; left > 0; left--) go_on(std::integral_constant<int, 1>());
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < WIDE; c++) store(sums + r * PANEL + c * LANES, total[r][c]);
 }
