@@ -1,9 +1,10 @@
 """`scripts/bench memory`: how much memory each way to draft takes, each in a process of its own.
 
-A process loads the model, answers one short prompt and says the largest resident size that it had
-while it answered, and since it began. Shared libraries and the allocator's leftovers are in it, so
-compare with the row of plain decoding, or with what it had once the library was imported. A first
-load packs weights, which later ones find, so it is not counted. Linux only. Times are not taken.
+A process loads the model, answers one short prompt (`memory_of.py`) and says how much of it was
+resident once `LLM` was imported, once the model was loaded and once it had answered, and the most
+that was while it loaded and while it answered. Shared libraries and the allocator's leftovers are
+in it, so compare with the row of plain decoding, or with the import. A first load packs weights,
+which later ones find, so it is not counted. Linux only. Times are not taken.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from benchmarks.command import Model, Out, Show, environment, made_by, result_pa
 from benchmarks.models import folder_of
 from selfspec.bench.contestants import own_options
 from selfspec.bench.html import Table
-from selfspec.bench.meters import PeakMemory
 from selfspec.bench.prompts import TEXT
 from selfspec.bench.schema import write_json
 from selfspec.bench.tables import markdown
@@ -35,31 +35,11 @@ METHODS = (
 WORDS = 200  # of the prompt
 
 
-def used(folder: str, method: str, weights: str, tokens: int) -> dict[str, Any]:
-    """What this process takes for one answer; it must be a fresh one."""
-    import os
-
-    from selfspec import LLM
-
-    whole, answer = PeakMemory(os.getpid()), PeakMemory(os.getpid())
-    whole.start()
-    imported = whole.read()
-    llm = LLM.from_pretrained(folder, weights=weights, profile=None)
-    loading = whole.read()
-    answer.start()
-    prompt = " ".join(TEXT.split()[:WORDS])
-    made = llm.generate(prompt, max_new_tokens=tokens, **own_options(method))
-    answering = answer.read()
-    if imported is None or loading is None or answering is None:
-        raise OptionError("this system does not say how much memory a process takes; use Linux")
-    sizes = {"imported": imported, "loading": loading, "answering": answering}
-    return {**sizes, "tokens": made.stats.new_tokens}
-
-
 def apart(folder: str, method: str, weights: str, tokens: int) -> dict[str, Any]:
     """The same in a process of its own."""
-    words = [sys.executable, "-P", "-m", "benchmarks.memory", "--model", folder]
-    words += ["--one", method, "--weights", weights, "--max-new-tokens", str(tokens)]
+    prompt, options = " ".join(TEXT.split()[:WORDS]), json.dumps(own_options(method))
+    words = [sys.executable, "-P", "-m", "benchmarks.memory_of"]
+    words += [folder, weights, prompt, str(tokens), options]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment())
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
@@ -69,9 +49,15 @@ def apart(folder: str, method: str, weights: str, tokens: int) -> dict[str, Any]
 
 
 def table(content: dict[str, Any]) -> str:
-    """Megabytes by method, over plain decoding and over the library alone."""
+    """Megabytes by method: peaks beside the first row's, and what stays above the import."""
     rows = content["rows"]
     plain = rows[0]["answering"]
+
+    def above(row: dict[str, Any], name: str) -> str:
+        """Results of earlier versions have peaks only."""
+        known = "imported" in row and name in row
+        return f"{(row[name] - row['imported']) / 1e6:+.0f}" if known else "-"
+
     lines = [
         [
             row["method"],
@@ -79,12 +65,14 @@ def table(content: dict[str, Any]) -> str:
             f"{row['loading'] / 1e6:.0f}",
             f"{row['answering'] / 1e6:.0f}",
             f"{(row['answering'] - plain) / 1e6:+.0f}",
-            f"{(row['answering'] - row['imported']) / 1e6:+.0f}" if "imported" in row else "-",
+            *(above(row, name) for name in ("answering", "loaded", "answered")),
         ]
         for row in rows
     ]
     heads = ["method", "weights", "loading, MB", "answering, MB", "over the first"]
-    return markdown([Table([*heads, "over the import"], lines)])
+    stays = ["over the import", "loaded, over it", "answered, over it"]
+    note = "Loading and answering: the most in that time. Over the import: the most while answering."
+    return markdown([Table([*heads, *stays], lines), note])
 
 
 def memory(
@@ -94,7 +82,6 @@ def memory(
         str, typer.Option(help="Ways to store weights, each with every method.")
     ] = "auto",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Tokens of each answer.")] = 64,
-    one: Annotated[str, typer.Option(hidden=True)] = "",
     out: Out = None,
     show: Show = None,
 ) -> None:
@@ -106,9 +93,6 @@ def memory(
         typer.echo(table(from_json(show.read_text(encoding="utf-8"))))
         return
     folder = str(folder_of(model))
-    if one:
-        typer.echo(json.dumps(used(folder, one, weights, max_new_tokens)))
-        return
     kinds = weights.split(",")
     for kind in kinds:
         apart(folder, "plain", kind, 1)

@@ -365,6 +365,16 @@ def test_scripts_can_be_run(name: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+def test_every_benchmark_that_is_described_can_be_run() -> None:
+    """Catches a benchmark that the script refuses as unknown, though a page names it."""
+    lists = [ROOT / "scripts" / "bench", ROOT / "benchmarks" / "README.md"]
+    known, described = (
+        set(re.findall(rf"^{start}scripts/bench ([a-z_]+)", file.read_text("utf-8"), re.MULTILINE))
+        for file, start in zip(lists, ("#   ", ""), strict=True)
+    )
+    assert described and described == known
+
+
 def test_ci_runs_the_scripts_and_nothing_else() -> None:
     """People and CI must run the same commands, else CI passes on what nobody can repeat."""
     called = set(

@@ -23,7 +23,8 @@ def test_each_method_has_a_process_of_its_own(
     rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
     assert [row["method"] for row in rows] == ["plain", "ngram"]
     assert all(row["answering"] > 10**8 and row["tokens"] == 3 for row in rows)
-    assert all(10**8 < row["imported"] <= row["loading"] for row in rows)
+    assert all(10**8 < row["imported"] <= row["loaded"] <= row["loading"] for row in rows)
+    assert all(row["imported"] < row["answered"] <= row["answering"] for row in rows)
     assert "| ngram" in capsys.readouterr().out
     memory.memory(show=out)
     assert "| plain" in capsys.readouterr().out
