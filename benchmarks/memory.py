@@ -71,7 +71,7 @@ def table(content: dict[str, Any]) -> str:
     ]
     heads = ["method", "weights", "loading, MB", "answering, MB", "over the first"]
     stays = ["over the import", "loaded, over it", "answered, over it"]
-    note = "Loading and answering: the most in that time. Over the import: the most while answering."
+    note = "Loading and answering: the most in that time; over the import: that of answering."
     return markdown([Table([*heads, *stays], lines), note])
 
 
