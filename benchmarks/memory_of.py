@@ -1,37 +1,35 @@
 """What one process takes that loads a model and answers one prompt. Run by `scripts/bench memory`.
 
-It imports `LLM` and nothing else, as a user's program would, so that no module of the benchmarks
-hides what a load has to import, or counts as part of it. Linux only.
+Of what is large it imports `LLM` and nothing else, as a user's program would, so that no module of
+the benchmarks hides what a load has to import, or counts as part of it. Linux only.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import sys
-from pathlib import Path
 
 from selfspec import LLM
-
-
-def resident(line: str = "VmRSS") -> int:
-    """Bytes that are resident now, or at most since `forget` (`VmHWM`)."""
-    status = Path("/proc/self/status").read_text(encoding="utf-8")
-    return int(status.split(f"{line}:")[1].split()[0]) * 1024
-
-
-def forget() -> None:
-    """From now on count the largest resident size anew."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+from selfspec.bench.meters import PeakMemory
+from selfspec.errors import OptionError
 
 
 def main(folder: str, weights: str, prompt: str, tokens: int, options: str) -> None:
+    memory = PeakMemory(os.getpid())
+
+    def resident() -> int | None:
+        """What is resident now: the most since now."""
+        memory.start()
+        return memory.read()
+
     sizes = {"imported": resident()}
-    forget()
     llm = LLM.from_pretrained(folder, weights=weights, profile=None)
-    sizes |= {"loading": resident("VmHWM"), "loaded": resident()}
-    forget()
+    sizes |= {"loading": memory.read(), "loaded": resident()}
     made = llm.generate(prompt, max_new_tokens=tokens, **json.loads(options))
-    sizes |= {"answering": resident("VmHWM"), "answered": resident()}
+    sizes |= {"answering": memory.read(), "answered": resident()}
+    if None in sizes.values():
+        raise OptionError("this system does not say how much memory a process takes; use Linux")
     print(json.dumps({**sizes, "tokens": made.stats.new_tokens}))
 
 
