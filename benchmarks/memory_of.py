@@ -17,17 +17,13 @@ from selfspec.errors import OptionError
 
 def main(folder: str, weights: str, prompt: str, tokens: int, options: str) -> None:
     memory = PeakMemory(os.getpid())
-
-    def resident() -> int | None:
-        """What is resident now: the most since now."""
-        memory.start()
-        return memory.read()
-
-    sizes = {"imported": resident()}
+    sizes = {"imported": memory.now()}
+    memory.start()
     llm = LLM.from_pretrained(folder, weights=weights, profile=None)
-    sizes |= {"loading": memory.read(), "loaded": resident()}
+    sizes |= {"loaded": memory.now(), "loading": memory.read()}
+    memory.start()
     made = llm.generate(prompt, max_new_tokens=tokens, **json.loads(options))
-    sizes |= {"answering": memory.read(), "answered": resident()}
+    sizes |= {"answered": memory.now(), "answering": memory.read()}
     if None in sizes.values():
         raise OptionError("this system does not say how much memory a process takes; use Linux")
     print(json.dumps({**sizes, "tokens": made.stats.new_tokens}))

@@ -13,13 +13,15 @@ from selfspec.bench.meters import EnergyMeter, PeakMemory
 
 def a_process(folder: Path, kilobytes: int) -> None:
     (folder / "7").mkdir(exist_ok=True)
-    (folder / "7" / "status").write_text(f"Name:\tx\nVmPeak:\t 99999 kB\nVmHWM:\t {kilobytes} kB\n")
+    (folder / "7" / "status").write_text(
+        f"Name:\tx\nVmPeak:\t 99999 kB\nVmHWM:\t {kilobytes} kB\nVmRSS:\t {kilobytes - 1} kB\n"
+    )
     (folder / "7" / "clear_refs").touch()
 
 
 def test_the_largest_resident_size_since_the_start(tmp_path: Path) -> None:
-    """Catches an earlier peak taken for this turn's, kilobytes taken for bytes, and virtual memory
-    for resident."""
+    """Catches an earlier peak taken for this turn's, kilobytes taken for bytes, virtual memory for
+    resident, and the peak taken for what is resident now."""
     a_process(tmp_path, 5)
     memory = PeakMemory(7, tmp_path)
     assert memory.read() is None, "not started"
@@ -27,13 +29,14 @@ def test_the_largest_resident_size_since_the_start(tmp_path: Path) -> None:
     assert (tmp_path / "7" / "clear_refs").read_text() == "5"
     a_process(tmp_path, 3)
     assert memory.read() == 3 * 1024
+    assert memory.now() == 2 * 1024
 
 
 def test_where_the_system_says_nothing_there_is_nothing(tmp_path: Path) -> None:
     """Catches a benchmark that fails without /proc, or shows a peak that may be another turn's."""
     memory = PeakMemory(8, tmp_path)
     memory.start()
-    assert memory.read() is None
+    assert memory.read() is None and memory.now() is None
 
 
 @pytest.mark.skipif(

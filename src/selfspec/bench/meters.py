@@ -41,14 +41,20 @@ class PeakMemory:
     def read(self) -> int | None:
         """Bytes; None where the system cannot start anew, so that an earlier peak would be taken
         for this one."""
-        if not self._running:
-            return None
+        return self._size("VmHWM") if self._running else None
+
+    def now(self) -> int | None:
+        """Bytes resident at this moment. Asked for before `read`, it is never above it: reading
+        takes memory too."""
+        return self._size("VmRSS")
+
+    def _size(self, name: str) -> int | None:
         try:
             lines = (self._folder / "status").read_text().splitlines()
         except OSError:
             return None
         return next(
-            (int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM")), None
+            (int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:")), None
         )
 
 
