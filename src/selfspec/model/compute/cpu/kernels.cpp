@@ -833,7 +833,9 @@ constexpr int SPAN = 4;             // vectors of one head that are summed toget
 constexpr int BLOCK = 4 * LANES;    // keys or values that stay near while a batch uses them
 constexpr int FEW_ITEMS = 4;        // of a thread, from which on an odd one matters little
 constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended together
-constexpr int MANY_QUERIES = TILE;  // from so many on, panels of keys pay
+constexpr int NEAR = 32;            // values that several tiles use, asked for together
+// from so many on, panels of keys pay: with few lanes folding their sums costs little
+constexpr int MANY_QUERIES = LANES == 16 ? TILE : 13;
 
 // out[r][begin:] += sum over j of weights[r][j] * value(j)[begin:], SPANS vectors at a time, as far
 // as they go: they fit into registers, and a value is read once for all queries. The running sums
@@ -1170,7 +1172,7 @@ struct Attention {
     // Columns of the values of a batch.
     void sum(const Batch& some, int64_t begin, int64_t columns, Ahead* ahead = nullptr) const {
         some.clear(width, begin, columns);
-        int64_t block = ahead ? LANES : BLOCK;
+        int64_t block = !ahead ? BLOCK : some.tiles.size() == 1 ? LANES : NEAR;
         for (int64_t j = 0; j < some.longest(); j += block) {
             if (ahead) ahead->ask(block);
             some.sum_blocks(j, block, begin, columns);
