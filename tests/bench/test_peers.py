@@ -266,6 +266,16 @@ def test_a_reply_has_rows_and_the_moment_of_the_first_tokens(open_peer: Open) ->
     assert peer.answer([[5]], 4, [], {}).first_seconds is None
 
 
+def test_first_tokens_may_be_told_of_later(open_peer: Open) -> None:
+    """The moment of telling taken for that of the tokens; seconds since then added to it."""
+    ticks = iter([0.0, 1.0, 10.0, 20.0, 22.0])
+    peer = open_peer(
+        generating("self.first(3, 4.5); return [7] * max_new_tokens"), clock=lambda: next(ticks)
+    )
+    reply = peer.answer([[5]], 4, [], {})
+    assert (reply.seconds, reply.first_seconds, reply.first_tokens) == (12.0, 5.5, 3)
+
+
 def test_several_rows_are_for_peers_that_take_them(open_peer: Open) -> None:
     """Catches a batch answered with its first row, and a peer without batches that is asked for
     one."""

@@ -33,8 +33,13 @@ def peers(folder: Path) -> dict[str, Any]:
     opened = {}
     for name in ("selfspec", "transformers"):
         peer = open_peer(SHIPPED / name / "peer.py")
-        peer.firsts = []
-        peer.first = peer.firsts.append
+        peer.firsts, peer.ago = [], []
+
+        def first(count: int, ago: float = 0.0, peer: Any = peer) -> None:
+            peer.firsts.append(count)
+            peer.ago.append(ago)
+
+        peer.first = first
         peer.load(str(folder), "float32", 2)
         opened[name] = peer
     return opened
@@ -121,13 +126,16 @@ def test_an_assistant_may_be_a_folder(
 
 
 def test_rows_of_a_batch_are_as_if_alone(peers: dict[str, Any]) -> None:
-    """Catches padding that is attended to, and tokens after a row's end."""
+    """Catches padding that is attended to, tokens after a row's end, and decoding of ours that is
+    not what its rounds took."""
     rows = [PROMPT, [9, 10, 11]]
+    ours = peers["selfspec"]
     alone = [list(peers["transformers"].generate(row, NEW, [])) for row in rows]
     for name, peer in peers.items():
         assert peer.generate_batch(rows, NEW, []) == alone, name
         end = alone[0][4]
         assert peer.generate_batch(rows, NEW, [end])[0] == alone[0][: alone[0].index(end) + 1], name
+    assert ours.firsts[-1] == len(rows) and ours.ago[-1] >= ours.counts["verify_seconds"] > 0
     with pytest.raises(ValueError, match="one prompt at a time"):
         peers["transformers"].generate_batch(rows, NEW, [], method="lookup")
 

@@ -7,13 +7,13 @@ Speaks JSON lines: {"load": folder, "dtype": "float32", "threads": 2} is answere
 several rows at once, {"echo": x} for nothing, {"call": name, "arguments": {...}} for another method
 of the peer. A request may carry "options", which become keyword arguments, and an answer "counts",
 what the peer set as `self.counts`. A peer that calls `self.first(count)` when its first tokens are
-there, lets the harness see when. A peer file defines `class Peer` with `packages` (whose versions
-are worth recording), `load(folder, dtype, threads)` and `generate(ids, max_new_tokens, eos) ->
-list[int]`: greedy, new tokens only, an end token included. It may have `generate_batch(rows, ...)
--> list[list[int]]`, `precision`, if that is not the dtype it is told, and a `load` with `device`
-and with `weights`, the kinds of weights that are no dtype ("int8", "int4", "stored"). With
-`read(ids) -> (loss, ids)` it says how likely it finds a text: the summed loss of all ids but the
-first, and what was likeliest in their places.
+there, lets the harness see when; `self.first(count, ago)` says it so many seconds later. A peer
+file defines `class Peer` with `packages` (whose versions are worth recording), `load(folder, dtype,
+threads)` and `generate(ids, max_new_tokens, eos) -> list[int]`: greedy, new tokens only, an end
+token included. It may have `generate_batch(rows, ...) -> list[list[int]]`, `precision`, if that is
+not the dtype it is told, and a `load` with `device` and with `weights`, the kinds of weights that
+are no dtype ("int8", "int4", "stored"). With `read(ids) -> (loss, ids)` it says how likely it finds
+a text: the summed loss of all ids but the first, and what was likeliest in their places.
 Uses the standard library alone, since a peer's environment need not contain selfspec, and takes no
 time: the harness does.
 """
@@ -101,8 +101,8 @@ def serve(path: Path, requests: TextIO, replies: TextIO) -> None:
     decides what to make of it."""
     peer = None
 
-    def first(count: int = 1) -> None:
-        replies.write(json.dumps({"first": count}) + "\n")
+    def first(count: int = 1, ago: float = 0.0) -> None:
+        replies.write(json.dumps({"first": count, "ago": ago}) + "\n")
         replies.flush()
 
     for line in requests:

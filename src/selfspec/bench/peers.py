@@ -202,8 +202,8 @@ class Peer:
             self._process.stdin.flush()
             answer = self._replies.get(timeout=self._limit)
             while answer is not None and answer.startswith(FIRST):
-                now = self._clock()
-                self._first = self._first or (now - start, int(json.loads(answer)["first"]))
+                now, said = self._clock(), json.loads(answer)
+                self._first = self._first or (now - start - said["ago"], int(said["first"]))
                 answer = self._replies.get(timeout=self._limit)
         except queue.Empty:
             self._process.kill()

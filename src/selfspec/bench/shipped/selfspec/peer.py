@@ -55,7 +55,11 @@ class Peer:
         sampling: dict[str, Any] | None = None,
     ) -> list[list[int]]:  # fmt: skip
         results = self.llm.generate(rows, **settings(max_new_tokens, eos, method, sampling))
-        self.counts = counts(results[0].call, [])
+        call = results[0].call
+        # another call for one token would read long prompts twice, whose times differ by more than
+        # a few tokens take
+        self.first(len(rows), call.decode_seconds)
+        self.counts = counts(call, [])
         return [list(result.tokens) for result in results]
 
     @torch.inference_mode()
