@@ -9,6 +9,7 @@ what is noise.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -70,7 +71,7 @@ class CheckoutsRun(Result):
 def process_of(checkout: Path, arguments: Sequence[str]) -> Iterator[Callable[[int], float]]:
     """A process with a checkout's code: a function that gives the seconds of a pass there."""
     surroundings = environment()
-    path = f"{checkout / 'src'}:{surroundings['PYTHONPATH']}"
+    path = os.pathsep.join([str(checkout / "src"), surroundings["PYTHONPATH"]])
     with subprocess.Popen(
         [sys.executable, "-P", "-m", "benchmarks.passes_of", *arguments],
         env={**surroundings, "PYTHONPATH": path},
@@ -79,7 +80,6 @@ def process_of(checkout: Path, arguments: Sequence[str]) -> Iterator[Callable[[i
         stderr=subprocess.PIPE,
         text=True,
     ) as process:
-        assert process.stdin and process.stdout and process.stderr
 
         def seconds(tokens: int) -> float:
             assert process.stdin and process.stdout and process.stderr
