@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ from benchmarks.command import (
     Show,
     Threads,
     environment,
+    last_said,
     made_by,
     result_path,
     run_command,
@@ -35,7 +37,7 @@ from benchmarks.command import (
 from benchmarks.models import folder_of
 from benchmarks.ratios import ratio, resampled
 from selfspec.bench.html import Table
-from selfspec.bench.provenance import CHECKOUT
+from selfspec.bench.provenance import CHECKOUT, git
 from selfspec.bench.schema import Result, read, write
 from selfspec.bench.tables import interval, markdown, number
 from selfspec.bench.timing import Contestant, interleave
@@ -72,22 +74,27 @@ def process_of(checkout: Path, arguments: Sequence[str]) -> Iterator[Callable[[i
     """A process with a checkout's code: a function that gives the seconds of a pass there."""
     surroundings = environment()
     path = os.pathsep.join([str(checkout / "src"), surroundings["PYTHONPATH"]])
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", "benchmarks.passes_of", *arguments],
-        env={**surroundings, "PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
+    with (
+        # a file: a pipe that nobody reads would be full one day, and the process wait for ever
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "benchmarks.passes_of", *arguments],
+            env={**surroundings, "PYTHONPATH": path},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
 
         def seconds(tokens: int) -> float:
-            assert process.stdin and process.stdout and process.stderr
+            assert process.stdin and process.stdout
             process.stdin.write(f"{tokens}\n")
             process.stdin.flush()
             if line := process.stdout.readline():
                 return float(line)
-            said = (process.stderr.read().strip().splitlines() or ["nothing"])[-1]
+            errors.seek(0)
+            said = last_said(errors.read())
             raise OptionError(f"the process of {checkout.name} ended and said: {said}")
 
         try:
@@ -105,9 +112,7 @@ def named(checkouts: Sequence[Path]) -> dict[str, Path]:
                 f"{checkout} has no folder src/selfspec, so there is no code to compare with. "
                 "`git worktree add --detach DIR COMMIT` makes a checkout of another commit."
             )
-        words = ["git", "-C", str(checkout), "describe", "--always", "--dirty"]
-        said = subprocess.run(words, capture_output=True, text=True, check=False)
-        name = said.stdout.strip() or checkout.name
+        name = git("describe", "--always", "--dirty", checkout=checkout) or checkout.name
         found[name if name not in found else f"{name}, {len(found)}"] = checkout.resolve()
     return found
 

@@ -60,6 +60,11 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
+def last_said(errors: str) -> str:
+    """The last line of what a process wrote to stderr, which says why it ended."""
+    return (errors.strip().splitlines() or ["nothing"])[-1]
+
+
 def device_name(device: torch.device) -> str:
     """The card as its driver names it, or the processor."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()

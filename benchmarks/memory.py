@@ -18,7 +18,16 @@ from typing import Annotated, Any
 import typer
 from rich.progress import track
 
-from benchmarks.command import Model, Out, Show, environment, made_by, result_path, run_command
+from benchmarks.command import (
+    Model,
+    Out,
+    Show,
+    environment,
+    last_said,
+    made_by,
+    result_path,
+    run_command,
+)
 from benchmarks.models import folder_of
 from selfspec.bench.contestants import own_options
 from selfspec.bench.html import Table
@@ -42,7 +51,7 @@ def apart(folder: str, method: str, weights: str, tokens: int) -> dict[str, Any]
     words += [folder, weights, prompt, str(tokens), options]
     done = subprocess.run(words, capture_output=True, text=True, check=False, env=environment())
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[-1]
+        said = last_said(done.stderr)
         raise OptionError(f"{method}: its process ended with {done.returncode} and said: {said}")
     found: dict[str, Any] = from_json(done.stdout.splitlines()[-1])
     return found

@@ -33,12 +33,12 @@ def results_folder() -> Path:
 def gather(command: str, threads: int, versions: dict[str, str]) -> Provenance:
     """Everything a reader needs to judge or repeat the numbers."""
     # results do not count, a run writes them itself
-    changed = _git("status", "--porcelain", "--", ".", ":!benchmarks/results")
+    changed = git("status", "--porcelain", "--", ".", ":!benchmarks/results")
     recorded = sorted(key for key in os.environ if RECORDED.fullmatch(key))
     return Provenance(
         command=scrub(command),
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        commit=_git("rev-parse", "HEAD"),
+        commit=git("rev-parse", "HEAD"),
         uncommitted_changes=None if changed is None else bool(changed),
         cpu=cpu_name(),
         cores=os.cpu_count() or 1,
@@ -57,11 +57,11 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
 
 
-def _git(*arguments: str) -> str | None:
-    """What git says of this checkout, or None when there is no git or no checkout (an installed
+def git(*arguments: str, checkout: Path = CHECKOUT) -> str | None:
+    """What git says of a checkout, or None when there is no git or no checkout (an installed
     wheel)."""
     try:
-        words = ["git", "-C", str(CHECKOUT), *arguments]
+        words = ["git", "-C", str(checkout), *arguments]
         done = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
