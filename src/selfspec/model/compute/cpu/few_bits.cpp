@@ -44,18 +44,21 @@ static inline T load(const void* from) {
 static inline Vector splat(float s) { return s - Vector{}; }  // -0 stays what it is
 static inline Ints splat(int32_t s) { return Ints{} + s; }
 
+#define ALWAYS_INLINE __attribute__((always_inline))
+
 // A panel is one stream from memory. A tile asks for what it will read next into the first cache,
-// and for what comes later into the second; here in a step of so many bytes. Always inline: a call
-// that only asks has no effect for a compiler, which then leaves it out.
-template <int BYTES>
-__attribute__((always_inline)) static inline void ask(const uint8_t* soon, const Later& later,
-                                                      int64_t step) {
+// and for what comes later into the second: here for one of TURNS parts of the BYTES of a step. All
+// at once would make the products behind it wait, on processors that keep few requests. Always
+// inline: a call that only asks has no effect for a compiler, which then leaves it out.
+template <int BYTES, int TURNS>
+ALWAYS_INLINE static inline void ask(const uint8_t* soon, const Later& later, int64_t step,
+                                     int turn) {
     const char* next = later.from + step * later.step;
-    for (int64_t i = 0; i < BYTES; i += 64) {
+    for (int64_t i = 64 * turn; i < BYTES; i += 64 * TURNS) {
         __builtin_prefetch(soon + i, 0, 3);
         if (later.alone) __builtin_prefetch(next + i, 0, 2);
     }
-    for (int64_t i = 0; !later.alone && i < later.step; i += 64)
+    for (int64_t i = 64 * turn; !later.alone && i < later.step; i += 64 * TURNS)
         __builtin_prefetch(next + i, 0, 2);
 }
 
@@ -263,12 +266,13 @@ extern "C" void round_row_16(const Product*, const float* x, int64_t begin, int6
 // ---------------------------------------------------------------------------- kinds of weights
 
 // How PART inputs of a panel lie in it, and their integer products with as many numbers of
-// each row; x is at a group, and `part` is one of its parts.
+// each row; x is at a group, and `part` is one of its parts. `ask` is called in TURNS.
 
 // Bytes, [PART / 4][column][4 inputs]: those of w + 128, which the rows' shifts undo.
 template <int PART_>
 struct WholeBytes {
     static constexpr int PART = PART_, SIZE = PART;               // inputs, bytes of a column
+    static constexpr int TURNS = PART / 4;
     static constexpr int SOON = 64 / PART, LATER = 12 * 32 / PART;  // parts ahead
 
     // An input of a column, of those in the part.
@@ -276,13 +280,15 @@ struct WholeBytes {
         return (float)(weights[(input / 4 * PANEL + column) * 4 + input % 4] - 128);
     }
 
-    template <int ROWS>
+    template <int ROWS, class Ask>
     static inline void dots(const char* x, int64_t stride, int64_t part, const uint8_t* weights,
-                            Ints (&whole)[ROWS][WIDE]) {
+                            Ints (&whole)[ROWS][WIDE], Ask ask) {
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < WIDE; c++)
                 whole[r][c] = dot_begin(group_at<PART>(x + r * stride).shifts[part]);
-        for (int k = 0; k < PART / 4; k++) {
+#pragma GCC unroll 8
+        for (int k = 0; k < TURNS; k++) {
+            ask(k);
             Weights weight[WIDE];
             for (int c = 0; c < WIDE; c++)
                 weight[c] = load<Ints>(weights + (k * WIDE + c) * LANES * 4);
@@ -299,7 +305,7 @@ struct WholeBytes {
 // Half bytes, [4][column][4]: the low halves are the numbers of the first four of eight inputs, the
 // high halves those of the other four.
 struct HalfBytes {
-    static constexpr int PART = GROUP, SIZE = GROUP / 2;
+    static constexpr int PART = GROUP, SIZE = GROUP / 2, TURNS = PART / 8;
     static constexpr int SOON = 3, LATER = 20;
 
     static inline float at(const uint8_t* weights, int64_t column, int64_t input) {
@@ -307,11 +313,13 @@ struct HalfBytes {
         return (float)(input / 4 % 2 ? both >> 4 : both & 15);
     }
 
-    template <int ROWS>
+    template <int ROWS, class Ask>
     static inline void dots(const char* x, int64_t stride, int64_t part, const uint8_t* weights,
-                            Ints (&whole)[ROWS][WIDE]) {
+                            Ints (&whole)[ROWS][WIDE], Ask ask) {
         SmallSums sums[ROWS][WIDE] = {};
-        for (int k = 0; k < PART / 8; k++) {
+#pragma GCC unroll 4
+        for (int k = 0; k < TURNS; k++) {
+            ask(k);
             Ints low[WIDE], high[WIDE];
             for (int c = 0; c < WIDE; c++) {
                 Ints both = load<Ints>(weights + (k * WIDE + c) * LANES * 4);
@@ -354,9 +362,10 @@ struct EightBits {
         int64_t groups = groups_of(inputs);
         Vector total[ROWS][WIDE] = {};
         for (int64_t g = 0; g < groups; g++, panel += STEP, x += sizeof(RowGroup<GROUP>)) {
-            ask<STEP>(panel + Numbers::SOON * STEP, later, g);
             Ints whole[ROWS][WIDE];
-            Numbers::dots(x, stride, 0, panel, whole);
+            Numbers::dots(x, stride, 0, panel, whole, [&](int turn) ALWAYS_INLINE {
+                ask<STEP, Numbers::TURNS>(panel + Numbers::SOON * STEP, later, g, turn);
+            });
             for (int r = 0; r < ROWS; r++)
                 for (int c = 0; c < WIDE; c++)
                     total[r][c] += __builtin_convertvector(whole[r][c], Vector) *
@@ -414,10 +423,11 @@ struct Grouped {
         int64_t groups = groups_of(inputs);
         Vector total[ROWS][WIDE] = {};
         for (int64_t at = 0; at < groups * PARTS; at++, panel += STEP) {
-            ask<STEP>(panel + Numbers::SOON * STEP, later, at);
             Ints whole[ROWS][WIDE];
             int64_t part = at % PARTS;
-            Numbers::dots(x, stride, part, panel, whole);
+            Numbers::dots(x, stride, part, panel, whole, [&](int turn) ALWAYS_INLINE {
+                ask<STEP, Numbers::TURNS>(panel + Numbers::SOON * STEP, later, at, turn);
+            });
             Vector scale[WIDE], minimum[WIDE];
             for (int c = 0; c < WIDE; c++) {
                 const uint8_t* from = panel + Numbers::SIZE * PANEL + c * LANES * 2;
@@ -457,7 +467,7 @@ struct HalfFloats {
                      const Later& later, float* sums) {
         Vector total[ROWS][WIDE] = {};
         for (int64_t k = 0; k < inputs; k++, panel += STEP) {
-            ask<STEP>(panel + 16 * STEP, later, k);
+            ask<STEP, 1>(panel + 16 * STEP, later, k, 0);
             Words both = load<Words>(panel);
             Vector weight[WIDE] = {(Vector)(both << 16), (Vector)(both & 0xffff0000u)};
             for (int r = 0; r < ROWS; r++)
