@@ -651,7 +651,7 @@ static inline void transpose(Vector* part) {
 }
 
 // The bits of a lane's number, mirrored: in this order the tree of sum_lanes meets the lanes.
-static inline int mirrored(int lane) {
+static constexpr int mirrored(int lane) {
     int found = 0;
     for (int bit = 1; bit < LANES; bit *= 2) found += lane & bit ? LANES / 2 / bit : 0;
     return found;
@@ -679,6 +679,7 @@ class Ahead {
     void ask(int64_t rows) {
         for (; rows > 0 && at < stretches.size(); rows--) {
             const float* next = stretches[at].first + row * stride;
+#pragma GCC unroll 4
             for (int64_t i = 0; i < columns; i += 16) __builtin_prefetch(next + i, 0, 2);
             if (++row == stretches[at].rows) at++, row = 0;
         }
@@ -707,13 +708,16 @@ class KeyPanels {
         for (; blocks * LANES < count; blocks++) {
             if (ahead) ahead->ask(LANES);
             float* panel = room.floats() + blocks / WIDE * PANEL * size + blocks % WIDE * LANES;
-            for (int64_t i = 0; i < size; i += LANES) {
+            const float* key[LANES];
+            for (int64_t l = 0; l < LANES; l++)
+                key[l] = keys + std::min(blocks * LANES + l, count - 1) * size;
+            for (int64_t i = 0; i < size; i += LANES, panel += PANEL) {
                 Vector part[LANES];
-                for (int64_t l = 0; l < LANES; l++)
-                    part[l] = load(keys + std::min(blocks * LANES + l, count - 1) * size + i);
+                for (int l = 0; l < LANES; l++) part[l] = load(key[l] + i);
                 transpose<LANES / 2>(part);
+#pragma GCC unroll 16
                 for (int l = 0; l < LANES; l++)
-                    store(panel + (mirrored(l) * size + i) / LANES * PANEL, part[l]);
+                    store(panel + mirrored(l) * (size / LANES) * PANEL, part[l]);
             }
         }
         blocks = count / LANES;
@@ -833,7 +837,6 @@ constexpr int SPAN = 4;             // vectors of one head that are summed toget
 constexpr int BLOCK = 4 * LANES;    // keys or values that stay near while a batch uses them
 constexpr int FEW_ITEMS = 4;        // of a thread, from which on an odd one matters little
 constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended together
-constexpr int NEAR = 32;            // values that several tiles use, asked for together
 // from so many on, panels of keys pay: with few lanes folding their sums costs little
 constexpr int MANY_QUERIES = LANES == 16 ? TILE : 13;
 
@@ -1172,7 +1175,7 @@ struct Attention {
     // Columns of the values of a batch.
     void sum(const Batch& some, int64_t begin, int64_t columns, Ahead* ahead = nullptr) const {
         some.clear(width, begin, columns);
-        int64_t block = !ahead ? BLOCK : some.tiles.size() == 1 ? LANES : NEAR;
+        int64_t block = ahead && some.tiles.size() == 1 ? LANES : BLOCK;
         for (int64_t j = 0; j < some.longest(); j += block) {
             if (ahead) ahead->ask(block);
             some.sum_blocks(j, block, begin, columns);
