@@ -91,11 +91,6 @@ class CostModel:
             paths = {row.row: row.path for row in outcome.rows}
             self._learn({row.row: row.draft.tree for row in outcome.rows}, paths, asked)
 
-    def expected(self, outcome: Outcome, beside: int) -> float | None:
-        """Seconds of such a round's pass, if they are known well."""
-        rows, size = len(outcome.rows), pass_size(outcome, beside)
-        return self.passes.of(rows)(size) if self.passes.settled(rows, size) else None
-
     def tried(
         self, trees: Mapping[int, Tree], paths: Mapping[int, Sequence[int]], asked: int
     ) -> None:

@@ -265,13 +265,6 @@ class Curves:
         """Whether there are enough times, of earlier requests too, to outvote a spike."""
         return self._count >= ENOUGH or (self._prior is not None and self._prior.certain)
 
-    def settled(self, rows: int, size: int) -> bool:
-        """Whether such a size of so many rows was measured well, by earlier requests too."""
-        curve = self._by_rows.get(rows)
-        if curve is not None and curve.settled(size):
-            return True
-        return self._prior is not None and self._prior.settled(rows, size)
-
     def of(self, rows: int) -> Curve:
         """The curve of so many rows, or what stands for it while there is none."""
         if rows in self._by_rows:

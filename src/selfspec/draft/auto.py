@@ -31,7 +31,6 @@ from ..control.costs import (
     shared,
 )
 from ..control.curves import ENOUGH
-from ..control.pace import Pace
 from ..core.contract import Budget, Draft, Outcome, RoundTime
 from ..core.sampling import Sampler
 from ..errors import OptionError
@@ -66,7 +65,6 @@ class Past:
 
     known: Sequence[_Known] = ()  # drafter by drafter
     plain_rows: Counter[int] = field(default_factory=Counter)  # rounds without drafts, by rows
-    pace: Pace = field(default_factory=Pace)
 
 
 @dataclass(frozen=True)
@@ -178,7 +176,6 @@ class AutoSession(JoinedSession, ControlSession):
         self._rows: Sequence[int] = ()
         self._reading = 0
         self._checks, self._standing = Checks(past.plain_rows), Standing()
-        self._pace = past.pace
         self._plain = 0  # rounds without drafts, one after the other
         self._unasked = 0  # rounds since a lookup was asked for much, or compared with the text
         self._rest = 0  # rounds that are still passed over
@@ -277,7 +274,6 @@ class AutoSession(JoinedSession, ControlSession):
             return self.passed_over(time.draft + time.verify + time.host)
         if self._chosen and self._stood:  # `budget` was not asked
             self._chosen.rounds += 1
-        time = self._pace.even(time, self._expected(outcome, time))
         # all learn from a plain round
         learning = [self._chosen] if self._chosen and outcome.drafted else self._arms
         for arm in learning:
@@ -300,14 +296,6 @@ class AutoSession(JoinedSession, ControlSession):
             self._try(outcome)
         rest = int(self._plain * PASSED_OVER) if self._arms else MOST_PASSED_OVER
         self._rest = min(rest, MOST_PASSED_OVER)
-
-    def _expected(self, outcome: Outcome, time: RoundTime) -> float | None:
-        """What this round's pass took at the first measurements' pace, by the same candidate's
-        costs at all times: each by its own would take its own mistakes for the machine's pace."""
-        told = next(iter(self._arms), None)
-        if told is None or self._chosen not in (None, told):
-            return None
-        return told.costs.expected(outcome, time.beside)
 
     @property
     def passes_over(self) -> bool:
