@@ -701,7 +701,9 @@ class KeyPanels {
         from = nullptr;
     }
 
-    // The first `count` keys. What lies behind them in the last panel is never looked at.
+    // The first `count` keys. What lies behind them in the last panel is never looked at, but it is
+    // multiplied: zeros, since numbers that are left there by chance may be so small that some
+    // processors take a hundred times as long for each.
     const float* of(const float* keys, int64_t size, int64_t count, Ahead* ahead) {
         if (keys != from) blocks = 0;
         from = keys;
@@ -715,9 +717,13 @@ class KeyPanels {
                 Vector part[LANES];
                 for (int l = 0; l < LANES; l++) part[l] = load(key[l] + i);
                 transpose<LANES / 2>(part);
+                bool last = blocks % WIDE == 0 && (blocks + 1) * LANES >= count;
 #pragma GCC unroll 16
-                for (int l = 0; l < LANES; l++)
-                    store(panel + mirrored(l) * (size / LANES) * PANEL, part[l]);
+                for (int l = 0; l < LANES; l++) {
+                    float* lane = panel + mirrored(l) * (size / LANES) * PANEL;
+                    store(lane, part[l]);
+                    if (last) store(lane + LANES, Vector{});
+                }
             }
         }
         blocks = count / LANES;
