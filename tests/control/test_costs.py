@@ -31,7 +31,7 @@ from selfspec.control.costs import (
     best,
     shared,
 )
-from selfspec.control.curves import ANEW, STALE, Curve, Curves, rising, straight
+from selfspec.control.curves import ANEW, ENOUGH, STALE, Curve, Curves, rising, straight
 from selfspec.core.contract import RoundTime
 from worlds import outcome_of
 
@@ -160,6 +160,24 @@ def test_a_prior_gives_the_shape_and_this_request_the_scale() -> None:
     for _ in range(3):
         passes.observe(1, 3.0)
     assert passes(8) == pytest.approx(3.0 * prior(8) / prior(1))
+
+
+def test_passes_are_told_from_texts_of_the_same_length() -> None:
+    """Many drafts timed behind long texts and few behind short ones: together they say that many
+    are dear, and nobody tries them behind a short text."""
+    every = CostModel()
+
+    def request(length: int, times: dict[int, float]) -> CostModel:
+        costs = CostModel(every)
+        costs.begin(length)
+        for size, seconds in times.items():
+            for _ in range(ENOUGH):
+                costs.passes.observe(1, size, seconds)
+        return costs
+
+    request(1000, {1: 5.0, 8: 10.0})
+    assert request(60, {1: 3.0}).passes.of(1)(8) < 4
+    assert request(900, {}).passes.of(1)(8) == pytest.approx(10)
 
 
 def test_a_lucky_size_is_not_the_cheapest() -> None:

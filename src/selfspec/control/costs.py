@@ -71,6 +71,7 @@ class CostModel:
         self._prior, self._likely = prior, likely  # likely: that a first draft is kept, at first
         # by tokens of all rows; and by drafts of the longest row, from 1 on
         self.passes: Curves = Curves(GROWTH, prior.passes if prior else None)
+        self._behind: dict[int, Curves] = {}  # of requests by how long their texts were
         self.drafting: Curves = Curves(None, prior.drafting if prior else None)
         self._found = Share()  # of the rounds in which it was asked, those with a draft
         self._kept: list[Share] = []  # by place asked for, which a shorter draft does not keep
@@ -78,6 +79,14 @@ class CostModel:
         self._rates: dict[tuple[int, int, int], list[float]] = {}  # answers since the last round
         self._tested = Share()  # of the guesses that were tested, those kept
         self._own: dict[int, Share] = {}  # the same of each row
+
+    def begin(self, length: int) -> None:
+        """What passes take behind texts that are about so long is told from earlier requests with
+        such texts. Others' would mislead: where much was drafted behind long texts, much looks
+        dear, and behind short ones nobody would try it."""
+        if self._prior:
+            behind = self._prior._behind.setdefault(length.bit_length(), Curves(GROWTH))
+            self.passes = Curves(GROWTH, behind)
 
     def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
         """One round. `asked`: how much each row was to draft, nothing if others were asked."""

@@ -167,7 +167,7 @@ class AutoSession(JoinedSession, ControlSession):
     def __init__(self, arms: Sequence[_Arm], most: int, past: Past, told: bool = False) -> None:
         """`told`: what passes cost is known from the beginning."""
         super().__init__([arm.session for arm in arms])
-        self._arms, self._most, self._told = arms, most, told
+        self._arms, self._most, self._told, self._begun = arms, most, told, False
         self._chosen: _Arm | None = None
         self._asked: Sequence[int] = ()
         self.stands = 0
@@ -191,6 +191,10 @@ class AutoSession(JoinedSession, ControlSession):
         self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
+        if not self._begun:
+            self._begun = True
+            for arm in self._arms if not self._told else ():
+                arm.costs.begin(len(prompt))
         self._rest = 0
         self._compared.discard(row)
         if len(prompt) > sampler.prompt_length:  # it goes on after a round that was interrupted
