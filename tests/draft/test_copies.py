@@ -9,6 +9,7 @@ from selfspec import LLM
 from selfspec.control.cost_aware import CostAwareSession
 from selfspec.control.costs import CostModel
 from selfspec.core.contract import Budget
+from selfspec.draft.auto import Auto
 from selfspec.draft.base import Target
 from selfspec.draft.chain import LayerSession
 from selfspec.draft.from_layers import quantised
@@ -71,6 +72,17 @@ def test_a_model_of_few_bits_is_drafted_for_by_fewer():
     plain = llm.generate(PROMPT, draft=None, **OPTIONS)
     drafted = llm.generate(PROMPT, draft="quantised", **fixed(5), **OPTIONS)
     assert drafted.tokens == plain.tokens and drafted.stats.accepted > 0
+
+
+def test_auto_leaves_out_a_copy_that_reads_nearly_as_much(monkeypatch):
+    """Memory for a copy in 4 bits of a model in 8, and looks at it, where it can hardly pay; or
+    none for a model whose copy reads a quarter, or for who names the copy alone."""
+    made, both = [], ["hybrid", "quantised"]
+    monkeypatch.setattr(copies, "_made", lambda model, kind: made.append(kind) or model)
+    for weights, candidates in (("int8", both), ("float32", both), ("int8", "quantised")):
+        model = from_transformers(tiny_model(), weights=weights)
+        Auto(candidates=candidates).start(Target(model, model.new_cache(1, 16)))
+    assert made == ["int8", "int4"]
 
 
 def test_models_that_torch_runs_have_no_copy():

@@ -46,6 +46,9 @@ TRIED_SHORT = 3
 TRIED_EVERY = 6  # the same of rounds without drafts
 TRIED_BESIDE = 2  # and of rounds in which part of the model drafts: they take far longer
 TRIED_LENGTH = 8  # guesses of a row
+# A drafter that reads more of the model than this for each draft is left out beside others: if it
+# were always right it would gain little more than lookups do, and looks at it are dear.
+DEAREST = 0.6
 # While drafts do not pay, whether they would by now is asked less often: so many rounds are passed
 # over for each one without drafts, and never more than this.
 PASSED_OVER, MOST_PASSED_OVER = 1 / 8, 8
@@ -123,6 +126,8 @@ class Auto(Drafter):
             past = self._pasts.setdefault(target.model, Past(self._first_known(target.model)))
         for drafter, memory in zip(self._drafters, past.known, strict=True):
             try:
+                if len(self._drafters) > 1 and drafter.share(target.model) > DEAREST:
+                    continue
                 session = drafter.start(target)
             except OptionError:  # an exit after a quarter of two layers, say
                 continue

@@ -101,6 +101,10 @@ class Drafter(ABC):
         """Whether one request speeds up the next. A benchmark has to say so."""
         return False
 
+    def share(self, model: LayeredModel) -> float:
+        """Of what a pass of the model reads, about what each draft reads. 0: little, or unknown."""
+        return 0.0
+
     @abstractmethod
     def start(self, target: Target) -> DraftSession:
         """Begin a generation. Raises OptionError if the options do not fit the model."""

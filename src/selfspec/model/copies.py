@@ -35,6 +35,16 @@ def copy_in(model: LayeredModel, weights: str) -> LayeredModel:
     "auto": 4 bits where they lose nothing, since the weights were rounded to 4 bits before, or
     where the model has few bits itself; else 8 bits.
     """
+    kind = _kind_of_copy(model, weights)
+    return model.once((copy_in, kind), lambda: _made(model, kind))
+
+
+def share_of_copy(model: LayeredModel, weights: str) -> float:
+    """Of what a pass of the model reads, about what one of such a copy reads."""
+    return KINDS[_kind_of_copy(model, weights)].bits / KINDS[str(model.ops.weights)].bits
+
+
+def _kind_of_copy(model: LayeredModel, weights: str) -> str:
     check_weights(weights)
     model.needs_layers("a copy in fewer bits")
     if model.ops.kernel != "native":
@@ -46,7 +56,7 @@ def copy_in(model: LayeredModel, weights: str) -> LayeredModel:
         few = model.ops.weights in ("int8", STORED)
         small = few or model.once(_fits_4_bits, lambda: _fits_4_bits(model))
         weights = "int4" if small else "int8"
-    return model.once((copy_in, weights), lambda: _made(model, weights))
+    return weights
 
 
 def _made(model: LayeredModel, weights: str) -> LayeredModel:

@@ -31,7 +31,8 @@ from ...core.tree import Contexts, Tree
 from ...errors import OptionError
 from ...model.compute.cache import RowSpan
 from ...model.compute.cpu.choosing import BROKEN, likeliest
-from ...model.layered import Scored
+from ...model.copies import share_of_copy
+from ...model.layered import LayeredModel, Scored
 from ...verify.outright import accepted_path
 from ..base import Drafter, DraftSession, Target
 from ..copied import copied
@@ -84,6 +85,9 @@ class Quantised(Drafter):
     @property
     def learns_across_requests(self) -> bool:  # costs change no text
         return self._first is not None and self._first.learns_across_requests
+
+    def share(self, model: LayeredModel) -> float:
+        return share_of_copy(model, self.weights)
 
     def start(self, target: Target) -> DraftSession:
         copy = copied(target, self.weights, needed=self._first is None)
