@@ -196,10 +196,10 @@ class AutoSession(JoinedSession, ControlSession):
         self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
         super().admit(row, prompt, sampler, ends)
-        if not self._begun:
-            self._begun = True
-            for arm in self._arms if not self._told else ():
+        if not (self._begun or self._told):
+            for arm in self._arms:
                 arm.costs.begin(len(prompt))
+        self._begun = True
         self._rest = 0
         self._compared.discard(row)
         if len(prompt) > sampler.prompt_length:  # it goes on after a round that was interrupted
