@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_passes import one_by_one, states_of
+from torch import nn
 
 from selfspec import LLM
 from selfspec.errors import OptionError, Unavailable
@@ -23,6 +24,7 @@ from selfspec.model.compute.cpu.native import NoNative, compiled
 from selfspec.model.compute.plan import LayerPlan
 from selfspec.model.families import FAMILIES
 from selfspec.model.from_transformers import from_transformers
+from selfspec.model.weights import release
 from selfspec.testing import tiny_model
 
 KERNEL = """
@@ -292,3 +294,11 @@ def test_weights_asked_for_where_there_is_no_compiler(monkeypatch):
     with pytest.raises(Unavailable, match="no C\\+\\+ compiler found; install g\\+\\+"):
         operations.operations_for("auto", *where, weights="float32")
     assert operations.operations_for("auto", *where).weights is None
+
+
+def test_released_weights_stay_on_their_device():
+    """A model on a card that says it is on the CPU once its weights were packed: what follows it
+    there, such as a probe's tokens, lies elsewhere than the weights."""
+    weight = nn.Parameter(torch.empty(4, 4, device="meta"))
+    release(weight)
+    assert weight.device.type == "meta" and not weight.numel()

@@ -283,7 +283,7 @@ def number(layer: nn.Module, name: str) -> float:
 
 def release(weight: Tensor) -> None:
     """Let go of a parameter's memory; tensors that still share it keep it alive."""
-    weight.data = torch.empty(0, dtype=weight.dtype)
+    weight.data = torch.empty(0, dtype=weight.dtype, device=weight.device)
 
 
 def release_matrices(layer: nn.Module, used: Collection[nn.Module]) -> None:

@@ -197,6 +197,8 @@ class _Job:
         checkpoints.make_folder(self.folder)
         clear_left_over(self.folder)
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        if device == "cuda" and weights == "float32":
+            weights = "auto"  # torch's products there are of the model's own numbers
         loaded = load(model, dtype="float32", device=device)
         self.name, self.network = Path(loaded.name).name, loaded.model
         self.layered = from_transformers(self.network, owned=owned, weights=weights)

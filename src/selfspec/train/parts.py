@@ -145,9 +145,11 @@ class SmallPart(ABC):
         return self.ends.candidates(batch, others, generator) if generator and others else None
 
     def noise(self, states: Tensor, generator: torch.Generator) -> Tensor:
-        """Uniform noise for normalised states."""
-        drawn = 2 * torch.rand(states.shape, generator=generator) - 1
-        return self.options.noise * drawn.to(self.device)
+        """Uniform noise for normalised states, drawn where they are: it is as large as they."""
+        if self.device.type != "cpu":
+            generator = torch.Generator(self.device).manual_seed(generator.initial_seed())
+        drawn = 2 * torch.rand(states.shape, generator=generator, device=self.device) - 1
+        return self.options.noise * drawn
 
     def some(self, places: Tensor, generator: torch.Generator | None) -> Tensor:
         """Of a mask of places the random share that is trained at a step."""

@@ -35,7 +35,7 @@ from ..trained.files import unlike
 from .checkpoints import make_folder
 
 SHARD_TOKENS = 20_000
-PASS_TOKENS = 1024
+PASS_TOKENS = 1024  # on a CPU; a card takes a shard at once
 SCHEMA = 1
 ARRAYS = ("tokens", "states", "ids", "chances")  # of a shard
 
@@ -246,7 +246,8 @@ def _write_shard(
         raise ResourceError(
             f"{folder} is nearly full: the next states need {needed / 1e6:.0f} MB. Make room"
         )
-    pieces = [_computed(model, group, options) for group in _groups(shard)]
+    most = PASS_TOKENS if model.device.type == "cpu" else SHARD_TOKENS
+    pieces = [_computed(model, group, options) for group in _groups(shard, most)]
     computed = [np.concatenate(arrays) for arrays in zip(*pieces, strict=True)]
     target = folder / f"shard-{len(_shards(folder)):05}"
     share = options.held_out
@@ -258,11 +259,11 @@ def _write_shard(
         (new / "shard.json").write_text(json.dumps({"conversations": facts}), encoding="utf-8")
 
 
-def _groups(shard: Sequence[Conversation]) -> Iterator[list[Conversation]]:
-    """Conversations that are computed in one pass."""
+def _groups(shard: Sequence[Conversation], most: int) -> Iterator[list[Conversation]]:
+    """Conversations that are computed in one pass, of at most so many tokens if there are two."""
     group: list[Conversation] = []
     for text in shard:
-        if group and sum(len(member.tokens) for member in [*group, text]) > PASS_TOKENS:
+        if group and sum(len(member.tokens) for member in [*group, text]) > most:
             yield group
             group = []
         group.append(text)
