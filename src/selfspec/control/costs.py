@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import count as counted
-from itertools import islice
+from collections.abc import Mapping, Sequence
 
 from ..core.contract import Outcome, RoundTime
 from ..core.tree import Tree
@@ -152,23 +150,25 @@ class CostModel:
 
     def chances(self, count: int) -> list[float]:
         """How likely each of the first places in a draft is kept."""
-        if len(self._chances) < count:
-            self._chances = list(islice(self._expected(), count))
-        return self._chances[:count]
+        return [self.chance(place) for place in range(count)]
 
-    def _expected(self) -> Iterator[float]:
-        """The same, place after place without end. Unknown places fall off from the one before, as
-        those before them did on average if that is less."""
-        before = self._prior._expected() if self._prior else None
-        chance = self._likely
-        for place in counted():
-            if before:
-                chance = next(before)
-            elif place:
-                chance *= max(FALLOFF, chance ** (1 / place))
-            if place < len(self._kept):
-                chance = self._kept[place].expected(chance)
-            yield chance
+    def chance(self, place: int) -> float:
+        """The same of one place, from 0 on."""
+        while len(self._chances) <= place:
+            self._chances.append(self._expected(len(self._chances)))
+        return self._chances[place]
+
+    def _expected(self, place: int) -> float:
+        """The same, once the places before are known. Unknown places fall off from the one before,
+        as those before them did on average if that is less."""
+        if self._prior:
+            chance = self._prior.chance(place)
+        elif place:
+            before = self._chances[place - 1]
+            chance = before * max(FALLOFF, before ** (1 / place))
+        else:
+            chance = self._likely
+        return self._kept[place].expected(chance) if place < len(self._kept) else chance
 
     def rates(self, rows: int, most: int, beside: int = 0) -> list[float]:
         """Expected tokens per second of these rows by the number of drafts a row, from 0 on as far
@@ -182,8 +182,8 @@ class CostModel:
         nothing = (1 - coverage) * (plain + drafting(1))
         highest, reach = rows / plain, FURTHER * passes.largest
         rates, gained = [highest], 0.0
-        for count, chance in enumerate(self.chances(most), start=1):
-            gained += chance
+        for count in range(1, most + 1):
+            gained += self.chance(count - 1)
             size = rows * (count + 1) + beside
             if size > reach and count > 1:
                 break

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar, NamedTuple
 
 from ...core.tree import TreeBuilder
@@ -21,6 +22,7 @@ from ..growing import GrowingSession, grow
 CHANCES = (0.27, 0.52, 0.63, 0.64, 0.75, 0.75, 0.75, 0.91)
 LOOK_BACK = 16  # how many places of one n-gram are looked at, the latest first
 WITHDRAWN = 64  # how many last tokens of a text may be replaced by others
+NOWHERE = -1  # no place
 
 
 @dataclass(frozen=True)
@@ -114,11 +116,15 @@ class _Place(NamedTuple):
 
 
 class _Index:
-    """Each n-gram of a row's text, with the positions of what followed it."""
+    """Where each n-gram of a row's text was followed last, and before that, and so on. Numbers
+    only: many small lists would make Python look through all of its memory again and again."""
 
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest
-        self._places: dict[tuple[int, ...], list[int]] = {}
+        self._latest: dict[tuple[int, ...], int] = {}  # positions of what followed
+        self._earlier: dict[int, list[int]] = {  # by size, of each place the one before, or NOWHERE
+            size: [] for size in range(shortest, longest + 1)
+        }
         self._entered: list[int] = []  # the text whose n-grams are here
 
     def enter(self, text: Sequence[int]) -> None:
@@ -131,11 +137,16 @@ class _Index:
             first = next(changed)
             for place in range(len(known) - 1, first - 1, -1):
                 for gram in self._before(known, place):
-                    self._places[gram].pop()
+                    earlier = self._earlier[len(gram)].pop()
+                    if earlier == NOWHERE:
+                        del self._latest[gram]
+                    else:
+                        self._latest[gram] = earlier
             del known[first:]
         for place in range(len(known), len(text)):
             for gram in self._before(text, place):
-                self._places.setdefault(gram, []).append(place)
+                self._earlier[len(gram)].append(self._latest.get(gram, NOWHERE))
+                self._latest[gram] = place
         known += text[len(known) :]
 
     def _before(self, text: Sequence[int], place: int) -> Iterator[tuple[int, ...]]:
@@ -147,10 +158,17 @@ class _Index:
         """(length of the match, position of what followed), longest and latest match first."""
         seen: set[int] = set()
         for size in range(min(self._longest, len(text)), self._shortest - 1, -1):
-            for place in reversed(self._places.get(tuple(text[-size:]), ())[-LOOK_BACK:]):
+            for place in islice(self._places(tuple(text[-size:])), LOOK_BACK):
                 if len(seen) < most and text[place] not in seen:
                     seen.add(text[place])
                     yield _matched(text, place, size), place
+
+    def _places(self, gram: tuple[int, ...]) -> Iterator[int]:
+        """Where an n-gram was followed, the latest first."""
+        place, size = self._latest.get(gram, NOWHERE), len(gram)
+        while place != NOWHERE:
+            yield place
+            place = self._earlier[size][place - size]  # no n-gram ends before its own size
 
 
 def _matched(text: Sequence[int], place: int, size: int) -> int:
