@@ -11,6 +11,7 @@ from transformers import MaxLengthCriteria, NoRepeatNGramLogitsProcessor, Stoppi
 from transformers.generation.stopping_criteria import StoppingCriteria
 
 from selfspec import LLM, OptionError, SamplingParams, ScriptedDrafter, Unavailable
+from selfspec import llm as llm_module
 from selfspec.engine.generation import Generation
 from selfspec.testing import exit_agreement, near_identity_model, tiny_llm, tiny_model
 
@@ -243,3 +244,14 @@ def test_unknown_options_name_the_nearest(llm):
         llm.generate("a", max_new_token=5)
     with pytest.raises(OptionError, match=r"SamplingParams\(temperature=0.5\)"):
         llm.generate("a", temperature=0.5)
+
+
+def test_long_answers_hand_memory_back(monkeypatch):
+    """A process that keeps what an answer took, or short answers that wait for a walk through the
+    heap which takes as long as they."""
+    llm, calls = tiny_llm(seed=4), []
+    monkeypatch.setattr(llm_module, "give_back", lambda: calls.append(1))
+    llm.generate([5, 6, 7], max_new_tokens=llm_module.LONG - 1, eos=[])
+    assert not calls
+    llm.generate([[5, 6, 7], [5, 6]], max_new_tokens=llm_module.LONG // 2, eos=[])
+    assert calls == [1]

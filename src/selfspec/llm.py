@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+LONG = 64  # tokens of an answer beside which handing memory back to the system takes no time
 
 
 class LLM:
@@ -234,6 +235,8 @@ class LLM:
         options = options_among(locals())
         asked, single = door.prompts(prompts)
         results = self._start(asked, options).finish()
+        if sum(len(result.tokens) for result in results) >= LONG:
+            give_back()  # its cache, and what else it took: up to 24 MB for the demo
         return results[0] if single else results
 
     def stream(
