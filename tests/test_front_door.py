@@ -409,7 +409,8 @@ def test_the_headline_is_what_was_measured() -> None:
         schema.read(results.PlainRun, ROOT / "benchmarks/results/plain-amd-epyc.json")
     )
     assert auto.over_plain is not None and found[1] == f"{auto.over_plain.value:.2f}"
-    assert not auto.differences and auto.compared == 24 and not slower
+    assert auto.units == 24 and auto.compared == 24 * suite.plan.rounds
+    assert not auto.differences and not slower
     assert found[2] == f"{plain['speed_over']['transformers@64']:.2f}" and all(
         plain["identical"].values()
     )

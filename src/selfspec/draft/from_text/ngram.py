@@ -7,6 +7,7 @@ Does not know what the model finds likely, only what was written.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -122,9 +123,8 @@ class _Index:
     def __init__(self, shortest: int, longest: int) -> None:
         self._shortest, self._longest = shortest, longest
         self._latest: dict[tuple[int, ...], int] = {}  # positions of what followed
-        self._earlier: dict[int, list[int]] = {  # by size, of each place the one before, or NOWHERE
-            size: [] for size in range(shortest, longest + 1)
-        }
+        # by size, of each place the one before, or NOWHERE
+        self._earlier: defaultdict[int, list[int]] = defaultdict(list)
         self._entered: list[int] = []  # the text whose n-grams are here
 
     def enter(self, text: Sequence[int]) -> None:
