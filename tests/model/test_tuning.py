@@ -54,7 +54,7 @@ def test_it_is_measured_once_and_again_without_its_file(kernels, tmp_path: Path,
             file.write_text(text)
         assert ask(Kernels()) == ask(Kernels()) == Tuning(8, 64, 6)
         assert len(measured) == times
-    assert json.loads(file.read_text()) == {"soon": 8, "later": 64, "rows": 6}
+    assert json.loads(file.read_text()) == {"soon": 8, "later": 64, "rows": 6, "quiet": False}
     assert list(tmp_path.iterdir()) == [file]
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..core.files import is_there
 from ..errors import BrokenCheckpoint, OptionError, UnsupportedModel
+from .compute.cpu import large_pages
 from .compute.cpu.packs import Shelf
 from .compute.cpu.portable import PORTABLE, to_panels
 from .from_transformers import from_transformers
@@ -119,7 +120,7 @@ class _FolderShelf(Shelf):
         if found != [kind, outputs, inputs]:
             raise _another(self._path, f"product {number} is {found} there, not {kind} of "
                                        f"{outputs} x {inputs}")  # fmt: skip
-        return to_panels(kind, self._tensors.get_tensor(product_name(number)))
+        return large_pages.moved(to_panels(kind, self._tensors.get_tensor(product_name(number))))
 
     def close(self) -> None:
         self._tensors = None  # the file need not stay mapped

@@ -62,6 +62,12 @@ ALWAYS_INLINE static inline void ask(const uint8_t* soon, const Later& later, in
         __builtin_prefetch(next + i, 0, 2);
 }
 
+// Whether few rows ask for nothing, since the processor's own prefetcher does better (tuning.py).
+// Every kind knows how many are few: FEW_ROWS.
+static bool quiet = false;
+
+extern "C" void tune(int64_t few_rows_are_quiet) { quiet = few_rows_are_quiet != 0; }
+
 // What a processor multiplies and adds at once: four bytes of each lane, or two numbers of 16 bits.
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
 #define IN_FOURS
@@ -345,6 +351,7 @@ __attribute__((noinline)) static float times(float a, float b) { return a * b; }
 struct EightBits {
     typedef WholeBytes<GROUP> Numbers;
     static constexpr int STEP = GROUP * PANEL, AHEAD = Numbers::LATER * STEP;
+    static constexpr int FEW_ROWS = 4;
 
     static int64_t panel_bytes(int64_t inputs) {
         return groups_of(inputs) * GROUP * PANEL + 4 * PANEL;
@@ -356,7 +363,7 @@ struct EightBits {
             out[k] = WholeBytes<GROUP>::at(panel, column, k) * scale;
     }
 
-    template <int ROWS>
+    template <int ROWS, bool ASKS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
                      const Later& later, float* sums) {
         int64_t groups = groups_of(inputs);
@@ -364,7 +371,8 @@ struct EightBits {
         for (int64_t g = 0; g < groups; g++, panel += STEP, x += sizeof(RowGroup<GROUP>)) {
             Ints whole[ROWS][WIDE];
             Numbers::dots(x, stride, 0, panel, whole, [&](int turn) ALWAYS_INLINE {
-                ask<STEP, Numbers::TURNS>(panel + Numbers::SOON * STEP, later, g, turn);
+                if (ASKS)
+                    ask<STEP, Numbers::TURNS>(panel + Numbers::SOON * STEP, later, g, turn);
             });
             for (int r = 0; r < ROWS; r++)
                 for (int c = 0; c < WIDE; c++)
@@ -405,6 +413,7 @@ struct Grouped {
     static constexpr int PARTS = GROUP / Numbers::PART;       // of a group
     static constexpr int STEP = PANEL * (Numbers::SIZE + 4);  // bytes of a part
     static constexpr int AHEAD = Numbers::LATER * STEP;
+    static constexpr int FEW_ROWS = Numbers::SIZE < Numbers::PART ? 2 : 4;
 
     static int64_t panel_bytes(int64_t inputs) { return groups_of(inputs) * PARTS * STEP; }
 
@@ -417,7 +426,7 @@ struct Grouped {
         }
     }
 
-    template <int ROWS>
+    template <int ROWS, bool ASKS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
                      const Later& later, float* sums) {
         int64_t groups = groups_of(inputs);
@@ -426,7 +435,8 @@ struct Grouped {
             Ints whole[ROWS][WIDE];
             int64_t part = at % PARTS;
             Numbers::dots(x, stride, part, panel, whole, [&](int turn) ALWAYS_INLINE {
-                ask<STEP, Numbers::TURNS>(panel + Numbers::SOON * STEP, later, at, turn);
+                if (ASKS)
+                    ask<STEP, Numbers::TURNS>(panel + Numbers::SOON * STEP, later, at, turn);
             });
             Vector scale[WIDE], minimum[WIDE];
             for (int c = 0; c < WIDE; c++) {
@@ -451,6 +461,7 @@ struct Grouped {
 // second. The row is read as it is.
 struct HalfFloats {
     static constexpr int STEP = 2 * PANEL, AHEAD = 128 * STEP;  // bytes of an input
+    static constexpr int FEW_ROWS = 4;
 
     static int64_t panel_bytes(int64_t inputs) { return 2 * inputs * PANEL; }
 
@@ -462,12 +473,12 @@ struct HalfFloats {
         }
     }
 
-    template <int ROWS>
+    template <int ROWS, bool ASKS>
     static void tile(const char* x, int64_t stride, int64_t inputs, const uint8_t* panel,
                      const Later& later, float* sums) {
         Vector total[ROWS][WIDE] = {};
         for (int64_t k = 0; k < inputs; k++, panel += STEP) {
-            ask<STEP, 1>(panel + 16 * STEP, later, k, 0);
+            if (ASKS) ask<STEP, 1>(panel + 16 * STEP, later, k, 0);
             Words both = load<Words>(panel);
             Vector weight[WIDE] = {(Vector)(both << 16), (Vector)(both & 0xffff0000u)};
             for (int r = 0; r < ROWS; r++)
@@ -480,11 +491,12 @@ struct HalfFloats {
 
 // ------------------------------------------------------------------------------------ a product
 
-template <class Kind, int ROWS>
+template <class Kind, int ROWS, bool ASKS>
 static inline void tile_of(int64_t rows, const char* x, int64_t stride, int64_t inputs,
                            const uint8_t* panel, const Later& later, float* sums) {
-    if (rows == ROWS) return Kind::template tile<ROWS>(x, stride, inputs, panel, later, sums);
-    if constexpr (ROWS > 1) tile_of<Kind, ROWS - 1>(rows, x, stride, inputs, panel, later, sums);
+    if (rows == ROWS) return Kind::template tile<ROWS, ASKS>(x, stride, inputs, panel, later, sums);
+    if constexpr (ROWS > 1)
+        tile_of<Kind, ROWS - 1, ASKS>(rows, x, stride, inputs, panel, later, sums);
 }
 
 template <class Kind>
@@ -497,8 +509,10 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
         [=](const PanelTile& tile, float* sums) {
             const uint8_t* panel = (const uint8_t*)weight->weights + tile.panel * bytes;
             Later later(tile, panel, bytes, bytes / Kind::STEP, Kind::AHEAD);
-            tile_of<Kind, MAX_ROWS>(tile.rows, (const char*)x + tile.first * stride, stride, inputs,
-                                    panel, later, sums);
+            auto some = quiet && rows <= Kind::FEW_ROWS ? tile_of<Kind, Kind::FEW_ROWS, false>
+                                                        : tile_of<Kind, MAX_ROWS, true>;
+            some(tile.rows, (const char*)x + tile.first * stride, stride, inputs, panel, later,
+                 sums);
         });
 }
 

@@ -6,6 +6,8 @@ or group is filled up with zeros, so every width fits. Does not know models or f
 
 from __future__ import annotations
 
+import ctypes
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,9 +18,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..grouped import Grouped, Matrix
+from . import large_pages
 from .interface import function
 from .linear import PackedLinear
-from .native import compiled
+from .native import compiled, library
+from .tuning import tuning
 
 SOURCE = Path(__file__).with_name("few_bits.cpp")
 GROUP = 32  # inputs that share a scale
@@ -28,6 +32,15 @@ _LEAST = 1e-30  # a scale that is not zero
 # weights the squared error is 0.84 of that of the whole range; more of either brings little.
 _NARROWER, _FITTED = (1.0, 0.9), 3
 _ON_GRID = 0.01  # of a step: weights that are off by less were born on these steps
+
+
+@functools.cache
+def _kernels() -> ctypes.CDLL:
+    """The kernels of few bits. They read as those of float32 do."""
+    kernels = compiled(SOURCE)
+    kernels.tune.argtypes, kernels.tune.restype = [ctypes.c_int64], None
+    kernels.tune(tuning(library()).quiet)
+    return kernels
 
 
 class PanelBytes(PackedLinear):
@@ -41,7 +54,7 @@ class PanelBytes(PackedLinear):
     """Inputs whose products are summed together, as integers."""
 
     def measure(self) -> None:
-        self._width = int(compiled(SOURCE).panel_width())
+        self._width = int(_kernels().panel_width())
         self._groups = -(-self.inputs // self.group)
         if self.group > 1:  # bytes, a scale, and two numbers a part (`RowGroup`)
             self.prepared = 64 * -(-self._groups * (self.group + 4 + 256 // self.part) // 64)
@@ -52,7 +65,8 @@ class PanelBytes(PackedLinear):
         for at in range(0, self.outputs, step):
             piece = self.piece(weight[at : at + step])
             if not filled:  # at once, so that there is one copy
-                packed = piece.new_empty((-(-self.outputs // self._width), piece.shape[1]))
+                panels = -(-self.outputs // self._width)
+                packed = large_pages.empty((panels, piece.shape[1]), piece.dtype)
             packed[filled : filled + len(piece)] = piece
             filled += len(piece)
         return packed
@@ -61,7 +75,7 @@ class PanelBytes(PackedLinear):
         return self._functions(self.kernel, "round_row" if self.group > 1 else None)
 
     def _functions(self, kernel: str, prepare: str | None) -> tuple[int, int | None, int]:
-        kernels = compiled(SOURCE)
+        kernels = _kernels()
         multiply, read = (function(kernels, f"{what}_{kernel}") for what in ("multiply", "read"))
         return multiply, function(kernels, prepare) if prepare else None, read
 

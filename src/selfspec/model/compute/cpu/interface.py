@@ -227,7 +227,7 @@ _SIGNATURES = {  # a letter an argument, in the order of kernels.cpp
     "recur_select": "pppnpp",
     "mix": "pppnnnppi",
     "times_sigmoid": "ppnnnn",
-    "tune": "nnn",
+    "tune": "nnnn",
     "read_rows": "Ppnpi",
 }
 

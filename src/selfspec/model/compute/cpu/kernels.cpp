@@ -211,14 +211,19 @@ class Steps {
 // How many steps ahead a weight is asked for, and how many rows share a read of it at most. A panel
 // is read once, front to back, and the processor's own prefetcher stops at each page of it: on an
 // Intel Xeon 8 rows take 36 ms a pass without asking, 19 with it. Asking beyond the end is
-// harmless. None of these changes a bit; tuning.py chooses them by a measurement.
+// harmless. But a Zen 4's own prefetcher is better where pages are large and few rows leave it time:
+// then one row takes 14 ms without asking, 18 with it. None of these changes a bit; tuning.py
+// chooses them by a measurement.
 static struct {
     int64_t soon = 16, later = 128;  // for the first cache, for the second
     int64_t rows = MAX_ROWS;
+    bool quiet = false;  // a tile of FEW_ROWS asks for nothing
 } tuned;
 
-extern "C" void tune(int64_t soon, int64_t later, int64_t rows) {
-    tuned = {soon, later, std::clamp<int64_t>(rows, 1, MAX_ROWS)};
+constexpr int FEW_ROWS = 4;
+
+extern "C" void tune(int64_t soon, int64_t later, int64_t rows, int64_t quiet) {
+    tuned = {soon, later, std::clamp<int64_t>(rows, 1, MAX_ROWS), quiet != 0};
 }
 
 extern "C" int64_t most_rows() { return MAX_ROWS; }
@@ -232,7 +237,7 @@ constexpr bool ALWAYS_SOON = LANES > 8;
 // One panel times ROWS rows. The weights of a step lie side by side, so the panel is one stream
 // from memory, read once for all rows. The rows are read a number at a time: they are short and
 // were just written, so they are near.
-template <int ROWS>
+template <int ROWS, bool ASKS>
 static inline void tile(const float* x, int64_t inputs, const float* panel, const Later& later,
                         float* sums) {
     Vector total[ROWS][WIDE] = {};
@@ -248,10 +253,11 @@ static inline void tile(const float* x, int64_t inputs, const float* panel, cons
     const char *soon = (const char*)(panel + tuned.soon * PANEL), *next = later.from;
     int64_t left = inputs;
     for (; left >= STRIDE; left -= STRIDE, soon += LINES * 64, next += STRIDE * later.step) {
-        if (later.alone || ALWAYS_SOON)
+        if (ASKS && (later.alone || ALWAYS_SOON))
             for (int i = 0; i < LINES; i++) __builtin_prefetch(soon + i * 64, 0, 3);
-        for (int i = 0; i < (LINES + 1) / 2; i++) __builtin_prefetch(next + i * 64, 0, 2);
-        if (later.alone)  // several tiles ask for less each
+        if (ASKS)
+            for (int i = 0; i < (LINES + 1) / 2; i++) __builtin_prefetch(next + i * 64, 0, 2);
+        if (ASKS && later.alone)  // several tiles ask for less each
             for (int i = (LINES + 1) / 2; i < LINES; i++) __builtin_prefetch(next + i * 64, 0, 2);
         go_on(std::integral_constant<int, STRIDE>());
     }
@@ -260,11 +266,11 @@ static inline void tile(const float* x, int64_t inputs, const float* panel, cons
         for (int c = 0; c < WIDE; c++) store(sums + r * PANEL + c * LANES, total[r][c]);
 }
 
-template <int ROWS>
+template <int ROWS, bool ASKS>
 static inline void tile_of(int64_t rows, const float* x, int64_t inputs, const float* panel,
                            const Later& later, float* sums) {
-    if (rows == ROWS) return tile<ROWS>(x, inputs, panel, later, sums);
-    if constexpr (ROWS > 1) tile_of<ROWS - 1>(rows, x, inputs, panel, later, sums);
+    if (rows == ROWS) return tile<ROWS, ASKS>(x, inputs, panel, later, sums);
+    if constexpr (ROWS > 1) tile_of<ROWS - 1, ASKS>(rows, x, inputs, panel, later, sums);
 }
 
 extern "C" int64_t panel_width() { return PANEL; }
@@ -279,7 +285,9 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
         [=](const PanelTile& tile, float* sums) {
             const float* panel = pack + tile.panel * PANEL * inputs;
             Later later(tile, panel, 4 * PANEL * inputs, inputs, 4 * PANEL * tuned.later);
-            tile_of<MAX_ROWS>(tile.rows, x + tile.first * inputs, inputs, panel, later, sums);
+            auto some = tuned.quiet && rows <= FEW_ROWS ? tile_of<FEW_ROWS, false>
+                                                        : tile_of<MAX_ROWS, true>;
+            some(tile.rows, x + tile.first * inputs, inputs, panel, later, sums);
         });
 }
 

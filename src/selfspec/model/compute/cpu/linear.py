@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..grouped import Matrix, joined
 from ..linear import Linear, joined_bias
+from . import large_pages
 from .interface import ProductStruct, address, function
 from .native import library
 
@@ -121,7 +122,8 @@ class Float32(PackedLinear):
             if self.outputs % self._width
             else weight
         )
-        return padded.view(panels, self._width, self.inputs).transpose(1, 2).contiguous()
+        packed = large_pages.empty((panels, self.inputs, self._width), torch.float32)
+        return packed.copy_(padded.view(panels, self._width, self.inputs).transpose(1, 2))
 
     def functions(self) -> tuple[int, None, int]:
         kernels = library()

@@ -1,10 +1,10 @@
-"""Packed weights kept in the user's cache and mapped, so that a later load neither reads nor packs.
+"""Packed weights kept in the user's cache, so that a later load only reads them.
 
 A file holds the products of one model in one kind, in the order in which the model makes them. It
-is read by nobody else and never changed: a new one takes its place, and it is mapped for this
-process alone. A header names what it was made of and has a hash. A sum over all its bytes, which
-are read soon anyway, tells a torn or damaged file, and that one is made anew. The files that were
-used last are kept, up to `$SELFSPEC_PACKED_GB`. Does not know models.
+is never changed: a new one takes its place. It is read whole, into large pages: mapped it would
+share its memory with other processes, and be slower in each pass. A header names what it was made
+of and has a hash. A sum over all its bytes tells a torn or damaged file, and that one is made anew.
+The files that were used last are kept, up to `$SELFSPEC_PACKED_GB`. Does not know models.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 from ....core.files import whole_file
 from ....core.user_cache import cache_root
 from ....errors import OptionError
+from . import large_pages
 from .linear import PackedLinear
 
 LIMIT_VARIABLE = "SELFSPEC_PACKED_GB"
@@ -63,12 +64,12 @@ class Packs:
     def shelf(self, kind: str) -> KeptShelf:
         """The products in a kind: those of the file, if it is there and whole."""
         path = packed_folder() / f"{self.name}-{kind}.packed"
-        found = _mapped(path, self.key) if limit() else None
+        found = _read(path, self.key) if limit() else None
         return KeptShelf(path, self.key, *(found or ((), None)))
 
 
 class KeptShelf(Shelf):
-    """Products that are mapped from a file, or will be kept in it."""
+    """Products that come from a file, or will be kept in it."""
 
     def __init__(
         self, path: Path, key: str, entries: Sequence[dict[str, Any]], data: Tensor | None
@@ -157,7 +158,7 @@ def _kept() -> list[tuple[float, int, Path]]:
 
 
 def _forget(newest: Path) -> None:
-    """Remove what was not used for longest, beyond the limit. Who has mapped it keeps it."""
+    """Remove what was not used for longest, beyond the limit."""
     left = limit() - newest.stat().st_size
     for _, size, file in _kept():
         if file != newest:
@@ -166,7 +167,7 @@ def _forget(newest: Path) -> None:
                 file.unlink(missing_ok=True)
 
 
-def _mapped(path: Path, key: str) -> tuple[list[dict[str, Any]], Tensor] | None:
+def _read(path: Path, key: str) -> tuple[list[dict[str, Any]], Tensor] | None:
     """The products of a file and its bytes. None: it is not there, for something else or torn."""
     try:
         with path.open("rb") as file:
@@ -176,11 +177,12 @@ def _mapped(path: Path, key: str) -> tuple[list[dict[str, Any]], Tensor] | None:
             if _hash(text) != expected.decode():
                 raise ValueError("its header is damaged")
             header = json.loads(text)
-            size = os.fstat(file.fileno()).st_size
-            if header["key"] != key or size != _HEADER + length + header["bytes"]:
+            size = header["bytes"]
+            if header["key"] != key or os.fstat(file.fileno()).st_size != file.tell() + size:
                 return None
-            data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-        data = data[_HEADER + length :]
+            data = large_pages.empty([size], torch.uint8)
+            if file.readinto(data.numpy().data) != size:
+                raise ValueError("it was cut short meanwhile")
         if _sum(data) != header["sum"]:
             _log.warning("%s is damaged, so weights are packed again.", path)
             return None

@@ -24,11 +24,12 @@ import torch
 from ....core.files import whole_file
 from ....core.json_text import from_json
 from ....core.schema import made
+from . import large_pages
 from .interface import ProductStruct, address, function
 
 _log = logging.getLogger(__name__)
 INPUTS, OUTPUTS = 512, 65536  # 128 MiB of weights, more than most caches hold
-ROUNDS = 5
+ROUNDS = 15
 AGAIN = 3  # comparisons that a choice has to win once more
 CLEARLY = 0.95  # of the default's time
 SECONDS = 1.2  # after which no further round is begun
@@ -44,14 +45,20 @@ class Tuning:
     """Steps ahead at which it is asked for into the second cache."""
     rows: int = 12
     """Rows that share a read of a weight at most; no more than registers hold."""
+    quiet: bool = False
+    """Whether a few rows ask for nothing, since the processor's own prefetcher does better. Products
+    of few bits follow this too."""
 
     def __str__(self) -> str:
-        return f"asks {self.soon} and {self.later} steps ahead, {self.rows} rows share a read"
+        quiet = " (few rows: not at all)" if self.quiet else ""
+        return (
+            f"asks {self.soon} and {self.later} steps ahead{quiet}, {self.rows} rows share a read"
+        )
 
 
 def use(kernels: ctypes.CDLL, chosen: Tuning) -> None:
     """From now on the kernels read so."""
-    kernels.tune(chosen.soon, chosen.later, chosen.rows)
+    kernels.tune(chosen.soon, chosen.later, chosen.rows, chosen.quiet)
 
 
 @functools.cache
@@ -66,17 +73,18 @@ def tuning(kernels: ctypes.CDLL) -> Tuning:
 
 
 def measured(kernels: ctypes.CDLL) -> Tuning:
-    """The best for reading weights from memory for 8 rows, then for 24."""
+    """The best for reading weights from memory for 8 rows, then for 24, then for 1."""
     default = Tuning(rows=int(kernels.most_rows()))
-    # All of them ask ahead: on some processors not to ask costs half of the speed, and noise must
-    # never choose that.
+    # All of them ask ahead: on some processors not to ask costs half of the speed for many rows.
     ahead = ((16, 64), (16, 256), (32, 128), (32, 256))
     reads = [default, *(replace(default, soon=soon, later=later) for soon, later in ahead)]
-    weights = torch.ones(OUTPUTS * INPUTS)
+    weights = large_pages.empty([OUTPUTS * INPUTS], torch.float32).fill_(1)
     best = _best(reads, lambda each: _seconds(kernels, each, weights, 8))
     shared = {max(1, default.rows * part // 4) for part in (2, 3)}
     tiles = [best, *(replace(best, rows=rows) for rows in sorted(shared))]
-    return _best(tiles, lambda each: _seconds(kernels, each, weights, 2 * default.rows))
+    best = _best(tiles, lambda each: _seconds(kernels, each, weights, 2 * default.rows))
+    few = [best, replace(best, quiet=True)]
+    return _best(few, lambda each: _seconds(kernels, each, weights, 1))
 
 
 def _seconds(kernels: ctypes.CDLL, chosen: Tuning, weights: torch.Tensor, rows: int) -> float:
@@ -94,7 +102,7 @@ def _seconds(kernels: ctypes.CDLL, chosen: Tuning, weights: torch.Tensor, rows: 
 def _best(candidates: Sequence[Tuning], seconds: Callable[[Tuning], float]) -> Tuning:
     """The first, unless another takes clearly less in the median of rounds, in turns."""
     ratios: dict[Tuning, list[float]] = {each: [] for each in candidates}
-    end = time.perf_counter() + SECONDS / 2
+    end = time.perf_counter() + SECONDS / 3
     seconds(candidates[0])  # warm-up
     for _ in range(ROUNDS):
         times = {each: seconds(each) for each in candidates}

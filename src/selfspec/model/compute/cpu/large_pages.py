@@ -1,0 +1,76 @@
+"""Memory for weights in pages of 2 MB, where the system has them.
+
+A processor's own prefetcher stops where a page ends. On a Zen 4 it reads weights in large pages a
+fifth faster than anything that asks for small ones ahead. Weights lie side by side in chunks, as
+most matrices are no multiple of such a page. Nothing is taken that is not written to. Where the
+system has no such pages, this is usual memory.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+
+import torch
+from torch import Tensor
+
+PAGE = 1 << 21
+CHUNK = 32 * PAGE
+SMALLEST = 1 << 16  # bytes: what is smaller is read in no time
+_ALIGNED = 64
+_ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
+
+
+class _Chunk:
+    """The chunk that is filled now. It lives as long as a weight in it does."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: weakref.ref[mmap.mmap] | None = None
+        self._at = self._end = 0
+
+    def take(self, size: int) -> Tensor:
+        """So many bytes."""
+        with self._lock:
+            held = self._held() if self._held is not None else None
+            if held is None or self._at + size > self._end:
+                held = self._new(size)
+            at = self._at
+            self._at += -(-size // _ALIGNED) * _ALIGNED
+        return torch.frombuffer(held, dtype=torch.uint8, count=size, offset=at)
+
+    def _new(self, size: int) -> mmap.mmap:
+        room = max(size, CHUNK)
+        # private, as what several processes may share gets no large pages; a page more, to begin
+        # where one begins
+        held = mmap.mmap(-1, room + PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        address = torch.frombuffer(held, dtype=torch.uint8).data_ptr()
+        self._at = -address % PAGE
+        self._end = self._at + room
+        self._held = weakref.ref(held)
+        # of a single large matrix no page beyond its last whole one, which would be memory unused
+        whole = room // PAGE * PAGE
+        assert _ADVICE is not None
+        with suppress(OSError):  # a system without large pages
+            held.madvise(_ADVICE, self._at, whole)
+        return held
+
+
+_chunk = _Chunk()
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Memory for weights, not filled."""
+    size = math.prod(shape) * dtype.itemsize
+    if _ADVICE is None or size < SMALLEST:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return _chunk.take(size).view(dtype).view(tuple(shape))
+
+
+def moved(weights: Tensor) -> Tensor:
+    """The same weights there."""
+    return empty(weights.shape, weights.dtype).copy_(weights)
