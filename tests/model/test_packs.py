@@ -1,5 +1,4 @@
-"""Packed weights that are kept: the same bits, mapped and unchanged, and never those of something
-else."""
+"""Packed weights that are kept: the same bits, unchanged, and never those of something else."""
 
 from __future__ import annotations
 

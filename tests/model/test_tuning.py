@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from selfspec.model.compute.cpu import native, tuning
+from selfspec.model.compute.cpu import few_bits, native, tuning
+from selfspec.model.compute.cpu.kinds import KINDS
 from selfspec.model.compute.cpu.linear import Float32
 from selfspec.model.compute.cpu.tuning import Tuning
 
@@ -30,10 +32,29 @@ def test_no_choice_changes_a_bit(kernels):
     linear, x = Float32([weight], [None]), torch.randn(29, 33, generator=made)
     found = []
     for chosen in (Tuning(), Tuning(0, 0, 1), Tuning(8, 64, 5), Tuning(500, 9000, 99)):
-        tuning.use(kernels, chosen)
-        found.append(linear(x))
+        for quiet in (False, True):
+            tuning.use(kernels, replace(chosen, quiet=quiet))
+            few = [linear(x[:rows]) for rows in range(1, 7)]
+            found.append(linear(x))
+            assert all(torch.equal(some, found[-1][: len(some)]) for some in few)
     assert all(torch.equal(found[0], other) for other in found)
     assert torch.allclose(found[0], x @ weight.T, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "bfloat16"])
+def test_few_bits_that_ask_for_nothing_give_the_same_bits(kernels, kind: str):
+    """A tile for few rows that loses one of them, or has a layout of its own."""
+    made = torch.Generator().manual_seed(0)
+    weight = torch.randn(70, 96, generator=made)
+    linear, x = KINDS[kind]([weight], [None]), torch.randn(9, 96, generator=made)
+    usual, tune = linear(x), few_bits._kernels().tune
+    try:
+        for quiet in (0, 1):
+            tune(quiet)
+            few = [linear(x[:rows]) for rows in range(1, 10)]
+            assert all(torch.equal(some, usual[: len(some)]) for some in few)
+    finally:
+        tune(tuning.tuning(kernels).quiet)
 
 
 def test_it_is_measured_once_and_again_without_its_file(kernels, tmp_path: Path, monkeypatch):

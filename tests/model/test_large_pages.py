@@ -1,0 +1,104 @@
+"""Memory for weights in large pages is memory like any other, and goes back with the weights."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from selfspec.model.compute.cpu import large_pages, native
+from selfspec.model.compute.cpu.kinds import KINDS
+from selfspec.model.compute.cpu.linear import PackedLinear
+
+sizes = st.lists(st.integers(0, 3 * large_pages.SMALLEST), max_size=12)
+
+
+@given(sizes)
+@settings(max_examples=20, deadline=None)
+def test_no_weights_share_memory(wanted: list[int]) -> None:
+    """A matrix that begins before another one ends, or in the middle of a cache line."""
+    made = [large_pages.empty([size], torch.uint8) for size in wanted]
+    for number, each in enumerate(made):
+        each.fill_(number)
+    assert [len(each) for each in made] == wanted
+    assert all((each == number).all() for number, each in enumerate(made))
+    large = [each for each in made if len(each) >= large_pages.SMALLEST]
+    assert all(each.data_ptr() % 64 == 0 for each in large)
+
+
+def test_shapes_and_numbers_are_kept() -> None:
+    """Bytes taken for numbers, or rows for columns."""
+    weights = torch.randn(300, 130).bfloat16()
+    for each in (weights, weights.float(), weights.T):
+        assert torch.equal(large_pages.moved(each), each)
+
+
+@pytest.mark.skipif(large_pages._ADVICE is None, reason="this system has no such pages")
+def test_memory_goes_back_with_the_last_weight_in_it() -> None:
+    """A chunk that is held by who hands it out: each model loaded would add to the memory."""
+    chunk = large_pages._Chunk()
+    some, others = (chunk.take(large_pages.CHUNK // 2) for _ in range(2))
+    assert some.data_ptr() + len(some) == others.data_ptr()
+    held = chunk._held
+    assert held is not None
+    part = some[5:]
+    del some, others
+    gc.collect()
+    assert held() is not None  # a part is left
+    del part
+    gc.collect()
+    assert held() is None
+    assert len(chunk.take(3 * large_pages.CHUNK)) == 3 * large_pages.CHUNK
+
+
+@pytest.mark.skipif(large_pages._ADVICE is None, reason="this system has no such pages")
+def test_a_large_matrix_begins_with_a_page() -> None:
+    """Pages that begin elsewhere, of which the system makes none."""
+    chunk = large_pages._Chunk()
+    found = [chunk.take(size) for size in (large_pages.CHUNK + 4096, 2 * large_pages.CHUNK)]
+    assert all(each.data_ptr() % large_pages.PAGE == 0 for each in found)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says so")
+def test_what_is_not_written_takes_nothing() -> None:
+    """A chunk that is filled when it is made: 64 MB for each small model."""
+
+    def resident() -> int:
+        lines = Path("/proc/self/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS"))
+
+    before = resident()
+    held = large_pages._Chunk().take(4 * large_pages.CHUNK)
+    assert len(held) == 4 * large_pages.CHUNK
+    assert resident() - before < large_pages.CHUNK // 1024
+
+
+def test_a_system_without_such_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that fails on macOS or Windows."""
+    monkeypatch.setattr(large_pages, "_ADVICE", None)
+    weights = torch.randn(400, 100)
+    assert torch.equal(large_pages.moved(weights), weights)
+
+
+@pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"stored"}))
+def test_weights_of_every_kind_lie_there(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kind that is packed into usual memory: as right, and slower."""
+    try:
+        native.library()
+    except native.NoNative as reason:
+        pytest.skip(str(reason))
+    asked: list[int] = []
+    usual = large_pages.empty
+
+    def empty(shape: list[int], dtype: torch.dtype) -> torch.Tensor:
+        made = usual(shape, dtype)
+        asked.append(made.data_ptr())
+        return made
+
+    monkeypatch.setattr(large_pages, "empty", empty)
+    linear: PackedLinear = KINDS[kind]([torch.randn(512, 256)], [None])
+    assert asked == [linear.memory.data_ptr()]
