@@ -46,7 +46,7 @@ class Tuning:
     rows: int = 12
     """Rows that share a read of a weight at most; no more than registers hold."""
     quiet: bool = False
-    """Whether a few rows ask for nothing, since the processor's own prefetcher does better. So it is
+    """Whether a few rows ask for nothing, since the processor's own prefetcher does better. It is so
     with weights of few bits too."""
 
     def __str__(self) -> str:
