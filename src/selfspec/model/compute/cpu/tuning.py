@@ -46,8 +46,8 @@ class Tuning:
     rows: int = 12
     """Rows that share a read of a weight at most; no more than registers hold."""
     quiet: bool = False
-    """Whether a few rows ask for nothing, since the processor's own prefetcher does better. It is so
-    with weights of few bits too."""
+    """Whether a few rows ask for nothing, since the processor's own prefetcher does better; so do
+    products of few bits."""
 
     def __str__(self) -> str:
         quiet = " (few rows: not at all)" if self.quiet else ""
