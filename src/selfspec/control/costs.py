@@ -196,6 +196,19 @@ class CostModel:
         self._rates[key] = rates
         return rates
 
+    def supposed(self, rows: int, most: int, beside: int, share: float) -> float:
+        """The most tokens per second that drafts of these rows would bring, if a draft took the
+        `share` of a pass without drafts that it reads: what to think of it before it was timed."""
+        passes, gained, found = self.passes.of(rows), 0.0, [0.0]
+        plain = passes(rows + beside)
+        for count in range(1, most + 1):
+            size = rows * (count + 1) + beside
+            if size > FURTHER * passes.largest and count > 1:
+                break
+            gained += self.chance(count - 1)
+            found.append(rows * (1 + gained) / (passes(size) + count * share * plain))
+        return max(found)
+
     def together(self, rows: int, reading: int, beside: int = 0) -> float:
         """Tokens per second without drafts of these rows and of those whose prompts are still being
         read, once they write too: what a second is worth that would bring that about sooner. 0 if

@@ -46,6 +46,7 @@ TRIED_SHORT = 3
 TRIED_EVERY = 6  # the same of rounds without drafts
 TRIED_BESIDE = 2  # and of rounds in which part of the model drafts: they take far longer
 TRIED_LENGTH = 8  # guesses of a row
+TRIED_ROWS = 2  # of several rows so many are asked, in turns: guesses for all of them take too long
 # A drafter that reads more of the model than this for each draft is left out beside others: if it
 # were always right it would gain little more than lookups do, and looks at it are dear.
 DEAREST = 0.6
@@ -131,8 +132,8 @@ class Auto(Drafter):
                 session = drafter.start(target)
             except OptionError:  # an exit after a quarter of two layers, say
                 continue
-            costs = CostModel(memory.costs)
-            arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.looks_up))
+            costs, share = CostModel(memory.costs), drafter.share(target.model)
+            arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.looks_up, share))
         return AutoSession(arms, self.most, past, bool(target.model.pass_seconds))
 
     def _first_known(self, model: LayeredModel) -> list[_Known]:
@@ -157,6 +158,7 @@ class _Arm:
     costs: CostModel
     looks: Looks
     looks_up: bool  # it guesses without running the model
+    share: float  # of what a pass reads, about what each of its drafts reads
     rounds: int = 0  # in which it was asked
 
     @property
@@ -183,6 +185,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._checks, self._standing = Checks(past.plain_rows), Standing()
         self._plain = 0  # rounds without drafts, one after the other
         self._unasked = 0  # rounds since a lookup was asked for much, or compared with the text
+        self._turn = 0  # of the rows that are asked for such guesses
         self._rest = 0  # rounds that are still passed over
         self._passed: list[float] = []  # seconds of those that were
         self._trials: list[tuple[_Arm, Trial]] = []
@@ -250,13 +253,15 @@ class AutoSession(JoinedSession, ControlSession):
                 continue  # prompts that wait would pay for a look
             known = arm.costs.drafting.known or (arm.looks_up and self._told)
             tried = best(rates, least=1) if known else None
-            size = rows * (1 + (tried or 0)) + beside
-            cost = arm.costs.passes.of(rows)(size) if known else 0.0
+            length = first_length(rows, most) if tried is None else tried
+            cost = arm.costs.passes.of(rows)(rows * (1 + length) + beside)
             # one slow look, at weights that were not in memory yet, must not rule a drafter out
             certain = arm.looks_up or arm.costs.drafting.certain
             expected = rates[tried] / arm.bar if tried is not None and certain else None
+            if expected is None and rows > 1:  # a look at all of them is dear
+                expected = arm.costs.supposed(rows, most, beside, arm.share)
             if arm.looks.due(highest, expected, cost):
-                return arm, first_length(rows, most) if tried is None else tried
+                return arm, length
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
         if chosen:
@@ -326,7 +331,10 @@ class AutoSession(JoinedSession, ControlSession):
         arm = next((arm for arm in self._arms if arm.looks_up), None)
         if arm is None:
             return
-        rows, texts = [row.row for row in outcome.rows], [row.text for row in outcome.rows]
+        count, self._turn = len(outcome.rows), self._turn + TRIED_ROWS
+        turns = range(self._turn, self._turn + min(TRIED_ROWS, count))
+        some = [outcome.rows[turn % count] for turn in turns]
+        rows, texts = [row.row for row in some], [row.text for row in some]
         drafts = arm.session.propose(rows, texts, Budget([TRIED_LENGTH] * len(rows)))
         drafts = list(map(self._one_coupling, rows, texts, drafts))
         lengths = map(len, texts)

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import ClassVar
 from weakref import WeakKeyDictionary
 
@@ -38,8 +38,10 @@ BESIDE_CHANCES = (0.21, 0.12, 0.06, 0.03, 0.015, 0.012, 0.01)
 # What counts of a trained chance: a pair's if the text knows the pair, a single token's.
 BESIDE_OWN, SINGLE = 0.28, 0.65
 PAIRS_KEPT = 65_536  # in a table, the newest: about 20 MB
+UNTOLD = 64  # rounds of a row that a table which nobody asks is not told of yet
 
 Context = tuple[int, ...]
+_Learned = tuple[tuple[Context, ...], tuple[tuple[int, ...], ...]]
 
 
 @dataclass(frozen=True)
@@ -85,23 +87,41 @@ class TokenRecycling(Drafter):
         if not self.keep_table:
             return _Recycling(lambda: _Table(self, trained), self.successors)
         kept = self._tables.setdefault(target.model, _Table(self, trained))
-        return _Recycling(lambda: kept, self.successors)
+        return _Recycling(lambda: kept, self.successors, keeps=True)
 
 
 class _Recycling(GrowingSession):
-    def __init__(self, make_table: Callable[[], _Table], count: int) -> None:
-        self._make_table, self.ranks = make_table, count
+    def __init__(self, make_table: Callable[[], _Table], count: int, keeps: bool = False) -> None:
+        """`keeps`: others read the tables too."""
+        self._make_table, self.ranks, self._keeps = make_table, count, keeps
         self._tables: dict[int, _Table] = {}
+        # What the table of a row that was not asked yet is still to hear: its prompt, and of each
+        # round contexts and successors. Of many rows that are asked now and then, most would have
+        # read their prompts for nothing. Tuples, which Python's collections pass over.
+        self._untold: dict[int, tuple[Context, list[_Learned]]] = {}
 
     def admit(self, row: int, prompt: Sequence[int], *_: object) -> None:
         self._tables[row] = self._make_table()
-        self._tables[row].read(prompt)
+        self._untold[row] = tuple(prompt), []
+        if self._keeps:
+            self._told(row)
 
     def drop(self, row: int) -> None:
+        self._untold.pop(row, None)
         del self._tables[row]
 
-    def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
+    def _told(self, row: int) -> _Table:
+        """The row's table, which has heard everything."""
         table = self._tables[row]
+        if row in self._untold:
+            prompt, learned = self._untold.pop(row)
+            table.read(prompt)
+            for contexts, successors in learned:
+                table.learn(contexts, successors)
+        return table
+
+    def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
+        table = self._told(row)
 
         def following(context: Context) -> list[tuple[float, int, Context]]:
             last = context[-1]
@@ -113,7 +133,7 @@ class _Recycling(GrowingSession):
         """The likeliest successors. Where too few are known, those of the last token too."""
         found = []
         for row, text in zip(rows, texts, strict=True):
-            table = self._tables[row]
+            table = self._told(row)
             known = dict(table.after(tuple(text[-2:])))
             for token, chance in table.after(tuple(text[-1:])) if len(known) < count else ():
                 known.setdefault(token, chance * min(known.values(), default=1.0))
@@ -132,7 +152,11 @@ class _Recycling(GrowingSession):
             begin = len(row.text) - len(row.kept)
             contexts: list[Context] = [tuple(row.text[max(0, begin - 2) : begin])]
             contexts += [(tokens[parents[node]], tokens[node]) for node in range(1, len(tokens))]
-            self._tables[row.row].learn(contexts, best)
+            learned = tuple(contexts), tuple(map(tuple, islice(best, len(contexts))))
+            if row.row in self._untold and len(self._untold[row.row][1]) < UNTOLD:
+                self._untold[row.row][1].append(learned)
+            else:
+                self._told(row.row).learn(*learned)
 
 
 class _Table:

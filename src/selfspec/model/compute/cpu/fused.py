@@ -32,6 +32,7 @@ from .interface import (
     RopeStruct,
     SightStruct,
     address,
+    array_type,
     half_number,
     half_numbers,
     heads_struct,
@@ -113,19 +114,19 @@ class FusedHalves:
         ranks = min(ranks, ends.head.outputs)
         x = torch.empty((count, ends.head.inputs))
         logits = torch.empty((count, ends.head.outputs))
-        best = (ctypes.c_int64 * ranks * count)()
+        best = array_type(array_type(ctypes.c_int64, ranks), count)()
         given = GivenStruct(x.data_ptr(), logits.data_ptr(), ctypes.addressof(best), ranks)
         tapped: Sequence[Tensor] = ()
         if collected:
             behind = [plan.halves.index((layer, False)) for layer in collected]
-            places = (ctypes.c_int64 * len(behind))(*behind)
+            places = array_type(ctypes.c_int64, len(behind))(*behind)
             taps = x.new_empty((len(behind), *x.shape))
             tapped = taps.unbind()
             given.taps, given.behind = len(behind), ctypes.addressof(places)
             given.tapped = taps.data_ptr()
         if before is not None:
             given.before = before.data_ptr()
-        ids = (ctypes.c_int64 * count)(*tokens)
+        ids = array_type(ctypes.c_int64, count)(*tokens)
         call, _held = self._call(x, plan.halves, cache, layout, x, of_tokens)
         wrong = library().run_model(
             ids, ends.struct, self._halves, numbers, len(numbers), call, given,
@@ -147,7 +148,7 @@ class FusedHalves:
         """What the halves share, for one call: tables and cache may grow into other memory. And
         what has to be held meanwhile."""
         held, ropes = self._tables()
-        sights = (SightStruct * len(self._windows))(
+        sights = array_type(SightStruct, len(self._windows))(
             *(sight_struct(layout, window) for window in self._windows)
         )
         memories = self._memories(halves, cache, layout) if self._recurrent else None

@@ -14,6 +14,7 @@ import functools
 from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Array, c_float, c_int, c_int64, c_void_p
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -23,6 +24,8 @@ from ..ops import Heads
 from ..plan import LayerPlan
 from ..rope import Angles
 from ..windows import Window
+
+_Item = TypeVar("_Item", bound=Any)
 
 
 class LayerStruct(ctypes.Structure):
@@ -300,6 +303,14 @@ def rope_struct(tables: Angles | None) -> RopeStruct:
     return tables.once(
         "struct", lambda: RopeStruct(address(tables.cosines), address(tables.sines), tables.rotary)
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def array_type(of: type[_Item], count: int) -> type[Array[_Item]]:
+    """So many of these, side by side. ctypes forgets a type once nobody holds it, and makes it
+    anew, which takes as long as filling ten arrays."""
+    made: type[Array[_Item]] = of * count
+    return made
 
 
 def half_number(layer: int, attention: bool) -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ..moving import move_by
+from .interface import array_type
 from .native import function_of
 
 _SOURCE = Path(__file__).with_name("moving.cpp")
@@ -33,7 +34,7 @@ def moved_together(
     kernel(
         *(keys.data_ptr() + begin, values.data_ptr() + begin),
         *(layers, layer, heads, head, slot, first),
-        *((c_int64 * len(source))(*source), len(source)),
+        *(array_type(c_int64, len(source))(*source), len(source)),
     )
     return True
 
