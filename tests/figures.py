@@ -190,6 +190,7 @@ def claims() -> dict[str, list[str]]:
         "choosing.md": [
             *_suite(),
             _in_few_bits(),
+            _now(),
             _newer(),
             _older(),
             _xeon(),
@@ -545,8 +546,19 @@ def over_plain(contestant: str) -> float:
     return found.value
 
 
+def _now() -> str:
+    """What a token takes in the latest run, behind 64 tokens."""
+    run = result(plain_results.PlainRun, "plain-steps")
+    took = {row.peer: row for row in run.peers if row.prompt_tokens == 64}
+    each = {peer: 1e3 * (median(plain_report.per_token(row)) or 0.0) for peer, row in took.items()}
+    return (
+        f"then ours took {each['selfspec:int8']:.1f} ms in 8 bits, {each['selfspec:int4']:.1f} in "
+        f"4 and {each['selfspec']:.1f} in float32"
+    )
+
+
 def _readme() -> list[str]:
-    run = result(plain_results.PlainRun, "plain")
+    run = result(plain_results.PlainRun, "plain-steps")
     peers = {row.peer: row for row in run.peers if row.prompt_tokens == 64}
     theirs, ours = (plain_report.per_token(peers[name]) for name in ("transformers", "selfspec"))
     times = ratio(theirs, ours).value  # type: ignore[union-attr]
@@ -715,8 +727,9 @@ def _shares() -> list[str]:
     ]
     low, high = (f"{bound(drafting):.0%}" for bound in (min, max))
     costs = CostModel(run.steps)
-    names = [each.name for each in run.contestants if each.name != "selfspec/plain"]
-    known = [reached(run, name, costs).value for name in names]  # type: ignore[union-attr]
+    ours = [each.name for each in run.contestants if each.name.startswith("selfspec/")]
+    ours.remove("selfspec/plain")
+    known = [reached(run, name, costs).value for name in ours]  # type: ignore[union-attr]
     return [
         f"Drafting with a copy took {low} to {high} of the time",
         f"Measured speed was {min(known):.0%} to {max(known):.0%} of predicted speed",
