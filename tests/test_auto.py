@@ -16,7 +16,7 @@ from selfspec.control.cost_aware import CostAware
 from selfspec.control.fixed import FixedLength
 from selfspec.core.contract import Budget, Draft, Outcome, RoundTime, RowOutcome
 from selfspec.core.sampling import Sampler
-from selfspec.draft.auto import Auto, AutoSession
+from selfspec.draft.auto import TRIED_ROWS, Auto, AutoSession
 from selfspec.draft.base import Drafter, DraftSession, Target
 from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_text.ngram import NGram
@@ -116,6 +116,32 @@ def test_the_better_of_two_is_found(llm: LLM, better: str) -> None:
             worlds[better].rate(length) for length in range(8)
         )
         assert sum(name == better for name, _ in lengths[200:]) > 0.9 * 1300
+
+
+def test_rows_take_turns_at_being_compared(llm: LLM) -> None:
+    """All of a large batch asked at once, which takes longer than it tells; or always the same."""
+    asked: list[int] = []
+
+    class Looking(One):
+        looks_up = True
+
+        def propose(
+            self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
+        ) -> Sequence[Draft]:
+            asked.extend(rows)
+            return super().propose(rows, texts, budget)
+
+    for count in (1, 3):
+        at_work = begin(Auto([Looking()]), llm, count)
+        rows = [
+            RowOutcome(row, text, Draft.chain(text), [0], text[-1:], [])
+            for row, text in enumerate(PROMPTS[:count])
+        ]
+        asked.clear()
+        for _ in range(3):
+            at_work._try(Outcome(rows, torch.empty(0), torch.empty(0)))
+        each = [asked.count(row) for row in range(count)]
+        assert each == [min(3, 3 * TRIED_ROWS // count)] * count
 
 
 def test_plain_where_nothing_pays(llm: LLM) -> None:

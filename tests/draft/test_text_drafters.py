@@ -361,6 +361,19 @@ def test_recycle_keeps_its_table_only_if_told_to(llm):
     assert len(kept._tables) == 2
 
 
+@pytest.mark.parametrize("rounds", [0, 3, recycle.UNTOLD, recycle.UNTOLD + 3])
+def test_recycle_hears_late_what_it_would_have_heard(model, rounds):
+    """A row that nobody asked for a while: its prompt read over what the model said since, rounds
+    lost or out of order."""
+    asked, waiting = (begin(TokenRecycling(), model, [[5, 6, 7, 5]]) for _ in range(2))
+    for number in range(rounds):
+        listed(asked, [0], [[5, 6]], [4])
+        for session in (asked, waiting):
+            plain_round(session, model, [5, 6 + number % 2], [number, 1, 2, 3, 4, 8, 9])
+    for end in ([5, 6], [5, 7], [6, 7], [7, 5]):
+        assert listed(waiting, [0], [end], [6]) == listed(asked, [0], [end], [6]) != [[]]
+
+
 def test_recycle_table_does_not_grow_for_ever(model, monkeypatch):
     """A kept table that eats the memory of a server; or one that forgets the newest."""
     monkeypatch.setattr(recycle, "PAIRS_KEPT", 10)

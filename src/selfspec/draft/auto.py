@@ -127,12 +127,13 @@ class Auto(Drafter):
             past = self._pasts.setdefault(target.model, Past(self._first_known(target.model)))
         for drafter, memory in zip(self._drafters, past.known, strict=True):
             try:
-                if len(self._drafters) > 1 and drafter.share(target.model) > DEAREST:
+                share = drafter.share(target.model)
+                if len(self._drafters) > 1 and share > DEAREST:
                     continue
                 session = drafter.start(target)
             except OptionError:  # an exit after a quarter of two layers, say
                 continue
-            costs, share = CostModel(memory.costs), drafter.share(target.model)
+            costs = CostModel(memory.costs)
             arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.looks_up, share))
         return AutoSession(arms, self.most, past, bool(target.model.pass_seconds))
 

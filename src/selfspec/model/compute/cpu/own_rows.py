@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .interface import array_type
 from .native import function_of
 
 _SOURCE = Path(__file__).with_name("own_rows.cpp")
@@ -33,7 +34,7 @@ def own_rows(rows: Tensor, whose: Sequence[int], x: Tensor) -> Tensor:
     kernel(
         rows.data_ptr(),
         x.data_ptr(),
-        (c_int64 * states)(*whose),
+        array_type(c_int64, states)(*whose),
         states,
         each,
         width,
