@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,47 @@ def test_weights_of_every_kind_lie_there(kind: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(large_pages, "empty", empty)
     linear: PackedLinear = KINDS[kind]([torch.randn(512, 256)], [None])
     assert asked == [linear.memory.data_ptr()]
+
+
+pieces = st.lists(st.binary(max_size=9) | st.integers(0, 3 * 4096).map(bytes), max_size=9)
+
+
+@given(pieces)
+@settings(max_examples=30, deadline=None)
+def test_a_file_holds_its_pieces(some: list[bytes]) -> None:
+    """A rest that is not written, or written twice."""
+    file = io.BytesIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(large_pages, "PAGE", 8)
+        patch.setattr(large_pages, "CHUNK", 32)
+        large_pages.write(file, some)
+    assert file.getvalue() == b"".join(some)
+
+
+def test_a_file_is_used_where_it_lies(tmp_path: Path) -> None:
+    """Other bytes than the file has, or a change that reaches it and so all other processes."""
+    if not large_pages.keep_files(tmp_path):
+        pytest.skip("this system keeps no files in large pages")
+    numbers = torch.arange(3 * large_pages.PAGE // 8 + 5)
+    path = tmp_path / "some"
+    with path.open("wb") as file:
+        large_pages.write(file, [numbers[:7].numpy().data.cast("B"), numbers[7:].numpy().data])
+    with path.open("rb") as file:
+        found = large_pages.mapped(file, numbers.nbytes)
+    assert found is not None and torch.equal(found.view(torch.int64), numbers)
+    found.zero_()
+    assert torch.equal(torch.from_file(str(path), size=len(numbers), dtype=torch.int64), numbers)
+
+
+def test_a_file_in_small_pages_is_read(tmp_path: Path) -> None:
+    """Weights in small pages for as long as a process lives, where reading them once would do."""
+    with (tmp_path / "some").open("w+b", buffering=0) as file:
+        for _ in range(3 * large_pages.PAGE // 4096):
+            file.write(bytes(4096))
+        assert large_pages.mapped(file, 3 * large_pages.PAGE) is None
+
+
+def test_a_folder_where_nothing_can_be_written(tmp_path: Path) -> None:
+    """An error, where only time could be saved."""
+    (tmp_path / "file").touch()
+    assert not large_pages.keep_files(tmp_path / "file" / "below")

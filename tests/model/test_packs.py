@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import torch
 from selfspec import LLM
 from selfspec.core import files as whole_files
 from selfspec.errors import OptionError
-from selfspec.model.compute.cpu import few_bits, packs
+from selfspec.model.compute.cpu import few_bits, large_pages, packs
 from selfspec.model.copies import copy_in
 from selfspec.model.probing import probe_logits
 from selfspec.testing import tiny_model
@@ -108,6 +109,45 @@ def test_a_damaged_file_is_made_anew(damage: str, folder: Path, packed: list[int
     assert len(packed) == 2 * made
     assert torch.equal(probe_logits(LLM.from_pretrained(folder, weights="int8").model), right)
     assert len(packed) == (3 if damage == "folder" else 2) * made
+
+
+@pytest.mark.parametrize("where", ["used where they lie", "read", "read, and small"])
+def test_float32_is_kept_where_no_file_need_be_read(
+    where: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a gigabyte on the disk that saves no time, or numbers taken for bytes."""
+    monkeypatch.setattr(large_pages, "keep_files", lambda _: where != "read")
+    monkeypatch.setattr(large_pages, "CHUNK", 1 << (30 if "small" in where else 10))
+    fresh, kept = (LLM.from_pretrained(folder).model for _ in range(2))
+    assert len(files()) == (where == "used where they lie")
+    for one, other in zip(fresh.linears, kept.linears, strict=True):
+        assert torch.equal(one.memory, other.memory)  # type: ignore[attr-defined]
+    assert torch.equal(probe_logits(fresh), probe_logits(kept))
+    for file in files():
+        file.chmod(0o644)
+        file.write_bytes(file.read_bytes()[:-64] + bytes(range(64)))  # a torn one is seen as well
+    assert torch.equal(probe_logits(LLM.from_pretrained(folder).model), probe_logits(fresh))
+
+
+def test_large_files_are_used_where_they_lie(
+    folder: Path, packed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A header counted among the numbers, or a torn file that is used as it is."""
+    monkeypatch.setattr(large_pages, "mapped", lambda file, size: whole(file))
+    right = probe_logits(LLM.from_pretrained(folder, weights="int8").model)
+    made, (file,) = len(packed), files()
+    assert torch.equal(probe_logits(LLM.from_pretrained(folder, weights="int8").model), right)
+    assert len(packed) == made
+    file.chmod(0o644)
+    data = file.read_bytes()
+    file.write_bytes(data[: len(data) // 2] + bytes(4096) + data[len(data) // 2 + 4096 :])
+    assert torch.equal(probe_logits(LLM.from_pretrained(folder, weights="int8").model), right)
+    assert len(packed) == 2 * made
+
+
+def whole(file: BinaryIO) -> torch.Tensor:
+    file.seek(0)
+    return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
 
 
 def test_other_weights_are_packed_anew(folder: Path, packed: list[int]) -> None:

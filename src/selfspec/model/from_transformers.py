@@ -134,8 +134,8 @@ def _by_layers(
         warnings.warn(_SHORTENED.format(shape.context, whole), stacklevel=2)
     prompt = probe(shape, model.device)
     own = SelfCheck(model, prompt, switch or 0) if check else None
-    if packs is not None and shelf is None and ops.weights not in (None, "float32"):
-        shelf = packs.shelf(str(ops.weights))  # float32 is packed as fast as a file is read
+    if packs is not None and shelf is None and ops.weights is not None:
+        shelf = packs.shelf(ops.weights)
     layered = _taken_over(model, family, shape, _on_shelf(ops, shelf), switch, owned)
     layered = replace(layered, ops=ops, packs=packs)
     if kinds := ", ".join(product_modules(layered)):

@@ -4,16 +4,22 @@ A processor's own prefetcher stops where a page ends. On a Zen 4 it reads weight
 fifth faster than anything that asks for small ones ahead. Weights lie side by side in chunks, as
 most matrices are no multiple of such a page. Nothing is taken that is not written to. Where the
 system has no such pages, this is usual memory.
+
+Some systems keep files in such pages too, if they are written in whole ones (Linux with XFS, and
+from 6.16 on with ext4). What such a file holds is used where it lies, at once and by all processes.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+import tempfile
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -22,6 +28,7 @@ PAGE = 1 << 21
 CHUNK = 32 * PAGE
 SMALLEST = 1 << 16  # bytes: what is smaller is read in no time
 _ALIGNED = 64
+_SMALL = 0.25  # of a file's pages may be small ones
 _ADVICE: int | None = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
 
 
@@ -74,3 +81,51 @@ def empty(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
 def moved(weights: Tensor) -> Tensor:
     """The same weights there."""
     return empty(weights.shape, weights.dtype).copy_(weights)
+
+
+def write(file: BinaryIO, pieces: Iterable[Any]) -> None:
+    """Write a file so that the system can keep it in large pages: many whole ones at a time.
+    `pieces`: bytes, or what has some."""
+    block = bytearray()
+    for piece in pieces:
+        block += piece
+        if len(block) >= CHUNK:
+            whole = len(block) // PAGE * PAGE
+            file.write(memoryview(block)[:whole])
+            del block[:whole]
+    file.write(block)
+
+
+def mapped(file: BinaryIO, size: int) -> Tensor | None:
+    """A file's bytes where the system keeps them, at once; what is written there stays out of the
+    file. None: they hardly lie in large pages."""
+    if _ADVICE is None or size < PAGE:
+        return None
+    held = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE)
+    with suppress(OSError):
+        held.madvise(_ADVICE)
+    data = torch.frombuffer(held, dtype=torch.uint8)
+    _faults_of(data[::PAGE])
+    small = _faults_of(data[PAGE // 2 :: PAGE])  # none where its page is here since the line above
+    return data if small <= _SMALL * size / PAGE else None
+
+
+def keep_files(folder: Path) -> bool:
+    """Whether files there are kept in large pages."""
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            write(file, [bytes(PAGE)])
+            file.flush()
+            return mapped(file, PAGE) is not None
+    return False
+
+
+def _faults_of(data: Tensor) -> int:
+    """How many pages were not at hand when this is read."""
+    from resource import RUSAGE_THREAD, getrusage  # where there are large pages
+
+    before = getrusage(RUSAGE_THREAD).ru_minflt
+    for each in data:
+        int(each)
+    return getrusage(RUSAGE_THREAD).ru_minflt - before

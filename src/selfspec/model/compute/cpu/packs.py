@@ -1,10 +1,11 @@
 """Packed weights kept in the user's cache, so that a later load only reads them.
 
 A file holds the products of one model in one kind, in the order in which the model makes them. It
-is never changed: a new one takes its place. It is read whole, into large pages: mapped it would
-share its memory with other processes, and be slower in each pass. A header names what it was made
-of and has a hash. A sum over all its bytes tells a torn or damaged file, and that one is made anew.
-The files that were used last are kept, up to `$SELFSPEC_PACKED_GB`. Does not know models.
+is never changed: a new one takes its place. Where the system keeps it in large pages it is used as
+it lies there, by all processes at once; else it is read whole into large pages, as small ones are
+slower in each pass. A header names what it was made of and has a hash. A sum over all its bytes
+tells a torn or damaged file, and that one is made anew. The files that were used last are kept, up
+to `$SELFSPEC_PACKED_GB`. Does not know models.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -82,9 +84,9 @@ class KeptShelf(Shelf):
         entry = self._entries[number] if number < len(self._entries) else None
         if entry is None or entry["of"] != [kind, outputs, inputs] or self._data is None:
             return None
-        shape = entry["shape"]
-        first = entry["at"]
-        return self._data[first : first + shape[0] * shape[1]].view(shape)
+        shape, numbers = entry["shape"], getattr(torch, entry["numbers"])
+        first, size = entry["at"], math.prod(shape) * numbers.itemsize
+        return self._data[first : first + size].view(numbers).view(shape)
 
     def close(self) -> None:
         """Write the products, unless they come from the file. Where they cannot be written, the
@@ -94,7 +96,7 @@ class KeptShelf(Shelf):
 
     def _keep(self) -> None:
         size = sum(linear.memory.nbytes for _, linear in self.made)
-        if self._data is not None or not size or size > limit():
+        if self._data is not None or not size or size > limit() or not self._worth_it(size):
             return
         try:
             self._write()
@@ -105,22 +107,33 @@ class KeptShelf(Shelf):
                 "$%s=0 keeps none.", self._path, error, LIMIT_VARIABLE,
             )  # fmt: skip
 
+    def _worth_it(self, size: int) -> bool:
+        """Float32 is packed as fast as a file is read, and is kept where none need be read."""
+        if any(kind != "float32" for kind, _ in self.made):
+            return True
+        return size >= large_pages.CHUNK and large_pages.keep_files(self._path.parent)
+
     def _write(self) -> None:
         entries, at = [], 0
         for kind, linear in self.made:
             of, shape = [kind, linear.outputs, linear.inputs], list(linear.memory.shape)
-            entries.append({"of": of, "shape": shape, "at": at})
+            numbers = str(linear.memory.dtype).removeprefix("torch.")
+            entries.append({"of": of, "shape": shape, "numbers": numbers, "at": at})
             at += -(-linear.memory.nbytes // _ALIGNED) * _ALIGNED
         header = {"key": self._key, "bytes": at, "products": entries}
-        header["sum"] = sum(_sum(linear.memory.flatten()) for _, linear in self.made) % (1 << 64)
+        header["sum"] = sum(_sum(_bytes(linear)) for _, linear in self.made) % (1 << 64)
         text = json.dumps(header).encode()
         text += b" " * (-len(text) % _ALIGNED)
         with whole_file(self._path) as file:
-            file.write(f"{len(text)} {_hash(text)}".encode().ljust(_HEADER) + text)
-            for _, linear in self.made:
-                file.write(linear.memory.numpy().data.cast("B"))
-                file.write(b"\0" * (-linear.memory.nbytes % _ALIGNED))
+            large_pages.write(file, self._pieces(text))
             os.fchmod(file.fileno(), 0o444)
+
+    def _pieces(self, text: bytes) -> Iterator[bytes | memoryview]:
+        """What the file consists of."""
+        yield f"{len(text)} {_hash(text)}".encode().ljust(_HEADER) + text
+        for _, linear in self.made:
+            yield _bytes(linear).numpy().data
+            yield b"\0" * (-linear.memory.nbytes % _ALIGNED)
 
 
 def packed_folder() -> Path:
@@ -177,12 +190,10 @@ def _read(path: Path, key: str) -> tuple[list[dict[str, Any]], Tensor] | None:
             if _hash(text) != expected.decode():
                 raise ValueError("its header is damaged")
             header = json.loads(text)
-            size = header["bytes"]
-            if header["key"] != key or os.fstat(file.fileno()).st_size != file.tell() + size:
+            size, first = header["bytes"], file.tell()
+            if header["key"] != key or os.fstat(file.fileno()).st_size != first + size:
                 return None
-            data = large_pages.empty([size], torch.uint8)
-            if file.readinto(data.numpy().data) != size:
-                raise ValueError("it was cut short meanwhile")
+            data = _numbers(file, first, size)
         if _sum(data) != header["sum"]:
             _log.warning("%s is damaged, so weights are packed again.", path)
             return None
@@ -196,8 +207,23 @@ def _read(path: Path, key: str) -> tuple[list[dict[str, Any]], Tensor] | None:
     return products, data
 
 
+def _numbers(file: BinaryIO, first: int, size: int) -> Tensor:
+    """The bytes behind the header, which was read."""
+    whole = large_pages.mapped(file, first + size)
+    if whole is not None:
+        return whole[first:]
+    data = large_pages.empty([size], torch.uint8)
+    if file.readinto(data.numpy().data) != size:  # type: ignore[attr-defined]
+        raise ValueError("it was cut short meanwhile")
+    return data
+
+
 def _hash(text: bytes) -> str:
     return hashlib.sha256(text).hexdigest()[:40]
+
+
+def _bytes(linear: PackedLinear) -> Tensor:
+    return linear.memory.flatten().view(torch.uint8)
 
 
 def _sum(data: Tensor) -> int:
