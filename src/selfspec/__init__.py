@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -74,4 +75,10 @@ def __getattr__(name: str) -> Any:
     """Names are imported when first used: `import selfspec` does not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'selfspec' has no attribute {name!r}")
-    return getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
+    looked = gc.isenabled()
+    gc.disable()  # what modules make stays, and to look through it takes a tenth of a second
+    try:
+        return getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
+    finally:
+        if looked:
+            gc.enable()

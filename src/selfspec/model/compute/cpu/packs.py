@@ -18,8 +18,9 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -207,13 +208,13 @@ def _read(path: Path, key: str) -> tuple[list[dict[str, Any]], Tensor] | None:
     return products, data
 
 
-def _numbers(file: BinaryIO, first: int, size: int) -> Tensor:
+def _numbers(file: BufferedReader, first: int, size: int) -> Tensor:
     """The bytes behind the header, which was read."""
     whole = large_pages.mapped(file, first + size)
     if whole is not None:
         return whole[first:]
     data = large_pages.empty([size], torch.uint8)
-    if file.readinto(data.numpy().data) != size:  # type: ignore[attr-defined]
+    if file.readinto(data.numpy().data) != size:
         raise ValueError("it was cut short meanwhile")
     return data
 
