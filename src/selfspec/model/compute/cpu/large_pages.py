@@ -101,9 +101,11 @@ def mapped(file: BinaryIO, size: int) -> Tensor | None:
     file. None: they hardly lie in large pages."""
     if _ADVICE is None or size < PAGE:
         return None
-    held = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE)
-    with suppress(OSError):
+    try:
+        held = mmap.mmap(file.fileno(), size, mmap.MAP_PRIVATE)
         held.madvise(_ADVICE)
+    except OSError:  # a file system that maps none, or a system without large pages
+        return None
     data = torch.frombuffer(held, dtype=torch.uint8)
     _faults_of(data[::PAGE])
     small = _faults_of(data[PAGE // 2 :: PAGE])  # none where its page is here since the line above
