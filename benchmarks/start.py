@@ -15,9 +15,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
-from benchmarks.command import Model, Out, Show, environment, made_by, result_path, run_command
+from benchmarks.command import (
+    Model,
+    Out,
+    Show,
+    environment,
+    last_said,
+    made_by,
+    result_path,
+    run_command,
+)
 from benchmarks.models import folder_of
 from benchmarks.ratios import median
 from selfspec.bench.html import Table
@@ -56,14 +66,15 @@ def until_it_writes(words: Sequence[str]) -> float:
     """Seconds until a process has written its first letter, or has ended without one."""
     begin = time.perf_counter()
     with subprocess.Popen(
-        words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment()
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
     ) as process:
         assert process.stdout is not None
         process.stdout.read(1)
         seconds = time.perf_counter() - begin
-        process.stdout.read()
+        _, errors = process.communicate()
     if process.returncode:
-        raise OptionError(f"{' '.join(words)} ended with {process.returncode}; what does it say?")
+        said = last_said(errors)
+        raise OptionError(f"{' '.join(words)} ended with {process.returncode} and said: {said}")
     return seconds
 
 
@@ -103,7 +114,7 @@ def start(
         return
     source = model if model == "demo" else str(folder_of(model))  # a user types its name
     generate = [str(Path(sys.executable).with_name("selfspec")), "generate", source, PROMPT]
-    run = StartRun(made_by("start", 2), Path(model).name)
+    run = StartRun(made_by("start", torch.get_num_threads()), Path(model).name)
     run.imports = [Start(each) for each in IMPORTS]
     run.starts = [Start(kind) for kind in kinds.split(",")]
     commands = [[sys.executable, "-c", each.name] for each in run.imports]

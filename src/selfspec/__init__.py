@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -75,10 +74,7 @@ def __getattr__(name: str) -> Any:
     """Names are imported when first used: `import selfspec` does not wait for torch."""
     if name not in __all__:
         raise AttributeError(f"module 'selfspec' has no attribute {name!r}")
-    looked = gc.isenabled()
-    gc.disable()  # what modules make stays, and to look through it takes a tenth of a second
-    try:
+    from selfspec.core.garbage import unsearched  # no name of the package's own
+
+    with unsearched():
         return getattr(import_module(f".{_HOMES.get(name, 'errors')}", __name__), name)
-    finally:
-        if looked:
-            gc.enable()

@@ -24,6 +24,8 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from ..core.garbage import unsearched
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -50,15 +52,14 @@ def open_model(name: str, how: ModelOptions) -> LLM:
 def importing() -> Iterator[None]:
     """No search for garbage while torch is imported. It would take an eighth of the time, and what
     a module makes stays."""
-    first = "torch" not in sys.modules
-    if first:
-        gc.disable()
-    try:
+    if "torch" in sys.modules:
         yield
-    finally:
-        if first:
+        return
+    with unsearched():
+        try:
+            yield
+        finally:
             gc.freeze()
-            gc.enable()
 
 
 def quiet_bars() -> None:
