@@ -1063,6 +1063,6 @@ def _training() -> list[str]:
         f"names the whole model's next token {_untrained_exit()} of the time",
         f"skips {skipped:.0%} of the layers on average and saves {saved:.0%} of the step",
         f"It takes {size / 1e6:.1f} MB",
-        f"({tokens / 1e3:.0f} thousand tokens)",
+        f"{tokens / 1e6:.1f} million tokens that the model wrote",
         "for a vocabulary of 49 thousand",
     ]

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ..core import door
 from ..core.files import clear_left_over, write_whole
@@ -33,11 +34,14 @@ from ..trained.kinds import KINDS
 from ..trained.successors import SUCCESSORS, Successors
 from . import checkpoints, plots
 from .draft_head import HeadRecipe, likeliest, stream_size
+from .live_states import LiveStates
 from .parts import FrozenModel, PartOptions, PartRecipe, Progress, train_part
-from .states import StateOptions, States, gather, kept_options
+from .states import StateOptions, States, Text, gather, kept_options, read_conversations
 from .successors import CountOptions, count, measure, places
 
 REPORT = "training.json"
+# cuDNN's plans each new shape for a tenth of a second, and no two batches have the same shape
+STEADY_ATTENTION = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,8 @@ def train_small_part(
     """Train a part (by default a draft head) on text that the model wrote. Called again after an
     interruption, it goes on where it was.
 
-    `states`: a folder to keep the model's states in, or one where an earlier run kept them.
+    `states`: a folder to keep the model's states in, or one where an earlier run kept them. On a
+    card none are kept unless a folder is named.
     `start_from`: a part to begin with.
     """
     recipe, options = recipe or HeadRecipe(), options or PartOptions()
@@ -99,7 +104,8 @@ def train_small_part(
     job = _Job(model, files, out, states, weights, plot, owned=False)
     layers = recipe.state_layers(job.layered.shape)
     wanted = StateOptions(layers, length=length, held_out=held_out, weights=weights)
-    text = job.read(wanted, deadline, observer)
+    live = states is None and computes_live(job.network.device)
+    text = job.read_live(wanted) if live else job.read(wanted, deadline, observer)
     if text is None:
         return PartReport(recipe.kind, job.folder, False, 0, 0, 0.0, ())
     text.train_only(options.of_text)
@@ -115,7 +121,8 @@ def train_small_part(
         "text": hashlib.blake2b(" ".join(sorted(text.names)).encode(), digest_size=8).hexdigest(),
         "start_from": None if start_from is None else str(start_from),
     }
-    run, done = train_part(trained, text, job.folder, identity, deadline, observer.training)
+    with sdpa_kernel(STEADY_ATTENTION):
+        run, done = train_part(trained, text, job.folder, identity, deadline, observer.training)
     acceptance = tuple(run.log[-1]["acceptance"]) if run.log else ()
     report = PartReport(
         recipe.kind, job.folder, done, run.step, run.tokens, run.seconds, acceptance, tuple(run.log)
@@ -156,6 +163,11 @@ def train_successors(
     report = PartReport(SUCCESSORS, job.folder, True, 1, text.tokens, seconds, acceptance)
     job.save(part, report, text)
     return report
+
+
+def computes_live(device: torch.device) -> bool:
+    """Whether states are computed again faster than they are read: on a card, not on a CPU."""
+    return device.type != "cpu"
 
 
 def _deadline(max_minutes: float | None) -> float:
@@ -216,7 +228,15 @@ class _Job:
         done = gather(self.layered, self.base, self.sources, self.kept, wanted, go_on)
         return States(self.kept) if done else None
 
-    def save(self, part: TrainedPart, report: PartReport, text: States) -> None:
+    def read_live(self, wanted: StateOptions) -> Text:
+        """The text, on which the model computes when it is trained."""
+        family = family_of(self.network.config)
+        assert family is not None  # from_transformers() knows its layers
+        shape = self.layered.shape
+        rows = read_conversations(self.sources, wanted, shape.vocabulary)
+        return LiveStates(self.network, family, shape, rows, wanted)
+
+    def save(self, part: TrainedPart, report: PartReport, text: Text) -> None:
         """Write the part, its report and its card."""
         said = report.as_dict()
         facts = {name: said[name] for name in said if name not in ("log", "schema")} | {
@@ -236,7 +256,7 @@ class _Job:
             plots.plot_part(said, self.folder / "training.png")
 
 
-def _frozen(network: Any, layered: LayeredModel, text: States, vocabulary: int) -> FrozenModel:
+def _frozen(network: Any, layered: LayeredModel, text: Text, vocabulary: int) -> FrozenModel:
     """The model to train for, with the tokens that are likeliest in its text."""
     family, shape = family_of(network.config), layered.shape
     assert family is not None  # states were taken from its layers

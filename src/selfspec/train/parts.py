@@ -30,7 +30,7 @@ from ..trained.files import TrainedPart
 from . import checkpoints
 from .candidates import Candidates
 from .head_net import Batch, Drafted, Ends
-from .states import States
+from .states import Text
 
 DEPTH_WEIGHT = 0.8
 
@@ -204,7 +204,7 @@ class Run:
 
 def train_part(
     trained: SmallPart,
-    states: States,
+    states: Text,
     folder: Path,
     identity: dict[str, Any],
     deadline: float = math.inf,
@@ -244,7 +244,7 @@ def train_part(
     return run, run.step >= steps
 
 
-def measure(trained: SmallPart, states: States) -> tuple[float, ...]:
+def measure(trained: SmallPart, states: Text) -> tuple[float, ...]:
     """By depth: the share of drafts that are the text's own next token, if those before were."""
     numbers = states.held_out[: trained.options.measured]
     tried, right = torch.zeros(()), torch.zeros(())
@@ -304,7 +304,7 @@ def _optimizer(net: nn.Module, options: PartOptions) -> torch.optim.AdamW:
 # ---------------------------------------------------------------------------------- which text when
 
 
-def _epoch_batches(states: States, options: PartOptions, epoch: int) -> list[list[int]]:
+def _epoch_batches(states: Text, options: PartOptions, epoch: int) -> list[list[int]]:
     """All trained conversations in batches of like length, in an order of this epoch's own."""
     if not states.trained or not states.held_out:
         raise TrainingError(
@@ -315,8 +315,9 @@ def _epoch_batches(states: States, options: PartOptions, epoch: int) -> list[lis
     shuffled = torch.randperm(len(states.trained), generator=generator).tolist()
     order = [states.trained[index] for index in shuffled]
     lengths, batches = states.lengths(), []
-    for first in range(0, len(order), 256):
-        pool = sorted(order[first : first + 256], key=lambda number: lengths[number])
+    beside = max(256, options.batch_tokens // 8)  # of which those of like length are together
+    for first in range(0, len(order), beside):
+        pool = sorted(order[first : first + beside], key=lambda number: lengths[number])
         batches += list(_packed(pool, lengths, options.batch_tokens))
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
@@ -324,11 +325,12 @@ def _epoch_batches(states: States, options: PartOptions, epoch: int) -> list[lis
 def _packed(numbers: Sequence[int], lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
     """In this order, as many together as stay below `limit` tokens with their padding."""
     batch: list[int] = []
+    longest = 0
     for number in numbers:
-        longest = max(lengths[member] for member in [number, *batch])
+        longest = max(longest, lengths[number])
         if batch and longest * (len(batch) + 1) > limit:
             yield batch
-            batch = []
+            batch, longest = [], lengths[number]
         batch.append(number)
     if batch:
         yield batch

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -120,26 +121,20 @@ class Span(NamedTuple):
     begin: int  # of the answer, counted from `first`
 
 
-class States:
-    """Shards in a folder, as conversations by number."""
+class Text(ABC):
+    """Conversations by number, some of them held out, and what the model computes on them."""
 
-    def __init__(self, folder: Path) -> None:
-        self._shards: list[dict[str, Any]] = []
+    def __init__(self) -> None:
         self.where: list[Span] = []
         self.held_out: list[int] = []
         self.trained: list[int] = []
         self.names: set[str] = set()
-        for index, shard in enumerate(_shards(folder)):
-            self._shards.append(
-                {name: np.load(shard / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
-            )
-            facts = json.loads((shard / "shard.json").read_text(encoding="utf-8"))
-            first = 0
-            for name, count, begin, held in facts["conversations"]:
-                (self.held_out if held else self.trained).append(len(self.where))
-                self.where.append(Span(index, first, first + count, begin))
-                self.names.add(name)
-                first += count
+
+    def add(self, name: str, span: Span, held_out: bool) -> None:
+        """The next conversation."""
+        (self.held_out if held_out else self.trained).append(len(self.where))
+        self.where.append(span)
+        self.names.add(name)
 
     def train_only(self, share: float) -> None:
         """Of the conversations that are trained so many, from all of the text."""
@@ -153,9 +148,33 @@ class States:
     def tokens(self) -> int:
         return sum(self.lengths())
 
+    @abstractmethod
     def batch(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """Some conversations, padded behind: tokens (n, longest), states (n, longest, layers,
         width), ids and chances (n, longest, top). Chances are 0 where nothing is answered."""
+
+    @abstractmethod
+    def frequencies(self, vocabulary: int) -> Tensor:
+        """(vocabulary,): how often each token was likely in the answers that are trained."""
+
+
+class States(Text):
+    """What is kept: shards in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._shards: list[dict[str, Any]] = []
+        for index, shard in enumerate(_shards(folder)):
+            self._shards.append(
+                {name: np.load(shard / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
+            )
+            facts = json.loads((shard / "shard.json").read_text(encoding="utf-8"))
+            first = 0
+            for name, count, begin, held in facts["conversations"]:
+                self.add(name, Span(index, first, first + count, begin), held)
+                first += count
+
+    def batch(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         spans = [self.where[number] for number in numbers]
         longest = max(span.stop - span.first for span in spans)
         batch: dict[str, Tensor] = {}
@@ -169,7 +188,6 @@ class States:
         return batch
 
     def frequencies(self, vocabulary: int) -> Tensor:
-        """(vocabulary,): how often each token was likely in the answers that are trained."""
         total = np.zeros(vocabulary)
         for span in (self.where[number] for number in self.trained):
             shard, at = self._shards[span.shard], slice(span.first, span.stop)
