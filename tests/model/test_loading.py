@@ -38,6 +38,7 @@ from selfspec.errors import (
     Unavailable,
     UnsupportedModel,
 )
+from selfspec.model.compute import memory
 from selfspec.model.load import checkpoint, source
 from selfspec.model.load.loading import estimate_bytes, load
 from selfspec.testing import tiny_model
@@ -583,10 +584,10 @@ def test_memory_respects_a_container_limit(tmp_path: Path) -> None:
     (tmp_path / "memory.current").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
     (tmp_path / "memory.max").write_text("1000\n")
-    assert checkpoint._cgroup_left(tmp_path) == 450
+    assert memory.cgroup_left(tmp_path) == 450
     (tmp_path / "memory.max").write_text("max\n")
-    assert checkpoint._cgroup_left(tmp_path) is None
-    assert checkpoint._cgroup_left(tmp_path / "absent") is None
+    assert memory.cgroup_left(tmp_path) is None
+    assert memory.cgroup_left(tmp_path / "absent") is None
     assert checkpoint.available_memory(CPU) > 0
 
 

@@ -14,11 +14,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .compute.cache import CacheShape, KVCache
+from .compute.cache import KVCache
 from .compute.call import Call, Layers
 from .compute.cuda.steps import StepRunner
 from .compute.cuda.storage import StaticCache, StoragePool
 from .compute.linear import Linear
+from .compute.memory import CacheShape
 from .compute.recurrent_cache import RecurrentCache
 from .compute.rope import RopeTable
 from .compute.uneven_cache import UnevenCache

@@ -19,14 +19,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from .memo import Memo
-from .memory import cache_too_large
+from .memory import CacheShape, room_for
 from .moving import move
 from .windows import Window, reach
 
 CHUNK = 512  # capacity grows by whole chunks
-
-CacheShape = tuple[int, int, int, int]  # layers, rows, heads, size
-
 
 _TENSORS = ("rows", "slots", "positions", "stops")  # of a layout
 
@@ -241,7 +238,7 @@ class KVCache:
 
     def _room(self, capacity: int) -> tuple[Tensor, Tensor]:
         """Keys and values for so many slots."""
-        return zeros(self._shape, capacity, self._dtype, self._device)
+        return room_for(self._shape, capacity, self._dtype, self._device)
 
     @property
     def room(self) -> tuple[Tensor, Tensor]:
@@ -378,21 +375,6 @@ class KVCache:
     def _move(self, row: int, first: int, source: Sequence[int]) -> None:
         """The entries of a row at these slots to the slots from `first` on."""
         move(*self._tensors, row, first, source)
-
-
-def zeros(
-    shape: CacheShape, slots: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
-    """Keys and values for so many slots. Zeros: a masked NaN would still poison SDPA."""
-    layers, rows, heads, size = shape
-
-    def room() -> Tensor:
-        return torch.zeros((layers, rows, heads, slots, size), dtype=dtype, device=device)
-
-    try:
-        return room(), room()
-    except torch.OutOfMemoryError as error:
-        raise cache_too_large(shape, slots, dtype, device) from error
 
 
 def rounded(slots: int) -> int:

@@ -1,22 +1,53 @@
-"""What to say when a device runs out of memory: what was asked for, what is free, and what would
-fit.
+"""Room for keys and values, and what to say when a device runs out of memory: what was asked for,
+what is free, and what would fit.
 
 Knows numbers only; whoever catches the error knows what was being made.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import psutil
 import torch
+from torch import Tensor
 
 from ...errors import ResourceError
+
+CacheShape = tuple[int, int, int, int]  # layers, rows, heads, size
+LOOKED_AT = 1 << 30  # bytes from which it is asked beforehand whether a CPU has them
 
 
 def gigabytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB"
 
 
+def room_for(
+    shape: CacheShape, slots: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Keys and values for so many slots. Zeros: a masked NaN would still poison SDPA."""
+    layers, rows, heads, size = shape
+    needed = 2 * layers * rows * heads * slots * size * dtype.itemsize
+    # a CPU's system promises memory that it does not have, and ends who touches it
+    if device.type == "cpu" and needed > LOOKED_AT and needed > free_memory(device):
+        raise cache_too_large(shape, slots, dtype, device)
+
+    def room() -> Tensor:
+        return torch.zeros((layers, rows, heads, slots, size), dtype=dtype, device=device)
+
+    try:
+        return room(), room()
+    except torch.OutOfMemoryError as error:
+        raise cache_too_large(shape, slots, dtype, device) from error
+
+
 def free_memory(device: torch.device) -> int:
-    """Bytes that torch could still get: the driver's, and what torch keeps unused."""
+    """Bytes that torch could still get. On a card those of the driver, and what torch keeps unused;
+    on a CPU a container's limit counts too."""
+    if device.type == "cpu":
+        left = cgroup_left(Path("/sys/fs/cgroup"))
+        available = int(psutil.virtual_memory().available)
+        return available if left is None else min(available, left)
     if device.type != "cuda":
         return 0
     free, _ = torch.cuda.mem_get_info(device)
@@ -24,12 +55,19 @@ def free_memory(device: torch.device) -> int:
     return int(free) + int(unused)
 
 
+def cgroup_left(root: Path) -> int | None:
+    """What a cgroup v2 limit leaves, page cache that can be dropped included. None: no limit."""
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        used = int((root / "memory.current").read_text())
+        stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):  # no cgroup v2 here: psutil alone knows
+        return None
+    return None if limit == "max" else max(int(limit) - used + int(stat.get("inactive_file", 0)), 0)
+
+
 def cache_too_large(
-    shape: tuple[int, int, int, int],
-    slots: int,
-    dtype: torch.dtype,
-    device: torch.device,
-    free: int | None = None,
+    shape: CacheShape, slots: int, dtype: torch.dtype, device: torch.device, free: int | None = None
 ) -> ResourceError:
     """The error for a cache of (layers, rows, heads, size) and so many slots."""
     layers, rows, heads, size = shape

@@ -17,7 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .cache import CacheShape, KVCache, RowSpan, TokenLayout
+from .cache import KVCache, RowSpan, TokenLayout
+from .memory import CacheShape
 from .recurrence import RecurrentSize
 
 REACH = 96  # tokens whose entries are kept

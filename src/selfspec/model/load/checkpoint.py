@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from selfspec.errors import BrokenCheckpoint, ResourceError, UnsupportedModel
 
 from ...core.json_text import from_json
 from ...core.user_cache import CACHE_VARIABLE
-from ..compute.memory import gigabytes
+from ..compute.memory import free_memory, gigabytes
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -193,23 +192,10 @@ def sha256(path: Path) -> str:
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that can be taken on the device now. On Linux a container's limit counts too."""
+    """Bytes that can be taken on the device now."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    left = _cgroup_left(Path("/sys/fs/cgroup"))
-    available = int(psutil.virtual_memory().available)
-    return available if left is None else min(available, left)
-
-
-def _cgroup_left(root: Path) -> int | None:
-    """What a cgroup v2 limit leaves, page cache that can be dropped included. None: no limit."""
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        used = int((root / "memory.current").read_text())
-        stat = dict(line.split() for line in (root / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):  # no cgroup v2 here: psutil alone knows
-        return None
-    return None if limit == "max" else max(int(limit) - used + int(stat.get("inactive_file", 0)), 0)
+    return free_memory(device)
 
 
 def require_memory(needed: int, device: torch.device, what: str) -> None:

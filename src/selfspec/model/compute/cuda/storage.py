@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from ....errors import ResourceError
-from ..cache import CacheShape, KVCache, zeros
+from ..cache import KVCache
+from ..memory import CacheShape, room_for
 
 IDLE = 4  # storages kept for the next generation
 _numbers = itertools.count()
@@ -92,7 +93,7 @@ class StoragePool:
 
     def _new(self, shape: CacheShape, slots: int) -> Storage:
         with torch.inference_mode(False):  # so that it can be written in and out of that mode
-            return Storage(*zeros(shape, slots, self.dtype, self.device))
+            return Storage(*room_for(shape, slots, self.dtype, self.device))
 
     def _sort_in(self) -> None:
         while self._returned:
