@@ -17,6 +17,7 @@ from selfspec.control.cost_aware import CostAware
 from selfspec.control.costs import (
     AT_ONCE,
     FIRST_CHANCE,
+    LASTING,
     FIRST_LOOK,
     GROWTH,
     HIGHEST_LOSS,
@@ -440,6 +441,22 @@ def test_a_draft_shorter_than_asked_counts_as_not_kept() -> None:
         model.observe(outcome_of([1], [1]), RoundTime(0.1, 1.0, 0.0), [5])
     first, *rest = model.chances(5)
     assert first > 0.9 and max(rest) < 0.15
+
+
+def test_what_later_requests_begin_with_hardly_follows_the_last_text() -> None:
+    """One text in which guesses were bad, taken for what texts are like."""
+    lasting, own = CostModel(fading=LASTING), CostModel()
+    for kept, rounds in ((2, 200), (0, 20)):
+        for _ in range(rounds):
+            for model in (lasting, own):
+                model.observe(outcome_of([2], [kept]), RoundTime(0.1, 1.1, 0.0), [2])
+    assert lasting.chances(1)[0] > own.chances(1)[0] + 0.2
+    # what earlier requests found weighs more than a guess does
+    begun, new = CostModel(lasting), CostModel(likely=lasting.chances(1)[0])
+    for model in (begun, new):
+        for _ in range(5):
+            model.observe(outcome_of([1], [0]), RoundTime(0.1, 1.1, 0.0), [1])
+    assert begun.chances(1)[0] > new.chances(1)[0]
 
 
 def test_an_unasked_drafter_learns_what_passes_cost_only() -> None:

@@ -16,8 +16,12 @@ from ..core.tree import Tree
 from .curves import ENOUGH, Curves
 
 MOST = 48  # drafts for a row in one round, beyond which nothing was seen to pay
-FADING = 0.97  # what a round weighs in comparison with the next one
-TRUST = 4.0  # how many rounds an expectation weighs
+# What a round weighs in comparison with the next one: in a request, and in what later ones begin
+# with. That had better not follow the last text.
+FADING, LASTING = 0.97, 0.99
+# How many rounds an expectation weighs: a guess, and what earlier requests found. Chances of a few
+# rounds are mostly luck, and of many lengths the luckiest would be chosen.
+TRUST, BELIEVED = 4.0, 8.0
 # While nothing is known: the chance of the first draft, and each further one's share of that.
 FIRST_CHANCE, FALLOFF = 0.4, 0.75
 # Rounds until something that did not pay is tried again, doubled each time.
@@ -46,27 +50,30 @@ NEAR = 8  # numbers of rows that differ by less than such a part of them cost ab
 class Share:
     """How often something happens, lately."""
 
-    def __init__(self) -> None:
-        self._hits = self._tries = 0.0
+    def __init__(self, fading: float = FADING) -> None:
+        self._fading, self._hits, self._tries = fading, 0.0, 0.0
 
     def fade(self) -> None:
-        self._tries *= FADING
-        self._hits *= FADING
+        self._tries *= self._fading
+        self._hits *= self._fading
 
     def add(self, hit: bool) -> None:
         self._tries += 1
         self._hits += hit
 
-    def expected(self, otherwise: float) -> float:
+    def expected(self, otherwise: float, trust: float = TRUST) -> float:
         """`otherwise` is what to expect while little is known."""
-        return (TRUST * otherwise + self._hits) / (TRUST + self._tries)
+        return (trust * otherwise + self._hits) / (trust + self._tries)
 
 
 class CostModel:
     """Tokens per second by the number of drafts a row, for one drafter in one request."""
 
-    def __init__(self, prior: CostModel | None = None, likely: float = FIRST_CHANCE) -> None:
-        self._prior, self._likely = prior, likely  # likely: that a first draft is kept, at first
+    def __init__(
+        self, prior: CostModel | None = None, likely: float = FIRST_CHANCE, fading: float = FADING
+    ) -> None:
+        """`likely`: that a first draft is kept, while nothing is known."""
+        self._prior, self._likely, self._fading = prior, likely, fading
         # by tokens of all rows; and by drafts of the longest row, from 1 on
         self.passes: Curves = Curves(GROWTH, prior.passes if prior else None)
         self._behind: dict[int, Curves] = {}  # of requests by how long their texts were
@@ -133,7 +140,7 @@ class CostModel:
         self._found.fade()
         self._found.add(found)
         if found:
-            self._kept += [Share() for _ in range(len(self._kept), max(asked))]
+            self._kept += [Share(self._fading) for _ in range(len(self._kept), max(asked))]
             for share in self._kept:  # places that are not drafted any more fade too
                 share.fade()
             for count, path in zip(asked, paths, strict=True):
@@ -168,7 +175,9 @@ class CostModel:
             chance = before * max(FALLOFF, before ** (1 / place))
         else:
             chance = self._likely
-        return self._kept[place].expected(chance) if place < len(self._kept) else chance
+        if place >= len(self._kept):
+            return chance
+        return self._kept[place].expected(chance, BELIEVED if self._prior else TRUST)
 
     def rates(self, rows: int, most: int, beside: int = 0) -> list[float]:
         """Expected tokens per second of these rows by the number of drafts a row, from 0 on as far

@@ -21,6 +21,7 @@ from ..control.base import ControlSession
 from ..control.costs import (
     CLOSE,
     FIRST_LOOK,
+    LASTING,
     MOST,
     Checks,
     CostModel,
@@ -59,7 +60,7 @@ PASSED_OVER, MOST_PASSED_OVER = 1 / 8, 8
 class _Known:
     """What earlier requests learned of one drafter on one model."""
 
-    costs: CostModel = field(default_factory=CostModel)
+    costs: CostModel = field(default_factory=lambda: CostModel(fading=LASTING))
     looks: Looks = field(default_factory=Looks)
 
 
@@ -141,7 +142,7 @@ class Auto(Drafter):
         """The first is tried at once, and what is likely to be right soon after."""
         waits = [FIRST_LOOK if each.likely < 0.5 else 2 for each in self._drafters]
         known = [
-            _Known(CostModel(likely=each.likely), Looks(wait if index else 1))
+            _Known(CostModel(likely=each.likely, fading=LASTING), Looks(wait if index else 1))
             for index, (each, wait) in enumerate(zip(self._drafters, waits, strict=True))
         ]
         for each in known:
