@@ -17,11 +17,11 @@ from selfspec.control.cost_aware import CostAware
 from selfspec.control.costs import (
     AT_ONCE,
     FIRST_CHANCE,
-    LASTING,
     FIRST_LOOK,
     GROWTH,
     HIGHEST_LOSS,
     LAST_LOOK,
+    LASTING,
     LOSS,
     SELDOM,
     SOON,
