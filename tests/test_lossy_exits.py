@@ -113,7 +113,7 @@ def written_over(poison: float, fill: str, monkeypatch: Any) -> list[list[int]]:
         full = functools.partial(torch.full, (layers, rows, heads, slots, size), poison)
         return full(dtype=dtype, device=device), full(dtype=dtype, device=device)
 
-    monkeypatch.setattr("selfspec.model.compute.cache.zeros", room)
+    monkeypatch.setattr("selfspec.model.compute.cache.room_for", room)
     return [result.tokens for result in specee(fill=fill).generate(llm(), PROMPTS, **CALL)]
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -45,6 +44,8 @@ def free_memory(device: torch.device) -> int:
     """Bytes that torch could still get. On a card those of the driver, and what torch keeps unused;
     on a CPU a container's limit counts too."""
     if device.type == "cpu":
+        import psutil  # here: who only imports selfspec needs none of it
+
         left = cgroup_left(Path("/sys/fs/cgroup"))
         available = int(psutil.virtual_memory().available)
         return available if left is None else min(available, left)
