@@ -26,6 +26,7 @@ from torch import Tensor
 
 from benchmarks.command import Model, run_command
 from benchmarks.models import folder_of
+from selfspec.errors import OptionError
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.load.loading import load
 from selfspec.train.successors import CountOptions, Seen, count
@@ -44,10 +45,15 @@ class Decoder:
     def __init__(self, folder: Path, rows: int, length: int, device: str) -> None:
         from transformers import AutoConfig, AutoModelForCausalLM
 
+        config: Any = AutoConfig.from_pretrained(folder)
+        if config.model_type != "llama":
+            raise OptionError(
+                f"{folder} is a model of type {config.model_type!r}, and this writes with llama's "
+                "layers only; selfspec data writes with every model"
+            )
         dtype = torch.bfloat16 if device == "cuda" else torch.float32
         network: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
         network = network.to(device)
-        config: Any = AutoConfig.from_pretrained(folder)
         ends = config.eos_token_id
         self.eps, self.ends = config.rms_norm_eps, {*(ends if isinstance(ends, list) else [ends])}
         self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -308,7 +314,7 @@ def card_text(
     longest_prompt: Annotated[int, typer.Option(help="Longer ones are left out.")] = 1024,
     once: Annotated[int, typer.Option(help="Longer ones get one answer, the first.")] = 400,
     minutes: Annotated[float, typer.Option(help="Begin no new answer after that.")] = 60.0,
-    take: Annotated[int, typer.Option(help="Every so manyth prompt.")] = 1,
+    take: Annotated[int, typer.Option(help="Only every n-th of them, to try it.")] = 1,
     device: Annotated[str, typer.Option(help="cuda, or cpu to try it.")] = "cuda",
 ) -> None:
     """Write answers to many prompts on a card.
@@ -316,6 +322,11 @@ def card_text(
     Example: python -m benchmarks.card_text --prompts prompts.jsonl --out own.jsonl
     """
     began = time.monotonic()
+    if device == "cuda" and not torch.cuda.is_available():
+        raise OptionError(
+            "torch sees no card here; --device cpu tries it on a few prompts, and selfspec data is "
+            "faster on a CPU"
+        )
     torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for each new shape
     folder = folder_of(model)
     heats = [float(heat) for heat in temperatures.split(",")]

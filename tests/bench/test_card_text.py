@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks import card_text as card
 from selfspec import LLM
+from selfspec.errors import OptionError
 from selfspec.testing import tiny_model, tiny_tokenizer
 from selfspec.trained.files import load_part
 from selfspec.trained.successors import Successors
@@ -94,3 +95,17 @@ def test_the_table_says_what_the_model_says(model: Path, prompts: Path, tmp_path
         draft_options={"part": tmp_path / "table"},
         eos=[],
     )
+
+
+def test_what_it_cannot_do_it_says(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch's own error where there is no card, or another family's layers taken for llama's."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(OptionError, match="no card here; --device cpu"):
+        written(model, prompts, tmp_path / "own.jsonl", device="cuda")
+    other = tiny_model("qwen2", seed=5)
+    other.save_pretrained(tmp_path / "other")
+    tiny_tokenizer().save_pretrained(tmp_path / "other")
+    with pytest.raises(OptionError, match=r"type 'qwen2'.*selfspec data"):
+        written(tmp_path / "other", prompts, tmp_path / "own.jsonl")
