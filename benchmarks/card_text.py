@@ -26,9 +26,11 @@ from torch import Tensor
 
 from benchmarks.command import Model, run_command
 from benchmarks.models import folder_of
+from selfspec.core.text_rows import read_rows
 from selfspec.errors import OptionError
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.load.loading import load
+from selfspec.train.parts import packed
 from selfspec.train.successors import CountOptions, Seen, count
 from selfspec.trained.files import TrainedPart, signature
 from selfspec.trained.successors import SUCCESSORS
@@ -233,16 +235,9 @@ class Writer:
     def _fill(self, free: Sequence[int], prompts: Iterator[Answer]) -> bool:
         """Give the free slots a prompt each; whether there may be more of them."""
         filled = list(zip(free, prompts, strict=False))
-        taken: list[tuple[int, Answer]] = []
-        longest = 0
-        for slot, answer in filled:
-            longest = max(longest, len(answer.prompt))
-            if taken and longest * (len(taken) + 1) > PREFILLED:
-                self._read(taken)
-                taken, longest = [], len(answer.prompt)
-            taken.append((slot, answer))
-        if taken:
-            self._read(taken)
+        lengths = [len(answer.prompt) for _, answer in filled]
+        for together in packed(range(len(filled)), lengths, PREFILLED):
+            self._read([filled[index] for index in together])
         return len(filled) == len(free)
 
     def _read(self, taken: Sequence[tuple[int, Answer]]) -> None:
@@ -286,7 +281,7 @@ def prompts_of(
     from transformers import AutoTokenizer
 
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-    rows = [json.loads(line)["prompt"] for file in files for line in file.open(encoding="utf-8")]
+    rows = [str(row["prompt"]) for file in files for _, row in read_rows(file)]
     texts = [
         tokenizer.apply_chat_template(
             [{"role": "user", "content": row}], tokenize=False, add_generation_prompt=True

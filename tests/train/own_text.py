@@ -4,6 +4,7 @@ parts."""
 from __future__ import annotations
 
 import json
+import random
 import shlex
 from pathlib import Path
 
@@ -32,6 +33,18 @@ def with_text(folder: Path) -> Path:
     ]
     (folder / "own.jsonl").write_text("\n".join(lines))
     return folder
+
+
+def random_answers(folder: Path, count: int, tokens: int) -> list[dict[str, list[int]]]:
+    """What the model in the folder says to random prompts, as rows to train on."""
+    dice = random.Random(0)
+    prompts = [[dice.randrange(3, 259) for _ in range(dice.randrange(2, 9))] for _ in range(count)]
+    llm = LLM.from_pretrained(folder)
+    answers = llm.generate(prompts, max_new_tokens=tokens, eos=[], draft=None)
+    return [
+        {"prompt_ids": prompt, "response_ids": answer.tokens}
+        for prompt, answer in zip(prompts, answers, strict=True)
+    ]
 
 
 def shown_command(folder: Path) -> str:

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from own_text import calm_model
+from own_text import calm_model, random_answers
 from transformers import AutoModelForCausalLM
 
 from selfspec import LLM
@@ -41,14 +40,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def text(model: Path) -> Path:
     """What the model wrote."""
-    dice = random.Random(0)
-    prompts = [[dice.randrange(3, 259) for _ in range(dice.randrange(2, 9))] for _ in range(40)]
-    answers = LLM.from_pretrained(model).generate(prompts, max_new_tokens=24, eos=[], draft=None)
-    lines = [
-        {"prompt_ids": prompt, "response_ids": answer.tokens}
-        for prompt, answer in zip(prompts, answers, strict=True)
-    ]
-    return written(model / "own.jsonl", lines)
+    return written(model / "own.jsonl", random_answers(model, 40, 24))
 
 
 def written(path: Path, lines: list[Any]) -> Path:

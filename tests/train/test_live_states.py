@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
-from own_text import calm_model
+from own_text import calm_model, random_answers
 from transformers import AutoModelForCausalLM
 
-from selfspec import LLM
 from selfspec.model.families import family_of
 from selfspec.model.from_transformers import from_transformers
 from selfspec.model.shaping import shape_of
@@ -35,13 +33,9 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def text(model: Path) -> Path:
     """What the model wrote, answers of several lengths."""
-    dice = random.Random(0)
-    prompts = [[dice.randrange(3, 259) for _ in range(dice.randrange(2, 9))] for _ in range(24)]
-    results = LLM.from_pretrained(model).generate(prompts, max_new_tokens=20, eos=[], draft=None)
-    lines = [
-        {"prompt_ids": prompt, "response_ids": result.tokens[: 4 + index % 16]}
-        for index, (prompt, result) in enumerate(zip(prompts, results, strict=True))
-    ]
+    lines = random_answers(model, 24, 20)
+    for index, line in enumerate(lines):
+        del line["response_ids"][4 + index % 16 :]
     path = model / "own.jsonl"
     path.write_text("\n".join(json.dumps(line) for line in lines), encoding="utf-8")
     return path

@@ -60,8 +60,8 @@ PASSED_OVER, MOST_PASSED_OVER = 1 / 8, 8
 class _Known:
     """What earlier requests learned of one drafter on one model."""
 
-    costs: CostModel = field(default_factory=lambda: CostModel(fading=LASTING))
-    looks: Looks = field(default_factory=Looks)
+    costs: CostModel
+    looks: Looks
 
 
 @dataclass

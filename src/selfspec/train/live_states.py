@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -102,13 +103,10 @@ def _outputs(layers: Sequence[nn.Module], wanted: set[int]) -> Iterator[dict[int
     """Filled with what comes out of these layers while the model runs."""
     found: dict[int, Tensor] = {}
 
-    def kept(index: int) -> Any:
-        def keep(_: nn.Module, __: Any, output: Any) -> None:
-            found[index] = output if isinstance(output, Tensor) else output[0]
+    def keep(index: int, layer: nn.Module, given: Any, output: Any) -> None:
+        found[index] = output if isinstance(output, Tensor) else output[0]
 
-        return keep
-
-    handles = [layers[index].register_forward_hook(kept(index)) for index in wanted]
+    handles = [layers[index].register_forward_hook(partial(keep, index)) for index in wanted]
     try:
         yield found
     finally:

@@ -250,7 +250,7 @@ def measure(trained: SmallPart, states: Text) -> tuple[float, ...]:
     tried, right = torch.zeros(()), torch.zeros(())
     trained.net.eval()
     with torch.no_grad():
-        for batch in _packed(numbers, states.lengths(), trained.options.batch_tokens):
+        for batch in packed(numbers, states.lengths(), trained.options.batch_tokens):
             drafted = trained.drafted(states.batch(batch), None, True)
             tried, right = tried + drafted.tried.cpu(), right + drafted.right.cpu()
     trained.net.train()
@@ -318,11 +318,11 @@ def _epoch_batches(states: Text, options: PartOptions, epoch: int) -> list[list[
     beside = max(256, options.batch_tokens // 8)  # of which those of like length are together
     for first in range(0, len(order), beside):
         pool = sorted(order[first : first + beside], key=lambda number: lengths[number])
-        batches += list(_packed(pool, lengths, options.batch_tokens))
+        batches += list(packed(pool, lengths, options.batch_tokens))
     return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
 
 
-def _packed(numbers: Sequence[int], lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
+def packed(numbers: Sequence[int], lengths: Sequence[int], limit: int) -> Iterator[list[int]]:
     """In this order, as many together as stay below `limit` tokens with their padding."""
     batch: list[int] = []
     longest = 0
