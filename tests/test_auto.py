@@ -249,8 +249,8 @@ def test_a_plain_round_teaches_all_and_a_draft_its_own_drafter(llm: LLM) -> None
     while not any(at_work.budget([9]).tokens):
         at_work.learn(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0))
     chosen, other = (one, two) if at_work.rounds["one"] else (two, one)
-    at_work.learn(outcome_of([3], [0]), RoundTime(0.5, 2.0, 0.0))
-    assert 4 in chosen.costs.passes.of(1)._times and 4 not in other.costs.passes.of(1)._times
+    at_work.learn(outcome_of([2], [0]), RoundTime(0.5, 2.0, 0.0))
+    assert 3 in chosen.costs.passes.of(1)._times and 3 not in other.costs.passes.of(1)._times
     assert chosen.costs.drafting.known and not other.costs.drafting.known
     assert chosen.costs.chances(1) < other.costs.chances(1)
     for arm in (one, two):
@@ -345,7 +345,7 @@ def test_places_that_seemed_worthless_are_compared_with_the_text(
     at_work, text = begin(Auto([Naming()]), llm), [7]
     through_sevens(at_work, text, 4)
     for _ in range(60):
-        at_work._arms[0].costs._count(True, [8], [[0, 1]])
+        at_work._arms[0].costs._count([8], [8], [[0, 1]])
     assert at_work._arms[0].costs.chances(8)[4] < 0.1
     through_sevens(at_work, text, 40)
     assert at_work._arms[0].costs.chances(8)[4] > 0.4

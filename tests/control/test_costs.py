@@ -21,18 +21,17 @@ from selfspec.control.costs import (
     GROWTH,
     HIGHEST_LOSS,
     LAST_LOOK,
-    LASTING,
     LOSS,
     SELDOM,
     SOON,
     Checks,
     CostModel,
     Looks,
-    Share,
     best,
     shared,
 )
 from selfspec.control.curves import ANEW, ENOUGH, STALE, Curve, Curves, rising, straight
+from selfspec.control.shares import LASTING, Share
 from selfspec.core.contract import RoundTime
 from worlds import outcome_of
 

@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 
 from selfspec.core.tree import Tree, TreeBuilder
-from selfspec.draft.growing import grow
+from selfspec.draft.growing import Guesses, grow
 from selfspec.draft.trial import Trial
 
 
@@ -42,7 +42,7 @@ def test_what_there_is_no_room_for_is_left_out_and_nothing_else(most, least):
             ]
             for place in range(6)
         }
-        tree = TreeBuilder(0, most)
+        tree = Guesses(0, most)
         grow(tree, 0, table.__getitem__, least)
         assert tree.tree() == by_heap(most, table.__getitem__, least)
 

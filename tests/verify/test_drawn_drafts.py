@@ -63,7 +63,7 @@ class _Peeking(JoinedSession):
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         pairs = zip(rows, budget.tokens, strict=True)
         most = [0 if row in self._dislikes else tokens for row, tokens in pairs]
-        return self._inner.propose(rows, texts, Budget(most, budget.threshold))
+        return self._inner.propose(rows, texts, replace(budget, tokens=most))
 
     def observe(self, outcome: Outcome) -> None:
         super().observe(outcome)

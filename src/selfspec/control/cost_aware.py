@@ -63,7 +63,10 @@ class CostAwareSession(ControlSession):
         self._asked = [min(tokens, room) for room in rooms]
         if not self._plain:
             self._asked = shared(self.costs, self._rows, rooms, most, beside) or self._asked
-        return Budget(self._asked)
+        known = tokens and self.costs.drafting.known
+        count = max(self._asked)
+        price = self.costs.price(len(rooms), count, most, beside) if known else None
+        return Budget(self._asked, price=price)
 
     def _choose(self, rows: int, most: int, beside: int) -> int:
         self._plain, self.stands = False, 0

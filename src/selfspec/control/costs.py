@@ -12,18 +12,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from ..core.contract import Outcome, RoundTime
+from ..core.price import Price
 from ..core.tree import Tree
-from .curves import ENOUGH, Curves
+from .curves import ENOUGH, Curve, Curves
+from .shares import FADING, Places, Share
 
 MOST = 48  # drafts for a row in one round, beyond which nothing was seen to pay
-# What a round weighs in comparison with the next one: in a request, and in what later ones begin
-# with. That had better not follow the last text.
-FADING, LASTING = 0.97, 0.99
-# How many rounds an expectation weighs: a guess, and what earlier requests found. Chances of a few
-# rounds are mostly luck, and of many lengths the luckiest would be chosen.
-TRUST, BELIEVED = 4.0, 8.0
-# While nothing is known: the chance of the first draft, and each further one's share of that.
-FIRST_CHANCE, FALLOFF = 0.4, 0.75
+FIRST_CHANCE = 0.4  # of the first draft, while nothing is known
 # Rounds until something that did not pay is tried again, doubled each time.
 FIRST_LOOK, LAST_LOOK = 8, 128
 SOONER = 8  # what divides this wait when a look paid. Not all of it: one draft can be lucky
@@ -35,35 +30,17 @@ FIRST_LENGTH, FIRST_TOKENS = 2, 8
 GROWTH = 0.02
 FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends
+RARE = 0.02  # of the rounds with a draft: places that are filled in fewer of them change nothing
 # What drafts have to gain, since all of this is measured and may be a little wrong: for one row,
 # and how much more for each further one. The more there are, the dearer is a wrong choice.
 HARDLY, MORE = 1.03, 0.01
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
 # For how many more rounds a choice for one row stands that neither looks, checks nor tries another
 # size, once as many were made. Several rows take so long that choosing anew is nothing beside it.
-STANDS = 3
+STANDS = 7
 # Rounds with drafts between two plain ones: if in doubt, if it is close, else.
 AT_ONCE, SOON, SELDOM = 2, 32, 128
 NEAR = 8  # numbers of rows that differ by less than such a part of them cost about the same
-
-
-class Share:
-    """How often something happens, lately."""
-
-    def __init__(self, fading: float = FADING) -> None:
-        self._fading, self._hits, self._tries = fading, 0.0, 0.0
-
-    def fade(self) -> None:
-        self._tries *= self._fading
-        self._hits *= self._fading
-
-    def add(self, hit: bool) -> None:
-        self._tries += 1
-        self._hits += hit
-
-    def expected(self, otherwise: float, trust: float = TRUST) -> float:
-        """`otherwise` is what to expect while little is known."""
-        return (trust * otherwise + self._hits) / (trust + self._tries)
 
 
 class CostModel:
@@ -73,14 +50,15 @@ class CostModel:
         self, prior: CostModel | None = None, likely: float = FIRST_CHANCE, fading: float = FADING
     ) -> None:
         """`likely`: that a first draft is kept, while nothing is known."""
-        self._prior, self._likely, self._fading = prior, likely, fading
+        self._prior, self._likely = prior, likely
         # by tokens of all rows; and by drafts of the longest row, from 1 on
         self.passes: Curves = Curves(GROWTH, prior.passes if prior else None)
         self._behind: dict[int, Curves] = {}  # of requests by how long their texts were
         self.drafting: Curves = Curves(None, prior.drafting if prior else None)
         self._found = Share()  # of the rounds in which it was asked, those with a draft
-        self._kept: list[Share] = []  # by place asked for, which a shorter draft does not keep
-        self._chances: list[float] = []  # of the first places, since they last changed
+        # Of each place that was asked for: is a guess kept there, and is there one at all?
+        self._kept: Places = Places(likely, fading, prior._kept if prior else None)
+        self._there: Places = Places(1.0, fading, prior._there if prior else None)
         self._rates: dict[tuple[int, int, int], list[float]] = {}  # answers since the last round
         self._tested = Share()  # of the guesses that were tested, those kept
         self._own: dict[int, Share] = {}  # the same of each row
@@ -118,7 +96,8 @@ class CostModel:
     ) -> None:
         """Guesses by row, and those of them that were kept. `asked`: how many, in the rows' order
         of `paths`."""
-        self._count(any(len(trees[row]) > 1 for row in paths), asked, list(paths.values()))
+        guessed = [len(trees[row]) - 1 for row in paths]
+        self._count(asked, guessed, list(paths.values()))
         for row, path in paths.items():
             kept, guesses = len(path) - 1, len(trees[row]) - 1
             if guesses:
@@ -135,20 +114,18 @@ class CostModel:
         """The row has ended. Its number may be another's."""
         self._own.pop(row, None)
 
-    def _count(self, found: bool, asked: Sequence[int], paths: Sequence[Sequence[int]]) -> None:
-        self._chances = []
+    def _count(
+        self, asked: Sequence[int], guessed: Sequence[int], paths: Sequence[Sequence[int]]
+    ) -> None:
+        """Of each row what was asked for, how much of it there was, and what was kept."""
         self._found.fade()
-        self._found.add(found)
-        if found:
-            self._kept += [Share(self._fading) for _ in range(len(self._kept), max(asked))]
-            for share in self._kept:  # places that are not drafted any more fade too
-                share.fade()
-            for count, path in zip(asked, paths, strict=True):
-                for place in range(count):
-                    self._kept[place].add(place + 1 in path)
+        self._found.add(any(guessed))
+        if any(guessed):
+            self._kept.count(zip(asked, (path[1:] for path in paths), strict=True))
+            self._there.count(zip(asked, (range(1, n + 1) for n in guessed), strict=True))
         if self._prior:
             self._prior._rates.clear()
-            self._prior._count(found, asked, paths)
+            self._prior._count(asked, guessed, paths)
 
     @property
     def coverage(self) -> float:
@@ -157,27 +134,11 @@ class CostModel:
 
     def chances(self, count: int) -> list[float]:
         """How likely each of the first places in a draft is kept."""
-        return [self.chance(place) for place in range(count)]
+        return [self._kept[place] for place in range(count)]
 
-    def chance(self, place: int) -> float:
-        """The same of one place, from 0 on."""
-        while len(self._chances) <= place:
-            self._chances.append(self._expected(len(self._chances)))
-        return self._chances[place]
-
-    def _expected(self, place: int) -> float:
-        """The same, once the places before are known. Unknown places fall off from the one before,
-        as those before them did on average if that is less."""
-        if self._prior:
-            chance = self._prior.chance(place)
-        elif place:
-            before = self._chances[place - 1]
-            chance = before * max(FALLOFF, before ** (1 / place))
-        else:
-            chance = self._likely
-        if place >= len(self._kept):
-            return chance
-        return self._kept[place].expected(chance, BELIEVED if self._prior else TRUST)
+    def expected(self, tokens: int) -> float:
+        """How many guesses of a row there are in a draft, if so many are asked for."""
+        return sum(self._there[place] for place in range(tokens))
 
     def rates(self, rows: int, most: int, beside: int = 0) -> list[float]:
         """Expected tokens per second of these rows by the number of drafts a row, from 0 on as far
@@ -190,20 +151,27 @@ class CostModel:
         plain = passes(rows + beside)
         nothing = (1 - coverage) * (plain + drafting(1))
         highest, reach = rows / plain, FURTHER * passes.largest
-        rates, gained = [highest], 0.0
-        for count in range(1, most + 1):
-            gained += self.chance(count - 1)
-            size = rows * (count + 1) + beside
-            if size > reach and count > 1:
+        rates, gained, there = [highest], 0.0, 0.0
+        for place in range(most):
+            gained += self._kept[place]
+            there += self._there[place]
+            size = rows * (1 + there) + beside
+            if place and (size > reach or self._there[place] < RARE):
                 break
-            verifying = passes(size)
-            seconds = coverage * (verifying + drafting(count)) + nothing
+            seconds = coverage * (between(passes, size) + between(drafting, there)) + nothing
             rates.append(rows * (1 + coverage * gained) / seconds)
             highest = max(highest, rates[-1])
             if rates[-1] < WORSE * highest:
                 break  # ever more drafts would only be worse
         self._rates[key] = rates
         return rates
+
+    def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price:
+        """What up to so many guesses of each row cost, by the tokens per second that are to be
+        expected if each may draft at `most`."""
+        passes, worth = self.passes.of(rows), max(self.rates(rows, most, beside)) / rows
+        plain = passes(rows + beside)
+        return Price([worth * (passes(rows * (1 + n) + beside) - plain) for n in range(count + 1)])
 
     def supposed(self, rows: int, most: int, beside: int, share: float) -> float:
         """The most tokens per second that drafts of these rows would bring, if a draft took the
@@ -214,7 +182,7 @@ class CostModel:
             size = rows * (count + 1) + beside
             if size > FURTHER * passes.largest and count > 1:
                 break
-            gained += self.chance(count - 1)
+            gained += self._kept[count - 1]
             found.append(rows * (1 + gained) / (passes(size) + count * share * plain))
         return max(found)
 
@@ -316,9 +284,10 @@ class Standing:
     def __init__(self) -> None:
         self._choices = 0  # so far that did
 
-    def after(self, costs: CostModel, rows: int, tokens: int) -> int:
-        """Of a choice to draft so many tokens."""
-        if rows > 1 or not costs.passes.of(1).settled(1 + tokens):
+    def after(self, costs: CostModel, rows: int, tokens: int, weighs: bool = False) -> int:
+        """Of a choice to draft so many tokens. `weighs`: or as many of them as are worth it, so
+        that sizes differ anyway."""
+        if rows > 1 or not (weighs or costs.passes.of(1).settled(1 + tokens)):
             return 0
         self._choices += 1
         return min(STANDS, self._choices - 1)
@@ -362,6 +331,13 @@ class Checks:
 def pass_size(outcome: Outcome, beside: int) -> int:
     """Tokens of a round's pass, those of others in it included."""
     return outcome.drafted + len(outcome.rows) + beside
+
+
+def between(curve: Curve, size: float) -> float:
+    """Seconds of a size that is an average of several."""
+    below = int(size)
+    seconds, share = curve(below), size - below
+    return seconds + share * (curve(below + 1) - seconds) if share else seconds
 
 
 def likelier(chance: float, odds: float) -> float:

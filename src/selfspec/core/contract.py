@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from .logprobs import TokenLogprob
+from .price import Price
 from .tree import Tree
 
 if TYPE_CHECKING:
@@ -120,10 +121,14 @@ class Budget:
 
     The token at which a drafter's confidence falls below `threshold` is kept: dropping it because
     of its own probability would bias the output under sampling.
+
+    `price` is what guesses cost, the same for each row: a drafter that knows how likely its guesses
+    are drafts those that bring more.
     """
 
     tokens: Sequence[int]
     threshold: float | None = None
+    price: Price | None = None
 
 
 @dataclass(frozen=True)

@@ -121,5 +121,7 @@ class TreeBuilder:
             under = nodes[parent]
             nodes.append(None if under is None else self.add(under, token))
 
-    def tree(self) -> Tree:
-        return Tree([*self._tokens], [*self._parents])
+    def tree(self, most: int | None = None) -> Tree:
+        """What was built, or the first so many guesses of it."""
+        end = None if most is None else most + 1
+        return Tree(self._tokens[:end], self._parents[:end])

@@ -21,7 +21,6 @@ from ..control.base import ControlSession
 from ..control.costs import (
     CLOSE,
     FIRST_LOOK,
-    LASTING,
     MOST,
     Checks,
     CostModel,
@@ -32,7 +31,9 @@ from ..control.costs import (
     shared,
 )
 from ..control.curves import ENOUGH
+from ..control.shares import LASTING
 from ..core.contract import Budget, Draft, Outcome, RoundTime
+from ..core.price import Price
 from ..core.sampling import Sampler
 from ..errors import OptionError
 from ..model.layered import LayeredModel
@@ -163,6 +164,17 @@ class _Arm:
     share: float  # of what a pass reads, about what each of its drafts reads
     rounds: int = 0  # in which it was asked
 
+    def length(self, rates: Sequence[float], rows: int) -> int:
+        """How much to ask it for, 0 if nothing pays. What knows which guesses are worth their place
+        may guess as many as it likes."""
+        found = best(rates, rows=rows)
+        return len(rates) - 1 if found and self.session.weighs else found
+
+    def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:
+        """What guesses cost, once that is known, for a drafter that asks."""
+        known = self.session.weighs and self.costs.drafting.known
+        return self.costs.price(rows, count, most, beside) if known else None
+
     @property
     def bar(self) -> float:
         """How much better than others it has to be. What runs the model, clearly: both are guesses
@@ -221,10 +233,13 @@ class AutoSession(JoinedSession, ControlSession):
         if self._chosen:
             self._chosen.rounds += 1
         self._asked = [min(tokens, room) for room in rooms]
-        if self._chosen:
+        if not self._chosen:
+            return Budget(self._asked)
+        if not self._chosen.session.weighs:
             costs = self._chosen.costs
             self._asked = shared(costs, self._rows, rooms, most, beside) or self._asked
-        return Budget(self._asked)
+        price = self._chosen.price(len(rooms), max(self._asked), most, beside)
+        return Budget(self._asked, price=price)
 
     def about(self, rows: Sequence[int], reading: int = 0) -> None:
         self._rows, self._reading = rows, reading
@@ -247,7 +262,7 @@ class AutoSession(JoinedSession, ControlSession):
         chosen, tokens, highest = None, 0, max(together, default=0.0)
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
         for arm, rates in offers:
-            length = best(rates, rows=rows) if arm.costs.drafting.known else 0
+            length = arm.length(rates, rows) if arm.costs.drafting.known else 0
             if rates[length] > highest * arm.bar:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         for arm, rates in offers:
@@ -267,7 +282,8 @@ class AutoSession(JoinedSession, ControlSession):
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
         if chosen:
-            self.stands = self._standing.after(chosen.costs, rows, tokens)
+            weighs = chosen.session.weighs
+            self.stands = self._standing.after(chosen.costs, rows, tokens, weighs)
         return chosen, tokens
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
@@ -337,7 +353,9 @@ class AutoSession(JoinedSession, ControlSession):
         turns = range(self._turn, self._turn + min(TRIED_ROWS, count))
         some = [outcome.rows[turn % count] for turn in turns]
         rows, texts = [row.row for row in some], [row.text for row in some]
-        drafts = arm.session.propose(rows, texts, Budget([TRIED_LENGTH] * len(rows)))
+        price = arm.price(count, TRIED_LENGTH, self._most)
+        budget = Budget([TRIED_LENGTH] * len(rows), price=price)
+        drafts = arm.session.propose(rows, texts, budget)
         drafts = list(map(self._one_coupling, rows, texts, drafts))
         lengths = map(len, texts)
         trees = (draft.tree for draft in drafts)

@@ -43,6 +43,9 @@ class DraftSession(ABC):
     collectors: Sequence[StateCollector] = ()
     """Gather hidden states, of prompts and of every verification."""
 
+    weighs: bool = False
+    """Whether it leaves out guesses that are not worth their price (`Budget.price`)."""
+
     ranks: int = 1
     """How many of the likeliest tokens at every node it would like to know (`Outcome.best`)."""
 

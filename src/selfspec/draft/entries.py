@@ -10,7 +10,7 @@ know what a part makes of an entry.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -94,7 +94,7 @@ class Entries:
             tokens if self._known[row].end == len(text) - 1 else 0
             for row, text, tokens in zip(rows, texts, budget.tokens, strict=True)
         ]
-        return Budget(most, budget.threshold)
+        return replace(budget, tokens=most)
 
     def unread(self, rows: Sequence[int]) -> Iterator[tuple[list[RowSpan], Tensor]]:
         """What waits of these rows, a limited number of entries at a time: where they go, and their

@@ -12,31 +12,58 @@ from itertools import count
 from typing import TypeVar
 
 from ..core.contract import Budget, Draft
-from ..core.tree import TreeBuilder
+from ..core.price import Price
+from ..core.tree import Tree, TreeBuilder
 from .base import DraftSession, Texts
 
 Place = TypeVar("Place")
 
 
+class Guesses(TreeBuilder):
+    """A tree of guesses whose chances are known."""
+
+    def __init__(self, root: int, most: int, price: Price | None = None) -> None:
+        super().__init__(root, most)
+        self._price, self._chances = price, list[float]()
+
+    def guess(self, parent: int, token: int, chance: float) -> int:
+        """The node of this guess, for which there is room. `chance`: that it is kept."""
+        node = self.add(parent, token)
+        assert node is not None, "whoever guesses looks for room before"
+        if node > len(self._chances):
+            self._chances.append(chance)
+        return node
+
+    def in_vain(self, chance: float) -> bool:
+        """Whether neither a guess with this chance nor any that are less likely could pay."""
+        return self._price is not None and chance <= self._price.floors[len(self._chances)]
+
+    def worthy(self) -> Tree:
+        """Those that bring more than they cost."""
+        return self.tree(None if self._price is None else self._price.best(self._chances))
+
+
 class GrowingSession(DraftSession):
     """Drafts a tree for each row, without any model."""
+
+    weighs = True
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         drafts = []
         for row, text, most in zip(rows, texts, budget.tokens, strict=True):
-            tree = TreeBuilder(text[-1], most)
+            tree = Guesses(text[-1], most, budget.price)
             if most:
                 self.fill(tree, row, text)
-            drafts.append(Draft(tree.tree()))
+            drafts.append(Draft(tree.worthy()))
         return drafts
 
     @abstractmethod
-    def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
+    def fill(self, tree: Guesses, row: int, text: Sequence[int]) -> None:
         """Add guesses at what follows the row's text, at least one of which has room."""
 
 
 def grow(
-    tree: TreeBuilder,
+    tree: Guesses,
     start: Place,
     following: Callable[[Place], Iterable[tuple[float, int, Place]]],
     least: float = 0.0,
@@ -45,7 +72,7 @@ def grow(
 
     `following(place)`: the guesses at a place, each once, with its chance there and the place
     behind it. A path's chance is the product of its guesses'. Of equal ones the first that was
-    found counts.
+    found counts. It ends where further guesses would be in vain.
     """
     order = count()
     # the likeliest first, as many as there is room for: -chance, order, parent, token, place
@@ -60,6 +87,6 @@ def grow(
         if not found:
             return
         loss, _, parent, token, place = found.pop(0)
-        added = tree.add(parent, token)
-        assert added is not None, "the loop ends when the tree is full"
-        node, chance, room = added, -loss, tree.room
+        if tree.in_vain(-loss):
+            return
+        node, chance, room = tree.guess(parent, token, -loss), -loss, tree.room

@@ -8,7 +8,7 @@ practice. Merging both into one tree is ours. Does not know what its two drafter
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ from ..core.contract import Budget, Draft
 from ..core.tree import TreeBuilder
 from ..errors import OptionError
 from .base import Drafter, DraftSession, JoinedSession, Target, Texts
-from .growing import GrowingSession
+from .growing import GrowingSession, Guesses
 from .registry import make_drafter
 
 # Options of a named first drafter if the user gives none. A lookup that shares its budget stops
@@ -108,7 +108,7 @@ class _Grown(_Two, GrowingSession):
         super().__init__([first, then])
         self._both = first, then
 
-    def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
+    def fill(self, tree: Guesses, row: int, text: Sequence[int]) -> None:
         for session in self._both:
             if tree.room:
                 session.fill(tree, row, text)
@@ -130,7 +130,7 @@ class _Both(_Two):
         ]
         if not asked:
             return drafts
-        share = Budget([budget.tokens[index] for index in asked], budget.threshold)
+        share = replace(budget, tokens=[budget.tokens[index] for index in asked])
         then = self._then.propose(
             [rows[index] for index in asked], [texts[index] for index in asked], share
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -50,7 +51,7 @@ class SecondModelSession(ChainSession):
         for row, text, tokens in zip(rows, texts, most, strict=True):
             if tokens:
                 self._behind[row] = self._catch_up(row, text[:-1])
-        return super().propose(rows, texts, Budget(most, budget.threshold))
+        return super().propose(rows, texts, replace(budget, tokens=most))
 
     def _catch_up(self, row: int, known: Sequence[int]) -> Sequence[int]:
         """Forget what was rejected, read most of what is new. The rest is for the first step."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -118,7 +118,7 @@ class _Subset(ChainSession):
             for row, length, tokens in zip(rows, known, most, strict=True)
             if tokens
         }
-        return super().propose(rows, texts, Budget(most, budget.threshold))
+        return super().propose(rows, texts, replace(budget, tokens=most))
 
     def hidden(self, tokens: Tensor, layout: TokenLayout, rows: Sequence[int]) -> Tensor:
         model = self.target.model

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
-from ...core.tree import TreeBuilder
 from ...errors import OptionError
 from ..base import Drafter, DraftSession, Target, Texts
-from ..growing import GrowingSession, grow
+from ..growing import GrowingSession, Guesses, grow
 
 # How often the token after a match of 1, 2, ... tokens was right, in 30 answers of
 # SmolLM2-135M-Instruct to Spec-Bench prompts. Used for `least`, and the order of guesses.
@@ -89,7 +88,7 @@ class LookingUp(GrowingSession):
         places = [self._entered(row, text).continuations(text, count) for row, text in pairs]
         return [[text[at] for _, at in some] for text, some in zip(texts, places, strict=True)]
 
-    def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
+    def fill(self, tree: Guesses, row: int, text: Sequence[int]) -> None:
         options, index = self._options, self._entered(row, text)
 
         def following(place: _Place | None) -> Iterator[tuple[float, int, _Place]]:

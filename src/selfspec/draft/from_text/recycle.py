@@ -20,14 +20,13 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ...core.contract import Outcome
-from ...core.tree import TreeBuilder
 from ...errors import OptionError
 from ...model.compute.cpu.choosing import likeliest
 from ...model.layered import LayeredModel
 from ...trained.files import TrainedPart
 from ...trained.successors import Chances, Successors, trained_successors
 from ..base import Drafter, DraftSession, Target, Texts
-from ..growing import GrowingSession, grow
+from ..growing import GrowingSession, Guesses, grow
 
 # How often the successor of each rank was right, after a pair of tokens and after a single one, in
 # 30 answers of SmolLM2-135M-Instruct to Spec-Bench prompts. They only shape the tree.
@@ -120,7 +119,7 @@ class _Recycling(GrowingSession):
                 table.learn(contexts, successors)
         return table
 
-    def fill(self, tree: TreeBuilder, row: int, text: Sequence[int]) -> None:
+    def fill(self, tree: Guesses, row: int, text: Sequence[int]) -> None:
         table = self._told(row)
 
         def following(context: Context) -> list[tuple[float, int, Context]]:

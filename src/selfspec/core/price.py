@@ -1,0 +1,39 @@
+"""What guesses cost, so that a drafter that knows their chances drafts those that are worth it.
+
+A pass does not take longer by the same for each token: some come free with the ones before, and
+the next one costs as much as all of these. So the price is one of numbers of guesses. Knows neither
+seconds nor models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+
+@dataclass(frozen=True)
+class Price:
+    """`costs[count]`: what so many guesses of a row cost, 0 for none, in tokens that the same time
+    would bring otherwise. More cost no less."""
+
+    costs: Sequence[float]
+
+    @cached_property
+    def floors(self) -> list[float]:
+        """By the guesses that there are: with a chance of no more than this another one is in vain,
+        and so are any number that are no likelier."""
+        costs, every = self.costs, range(len(self.costs))
+        return [
+            min((costs[more] - costs[count]) / (more - count) for more in every[count + 1 :])
+            for count in every[:-1]
+        ]
+
+    def best(self, chances: Sequence[float]) -> int:
+        """How many of the first of these guesses bring most beyond what they cost."""
+        count, highest, gained = 0, 0.0, 0.0
+        for more, chance in enumerate(chances, 1):
+            gained += chance
+            if gained - self.costs[more] > highest:
+                count, highest = more, gained - self.costs[more]
+        return count
