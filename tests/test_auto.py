@@ -355,6 +355,44 @@ class Lookup(One):
     looks_up = True
 
 
+class Weighing(Lookup):
+    """Knows its guesses' chances."""
+
+    weighs = True
+
+
+def test_who_knows_chances_is_told_the_price_and_asked_for_all_that_may_pay(llm: LLM) -> None:
+    """Such a drafter asked for the length with the best luck, like any other. Or told a price
+    before one is known, or another told one that it would pass over."""
+    world = {"one": World(draft=0.01, chance=0.6)}
+    for drafter in (Lookup(), Weighing()):
+        at_work = begin(Auto([drafter]), llm)
+        first = at_work.budget([1000])
+        assert first.price is None
+        at_work.learn(outcome_of(first.tokens, [0]), RoundTime(0.0, 1.0, 0.0))
+        play(at_work, world, 300)
+        (asked,), price = (budget := at_work.budget([1000])).tokens, budget.price
+        best_length = max(range(20), key=world["one"].rate)
+        if drafter.weighs:
+            assert asked > best_length and price and len(price.costs) == asked + 1
+            assert price.costs == sorted(price.costs) and price.costs[-1] > 0
+        else:
+            assert price is None
+
+
+@pytest.mark.parametrize(("rows", "passes"), [(1, False), (2, True), (3, True)])
+def test_several_rows_pass_over_more_rounds(llm: LLM, rows: int, passes: bool) -> None:
+    """Lookups told of each plain round, row by row, though none of them pays."""
+    at_work = begin(Auto([One()]), llm, rows)
+    for _ in range(6):
+        while at_work.passes_over:
+            at_work.passed_over(1.0)
+        at_work.learn(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0))
+        if at_work._plain >= 6:
+            break
+    assert at_work.passes_over == passes
+
+
 def test_of_two_that_are_close_the_lookup_drafts(llm: LLM) -> None:
     """The next rounds' luck decides between a lookup and a part of the model that is worth as much,
     and each change pays for rounds of the model. How often it does depends on the dice."""

@@ -480,6 +480,42 @@ def test_an_earlier_request_is_a_prior_that_is_overruled() -> None:
     assert before.chances(1)[0] < 0.9, "and the next request hears of it"
 
 
+def test_guesses_cost_what_they_add_to_a_pass() -> None:
+    """A price in seconds, of all rows together, or without what a second is worth: drafts of any
+    length would seem to pay, or none."""
+    costs = CostModel()
+    for _ in range(ENOUGH):
+        costs.observe(outcome_of([0, 0], [0, 0]), RoundTime(0.0, 1.0, 0.0), [])
+        costs.observe(outcome_of([1, 1], [1, 1]), RoundTime(0.1, 1.5, 0.0), [1, 1])
+        costs.observe(outcome_of([2, 2], [2, 2]), RoundTime(0.1, 3.0, 0.0), [2, 2])
+    second = max(costs.rates(2, 9))
+    price = costs.price(2, 2, 9)
+    assert price.costs == pytest.approx([0.0, second * 0.5 / 2, second * 2.0 / 2])
+
+
+def test_drafts_that_are_not_always_there_make_passes_shorter() -> None:
+    """A drafter that often has little to say charged for all that was asked for."""
+    short, full = CostModel(), CostModel()
+    for _ in range(200):
+        for drafted in (0, 2, 6):
+            for costs in (short, full):
+                time = RoundTime(0.01, 1 + 0.2 * drafted, 0.0)
+                asked = [6] if costs is full else [drafted]
+                costs.observe(outcome_of([drafted], [min(drafted, 1)]), time, asked)
+    full.observe(outcome_of([6], [6]), RoundTime(0.01, 2.2, 0.0), [6])
+    assert full.expected(6) == pytest.approx(4, abs=0.3) and short.expected(6) == 6.0
+    assert full.rates(1, 6)[6] > short.rates(1, 6)[6]
+
+
+def test_what_was_timed_once_is_not_supposed_any_more() -> None:
+    """Several rows looking again at a drafter that took three times as long as supposed."""
+    costs = CostModel(likely=0.9)
+    costs.observe(outcome_of([0, 0], [0, 0]), RoundTime(0.0, 1.0, 0.0), [])
+    before = costs.supposed(2, 4, 0, 0.1)
+    costs.observe(outcome_of([1, 1], [1, 1]), RoundTime(0.8, 1.0, 0.0), [1, 1])
+    assert costs.supposed(2, 4, 0, 0.1) < 0.8 * before
+
+
 def test_answers_are_not_stale() -> None:
     """Rates are kept until something is observed; by this request, or by another one into the
     shared prior."""

@@ -8,6 +8,7 @@ from itertools import count
 
 import pytest
 
+from selfspec.core.price import Price
 from selfspec.core.tree import Tree, TreeBuilder
 from selfspec.draft.growing import Guesses, grow
 from selfspec.draft.trial import Trial
@@ -45,6 +46,24 @@ def test_what_there_is_no_room_for_is_left_out_and_nothing_else(most, least):
         tree = Guesses(0, most)
         grow(tree, 0, table.__getitem__, least)
         assert tree.tree() == by_heap(most, table.__getitem__, least)
+
+
+def test_a_tree_ends_where_guesses_cost_more_than_they_bring():
+    """Guesses drafted that are not worth their price, or the room taken for the price. Those that
+    only cheaper ones behind would have paid for go too."""
+
+    def following(place):
+        return [(0.8, place + 1, place + 1)]
+
+    def grown(costs):
+        tree = Guesses(0, 4, None if costs is None else Price(costs))
+        grow(tree, 0, following)
+        return list(tree.worthy().guesses)
+
+    assert grown(None) == grown([0.0] * 5) == [1, 2, 3, 4]
+    assert grown([0.0, 0.6, 1.2, 1.8, 2.4]) == [1, 2]
+    assert grown([0.0, 0.9, 1.8, 2.7, 3.6]) == []
+    assert grown([0.0, 0.9, 0.9, 2.0, 2.0]) == [1, 2]
 
 
 TREE = Tree([5, 1, 2, 3, 4], [-1, 0, 0, 1, 3])  # 5 -> 1 -> 3 -> 4, and 5 -> 2

@@ -174,16 +174,19 @@ class CostModel:
         return Price([worth * (passes(rows * (1 + n) + beside) - plain) for n in range(count + 1)])
 
     def supposed(self, rows: int, most: int, beside: int, share: float) -> float:
-        """The most tokens per second that drafts of these rows would bring, if a draft took the
-        `share` of a pass without drafts that it reads: what to think of it before it was timed."""
+        """The most tokens per second that drafts of these rows would bring: what to think of it
+        while it was hardly timed. If it never was, a draft takes the `share` of a pass without
+        drafts that it reads."""
         passes, gained, found = self.passes.of(rows), 0.0, [0.0]
+        drafting = self.drafting.of(rows) if self.drafting.known else None
         plain = passes(rows + beside)
         for count in range(1, most + 1):
             size = rows * (count + 1) + beside
             if size > FURTHER * passes.largest and count > 1:
                 break
             gained += self._kept[count - 1]
-            found.append(rows * (1 + gained) / (passes(size) + count * share * plain))
+            seconds = drafting(count) if drafting else count * share * plain
+            found.append(rows * (1 + gained) / (passes(size) + seconds))
         return max(found)
 
     def together(self, rows: int, reading: int, beside: int = 0) -> float:

@@ -53,8 +53,9 @@ TRIED_ROWS = 2  # of several rows so many are asked, in turns: guesses for all o
 # were always right it would gain little more than lookups do, and looks at it are dear.
 DEAREST = 0.6
 # While drafts do not pay, whether they would by now is asked less often: so many rounds are passed
-# over for each one without drafts, and never more than this.
-PASSED_OVER, MOST_PASSED_OVER = 1 / 8, 8
+# over for each one without drafts, of several rows more, since it is asked of each of them, and
+# never more than the last of these.
+PASSED_OVER, MOST_ROWS, MOST_PASSED_OVER = 1 / 8, 4, 8
 
 
 @dataclass
@@ -326,7 +327,8 @@ class AutoSession(JoinedSession, ControlSession):
         if self._unasked >= (TRIED_SHORT * len(outcome.rows) if asked else waits):
             self._unasked = 0
             self._try(outcome)
-        rest = int(self._plain * PASSED_OVER) if self._arms else MOST_PASSED_OVER
+        rest = int(self._plain * PASSED_OVER * min(MOST_ROWS, len(outcome.rows)))
+        rest = rest if self._arms else MOST_PASSED_OVER
         self._rest = min(rest, MOST_PASSED_OVER)
 
     @property
