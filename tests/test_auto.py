@@ -369,6 +369,7 @@ def test_who_knows_chances_is_told_the_price_and_asked_for_all_that_may_pay(llm:
         at_work = begin(Auto([drafter]), llm)
         first = at_work.budget([1000])
         assert first.price is None
+        assert at_work._arms[0].price(1, 3, 9) is None
         at_work.learn(outcome_of(first.tokens, [0]), RoundTime(0.0, 1.0, 0.0))
         play(at_work, world, 300)
         (asked,), price = (budget := at_work.budget([1000])).tokens, budget.price

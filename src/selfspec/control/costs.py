@@ -128,6 +128,11 @@ class CostModel:
             self._prior._count(asked, guessed, paths)
 
     @property
+    def known(self) -> bool:
+        """Whether any pass and any draft was timed."""
+        return self.passes.known and self.drafting.known
+
+    @property
     def coverage(self) -> float:
         """How often there is a draft at all."""
         return self._found.expected(self._prior.coverage if self._prior else 1.0)
@@ -369,8 +374,7 @@ def shared(
 ) -> list[int] | None:
     """A budget that several rows share by their chances. None: there is nothing to share, or too
     little is known."""
-    known = costs.passes.known and costs.drafting.known
-    if len(rooms) < 2 or len(rows) != len(rooms) or most == 0 or not known:
+    if len(rooms) < 2 or len(rows) != len(rooms) or most == 0 or not costs.known:
         return None
     found = costs.allotted(rows, rooms, most, beside)
     return found if any(found) else None

@@ -173,7 +173,7 @@ class _Arm:
 
     def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:
         """What guesses cost, once that is known, for a drafter that asks."""
-        known = self.session.weighs and self.costs.drafting.known
+        known = self.session.weighs and self.costs.known
         return self.costs.price(rows, count, most, beside) if known else None
 
     @property
