@@ -63,9 +63,8 @@ class CostAwareSession(ControlSession):
         self._asked = [min(tokens, room) for room in rooms]
         if not self._plain:
             self._asked = shared(self.costs, self._rows, rooms, most, beside) or self._asked
-        count, price = max(self._asked), None
-        if tokens and self.costs.known:
-            price = self.costs.price(len(rooms), count, most, beside)
+        count = max(self._asked)
+        price = self.costs.price(len(rooms), count, most, beside) if tokens else None
         return Budget(self._asked, price=price)
 
     def _choose(self, rows: int, most: int, beside: int) -> int:

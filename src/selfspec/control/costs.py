@@ -141,10 +141,6 @@ class CostModel:
         """How likely each of the first places in a draft is kept."""
         return [self._kept[place] for place in range(count)]
 
-    def expected(self, tokens: int) -> float:
-        """How many guesses of a row there are in a draft, if so many are asked for."""
-        return sum(self._there[place] for place in range(tokens))
-
     def rates(self, rows: int, most: int, beside: int = 0) -> list[float]:
         """Expected tokens per second of these rows by the number of drafts a row, from 0 on as far
         as it could pay, once a pass was measured. `beside`: tokens of other rows in the same
@@ -171,9 +167,11 @@ class CostModel:
         self._rates[key] = rates
         return rates
 
-    def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price:
+    def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:
         """What up to so many guesses of each row cost, by the tokens per second that are to be
-        expected if each may draft at `most`."""
+        expected if each may draft at `most`. None while nothing is known of it."""
+        if not self.known:
+            return None
         passes, worth = self.passes.of(rows), max(self.rates(rows, most, beside)) / rows
         plain = passes(rows + beside)
         return Price([worth * (passes(rows * (1 + n) + beside) - plain) for n in range(count + 1)])

@@ -172,9 +172,8 @@ class _Arm:
         return len(rates) - 1 if found and self.session.weighs else found
 
     def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:
-        """What guesses cost, once that is known, for a drafter that asks."""
-        known = self.session.weighs and self.costs.known
-        return self.costs.price(rows, count, most, beside) if known else None
+        """What guesses cost, for a drafter that asks."""
+        return self.costs.price(rows, count, most, beside) if self.session.weighs else None
 
     @property
     def bar(self) -> float:
@@ -327,8 +326,8 @@ class AutoSession(JoinedSession, ControlSession):
         if self._unasked >= (TRIED_SHORT * len(outcome.rows) if asked else waits):
             self._unasked = 0
             self._try(outcome)
-        rest = int(self._plain * PASSED_OVER * min(MOST_ROWS, len(outcome.rows)))
-        rest = rest if self._arms else MOST_PASSED_OVER
+        share = PASSED_OVER * min(MOST_ROWS, len(outcome.rows))
+        rest = int(self._plain * share) if self._arms else MOST_PASSED_OVER
         self._rest = min(rest, MOST_PASSED_OVER)
 
     @property
