@@ -52,18 +52,29 @@ def test_a_tree_ends_where_guesses_cost_more_than_they_bring():
     """Guesses drafted that are not worth their price, or the room taken for the price. Those that
     only cheaper ones behind would have paid for go too."""
 
-    def following(place):
-        return [(0.8, place + 1, place + 1)]
-
-    def grown(costs):
+    def grown(costs, chance=0.8):
         tree = Guesses(0, 4, None if costs is None else Price(costs))
-        grow(tree, 0, following)
+        grow(tree, 0, lambda place: [(chance, place + 1, place + 1)])
         return list(tree.worthy().guesses)
 
     assert grown(None) == grown([0.0] * 5) == [1, 2, 3, 4]
     assert grown([0.0, 0.6, 1.2, 1.8, 2.4]) == [1, 2]
     assert grown([0.0, 0.9, 1.8, 2.7, 3.6]) == []
     assert grown([0.0, 0.9, 0.9, 2.0, 2.0]) == [1, 2]
+    assert grown([0.0, 0.5, 1.5, 1.5, 1.5], chance=0.6) == [1], "the step was hoped for in vain"
+
+
+def test_nothing_is_looked_up_behind_guesses_in_vain():
+    """Work, and room that another drafter's likelier guesses would need, for what is left out."""
+    asked = []
+
+    def following(place):
+        asked.append(place)
+        return [(0.5, place + 1, place + 1)]
+
+    tree = Guesses(0, 4, Price([0.0, 0.3, 0.6, 0.9, 1.2]))
+    grow(tree, 0, following)
+    assert asked == [0, 1] and tree.room == 3
 
 
 TREE = Tree([5, 1, 2, 3, 4], [-1, 0, 0, 1, 3])  # 5 -> 1 -> 3 -> 4, and 5 -> 2
