@@ -634,8 +634,8 @@ def _xeon_prompts() -> str:
     return f"On an Intel Xeon it is {faster} times, at {over} times the arithmetic"
 
 
-def _h200() -> gpu.GpuRun:
-    return schema.read(gpu.GpuRun, RESULTS / "gpu-nvidia-h200-llama-2-7b.json")
+def _on_card(name: str) -> gpu.GpuRun:
+    return schema.read(gpu.GpuRun, RESULTS / f"gpu-nvidia-{name}-llama-2-7b.json")
 
 
 def _in_steps(run: gpu.GpuRun, batch: int, context: int, tokens: int = 8) -> float:
@@ -649,14 +649,14 @@ def _in_steps(run: gpu.GpuRun, batch: int, context: int, tokens: int = 8) -> flo
 
 
 def _eight_on_a_card() -> str:
-    run = _h200()
+    run = _on_card("h200")
     found = [_in_steps(run, each["batch"], each["context"]) for each in run.steps]
     return f"{min(found):.2f} to {max(found):.2f}"
 
 
 def _card() -> list[str]:
     """Steps of a shape on a card."""
-    run, rows = _h200(), []
+    run, rows = _on_card("h100"), []
     for each in run.steps:
         batch, context = each["batch"], each["context"]
         floor_ = 1e3 * gpu_report.floor_seconds(run, batch, context)
@@ -669,7 +669,21 @@ def _card() -> list[str]:
     ties = raw("ties-nvidia-h200-bfloat16")
     assert not ties["wrong"]
     parted = f"{ties['texts']} texts with and without drafts, alone and four at a time, parted at "
-    return [*rows, f"{parted}{ties['partings']} places"]
+    plain = run.rounds[0]
+    written = [
+        1e3 * median(plain["seconds"]) / plain["tokens"],
+        *(1e3 * median(peer["seconds"]) for peer in run.peers),
+    ]
+    ours, theirs, compiled = (f"{each:.1f}" for each in written)
+    newer = _on_card("h200")
+    step = 1e3 * median(newer.steps[0]["recorded"])
+    return [
+        *rows,
+        f"takes {ours} ms for each, in transformers {theirs}, and {compiled} with a static cache",
+        f"8 tokens cost {_eight_on_a_card()} steps, and a step takes {step:.1f} ms, at "
+        f"{1e3 * gpu_report.floor_seconds(newer, 1, 128) / step:.0%} of the floor",
+        f"{parted}{ties['partings']} places",
+    ]
 
 
 def _newer_prompts() -> str:

@@ -394,6 +394,19 @@ def test_several_rows_pass_over_more_rounds(llm: LLM, rows: int, passes: bool) -
     assert at_work.passes_over == passes
 
 
+@pytest.mark.parametrize("rows", [1, 3])
+def test_several_rows_tell_each_drafter_what_passes_took(llm: LLM, rows: int) -> None:
+    """A drafter that is looked at because its passes are thought to be cheaper than another's of
+    the same size. A single row's rounds are too short for all to listen."""
+    at_work = begin(Auto([One(), Two()]), llm, rows)
+    first, second = at_work._arms
+    at_work.learn(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0))
+    at_work._rest, at_work._chosen = 0, first
+    at_work.learn(outcome_of([2] * rows, [2] * rows), RoundTime(0.1, 5.0, 0.0))
+    seconds = second.costs.passes.of(rows)(3 * rows)
+    assert seconds == pytest.approx(5.0) if rows > 1 else seconds < 2
+
+
 def test_of_two_that_are_close_the_lookup_drafts(llm: LLM) -> None:
     """The next rounds' luck decides between a lookup and a part of the model that is worth as much,
     and each change pays for rounds of the model. How often it does depends on the dice."""

@@ -22,6 +22,7 @@ from selfspec.control.costs import (
     HIGHEST_LOSS,
     LAST_LOOK,
     LOSS,
+    MOST,
     SELDOM,
     SOON,
     Checks,
@@ -261,6 +262,15 @@ def test_several_rows_believe_a_dear_size_at_once(rows: int, expected: float) ->
     assert costs.of(rows)(rows + 10) == pytest.approx(expected)
 
 
+def test_other_numbers_of_rows_believe_it_too() -> None:
+    """A row ends, and fifteen try anew, at the price of many rounds, what was dear for sixteen."""
+    costs = Curves(GROWTH)
+    for _ in range(3):
+        costs.observe(16, 16, 1.0), costs.observe(15, 15, 1.0)
+    costs.observe(16, 32, 3.0)
+    assert costs.of(15)(32) == pytest.approx(3.0)
+
+
 def test_two_times_that_agree_are_no_spikes() -> None:
     """A third try of what took long twice; or two spikes of different length that count."""
     for seconds, expected in (([3.0, 3.2], 3.1), ([3.0, 5.0], 1.2)):
@@ -456,6 +466,40 @@ def test_what_later_requests_begin_with_hardly_follows_the_last_text() -> None:
         for _ in range(5):
             model.observe(outcome_of([1], [0]), RoundTime(0.1, 1.1, 0.0), [1])
     assert begun.chances(1)[0] > new.chances(1)[0]
+
+
+def test_fewer_drafts_are_part_of_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All worked out anew in each round, since a text that nears its end has less room; or the
+    answer to another limit, or a shorter one than asked for."""
+    model, asked = CostModel(likely=0.9), []
+    for _ in range(30):
+        model.observe(outcome_of([8], [8]), RoundTime(0.01, 1.0, 0.0), [8])
+    whole = CostModel._all_rates
+    monkeypatch.setattr(
+        CostModel, "_all_rates", lambda *each: asked.append(each[1:]) or whole(*each)
+    )
+    long = model.rates(1, 60)
+    assert len(long) > 12, "rates that end early by themselves would show nothing"
+    for most in (12, 5, 1):
+        assert model.rates(1, most) == long[: most + 1]
+    assert asked == [(1, 60, 0), (1, MOST, 0)]
+
+
+def test_what_another_drafters_pass_took_is_overheard() -> None:
+    """A look at a drafter because passes of its size are thought to be cheap, though another one
+    has just shown what they take; or its own times drowned in those of others."""
+    model = CostModel(likely=0.9)
+    model.observe(outcome_of([0] * 4, [0] * 4), RoundTime(0.0, 1.0, 0.0), [])
+    before = model.supposed(4, 4, 0, 0.2)
+    time, made = RoundTime(9.0, 2.9, 0.1), [1] * 4
+    model.overhear(outcome_of(made, made), time)
+    assert model.passes.of(4)(8) == pytest.approx(3.0) and not model.drafting.known
+    assert model.supposed(4, 4, 0, 0.2) < 0.8 * before
+    for _ in range(5):
+        model.observe(outcome_of(made, made), RoundTime(0.1, 2.0, 0.0), made)
+    for _ in range(9):
+        model.overhear(outcome_of(made, made), time)
+    assert model.passes.of(4)(8) == pytest.approx(2.0)
 
 
 def test_an_unasked_drafter_learns_what_passes_cost_only() -> None:

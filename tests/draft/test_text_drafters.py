@@ -7,6 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from selfspec import OptionError, SamplingParams
 from selfspec.control.fixed import FixedLength
@@ -286,6 +288,28 @@ def test_recycle_begins_with_the_prompts_bigrams(model):
     session = begin(TokenRecycling(pairs=False), model, [[5, 6, 5, 7, 8], [5, 9]])
     drafts = session.propose([0, 1], [[5, 6, 5, 7, 8, 5], [5, 9, 5]], Budget([3, 3]))
     assert guesses(drafts) == [[7, 8, 6], [9]] and parents(drafts) == [[0, 1, 0], [0]]
+
+
+texts = st.lists(st.integers(0, 5), max_size=40)
+
+
+@given(texts, texts, st.integers(1, 7), st.booleans())
+def test_recycle_reads_a_prompt_as_if_token_by_token(first, then, successors, pairs):
+    """Successors in another order, or more of them than are kept; contexts of another age, so that
+    a full table forgets the wrong ones; or what a kept table knew before."""
+    options = TokenRecycling(successors=successors, pairs=pairs)
+    table, tokens, after_pairs = recycle._Table(options), dict[int, list](), dict[tuple, list]()
+    for text in (first, then):
+        table.read(text)
+        for at in range(1, len(text)):
+            known = tokens.get(text[at - 1], [])
+            tokens[text[at - 1]] = [text[at], *(t for t in known if t != text[at])][:successors]
+        for at in range(2, len(text)) if pairs else ():
+            known = after_pairs.pop(pair := (text[at - 2], text[at - 1]), [])
+            after_pairs[pair] = [text[at], *(t for t in known if t != text[at])][:successors]
+    assert table._tokens == {token: tuple(known) for token, known in tokens.items()}
+    expected = [(pair, tuple(known)) for pair, known in after_pairs.items()]
+    assert list(table._pairs.items()) == expected
 
 
 def test_recycle_learns_from_every_verified_token(model):

@@ -83,6 +83,14 @@ class CostModel:
             paths = {row.row: row.path for row in outcome.rows}
             self._learn({row.row: row.draft.tree for row in outcome.rows}, paths, asked)
 
+    def overhear(self, outcome: Outcome, time: RoundTime) -> None:
+        """A round in which another drafter was asked: what its pass took, for a size that was not
+        tried with this one."""
+        rows, size = len(outcome.rows), pass_size(outcome, time.beside)
+        seconds = time.verify + time.host
+        if not self.passes.of(rows).settled(size) and self.passes.observe(rows, size, seconds):
+            self._rates.clear()
+
     def tried(
         self, trees: Mapping[int, Tree], paths: Mapping[int, Sequence[int]], asked: int
     ) -> None:
@@ -145,9 +153,13 @@ class CostModel:
         """Expected tokens per second of these rows by the number of drafts a row, from 0 on as far
         as it could pay, once a pass was measured. `beside`: tokens of other rows in the same
         pass."""
-        key = rows, most, beside
-        if key in self._rates:
-            return self._rates[key]
+        # room shrinks from round to round, and fewer drafts are no other question
+        key = rows, max(most, MOST), beside
+        if key not in self._rates:
+            self._rates[key] = self._all_rates(*key)
+        return self._rates[key][: most + 1]
+
+    def _all_rates(self, rows: int, most: int, beside: int) -> list[float]:
         passes, drafting, coverage = self.passes.of(rows), self.drafting.of(rows), self.coverage
         plain = passes(rows + beside)
         nothing = (1 - coverage) * (plain + drafting(1))
@@ -164,7 +176,6 @@ class CostModel:
             highest = max(highest, rates[-1])
             if rates[-1] < WORSE * highest:
                 break  # ever more drafts would only be worse
-        self._rates[key] = rates
         return rates
 
     def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:

@@ -29,14 +29,11 @@ class Curve:
     measured size, or without a prior straight lines.
 
     `growth`: the least share that each unit beyond measured sizes adds. None: all lie on one line.
-    `believing`: what a larger size than the least took once counts at once. To try it again is
-    costly, and if it was a spike only that size is left alone for a while.
     """
 
-    def __init__(
-        self, growth: float | None, prior: Curve | None = None, believing: bool = False
-    ) -> None:
-        self._growth, self._prior, self._believing = growth, prior, believing
+    def __init__(self, growth: float | None, prior: Curve | None = None) -> None:
+        self._growth, self._prior = growth, prior
+        self._believed: set[int] = set()  # sizes larger than the least, once they were measured
         self._times: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._sizes: list[int] = []  # that were measured, in order
@@ -46,9 +43,13 @@ class Curve:
         self._trusted: tuple[list[int], list[float]] | None = None  # sizes and seconds, likewise
         self._line: tuple[float, float] | None = None  # start and slope, likewise
 
-    def observe(self, size: int, seconds: float) -> bool:
-        """Another time of a size. Says whether that changes any answer."""
+    def observe(self, size: int, seconds: float, believe: bool = False) -> bool:
+        """Another time of a size. Says whether that changes any answer. `believe`: of a larger size
+        than the least it counts at once. To try that again would be costly, and if it was a spike
+        only that size is left alone for a while."""
         size = _together(size)
+        if believe:
+            self._believed.add(size)
         times = self._times.setdefault(size, deque(maxlen=REMEMBERED))
         if self._count - self._last.get(size, self._count) >= STALE:
             times.clear()
@@ -126,7 +127,7 @@ class Curve:
         times = self._times.get(size, ())
         if self._count - self._last.get(size, 0) >= STALE:
             return False
-        if self._believing and times and size > self._sizes[0]:
+        if times and size in self._believed and size > self._sizes[0]:
             return True
         return len(times) >= ENOUGH or (len(times) > 1 and max(times) < AGREE * min(times))
 
@@ -137,7 +138,7 @@ class Curve:
             weights = [len(self._times[each]) for each in self._sizes]
             if self._prior and self._prior.known:
                 ratios = [self._medians[each] / self._prior(each) for each in self._sizes]
-                enough = sum(weights) >= (1 if self._believing else ENOUGH)
+                enough = self._believed or sum(weights) >= ENOUGH
                 self._line = 0.0, middle(ratios, weights) if enough else 1.0
             else:
                 self._line = straight(self._sizes, list(map(self._known, self._sizes)), weights)
@@ -244,10 +245,11 @@ class Curves:
         if curve is None:
             expected = self.of(rows)
             prior = self._every or (expected if expected.known else None)
-            curve = Curve(self._growth, prior, believing=rows > 1)
-        changed = curve.observe(size, seconds)
+            curve = Curve(self._growth, prior)
+        several = rows > 1
+        changed = curve.observe(size, seconds, several)
         self._by_rows[rows] = curve  # not before: whatever interrupts this, what is here has a time
-        if self._every and self._every.observe(size, seconds):
+        if self._every and self._every.observe(size, seconds, several):
             for each in self._by_rows.values():
                 each.forget()
             changed = True

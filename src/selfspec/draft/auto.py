@@ -310,6 +310,9 @@ class AutoSession(JoinedSession, ControlSession):
         learning = [self._chosen] if self._chosen and outcome.drafted else self._arms
         for arm in learning:
             arm.costs.observe(outcome, time, self._asked if arm is self._chosen else ())
+        for arm in self._arms if len(outcome.rows) > 1 else ():
+            if arm not in learning:
+                arm.costs.overhear(outcome, time)
         self._checks.learn(outcome)
         for arm in self._arms:
             if arm is self._chosen:

@@ -142,10 +142,14 @@ class _Index:
                     else:
                         self._latest[gram] = earlier
             del known[first:]
-        for place in range(len(known), len(text)):
-            for gram in self._before(text, place):
-                self._earlier[len(gram)].append(self._latest.get(gram, NOWHERE))
-                self._latest[gram] = place
+        latest = self._latest
+        sizes = range(self._shortest, min(self._longest, len(text) - 1) + 1)
+        for size in sizes:  # outside, since a prompt is long and a step's text is not
+            first, befores = max(size, len(known)), self._earlier[size]
+            columns = (text[first - back : len(text) - back] for back in range(size, 0, -1))
+            for place, gram in enumerate(zip(*columns, strict=True), first):
+                befores.append(latest.get(gram, NOWHERE))
+                latest[gram] = place
         known += text[len(known) :]
 
     def _before(self, text: Sequence[int], place: int) -> Iterator[tuple[int, ...]]:

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 from ...core.contract import Outcome
@@ -40,6 +40,7 @@ PAIRS_KEPT = 65_536  # in a table, the newest: about 20 MB
 UNTOLD = 64  # rounds of a row that a table which nobody asks is not told of yet
 
 Context = tuple[int, ...]
+Where = TypeVar("Where", int, Context)
 _Learned = tuple[tuple[Context, ...], tuple[tuple[int, ...], ...]]
 
 
@@ -170,16 +171,30 @@ class _Table:
 
     def read(self, text: Sequence[int]) -> None:
         """Begin with what follows what in a prompt, the latest first, then what the table held."""
-        pairs = list(pairwise(text))
         with self._lock:
-            for token, latest in pairs:
+            for token, latest in self._following(text, text[1:]):
                 self._tokens[token] = self._before(self._tokens.get(token, ()), latest)
-            for pair, latest in zip(pairs, text[2:], strict=False) if self._paired else ():
+            pairs = self._following(list(pairwise(text)), text[2:]) if self._paired else ()
+            for pair, latest in pairs:
                 self._put(pair, self._before(self._pairs.get(pair, ()), latest))
 
-    def _before(self, earlier: Sequence[int], latest: int) -> tuple[int, ...]:
+    def _following(
+        self, contexts: Sequence[Where], tokens: Sequence[int]
+    ) -> Iterator[tuple[Where, list[int]]]:
+        """Each context with the different tokens that followed it, the latest first. The contexts
+        themselves come in the order of their last places."""
+        found: dict[Where, list[int]] = {}
+        for context, token in zip(reversed(contexts[: len(tokens)]), reversed(tokens), strict=True):
+            if (known := found.get(context)) is None:
+                found[context] = [token]
+            elif len(known) < self._count and token not in known:
+                known.append(token)
+        return reversed(found.items())
+
+    def _before(self, earlier: Sequence[int], latest: Sequence[int]) -> tuple[int, ...]:
         """The latest, then the earlier ones."""
-        return (latest, *(token for token in earlier if token != latest))[: self._count]
+        others = (token for token in earlier if token not in latest) if earlier else ()
+        return (*latest, *others)[: self._count]
 
     def learn(self, contexts: Iterable[Context], successors: Iterable[Sequence[int]]) -> None:
         """Replace successors, the likeliest first. Those of a pair are its last token's too."""
