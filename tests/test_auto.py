@@ -407,6 +407,16 @@ def test_several_rows_tell_each_drafter_what_passes_took(llm: LLM, rows: int) ->
     assert seconds == pytest.approx(5.0) if rows > 1 else seconds < 2
 
 
+def test_choices_stand_for_lookups_only(llm: LLM) -> None:
+    """Forty drafts of a part of the model in each of eight rounds, though the first showed that
+    they are too many; or a lookup's short rounds in which choosing takes longer than guessing."""
+    worlds, standing = {"one": GOOD, "two": GOOD}, []
+    for drafter in (Lookup(), Two()):
+        at_work = begin(Auto([drafter]), llm)
+        standing.append(max(at_work.stands for seed in range(60) if play(at_work, worlds, 1, seed)))
+    assert standing[0] > 0 and standing[1] == 0
+
+
 def test_of_two_that_are_close_the_lookup_drafts(llm: LLM) -> None:
     """The next rounds' luck decides between a lookup and a part of the model that is worth as much,
     and each change pays for rounds of the model. How often it does depends on the dice."""

@@ -281,7 +281,7 @@ class AutoSession(JoinedSession, ControlSession):
                 return arm, length
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
             return None, 0
-        if chosen:
+        if chosen and chosen.looks_up:  # beside others' rounds choosing anew takes no time
             weighs = chosen.session.weighs
             self.stands = self._standing.after(chosen.costs, rows, tokens, weighs)
         return chosen, tokens
