@@ -73,8 +73,8 @@ class CostModel:
 
     def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
         """One round. `asked`: how much each row was to draft, nothing if others were asked."""
-        rows, size = len(outcome.rows), pass_size(outcome, time.beside)
-        changed = self.passes.observe(rows, size, time.verify + time.host)
+        rows, size, seconds = pass_of(outcome, time)
+        changed = self.passes.observe(rows, size, seconds)
         if changed or any(asked):
             self._rates.clear()
         if any(asked):
@@ -86,8 +86,7 @@ class CostModel:
     def overhear(self, outcome: Outcome, time: RoundTime) -> None:
         """A round in which another drafter was asked: what its pass took, for a size that was not
         tried with this one."""
-        rows, size = len(outcome.rows), pass_size(outcome, time.beside)
-        seconds = time.verify + time.host
+        rows, size, seconds = pass_of(outcome, time)
         if not self.passes.of(rows).settled(size) and self.passes.observe(rows, size, seconds):
             self._rates.clear()
 
@@ -160,6 +159,7 @@ class CostModel:
         return self._rates[key][: most + 1]
 
     def _all_rates(self, rows: int, most: int, beside: int) -> list[float]:
+        """The same, worked out."""
         passes, drafting, coverage = self.passes.of(rows), self.drafting.of(rows), self.coverage
         plain = passes(rows + beside)
         nothing = (1 - coverage) * (plain + drafting(1))
@@ -345,9 +345,10 @@ class Checks:
             self._own.add(len(outcome.rows))
 
 
-def pass_size(outcome: Outcome, beside: int) -> int:
-    """Tokens of a round's pass, those of others in it included."""
-    return outcome.drafted + len(outcome.rows) + beside
+def pass_of(outcome: Outcome, time: RoundTime) -> tuple[int, int, float]:
+    """Of a round's pass: its rows, its tokens, those of others in it included, and its seconds."""
+    rows = len(outcome.rows)
+    return rows, outcome.drafted + rows + time.beside, time.verify + time.host
 
 
 def between(curve: Curve, size: float) -> float:

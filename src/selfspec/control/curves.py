@@ -33,7 +33,7 @@ class Curve:
 
     def __init__(self, growth: float | None, prior: Curve | None = None) -> None:
         self._growth, self._prior = growth, prior
-        self._believed: set[int] = set()  # sizes larger than the least, once they were measured
+        self._believed: set[int] = set()  # sizes whose first time counts already
         self._times: dict[int, deque[float]] = {}
         self._medians: dict[int, float] = {}
         self._sizes: list[int] = []  # that were measured, in order

@@ -306,12 +306,11 @@ class AutoSession(JoinedSession, ControlSession):
             return self.passed_over(time.draft + time.verify + time.host)
         if self._chosen and self._stood:  # `budget` was not asked
             self._chosen.rounds += 1
-        # all learn from a plain round
-        learning = [self._chosen] if self._chosen and outcome.drafted else self._arms
-        for arm in learning:
-            arm.costs.observe(outcome, time, self._asked if arm is self._chosen else ())
-        for arm in self._arms if len(outcome.rows) > 1 else ():
-            if arm not in learning:
+        drafted = self._chosen if outcome.drafted else None
+        for arm in self._arms:  # all learn from a plain round
+            if drafted is None or arm is drafted:
+                arm.costs.observe(outcome, time, self._asked if arm is self._chosen else ())
+            elif len(outcome.rows) > 1:
                 arm.costs.overhear(outcome, time)
         self._checks.learn(outcome)
         for arm in self._arms:

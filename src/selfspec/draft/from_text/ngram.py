@@ -144,7 +144,7 @@ class _Index:
             del known[first:]
         latest = self._latest
         sizes = range(self._shortest, min(self._longest, len(text) - 1) + 1)
-        for size in sizes:  # outside, since a prompt is long and a step's text is not
+        for size in sizes:  # one after the other, so that the loop over a long prompt is short
             first, befores = max(size, len(known)), self._earlier[size]
             columns = (text[first - back : len(text) - back] for back in range(size, 0, -1))
             for place, gram in enumerate(zip(*columns, strict=True), first):
