@@ -231,12 +231,8 @@ class KVCache:
         self._computed = [[0] * layers for _ in range(rows)]
         self._dtype, self._device = dtype, device
         self._tensors = self._room(rounded(capacity))
-        self.turned: tuple[Tensor, NDArray[np.int64]] | None = None
-        """The keys once more, as our kernels read them for several tokens at once, and of each
-        layer and row how many of the first are there: (layers, rows). Whoever writes keys
-        beside these kernels has to lower that."""
-        self.seen: tuple[Tensor, Tensor | None, Sequence[int | None]] | None = None
-        """What our kernels note of the keys, of those that were turned, and for which."""
+        self.seen: tuple[Tensor, Sequence[int]] | None = None
+        """What our kernels keep of the keys and values here, and of which keys."""
         self.again = 0
         """Tokens that the last call read once more beside new ones, for want of a way back."""
 
@@ -251,8 +247,7 @@ class KVCache:
 
     @property
     def keys(self) -> Tensor:
-        """(layers, rows, heads, slots, size), like the values. May be written to."""
-        self._forget_turned()
+        """(layers, rows, heads, slots, size), like the values."""
         return self._tensors[0]
 
     @property
@@ -260,20 +255,8 @@ class KVCache:
         return self._tensors[1]
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, (rows, heads, slots, size) each. May be written to."""
+        """Keys and values of one layer, (rows, heads, slots, size) each."""
         return self.keys[layer], self.values[layer]
-
-    def keep_turned(self) -> None:
-        """Make room for keys that are turned. Memory that is not written to takes none."""
-        if self.turned is None:
-            keys = self._tensors[0]
-            self.turned = torch.empty_like(keys), np.zeros(keys.shape[:2], dtype=np.int64)
-
-    def _forget_turned(self, row: int | None = None, length: int = 0) -> None:
-        """Keys behind the first `length` of a row, or of all rows, may be others now."""
-        if self.turned is not None:
-            known = self.turned[1] if row is None else self.turned[1][:, row]
-            np.minimum(known, length, out=known)
 
     @property
     def lengths(self) -> NDArray[np.int64]:
@@ -291,11 +274,11 @@ class KVCache:
 
     @property
     def capacity(self) -> int:
-        return self._tensors[0].shape[3]
+        return self.keys.shape[3]
 
     @property
     def bytes(self) -> int:
-        return sum(tensor.nbytes for tensor in self._tensors)
+        return 2 * self.keys.numel() * self.keys.element_size()
 
     def length(self, row: int) -> int:
         """How many of the row's tokens every layer knows."""
@@ -322,7 +305,7 @@ class KVCache:
         room = self._room(rounded(capacity))
         for new, old in zip(room, self._tensors, strict=True):
             new[:, : old.shape[1], :, : old.shape[3]] = old
-        self._tensors, self.turned = room, None
+        self._tensors = room
 
     def layout(
         self, counts: Sequence[int], parents: Sequence[Sequence[int]] | None = None
@@ -374,7 +357,6 @@ class KVCache:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Let a row hold the first `length` tokens of another one, instead of its own."""
-        self._forget_turned(target)
         for tensor in self._tensors:
             tensor[:, target, :, :length] = tensor[:, source, :, :length]
         self._lengths[target] = [min(known, length) for known in self._lengths[source]]
@@ -387,7 +369,6 @@ class KVCache:
         """Of the tokens written from slot `first` on, keep those at the indices `path` (a
         root-to-leaf path), moved together."""
         if path and path[-1] >= len(path):  # else they lie together already
-            self._forget_turned(row, first)
             self._move(row, first, [first + index for index in path])
         self.rollback(row, first + len(path))
 

@@ -35,7 +35,7 @@ class UnevenCache(KVCache):
         super().__init__((len(kinds), rows, 1, widest), capacity, dtype, device, keyless)
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
-        keys, values = self.keys, self.values
+        keys, values = self._tensors
         return self._layer(keys, layer), self._layer(values, layer)
 
     def _layer(self, room: Tensor, layer: int) -> Tensor:
@@ -51,7 +51,7 @@ class UnevenCache(KVCache):
             for new, old in zip(room, self._tensors, strict=True):
                 into, held = self._layer(new, layer), self._layer(old, layer)
                 into[: held.shape[0], :, : held.shape[2]] = held
-        self._tensors, self.turned = room, None
+        self._tensors = room
 
     def copy(self, source: int, target: int, length: int) -> None:
         for layer in range(len(self._kinds)):

@@ -48,10 +48,6 @@ from .native import library
 from .recurrent import KeptStruct, PassageStruct, kept_struct, passages, recurrence_struct
 from .selective import selective_struct
 
-# Of a row, in one pass, from which on keys are turned once for all passes. More are a prompt's:
-# these turn keys anew for each pass, which is nothing beside their attention.
-MOST_TURNED_FOR = 64
-
 
 class FusedHalves:
     """Halves of layers by (layer, is_attention), as our kernels read them."""
@@ -152,8 +148,6 @@ class FusedHalves:
         """What the halves share, for one call: tables and cache may grow into other memory. And
         what has to be held meanwhile."""
         held, ropes = self._tables()
-        if 1 < max(span.count for span in layout.spans) <= MOST_TURNED_FOR:
-            cache.keep_turned()
         sights = array_type(SightStruct, len(self._windows))(
             *(sight_struct(layout, window) for window in self._windows)
         )
@@ -170,7 +164,7 @@ class FusedHalves:
             address(of_tokens),
             0 if of_tokens is None else of_tokens.stride(0),
         )
-        return call, (held, ropes, sights, cache.room, cache.turned, memories, of_tokens)
+        return call, (held, ropes, sights, cache.room, memories, of_tokens)
 
     def _memories(
         self, halves: Sequence[tuple[int, bool]], cache: KVCache, layout: TokenLayout

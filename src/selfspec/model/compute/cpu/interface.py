@@ -37,8 +37,6 @@ class LayerStruct(ctypes.Structure):
         ("row_stride", c_int64),
         ("head_stride", c_int64),
         ("size", c_int64),
-        ("turned", c_void_p),
-        ("known", c_void_p),
     ]
 
 
@@ -157,9 +155,6 @@ class CallStruct(ctypes.Structure):
         ("layer_stride", c_int64),
         ("row_stride", c_int64),
         ("slots", c_int64),
-        ("rows", c_int64),
-        ("turned", c_void_p),
-        ("known", c_void_p),
         ("entered", c_void_p),
         ("kept", c_void_p),
         ("of_tokens", c_void_p),
@@ -377,17 +372,15 @@ def _zeros(count: int) -> Array[c_int64]:
     return (c_int64 * count)()
 
 
-def room_of(cache: KVCache) -> Sequence[int | None]:
-    """Where a cache's keys and values begin, the keys' first two strides, the slots and the rows,
-    and where keys that were turned lie. Kept with the cache until one of them lies elsewhere."""
+def room_of(cache: KVCache) -> Sequence[int]:
+    """Where a cache's keys and values begin, the keys' first two strides, and the slots. Kept with
+    the cache until it grows into other memory."""
     keys, values = cache.room
-    turned, known = cache.turned or (None, None)
-    seen = cache.seen
-    if seen is None or seen[0] is not keys or seen[1] is not turned:
+    known = cache.seen
+    if known is None or known[0] is not keys:
         numbers = (keys.data_ptr(), values.data_ptr(), *keys.stride()[:2], keys.shape[3])
-        more = keys.shape[1], address(turned), None if known is None else known.ctypes.data
-        seen = cache.seen = keys, turned, (*numbers, *more)
-    return seen[2]
+        known = cache.seen = keys, numbers
+    return known[1]
 
 
 def layer_struct(cache: KVCache, heads: Heads) -> LayerStruct:

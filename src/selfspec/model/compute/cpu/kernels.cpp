@@ -495,13 +495,10 @@ extern "C" void soft_cap(float* x, int64_t count, float cap, int threads) {
 
 // --------------------------------------------------------------------------------------- attention
 
-// Where one layer's keys and values lie: rows x heads x slots x size. `turned`: where panels of its
-// keys lie, as its keys do, or null; then `known` says of each row how many there are.
+// Where one layer's keys and values lie: rows x heads x slots x size.
 struct Layer {
     float *keys, *values;
     int64_t row_stride, head_stride, size;
-    float* turned;
-    int64_t* known;
 };
 
 static inline void rotate(float* x, const float* cosine, const float* sine, int64_t rotary) {
@@ -686,8 +683,7 @@ class Ahead {
     void add(const float* first, int64_t rows) {
         if (rows > 0) stretches.push_back({first, rows});
     }
-    // `more`: rows that are read before the next ones are asked for.
-    void begin(int64_t more = 0) { ask(AHEAD / (4 * columns) + more); }
+    void begin() { ask(AHEAD / (4 * columns)); }
     void ask(int64_t rows) {
         for (; rows > 0 && at < stretches.size(); rows--) {
             const float* next = stretches[at].first + row * stride;
@@ -698,33 +694,9 @@ class Ahead {
     }
 };
 
-// LANES keys as lanes of a panel: PANEL keys, so that a vector holds the same number of LANES keys
-// and no sum has to be folded. A panel's numbers lie in the order in which they are used:
-// [mirrored lane][size / LANES][PANEL]. `alone`: there are none beside them, but zeros.
-static inline void turn(const float* const* key, int64_t size, float* panel, bool alone = false) {
-    for (int64_t i = 0; i < size; i += LANES, panel += PANEL) {
-        Vector part[LANES];
-        for (int l = 0; l < LANES; l++) part[l] = load(key[l] + i);
-        transpose<LANES / 2>(part);
-#pragma GCC unroll 16
-        for (int l = 0; l < LANES; l++) {
-            float* lane = panel + mirrored(l) * (size / LANES) * PANEL;
-            store(lane, part[l]);
-            if (alone) store(lane + LANES, Vector{});
-        }
-    }
-}
-
-// PANEL keys that lie one after the other, as a panel.
-static void turn_panel(const float* keys, int64_t size, float* panel) {
-    for (int64_t block = 0; block < WIDE; block++) {
-        const float* key[LANES];
-        for (int64_t l = 0; l < LANES; l++) key[l] = keys + (block * LANES + l) * size;
-        turn(key, size, panel + block * LANES);
-    }
-}
-
-// The keys of a head once more, in panels, for many queries.
+// The keys of a head once more, for many queries: panels of PANEL keys, so that a vector holds the
+// same number of LANES keys and no sum has to be folded. A panel's numbers lie in the order in
+// which they are used: [mirrored lane][size / LANES][PANEL].
 class KeyPanels {
     Bytes room;
     const float* from = nullptr;
@@ -749,7 +721,18 @@ class KeyPanels {
             const float* key[LANES];
             for (int64_t l = 0; l < LANES; l++)
                 key[l] = keys + std::min(blocks * LANES + l, count - 1) * size;
-            turn(key, size, panel, blocks % WIDE == 0 && (blocks + 1) * LANES >= count);
+            for (int64_t i = 0; i < size; i += LANES, panel += PANEL) {
+                Vector part[LANES];
+                for (int l = 0; l < LANES; l++) part[l] = load(key[l] + i);
+                transpose<LANES / 2>(part);
+                bool last = blocks % WIDE == 0 && (blocks + 1) * LANES >= count;
+#pragma GCC unroll 16
+                for (int l = 0; l < LANES; l++) {
+                    float* lane = panel + mirrored(l) * (size / LANES) * PANEL;
+                    store(lane, part[l]);
+                    if (last) store(lane + LANES, Vector{});
+                }
+            }
         }
         blocks = count / LANES;
         return room.floats();
@@ -949,7 +932,6 @@ struct Tile {
 struct Memory {
     Bytes scores, row, prepared;
     KeyPanels panels;
-    std::vector<int64_t> ready;  // of each row of a cache: how many of its first keys lie in panels
     std::vector<float> recurrence;
     experts::Slots slots;
 };
@@ -960,10 +942,10 @@ struct Memory {
 struct Batch {
     const float* queries;
     int64_t stride, group;
-    const float *keys, *values, *turned;  // of the first slot seen
+    const float *keys, *values;  // of the first slot seen
     const Layer* layer;
     const Sight* sight;
-    int64_t first, tokens, ready;  // so many of the first keys lie in panels at `turned`
+    int64_t first, tokens;
     Memory& memory;
     float* scores;
     int64_t room;   // scores of one query
@@ -989,16 +971,6 @@ struct Batch {
         return found;
     }
     bool many() const { return tokens * group >= MANY_QUERIES; }
-
-    // How many keys are read at once: a panel's, by the first of its tiles.
-    int64_t at_once() const { return many() && ready ? PANEL : 0; }
-
-    // What `score` will read of the keys [begin, end).
-    void foresee(int64_t begin, int64_t end, Ahead& ahead) const {
-        int64_t split = many() ? std::clamp(ready, begin, std::max(begin, end)) : begin;
-        if (split > begin) ahead.add(turned + begin * layer->size, split - begin);
-        ahead.add(keys + split * layer->size, end - split);
-    }
 
     // The queries in tiles, counted token by token.
     void cut_tiles(int64_t out_stride) {
@@ -1029,23 +1001,14 @@ struct Batch {
     }
 
     void score_panels(int64_t begin, int64_t end, Ahead* ahead) {
-        int64_t size = layer->size, j = begin;
-        for (; j < std::min(ready, end); j += PANEL) score_panel_at(j, turned + j * size, ahead);
-        if (j >= end) return;
-        const float* panels = memory.panels.of(keys + j * size, size, end - j, ahead) - j * size;
-        for (; j < end; j += PANEL) score_panel_at(j, panels + j * size, nullptr);
-    }
-
-    // The panel of the keys from j on, for all queries.
-    void score_panel_at(int64_t j, const float* panel, Ahead* ahead) const {
-        for (size_t i = 0; i < tiles.size(); i++) {
-            const Tile& tile = tiles[i];
-            Share keys(PANEL, i, tiles.size());
-            if (ahead) ahead->ask(keys.end - keys.begin);
-            float* out[TILE];
-            for (int64_t r = 0; r < tile.rows; r++) out[r] = tile.scores[r] + j;
-            score_some<TILE>(tile.rows, tile.queries, panel, layer->size, scale, out);
-        }
+        int64_t size = layer->size;
+        const float* panels = memory.panels.of(keys + begin * size, size, end - begin, ahead);
+        for (int64_t j = 0; j < end - begin; j += PANEL)
+            for (const Tile& tile : tiles) {
+                float* out[TILE];
+                for (int64_t r = 0; r < tile.rows; r++) out[r] = tile.scores[r] + begin + j;
+                score_some<TILE>(tile.rows, tile.queries, panels + j * size, size, scale, out);
+            }
     }
 
     // Of one query with what is left of its run, and with the listed keys.
@@ -1182,12 +1145,11 @@ struct Attention {
 
     Batch batch(const Pieces::Item& item, float* scores, Memory& memory) const {
         int64_t first = item.first, size = heads.size, query = item.head * group();
-        int64_t row = sight.rows[first], start = sight.starts[first];
-        int64_t at = row * layer.row_stride + item.head * layer.head_stride + start * size;
-        int64_t ready = memory.ready.empty() || start ? 0 : memory.ready[row];
+        int64_t at = sight.rows[first] * layer.row_stride + item.head * layer.head_stride +
+                     sight.starts[first] * size;
         Batch found{qkv + first * stride + query * size, stride, group(),
-                    layer.keys + at, layer.values + at, ready ? layer.turned + at : nullptr,
-                    &layer, &sight, first, item.tokens, ready, memory, scores, pieces.room(),
+                    layer.keys + at, layer.values + at, &layer, &sight, first,
+                    item.tokens, memory, scores, pieces.room(),
                     out + first * width + query * size, query, heads.scale};
         found.cut_tiles(width);
         return found;
@@ -1200,9 +1162,9 @@ struct Attention {
             int64_t size = heads.size;
             Batch some = batch(item, memory.scores.floats(), memory);
             Ahead keys(size, size), values(size, size);
-            some.foresee(0, item.far ? some.longest() : 0, keys);
+            keys.add(some.keys, item.far ? some.longest() : 0);
             values.add(some.values, item.far ? some.longest() : 0);
-            keys.begin(some.at_once());
+            keys.begin();
             some.score(0, some.longest(), item.far ? &keys : nullptr);
             values.begin();
             for (int64_t t = 0; t < some.tokens; t++)
@@ -1258,8 +1220,9 @@ struct Attention {
             auto end = [&](const Batch& each) {
                 return std::min(mine.end * PANEL, each.longest());
             };
-            for (const Batch& each : all) each.foresee(mine.begin * PANEL, end(each), keys);
-            keys.begin(all[0].at_once());
+            for (const Batch& each : all)
+                keys.add(each.keys + mine.begin * PANEL * size, end(each) - mine.begin * PANEL);
+            keys.begin();
             for (Batch& each : all) each.score(mine.begin * PANEL, end(each), &keys);
         });
         values.begin();
@@ -1520,19 +1483,14 @@ static int64_t parts_of(const Half* halves, const int64_t* chosen, int64_t count
     return parts;
 }
 
-// A cache: what one layer of it is, with heads of its own size. `turned` and `known` are a layer's,
-// for all layers.
+// A cache: what one layer of it is, with heads of its own size.
 struct Cache {
     float *keys, *values;
-    int64_t layer_stride, row_stride, slots, rows;
-    float* turned;
-    int64_t* known;
+    int64_t layer_stride, row_stride, slots;
 
     Layer layer(int64_t index, int64_t size) const {
-        int64_t at = index * layer_stride;
-        bool keeps = turned && size % LANES == 0;
-        return {keys + at, values + at, row_stride, slots * size, size,
-                keeps ? turned + at : nullptr, keeps ? known + index * rows : nullptr};
+        return {keys + index * layer_stride, values + index * layer_stride, row_stride,
+                slots * size, size};
     }
 };
 
@@ -1716,60 +1674,16 @@ static void multiply(const Product& weight, const float* x, const float* residua
     });
 }
 
-// Before a call files keys: says how many of each row's first keys will lie in panels, and makes this
-// thread's part of those that do not yet. They are a layer's for good: until a key among them is
-// written again, which is what a call does from a row's first slot in it on.
-static void turn_keys(const Half& half, const Call& call, const Layer& layer, Memory& memory) {
-    std::vector<int64_t>& ready = memory.ready;
-    ready.clear();
-    if (!layer.turned) return;
-    struct Keys {
-        int64_t row, first, tokens, start;
-    };
-    std::vector<Keys> some;
-    for (int64_t t = 0; t < call.tokens; t++) {
-        int64_t row = call.where.rows[t], slot = call.where.slots[t];
-        size_t at = some.size();
-        while (at && some[at - 1].row != row) at--;  // the last one, nearly always
-        if (!at) some.push_back({row, slot, 0, call.sights[half.sight].starts[t]});
-        Keys& its = at ? some[at - 1] : some.back();
-        its.first = std::min(its.first, slot);
-        its.tokens++;
-    }
-    ready.assign(call.cache.rows, 0);
-    int64_t count = 0, size = layer.size;
-    for (const Keys& each : some) {
-        int64_t known = layer.known[each.row] / PANEL * PANEL, whole = each.first / PANEL * PANEL;
-        bool more = each.tokens > 1 && each.start == 0;
-        ready[each.row] = more ? whole : std::min(known, whole);
-        count += std::max<int64_t>(0, ready[each.row] - known) / PANEL * half.heads.keys;
-    }
-    Share mine(count);
-    int64_t panel = 0;
-    for (const Keys& each : some)
-        for (int64_t head = 0; head < half.heads.keys; head++) {
-            int64_t at = each.row * layer.row_stride + head * layer.head_stride;
-            int64_t known = layer.known[each.row] / PANEL * PANEL;
-            for (int64_t j = known; j < ready[each.row]; j += PANEL, panel++)
-                if (panel >= mine.begin && panel < mine.end)
-                    turn_panel(layer.keys + at + j * size, size, layer.turned + at + j * size);
-        }
-}
-
 // The attention of a half: columns of what was projected to columns of `seen`, complete when the
 // threads have met again.
 static void attend_half(const Half& half, const Call& call, Room& room, Meeting& meeting,
                         Steps& steps, int64_t step, Memory& memory, float* first, int64_t stride,
                         float* seen, int64_t width) {
     Layer layer = call.cache.layer(half.layer, half.heads.size);
-    turn_keys(half, call, layer, memory);
     for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++)
         file_token(first + mine.begin * stride, mine.begin, half.heads, call.ropes[half.rope],
                    call.where, layer);
     meeting.wait();
-    if (omp_get_thread_num() == 0 && !memory.ready.empty())  // all have read what it was before
-        for (int64_t t = 0; t < call.tokens; t++)
-            layer.known[call.where.rows[t]] = memory.ready[call.where.rows[t]];
     Attention attention{first, half.heads, layer, call.sights[half.sight],
                         room.pieces[room.pieces_of[step / STEPS]], seen, stride, width};
     attention.run(steps, step + ATTENTION, meeting, room.scores.floats(), memory);
