@@ -14,6 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "2")
 os.environ.setdefault("MKL_NUM_THREADS", os.environ["OMP_NUM_THREADS"])
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import math
+import sys
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
@@ -48,6 +50,16 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(caches.cleanup)
         os.environ["SELFSPEC_CACHE"] = os.path.join(caches.name, "selfspec")
         os.environ["HF_HOME"] = os.path.join(caches.name, "huggingface")
+
+
+@pytest.fixture(autouse=True)
+def unwritten_is_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a cache need not begin with zeros it begins with NaN: whoever reads a slot that was not
+    written shows it."""
+    memory = sys.modules.get("selfspec.model.compute.memory")
+    if memory is not None:
+        real = memory.unwritten
+        monkeypatch.setattr(memory, "unwritten", lambda *a, **k: real(*a, **k).fill_(math.nan))
 
 
 def _in_ci() -> bool:

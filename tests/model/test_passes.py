@@ -148,7 +148,7 @@ def test_looking_at_a_mixed_model_changes_no_bit():
         layout = cache.layout([9])
         out = model.run(x, model.full_plan, cache, layout, observer, [collector])
         ((_, states),) = collector.take()
-        results.append((out, states, cache.keys))
+        results.append((out, states, cache.keys[..., :9, :]))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
     shorter = LayerPlan(0, 2)
     cache = model.new_cache(1, 16)
@@ -222,7 +222,8 @@ def test_watching_changes_no_bit(variant):
     watched = model.run(
         x, model.full_plan, other, other.layout([9]), observer=lambda *half: seen.append(half)
     )
-    assert torch.equal(plain, watched) and torch.equal(cache.keys, other.keys)
+    assert torch.equal(plain, watched)
+    assert torch.equal(*(each.keys[..., :9, :] for each in (cache, other)))
     assert [half[:2] for half in seen] == list(model.full_plan.halves)
     assert torch.equal(seen[0][2], model.states(x))
     assert torch.equal(seen[-1][3], model.states(plain))

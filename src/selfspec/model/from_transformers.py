@@ -270,7 +270,7 @@ def _steps(
     if ops.kernel == "static":
         return RecordedSteps(shape.width, model.dtype, model.device, ropes)
     reason = why_not_recorded(ops.kernel, model.device, why_eager(family))
-    return EagerSteps(model.dtype, model.device, reason)
+    return EagerSteps(model.dtype, model.device, reason, unread=ops.kernel == "native")
 
 
 def _ropes(

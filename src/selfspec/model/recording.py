@@ -33,8 +33,11 @@ Score = Callable[[Tensor, Heads], Tensor]
 class EagerSteps:
     """Every call runs as it is written."""
 
-    def __init__(self, dtype: torch.dtype, device: torch.device, reason: str = "") -> None:
-        self._dtype, self._device, self._reason = dtype, device, reason
+    def __init__(
+        self, dtype: torch.dtype, device: torch.device, reason: str = "", unread: bool = False
+    ) -> None:
+        """`unread`: no call reads slots of a cache that were not written."""
+        self._dtype, self._device, self._reason, self._unread = dtype, device, reason, unread
 
     @property
     def reason(self) -> str:
@@ -52,16 +55,16 @@ class EagerSteps:
 
     def new_cache(self, shape: Shape, rows: int, capacity: int) -> KVCache:
         """A cache for a model of this shape, on which these calls run."""
-        sizes, on = _sizes(shape, rows), (self._dtype, self._device)
+        sizes, on, unread = _sizes(shape, rows), (self._dtype, self._device), self._unread
         if shape.recurrent and shape.recurrent_size is not None:
             counts = len(shape.keyless), len(shape.recurrent)
-            return RecurrentCache(sizes, *counts, shape.recurrent_size, capacity, *on)
+            return RecurrentCache(sizes, *counts, shape.recurrent_size, capacity, *on, unread)
         keyless = len(shape.keyless)
         if shape.kinds:
             own = [kind for at, kind in enumerate(shape.kinds) if at not in shape.keyless]
-            return UnevenCache(rows, own, capacity, *on, keyless)
+            return UnevenCache(rows, own, capacity, *on, keyless, unread)
         layers, rows, heads, size = sizes
-        return KVCache((layers - keyless, rows, heads, size), capacity, *on, keyless)
+        return KVCache((layers - keyless, rows, heads, size), capacity, *on, keyless, unread)
 
     def run(self, layers: Layers, x: Tensor, call: Call) -> tuple[Tensor, ...]:
         """What `layers` makes of a call whose layout may still be on the host."""

@@ -222,14 +222,16 @@ class KVCache:
         dtype: torch.dtype,
         device: torch.device,
         keyless: int = 0,
+        unread: bool = False,
     ) -> None:
-        """`shape`: of layers that have keys. Of so many `keyless` ones only lengths are kept."""
+        """`shape`: of layers that have keys. Of so many `keyless` ones only lengths are kept.
+        `unread`: nobody reads slots that were not written."""
         _, rows, _, _ = self._shape = shape
         layers = self._layers = shape[0] + keyless  # whose lengths are kept
         # By row and layer. Lists: they are read and written every round, a few numbers at a time.
         self._lengths = [[0] * layers for _ in range(rows)]
         self._computed = [[0] * layers for _ in range(rows)]
-        self._dtype, self._device = dtype, device
+        self._dtype, self._device, self._unread = dtype, device, unread
         self._tensors = self._room(rounded(capacity))
         self.seen: tuple[Tensor, Sequence[int]] | None = None
         """What our kernels keep of the keys and values here, and of which keys."""
@@ -238,7 +240,7 @@ class KVCache:
 
     def _room(self, capacity: int) -> tuple[Tensor, Tensor]:
         """Keys and values for so many slots."""
-        return room_for(self._shape, capacity, self._dtype, self._device)
+        return room_for(self._shape, capacity, self._dtype, self._device, self._unread)
 
     @property
     def room(self) -> tuple[Tensor, Tensor]:

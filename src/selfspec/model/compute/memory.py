@@ -6,6 +6,7 @@ Knows numbers only; whoever catches the error knows what was being made.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -22,9 +23,10 @@ def gigabytes(count: int) -> str:
 
 
 def room_for(
-    shape: CacheShape, slots: int, dtype: torch.dtype, device: torch.device
+    shape: CacheShape, slots: int, dtype: torch.dtype, device: torch.device, unread: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Keys and values for so many slots. Zeros: a masked NaN would still poison SDPA."""
+    """Keys and values for so many slots. Zeros: a masked NaN would still poison SDPA. `unread`:
+    nobody reads what was not written, so it may be anything, and takes no memory until then."""
     layers, rows, heads, size = shape
     needed = 2 * layers * rows * heads * slots * size * dtype.itemsize
     # a CPU's system promises memory that it does not have, and ends who touches it
@@ -32,12 +34,18 @@ def room_for(
         raise cache_too_large(shape, slots, dtype, device)
 
     def room() -> Tensor:
-        return torch.zeros((layers, rows, heads, slots, size), dtype=dtype, device=device)
+        make = unwritten if unread else torch.zeros
+        return make((layers, rows, heads, slots, size), dtype=dtype, device=device)
 
     try:
         return room(), room()
     except torch.OutOfMemoryError as error:
         raise cache_too_large(shape, slots, dtype, device) from error
+
+
+def unwritten(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory as it is. Tests put into it what must not be read."""
+    return torch.empty(shape, dtype=dtype, device=device)
 
 
 def free_memory(device: torch.device) -> int:

@@ -173,10 +173,12 @@ class RecurrentCache(KVCache):
         capacity: int,
         dtype: torch.dtype,
         device: torch.device,
+        unread: bool = False,
     ) -> None:
         """`shape`: of all layers, of which so many keep no keys, and so many are recurrent."""
         layers, rows, heads, width = shape
-        super().__init__((layers - keyless, rows, heads, width), capacity, dtype, device, keyless)
+        own = layers - keyless, rows, heads, width
+        super().__init__(own, capacity, dtype, device, keyless, unread)
         self._settled = [0] * rows
         self.memories = [Memory(size, rows, device) for _ in range(recurrent)]
 

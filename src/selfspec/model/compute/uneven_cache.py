@@ -28,11 +28,12 @@ class UnevenCache(KVCache):
         dtype: torch.dtype,
         device: torch.device,
         keyless: int = 0,
+        unread: bool = False,
     ) -> None:
         """`kinds`: of the layers that have keys."""
         self._kinds = kinds
         widest = max(heads * size for heads, size in kinds)
-        super().__init__((len(kinds), rows, 1, widest), capacity, dtype, device, keyless)
+        super().__init__((len(kinds), rows, 1, widest), capacity, dtype, device, keyless, unread)
 
     def of_layer(self, layer: int) -> tuple[Tensor, Tensor]:
         keys, values = self._tensors
