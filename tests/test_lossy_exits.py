@@ -108,7 +108,7 @@ def test_caught_up_entries_are_the_models_own(monkeypatch: Any) -> None:
 def written_over(poison: float, fill: str, monkeypatch: Any) -> list[list[int]]:
     """The texts where caches begin full of a value."""
 
-    def room(shape: Any, slots: int, dtype: Any, device: Any) -> Any:
+    def room(shape: Any, slots: int, dtype: Any, device: Any, unread: bool) -> Any:
         layers, rows, heads, size = shape
         full = functools.partial(torch.full, (layers, rows, heads, slots, size), poison)
         return full(dtype=dtype, device=device), full(dtype=dtype, device=device)
