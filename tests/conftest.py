@@ -1,5 +1,5 @@
-"""What every test gets: two threads, no spinning, the `demo` and `gpu` markers, and `--isolated`
-for an empty model cache.
+"""What every test gets: two threads, no spinning, the `demo`, `gpu` and `zeros` markers, and
+`--isolated` for an empty model cache.
 
 Environment variables are set here because OpenMP reads them once, when torch is first imported;
 this file imports no torch.
@@ -53,13 +53,14 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def unwritten_is_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+def unwritten_is_unread(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a cache need not begin with zeros it begins with NaN: whoever reads a slot that was not
     written shows it."""
+    value = 0.0 if request.node.get_closest_marker("zeros") else math.nan
     memory = sys.modules.get("selfspec.model.compute.memory")
     if memory is not None:
         real = memory.unwritten
-        monkeypatch.setattr(memory, "unwritten", lambda *a, **k: real(*a, **k).fill_(math.nan))
+        monkeypatch.setattr(memory, "unwritten", lambda *a, **k: real(*a, **k).fill_(value))
 
 
 def _in_ci() -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +24,6 @@ from selfspec.draft.naming import start_naming
 from selfspec.draft.registry import make_drafter
 from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
-from selfspec.errors import ModelError
 from selfspec.exits.stairs import Stairs
 from selfspec.lossy import SpecEE
 from selfspec.model.compute.cache import KVCache
@@ -83,6 +81,7 @@ def test_no_layer_runs_twice_and_tokens_resume_where_they_left(monkeypatch: Any)
     assert sum(row.stats.accepted for row in rows) > 10
 
 
+@pytest.mark.zeros
 def test_stale_states_are_caught(monkeypatch: Any) -> None:
     """The negative control: without catching up, a deeper token reads entries that are not there,
     and either the cache complains or the text changes."""
@@ -103,9 +102,8 @@ def test_stale_states_are_caught(monkeypatch: Any) -> None:
     monkeypatch.setattr(Stairs, "_run", alone)
     generation = at_work()
     rows = list(generation.rows)
-    with suppress(ModelError):  # entries that are not there are NaN in tests
-        for _ in generation:
-            pass
+    for _ in generation:
+        pass
     found = [row.tokens[len(prompt) :] for row, prompt in zip(rows, PROMPTS, strict=True)]
     assert found != plain, "nothing had to be caught up with, so nothing is shown"
 

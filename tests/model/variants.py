@@ -5,9 +5,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from selfspec.testing import tiny_model
 
 _LLAMA3 = {
@@ -341,10 +338,3 @@ RECURRENT: dict[str, tuple[str, dict[str, Any]]] = {
 def build(variant: str, **changes: Any):
     family, options = {**VARIANTS, **SHORT, **RECURRENT}[variant]
     return tiny_model(family, **{**options, **changes})
-
-
-def alike(one: Tensor, other: Tensor) -> bool:
-    """Whether two caches' numbers are the same. What nobody wrote is NaN in both."""
-    return torch.equal(one.isnan(), other.isnan()) and torch.equal(
-        one.nan_to_num(), other.nan_to_num()
-    )
