@@ -20,6 +20,7 @@ from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.model.compute import cache as caches
 from selfspec.model.compute.cache import KVCache
+from selfspec.model.compute.uneven_cache import UnevenCache
 from test_drafter_conformance import DRAFTERS, PROMPTS, World
 
 NEW = 70
@@ -75,17 +76,22 @@ def test_a_chat_past_growth(grown: list[tuple[int, ...]]) -> None:
     assert answer.stats.cached_prompt_tokens > 0 and any(held > 8 for _, _, held in grown)
 
 
+@pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("what", ["slots", "rows"])
-def test_growing_moves_all_there_is(what: str) -> None:
-    """Keys, values, lengths: each compared bit for bit with what was there."""
-    cache = KVCache((2, 3, 2, 4), 8, torch.float32, torch.device("cpu"))
-    before = [tensor.normal_().clone() for tensor in (cache.keys, cache.values)]
+def test_growing_moves_all_that_is_known(what: str, uneven: bool) -> None:
+    """Keys, values, lengths: each compared bit for bit with what was there. A layer of a row may
+    know more than all others."""
+    on = torch.float32, torch.device("cpu")
+    cache = UnevenCache(3, [(2, 4), (1, 3)], 8, *on) if uneven else KVCache((2, 3, 2, 4), 8, *on)
+    layers = [cache.of_layer(layer) for layer in range(2)]
+    before = [tensor.normal_().clone() for layer in layers for tensor in layer]
     cache._lengths, cache._computed = ([[0, 1], [2, 3], [4, 5]] for _ in range(2))
     slots = cache.capacity
     cache.reserve(slots + 1) if what == "slots" else cache.reserve_rows(5)
     assert (cache.capacity > slots) == (what == "slots")
-    for old, new in zip(before, (cache.keys, cache.values), strict=True):
-        assert torch.equal(new[:, :3, :, :slots], old)
+    now = [tensor for layer in range(2) for tensor in cache.of_layer(layer)]
+    for old, new in zip(before, now, strict=True):
+        assert torch.equal(new[:3, :, :5], old[:, :, :5])
     for counts in (cache.lengths, cache.computed):
         assert counts[:3].ravel().tolist() == [*range(6)] and not counts[3:].any()
 

@@ -303,10 +303,11 @@ class KVCache:
                 known += [[0] * self._layers for _ in range(more)]
 
     def _grow(self, capacity: int) -> None:
-        """Move to a larger room. Both tensors are replaced at once, in case of an interruption."""
-        room = self._room(rounded(capacity))
+        """Move what is known to a larger room. Both tensors are replaced at once, in case of an
+        interruption."""
+        room, known = self._room(rounded(capacity)), int(self.lengths.max(initial=0))
         for new, old in zip(room, self._tensors, strict=True):
-            new[:, : old.shape[1], :, : old.shape[3]] = old
+            new[:, : old.shape[1], :, :known] = old[:, :, :, :known]
         self._tensors = room
 
     def layout(

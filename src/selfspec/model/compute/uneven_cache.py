@@ -47,11 +47,11 @@ class UnevenCache(KVCache):
         return room[layer].as_strided(shape, strides)
 
     def _grow(self, capacity: int) -> None:
-        room = self._room(rounded(capacity))
+        room, known = self._room(rounded(capacity)), int(self.lengths.max(initial=0))
         for layer in range(len(self._kinds)):
             for new, old in zip(room, self._tensors, strict=True):
                 into, held = self._layer(new, layer), self._layer(old, layer)
-                into[: held.shape[0], :, : held.shape[2]] = held
+                into[: held.shape[0], :, :known] = held[:, :, :known]
         self._tensors = room
 
     def copy(self, source: int, target: int, length: int) -> None:
