@@ -19,6 +19,7 @@ from types import SimpleNamespace
 
 import pytest
 import transformers
+from filelock import FileLock
 
 from selfspec.core.user_cache import cache_root
 from selfspec.errors import BrokenCheckpoint, ResourceError, Unavailable
@@ -175,6 +176,20 @@ def test_what_a_killed_process_left_is_swept_up(steps: Steps, cache: Path) -> No
     (cache / "mine.txt").write_text("kept")
     steps.make()
     assert leftovers(cache) == ["mine.txt"]
+
+
+def test_what_was_left_beside_a_whole_model_is_swept_up(steps: Steps, cache: Path) -> None:
+    """A process that is killed between its last two steps, whose work nobody ever looks for again;
+    and another's work that is taken from under it."""
+    steps.make()
+    stale = cache / f".making-{demo.NAME}-123"
+    stale.mkdir()
+    (stale / "model.gguf").write_bytes(b"all of it")
+    with FileLock(cache / f".{demo.NAME}.lock"):
+        steps.make()
+        assert leftovers(cache) == [stale.name]
+    steps.make()
+    assert leftovers(cache) == [] and steps.converted == 1
 
 
 MAKER = """

@@ -20,7 +20,7 @@ import sys
 import uuid
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, redirect_stderr
+from contextlib import AbstractContextManager, contextmanager, redirect_stderr, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,7 @@ def demo_folder(
     """The demo model's folder. If missing or damaged, it is made: a download and 20 seconds."""
     folder = cache_root() / NAME
     if find_fault(folder) is None:
+        _sweep_up(folder.parent)
         return folder
     make_cache(folder.parent)
     with (
@@ -144,12 +145,25 @@ def demo_folder(
             return folder
         if folder.exists():
             _log.warning("The demo model in %s is damaged (%s); making it again.", folder, fault)
-        for stale in folder.parent.glob(f"{_TEMPORARY}*"):
-            shutil.rmtree(stale, ignore_errors=True)  # of a dead process: we hold the lock
+        _remove_stale(folder.parent)
         _require_tools_and_space(folder.parent)
         with _disk_errors(folder.parent):
             _make(folder, bar, fetch, convert)
     return folder
+
+
+def _remove_stale(root: Path) -> None:
+    """What dead processes left; of living ones there is nothing, since we hold the lock."""
+    for stale in root.glob(f"{_TEMPORARY}*"):
+        shutil.rmtree(stale, ignore_errors=True)
+
+
+def _sweep_up(root: Path) -> None:
+    """Remove what is left of a process that was killed when all but this was done, unless somebody
+    is at work there, or it is not ours to write in."""
+    if any(root.glob(f"{_TEMPORARY}*")):
+        with suppress(Timeout, OSError), FileLock(_lock(root)).acquire(timeout=0):
+            _remove_stale(root)
 
 
 def find_fault(folder: Path) -> str | None:
@@ -271,9 +285,13 @@ def _record(folder: Path) -> None:
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
+def _lock(root: Path) -> Path:
+    return root / f".{NAME}.lock"
+
+
 def _locked(root: Path, bar: tqdm[Any]) -> AbstractContextManager[FileLock]:
     """One maker at a time. The operating system frees the lock of a process that dies."""
-    lock = FileLock(root / f".{NAME}.lock")
+    lock = FileLock(_lock(root))
     try:
         return lock.acquire(timeout=0)
     except Timeout:
