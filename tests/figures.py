@@ -54,7 +54,7 @@ PART = ROOT / "src/selfspec/trained/shipped/smollm2-135m-instruct-successors"
 ZEN5 = "amd-epyc-family-26-model-2"
 ZEN3 = "amd-epyc-family-25-model-1"
 XEON = "intel-xeon-family-6-model-207"
-LATER_XEON = "intel-xeon-family-6-model-167"
+AMX_XEON = "intel-xeon-family-6-model-167"
 FEW_LOOKS = "T1+T2, looks 8,15,19,22,24"
 HEAD_TOKENS, HEAD_WIDTH, WEIGHTS = 49152, 576, 134.5e6  # of the demo model
 
@@ -204,7 +204,7 @@ def claims() -> dict[str, list[str]]:
             _newer_engines(),
             _newer_prompts(),
             _xeon_engines(),
-            _later_xeon_engines(),
+            _amx_xeon_engines(),
             _xeon_prompts(),
             f"(8 tokens cost {_eight_on_a_card()} steps on an NVIDIA H200)",
         ],
@@ -535,11 +535,11 @@ def _older() -> str:
 
 def _xeon() -> str:
     """And on two Intel processors."""
-    found, later = _auto_on(XEON), _auto_on(LATER_XEON)
+    found, other = _auto_on(XEON), _auto_on(AMX_XEON)
     return (
         f"On an Intel Xeon with two cores it is {found[0]} times in float32, {found[1]} times in 8 "
-        f"bits and {found[2]} times in 4.\nOn a faster one (family 6 model 167) it is {later[0]} "
-        f"times in float32, {later[1]} times in 8 bits and {later[2]} times in 4"
+        f"bits and {found[2]} times in 4.\nOn another one (family 6 model 167, with AMX) it "
+        f"is {other[0]} times in float32, {other[1]} times in 8 bits and {other[2]} times in 4"
     )
 
 
@@ -567,7 +567,7 @@ def _readme() -> list[str]:
         "transformers' `generate`",
         f"with an 8-bit copy it is {rounded:.2f}x",
         f"On two Intel Xeons the first figure is {_auto_on(XEON)[0]}x",
-        f" and {_auto_on(LATER_XEON)[0]}x ",
+        f" and {_auto_on(AMX_XEON)[0]}x ",
         f"and others, {len(FAMILIES)} in all",
         f"curricula) for {len(PROVEN)} model types",
     ]
@@ -638,21 +638,23 @@ def _xeon_engines() -> str:
     )
 
 
-def _later_xeon_engines() -> str:
-    said = _beside_engines(LATER_XEON)
-    return f"On a faster Xeon (family 6 model 167) it is {said[0]}, {said[1]}, and {said[2]} "
+def _amx_xeon_engines() -> str:
+    said = _beside_engines(AMX_XEON)
+    return (
+        f"On another Xeon (family 6 model 167, with AMX) it is {said[0]}, {said[1]}, and {said[2]} "
+    )
 
 
 def _xeon_prompts() -> str:
     """Reading prompts on two Intel processors."""
     runs = [
         schema.read(prompts.PromptsRun, RESULTS / f"prompts-{each}.json")
-        for each in (XEON, LATER_XEON)
+        for each in (XEON, AMX_XEON)
     ]
-    (faster, over), (later, its_over) = map(_prompts, runs)
+    (faster, over), (other, its_over) = map(_prompts, runs)
     return (
         f"On an Intel Xeon it is {faster} times, at {over} times the arithmetic ([result]"
-        f"(../benchmarks/results/prompts-{XEON}.json)), on a faster one {later} times, at "
+        f"(../benchmarks/results/prompts-{XEON}.json)), on another one {other} times, at "
         f"{its_over} times the arithmetic"
     )
 

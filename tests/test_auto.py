@@ -3,11 +3,9 @@ no choice changes a token."""
 
 from __future__ import annotations
 
-import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,9 +22,8 @@ from selfspec.draft.from_layers.early_exit import EarlyExit
 from selfspec.draft.from_text.ngram import NGram
 from selfspec.draft.hybrid import Hybrid
 from selfspec.draft.registry import drafter_names, make_drafter, resolve
-from selfspec.engine import generation, group
 from selfspec.testing import tiny_llm
-from worlds import World, outcome_of
+from worlds import World, on_even_clock, outcome_of
 
 PROMPTS = [list(b"once upon a time, once upon a"), list(b"the"), list(b"aXb aXb aXb")]
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
@@ -523,12 +520,9 @@ def test_what_it_learned_changes_no_token(llm: LLM, sampling: SamplingParams | N
 def test_the_right_candidate_is_used_and_counted(
     llm: LLM, plain: list[list[int]], monkeypatch: Any
 ) -> None:
-    """Statistics of rounds in which somebody else drafted; more drafts a round than `most`. Each
-    look at a clock takes a millisecond, so a pass takes as long whatever its size: a slow one of
-    the wrong candidate's would keep the right one from being tried."""
-    clock = SimpleNamespace(perf_counter=itertools.count(0.0, 0.001).__next__)
-    for module in (generation, group):
-        monkeypatch.setattr(module, "time", clock)
+    """Statistics of rounds in which somebody else drafted; more drafts a round than `most`. A slow
+    pass of the wrong candidate's would keep the right one from being tried."""
+    on_even_clock(monkeypatch.setattr)
     auto = Auto([ScriptedDrafter(plain, wrong_every=1), ScriptedDrafter(plain)], most=3)
     accepted = 0
     for _ in range(3):

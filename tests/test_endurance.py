@@ -48,14 +48,12 @@ def test_what_differs_is_seen() -> None:
 
 def test_memory_is_flat_after_the_first_requests() -> None:
     """A result, a session, a row or a text that every request leaves behind, in a process of its
-    own. The last assertion shows that one small object a request would be seen. Each look at a
-    clock takes a millisecond: what passes take here would fill tables of times sooner or later."""
+    own. The last assertion shows that one small object a request would be seen. By an even clock:
+    what passes take here would fill tables of times sooner or later."""
     code = (
-        "import itertools, types\n"
-        "from selfspec.engine import generation, group\n"
         "from tests.endurance.memory import measured\n"
-        "even = itertools.count(0.0, 0.001).__next__\n"
-        "generation.time = group.time = types.SimpleNamespace(perf_counter=even)\n"
+        "from tests.worlds import on_even_clock\n"
+        "on_even_clock()\n"
         "found = measured('tiny', requests=300, turns=200, seed=0, every=25)\n"
         "print(found.as_dict()['grown'], max(each.kept_chats for each in found.turns))"
     )

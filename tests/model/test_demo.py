@@ -24,7 +24,7 @@ from filelock import FileLock
 from selfspec.core.user_cache import cache_root
 from selfspec.errors import BrokenCheckpoint, ResourceError, Unavailable
 from selfspec.model.load import demo
-from selfspec.model.load.demo import demo_folder, find_fault
+from selfspec.model.load.demo import demo_folder, demo_gguf, find_fault
 
 GGUF_BYTES = b"GGUF and some weights"
 
@@ -190,6 +190,10 @@ def test_what_was_left_beside_a_whole_model_is_swept_up(steps: Steps, cache: Pat
         assert leftovers(cache) == [stale.name]
     steps.make()
     assert leftovers(cache) == [] and steps.converted == 1
+    file = demo_gguf(progress=False, fetch=steps.fetch)
+    stale.mkdir()
+    assert demo_gguf(progress=False, fetch=steps.fetch) == file and steps.fetched == 2
+    assert leftovers(cache) == [file.name]
 
 
 MAKER = """

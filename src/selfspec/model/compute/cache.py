@@ -305,10 +305,14 @@ class KVCache:
     def _grow(self, capacity: int) -> None:
         """Move what is known to a larger room. Both tensors are replaced at once, in case of an
         interruption."""
-        room, known = self._room(rounded(capacity)), int(self.lengths.max(initial=0))
+        room = self._room(rounded(capacity))
+        self._carry_over(room, int(self.lengths.max(initial=0)))
+        self._tensors = room
+
+    def _carry_over(self, room: tuple[Tensor, Tensor], known: int) -> None:
+        """The first slots of each row, so many as are known, to another room."""
         for new, old in zip(room, self._tensors, strict=True):
             new[:, : old.shape[1], :, :known] = old[:, :, :, :known]
-        self._tensors = room
 
     def layout(
         self, counts: Sequence[int], parents: Sequence[Sequence[int]] | None = None

