@@ -666,6 +666,8 @@ static constexpr int mirrored(int lane) {
 }
 
 constexpr int64_t AHEAD = 4096;  // bytes of keys or values that are asked for before their use
+// The same while threads multiply and memory would be idle: as much as stays near till it is used.
+constexpr int64_t EARLY = 256 << 10;
 
 // Keys or values that a thread will read, stretch after stretch of memory, asked for early,
 // so that memory is never idle.
@@ -675,7 +677,7 @@ class Ahead {
         int64_t rows;
     };
     std::vector<Stretch> stretches;
-    int64_t columns, stride, row = 0;
+    int64_t columns, stride, row = 0, early = 0;
     size_t at = 0;
 
    public:
@@ -691,6 +693,12 @@ class Ahead {
             for (int64_t i = 0; i < columns; i += 16) __builtin_prefetch(next + i, 0, 2);
             if (++row == stretches[at].rows) at++, row = 0;
         }
+    }
+    // Asks while others are multiplied.
+    void ask_early(int64_t rows) {
+        rows = std::min(rows, EARLY / (4 * columns) - early);
+        early += rows;
+        ask(rows);
     }
 };
 
@@ -984,10 +992,11 @@ struct Batch {
     }
 
     // Of the keys [begin, end) of the runs, whole vectors at a time; `begin` is a multiple of
-    // PANEL. What a query does not see is written over by `score_rest`, or not looked at.
-    void score(int64_t begin, int64_t end, Ahead* ahead = nullptr) {
+    // PANEL. What a query does not see is written over by `score_rest`, or not looked at. `later`:
+    // what will be read next.
+    void score(int64_t begin, int64_t end, Ahead* ahead = nullptr, Ahead* later = nullptr) {
         if (layer->size % LANES || begin >= end) return;
-        if (many()) return score_panels(begin, end, ahead);
+        if (many()) return score_panels(begin, end, ahead, later);
         int64_t size = layer->size;
         for (int64_t j = begin; j < end; j += LANES) {
             if (ahead) ahead->ask(LANES);
@@ -1000,14 +1009,15 @@ struct Batch {
         }
     }
 
-    void score_panels(int64_t begin, int64_t end, Ahead* ahead) {
-        int64_t size = layer->size;
+    void score_panels(int64_t begin, int64_t end, Ahead* ahead, Ahead* later) {
+        int64_t size = layer->size, each = (PANEL + tiles.size() - 1) / tiles.size();
         const float* panels = memory.panels.of(keys + begin * size, size, end - begin, ahead);
         for (int64_t j = 0; j < end - begin; j += PANEL)
             for (const Tile& tile : tiles) {
                 float* out[TILE];
                 for (int64_t r = 0; r < tile.rows; r++) out[r] = tile.scores[r] + begin + j;
                 score_some<TILE>(tile.rows, tile.queries, panels + j * size, size, scale, out);
+                if (later) later->ask_early(each);
             }
     }
 
@@ -1143,10 +1153,15 @@ struct Attention {
 
     int64_t group() const { return heads.queries / heads.keys; }
 
+    // Where the keys and values of an item begin.
+    int64_t place(const Pieces::Item& item) const {
+        return sight.rows[item.first] * layer.row_stride + item.head * layer.head_stride +
+               sight.starts[item.first] * heads.size;
+    }
+
     Batch batch(const Pieces::Item& item, float* scores, Memory& memory) const {
         int64_t first = item.first, size = heads.size, query = item.head * group();
-        int64_t at = sight.rows[first] * layer.row_stride + item.head * layer.head_stride +
-                     sight.starts[first] * size;
+        int64_t at = place(item);
         Batch found{qkv + first * stride + query * size, stride, group(),
                     layer.keys + at, layer.values + at, &layer, &sight, first,
                     item.tokens, memory, scores, pieces.room(),
@@ -1158,23 +1173,32 @@ struct Attention {
     // Each item by one thread.
     void apart(Items whole, Items parts, Memory& memory) const {
         memory.scores.hold(pieces.together * group() * pieces.room() * 4);
-        auto attend = [&](const Pieces::Item& item) {
+        auto attend = [&](const Pieces::Item& item, int64_t then) {
             int64_t size = heads.size;
             Batch some = batch(item, memory.scores.floats(), memory);
-            Ahead keys(size, size), values(size, size);
+            Ahead keys(size, size), values(size, size), later(size, size);
             keys.add(some.keys, item.far ? some.longest() : 0);
             values.add(some.values, item.far ? some.longest() : 0);
+            if (then < (int64_t)pieces.items.size() && pieces.items[then].far) {
+                const Pieces::Item& next = pieces.items[then];
+                later.add(layer.keys + place(next), sight.run(next.first));
+            }
             keys.begin();
-            some.score(0, some.longest(), item.far ? &keys : nullptr);
+            some.score(0, some.longest(), item.far ? &keys : nullptr, &values);
             values.begin();
             for (int64_t t = 0; t < some.tokens; t++)
                 for (int64_t g = 0; g < group(); g++) finish(some, t, g);
-            sum(some, 0, size, item.far ? &values : nullptr);
+            sum(some, 0, size, item.far ? &values : nullptr, &later);
         };
-        int64_t count = pieces.items.size();
-        whole.share_out(pieces.whole, [&](int64_t i) { attend(pieces.items[i]); });
-        parts.share_out(count - pieces.whole, [&](int64_t i) {
-            attend(pieces.items[pieces.whole + i]);
+        // the item after the last whole one is this thread's part, if no other thread takes it
+        int64_t left = pieces.items.size() - pieces.whole, threads = omp_get_num_threads();
+        int64_t own = omp_get_thread_num(), end = Share(pieces.whole, own, threads).end;
+        int64_t part = pieces.whole + Share(left, own, threads).begin;
+        whole.share_out(pieces.whole, [&](int64_t i) {
+            attend(pieces.items[i], i + 1 < end ? i + 1 : part);
+        });
+        parts.share_out(left, [&](int64_t i) {
+            attend(pieces.items[pieces.whole + i], pieces.whole + i + 1);
         });
     }
 
@@ -1186,13 +1210,15 @@ struct Attention {
                 heads.coarse);
     }
 
-    // Columns of the values of a batch.
-    void sum(const Batch& some, int64_t begin, int64_t columns, Ahead* ahead = nullptr) const {
+    // Columns of the values of a batch. `later`: what will be read next.
+    void sum(const Batch& some, int64_t begin, int64_t columns, Ahead* ahead = nullptr,
+             Ahead* later = nullptr) const {
         some.clear(width, begin, columns);
         int64_t block = ahead && some.tiles.size() == 1 ? LANES : BLOCK;
         for (int64_t j = 0; j < some.longest(); j += block) {
             if (ahead) ahead->ask(block);
             some.sum_blocks(j, block, begin, columns);
+            if (later) later->ask_early(block);
         }
         some.sum_listed(width, begin, columns);
     }
