@@ -358,18 +358,18 @@ def card_text(
 
 def places(answer: Answer) -> Seen:
     """What was likely at the places of an answer."""
-    text = np.array([*answer.prompt[-2:], *answer.written])
+    text = np.array([*answer.prompt[-3:], *answer.written])
     likely = np.concatenate(answer.ids), np.concatenate(answer.chances)
-    return Seen(text[:-2], text[1:-1], *likely)
+    return Seen(text[:-3], text[1:-2], text[2:-1], *likely)
 
 
 def save_table(seen: Sequence[Seen], model: Path, folder: Path) -> None:
     """Count successors, and save them as a part of the model."""
     layered = from_transformers(load(str(model), dtype="float32").model)
     vocabulary = layered.shape.vocabulary
-    columns = zip(*((s.before, s.last, s.tokens, s.chances) for s in seen), strict=True)
-    before, last, tokens, chances = (np.concatenate(column) for column in columns)
-    whole = Seen(before, last, tokens.astype(np.int64), chances.astype(np.float64))
+    columns = zip(*((s.earlier, s.before, s.last, s.tokens, s.chances) for s in seen), strict=True)
+    earlier, before, last, tokens, chances = (np.concatenate(column) for column in columns)
+    whole = Seen(earlier, before, last, tokens.astype(np.int64), chances.astype(np.float64))
     options = CountOptions()
     facts = {"kind": SUCCESSORS, "tokens": len(last), "options": vars(options)}
     tensors = count(whole, vocabulary, options)

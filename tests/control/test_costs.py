@@ -538,6 +538,20 @@ def test_guesses_cost_what_they_add_to_a_pass() -> None:
     assert price and price.costs == pytest.approx([0.0, second * 0.5 / 2, second * 2.0 / 2])
 
 
+def test_more_guesses_never_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Estimates of sizes that were hardly timed may fall. Guesses that seem to give time back would
+    be made without end."""
+    costs = CostModel()
+    for _ in range(ENOUGH):
+        costs.observe(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0), [])
+        costs.observe(outcome_of([1], [1]), RoundTime(0.1, 1.5, 0.0), [1])
+    worth = max(costs.rates(1, 9))
+    takes = {1: 1.0, 2: 1.5, 3: 3.0, 4: 2.0, 5: 3.5}
+    monkeypatch.setattr(Curve, "__call__", lambda self, size: takes.get(size, 4.0))
+    price = costs.price(1, 4, 9)
+    assert price and price.costs == pytest.approx([worth * x for x in (0.0, 0.5, 2.0, 2.0, 2.5)])
+
+
 def test_drafts_that_are_not_always_there_make_passes_shorter() -> None:
     """A drafter that often has little to say charged for all that was asked for."""
     short, full = CostModel(), CostModel()

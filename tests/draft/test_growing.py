@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
-from itertools import count
+from itertools import accumulate, count
 
 import pytest
 
@@ -75,6 +75,26 @@ def test_nothing_is_looked_up_behind_guesses_in_vain():
     tree = Guesses(0, 4, Price([0.0, 0.3, 0.6, 0.9, 1.2]))
     grow(tree, 0, following)
     assert asked == [0, 1] and tree.room == 3
+
+
+@pytest.mark.parametrize("most", [3, 7, 20])
+def test_what_is_not_followed_would_have_changed_nothing(most):
+    """A place that is not looked up for its guesses could not pay, though one of them would."""
+    for seed in range(60):
+        dice = random.Random(seed)
+        table = {
+            place: [
+                (dice.choice([0.05, 0.2, 0.4, 0.9, 0.97]), token, dice.randrange(6))
+                for token in dice.sample(range(9), dice.randrange(5))
+            ]
+            for place in range(6)
+        }
+        costs = [0.0, *accumulate(dice.choice([0.0, 0.05, 0.1, 0.5]) for _ in range(most))]
+        tree, every = Guesses(0, most, Price(costs)), Guesses(0, most, Price(costs))
+        every.hopeless = lambda chance: False
+        grow(tree, 0, table.__getitem__)
+        grow(every, 0, table.__getitem__)
+        assert tree.worthy() == every.worthy()
 
 
 TREE = Tree([5, 1, 2, 3, 4], [-1, 0, 0, 1, 3])  # 5 -> 1 -> 3 -> 4, and 5 -> 2

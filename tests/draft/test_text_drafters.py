@@ -546,19 +546,22 @@ def test_hybrid_merges_both_into_one_tree(model):
 
 
 def test_hybrid_of_two_lookups_fills_one_tree(model):
-    """The second's tree cut to the room that is left before what both guess is known, so that room
-    stays empty; the second's guesses before the first's; equal guesses twice."""
+    """Room that stays empty, equal guesses twice, and guesses of one of them alone."""
     prompt = [1, 2, 3, 8, 1, 2, 4, 9, 1, 2]
-    first = NGram(least=0.15)
-    session = begin(Hybrid(first), model, [prompt])
-    looked_up = begin(first, model, [prompt])
+    session = begin(Hybrid(), model, [prompt])
     for most in (1, 2, 4, 6):
         (draft,) = session.propose([0], [prompt], Budget([most]))
-        (alone,) = looked_up.propose([0], [prompt], Budget([most]))
         nodes = list(zip(draft.tree.parents, draft.tree.tokens, strict=True))
-        known = list(zip(alone.tree.parents, alone.tree.tokens, strict=True))
-        assert nodes[: len(known)] == known
         assert len(nodes) == most + 1 == len(set(nodes))
+    plain_round(session, model, [1, 2], [7, 5, 6])
+    (draft,) = session.propose([0], [prompt], Budget([40]))
+    assert {3, 4} <= first_of(draft), "the text's"
+    assert {5, 6, 7} <= first_of(draft), "and the model's"
+
+
+def first_of(draft):
+    """The tokens that a draft guesses to come next."""
+    return {draft.tree.tokens[node] for node, under in enumerate(draft.tree.parents) if under == 0}
 
 
 def test_hybrid_hands_on_exit_states_with_their_own_rows(model):
@@ -613,7 +616,8 @@ def test_hybrid_shows_the_prefill_to_both(model):
 def test_hybrid_makes_its_parts_fit():
     """A lookup that always finds something, so that the second is never asked; a user's own options
     overruled."""
-    assert Hybrid()._parts == (NGram(least=0.15), TokenRecycling())
+    assert Hybrid()._parts == (NGram(), TokenRecycling())
+    assert Hybrid(then="early-exit", merge=True)._parts[0] == NGram(least=0.15)
     assert Hybrid(then="early-exit")._parts[0] == NGram(shortest=2)
     assert Hybrid(first_options={"longest": 3})._parts[0] == NGram(longest=3)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,16 +31,15 @@ def seen(places: int, seed: int) -> Seen:
     draw = np.random.default_rng(seed)
     tokens = np.stack([draw.permutation(VOCABULARY)[:3] for _ in range(places)])
     chances = draw.dirichlet((1.0, 1.0, 1.0), places) * (draw.random((places, 3)) > 0.1)
-    return Seen(
-        draw.integers(0, VOCABULARY, places), draw.integers(0, VOCABULARY, places), tokens, chances
-    )
+    context = (draw.integers(0, VOCABULARY, places) for _ in range(3))
+    return Seen(*context, tokens, chances)
 
 
 def as_part(tensors: dict[str, torch.Tensor]) -> TrainedPart:
     return TrainedPart(SUCCESSORS, {}, {"vocabulary": VOCABULARY}, tensors)
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [1, 2, 3])
 def test_counts_are_mean_probabilities(size: int) -> None:
     """Weights of one context added to another, sums instead of means, a context met once as sure as
     one met often."""
@@ -48,10 +48,9 @@ def test_counts_are_mean_probabilities(size: int) -> None:
     found = Successors(as_part(count(places, VOCABULARY, options)))
     sums: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     times: Counter[tuple[int, ...]] = Counter()
-    for before, last, tokens, chances in zip(
-        places.before, places.last, places.tokens, places.chances, strict=True
-    ):
-        context = (int(before), int(last))[-size:]
+    contexts = zip(places.earlier, places.before, places.last, strict=True)
+    for ends, tokens, chances in zip(contexts, places.tokens, places.chances, strict=True):
+        context = tuple(map(int, ends))[-size:]
         times[context] += 1
         for token, chance in zip(tokens, chances, strict=True):
             sums[context][int(token)] += chance
@@ -64,20 +63,20 @@ def test_counts_are_mean_probabilities(size: int) -> None:
         assert [share for _, share in found.after(context)] == pytest.approx(
             [share for _, share in expected], rel=1e-3
         )
-    unknown = [(a, b)[-size:] for a in range(VOCABULARY) for b in range(VOCABULARY)]
-    assert all(found.after(context) == () for context in unknown if context not in sums)
+    every = product(range(VOCABULARY), repeat=size)
+    assert all(found.after(context) == () for context in every if context not in sums)
 
 
 def test_chances_in_bfloat16_are_read() -> None:
     """A part that another tool wrote in half the size: numpy has no bfloat16."""
     chances = np.tile([0.5, 0.25], (2, 1))
-    places = Seen(np.full(2, 5), np.array([1, 2]), np.tile([4, 6], (2, 1)), chances)
+    places = Seen(np.full(2, 7), np.full(2, 5), np.array([1, 2]), np.tile([4, 6], (2, 1)), chances)
     part = as_part(count(places, VOCABULARY, CountOptions()))
     halves = {
         name: tensor.bfloat16() if name.endswith("chances") else tensor
         for name, tensor in part.tensors.items()
     }
-    for context in ((1,), (5, 2)):
+    for context in ((1,), (5, 2), (7, 5, 2)):
         found = Successors(replace(part, tensors=halves)).after(context)
         assert dict(found) == pytest.approx(dict(Successors(part).after(context)), rel=1e-2)
         assert len(found) == 2
@@ -86,9 +85,12 @@ def test_chances_in_bfloat16_are_read() -> None:
 def test_the_pairs_met_most_often_are_kept() -> None:
     """A limit that keeps the first pairs by number."""
     last = np.array([1, 2, 2, 3, 3, 3])
-    places = Seen(np.full(6, 5), last, np.tile([4, 6], (6, 1)), np.tile([0.6, 0.3], (6, 1)))
-    found = Successors(as_part(count(places, VOCABULARY, CountOptions(pairs=2))))
+    places = Seen(
+        np.full(6, 7), np.full(6, 5), last, np.tile([4, 6], (6, 1)), np.tile([0.6, 0.3], (6, 1))
+    )
+    found = Successors(as_part(count(places, VOCABULARY, CountOptions(pairs=2, triples=1))))
     assert [bool(found.after((5, token))) for token in (1, 2, 3)] == [False, True, True]
+    assert [bool(found.after((7, 5, token))) for token in (1, 2, 3)] == [False, False, True]
     assert all(found.after((token,)) for token in (1, 2, 3)), "single tokens are all kept"
 
 
@@ -194,7 +196,7 @@ def test_states_of_another_part_are_used_again(folder: Path, base: LLM, tmp_path
     )
 
 
-@pytest.mark.parametrize("name", ["pairs", "after_token", "after_pair"])
+@pytest.mark.parametrize("name", ["pairs", "triples", "after_token", "after_pair"])
 def test_bad_options(name: str) -> None:
     """A table of nothing, that drafts nothing and says nothing."""
     with pytest.raises(OptionError, match=f"{name}=0"):

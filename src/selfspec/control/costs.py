@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from ..core.contract import Outcome, RoundTime
 from ..core.price import Price
@@ -184,8 +185,8 @@ class CostModel:
         if not self.known:
             return None
         passes, worth = self.passes.of(rows), max(self.rates(rows, most, beside)) / rows
-        plain = passes(rows + beside)
-        return Price([worth * (passes(rows * (1 + n) + beside) - plain) for n in range(count + 1)])
+        seconds = [passes(rows * (1 + n) + beside) for n in range(count + 1)]
+        return Price([worth * (longest - seconds[0]) for longest in accumulate(seconds, max)])
 
     def supposed(self, rows: int, most: int, beside: int, share: float) -> float:
         """The most tokens per second that drafts of these rows would bring: what to think of it

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Price:
             min((costs[more] - costs[count]) / (more - count) for more in every[count + 1 :])
             for count in every[:-1]
         ]
+
+    @cached_property
+    def lowest(self) -> list[float]:
+        """The lowest floor of so many guesses or more."""
+        return list(accumulate(reversed(self.floors), min))[::-1]
 
     def best(self, chances: Sequence[float]) -> int:
         """How many of the first of these guesses bring most beyond what they cost."""

@@ -38,6 +38,10 @@ class Guesses(TreeBuilder):
         """Whether neither a guess with this chance nor any that are less likely could pay."""
         return self._price is not None and chance <= self._price.floors[len(self._chances)]
 
+    def hopeless(self, chance: float) -> bool:
+        """Whether no guess with this chance, nor any that is less likely, will ever pay."""
+        return self._price is not None and chance <= self._price.lowest[len(self._chances)]
+
     def worthy(self) -> Tree:
         """Those that bring more than they cost."""
         return self.tree(None if self._price is None else self._price.best(self._chances))
@@ -79,7 +83,8 @@ def grow(
     found: list[tuple[float, int, int, int, Place]] = []
     node, chance, place, room = 0, 1.0, start, tree.room
     while room:
-        for share, token, behind in following(place):
+        beaten = len(found) >= room and -chance >= found[room - 1][0]
+        for share, token, behind in () if beaten or tree.hopeless(chance) else following(place):
             loss = -chance * share
             if -loss >= least and (len(found) < room or loss < found[-1][0]):
                 insort(found, (loss, next(order), node, token, behind))

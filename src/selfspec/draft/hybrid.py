@@ -1,8 +1,9 @@
 """Two drafters in one: the second guesses where the first finds nothing, or fills its tree.
 
-By default a lookup and then token recycling, both free of model cost: one knows the text, the other
-what the model said lately. That a lookup goes first and a costlier drafter second is common
-practice. Merging both into one tree is ours. Does not know what its two drafters do.
+By default a lookup and token recycling, both free of model cost: one knows the text, the other what
+the model said lately. These two guess one tree together (voting.py), which is ours, as is merging
+two trees into one. That a lookup goes first and a costlier drafter second is common practice. Does
+not know what its two drafters do.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from ..errors import OptionError
 from .base import Drafter, DraftSession, JoinedSession, Target, Texts
 from .growing import GrowingSession, Guesses
 from .registry import make_drafter
+from .voting import VotingSession, guess_together
 
 # Options of a named first drafter if the user gives none. A lookup that shares its budget stops
 # where its guesses become unlikely. One that goes first alone must find nothing now and then, or
 # the second would never be asked.
-MERGING: Mapping[str, Mapping[str, Any]] = {"ngram": {"least": 0.15}}
+MERGING: Mapping[str, Mapping[str, Any]] = {"ngram": {"least": 0.0}}
 GOING_FIRST: Mapping[str, Mapping[str, Any]] = {"ngram": {"shortest": 2}}
 
 
@@ -39,12 +41,13 @@ class Hybrid(Drafter):
     then: str | Drafter = "recycle"
     """The drafter for where the first finds nothing, by name or as an object."""
     first_options: Mapping[str, Any] | None = None
-    """Options of the named first. None suits a lookup: least=0.15 if merging, else shortest=2."""
+    """Options of the named first. None suits a lookup: least=0.15 if it merges with a drafter that
+    runs layers, shortest=2 if it does not merge."""
     then_options: Mapping[str, Any] | None = None
     """Options of the second, if it is named."""
     merge: bool | None = None
-    """Fill the room that the first leaves with guesses of the second, as one tree. None does so if
-    the second drafts trees."""
+    """Guess one tree: two lookups together, else the second in the room that the first leaves. None
+    does so if the second drafts trees."""
 
     def __post_init__(self) -> None:
         assert self._parts  # unknown names are errors now, not in the middle of a request
@@ -54,8 +57,10 @@ class Hybrid(Drafter):
         then = _made(self.then, self.then_options or {}, "then")
         options = self.first_options
         if options is None:
-            fitting = MERGING if self._merges(then) else GOING_FIRST
-            options = fitting.get(self.first, {}) if isinstance(self.first, str) else {}
+            options = {}
+            if isinstance(self.first, str) and not (then.looks_up and self._merges(then)):
+                fitting = MERGING if self._merges(then) else GOING_FIRST
+                options = fitting.get(self.first, {})
         return _made(self.first, options, "first"), then
 
     def _merges(self, then: Drafter) -> bool:
@@ -78,8 +83,8 @@ class Hybrid(Drafter):
                     "combine drafters without one, not auto"
                 )
         merge = self._merges(self._parts[1])
-        if merge and isinstance(first, GrowingSession) and isinstance(then, GrowingSession):
-            return _Grown(first, then)
+        if merge and isinstance(first, VotingSession) and isinstance(then, VotingSession):
+            return _Together(first, then)
         return _Both(first, then, merge)
 
 
@@ -101,17 +106,16 @@ class _Two(JoinedSession):
         return [list(dict.fromkeys([*one, *other])) for one, other in zip(*both, strict=True)]
 
 
-class _Grown(_Two, GrowingSession):
-    """Both fill one tree, the first as far as it can."""
+class _Together(_Two, GrowingSession):
+    """Both fill one tree with what they find likeliest together."""
 
-    def __init__(self, first: GrowingSession, then: GrowingSession) -> None:
+    def __init__(self, first: VotingSession, then: VotingSession) -> None:
         super().__init__([first, then])
-        self._both = first, then
+        self._both, self._least = (first, then), max(first.least, then.least)
 
     def fill(self, tree: Guesses, row: int, text: Sequence[int]) -> None:
-        for session in self._both:
-            if tree.room:
-                session.fill(tree, row, text)
+        voters = [session.voter(row, text) for session in self._both]
+        guess_together(tree, text, voters, self._least)
 
 
 class _Both(_Two):

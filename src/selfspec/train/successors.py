@@ -1,4 +1,4 @@
-"""Counting trained successors: what the model says after a token and after a pair of tokens.
+"""Counting trained successors: what the model says after a token, after two and after three.
 
 For every context in text that the model wrote, the probabilities that it gave to its likeliest next
 tokens are added up over all places, and divided by the number of places plus a half, so that a
@@ -30,15 +30,17 @@ Guess = Callable[[tuple[int, ...]], Sequence[tuple[int, float]]]
 class CountOptions:
     """How much of a table is kept."""
 
-    pairs: int = 100_000
+    pairs: int = 70_000
     """How many pairs of tokens the table keeps: those that were met most often."""
+    triples: int = 40_000
+    """The same of three tokens in a row."""
     after_token: int = 7
     """How many successors the table keeps of a single token."""
     after_pair: int = 4
-    """How many successors the table keeps of a pair of tokens."""
+    """How many successors the table keeps of a pair of tokens, and of three."""
 
     def __post_init__(self) -> None:
-        for name in ("pairs", "after_token", "after_pair"):
+        for name in vars(self):
             if getattr(self, name) < 1:
                 raise OptionError(f"{name}={getattr(self, name)} would keep nothing; use 1 or more")
 
@@ -47,6 +49,7 @@ class CountOptions:
 class Seen:
     """Every place at which the model's choice is known."""
 
+    earlier: Array  # the token before the next
     before: Array  # the token before the last
     last: Array
     tokens: Array  # (places, top) the model's likeliest next tokens
@@ -60,18 +63,21 @@ def places(states: States, numbers: Sequence[int]) -> Seen:
         batch = {name: values[0].numpy() for name, values in states.batch([number]).items()}
         tokens, chances = batch["tokens"].astype(np.int64), batch["chances"].astype(np.float64)
         where = np.flatnonzero(chances[:, 0])
-        where = where[where > 0]
+        where = where[where > 1]
         likeliest = batch["ids"][where].astype(np.int64)
-        columns.append((tokens[where - 1], tokens[where], likeliest, chances[where]))
+        context = (tokens[where - back] for back in (2, 1, 0))
+        columns.append((*context, likeliest, chances[where]))
     return Seen(*(np.concatenate(arrays) for arrays in zip(*columns, strict=True)))
 
 
 def count(seen: Seen, vocabulary: int, options: CountOptions) -> dict[str, Tensor]:
     """The tensors of a part, see `trained/successors.py`."""
-    contexts = seen.before * vocabulary + seen.last
+    pairs = seen.before * vocabulary + seen.last
+    triples = seen.earlier * vocabulary**2 + pairs
     named = {
         "tokens": _table(seen.last, seen, vocabulary, options.after_token, vocabulary),
-        "pairs": _table(contexts, seen, vocabulary, options.after_pair, options.pairs),
+        "pairs": _table(pairs, seen, vocabulary, options.after_pair, options.pairs),
+        "triples": _table(triples, seen, vocabulary, options.after_pair, options.triples),
     }
     small = torch.uint16 if vocabulary <= 1 << 16 else torch.int32
     tensors = {}
@@ -117,7 +123,8 @@ def measure(guess: Guess, states: States, numbers: Sequence[int]) -> tuple[float
         hits = []
         # guesses begin at every token of the answer but its first
         for end in range(max(2, states.where[number].begin + 1), len(tokens)):
-            guesses = guess(tuple(tokens[end - 2 : end])) or guess((tokens[end - 1],))
+            ends = (tuple(tokens[end - size : end]) for size in (3, 2, 1) if size <= end)
+            guesses = next(filter(None, map(guess, ends)), ())
             best = max(guesses, key=itemgetter(1), default=(None, 0.0))
             hits.append([best[0] == tokens[end]])
         row = torch.tensor(hits).T

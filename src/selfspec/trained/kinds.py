@@ -122,7 +122,10 @@ class SuccessorSettings:
         if self.vocabulary != base.vocabulary:
             raise Unfit(f"settings.vocabulary is {self.vocabulary}, the base's {base.vocabulary}")
         sizes: dict[str, tuple[int, ...]] = {}
-        for name, most in (("tokens", self.vocabulary), ("pairs", self.vocabulary**2)):
+        for size, name in enumerate(("tokens", "pairs", "triples"), 1):
+            if name == "triples" and f"{name}.keys" not in held:  # tables from before have none
+                continue
+            most = self.vocabulary**size
             keys, successors = held[f"{name}.keys"], held[f"{name}.successors"]
             rows = (len(keys), successors.shape[1] if successors.dim() == 2 else 1)
             sizes |= {f"{name}.keys": rows[:1]}

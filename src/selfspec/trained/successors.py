@@ -1,5 +1,5 @@
-"""Trained successors: what the model tends to say after a token, and after a pair of tokens,
-counted over text that it wrote.
+"""Trained successors: what the model tends to say after a token, after a pair of tokens and after
+three of them, counted over text that it wrote.
 
 A part of kind "successors" holds, for each context, the likeliest next tokens with their mean
 probability there. They are looked up, so a draft from them costs no pass. `train/successors.py`
@@ -9,30 +9,61 @@ counts them. Knows no text of its own.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 
-import numpy as np
 import torch
 
 from ..model.layered import LayeredModel
 from .files import TrainedPart, find_part, shipped_part
 
 SUCCESSORS = "successors"
+CONTEXTS = ("tokens", "pairs", "triples")  # of one token, two and three
+# Beside other sources (`draft/voting.py`): how many times likelier a chance makes a token, as a
+# factor and a power of its odds; after several tokens, and after one.
+VOTES = (13.0, 0.69), (2.0, 0.24)
+SUREST = 0.98
+RECENT = 8192  # contexts whose votes are kept, of about a kilobyte each
 Chances = Sequence[tuple[int, float]]  # tokens, the likeliest first, each with its chance
 
 
 class Successors:
-    """Contexts of one and of two tokens, each with its successors."""
+    """Contexts of one, two and maybe three tokens, each with its successors."""
 
     def __init__(self, part: TrainedPart) -> None:
         self._vocabulary = int(part.settings["vocabulary"])
-        self._sizes = {size: _Sorted(part, name) for size, name in ((1, "tokens"), (2, "pairs"))}
+        self._sizes = {
+            size: _Sorted(part, name)
+            for size, name in enumerate(CONTEXTS, 1)
+            if f"{name}.keys" in part.tensors
+        }
+        self._votes = lru_cache(RECENT)(self._voted)
 
     def after(self, context: Sequence[int]) -> Chances:
-        """Those of a context of one or two tokens. Empty for a context that was not counted."""
-        key = context[0] if len(context) == 1 else context[0] * self._vocabulary + context[1]
-        return self._sizes[len(context)].find(key)
+        """Those of a context of one to three tokens. Empty for one that was not counted."""
+        found = self._sizes.get(len(context))
+        if found is None:
+            return ()
+        key = 0
+        for token in context:
+            key = key * self._vocabulary + token
+        return found.find(key)
+
+    def votes(self, context: Sequence[int]) -> Sequence[tuple[int, float]]:
+        """Beside other sources: how many times likelier the longest context that was counted makes
+        tokens, and its last token alone."""
+        return self._votes(tuple(context[-len(CONTEXTS) :]))
+
+    def _voted(self, context: tuple[int, ...]) -> Sequence[tuple[int, float]]:
+        sizes = range(len(context), 1, -1)
+        longest = next((found for size in sizes if (found := self.after(context[-size:]))), ())
+        said = zip((longest, self.after(context[-1:])), VOTES, strict=True)
+        return tuple(
+            (token, factor * (chance / (1 - min(chance, SUREST))) ** power)
+            for found, (factor, power) in said
+            for token, chance in found
+        )
 
 
 class _Sorted:
@@ -43,17 +74,18 @@ class _Sorted:
         keys, tokens, chances = (
             part.tensors[f"{name}.{what}"] for what in ("keys", "successors", "chances")
         )
-        self._keys, self._tokens = keys.numpy(), tokens.numpy()
+        self._keys = keys.numpy().data  # far quicker to look one up in than an array
+        self._tokens = tokens.numpy()
         # numpy has no bfloat16
         self._chances = (chances.float() if chances.dtype is torch.bfloat16 else chances).numpy()
         self.find = cache(self._look_up)
 
     def _look_up(self, key: int) -> Chances:
-        at = int(np.searchsorted(self._keys, key))
+        at = bisect_left(self._keys, key)
         if at == len(self._keys) or self._keys[at] != key:
             return ()
         pairs = zip(self._tokens[at].tolist(), self._chances[at].tolist(), strict=True)
-        return tuple((int(token), float(chance)) for token, chance in pairs if chance > 0)
+        return tuple([pair for pair in pairs if pair[1] > 0])
 
 
 def trained_successors(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
@@ -26,7 +26,8 @@ from ...model.layered import LayeredModel
 from ...trained.files import TrainedPart
 from ...trained.successors import Chances, Successors, trained_successors
 from ..base import Drafter, DraftSession, Target, Texts
-from ..growing import GrowingSession, Guesses, grow
+from ..growing import Guesses, grow
+from ..voting import Voter, VotingSession
 
 # How often the successor of each rank was right, after a pair of tokens and after a single one, in
 # 30 answers of SmolLM2-135M-Instruct to Spec-Bench prompts. They only shape the tree.
@@ -36,6 +37,9 @@ TOKEN_CHANCES = (0.46, 0.10, 0.05, 0.03, 0.015, 0.012, 0.01)
 BESIDE_CHANCES = (0.21, 0.12, 0.06, 0.03, 0.015, 0.012, 0.01)
 # What counts of a trained chance: a pair's if the text knows the pair, a single token's.
 BESIDE_OWN, SINGLE = 0.28, 0.65
+# Beside other sources: how many times likelier each rank makes a token, see `voting.py`.
+PAIR_VOTES = (3.7, 3.2, 2.3, 2.0)
+TOKEN_VOTES = (3.5, 2.0, 1.5)
 PAIRS_KEPT = 65_536  # in a table, the newest: about 20 MB
 UNTOLD = 64  # rounds of a row that a table which nobody asks is not told of yet
 
@@ -90,7 +94,7 @@ class TokenRecycling(Drafter):
         return _Recycling(lambda: kept, self.successors, keeps=True)
 
 
-class _Recycling(GrowingSession):
+class _Recycling(VotingSession):
     def __init__(self, make_table: Callable[[], _Table], count: int, keeps: bool = False) -> None:
         """`keeps`: others read the tables too."""
         self._make_table, self.ranks, self._keeps = make_table, count, keeps
@@ -124,10 +128,13 @@ class _Recycling(GrowingSession):
         table = self._told(row)
 
         def following(context: Context) -> list[tuple[float, int, Context]]:
-            last = context[-1]
-            return [(chance, token, (last, token)) for token, chance in table.after(context)]
+            last = context[-2:]
+            return [(chance, token, (*last, token)) for token, chance in table.after(context)]
 
-        grow(tree, tuple(text[-2:]), following)
+        grow(tree, tuple(text[-3:]), following)
+
+    def voter(self, row: int, text: Sequence[int]) -> Voter:
+        return _Recycled(self._told(row))
 
     def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
         """The likeliest successors. Where too few are known, those of the last token too."""
@@ -157,6 +164,16 @@ class _Recycling(GrowingSession):
                 self._untold[row.row][1].append(learned)
             else:
                 self._told(row.row).learn(*learned)
+
+
+class _Recycled(Voter):
+    """A row's table, beside other sources."""
+
+    def __init__(self, table: _Table) -> None:
+        self._table, self.heard = table, table.heard
+
+    def votes(self, context: Context) -> list[tuple[int, float]]:
+        return self._table.votes(context)
 
 
 class _Table:
@@ -207,15 +224,30 @@ class _Table:
 
     def after(self, context: Context) -> Chances:
         """The successors known after a context, each with its chance."""
-        paired = self._paired and len(context) == 2
+        paired = self._paired and len(context) > 1
         with self._lock:
-            pair = self._pairs.get(context, ()) if paired else ()
+            pair = self._pairs.get(context[-2:], ()) if paired else ()
             single = self._tokens.get(context[-1], ())
         if self._trained:
             return self._with_trained(self._trained, context, paired, pair, single)
         others = (token for token in single if token not in pair)
         chances = PAIR_CHANCES if pair else TOKEN_CHANCES
         return list(zip((*pair, *others), chances[: self._count], strict=False))
+
+    def votes(self, context: Context) -> list[tuple[int, float]]:
+        """The same for `voting.py`: what each kind of successors says, the text's own first."""
+        pair = context[-2:] if self._paired else ()
+        with self._lock:
+            found = list(zip(self._pairs.get(pair, ()), PAIR_VOTES, strict=False))
+            found += zip(self._tokens.get(context[-1], ()), TOKEN_VOTES, strict=False)
+        if self._trained:
+            found += self._trained.votes(context if self._paired else context[-1:])
+        return found
+
+    @property
+    def heard(self) -> Container[Context] | None:
+        """The pairs of tokens after which the model was heard."""
+        return self._pairs if self._paired else None
 
     def _with_trained(
         self,
@@ -228,7 +260,11 @@ class _Table:
         """First the text's own pair, then the trained one, then the text's own single token, and
         the trained single token only where no pair is known."""
         chances = dict(zip(pair, PAIR_CHANCES, strict=False))
-        trained_pair = trained.after(context) if paired else ()
+        trained_pair: Chances = ()
+        if paired:
+            trained_pair = (len(context) > 2 and trained.after(context)) or trained.after(
+                context[-2:]
+            )
         share = BESIDE_OWN if pair else 1.0
         for token, chance in trained_pair:
             chances.setdefault(token, share * chance)

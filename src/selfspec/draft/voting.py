@@ -1,0 +1,78 @@
+"""Several sources guess together: each says how many times likelier it makes a token, and what they
+say of the same token is multiplied.
+
+What two sources agree on is far likelier than either knows, and where they differ neither is to be
+trusted as if it were alone. Factors were fitted together: chances follow from them by dividing by
+their sum, with 1 for all tokens of which nobody says anything. Does not know where guesses come
+from.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Container, Iterable, Sequence
+
+from .growing import GrowingSession, Guesses, grow
+
+Context = tuple[int, ...]
+
+REACH = 8  # last tokens that sources look at
+START = 0.129  # odds of a token, once somebody says something of it
+# A share of the likeliest token's odds goes to all others. Nothing is certain, and behind ten
+# guesses that were nearly certain the text most often went another way.
+DOUBT = 0.05
+# A guess whose successors nobody knows is worth as much more: if it is wrong, the model has said
+# what would follow it.
+TEACHES = 0.2
+LEAST = 0.02  # likely, or it is no guess
+
+
+class Voter(ABC):
+    """What one source says of the text of one row."""
+
+    @abstractmethod
+    def votes(self, context: Context) -> Iterable[tuple[int, float]]:
+        """Tokens that may come after these last ones, each with a factor on its odds. A token may
+        have several."""
+
+    heard: Container[Context] | None = None
+    """Pairs of tokens of which it knows what the model says next, if it learns that."""
+
+
+class VotingSession(GrowingSession):
+    """Fills a tree alone, or has a say in one."""
+
+    least: float = 0.0
+    """No path of a tree that it has a say in is less likely."""
+
+    @abstractmethod
+    def voter(self, row: int, text: Sequence[int]) -> Voter:
+        """What it says of a row's text, until the text goes on."""
+
+
+def guess_together(
+    tree: Guesses, text: Sequence[int], voters: Sequence[Voter], least: float = 0.0
+) -> None:
+    """Fill the tree with what the voters find likeliest."""
+
+    heard = [voter.heard for voter in voters if voter.heard is not None]
+
+    def following(context: Context) -> list[tuple[float, int, Context]]:
+        odds: dict[int, float] = {}
+        for voter in voters:
+            for token, factor in voter.votes(context):
+                odds[token] = odds.get(token, START) * factor
+        if not odds:
+            return []
+        every = 1 + DOUBT * max(odds.values()) + sum(odds.values())
+        recent, last, enough, found = context[1 - REACH :], context[-1], LEAST * every, []
+        for token, odd in odds.items():
+            if odd >= enough:
+                chance = odd / every
+                for pairs in heard:
+                    if (last, token) not in pairs:
+                        chance *= 1 + TEACHES * (1 - chance)
+                found.append((chance, token, (*recent, token)))
+        return found
+
+    grow(tree, tuple(text[-REACH:]), following, least)
