@@ -21,9 +21,9 @@ from .growing import GrowingSession, Guesses
 from .registry import make_drafter
 from .voting import VotingSession, guess_together
 
-# Options of a named first drafter if the user gives none. A lookup beside a drafter that runs layers
-# stops where its guesses become unlikely. One that goes first alone must find nothing now and then,
-# or the second would never be asked.
+# Options of a named first drafter if the user gives none. A lookup whose tree is merged with one of
+# layers stops where its guesses become unlikely. One that goes first alone must find nothing now
+# and then, or the second would never be asked.
 MERGING: Mapping[str, Mapping[str, Any]] = {"ngram": {"least": 0.15}}
 GOING_FIRST: Mapping[str, Mapping[str, Any]] = {"ngram": {"shortest": 2}}
 

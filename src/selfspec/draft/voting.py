@@ -2,9 +2,9 @@
 say of the same token is multiplied.
 
 What two sources agree on is far likelier than either knows, and where they differ neither is to be
-trusted as if it were alone. Factors were fitted together: chances follow from them by dividing by
-their sum, with 1 for all tokens of which nobody says anything. Does not know where guesses come
-from.
+trusted as if it were alone. Factors were fitted together (docs/log.md): chances follow from them by
+dividing by their sum, with 1 for all tokens of which nobody says anything. Does not know where
+guesses come from.
 """
 
 from __future__ import annotations

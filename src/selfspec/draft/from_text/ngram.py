@@ -211,11 +211,9 @@ class _Matches(Voter):
 
     def votes(self, context: Context) -> list[tuple[int, float]]:
         found = self._index.followed(self._text, context, self._branches)
+        longest, often = len(MATCHED), len(FOLLOWED) - 1
         return [
-            (
-                token,
-                MATCHED[min(matched, len(MATCHED)) - 1] * FOLLOWED[min(times, len(FOLLOWED) - 1)],
-            )
+            (token, MATCHED[min(matched, longest) - 1] * FOLLOWED[min(times, often)])
             for token, (matched, times) in found.items()
         ]
 

@@ -5,7 +5,7 @@ that token's successors, and the next draft is the tree of the likeliest paths t
 Source: Luo et al. 2024, arXiv 2408.08696. Ours: the table also knows pairs of tokens, which come
 first. It starts from the prompt instead of empty. What it does not know yet is looked up in a
 trained part (trained/successors.py). The tree is grown best-first to any size instead of having one
-fixed shape. Costs no model. Knows nothing of the text but its last two tokens.
+fixed shape. Costs no model. Knows nothing of the text but its last three tokens.
 """
 
 from __future__ import annotations
@@ -257,14 +257,11 @@ class _Table:
         pair: Sequence[int],
         single: Sequence[int],
     ) -> Chances:
-        """First the text's own pair, then the trained one, then the text's own single token, and
-        the trained single token only where no pair is known."""
+        """First the text's own pair, then the trained triple or pair, then the text's own single
+        token, and the trained single token only where no pair is known."""
         chances = dict(zip(pair, PAIR_CHANCES, strict=False))
-        trained_pair: Chances = ()
-        if paired:
-            trained_pair = (len(context) > 2 and trained.after(context)) or trained.after(
-                context[-2:]
-            )
+        triple = trained.after(context) if paired and len(context) > 2 else ()
+        trained_pair = triple or (trained.after(context[-2:]) if paired else ())
         share = BESIDE_OWN if pair else 1.0
         for token, chance in trained_pair:
             chances.setdefault(token, share * chance)
