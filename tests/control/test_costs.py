@@ -23,6 +23,7 @@ from selfspec.control.costs import (
     LAST_LOOK,
     LOSS,
     MOST,
+    PAYING,
     SELDOM,
     SOON,
     Checks,
@@ -535,7 +536,8 @@ def test_guesses_cost_what_they_add_to_a_pass() -> None:
     second = max(costs.rates(2, 9))
     assert CostModel().price(2, 2, 9) is None
     price = costs.price(2, 2, 9)
-    assert price and price.costs == pytest.approx([0.0, second * 0.5 / 2, second * 2.0 / 2])
+    worth = PAYING * second / 2
+    assert price and price.costs == pytest.approx([0.0, worth * 0.5, worth * 2.0])
 
 
 def test_more_guesses_never_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -546,10 +548,11 @@ def test_more_guesses_never_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:
         costs.observe(outcome_of([0], [0]), RoundTime(0.0, 1.0, 0.0), [])
         costs.observe(outcome_of([1], [1]), RoundTime(0.1, 1.5, 0.0), [1])
     worth = max(costs.rates(1, 9))
-    takes = {1: 1.0, 2: 1.5, 3: 3.0, 4: 2.0, 5: 3.5}
+    takes = {1: 1.0, 2: 1.5, 3: 3.0, 4: 1.2, 5: 3.5}  # a pass, and drafting so many
     monkeypatch.setattr(Curve, "__call__", lambda self, size: takes.get(size, 4.0))
     price = costs.price(1, 4, 9)
-    assert price and price.costs == pytest.approx([worth * x for x in (0.0, 0.5, 2.0, 2.0, 2.5)])
+    dearer = (0.0, 0.5, 2.5, 2.5, 2.7)
+    assert price and price.costs == pytest.approx([PAYING * worth * each for each in dearer])
 
 
 def test_drafts_that_are_not_always_there_make_passes_shorter() -> None:

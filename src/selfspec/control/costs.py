@@ -41,6 +41,9 @@ CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds
 STANDS = 7
 # Rounds with drafts between two plain ones: if in doubt, if it is close, else.
 AT_ONCE, SOON, SELDOM = 2, 32, 128
+# What a guess has to bring, as a multiple of what it costs: times without their spikes are too low,
+# and of guesses that seem worth it some are so by luck.
+PAYING = 1.3
 NEAR = 8  # numbers of rows that differ by less than such a part of them cost about the same
 
 
@@ -180,13 +183,17 @@ class CostModel:
         return rates
 
     def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:
-        """What up to so many guesses of each row cost, by the tokens per second that are to be
-        expected if each may draft at `most`. None while nothing is known of it."""
+        """What up to so many guesses of each row cost, drafting them and in the pass, by the tokens
+        per second that are to be expected if each may draft at `most`. None while nothing is known
+        of it."""
         if not self.known:
             return None
         passes, worth = self.passes.of(rows), max(self.rates(rows, most, beside)) / rows
-        seconds = [passes(rows * (1 + n) + beside) for n in range(count + 1)]
-        return Price([worth * (longest - seconds[0]) for longest in accumulate(seconds, max)])
+        drafting = self.drafting.of(rows)
+        seconds = [passes(rows * (1 + n) + beside) + drafting(n) for n in range(1, count + 1)]
+        plain = passes(rows + beside) + drafting(1)
+        dearer = (worth * (longest - plain) for longest in accumulate(seconds, max))
+        return Price([0.0, *(PAYING * max(0.0, cost) for cost in dearer)])
 
     def supposed(self, rows: int, most: int, beside: int, share: float) -> float:
         """The most tokens per second that drafts of these rows would bring: what to think of it
