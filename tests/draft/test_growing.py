@@ -29,6 +29,17 @@ def by_heap(most, following, least):
     return tree.tree()
 
 
+def places(dice, chances):
+    """Six places with up to five guesses each, of these chances."""
+    return {
+        place: [
+            (dice.choice(chances), token, dice.randrange(6))
+            for token in dice.sample(range(9), dice.randrange(6))
+        ]
+        for place in range(6)
+    }
+
+
 @pytest.mark.parametrize("least", [0.0, 0.2])
 @pytest.mark.parametrize("most", [0, 1, 3, 7, 20])
 def test_what_there_is_no_room_for_is_left_out_and_nothing_else(most, least):
@@ -36,13 +47,7 @@ def test_what_there_is_no_room_for_is_left_out_and_nothing_else(most, least):
     Equal chances, of which the first counts."""
     for seed in range(40):
         dice = random.Random(seed)
-        table = {
-            place: [
-                (dice.choice([0.1, 0.3, 0.3, 0.5, 0.9]), token, dice.randrange(6))
-                for token in dice.sample(range(9), dice.randrange(6))
-            ]
-            for place in range(6)
-        }
+        table = places(dice, [0.1, 0.3, 0.3, 0.5, 0.9])
         tree = Guesses(0, most)
         grow(tree, 0, table.__getitem__, least)
         assert tree.tree() == by_heap(most, table.__getitem__, least)
@@ -82,13 +87,7 @@ def test_what_is_not_followed_would_have_changed_nothing(most):
     """A place that is not looked up for its guesses could not pay, though one of them would."""
     for seed in range(60):
         dice = random.Random(seed)
-        table = {
-            place: [
-                (dice.choice([0.05, 0.2, 0.4, 0.9, 0.97]), token, dice.randrange(6))
-                for token in dice.sample(range(9), dice.randrange(5))
-            ]
-            for place in range(6)
-        }
+        table = places(dice, [0.05, 0.2, 0.4, 0.9, 0.97])
         costs = [0.0, *accumulate(dice.choice([0.0, 0.05, 0.1, 0.5]) for _ in range(most))]
         tree, every = Guesses(0, most, Price(costs)), Guesses(0, most, Price(costs))
         every.hopeless = lambda chance: False

@@ -191,9 +191,9 @@ class CostModel:
         passes, worth = self.passes.of(rows), max(self.rates(rows, most, beside)) / rows
         drafting = self.drafting.of(rows)
         seconds = [passes(rows * (1 + n) + beside) + drafting(n) for n in range(1, count + 1)]
-        plain = passes(rows + beside) + drafting(1)
-        dearer = (worth * (longest - plain) for longest in accumulate(seconds, max))
-        return Price([0.0, *(PAYING * max(0.0, cost) for cost in dearer)])
+        plain = passes(rows + beside) + drafting(1)  # it is asked in any case
+        dearest = accumulate([plain, *seconds], max)
+        return Price([PAYING * worth * (each - plain) for each in dearest])
 
     def supposed(self, rows: int, most: int, beside: int, share: float) -> float:
         """The most tokens per second that drafts of these rows would bring: what to think of it

@@ -158,7 +158,7 @@ def train_successors(
     vocabulary, said = job.layered.shape.vocabulary, {"options": asdict(options)}
     tensors = count(places(text, text.trained), vocabulary, options)
     part = TrainedPart(SUCCESSORS, job.base, {"vocabulary": vocabulary}, tensors, said)
-    acceptance = measure(Successors(part).after, text, text.held_out)
+    acceptance = measure(Successors(part).longest, text, text.held_out)
     seconds = time.monotonic() - began
     report = PartReport(SUCCESSORS, job.folder, True, 1, text.tokens, seconds, acceptance)
     job.save(part, report, text)

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from ..errors import OptionError
+from ..trained.kinds import CONTEXTS
 from .exit_adapter import MEASURED_DEPTHS, in_a_row
 from .states import States
 
 PRIOR = 0.5
 LEAST = 0.01  # successors less likely than this are not kept, as drafting one would be in vain
 Array = np.ndarray[Any, Any]
-Guess = Callable[[tuple[int, ...]], Sequence[tuple[int, float]]]
+Guess = Callable[[Sequence[int]], Sequence[tuple[int, float]]]
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class CountOptions:
 class Seen:
     """Every place at which the model's choice is known."""
 
-    earlier: Array  # the token before the next
-    before: Array  # the token before the last
+    earlier: Array  # the last token but two
+    before: Array  # the last but one
     last: Array
     tokens: Array  # (places, top) the model's likeliest next tokens
     chances: Array  # their probabilities
@@ -123,8 +124,7 @@ def measure(guess: Guess, states: States, numbers: Sequence[int]) -> tuple[float
         hits = []
         # guesses begin at every token of the answer but its first
         for end in range(max(2, states.where[number].begin + 1), len(tokens)):
-            ends = (tuple(tokens[end - size : end]) for size in (3, 2, 1) if size <= end)
-            guesses = next(filter(None, map(guess, ends)), ())
+            guesses = guess(tokens[max(0, end - len(CONTEXTS)) : end])
             best = max(guesses, key=itemgetter(1), default=(None, 0.0))
             hits.append([best[0] == tokens[end]])
         row = torch.tensor(hits).T

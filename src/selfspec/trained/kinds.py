@@ -18,6 +18,7 @@ from torch import Tensor
 from ..core.schema import Unfit, made
 from .blocks import BlockSize
 
+CONTEXTS = ("tokens", "pairs", "triples")  # whose successors are counted: one token, two, three
 _LARGEST = 1 << 20  # of any number in a description but the vocabulary
 _LORA = re.compile(r"layers/(\d+)/[\w/]+\.([ab]|weight)")
 Sizes = Mapping[str, tuple[int, ...]]
@@ -122,8 +123,8 @@ class SuccessorSettings:
         if self.vocabulary != base.vocabulary:
             raise Unfit(f"settings.vocabulary is {self.vocabulary}, the base's {base.vocabulary}")
         sizes: dict[str, tuple[int, ...]] = {}
-        for size, name in enumerate(("tokens", "pairs", "triples"), 1):
-            if name == "triples" and f"{name}.keys" not in held:  # tables from before have none
+        for size, name in enumerate(CONTEXTS, 1):
+            if size > 2 and f"{name}.keys" not in held:  # tables from before have none
                 continue
             most = self.vocabulary**size
             keys, successors = held[f"{name}.keys"], held[f"{name}.successors"]

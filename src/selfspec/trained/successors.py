@@ -17,9 +17,9 @@ import torch
 
 from ..model.layered import LayeredModel
 from .files import TrainedPart, find_part, shipped_part
+from .kinds import CONTEXTS
 
 SUCCESSORS = "successors"
-CONTEXTS = ("tokens", "pairs", "triples")  # of one token, two and three
 # Beside other sources (`draft/voting.py`): how many times likelier a chance makes a token, as a
 # factor and a power of its odds; after several tokens, and after one.
 VOTES = (13.0, 0.69), (2.0, 0.24)
@@ -50,15 +50,18 @@ class Successors:
             key = key * self._vocabulary + token
         return found.find(key)
 
+    def longest(self, context: Sequence[int], least: int = 1) -> Chances:
+        """Those of the longest end of a context that was counted, of so many tokens at least."""
+        sizes = range(min(len(CONTEXTS), len(context)), least - 1, -1)
+        return next((found for size in sizes if (found := self.after(context[-size:]))), ())
+
     def votes(self, context: Sequence[int]) -> Sequence[tuple[int, float]]:
         """Beside other sources: how many times likelier the longest context that was counted makes
         tokens, and its last token alone."""
         return self._votes(tuple(context[-len(CONTEXTS) :]))
 
     def _voted(self, context: tuple[int, ...]) -> Sequence[tuple[int, float]]:
-        sizes = range(len(context), 1, -1)
-        longest = next((found for size in sizes if (found := self.after(context[-size:]))), ())
-        said = zip((longest, self.after(context[-1:])), VOTES, strict=True)
+        said = zip((self.longest(context, 2), self.after(context[-1:])), VOTES, strict=True)
         return tuple(
             (token, factor * (chance / (1 - min(chance, SUREST))) ** power)
             for found, (factor, power) in said

@@ -179,10 +179,7 @@ class _Index:
         longest match and how often it followed the last token lately."""
         found: dict[int, list[int]] = {}
         for size in range(min(self._longest, len(context)), self._shortest - 1, -1):
-            place, earlier = self._latest.get(context[-size:], NOWHERE), self._earlier[size]
-            for _ in range(LOOK_BACK):
-                if place == NOWHERE:
-                    break
+            for place in islice(self._places(context[-size:]), LOOK_BACK):
                 known = found.get(text[place])
                 if known is None:
                     if len(found) < most:
@@ -192,7 +189,6 @@ class _Index:
                         found[text[place]] = [matched, int(size == 1)]
                 elif size == 1:
                     known[1] += 1
-                place = earlier[place - size]
         return found
 
     def _places(self, gram: tuple[int, ...]) -> Iterator[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
@@ -134,7 +134,7 @@ class _Recycling(VotingSession):
         grow(tree, tuple(text[-3:]), following)
 
     def voter(self, row: int, text: Sequence[int]) -> Voter:
-        return _Recycled(self._told(row))
+        return self._told(row)
 
     def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
         """The likeliest successors. Where too few are known, those of the last token too."""
@@ -166,17 +166,7 @@ class _Recycling(VotingSession):
                 self._told(row.row).learn(*learned)
 
 
-class _Recycled(Voter):
-    """A row's table, beside other sources."""
-
-    def __init__(self, table: _Table) -> None:
-        self._table, self.heard = table, table.heard
-
-    def votes(self, context: Context) -> list[tuple[int, float]]:
-        return self._table.votes(context)
-
-
-class _Table:
+class _Table(Voter):
     """Successors of tokens and of pairs, one table a row. A kept table is shared, hence the
     lock."""
 
@@ -184,6 +174,7 @@ class _Table:
         self._count, self._paired, self._trained = options.successors, options.pairs, trained
         self._tokens: dict[int, tuple[int, ...]] = {}
         self._pairs: dict[Context, tuple[int, ...]] = {}  # by age, PAIRS_KEPT at most
+        self.heard = self._pairs if self._paired else None
         self._lock = threading.Lock()
 
     def read(self, text: Sequence[int]) -> None:
@@ -235,7 +226,7 @@ class _Table:
         return list(zip((*pair, *others), chances[: self._count], strict=False))
 
     def votes(self, context: Context) -> list[tuple[int, float]]:
-        """The same for `voting.py`: what each kind of successors says, the text's own first."""
+        """Beside other sources: what each kind of successors says, the text's own first."""
         pair = context[-2:] if self._paired else ()
         with self._lock:
             found = list(zip(self._pairs.get(pair, ()), PAIR_VOTES, strict=False))
@@ -243,11 +234,6 @@ class _Table:
         if self._trained:
             found += self._trained.votes(context if self._paired else context[-1:])
         return found
-
-    @property
-    def heard(self) -> Container[Context] | None:
-        """The pairs of tokens after which the model was heard."""
-        return self._pairs if self._paired else None
 
     def _with_trained(
         self,
@@ -260,8 +246,7 @@ class _Table:
         """First the text's own pair, then the trained triple or pair, then the text's own single
         token, and the trained single token only where no pair is known."""
         chances = dict(zip(pair, PAIR_CHANCES, strict=False))
-        triple = trained.after(context) if paired and len(context) > 2 else ()
-        trained_pair = triple or (trained.after(context[-2:]) if paired else ())
+        trained_pair = trained.longest(context, 2) if paired else ()
         share = BESIDE_OWN if pair else 1.0
         for token, chance in trained_pair:
             chances.setdefault(token, share * chance)
