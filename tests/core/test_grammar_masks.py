@@ -72,6 +72,19 @@ def test_masks_are_a_function_of_the_text(reader: str, seed: int) -> None:
         texts.append([*text, token])
 
 
+def test_a_forced_text_is_written_as_the_tokenizer_would() -> None:
+    """A guess that fits the text but not its tokens: the mask would refuse it, so drafting it is
+    wasted. Every object begins with `{"`, which is a token that this tokenizer never writes."""
+    tokenizer = long_words()
+    end, single, both = tokenizer.eos_token_id, *tokenizer.convert_tokens_to_ids(["{", '{"'])
+    rules = Grammars(tokenizer, len(tokenizer)).allowed(
+        Grammar.json_schema(SCHEMA), frozenset([end])
+    )
+    assert rules is not None
+    assert rules.after([]).nonzero().flatten().tolist() == [single]
+    assert rules.follows([], single) and not rules.follows([], both)
+
+
 class Broken(BaseException):
     """Like Ctrl-C."""
 

@@ -215,9 +215,7 @@ class Allowed:
         """Whether one token may come next. Cheaper than all of them."""
         state = self._taken()
         fits = state.reach(list(written)) and (
-            state.matcher.is_accepting()
-            if token in self._ends
-            else state.matcher.validate_tokens([token]) == 1
+            state.matcher.is_accepting() if token in self._ends else _fits(state.matcher, token)
         )
         self._state = state
         return bool(fits)
@@ -280,6 +278,13 @@ def _shared(a: list[int], b: list[int]) -> int:
     if a[:least] == b[:least]:
         return least
     return next(index for index in range(least) if a[index] != b[index])
+
+
+def _fits(matcher: Any, token: int) -> bool:
+    """What the mask says of one token. Where a grammar leaves no choice of text, llguidance's mask
+    has only the token that the tokenizer itself would write next."""
+    forced = matcher.compute_ff_tokens()
+    return bool(token == forced[0] if forced else matcher.validate_tokens([token]) == 1)
 
 
 def _bits(matcher: Any) -> np.ndarray[Any, np.dtype[np.bool_]]:
