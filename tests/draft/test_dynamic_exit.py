@@ -200,9 +200,8 @@ def test_candidates_are_distinct_and_likeliest_first(source: str) -> None:
     """A token named twice, so that softmax counts it twice, or the unlikeliest first."""
     model = tiny_llm(seed=4).model
     text = [1, 2, 3, 1, 2, 4, 1, 2, 4, 1, 2]
-    drafting = make_drafter(source, {})
-    assert drafting is not None
-    session: Any = begin(drafting, model, [text])
+    session = start_naming(source, Target(model, model.new_cache(1)))
+    session.admit(0, text, row_samplers(None, [text], ())[0])
     named = session.named([0], [text], 3)[0]
     assert set(named[:2]) == {3, 4} and named[0] == 4 and len({*named}) == len(named)
 

@@ -24,7 +24,7 @@ class Guesses(TreeBuilder):
 
     def __init__(self, root: int, most: int, price: Price | None = None) -> None:
         super().__init__(root, most)
-        self._price, self._chances = price, list[float]()
+        self.price, self._chances = price, list[float]()
 
     def guess(self, parent: int, token: int, chance: float) -> int:
         """The node of this guess, for which there is room. `chance`: that it is kept."""
@@ -36,15 +36,15 @@ class Guesses(TreeBuilder):
 
     def in_vain(self, chance: float) -> bool:
         """Whether neither a guess with this chance nor any that are less likely could pay."""
-        return self._price is not None and chance <= self._price.floors[len(self._chances)]
+        return self.price is not None and chance <= self.price.floors[len(self._chances)]
 
     def hopeless(self, chance: float) -> bool:
         """Whether no guess with this chance, nor any that is less likely, will ever pay."""
-        return self._price is not None and chance <= self._price.lowest[len(self._chances)]
+        return self.price is not None and chance <= self.price.lowest[len(self._chances)]
 
     def worthy(self) -> Tree:
         """Those that bring more than they cost."""
-        return self.tree(None if self._price is None else self._price.best(self._chances))
+        return self.tree(None if self.price is None else self.price.best(self._chances))
 
 
 class GrowingSession(DraftSession):

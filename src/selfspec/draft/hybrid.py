@@ -19,7 +19,7 @@ from ..errors import OptionError
 from .base import Drafter, DraftSession, JoinedSession, Target, Texts
 from .growing import GrowingSession, Guesses
 from .registry import make_drafter
-from .voting import VotingSession, guess_together
+from .voting import VotingSession, guess_together, natively
 
 # Options of a named first drafter if the user gives none. A lookup whose tree is merged with one of
 # layers stops where its guesses become unlikely. One that goes first alone must find nothing now
@@ -75,6 +75,12 @@ class Hybrid(Drafter):
         return all(part.looks_up for part in self._parts)
 
     def start(self, target: Target) -> DraftSession:
+        return self._started(target, drafts=True)
+
+    def start_naming(self, target: Target) -> DraftSession:
+        return self._started(target, drafts=False)
+
+    def _started(self, target: Target, drafts: bool) -> DraftSession:
         first, then = (part.start(target) for part in self._parts)
         for role, session in (("first", first), ("then", then)):
             if session.control:
@@ -84,7 +90,7 @@ class Hybrid(Drafter):
                 )
         merge = self._merges(self._parts[1])
         if merge and isinstance(first, VotingSession) and isinstance(then, VotingSession):
-            return _Together(first, then)
+            return (natively(first, then) if drafts else None) or _Together(first, then)
         return _Both(first, then, merge)
 
 

@@ -10,8 +10,14 @@ guesses come from.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
 
+from ..core.contract import Outcome
+from ..core.sampling import Sampler
+from ..model.compute.cpu.choosing import likeliest
+from ..model.compute.cpu.lookups import Lookups, Rules, rules
 from .growing import GrowingSession, Guesses, grow
 
 Context = tuple[int, ...]
@@ -45,6 +51,9 @@ class VotingSession(GrowingSession):
     least: float = 0.0
     """No path of a tree that it has a say in is less likely."""
 
+    native: Mapping[str, Any] | None = None
+    """Numbers by which kernels say the same, by their names in `lookups.py`."""
+
     @abstractmethod
     def voter(self, row: int, text: Sequence[int]) -> Voter:
         """What it says of a row's text, until the text goes on."""
@@ -64,7 +73,9 @@ def guess_together(
                 odds[token] = odds.get(token, START) * factor
         if not odds:
             return []
-        every = 1 + DOUBT * max(odds.values()) + sum(odds.values())
+        every = 1 + DOUBT * max(odds.values())
+        for odd in odds.values():  # `sum` rounds in another way in newer Pythons
+            every += odd
         recent, last, enough, found = context[1 - REACH :], context[-1], LEAST * every, []
         for token, odd in odds.items():
             if odd >= enough:
@@ -76,3 +87,53 @@ def guess_together(
         return found
 
     grow(tree, tuple(text[-REACH:]), following, least)
+
+
+def natively(*sessions: VotingSession) -> NativelyTogether | None:
+    """These sessions' guesses by kernels, None where these do not know how. The sessions themselves
+    see no row then."""
+    votes = {"start": START, "doubt": DOUBT, "teaches": TEACHES, "least": LEAST, "reach": REACH}
+    found = rules([votes, *(session.native for session in sessions)])
+    if found is None:
+        return None
+    least = max(session.least for session in sessions)
+    return NativelyTogether(found, least, max(session.ranks for session in sessions))
+
+
+class NativelyTogether(GrowingSession):
+    """Several sources at work by kernels: between two passes a round's many small questions take
+    Python longer than a tenth of a pass."""
+
+    def __init__(self, rules: Rules, least: float, ranks: int) -> None:
+        self._rules, self._least, self.ranks = rules, least, ranks
+        self._rows: dict[int, Lookups] = {}
+
+    def admit(
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
+    ) -> None:
+        self._rows[row] = Lookups(self._rules, prompt)
+
+    def drop(self, row: int) -> None:
+        del self._rows[row]
+
+    def fill(self, tree: Guesses, row: int, text: Sequence[int]) -> None:
+        bars = () if tree.price is None else (tree.price.floors, tree.price.lowest)
+        for guess in self._rows[row].guess(text, tree.room, self._least, *bars):
+            tree.guess(*guess)
+
+    def observe(self, outcome: Outcome) -> None:
+        best = iter(best_of(outcome, self.ranks))
+        for row in outcome.rows:
+            tree, begin = row.draft.tree, len(row.text) - len(row.kept)
+            before = row.text[begin - 2] if begin > 1 else None
+            said = list(islice(best, len(tree)))
+            self._rows[row.row].learn(before, tree.tokens, tree.parents, said)
+
+
+def best_of(outcome: Outcome, ranks: int) -> Sequence[Sequence[int]]:
+    """The likeliest tokens at every node, so many at least. Those that the engine did not look up
+    are one read from the device."""
+    found = outcome.best
+    if found and len(found[0]) >= ranks:
+        return found
+    return likeliest(outcome.logits, ranks).tolist()

@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 
 import torch
+from torch import Tensor
 
 from ..model.layered import LayeredModel
 from .files import TrainedPart, find_part, shipped_part
@@ -32,13 +33,22 @@ class Successors:
     """Contexts of one, two and maybe three tokens, each with its successors."""
 
     def __init__(self, part: TrainedPart) -> None:
-        self._vocabulary = int(part.settings["vocabulary"])
+        self.vocabulary = int(part.settings["vocabulary"])
         self._sizes = {
             size: _Sorted(part, name)
             for size, name in enumerate(CONTEXTS, 1)
             if f"{name}.keys" in part.tensors
         }
         self._votes = lru_cache(RECENT)(self._voted)
+
+    @cached_property
+    def counted(self) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
+        """All of it as kernels read it, by the size of contexts: sorted keys, their tokens as
+        int32, these ones' chances as float32."""
+        nothing = torch.empty(0, 0)
+        none = nothing.long(), nothing.int(), nothing
+        sizes = (self._sizes.get(size) for size in range(1, len(CONTEXTS) + 1))
+        return [none if found is None else found.tensors() for found in sizes]
 
     def after(self, context: Sequence[int]) -> Chances:
         """Those of a context of one to three tokens. Empty for one that was not counted."""
@@ -47,7 +57,7 @@ class Successors:
             return ()
         key = 0
         for token in context:
-            key = key * self._vocabulary + token
+            key = key * self.vocabulary + token
         return found.find(key)
 
     def longest(self, context: Sequence[int], least: int = 1) -> Chances:
@@ -74,14 +84,17 @@ class _Sorted:
     first asked for."""
 
     def __init__(self, part: TrainedPart, name: str) -> None:
-        keys, tokens, chances = (
-            part.tensors[f"{name}.{what}"] for what in ("keys", "successors", "chances")
-        )
+        names = (f"{name}.{what}" for what in ("keys", "successors", "chances"))
+        keys, tokens, chances = self._held = [part.tensors[each] for each in names]
         self._keys = keys.numpy().data  # far quicker to look one up in than an array
         self._tokens = tokens.numpy()
         # numpy has no bfloat16
         self._chances = (chances.float() if chances.dtype is torch.bfloat16 else chances).numpy()
         self.find = cache(self._look_up)
+
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        keys, tokens, chances = self._held
+        return keys.contiguous(), tokens.int().contiguous(), chances.float().contiguous()
 
     def _look_up(self, key: int) -> Chances:
         at = bisect_left(self._keys, key)

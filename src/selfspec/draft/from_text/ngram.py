@@ -14,6 +14,7 @@ from itertools import islice
 from typing import ClassVar, NamedTuple
 
 from ...errors import OptionError
+from ...model.compute.cpu.lookups import WITHDRAWN
 from ..base import Drafter, DraftSession, Target, Texts
 from ..growing import Guesses, grow
 from ..voting import Context, Voter, VotingSession
@@ -26,7 +27,6 @@ CHANCES = (0.27, 0.52, 0.63, 0.64, 0.75, 0.75, 0.75, 0.91)
 MATCHED = (0.71, 1.0, 2.2, 3.5, 4.7, 5.0, 6.8, 24.0)
 FOLLOWED = (1.0, 2.2, 4.3, 4.9, 6.2)
 LOOK_BACK = 16  # how many places of one n-gram are looked at, the latest first
-WITHDRAWN = 64  # how many last tokens of a text may be replaced by others
 NOWHERE = -1  # no place
 
 
@@ -76,6 +76,14 @@ class LookingUp(VotingSession):
 
     def __init__(self, options: NGram) -> None:
         self._options, self.least = options, options.least
+        self.native = {
+            "shortest": options.shortest,
+            "longest": options.longest,
+            "branches": options.branches,
+            "look_back": LOOK_BACK,
+            "matched": MATCHED,
+            "followed": FOLLOWED,
+        }
         self._index: dict[int, _Index] = {}
 
     def drop(self, row: int) -> None:

@@ -12,22 +12,21 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
 
 from ...core.contract import Outcome
 from ...errors import OptionError
-from ...model.compute.cpu.choosing import likeliest
 from ...model.layered import LayeredModel
 from ...trained.files import TrainedPart
-from ...trained.successors import Chances, Successors, trained_successors
+from ...trained.successors import SUREST, VOTES, Chances, Successors, trained_successors
 from ..base import Drafter, DraftSession, Target, Texts
 from ..growing import Guesses, grow
-from ..voting import Voter, VotingSession
+from ..voting import Voter, VotingSession, best_of
 
 # How often the successor of each rank was right, after a pair of tokens and after a single one, in
 # 30 answers of SmolLM2-135M-Instruct to Spec-Bench prompts. They only shape the tree.
@@ -89,9 +88,28 @@ class TokenRecycling(Drafter):
     def start(self, target: Target) -> DraftSession:
         trained = trained_successors(self.part, target.model)
         if not self.keep_table:
-            return _Recycling(lambda: _Table(self, trained), self.successors)
+            session = _Recycling(lambda: _Table(self, trained), self.successors)
+            session.native = self._native(trained)
+            return session
         kept = self._tables.setdefault(target.model, _Table(self, trained))
         return _Recycling(lambda: kept, self.successors, keeps=True)
+
+    def _native(self, trained: Successors | None) -> Mapping[str, Any]:
+        """What kernels need to know to say what a table says."""
+        after_one, after_several = VOTES[1], VOTES[0]
+        factors, powers = zip(after_one, after_several, strict=True)
+        return {
+            "successors": self.successors,
+            "paired": self.pairs,
+            "kept": PAIRS_KEPT,
+            "pair": PAIR_VOTES,
+            "single": TOKEN_VOTES,
+            "counted": trained.counted if trained else (),
+            "vocabulary": trained.vocabulary if trained else 0,
+            "factors": factors,
+            "powers": powers,
+            "surest": SUREST,
+        }
 
 
 class _Recycling(VotingSession):
@@ -148,12 +166,8 @@ class _Recycling(VotingSession):
         return found
 
     def observe(self, outcome: Outcome) -> None:
-        """Every verified token, rejected or not, gets new successors. Those that the engine did not
-        look up are one read from the device."""
-        found = outcome.best
-        if not found or len(found[0]) < self.ranks:
-            found = likeliest(outcome.logits, self.ranks).tolist()
-        best = iter(found)
+        """Every verified token, rejected or not, gets new successors."""
+        best = iter(best_of(outcome, self.ranks))
         for row in outcome.rows:
             tokens, parents = row.draft.tree.tokens, row.draft.tree.parents
             begin = len(row.text) - len(row.kept)

@@ -1,0 +1,161 @@
+"""What lookups know of one row's text, held by kernels, and the tree of guesses that they grow from
+it. The drafters say by which rules, and draft by the same ones without kernels. Knows no drafter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from ctypes import c_double, c_int64, c_void_p
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from .interface import address
+from .native import NoNative, compiled
+
+_SOURCE = Path(__file__).with_name("lookups.cpp")
+_MOST_FACTORS = 8
+WITHDRAWN = 64  # how many last tokens of a text may be replaced by others
+Counted = tuple[Tensor, Tensor, Tensor]
+"""Contexts of one size: sorted keys (n,) as int64, their tokens (n, each) as int32, and these ones'
+chances as float32."""
+
+
+class FactorsStruct(ctypes.Structure):
+    _fields_ = [("count", c_int64), ("of", c_double * _MOST_FACTORS)]
+
+
+class CountedStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("count", "width")),
+        *((name, c_void_p) for name in ("keys", "tokens", "chances")),
+    ]
+
+
+class RulesStruct(ctypes.Structure):
+    """Fields are named and explained in lookups.cpp."""
+
+    _fields_ = [
+        *((name, c_int64) for name in ("shortest", "longest", "branches", "look_back")),
+        *((name, FactorsStruct) for name in ("matched", "followed")),
+        *((name, c_int64) for name in ("successors", "paired", "kept")),
+        *((name, FactorsStruct) for name in ("pair", "single")),
+        ("vocabulary", c_int64),
+        ("counted", CountedStruct * 3),
+        *((name, c_double * 2) for name in ("factors", "powers")),
+        ("surest", c_double),
+        *((name, c_double) for name in ("start", "doubt", "teaches", "least")),
+        ("reach", c_int64),
+    ]
+
+
+_NAMES = {field[0] for field in RulesStruct._fields_}
+
+
+class Rules:
+    """By which rules lookups of some rows guess: numbers by the names of `RulesStruct`."""
+
+    def __init__(self, native: ctypes.PyDLL, numbers: Mapping[str, Any]) -> None:
+        self.native, self.struct = native, RulesStruct()
+        self._counted: Sequence[Counted] = numbers["counted"]  # held here: kernels know addresses
+        for name in _NAMES:
+            setattr(self.struct, name, self._as_field(name, numbers[name]))
+
+    def _as_field(self, name: str, value: Any) -> Any:
+        if name == "counted":
+            return (CountedStruct * 3)(*(_counted(each) for each in value))
+        if name in ("matched", "followed", "pair", "single"):
+            return FactorsStruct(len(value), (c_double * _MOST_FACTORS)(*value))
+        return (c_double * 2)(*value) if name in ("factors", "powers") else value
+
+
+def _counted(tensors: Counted) -> CountedStruct:
+    keys, tokens, _ = tensors
+    return CountedStruct(len(keys), tokens.shape[1], *map(address, tensors))
+
+
+def rules(parts: Sequence[Mapping[str, Any] | None]) -> Rules | None:
+    """The rules that several sources give the numbers of. None: these are not all that kernels
+    need, or there are no kernels here."""
+    numbers = {name: value for part in parts for name, value in (part or {}).items()}
+    native = _native() if set(numbers) == _NAMES else None
+    return None if native is None else Rules(native, numbers)
+
+
+class Lookups:
+    """One row."""
+
+    def __init__(self, rules: Rules, prompt: Sequence[int]) -> None:
+        self._rules, self._native, self._known = rules, rules.native, 0
+        self._row = self._native.begin(rules.struct)
+        tokens = array("i", prompt)
+        self._native.read(self._row, *tokens.buffer_info())
+
+    def __del__(self) -> None:
+        if row := getattr(self, "_row", None):
+            self._native.end(row)
+
+    def guess(
+        self,
+        text: Sequence[int],
+        most: int,
+        least: float,
+        floors: Sequence[float] | None = None,
+        lowest: Sequence[float] | None = None,
+    ) -> Iterator[tuple[int, int, float]]:
+        """At most so many guesses at what follows the text, the likeliest path first: the number of
+        each one's parent, 0 for the text's last token, its token, and its path's chance, which is
+        not below `least`. `floors` and `lowest` are those of a price (core/price.py)."""
+        first = max(0, min(self._known, len(text)) - WITHDRAWN)
+        end = array("i", text[first:])
+        self._native.enter(self._row, first, *end.buffer_info())
+        self._known = len(text)
+        bars = [None if some is None else array("d", some) for some in (floors, lowest)]
+        guesses = array("i", [0]) * most, array("i", [0]) * most, array("d", [0.0]) * most
+        places = (None if some is None else some.buffer_info()[0] for some in (*bars, *guesses))
+        count = self._native.guess(self._row, most, least, *places)
+        return zip(*(some[:count] for some in guesses), strict=True)
+
+    def learn(
+        self,
+        before: int | None,
+        tokens: Sequence[int],
+        parents: Sequence[int],
+        likeliest: Sequence[Sequence[int]],
+    ) -> None:
+        """A tree that was verified, and the model's likeliest tokens behind each of its nodes.
+        `before`: the token before the root."""
+        nodes, each = len(tokens), len(likeliest[0])
+        tree = array("i", chain(tokens, parents))
+        said = array("i", chain.from_iterable(likeliest))
+        assert len(tree) == 2 * nodes and len(said) == each * nodes
+        places = tree.buffer_info()[0], nodes, said.buffer_info()[0], each
+        self._native.learn(self._row, -1 if before is None else before, *places)
+
+
+@functools.cache
+def _native() -> ctypes.PyDLL | None:
+    """The kernels, if they can be had. Calls are short, so Python's lock is kept meanwhile: to ask
+    for it anew may take longer than all of them."""
+    try:
+        library = compiled(_SOURCE)
+    except NoNative:
+        return None
+    native = ctypes.PyDLL(str(_SOURCE), handle=library._handle)
+    types: dict[str, tuple[Any, list[Any]]] = {
+        "begin": (c_void_p, [ctypes.POINTER(RulesStruct)]),
+        "end": (None, [c_void_p]),
+        "enter": (None, [c_void_p, c_int64, c_void_p, c_int64]),
+        "read": (None, [c_void_p, c_void_p, c_int64]),
+        "learn": (None, [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_int64]),
+        "guess": (c_int64, [c_void_p, c_int64, c_double, *[c_void_p] * 5]),
+    }
+    for name, (result, arguments) in types.items():
+        function = getattr(native, name)
+        function.restype, function.argtypes = result, arguments
+    return native
