@@ -48,7 +48,12 @@ class Shape:
     tokens: int = 0
 
 
-SHAPES = (Shape("plain", None), Shape("chain", "ngram", 7), Shape("tree", "recycle", 7))
+SHAPES = (
+    Shape("plain", None),
+    Shape("chain", "ngram", 7),
+    Shape("tree", "recycle", 7),
+    Shape("tree of both", "hybrid", 7),
+)
 
 
 @dataclass

@@ -233,6 +233,9 @@ constexpr int LINES = std::max(STRIDE * PANEL * 4 / 64, 1);  // of the caches, i
 // Tiles that share a panel find it in the second cache, so the first one is not asked for it where
 // every instruction counts: beside another thread of the same core it has half of the instructions.
 constexpr bool ALWAYS_SOON = LANES > 8;
+// But of many tiles the first alone asks, where the panel stays near: what the others ask for then
+// takes longer than one tile's wait.
+constexpr int64_t MANY_TILES = 24, NEAR = 256 << 10;
 
 // One panel times ROWS rows. The weights of a step lie side by side, so the panel is one stream
 // from memory, read once for all rows. The rows are read a number at a time: they are short and
@@ -285,7 +288,9 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
         [=](const PanelTile& tile, float* sums) {
             const float* panel = pack + tile.panel * PANEL * inputs;
             Later later(tile, panel, 4 * PANEL * inputs, inputs, 4 * PANEL * tuned.later);
+            bool near = tile.index && tile.count > MANY_TILES && 4 * PANEL * inputs <= NEAR;
             auto some = tuned.quiet && rows <= FEW_ROWS ? tile_of<FEW_ROWS, false>
+                        : ALWAYS_SOON && near           ? tile_of<MAX_ROWS, false>
                                                         : tile_of<MAX_ROWS, true>;
             some(tile.rows, x + tile.first * inputs, inputs, panel, later, sums);
         });
@@ -760,29 +765,35 @@ static inline __attribute__((always_inline)) void score_lane(
     }
 }
 
-// The products of ROWS queries with the keys of a panel, number by number as `score_keys` makes
-// them: its lanes' sums come one after another here, in the order in which its tree adds them. With
-// its SIZE known (else 0) the few steps of a lane are no loop.
-template <int ROWS, int SIZE>
-static inline void score_panel(const float* const* queries, const float* panel, int64_t any_size,
-                               float scale, float* const* out) {
+// The same of COUNT lanes, in the order in which the tree of sum_lanes adds them: from lane `n` of
+// the mirrored ones on. With its SIZE known (else 0) the few steps of a lane are no loop.
+template <int ROWS, int SIZE, int COUNT>
+static inline __attribute__((always_inline)) void score_lanes(
+    const float* const* queries, int n, const float* panel, int64_t any_size,
+    Vector (*sums)[WIDE]) {
     const int64_t size = SIZE ? SIZE : any_size;
-    Vector waiting[LANES][ROWS][WIDE];  // sums of 2, 4, 8 ... lanes
-    int level = 0;
-    for (int n = 0; n < LANES; n += 2) {
-        Vector sums[ROWS][WIDE] = {}, other[ROWS][WIDE] = {};
-        const float* numbers = panel + n * size / LANES * PANEL;
-        score_lane<ROWS>(queries, mirrored(n), numbers, size, sums);
-        score_lane<ROWS>(queries, mirrored(n + 1), numbers + size / LANES * PANEL, size, other);
+    if constexpr (COUNT == 1) {
+        score_lane<ROWS>(queries, mirrored(n), panel, size, sums);
+    } else {
+        constexpr int HALF = COUNT / 2;
+        Vector other[ROWS][WIDE] = {};
+        score_lanes<ROWS, SIZE, HALF>(queries, n, panel, size, sums);
+        panel += HALF * size / LANES * PANEL;
+        score_lanes<ROWS, SIZE, HALF>(queries, n + HALF, panel, size, other);
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < WIDE; c++) sums[r][c] += other[r][c];
-        for (level = 0; n >> level & 2; level++)
-            for (int r = 0; r < ROWS; r++)
-                for (int c = 0; c < WIDE; c++) sums[r][c] += waiting[level][r][c];
-        std::memcpy(waiting[level], sums, sizeof sums);
     }
+}
+
+// The products of ROWS queries with the keys of a panel, number by number as `score_keys` makes
+// them.
+template <int ROWS, int SIZE>
+static inline void score_panel(const float* const* queries, const float* panel, int64_t size,
+                               float scale, float* const* out) {
+    Vector sums[ROWS][WIDE] = {};
+    score_lanes<ROWS, SIZE, LANES>(queries, 0, panel, size, sums);
     for (int r = 0; r < ROWS; r++)
-        for (int c = 0; c < WIDE; c++) store(out[r] + c * LANES, waiting[level][r][c] * scale);
+        for (int c = 0; c < WIDE; c++) store(out[r] + c * LANES, sums[r][c] * scale);
 }
 
 template <int ROWS>
