@@ -161,5 +161,7 @@ def test_hybrid_looks_up_natively_where_it_can(monkeypatch: pytest.MonkeyPatch) 
     assert isinstance(shared, _Together)
     assert isinstance(Hybrid().start_naming(target), _Together)
     assert not isinstance(Hybrid(then="ngram").start(target), NativelyTogether)
+    long = {"shortest": 9, "longest": 20}
+    assert isinstance(Hybrid(first_options=long).start(target), _Together)
     monkeypatch.setattr(lookups, "_native", lambda: None)
     assert isinstance(Hybrid().start(target), _Together)

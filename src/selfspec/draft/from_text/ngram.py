@@ -17,7 +17,7 @@ from ...errors import OptionError
 from ...model.compute.cpu.lookups import WITHDRAWN
 from ..base import Drafter, DraftSession, Target, Texts
 from ..growing import Guesses, grow
-from ..voting import Context, Voter, VotingSession
+from ..voting import REACH, Context, Voter, VotingSession
 
 # How often the token after a match of 1, 2, ... tokens was right, in 30 answers of
 # SmolLM2-135M-Instruct to Spec-Bench prompts. Used for `least`, and the order of guesses.
@@ -76,14 +76,15 @@ class LookingUp(VotingSession):
 
     def __init__(self, options: NGram) -> None:
         self._options, self.least = options, options.least
-        self.native = {
-            "shortest": options.shortest,
-            "longest": options.longest,
-            "branches": options.branches,
-            "look_back": LOOK_BACK,
-            "matched": MATCHED,
-            "followed": FOLLOWED,
-        }
+        if options.shortest <= REACH:
+            self.native = {
+                "shortest": options.shortest,
+                "longest": min(options.longest, REACH),  # nobody asks for longer ones
+                "branches": options.branches,
+                "look_back": LOOK_BACK,
+                "matched": MATCHED,
+                "followed": FOLLOWED,
+            }
         self._index: dict[int, _Index] = {}
 
     def drop(self, row: int) -> None:

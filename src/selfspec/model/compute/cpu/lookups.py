@@ -19,7 +19,7 @@ from .interface import address
 from .native import NoNative, compiled
 
 _SOURCE = Path(__file__).with_name("lookups.cpp")
-_MOST_FACTORS = 8
+_MOST_FACTORS = _MOST_CONTEXT = 8  # as in lookups.cpp
 WITHDRAWN = 64  # how many last tokens of a text may be replaced by others
 Counted = tuple[Tensor, Tensor, Tensor]
 """Contexts of one size: sorted keys (n,) as int64, their tokens (n, each) as int32, and these ones'
@@ -61,6 +61,7 @@ class Rules:
     """By which rules lookups of some rows guess: numbers by the names of `RulesStruct`."""
 
     def __init__(self, native: ctypes.PyDLL, numbers: Mapping[str, Any]) -> None:
+        assert numbers["reach"] <= _MOST_CONTEXT and numbers["shortest"] <= numbers["longest"]
         self.native, self.struct = native, RulesStruct()
         self._counted: Sequence[Counted] = numbers["counted"]  # held here: kernels know addresses
         for name in _NAMES:
