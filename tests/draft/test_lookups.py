@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -61,8 +62,8 @@ def both(dice: random.Random) -> list[DraftSession]:
     trained = counted(dice) if dice.random() < 0.6 else None
     made = []
     for _ in range(2):
-        said = _Recycling(lambda: _Table(recycling, trained), recycling.successors)
-        said.native = recycling._native(trained)
+        numbers = partial(recycling._native, trained)
+        said = _Recycling(lambda: _Table(recycling, trained), recycling.successors, numbers=numbers)
         made.append((LookingUp(matching), said))
     by_kernels = natively(*made[0])
     if by_kernels is None:

@@ -51,12 +51,14 @@ class VotingSession(GrowingSession):
     least: float = 0.0
     """No path of a tree that it has a say in is less likely."""
 
-    native: Mapping[str, Any] | None = None
-    """Numbers by which kernels say the same, by their names in `lookups.py`."""
-
     @abstractmethod
     def voter(self, row: int, text: Sequence[int]) -> Voter:
         """What it says of a row's text, until the text goes on."""
+
+    def native(self) -> Mapping[str, Any] | None:
+        """Numbers by which kernels say the same, by their names in `lookups.py`. None: they do not
+        know how."""
+        return None
 
 
 def guess_together(
@@ -93,7 +95,7 @@ def natively(*sessions: VotingSession) -> NativelyTogether | None:
     """These sessions' guesses by kernels, None where these do not know how. The sessions themselves
     see no row then."""
     votes = {"start": START, "doubt": DOUBT, "teaches": TEACHES, "least": LEAST, "reach": REACH}
-    found = rules([votes, *(session.native for session in sessions)])
+    found = rules([votes, *(session.native() for session in sessions)])
     if found is None:
         return None
     least = max(session.least for session in sessions)
@@ -101,8 +103,8 @@ def natively(*sessions: VotingSession) -> NativelyTogether | None:
 
 
 class NativelyTogether(GrowingSession):
-    """Several sources at work by kernels: between two passes a round's many small questions take
-    Python longer than a tenth of a pass."""
+    """Several sources at work by kernels: a pass empties the caches, and Python then takes three
+    times as long for a round's many small questions."""
 
     def __init__(self, rules: Rules, least: float, ranks: int) -> None:
         self._rules, self._least, self.ranks = rules, least, ranks

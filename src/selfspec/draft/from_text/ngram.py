@@ -8,10 +8,10 @@ Does not know what the model finds likely, only what was written.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from ...errors import OptionError
 from ...model.compute.cpu.lookups import WITHDRAWN
@@ -76,15 +76,6 @@ class LookingUp(VotingSession):
 
     def __init__(self, options: NGram) -> None:
         self._options, self.least = options, options.least
-        if options.shortest <= REACH:
-            self.native = {
-                "shortest": options.shortest,
-                "longest": min(options.longest, REACH),  # nobody asks for longer ones
-                "branches": options.branches,
-                "look_back": LOOK_BACK,
-                "matched": MATCHED,
-                "followed": FOLLOWED,
-            }
         self._index: dict[int, _Index] = {}
 
     def drop(self, row: int) -> None:
@@ -104,6 +95,19 @@ class LookingUp(VotingSession):
 
     def voter(self, row: int, text: Sequence[int]) -> Voter:
         return _Matches(self._entered(row, text), text, self._options.branches)
+
+    def native(self) -> Mapping[str, Any] | None:
+        options = self._options
+        if options.shortest > REACH:
+            return None
+        return {
+            "shortest": options.shortest,
+            "longest": min(options.longest, REACH),  # nobody asks for longer ones
+            "branches": options.branches,
+            "look_back": LOOK_BACK,
+            "matched": MATCHED,
+            "followed": FOLLOWED,
+        }
 
     def fill(self, tree: Guesses, row: int, text: Sequence[int]) -> None:
         options, index = self._options, self._entered(row, text)

@@ -14,7 +14,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import islice, pairwise
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakKeyDictionary
@@ -88,9 +88,8 @@ class TokenRecycling(Drafter):
     def start(self, target: Target) -> DraftSession:
         trained = trained_successors(self.part, target.model)
         if not self.keep_table:
-            session = _Recycling(lambda: _Table(self, trained), self.successors)
-            session.native = self._native(trained)
-            return session
+            numbers = partial(self._native, trained)
+            return _Recycling(lambda: _Table(self, trained), self.successors, numbers=numbers)
         kept = self._tables.setdefault(target.model, _Table(self, trained))
         return _Recycling(lambda: kept, self.successors, keeps=True)
 
@@ -113,9 +112,16 @@ class TokenRecycling(Drafter):
 
 
 class _Recycling(VotingSession):
-    def __init__(self, make_table: Callable[[], _Table], count: int, keeps: bool = False) -> None:
-        """`keeps`: others read the tables too."""
+    def __init__(
+        self,
+        make_table: Callable[[], _Table],
+        count: int,
+        keeps: bool = False,
+        numbers: Callable[[], Mapping[str, Any]] | None = None,
+    ) -> None:
+        """`keeps`: others read the tables too. `numbers`: what kernels need to know."""
         self._make_table, self.ranks, self._keeps = make_table, count, keeps
+        self._numbers = numbers
         self._tables: dict[int, _Table] = {}
         # What the table of a row that was not asked yet is still to hear: its prompt, and of each
         # round contexts and successors. Of many rows that are asked now and then, most would have
@@ -153,6 +159,9 @@ class _Recycling(VotingSession):
 
     def voter(self, row: int, text: Sequence[int]) -> Voter:
         return self._told(row)
+
+    def native(self) -> Mapping[str, Any] | None:
+        return self._numbers() if self._numbers else None
 
     def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
         """The likeliest successors. Where too few are known, those of the last token too."""
