@@ -44,8 +44,9 @@ def counted(dice: random.Random) -> Successors:
         chances = [sorted([dice.choice([0, 0.1, 0.4, 1]) for _ in range(each)])[::-1] for _ in keys]
         tokens = [dice.sample(range(WORDS), each) for _ in keys]
         tensors[f"{name}.keys"] = torch.tensor(keys)
-        tensors[f"{name}.successors"] = torch.tensor(tokens, dtype=torch.uint16)
-        tensors[f"{name}.chances"] = torch.tensor(chances, dtype=torch.float16)
+        kinds = dice.choice([(torch.uint16, torch.float16), (torch.int32, torch.bfloat16)])
+        tensors[f"{name}.successors"] = torch.tensor(tokens, dtype=kinds[0])
+        tensors[f"{name}.chances"] = torch.tensor(chances, dtype=kinds[1])
     return Successors(TrainedPart(SUCCESSORS, {}, {"vocabulary": WORDS}, tensors))
 
 

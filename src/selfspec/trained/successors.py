@@ -43,8 +43,8 @@ class Successors:
 
     @cached_property
     def counted(self) -> Sequence[tuple[Tensor, Tensor, Tensor]]:
-        """All of it as kernels read it, by the size of contexts: sorted keys, their tokens as
-        int32, these ones' chances as float32."""
+        """All of it as kernels read it, by the size of contexts: sorted keys, their tokens, these
+        ones' chances (`Counted` of lookups.py)."""
         nothing = torch.empty(0, 0)
         none = nothing.long(), nothing.int(), nothing
         sizes = (self._sizes.get(size) for size in range(1, len(CONTEXTS) + 1))
@@ -93,8 +93,10 @@ class _Sorted:
         self.find = cache(self._look_up)
 
     def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
-        keys, tokens, chances = self._held
-        return keys.contiguous(), tokens.int().contiguous(), chances.float().contiguous()
+        keys, tokens, chances = (each.contiguous() for each in self._held)
+        if tokens.dtype is torch.uint16 and chances.dtype is torch.float16:
+            return keys, tokens, chances
+        return keys, tokens.int(), chances.float()
 
     def _look_up(self, key: int) -> Chances:
         at = bisect_left(self._keys, key)

@@ -17,6 +17,7 @@
 #include <immintrin.h>
 #endif
 
+#include "halves.h"
 #include "panels.h"
 
 #if defined(__AVX512F__)
@@ -387,12 +388,7 @@ struct EightBits {
     }
 };
 
-static inline float from_half(const uint8_t* at) {
-    uint16_t half = load<uint16_t>(at);
-    uint32_t size = half & 0x7fff, moved = (size << 13) + (112u << 23);  // another exponent
-    float value = size < 0x400 ? size * 0x1p-24f : load<float>(&moved);
-    return half & 0x8000 ? -value : value;
-}
+static inline float from_half(const uint8_t* at) { return from_half(load<uint16_t>(at)); }
 
 static inline Vector from_halves(const uint8_t* at) {
 #if defined(__AVX512F__)

@@ -16,6 +16,8 @@
 #include <utility>
 #include <vector>
 
+#include "halves.h"
+
 typedef int32_t Token;
 constexpr int MOST_FACTORS = 8, MOST_SUCCESSORS = 8, MOST_CONTEXT = 8, SIZES = 3;
 
@@ -30,13 +32,18 @@ struct Factors {
 };
 
 // Contexts of one size that were counted once: sorted keys, and of each `width` tokens with their
-// chances, 0 where there are fewer.
+// chances, 0 where there are fewer. Both take 16 bits, or where `wide` 32.
 struct Counted {
-    int64_t count, width;
+    int64_t count, width, wide;
     const int64_t* keys;
-    const Token* tokens;
-    const float* chances;
+    const void *tokens, *chances;
 
+    Token token(int64_t at) const {
+        return wide ? ((const Token*)tokens)[at] : ((const uint16_t*)tokens)[at];
+    }
+    double chance(int64_t at) const {
+        return wide ? ((const float*)chances)[at] : from_half(((const uint16_t*)chances)[at]);
+    }
     int64_t find(int64_t key) const {
         const int64_t* found = std::lower_bound(keys, keys + count, key);
         return found < keys + count && *found == key ? found - keys : -1;
@@ -223,12 +230,13 @@ class Said {
         for (int64_t i = size; i > 0; i--) key = key * rules.vocabulary + context.end()[-i];
         int64_t at = counted.find(key);
         bool any = false;
-        for (int64_t i = 0; at >= 0 && i < counted.width; i++) {
-            double chance = counted.chances[at * counted.width + i];
+        int64_t first = at * counted.width;
+        for (int64_t i = first; at >= 0 && i < first + counted.width; i++) {
+            double chance = counted.chance(i);
             if (!(chance > 0)) continue;
             double odd = chance / (1 - std::min(chance, rules.surest));
             double factor = rules.factors[size > 1] * std::pow(odd, rules.powers[size > 1]);
-            odds.vote(counted.tokens[at * counted.width + i], factor);
+            odds.vote(counted.token(i), factor);
             any = true;
         }
         return any;

@@ -22,8 +22,8 @@ _SOURCE = Path(__file__).with_name("lookups.cpp")
 _MOST_FACTORS = _MOST_CONTEXT = 8  # as in lookups.cpp
 WITHDRAWN = 64  # how many last tokens of a text may be replaced by others
 Counted = tuple[Tensor, Tensor, Tensor]
-"""Contexts of one size: sorted keys (n,) as int64, their tokens (n, each) as int32, and these ones'
-chances as float32."""
+"""Contexts of one size: sorted keys (n,) as int64, their tokens (n, each) as uint16, and these
+ones' chances as float16; or as int32 and float32."""
 
 
 class FactorsStruct(ctypes.Structure):
@@ -32,7 +32,7 @@ class FactorsStruct(ctypes.Structure):
 
 class CountedStruct(ctypes.Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("count", "width")),
+        *((name, c_int64) for name in ("count", "width", "wide")),
         *((name, c_void_p) for name in ("keys", "tokens", "chances")),
     ]
 
@@ -76,8 +76,10 @@ class Rules:
 
 
 def _counted(tensors: Counted) -> CountedStruct:
-    keys, tokens, _ = tensors
-    return CountedStruct(len(keys), tokens.shape[1], *map(address, tensors))
+    keys, tokens, chances = tensors
+    assert tokens.itemsize == chances.itemsize
+    wide = tokens.itemsize > 2
+    return CountedStruct(len(keys), tokens.shape[1], wide, *map(address, tensors))
 
 
 def rules(parts: Sequence[Mapping[str, Any] | None]) -> Rules | None:
