@@ -16,7 +16,7 @@ from typing import Any
 
 from ..core.contract import Outcome
 from ..core.sampling import Sampler
-from ..model.compute.cpu.choosing import likeliest
+from ..model.compute.cpu.choosing import likeliest_known
 from ..model.compute.cpu.lookups import Lookups, Rules, rules
 from .growing import GrowingSession, Guesses, grow
 
@@ -124,18 +124,9 @@ class NativelyTogether(GrowingSession):
             tree.guess(*guess)
 
     def observe(self, outcome: Outcome) -> None:
-        best = iter(best_of(outcome, self.ranks))
+        best = iter(likeliest_known(outcome.best, outcome.logits, self.ranks))
         for row in outcome.rows:
             tree, begin = row.draft.tree, len(row.text) - len(row.kept)
             before = row.text[begin - 2] if begin > 1 else None
             said = list(islice(best, len(tree)))
             self._rows[row.row].learn(before, tree.tokens, tree.parents, said)
-
-
-def best_of(outcome: Outcome, ranks: int) -> Sequence[Sequence[int]]:
-    """The likeliest tokens at every node, so many at least. Those that the engine did not look up
-    are one read from the device."""
-    found = outcome.best
-    if found and len(found[0]) >= ranks:
-        return found
-    return likeliest(outcome.logits, ranks).tolist()

@@ -16,7 +16,7 @@ from ..core.grammar import Allowed
 from ..core.tree import Tree
 from ..draft.base import Drafter, DraftSession, Target
 from ..errors import OptionError
-from ..model.compute.cpu.choosing import likeliest
+from ..model.compute.cpu.choosing import likeliest_known
 from .row import Row
 
 NOTHING = torch.empty(0)
@@ -97,8 +97,7 @@ class Group:
         likeliest after each text, as far as they were looked up."""
         if failed:
             return self.close()
-        if best is None or len(best[0]) < self.session.ranks:
-            best = likeliest(logits, self.session.ranks).tolist()
+        best = likeliest_known(best, logits, self.session.ranks)
         if rows != self.rows:
             best = [best[rows.index(row)] for row in self.rows]
         self._missed.append(best)

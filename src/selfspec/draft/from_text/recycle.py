@@ -21,12 +21,13 @@ from weakref import WeakKeyDictionary
 
 from ...core.contract import Outcome
 from ...errors import OptionError
+from ...model.compute.cpu.choosing import likeliest_known
 from ...model.layered import LayeredModel
 from ...trained.files import TrainedPart
 from ...trained.successors import SUREST, VOTES, Chances, Successors, trained_successors
 from ..base import Drafter, DraftSession, Target, Texts
 from ..growing import Guesses, grow
-from ..voting import Voter, VotingSession, best_of
+from ..voting import Voter, VotingSession
 
 # How often the successor of each rank was right, after a pair of tokens and after a single one, in
 # 30 answers of SmolLM2-135M-Instruct to Spec-Bench prompts. They only shape the tree.
@@ -95,8 +96,7 @@ class TokenRecycling(Drafter):
 
     def _native(self, trained: Successors | None) -> Mapping[str, Any]:
         """What kernels need to know to say what a table says."""
-        after_one, after_several = VOTES[1], VOTES[0]
-        factors, powers = zip(after_one, after_several, strict=True)
+        factors, powers = zip(*reversed(VOTES), strict=True)  # after one token, after several
         return {
             "successors": self.successors,
             "paired": self.pairs,
@@ -176,7 +176,7 @@ class _Recycling(VotingSession):
 
     def observe(self, outcome: Outcome) -> None:
         """Every verified token, rejected or not, gets new successors."""
-        best = iter(best_of(outcome, self.ranks))
+        best = iter(likeliest_known(outcome.best, outcome.logits, self.ranks))
         for row in outcome.rows:
             tokens, parents = row.draft.tree.tokens, row.draft.tree.parents
             begin = len(row.text) - len(row.kept)

@@ -5,7 +5,7 @@ neither models nor sampling."""
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from ctypes import c_int, c_int64, c_uint64, c_void_p
 from pathlib import Path
 
@@ -26,6 +26,14 @@ def likeliest(logits: Tensor, count: int = 1) -> Tensor:
     if kernel is not None:
         return _by_kernel(kernel, logits, count, mark=False)
     return logits.argmax(-1, keepdim=True) if count == 1 else _by_blocks(logits, count)
+
+
+def likeliest_known(
+    best: Sequence[Sequence[int]] | None, logits: Tensor, count: int
+) -> Sequence[Sequence[int]]:
+    """The likeliest tokens of each row as they were looked up before, if so many were; else they
+    are one read from the device."""
+    return best if best and len(best[0]) >= count else likeliest(logits, count).tolist()
 
 
 def likeliest_or_broken(logits: Tensor, count: int = 1) -> Tensor:

@@ -166,7 +166,8 @@ class Matches {
             int64_t matched, times;
         };
         std::vector<Found> all;
-        for (int64_t size = std::min(rules.longest, context.count); size >= rules.shortest; size--) {
+        int64_t size = std::min(rules.longest, context.count);
+        for (; size >= rules.shortest; size--) {
             const Token* gram = context.end() - size;
             int32_t place = of(size).latest[bucket(context.end(), size)];
             for (int64_t looked = 0; place >= 0 && looked < rules.look_back;

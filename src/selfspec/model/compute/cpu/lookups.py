@@ -37,6 +37,9 @@ class CountedStruct(ctypes.Structure):
     ]
 
 
+_COUNTED, _TWO = CountedStruct * 3, c_double * 2
+
+
 class RulesStruct(ctypes.Structure):
     """Fields are named and explained in lookups.cpp."""
 
@@ -46,15 +49,15 @@ class RulesStruct(ctypes.Structure):
         *((name, c_int64) for name in ("successors", "paired", "kept")),
         *((name, FactorsStruct) for name in ("pair", "single")),
         ("vocabulary", c_int64),
-        ("counted", CountedStruct * 3),
-        *((name, c_double * 2) for name in ("factors", "powers")),
+        ("counted", _COUNTED),
+        *((name, _TWO) for name in ("factors", "powers")),
         ("surest", c_double),
         *((name, c_double) for name in ("start", "doubt", "teaches", "least")),
         ("reach", c_int64),
     ]
 
 
-_NAMES = {field[0] for field in RulesStruct._fields_}
+_KINDS = {field[0]: field[1] for field in RulesStruct._fields_}
 
 
 class Rules:
@@ -64,15 +67,16 @@ class Rules:
         assert numbers["reach"] <= _MOST_CONTEXT and numbers["shortest"] <= numbers["longest"]
         self.native, self.struct = native, RulesStruct()
         self._counted: Sequence[Counted] = numbers["counted"]  # held here: kernels know addresses
-        for name in _NAMES:
-            setattr(self.struct, name, self._as_field(name, numbers[name]))
+        for name, kind in _KINDS.items():
+            setattr(self.struct, name, _as_field(kind, numbers[name]))
 
-    def _as_field(self, name: str, value: Any) -> Any:
-        if name == "counted":
-            return (CountedStruct * 3)(*(_counted(each) for each in value))
-        if name in ("matched", "followed", "pair", "single"):
-            return FactorsStruct(len(value), (c_double * _MOST_FACTORS)(*value))
-        return (c_double * 2)(*value) if name in ("factors", "powers") else value
+
+def _as_field(kind: Any, value: Any) -> Any:
+    if kind is FactorsStruct:
+        return FactorsStruct(len(value), (c_double * _MOST_FACTORS)(*value))
+    if kind is _COUNTED:
+        return _COUNTED(*map(_counted, value))
+    return _TWO(*value) if kind is _TWO else value
 
 
 def _counted(tensors: Counted) -> CountedStruct:
@@ -86,7 +90,7 @@ def rules(parts: Sequence[Mapping[str, Any] | None]) -> Rules | None:
     """The rules that several sources give the numbers of. None: these are not all that kernels
     need, or there are no kernels here."""
     numbers = {name: value for part in parts for name, value in (part or {}).items()}
-    native = _native() if set(numbers) == _NAMES else None
+    native = _native() if set(numbers) == set(_KINDS) else None
     return None if native is None else Rules(native, numbers)
 
 
