@@ -9,7 +9,6 @@ from __future__ import annotations
 import resource
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -204,26 +203,27 @@ class Stream:
         return self
 
     def __next__(self) -> Piece:
-        with self._alone():
+        self._enter()
+        try:
             return next(self._pieces)
+        finally:
+            self._reading.release()
 
     def close(self) -> None:
         """Stop generating. Nothing is computed after this."""
-        with self._alone():
+        self._enter()
+        try:
             self._pieces.close()
+        finally:
+            self._reading.release()
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _enter(self) -> None:
         """One reader at a time: a piece is handed out once, so two would each get some of it."""
         if not self._reading.acquire(blocking=False):
             raise Busy(
                 "another thread is reading this stream, and each piece is handed out once; read "
                 "it in one thread, or call stream once for each"
             )
-        try:
-            yield
-        finally:
-            self._reading.release()
 
     def __enter__(self) -> Stream:
         return self

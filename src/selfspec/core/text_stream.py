@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -27,6 +28,9 @@ _WINDOW = 16
 _TAIL = 8  # what is kept of a full window ...
 # ... if it decodes to this many: no character has more bytes, and a stripped first space is past
 _TAIL_CHARACTERS = 4
+# Of each tokenizer the tokens that were seen, and whether it is a byte: asking takes as long as all
+# else that a token costs here.
+_SEEN: WeakKeyDictionary[object, dict[int, bool]] = WeakKeyDictionary()
 
 
 class TextStream:
@@ -44,6 +48,7 @@ class TextStream:
         self._skip = skip_special_tokens
         added = tokenizer.added_tokens_decoder.items() if skip_special_tokens else ()
         self._special = frozenset(token for token, entry in added if entry.special)
+        self._is_byte = _SEEN.setdefault(tokenizer, {})
         self._window: list[int] = []  # the last tokens with text, as many as decoding needs
         self._settled = 0  # how many of them come before an open run of bytes
         self._text = ""  # what those decode to
@@ -84,11 +89,16 @@ class TextStream:
 
     def _take(self, token: int) -> None:
         """Leave out tokens without text, as decoding does: a run of bytes goes on across them."""
-        name = self._tokenizer.convert_ids_to_tokens(token)
-        if token in self._special or not isinstance(name, str):
+        if token in self._special:
             return
+        is_byte = self._is_byte.get(token)
+        if is_byte is None:
+            name = self._tokenizer.convert_ids_to_tokens(token)
+            if not isinstance(name, str):
+                return
+            is_byte = self._is_byte[token] = bool(_BYTE.fullmatch(name))
         self._window.append(token)
-        if not _BYTE.fullmatch(name):
+        if not is_byte:
             self._settled = len(self._window)
 
     def _shorten(self) -> None:

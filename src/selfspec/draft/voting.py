@@ -14,10 +14,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from ..core.contract import Outcome
+from ..core.contract import Budget, Draft, Outcome
+from ..core.price import Price
 from ..core.sampling import Sampler
+from ..core.tree import Tree
 from ..model.compute.cpu.choosing import likeliest_known
 from ..model.compute.cpu.lookups import Lookups, Rules, rules
+from .base import DraftSession, Texts
 from .growing import GrowingSession, Guesses, grow
 
 Context = tuple[int, ...]
@@ -102,9 +105,11 @@ def natively(*sessions: VotingSession) -> NativelyTogether | None:
     return NativelyTogether(found, least, max(session.ranks for session in sessions))
 
 
-class NativelyTogether(GrowingSession):
+class NativelyTogether(DraftSession):
     """Several sources at work by kernels: a pass empties the caches, and Python then takes three
     times as long for a round's many small questions."""
+
+    weighs = True
 
     def __init__(self, rules: Rules, least: float, ranks: int) -> None:
         self._rules, self._least, self.ranks = rules, least, ranks
@@ -118,10 +123,17 @@ class NativelyTogether(GrowingSession):
     def drop(self, row: int) -> None:
         del self._rows[row]
 
-    def fill(self, tree: Guesses, row: int, text: Sequence[int]) -> None:
-        bars = () if tree.price is None else (tree.price.floors, tree.price.lowest)
-        for guess in self._rows[row].guess(text, tree.room, self._least, *bars):
-            tree.guess(*guess)
+    def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
+        asked = zip(rows, texts, budget.tokens, strict=True)
+        return [self._draft(*each, budget.price) for each in asked]
+
+    def _draft(self, row: int, text: Sequence[int], most: int, price: Price | None) -> Draft:
+        if not most:
+            return Draft(Tree([text[-1]], [-1]))
+        bars = () if price is None else (price.floors, price.lowest)
+        parents, tokens, chances = self._rows[row].guess(text, most, self._least, *bars)
+        worthy = len(chances) if price is None else price.best(chances)
+        return Draft(Tree([text[-1], *tokens[:worthy]], [-1, *parents[:worthy]]))
 
     def observe(self, outcome: Outcome) -> None:
         best = iter(likeliest_known(outcome.best, outcome.logits, self.ranks))

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from itertools import chain
+from itertools import accumulate, chain
+from operator import attrgetter
 
 import torch
 
@@ -29,7 +30,7 @@ from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
 from ..model.layered import PREFILL_CHUNK, LayeredModel, Scored
 from .group import Group
-from .keeping import Block, Decided, by_likeliest, decide, places_of
+from .keeping import Block, Decided, by_likeliest, decide
 from .plain import Gain, gains, suits
 from .row import Request, Row, chunk_of
 from .verifying import verified
@@ -63,6 +64,7 @@ class Generation:
         self._decided: Sequence[Gain] = ()  # a round that counts and is being written down
         self._parts: dict[tuple[int, int], RowStep] = {}  # what no step has reported yet
         self._interrupted = False
+        self._asked: Group | None = None  # whose drafter or controller is at work
         self.culprits: Sequence[Row] = ()
         """After a step that raised: the rows whose drafter did. None: nobody knows."""
         self._stats = Stats()  # of all rows together; and the tokens of those that left
@@ -167,9 +169,10 @@ class Generation:
         with self._lock, _inference():
             if self._interrupted:
                 self._recover()
-            running = [row for row in self.rows if not row.ended]
-            reading = [row for row in running if row.reading]
-            decoding = [row for row in running if not row.reading]
+            reading, decoding = list[Row](), list[Row]()
+            for row in self.rows:
+                if not row.ended:
+                    (reading if row.reading else decoding).append(row)
             self._interrupted, self.culprits = True, ()
             try:
                 if reading:
@@ -178,8 +181,11 @@ class Generation:
                     self._round(decoding, bool(reading))
                 for row in [row for row in self.rows if row.ended]:
                     self._retire(row)
-                step = Step(sorted(self._parts.values(), key=lambda part: part.row))
+                step = Step(sorted(self._parts.values(), key=attrgetter("row")))
             except BaseException as error:
+                if self._asked is not None and isinstance(error, Exception):
+                    self.culprits = list(self._asked.rows)
+                self._asked = None
                 self._recover()
                 if not isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -226,11 +232,12 @@ class Generation:
 
     def _round(self, rows: Sequence[Row], reading: bool) -> None:
         """Draft, verify, keep, learn. `reading`: prompts are read in the same step."""
-        start, suit = time.perf_counter(), suits(rows)
-        if suit and not reading and all(group.passes_over for group in self._groups):
+        start = time.perf_counter()
+        nobody = not reading and all(group.passes_over for group in self._groups)
+        if nobody and suits(rows):
             return self._plain_round(rows, start)
         drafts = self._draft(rows)
-        if suit and not any(draft.guesses or draft.exits for draft in drafts.values()):
+        if not any(draft.guesses or draft.exits for draft in drafts.values()) and suits(rows):
             return self._plain_round(rows, start, drafts)
         begin = time.perf_counter()
         blocks = [Block(row, drafts[row]) for row in rows]
@@ -243,8 +250,8 @@ class Generation:
             decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
         if self._groups:
             outcomes = {decision.block.row: decision.outcome for decision in decided.rows}
-            told = scored._replace(best=decided.best)
-            self._learn(outcomes, places_of(blocks), told, start, verify)
+            sizes = {block.row: len(block.draft.tree) for block in blocks}
+            self._learn(outcomes, sizes, scored, decided.best, start, verify)
         self._book(rows, start, self._drafting, verify)
 
     def _plain_round(
@@ -274,8 +281,7 @@ class Generation:
         self._report(failed)
         if drafts is not None:
             outcomes = {gain.row: gain.outcome(drafts[gain.row]) for gain in gained}
-            places = {row: [place] for place, row in enumerate(rows)}
-            self._learn(outcomes, places, scored._replace(best=best), start, verify)
+            self._learn(outcomes, dict.fromkeys(rows, 1), scored, best, start, verify)
         seconds = time.perf_counter() - start
         for group in self._groups if drafts is None else ():
             group.passed_over(rows, scored.logits, best, seconds, bool(failed))
@@ -306,45 +312,39 @@ class Generation:
         for group in self._groups:
             group.draft_seconds = 0.0
             if mine := [row for row in group.rows if row in rows]:
-                with self._blamed(group):
-                    made = group.draft(mine, len(rows) - len(mine), reading)
-                    drafts.update(zip(mine, made, strict=True))
+                self._asked = group
+                made = group.draft(mine, len(rows) - len(mine), reading)
+                self._asked = None
+                drafts.update(zip(mine, made, strict=True))
         return drafts
-
-    @contextmanager
-    def _blamed(self, group: Group) -> Iterator[None]:
-        """Notes whose drafter or controller it was that raised."""
-        try:
-            yield
-        except Exception:
-            self.culprits = list(group.rows)
-            raise
 
     def _learn(
         self,
         outcomes: Mapping[Row, RowOutcome],
-        places: Mapping[Row, Sequence[int]],
+        sizes: Mapping[Row, int],
         scored: Scored,
+        best: Sequence[Sequence[int]] | None,
         start: float,
         verify: float,
     ) -> None:
-        """Each group is told of its own rows. `places`: where each row's nodes are among all.
-        `start`: of the round. `verify`: seconds of its pass."""
+        """Each group is told of its own rows. `sizes`: how many nodes each row has, in their order.
+        `best`: the likeliest at each. `start`: of the round. `verify`: seconds of its pass."""
         begin = start + self._drafting
         for group in self._groups:
             mine = [row for row in outcomes if row in group.rows]
             if not mine:
                 continue
-            states, logits, best = scored
-            beside = self.cache.again
-            if len(mine) < len(places):
-                nodes = [node for row in mine for node in places[row]]
+            (states, logits, _), found, beside = scored, best, self.cache.again
+            if len(mine) < len(sizes):
+                ends = dict(zip(sizes, accumulate(sizes.values()), strict=True))
+                nodes = [node for row in mine for node in range(ends[row] - sizes[row], ends[row])]
                 states, logits = states[nodes], logits[nodes]
-                best = None if best is None else [best[node] for node in nodes]
+                found = None if best is None else [best[node] for node in nodes]
                 beside += len(scored.logits) - len(logits)
-            outcome = Outcome([outcomes[row] for row in mine], logits, states, best)
-            with self._blamed(group):
-                group.learn(outcome, begin, verify, beside)
+            outcome = Outcome([outcomes[row] for row in mine], logits, states, found)
+            self._asked = group
+            group.learn(outcome, begin, verify, beside)
+            self._asked = None
 
     def _verify(self, blocks: Sequence[Block]) -> Scored:
         """What the model makes of every node of every row."""

@@ -335,6 +335,10 @@ def where_struct(layout: TokenLayout) -> WhereStruct:
 
 def _addresses(layout: TokenLayout) -> tuple[int, ...]:
     """Where a call's rows, slots, positions and stops lie."""
+    return layout.once("addresses", lambda: _found(layout))
+
+
+def _found(layout: TokenLayout) -> tuple[int, ...]:
     numbers = layout.numbers
     if numbers is None:
         tensors = (layout.rows, layout.slots, layout.positions, layout.stops)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import c_double, c_int64, c_void_p
 from itertools import chain
 from pathlib import Path
@@ -114,7 +114,7 @@ class Lookups:
         least: float,
         floors: Sequence[float] | None = None,
         lowest: Sequence[float] | None = None,
-    ) -> Iterator[tuple[int, int, float]]:
+    ) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
         """At most so many guesses at what follows the text, the likeliest path first: the number of
         each one's parent, 0 for the text's last token, its token, and its path's chance, which is
         not below `least`. `floors` and `lowest` are those of a price (core/price.py)."""
@@ -126,7 +126,8 @@ class Lookups:
         guesses = array("i", [0]) * most, array("i", [0]) * most, array("d", [0.0]) * most
         places = (None if some is None else some.buffer_info()[0] for some in (*bars, *guesses))
         count = self._native.guess(self._row, most, least, *places)
-        return zip(*(some[:count] for some in guesses), strict=True)
+        parents, tokens, chances = guesses
+        return parents[:count], tokens[:count], chances[:count]
 
     def learn(
         self,
