@@ -148,16 +148,17 @@ def test_a_model_whose_halves_run_alone_is_none():
     assert one_by_one(model)._at_once is None
 
 
-@pytest.mark.parametrize("first", [0, 17, 64, 500, 1000])
+@pytest.mark.parametrize("first", [0, 17, 64, 500, 1000, 2800])
 @pytest.mark.parametrize(
     ("queries", "keys", "size"), [(9, 3, 64), (4, 1, 32), (8, 8, 48), (3, 3, 8)]
 )
 def test_threads_that_share_a_head_change_no_bit(queries, keys, size, first, threads):
     """Keys that nobody scores or two threads do, a query that is finished before all of its scores
-    are there, columns of values that are summed twice or not at all."""
+    are there, columns of values that are summed twice or not at all, and of a long text a panel or
+    block of values that is taken for the one behind it, which was only asked for."""
     generator = torch.Generator().manual_seed(first)
     ops, shape = NativeOps(), (1, 2, keys, size)
-    cache = KVCache(shape, 1024, torch.float32, torch.device("cpu"))
+    cache = KVCache(shape, first + 24, torch.float32, torch.device("cpu"))
     for each in (cache.keys, cache.values):
         each.copy_(torch.randn(each.shape, generator=generator))
     sinks, slopes = torch.randn(2, queries, generator=generator).unbind()

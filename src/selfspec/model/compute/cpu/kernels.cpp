@@ -673,6 +673,10 @@ static constexpr int mirrored(int lane) {
 constexpr int64_t AHEAD = 4096;  // bytes of keys or values that are asked for before their use
 // The same while threads multiply and memory would be idle: as much as stays near till it is used.
 constexpr int64_t EARLY = 256 << 10;
+// Keys or values of more bytes do not stay in the second cache while all queries of a batch use
+// them. What comes next of them is asked for in equal steps, a line with every so many numbers of a
+// query or values: all at once would wait for one another. With few lanes multiplying takes longer.
+constexpr int64_t FAR = LANES == 16 ? 512 << 10 : INT64_MAX;
 
 // Keys or values that a thread will read, stretch after stretch of memory, asked for early,
 // so that memory is never idle.
@@ -752,12 +756,14 @@ class KeyPanels {
     }
 };
 
-// Numbers 0, LANES, 2 * LANES ... of ROWS queries times those of the keys of a panel.
-template <int ROWS>
+// Numbers 0, LANES, 2 * LANES ... of ROWS queries times those of the keys of a panel. If it ASKS,
+// half a line of `next` is asked for with each number.
+template <int ROWS, bool ASKS>
 static inline __attribute__((always_inline)) void score_lane(
     const float* const* queries, int64_t lane, const float* panel, int64_t size,
-    Vector (*sums)[WIDE]) {
-    for (int64_t i = lane; i < size; i += LANES, panel += PANEL) {
+    Vector (*sums)[WIDE], const float* next) {
+    for (int64_t i = lane; i < size; i += LANES, panel += PANEL, next += 8) {
+        if (ASKS && i / LANES % 2 == 0) __builtin_prefetch(next, 0, 3);
         Vector key[WIDE];
         for (int c = 0; c < WIDE; c++) key[c] = load_once(panel + c * LANES);
         for (int r = 0; r < ROWS; r++)
@@ -767,44 +773,49 @@ static inline __attribute__((always_inline)) void score_lane(
 
 // The same of COUNT lanes, in the order in which the tree of sum_lanes adds them: from lane `n` of
 // the mirrored ones on. With its SIZE known (else 0) the few steps of a lane are no loop.
-template <int ROWS, int SIZE, int COUNT>
+template <int ROWS, int SIZE, bool ASKS, int COUNT>
 static inline __attribute__((always_inline)) void score_lanes(
     const float* const* queries, int n, const float* panel, int64_t any_size,
-    Vector (*sums)[WIDE]) {
+    Vector (*sums)[WIDE], const float* next) {
     const int64_t size = SIZE ? SIZE : any_size;
     if constexpr (COUNT == 1) {
-        score_lane<ROWS>(queries, mirrored(n), panel, size, sums);
+        score_lane<ROWS, ASKS>(queries, mirrored(n), panel, size, sums, next);
     } else {
         constexpr int HALF = COUNT / 2;
+        const int64_t numbers = HALF * size / LANES;  // of each query, of half of the lanes
         Vector other[ROWS][WIDE] = {};
-        score_lanes<ROWS, SIZE, HALF>(queries, n, panel, size, sums);
-        panel += HALF * size / LANES * PANEL;
-        score_lanes<ROWS, SIZE, HALF>(queries, n + HALF, panel, size, other);
+        score_lanes<ROWS, SIZE, ASKS, HALF>(queries, n, panel, size, sums, next);
+        panel += numbers * PANEL, next += numbers * 8;
+        score_lanes<ROWS, SIZE, ASKS, HALF>(queries, n + HALF, panel, size, other, next);
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < WIDE; c++) sums[r][c] += other[r][c];
     }
 }
 
 // The products of ROWS queries with the keys of a panel, number by number as `score_keys` makes
-// them.
+// them. `next`: what is asked for meanwhile, as many lines as half of a query's numbers, or null.
 template <int ROWS, int SIZE>
 static inline void score_panel(const float* const* queries, const float* panel, int64_t size,
-                               float scale, float* const* out) {
+                               float scale, float* const* out, const float* next) {
     Vector sums[ROWS][WIDE] = {};
-    score_lanes<ROWS, SIZE, LANES>(queries, 0, panel, size, sums);
+    if (next)
+        score_lanes<ROWS, SIZE, true, LANES>(queries, 0, panel, size, sums, next);
+    else
+        score_lanes<ROWS, SIZE, false, LANES>(queries, 0, panel, size, sums, panel);
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < WIDE; c++) store(out[r] + c * LANES, sums[r][c] * scale);
 }
 
 template <int ROWS>
 static inline void score_some(int64_t rows, const float* const* queries, const float* panel,
-                              int64_t size, float scale, float* const* out) {
+                              int64_t size, float scale, float* const* out,
+                              const float* next) {
     if (rows == ROWS) {
-        if (size == 64) return score_panel<ROWS, 64>(queries, panel, size, scale, out);
-        if (size == 128) return score_panel<ROWS, 128>(queries, panel, size, scale, out);
-        return score_panel<ROWS, 0>(queries, panel, size, scale, out);
+        if (size == 64) return score_panel<ROWS, 64>(queries, panel, size, scale, out, next);
+        if (size == 128) return score_panel<ROWS, 128>(queries, panel, size, scale, out, next);
+        return score_panel<ROWS, 0>(queries, panel, size, scale, out, next);
     }
-    if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, scale, out);
+    if constexpr (ROWS > 1) score_some<ROWS - 1>(rows, queries, panel, size, scale, out, next);
 }
 
 static inline float in_bfloat16(float x) {
@@ -875,20 +886,24 @@ constexpr int MANY_QUERIES = LANES == 16 ? TILE : 13;
 
 // out[r][begin:] += sum over j of weights[r][j] * value(j)[begin:], SPANS vectors at a time, as far
 // as they go: they fit into registers, and a value is read once for all queries. The running sums
-// rest in `out` between calls, which changes no bit. Gives the first number that is left.
-template <int ROWS, int SPANS, class Value>
+// rest in `out` between calls, which changes no bit. If it ASKS, a line of `next` is asked for with
+// each value. Gives the first number that is left.
+template <int ROWS, int SPANS, bool ASKS, class Value>
 static inline int64_t weigh_spans(const float* const* weights, Value value, int64_t count,
-                                  int64_t begin, int64_t size, float* const* out) {
+                                  int64_t begin, int64_t size, float* const* out,
+                                  const float* next) {
     int64_t i = begin;
     for (; i + SPANS * LANES <= size; i += SPANS * LANES) {
         Vector total[ROWS][SPANS];
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < SPANS; c++) total[r][c] = load(out[r] + i + c * LANES);
-        for (int64_t j = 0; j < count; j++)
+        for (int64_t j = 0; j < count; j++) {
+            if (ASKS) __builtin_prefetch(next + j * 16, 0, 3);
             for (int c = 0; c < SPANS; c++) {
                 Vector here = load_once(value(j) + i + c * LANES);
                 for (int r = 0; r < ROWS; r++) total[r][c] += weights[r][j] * here;
             }
+        }
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < SPANS; c++) store(out[r] + i + c * LANES, total[r][c]);
     }
@@ -897,10 +912,11 @@ static inline int64_t weigh_spans(const float* const* weights, Value value, int6
 
 template <int ROWS, class Value>
 static inline void weigh_rows(const float* const* weights, Value value, int64_t count,
-                              int64_t size, float* const* out) {
-    int64_t i = weigh_spans<ROWS, SPAN>(weights, value, count, 0, size, out);
-    i = weigh_spans<ROWS, SPAN / 2>(weights, value, count, i, size, out);
-    i = weigh_spans<ROWS, 1>(weights, value, count, i, size, out);
+                              int64_t size, float* const* out, const float* next) {
+    int64_t i = next ? weigh_spans<ROWS, SPAN, true>(weights, value, count, 0, size, out, next)
+                     : weigh_spans<ROWS, SPAN, false>(weights, value, count, 0, size, out, next);
+    i = weigh_spans<ROWS, SPAN / 2, false>(weights, value, count, i, size, out, next);
+    i = weigh_spans<ROWS, 1, false>(weights, value, count, i, size, out, next);
     // numbers side by side, never one sum cut into vectors: that would change its bits
     for (int r = 0; r < ROWS && i < size; r++)
         for (int64_t j = 0; j < count; j++) {
@@ -912,9 +928,9 @@ static inline void weigh_rows(const float* const* weights, Value value, int64_t 
 
 template <int ROWS, class Value>
 static inline void weigh(int64_t rows, const float* const* weights, Value value, int64_t count,
-                         int64_t size, float* const* out) {
-    if (rows == ROWS) return weigh_rows<ROWS>(weights, value, count, size, out);
-    if constexpr (ROWS > 1) weigh<ROWS - 1>(rows, weights, value, count, size, out);
+                         int64_t size, float* const* out, const float* next = nullptr) {
+    if (rows == ROWS) return weigh_rows<ROWS>(weights, value, count, size, out, next);
+    if constexpr (ROWS > 1) weigh<ROWS - 1>(rows, weights, value, count, size, out, next);
 }
 
 // What each query of a call sees: slots [start, stop) of its row and then the listed ones (a tree's
@@ -990,6 +1006,7 @@ struct Batch {
         return found;
     }
     bool many() const { return tokens * group >= MANY_QUERIES; }
+    bool far(int64_t keys) const { return keys * layer->size * 4 > FAR; }  // or so many values
 
     // The queries in tiles, counted token by token.
     void cut_tiles(int64_t out_stride) {
@@ -1023,13 +1040,18 @@ struct Batch {
     void score_panels(int64_t begin, int64_t end, Ahead* ahead, Ahead* later) {
         int64_t size = layer->size, each = (PANEL + tiles.size() - 1) / tiles.size();
         const float* panels = memory.panels.of(keys + begin * size, size, end - begin, ahead);
-        for (int64_t j = 0; j < end - begin; j += PANEL)
+        bool asks = far(end - begin);
+        for (int64_t j = 0; j < end - begin; j += PANEL) {
+            const float* panel = panels + j * size;
+            const float* next = asks ? panel + PANEL * size : nullptr;
             for (const Tile& tile : tiles) {
                 float* out[TILE];
                 for (int64_t r = 0; r < tile.rows; r++) out[r] = tile.scores[r] + begin + j;
-                score_some<TILE>(tile.rows, tile.queries, panels + j * size, size, scale, out);
+                score_some<TILE>(tile.rows, tile.queries, panel, size, scale, out, next);
+                if (asks) next += size / 2 * 16;
                 if (later) later->ask_early(each);
             }
+        }
     }
 
     // Of one query with what is left of its run, and with the listed keys.
@@ -1058,7 +1080,12 @@ struct Batch {
                 std::fill_n(target + t * out_stride + g * layer->size + begin, columns, 0.0f);
     }
     void sum_blocks(int64_t j, int64_t block, int64_t begin, int64_t columns) const {
-        for (const Tile& tile : tiles) sum_block(tile, j, block, begin, columns);
+        bool asks = columns == layer->size && far(longest());
+        const float* next = asks ? values + (j + block) * columns : nullptr;
+        for (const Tile& tile : tiles) {
+            sum_block(tile, j, block, begin, columns, next);
+            if (asks) next += block * 16;
+        }
     }
     void sum_listed(int64_t out_stride, int64_t begin, int64_t columns) const {
         int64_t size = layer->size;
@@ -1073,8 +1100,9 @@ struct Batch {
     }
 
     // The values from j on that all queries of a tile see, then those that only some see.
-    void sum_block(const Tile& tile, int64_t j, int64_t block, int64_t begin,
-                   int64_t columns) const {
+    // `next`: as for `weigh`.
+    void sum_block(const Tile& tile, int64_t j, int64_t block, int64_t begin, int64_t columns,
+                   const float* next) const {
         const float* weights[TILE];
         float* out[TILE];
         for (int64_t r = 0; r < tile.rows; r++) {
@@ -1083,7 +1111,7 @@ struct Batch {
         }
         auto value = [&](int64_t l) { return values + (j + l) * layer->size + begin; };
         int64_t common = std::clamp<int64_t>(tile.least - j, 0, block);
-        weigh<TILE>(tile.rows, weights, value, common, columns, out);
+        weigh<TILE>(tile.rows, weights, value, common, columns, out, next);
         for (int64_t r = 0; r < tile.rows; r++) {
             int64_t own = std::clamp<int64_t>(tile.runs[r] - j, 0, block);
             auto later = [&](int64_t l) { return value(common + l); };
