@@ -207,6 +207,15 @@ def test_text_comes_as_soon_as_it_is_certain() -> None:
     assert stream.push([a]) == "é a"
 
 
+def test_what_is_a_byte_is_not_known_from_another_tokenizer() -> None:
+    """The same ids are bytes here and settle a text there: a broken character would be shown, or a
+    whole one held back."""
+    tokens = spelled("strip", "€".encode())
+    pieces = {kind: [*map(TextStream(TOKENIZERS[kind]).push, ([t] for t in tokens))]
+              for kind in ("byte-level", "strip")}  # fmt: skip
+    assert pieces == {"byte-level": ["", "", bytes(tokens).decode()], "strip": ["", "", ""]}
+
+
 @pytest.mark.parametrize("kind", TOKENIZERS)
 @pytest.mark.parametrize("loop", ["words", "bytes"])
 def test_a_push_costs_the_same_however_long_the_text_is(
