@@ -28,6 +28,9 @@
 
 #include <omp.h>
 
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 #if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -77,6 +80,18 @@ static inline float sum_lanes(Vector v) {
 
 static inline Vector lanes_max(Vector a, Vector b) { return a > b ? a : b; }
 
+// p * 2^n, where 2^n is a normal number.
+static inline Vector times_power(Vector p, Vector n) {
+#if defined(__AVX512F__)
+    return (Vector)_mm512_scalef_ps((__m512)p, (__m512)n);
+#else
+    IntVector bits = (__builtin_convertvector(n, IntVector) + 127) << 23;
+    Vector power;
+    std::memcpy(&power, &bits, sizeof power);
+    return p * power;
+#endif
+}
+
 // exp(x) of N vectors by range reduction and a polynomial of degree 6, within 2 units in the last
 // place; 0 below -87. All of them step by step, since one alone waits for its own results.
 template <int N>
@@ -95,12 +110,7 @@ static inline void exponentials(Vector* x) {
     for (float next : {8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
         for (int i = 0; i < N; i++) p[i] = p[i] * r[i] + next;
     for (int i = 0; i < N; i++) p[i] = p[i] * r[i] * r[i] + r[i] + 1.0f;
-    for (int i = 0; i < N; i++) {
-        IntVector bits = (__builtin_convertvector(n[i], IntVector) + 127) << 23;
-        Vector scale;
-        std::memcpy(&scale, &bits, sizeof scale);
-        x[i] = p[i] * scale;
-    }
+    for (int i = 0; i < N; i++) x[i] = times_power(p[i], n[i]);
 }
 
 static inline Vector exponential(Vector x) {
