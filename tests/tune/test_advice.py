@@ -22,7 +22,7 @@ from selfspec.llm import LLM
 from selfspec.profile import Way, profile_for, read_profile
 from selfspec.testing import near_identity_model, tiny_tokenizer
 from selfspec.tune import steps, verdict
-from selfspec.tune.candidates import Prediction
+from selfspec.tune.candidates import MOST_DRAFTS, Prediction
 from selfspec.tune.options import Setting, TuneOptions
 from selfspec.tune.run import CLOSE, Tuning
 from selfspec.tune.texts import ASKED, BUILT_IN, READ, chosen, digest_of_question
@@ -43,7 +43,7 @@ def test_a_tuning_times_its_best_candidates_and_keeps_those_that_pay() -> None:
     found = tuning.found
     assert {"hybrid", "auto"} <= {way.draft for way in found.ways}
     assert found.tried, "no skip set was looked at"
-    assert {prediction.tokens for _, prediction in found.predicted} <= set(range(1, 9))
+    assert {each.tokens for _, each in found.predicted} <= set(range(1, MOST_DRAFTS + 1))
     timed = [way for way in found.ways if way.measured is not None]
     assert len(timed) >= CLOSE and all(way.low is not None for way in timed)
     assert found.ways[: len(timed)] == timed, "ways without a speed stand before others"

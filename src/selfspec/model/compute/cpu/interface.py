@@ -335,10 +335,11 @@ def where_struct(layout: TokenLayout) -> WhereStruct:
 
 def _addresses(layout: TokenLayout) -> tuple[int, ...]:
     """Where a call's rows, slots, positions and stops lie."""
-    return layout.once("addresses", lambda: _found(layout))
+    return layout.once("addresses", lambda: _begins(layout))
 
 
-def _found(layout: TokenLayout) -> tuple[int, ...]:
+def _begins(layout: TokenLayout) -> tuple[int, ...]:
+    """The same, looked up."""
     numbers = layout.numbers
     if numbers is None:
         tensors = (layout.rows, layout.slots, layout.positions, layout.stops)
