@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import threading
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
@@ -203,27 +204,26 @@ class Stream:
         return self
 
     def __next__(self) -> Piece:
-        self._enter()
-        try:
+        with self._alone():
             return next(self._pieces)
-        finally:
-            self._reading.release()
 
     def close(self) -> None:
         """Stop generating. Nothing is computed after this."""
-        self._enter()
-        try:
+        with self._alone():
             self._pieces.close()
-        finally:
-            self._reading.release()
 
-    def _enter(self) -> None:
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
         """One reader at a time: a piece is handed out once, so two would each get some of it."""
         if not self._reading.acquire(blocking=False):
             raise Busy(
                 "another thread is reading this stream, and each piece is handed out once; read "
                 "it in one thread, or call stream once for each"
             )
+        try:
+            yield
+        finally:
+            self._reading.release()
 
     def __enter__(self) -> Stream:
         return self

@@ -14,10 +14,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
-from itertools import accumulate, chain
-from operator import attrgetter
+from itertools import chain
 
 import torch
 
@@ -30,7 +29,7 @@ from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
 from ..model.layered import PREFILL_CHUNK, LayeredModel, Scored
 from .group import Group
-from .keeping import Block, Decided, by_likeliest, decide
+from .keeping import Block, Decided, by_likeliest, decide, places_of
 from .plain import Gain, gains, suits
 from .row import Request, Row, chunk_of
 from .verifying import verified
@@ -64,7 +63,6 @@ class Generation:
         self._decided: Sequence[Gain] = ()  # a round that counts and is being written down
         self._parts: dict[tuple[int, int], RowStep] = {}  # what no step has reported yet
         self._interrupted = False
-        self._asked: Group | None = None  # whose drafter or controller is at work
         self.culprits: Sequence[Row] = ()
         """After a step that raised: the rows whose drafter did. None: nobody knows."""
         self._stats = Stats()  # of all rows together; and the tokens of those that left
@@ -169,10 +167,9 @@ class Generation:
         with self._lock, _inference():
             if self._interrupted:
                 self._recover()
-            reading, decoding = list[Row](), list[Row]()
-            for row in self.rows:
-                if not row.ended:
-                    (reading if row.reading else decoding).append(row)
+            running = [row for row in self.rows if not row.ended]
+            reading = [row for row in running if row.reading]
+            decoding = [row for row in running if not row.reading]
             self._interrupted, self.culprits = True, ()
             try:
                 if reading:
@@ -181,11 +178,8 @@ class Generation:
                     self._round(decoding, bool(reading))
                 for row in [row for row in self.rows if row.ended]:
                     self._retire(row)
-                step = Step(sorted(self._parts.values(), key=attrgetter("row")))
+                step = Step(sorted(self._parts.values(), key=lambda part: part.row))
             except BaseException as error:
-                if self._asked is not None and isinstance(error, Exception):
-                    self.culprits = list(self._asked.rows)
-                self._asked = None
                 self._recover()
                 if not isinstance(error, torch.OutOfMemoryError):
                     raise
@@ -232,12 +226,11 @@ class Generation:
 
     def _round(self, rows: Sequence[Row], reading: bool) -> None:
         """Draft, verify, keep, learn. `reading`: prompts are read in the same step."""
-        start = time.perf_counter()
-        nobody = not reading and all(group.passes_over for group in self._groups)
-        if nobody and suits(rows):
+        start, suit = time.perf_counter(), suits(rows)
+        if suit and not reading and all(group.passes_over for group in self._groups):
             return self._plain_round(rows, start)
         drafts = self._draft(rows)
-        if not any(draft.guesses or draft.exits for draft in drafts.values()) and suits(rows):
+        if suit and not any(draft.guesses or draft.exits for draft in drafts.values()):
             return self._plain_round(rows, start, drafts)
         begin = time.perf_counter()
         blocks = [Block(row, drafts[row]) for row in rows]
@@ -250,8 +243,8 @@ class Generation:
             decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
         if self._groups:
             outcomes = {decision.block.row: decision.outcome for decision in decided.rows}
-            sizes = {block.row: len(block.draft.tree) for block in blocks}
-            self._learn(outcomes, sizes, scored, decided.best, start, verify)
+            told = scored._replace(best=decided.best)
+            self._learn(outcomes, places_of(blocks), told, start, verify)
         self._book(rows, start, self._drafting, verify)
 
     def _plain_round(
@@ -281,7 +274,8 @@ class Generation:
         self._report(failed)
         if drafts is not None:
             outcomes = {gain.row: gain.outcome(drafts[gain.row]) for gain in gained}
-            self._learn(outcomes, dict.fromkeys(rows, 1), scored, best, start, verify)
+            places = {row: [place] for place, row in enumerate(rows)}
+            self._learn(outcomes, places, scored._replace(best=best), start, verify)
         seconds = time.perf_counter() - start
         for group in self._groups if drafts is None else ():
             group.passed_over(rows, scored.logits, best, seconds, bool(failed))
@@ -312,39 +306,45 @@ class Generation:
         for group in self._groups:
             group.draft_seconds = 0.0
             if mine := [row for row in group.rows if row in rows]:
-                self._asked = group
-                made = group.draft(mine, len(rows) - len(mine), reading)
-                self._asked = None
-                drafts.update(zip(mine, made, strict=True))
+                with self._blamed(group):
+                    made = group.draft(mine, len(rows) - len(mine), reading)
+                    drafts.update(zip(mine, made, strict=True))
         return drafts
+
+    @contextmanager
+    def _blamed(self, group: Group) -> Iterator[None]:
+        """Notes whose drafter or controller it was that raised."""
+        try:
+            yield
+        except Exception:
+            self.culprits = list(group.rows)
+            raise
 
     def _learn(
         self,
         outcomes: Mapping[Row, RowOutcome],
-        sizes: Mapping[Row, int],
+        places: Mapping[Row, Sequence[int]],
         scored: Scored,
-        best: Sequence[Sequence[int]] | None,
         start: float,
         verify: float,
     ) -> None:
-        """Each group is told of its own rows. `sizes`: how many nodes each row has, in their order.
-        `best`: the likeliest at each. `start`: of the round. `verify`: seconds of its pass."""
+        """Each group is told of its own rows. `places`: where each row's nodes are among all.
+        `start`: of the round. `verify`: seconds of its pass."""
         begin = start + self._drafting
         for group in self._groups:
             mine = [row for row in outcomes if row in group.rows]
             if not mine:
                 continue
-            (states, logits, _), found, beside = scored, best, self.cache.again
-            if len(mine) < len(sizes):
-                ends = dict(zip(sizes, accumulate(sizes.values()), strict=True))
-                nodes = [node for row in mine for node in range(ends[row] - sizes[row], ends[row])]
+            states, logits, best = scored
+            beside = self.cache.again
+            if len(mine) < len(places):
+                nodes = [node for row in mine for node in places[row]]
                 states, logits = states[nodes], logits[nodes]
-                found = None if best is None else [best[node] for node in nodes]
+                best = None if best is None else [best[node] for node in nodes]
                 beside += len(scored.logits) - len(logits)
-            outcome = Outcome([outcomes[row] for row in mine], logits, states, found)
-            self._asked = group
-            group.learn(outcome, begin, verify, beside)
-            self._asked = None
+            outcome = Outcome([outcomes[row] for row in mine], logits, states, best)
+            with self._blamed(group):
+                group.learn(outcome, begin, verify, beside)
 
     def _verify(self, blocks: Sequence[Block]) -> Scored:
         """What the model makes of every node of every row."""

@@ -5,9 +5,9 @@ logits processors), which are never rewound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice
 
 import torch
 from torch import Tensor
@@ -78,6 +78,15 @@ class Decided:
     best: Sequence[Sequence[int]] | None
 
 
+def places_of(blocks: Sequence[Block]) -> dict[Row, range]:
+    """Where each row's nodes stand among those of all."""
+    ends = accumulate(len(block.draft.tree) for block in blocks)
+    return {
+        block.row: range(end - len(block.draft.tree), end)
+        for block, end in zip(blocks, ends, strict=True)
+    }
+
+
 def by_likeliest(blocks: Sequence[Block]) -> bool:
     """Whether the likeliest token at every node is all that decides."""
     return all(block.draft.probs is None and block.row.request.sampler.plain for block in blocks)
@@ -120,10 +129,13 @@ def _decision(
 Verdict = tuple[Sequence[int], Sequence[int]]  # the nodes to keep, and what was chosen at each node
 
 
-def _outright(blocks: Sequence[Block], best: Sequence[Sequence[int]]) -> list[Verdict | Exception]:
+def _outright(
+    blocks: Sequence[Block], best: Sequence[Sequence[int]]
+) -> Iterator[Verdict | Exception]:
     """Drafts that were chosen outright are compared with the model's tokens."""
-    read = iter([row[0] for row in best])
-    return [_compared(block, list(islice(read, len(block.draft.tree)))) for block in blocks]
+    read = iter(best)
+    for block in blocks:
+        yield _compared(block, [row[0] for row in islice(read, len(block.draft.tree))])
 
 
 def _compared(block: Block, choices: list[int]) -> Verdict | Exception:

@@ -32,7 +32,7 @@ def verified(
     tokens will be asked for."""
     tokens = [token for draft in drafts for token in draft.tree.tokens]
     done: list[int] = []  # of each token: how many layers its draft ran for good
-    for draft in drafts if any(draft.exits for draft in drafts) else ():
+    for draft in drafts:
         known = list(draft.exits.layers) if draft.exits is not None else []
         done += known + [0] * (len(draft.tree) - len(known))
     if not any(done):

@@ -231,7 +231,6 @@ class KVCache:
         # By row and layer. Lists: they are read and written every round, a few numbers at a time.
         self._lengths = [[0] * layers for _ in range(rows)]
         self._computed = [[0] * layers for _ in range(rows)]
-        self._whole = [0] * rows  # tokens that went through all of them at once, not counted there
         self._dtype, self._device, self._unread = dtype, device, unread
         self._tensors = self._room(rounded(capacity))
         self.seen: tuple[Tensor, Sequence[int]] | None = None
@@ -269,8 +268,7 @@ class KVCache:
     @property
     def computed(self) -> NDArray[np.int64]:
         """On how many tokens each layer's attention ever ran, kept or not, (rows, layers)."""
-        computed = np.array(self._computed, dtype=np.int64)
-        return computed + np.array(self._whole, dtype=np.int64)[:, None]
+        return np.array(self._computed, dtype=np.int64)
 
     @property
     def rows(self) -> int:
@@ -303,7 +301,6 @@ class KVCache:
             self._grow(self.capacity)
             for known in (self._lengths, self._computed):
                 known += [[0] * self._layers for _ in range(more)]
-            self._whole += [0] * more
 
     def _grow(self, capacity: int) -> None:
         """Move what is known to a larger room. Both tensors are replaced at once, in case of an
@@ -339,7 +336,7 @@ class KVCache:
             lengths, computed = self._lengths[row], self._computed[row]
             if len(layers) == self._layers and min(lengths) >= span.first:  # every round's
                 self._lengths[row] = [end] * self._layers
-                self._whole[row] += count
+                self._computed[row] = [before + count for before in computed]
                 continue
             for layer in layers:
                 assert lengths[layer] >= span.first, (

@@ -335,11 +335,6 @@ def where_struct(layout: TokenLayout) -> WhereStruct:
 
 def _addresses(layout: TokenLayout) -> tuple[int, ...]:
     """Where a call's rows, slots, positions and stops lie."""
-    return layout.once("addresses", lambda: _begins(layout))
-
-
-def _begins(layout: TokenLayout) -> tuple[int, ...]:
-    """The same, looked up."""
     numbers = layout.numbers
     if numbers is None:
         tensors = (layout.rows, layout.slots, layout.positions, layout.stops)
