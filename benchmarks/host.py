@@ -3,13 +3,14 @@ and keeping tokens, bookkeeping and text, as whoever reads a stream pays for it.
 
 A round's time less the time inside the native calls of its passes. The weights go through the
 caches in each of them, so Python and its data come from memory again every round, which a loop
-without a model would not show. Beside it: what the passes take, and reading the weights alone.
+without a model would not show. Rounds that kernels ran one after the other (engine/streak.py) share
+what the engine took for all of them. Beside it: what passes take, and reading the weights alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,9 @@ from selfspec.bench.schema import Result, Seconds, read, write
 from selfspec.bench.tables import markdown as as_text
 from selfspec.bench.tables import number
 from selfspec.cli.bench import progress_bar
+from selfspec.engine import streak
 from selfspec.model.compute.cpu.native import library
+from selfspec.model.compute.cpu.rounds import Round
 from selfspec.model.measuring import weight_bytes
 
 # the native calls that a pass consists of; run_model embeds and finds the likeliest tokens as well
@@ -98,14 +101,24 @@ class Meter:
     def running(self) -> Iterator[None]:
         """Meanwhile every native call of a pass is timed."""
         native: Any = library()
+        streaks: Any = streak
         own = {name: getattr(native, name) for name in PASSES}
         for name, function in own.items():
             setattr(native, name, self._timed(function))
+        run_rounds = streaks.run_rounds
+
+        def noted(*arguments: Any) -> Sequence[Round]:
+            rounds = run_rounds(*arguments)
+            self.seconds += sum(each.passing for each in rounds)
+            return rounds
+
+        streaks.run_rounds = noted
         try:
             yield
         finally:
             for name, function in own.items():
                 setattr(native, name, function)
+            streaks.run_rounds = run_rounds
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any) -> Any:
@@ -117,20 +130,41 @@ class Meter:
         return call
 
 
+@dataclass
+class Step:
+    """What the engine did at once: rounds by what they drafted."""
+
+    begin: float
+    inside: float  # native calls, seconds in all so far
+    native: float = 0.0  # and in this one
+    end: float = field(init=False)
+    drafted: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.end = self.begin
+
+
 def measure(llm: LLM, shape: Shape, tokens: int, into: Rounds) -> None:
     """Stream one answer, and keep its rounds with full drafts. The text is read as it comes."""
     meter = Meter()
     control = {"control": "fixed", "control_options": {"tokens": shape.tokens}}
     drafting: Any = {"draft": shape.draft, **(control if shape.draft else {})}
+    steps: list[Step] = []
     with meter.running():
-        then, inside = time.perf_counter(), 0.0
-        stream = llm.stream(PROMPT, max_new_tokens=tokens, eos=[], **drafting)
-        for index, piece in enumerate(stream):
-            now, native = time.perf_counter(), meter.seconds - inside
-            if index >= FIRST and piece.accepted + len(piece.rejected) == shape.tokens:
-                into.host.append(now - then - native)
-                into.native.append(native)
-            then, inside = time.perf_counter(), meter.seconds
+        step = Step(time.perf_counter(), 0.0)
+        for piece in llm.stream(PROMPT, max_new_tokens=tokens, eos=[], **drafting):
+            if meter.seconds > step.inside:  # else it comes from the last one's rounds
+                step = Step(step.end, meter.seconds, meter.seconds - step.inside)
+                steps.append(step)
+            step.end = time.perf_counter()
+            step.drafted.append(piece.accepted + len(piece.rejected))
+    before = 0
+    for step in steps:
+        rounds, full = len(step.drafted), step.drafted.count(shape.tokens)
+        if before >= FIRST:
+            into.host += [(step.end - step.begin - step.native) / rounds] * full
+            into.native += [step.native / rounds] * full
+        before += rounds
 
 
 def reading_seconds(count: int) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from suite_world import PROVENANCE
 
 from benchmarks.host import SHAPES, HostRun, KindRow, Meter, Rounds, markdown, measure
 from selfspec import LLM
+from selfspec.engine import streak
 from selfspec.model.compute.cpu.native import library
 from selfspec.testing import tiny_model, tiny_tokenizer
 
@@ -36,8 +38,16 @@ def test_only_full_rounds_count_and_passes_are_taken_off(
         time.sleep(asleep)
         return own[name](*arguments)
 
+    run_rounds = streak.run_rounds
+
+    def slow_rounds(*arguments: Any) -> Any:
+        rounds = run_rounds(*arguments)
+        time.sleep(asleep * len(rounds))
+        return [replace(each, passing=each.passing + asleep) for each in rounds]
+
     for name in own:
         monkeypatch.setattr(native, name, partial(slow, name))
+    monkeypatch.setattr(streak, "run_rounds", slow_rounds)
     into = Rounds(shape.name, shape.tokens)
     measure(llm, shape, 16, into)
     assert len(into.host) == len(into.native)
@@ -45,7 +55,10 @@ def test_only_full_rounds_count_and_passes_are_taken_off(
         assert into.native, "no round was measured"
     for beside, inside in zip(into.host, into.native, strict=True):
         assert beside is not None and inside is not None and inside >= asleep
+    if shape.name == "tree of both":
+        assert len(set(into.host)) < len(into.host), "its rounds go together"
     assert native.run_model.func is slow, "the meter leaves what it found"
+    assert streak.run_rounds is slow_rounds
 
 
 def test_the_meter_counts_native_calls_alone(llm: LLM) -> None:

@@ -125,7 +125,7 @@ def test_a_long_text_is_entered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     text, handed = some(random.Random(0), 5000), []
     session.admit(0, text, SAMPLER)
     session.propose([0], [text], Budget([3]))
-    kernels = session._rows[0]._native
+    kernels = session._rows[0].native
 
     class Watched:
         def __getattr__(self, name):
@@ -133,7 +133,7 @@ def test_a_long_text_is_entered_once(monkeypatch: pytest.MonkeyPatch) -> None:
                 return lambda row, *rest: handed.append(rest[-1]) or kernels.enter(row, *rest)
             return getattr(kernels, name)
 
-    session._rows[0]._native = Watched()
+    session._rows[0].native = Watched()
     session.propose([0], [[*text, 1]], Budget([3]))
     assert handed == [lookups.WITHDRAWN + 1]
 

@@ -64,7 +64,7 @@ def test_a_model_in_one_call_is_the_model_piece_by_piece(tied, kind, many, threa
     the head, tokens that are not the likeliest, a cache that does not know what it holds."""
     threads(many)
     model = from_transformers(tiny_model(tie_word_embeddings=tied), weights=kind)
-    assert model._at_once is not None
+    assert model.at_once is not None
     ours, theirs = begun(model), begun(model)
     for tokens, layout, other in in_step(ours, theirs):
         found = model.scored(tokens, ours, layout, 3)
@@ -85,7 +85,7 @@ def test_states_on_the_way_are_those_of_pieces(variant, many, threads):
     given what another one asked for."""
     threads(many)
     model = from_transformers(build(variant))
-    assert model._at_once is not None
+    assert model.at_once is not None
     ours, theirs = begun(model), begun(model)
     last = model.layers - 1
     for tokens, layout, other in in_step(ours, theirs):
@@ -122,7 +122,7 @@ def test_scales_and_caps_at_the_ends_are_in_the_one_call(variant, many, threads)
     Numbers of tokens that only single halves are given."""
     threads(many)
     model = from_transformers(build(variant))
-    assert model._at_once is not None
+    assert model.at_once is not None
     ours, theirs = begun(model), begun(model)
     for tokens, layout, other in in_step(ours, theirs):
         found = model.scored(tokens, ours, layout, 3)
@@ -134,7 +134,7 @@ def test_scales_and_caps_at_the_ends_are_in_the_one_call(variant, many, threads)
 def test_what_one_call_cannot_do_is_done_piece_by_piece(family):
     """A norm of embeddings, and learned positions: left out without a word."""
     model = from_transformers(tiny_model(family))
-    assert model._at_once is None
+    assert model.at_once is None
     cache, other = model.new_cache(1, 64), model.new_cache(1, 64)
     found = model.scored(PROMPT, cache, cache.layout_at([RowSpan(0, 0, len(PROMPT))]), 2)
     assert isinstance(found, Scored) and found.best is None
@@ -145,7 +145,7 @@ def test_what_one_call_cannot_do_is_done_piece_by_piece(family):
 def test_a_model_whose_halves_run_alone_is_none():
     """Halves that our kernels do not know, taken for those that they do."""
     model = from_transformers(tiny_model())
-    assert one_by_one(model)._at_once is None
+    assert one_by_one(model).at_once is None
 
 
 @pytest.mark.parametrize("first", [0, 17, 64, 500, 1000, 2800])

@@ -80,7 +80,7 @@ def test_nothing_runs_alone(variant):
     """Experts that make a call end at every layer, and models that are no one call."""
     model = from_transformers(build(variant), check=False)
     assert any(isinstance(block._mlp, Experts | MlpAndExperts) for block in model.blocks)
-    assert model.alone == [] and model._at_once is not None
+    assert model.alone == [] and model.at_once is not None
 
 
 @pytest.mark.zeros

@@ -29,7 +29,7 @@ def test_latent_attention_within_the_call_is_that_by_itself(variant, kind, threa
     """A product that begins before its rows are normed, heads that are filled up with what was
     there before, values that lie as far apart as keys."""
     model = from_transformers(build(variant), weights=kind, check=False)
-    assert model.alone == [] and model._at_once is not None
+    assert model.alone == [] and model.at_once is not None
     for plan in PLANS[:3]:
         alone = states_of(one_by_one(model), plan)
         for many in (1, 3):

@@ -26,7 +26,7 @@ from selfspec.errors import OptionError
 from selfspec.lossy import Confidence
 from selfspec.model.block import Block
 from selfspec.model.compute.cache import RowSpan, TokenLayout
-from selfspec.model.compute.cpu.fused import FusedHalves
+from selfspec.model.compute.cpu.fused import FusedHalves, FusedModel
 from selfspec.model.compute.cpu.operations import NativeOps
 from selfspec.model.compute.plan import LayerPlan
 from selfspec.model.compute.recurrence import RecurrentSize
@@ -291,7 +291,8 @@ def test_a_round_that_is_interrupted_leaves_no_trace(pair, monkeypatch):
     model, ours = pair
     expected, prompt = expected_of(model, TEXT[:40]), TEXT[:40]
     calls = 0
-    whole = {(FusedHalves, name): getattr(FusedHalves, name) for name in ("run", "run_model")}
+    names = (FusedHalves, "run"), (FusedModel, "__call__")
+    whole = {(each, name): getattr(each, name) for each, name in names}
     whole[NativeOps, "go_on"] = NativeOps.go_on  # of halves that run alone
 
     def interrupted(name):

@@ -315,7 +315,7 @@ class Standing:
         if rows > 1 or not (weighs or costs.passes.of(1).settled(1 + tokens)):
             return 0
         self._choices += 1
-        return min(STANDS, self._choices - 1)
+        return min(STANDS, (1 << (self._choices - 1)) - 1)
 
 
 class Checks:

@@ -16,6 +16,7 @@ class FixedLength(Controller, ControlSession):
     """Always the same number of drafts a round, less where a row has no room for them."""
 
     name: ClassVar[str] = "fixed"
+    stands = 7  # a budget is the last one again
 
     tokens: int = 4
     """Tokens to draft for a row in one round (K), all guesses of a tree counted. 0 drafts none."""

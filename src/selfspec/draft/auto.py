@@ -36,6 +36,7 @@ from ..core.contract import Budget, Draft, Outcome, RoundTime
 from ..core.price import Price
 from ..core.sampling import Sampler
 from ..errors import OptionError
+from ..model.compute.cpu.lookups import Lookups
 from ..model.layered import LayeredModel
 from .base import Drafter, DraftSession, JoinedSession, Target, Texts
 from .registry import make_drafter
@@ -290,6 +291,12 @@ class AutoSession(JoinedSession, ControlSession):
         assert self._chosen is not None, "only a chosen one has a budget above 0"
         drafts = self._chosen.session.propose(rows, texts, budget)
         return list(map(self._one_coupling, rows, texts, drafts))
+
+    def by_kernels(self, row: int) -> Lookups | None:
+        found = self._chosen.session.by_kernels(row) if self._chosen else None
+        if found is not None:
+            self._compared.add(row)
+        return found
 
     def _one_coupling(self, row: int, text: Sequence[int], draft: Draft) -> Draft:
         """A draft that was chosen outright shows the model's own draws at places that are not kept

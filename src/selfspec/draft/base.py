@@ -18,6 +18,7 @@ from ..core.contract import Budget, Draft, Outcome
 from ..core.sampling import Sampler
 from ..model.compute.cache import KVCache
 from ..model.compute.call import HalfObserver
+from ..model.compute.cpu.lookups import Lookups
 from ..model.compute.hidden_states import StateCollector
 from ..model.layered import LayeredModel
 
@@ -68,6 +69,11 @@ class DraftSession(ABC):
 
     def observe(self, outcome: Outcome) -> None:  # noqa: B027  (most drafters learn nothing)
         """Told after every round what became of the drafts."""
+
+    def by_kernels(self, row: int) -> Lookups | None:
+        """What proposes the same for this row, and learns the same, without Python. None: nothing
+        does. Asked right before it is used instead of `propose`."""
+        return None
 
     def named(self, rows: Sequence[int], texts: Texts, count: int) -> Sequence[Sequence[int]]:
         """Of each row tokens that may come next, the likeliest first: candidates for an exit. By

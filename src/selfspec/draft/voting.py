@@ -118,10 +118,13 @@ class NativelyTogether(DraftSession):
     def admit(
         self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
     ) -> None:
-        self._rows[row] = Lookups(self._rules, prompt)
+        self._rows[row] = Lookups(self._rules, prompt, self._least)
 
     def drop(self, row: int) -> None:
         del self._rows[row]
+
+    def by_kernels(self, row: int) -> Lookups:
+        return self._rows[row]
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         asked = zip(rows, texts, budget.tokens, strict=True)
@@ -131,7 +134,7 @@ class NativelyTogether(DraftSession):
         if not most:
             return Draft(Tree([text[-1]], [-1]))
         bars = () if price is None else (price.floors, price.lowest)
-        parents, tokens, chances = self._rows[row].guess(text, most, self._least, *bars)
+        parents, tokens, chances = self._rows[row].guess(text, most, *bars)
         worthy = len(chances) if price is None else price.best(chances)
         return Draft(Tree([text[-1], *tokens[:worthy]], [-1, *parents[:worthy]]))
 

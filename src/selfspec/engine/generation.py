@@ -20,18 +20,22 @@ from itertools import chain
 
 import torch
 
-from ..core.contract import Draft, Outcome, RowOutcome, RowStep, Stats, Step
+from ..core.contract import Draft, RowOutcome, RowStep, Stats, Step
+from ..core.tree import Tree
 from ..draft.base import Target
 from ..model.compute.cache import KVCache, RowSpan
 from ..model.compute.call import HalfObserver
 from ..model.compute.cpu.choosing import likeliest_or_broken
+from ..model.compute.cpu.rounds import Round
 from ..model.compute.hidden_states import StateCollector
 from ..model.compute.memory import work_too_large
 from ..model.layered import PREFILL_CHUNK, LayeredModel, Scored
-from .group import Group
+from .books import Books
+from .group import NOTHING, Group
 from .keeping import Block, Decided, by_likeliest, decide, places_of
 from .plain import Gain, gains, suits
 from .row import Request, Row, chunk_of
+from .streak import streak
 from .verifying import verified
 
 
@@ -65,7 +69,7 @@ class Generation:
         self._interrupted = False
         self.culprits: Sequence[Row] = ()
         """After a step that raised: the rows whose drafter did. None: nobody knows."""
-        self._stats = Stats()  # of all rows together; and the tokens of those that left
+        self._books = Books()
         self.rows: list[Row] = []
         for request in requests:
             self.admit(request, self.cache.length(self._free_slot()))
@@ -106,9 +110,8 @@ class Generation:
             group.drop(row)
             if not group.rows:
                 self._groups.remove(group)
-        self._count_layers(row)
         self.rows.remove(row)
-        self._stats.add_tokens(row.stats)
+        self._books.leave(row, self.cache)
 
     def _free_slot(self) -> int:
         """The first row of the cache that nobody has."""
@@ -136,21 +139,12 @@ class Generation:
     @property
     def stats(self) -> Stats:
         """Seconds and passes of all rows together, tokens of all rows added up."""
-        own = self._stats
-        total = replace(own, drafted_at=[*own.drafted_at], accepted_at=[*own.accepted_at])
-        for row in self.rows:
-            self._count_layers(row)
-            total.add_tokens(row.stats)
-        return total
+        return self._books.total(self.rows, self.cache)
 
     @property
     def seconds(self) -> tuple[float, float]:
         """Of reading prompts, and of rounds, so far."""
-        return self._stats.prefill_seconds, self._stats.decode_seconds
-
-    def _count_layers(self, row: Row) -> None:
-        computed = int(self.cache.computed[row.slot].sum())
-        row.stats.layer_tokens = computed - row.computed_before
+        return self._books.all.prefill_seconds, self._books.all.decode_seconds
 
     def __iter__(self) -> Iterator[Step]:
         """Run until no row is left. What a request's code raised is raised after its step."""
@@ -163,7 +157,8 @@ class Generation:
                     raise part.error
 
     def step(self) -> Step:
-        """Read a chunk of new prompts and run one round of the other rows. Rows that end leave."""
+        """Read a chunk of new prompts and run a round of the other rows, or several of one that is
+        alone (streak.py). Rows that end leave."""
         with self._lock, _inference():
             if self._interrupted:
                 self._recover()
@@ -219,16 +214,15 @@ class Generation:
                 self.cache.settle(row.slot, row.settled)
         if read := [Block(row, Draft.chain(row.tokens)) for row in done]:
             self._keep(read, Scored(model.states(x), model.head(x)))
-        seconds = time.perf_counter() - begin
-        for stats in self._all_stats(list(spans)):
-            stats.prefill_seconds += seconds
-            stats.forward_passes += 1
+        self._books.prompts([*spans], time.perf_counter() - begin)
 
     def _round(self, rows: Sequence[Row], reading: bool) -> None:
         """Draft, verify, keep, learn. `reading`: prompts are read in the same step."""
         start, suit = time.perf_counter(), suits(rows)
         if suit and not reading and all(group.passes_over for group in self._groups):
             return self._plain_round(rows, start)
+        if not reading and (rounds := self._streak(rows)):
+            return self._write_streak(rows[0], rounds, start)
         drafts = self._draft(rows)
         if suit and not any(draft.guesses or draft.exits for draft in drafts.values()):
             return self._plain_round(rows, start, drafts)
@@ -238,14 +232,42 @@ class Generation:
         if self._groups:
             self._model.wait()  # a controller compares what passes and drafts cost
         verify = time.perf_counter() - begin
-        decided = self._keep(blocks, scored)
+        self._end(blocks, scored, self._keep(blocks, scored), start, verify)
+
+    def _streak(self, rows: Sequence[Row]) -> Sequence[Round]:
+        """Rounds that our kernels ran by themselves, if they could."""
+        if len(rows) > 1 or [rows] != [g.rows for g in self._groups] or self._collectors:
+            return ()
+        (group,) = self._groups
+        with self._blamed(group):
+            return streak(self._model, self.cache, group, rows[0])
+
+    def _write_streak(self, row: Row, rounds: Sequence[Round], start: float) -> None:
+        """Write these down as if each had just been run, up to the row's end."""
+        beside = time.perf_counter() - start - sum(each.seconds for each in rounds)
+        for number, each in enumerate(rounds):
+            begin = time.perf_counter() - each.seconds - beside / len(rounds)
+            self._groups[0].drafted(each.guessing, number)
+            block = Block(row, Draft(Tree(each.tokens, each.parents)))
+            decided = decide([block], scored := Scored(NOTHING, NOTHING, each.best), self._ranks)
+            for decision in decided.rows:
+                self.cache.passed(block.span, len(decision.path))
+            self._take(decided)
+            self._end([block], scored, decided, begin, each.passing)
+            if row.ended:
+                return
+
+    def _end(
+        self, blocks: Sequence[Block], scored: Scored, decided: Decided, start: float, verify: float
+    ) -> None:
+        """Count a round that was decided, and tell of it. `verify`: seconds of its pass."""
         for decision in decided.rows:
             decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
         if self._groups:
             outcomes = {decision.block.row: decision.outcome for decision in decided.rows}
             told = scored._replace(best=decided.best)
             self._learn(outcomes, places_of(blocks), told, start, verify)
-        self._book(rows, start, self._drafting, verify)
+        self._books.round([block.row for block in blocks], start, self._drafting, verify)
 
     def _plain_round(
         self, rows: Sequence[Row], start: float, drafts: Mapping[Row, Draft] | None = None
@@ -279,25 +301,12 @@ class Generation:
         seconds = time.perf_counter() - start
         for group in self._groups if drafts is None else ():
             group.passed_over(rows, scored.logits, best, seconds, bool(failed))
-        self._book(rows, start, self._drafting if drafts else 0.0, verify)
-
-    def _book(self, rows: Sequence[Row], begin: float, drafting: float, verify: float) -> None:
-        """Note a round's time for each row that took part, and for all."""
-        seconds = time.perf_counter() - begin
-        for stats in self._all_stats(rows):
-            stats.decode_seconds += seconds
-            stats.draft_seconds += drafting
-            stats.verify_seconds += verify
-            stats.forward_passes += 1
-            stats.rounds += 1
+        self._books.round(rows, start, self._drafting if drafts else 0.0, verify)
 
     @property
     def _drafting(self) -> float:
         """Seconds that this round's drafts took."""
         return sum(group.draft_seconds for group in self._groups)
-
-    def _all_stats(self, rows: Sequence[Row]) -> list[Stats]:
-        return [self._stats, *(row.stats for row in rows)]
 
     def _draft(self, rows: Sequence[Row]) -> dict[Row, Draft]:
         """A draft for every row. One without a drafter has nothing to verify but its last token."""
@@ -332,19 +341,9 @@ class Generation:
         `start`: of the round. `verify`: seconds of its pass."""
         begin = start + self._drafting
         for group in self._groups:
-            mine = [row for row in outcomes if row in group.rows]
-            if not mine:
-                continue
-            states, logits, best = scored
-            beside = self.cache.again
-            if len(mine) < len(places):
-                nodes = [node for row in mine for node in places[row]]
-                states, logits = states[nodes], logits[nodes]
-                best = None if best is None else [best[node] for node in nodes]
-                beside += len(scored.logits) - len(logits)
-            outcome = Outcome([outcomes[row] for row in mine], logits, states, best)
-            with self._blamed(group):
-                group.learn(outcome, begin, verify, beside)
+            if any(row in group.rows for row in outcomes):
+                with self._blamed(group):
+                    group.learn(outcomes, places, scored, begin, verify, self.cache.again)
 
     def _verify(self, blocks: Sequence[Block]) -> Scored:
         """What the model makes of every node of every row."""
@@ -371,15 +370,18 @@ class Generation:
         """Keep what the model itself would have written."""
         decided = decide(blocks, scored, self._ranks)
         for decision in decided.rows:
-            if len(decision.block.draft.tree) > 1:
-                span = decision.block.span
+            span = decision.block.span
+            if span.count > 1:
                 self.cache.keep(span.row, span.first, decision.path)
+        self._take(decided)
+        return decided
+
+    def _take(self, decided: Decided) -> None:
         self._decided = [decision.gain for decision in decided.rows]  # from here on it counts
         self._write_down()
         for decision in decided.rows:
             decision.block.row.stats.new_tokens += len(decision.kept)
         self._report(decided.failed)
-        return decided
 
     def _report(self, failed: Sequence[Row]) -> None:
         for row in failed:

@@ -5,7 +5,7 @@ rows. Knows neither the cache's slots nor what is kept.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from ..core.tree import Tree
 from ..draft.base import Drafter, DraftSession, Target
 from ..errors import OptionError
 from ..model.compute.cpu.choosing import likeliest_known
+from ..model.compute.cpu.lookups import Lookups
+from ..model.layered import Scored
 from .row import Row
 
 NOTHING = torch.empty(0)
@@ -42,6 +44,7 @@ class Group:
         self._control: ControlSession = control
         self._two_sessions = self.session.control is not control
         self._stands = 0  # for how many rounds the last budget still stands
+        self._planned: Budget | None = None  # of a round that is still to be drafted
         self._budget: tuple[Budget, tuple[object, ...]] | None = None  # and what it is for
         self._untold: list[tuple[Outcome, RoundTime]] = []  # of rounds with one that stood
         self._missed: list[Sequence[Sequence[int]]] = []  # of rounds: the rows' likeliest tokens
@@ -117,12 +120,27 @@ class Group:
         best = [each[index] for index in range(len(rows)) for each in missed]
         self.session.observe(Outcome(rows, torch.empty(0), torch.empty(0), best))
 
-    def draft(self, rows: Sequence[Row], beside: int, reading: int = 0) -> list[Draft]:
-        """What is guessed to follow these rows. `beside`: tokens of other rows in the same pass.
-        `reading`: rows whose prompts are not read yet."""
+    def plan(self, rows: Sequence[Row], beside: int, reading: int = 0) -> Budget:
+        """How much is to be drafted for these rows in the next round. `beside`: tokens of other
+        rows in the same pass. `reading`: rows whose prompts are not read yet."""
         self._reopen()
         self._catch_up()
-        budget = self._budget_for(rows, beside, reading)
+        self._planned = self._budget_for(rows, beside, reading)
+        return self._planned
+
+    def streak(self, row: Row) -> tuple[Lookups | None, int]:
+        """What drafts by itself as much as was planned, and for how many rounds it may."""
+        return self.session.by_kernels(row.slot), 1 + self._stands
+
+    def drafted(self, seconds: float, number: int) -> None:
+        """It did, and this is the round of that number."""
+        self._planned, self.draft_seconds = None, seconds
+        self._stands -= number > 0
+
+    def draft(self, rows: Sequence[Row], beside: int, reading: int = 0) -> list[Draft]:
+        """What is guessed to follow these rows, as `plan` says, or has said."""
+        budget = self._planned or self.plan(rows, beside, reading)
+        self._planned = None
         begin = time.perf_counter()
         if any(budget.tokens):
             texts = [row.tokens for row in rows]
@@ -173,10 +191,27 @@ class Group:
                     f"vocabulary ends at {vocabulary - 1}; was it made for another tokenizer?"
                 )
 
-    def learn(self, outcome: Outcome, begin: float, verify: float, beside: int) -> None:
-        """Tell the sessions what became of the drafts. `begin`: of the round, had there been no
-        drafting. What a round takes beside its pass is part of every comparison with another size:
-        a plain round takes most of it too."""
+    def learn(
+        self,
+        outcomes: Mapping[Row, RowOutcome],
+        places: Mapping[Row, Sequence[int]],
+        scored: Scored,
+        begin: float,
+        verify: float,
+        beside: int,
+    ) -> None:
+        """Tell the sessions what became of its rows' drafts. `places`: where each row's nodes are
+        among all. `begin`: of the round, had there been no drafting. What a round takes beside its
+        pass is part of every comparison with another size: a plain round takes most of it too.
+        `beside`: tokens that the pass read again."""
+        mine = [row for row in outcomes if row in self.rows]
+        states, logits, best = scored
+        if len(mine) < len(places):
+            nodes = [node for row in mine for node in places[row]]
+            states, logits = states[nodes], logits[nodes]
+            best = None if best is None else [best[node] for node in nodes]
+            beside += len(scored.logits) - len(logits)
+        outcome = Outcome([outcomes[row] for row in mine], logits, states, best)
         self.session.observe(outcome)
         host = time.perf_counter() - begin - verify
         round_time = RoundTime(self.draft_seconds, verify, host, beside)

@@ -239,7 +239,7 @@ class LayeredModel:
     ) -> Scored:
         """All of the model: embed, run, head. In one call where our kernels can, which finds the
         `ranks` likeliest tokens of each as well."""
-        if self._at_once is None:
+        if self.at_once is None:
             x = self.embed(torch.tensor(tokens, device=self.device))
             x = self.run(x, self.full_plan, cache, layout, collectors=collectors)
             return Scored(self.states(x), self.head(x))
@@ -249,7 +249,7 @@ class LayeredModel:
             ids = torch.tensor(tokens, device=self.device)
             own = self.of_tokens(ids, self.embedding(ids))
         wanted = layers_of(collectors)
-        states, logits, best, behind = self._at_once(
+        states, logits, best, behind = self.at_once(
             tokens, self.full_plan, cache, layout, ranks, own, wanted
         )
         if wanted:
@@ -258,7 +258,7 @@ class LayeredModel:
         return Scored(states, logits, best if ranks else None)
 
     @cached_property
-    def _at_once(self) -> WholePass | None:
+    def at_once(self) -> WholePass | None:
         """The model in one call; None where more stands at its ends than our kernels know."""
         if (whole := self.steps.at_once(self.head_product)) is not None:
             return whole

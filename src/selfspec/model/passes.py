@@ -8,14 +8,13 @@ know which halves are asked for, or what for.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 
 from .block import Block
 from .compute.call import Call
-from .compute.cpu.fused import Entry, FusedHalves, ModelEnds
+from .compute.cpu.fused import Entry, FusedHalves, FusedModel, ModelEnds
 from .compute.cpu.linear import PackedLinear
 from .compute.halves import Half, HalfParts
 from .compute.linear import Linear
@@ -92,7 +91,7 @@ class Passes:
                 return None
         elif not isinstance(source, PackedLinear):
             return None
-        return partial(self._fused.run_model, ModelEnds(source, norm, head, scales, entry))
+        return FusedModel(self._fused, ModelEnds(source, norm, head, scales, entry))
 
     def run(self, x: Tensor, call: Call) -> tuple[Tensor, ...]:
         """What comes out, then what left each collected layer. `x` itself is not changed."""

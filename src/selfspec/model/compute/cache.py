@@ -346,6 +346,12 @@ class KVCache:
                 computed[layer] += count
                 lengths[layer] = end
 
+    def passed(self, span: RowSpan, kept: int) -> None:
+        """Note that all layers read these tokens, and that those that were kept of them lie
+        together there already."""
+        self._lengths[span.row] = [span.first + kept] * self._layers
+        self._computed[span.row] = [before + span.count for before in self._computed[span.row]]
+
     def pass_over(self, row: int, length: int, layers: Sequence[int]) -> None:
         """Let these layers' entries go on behind `length`, whatever lies before it: whoever reads
         them leaves out what is not there."""

@@ -57,15 +57,15 @@ class FusedHalves:
         attentions = [half.heads for half in halves.values() if half.heads]
         self._ropes = list({id(heads.rope): heads.rope for heads in attentions}.values())
         self._known: tuple[Sequence[Angles | None], Array[RopeStruct]] | None = None
-        self._windows = list(dict.fromkeys(heads.window for heads in attentions))
-        self._recurrent = {
+        self.windows = list(dict.fromkeys(heads.window for heads in attentions))
+        self.recurrent = {
             layer: how for (layer, _), half in halves.items() if (how := half.recurrence)
         }
         self._behind: list[HalfStruct | None] = []  # to which others point
         # two places a layer, by `half_number`; those of halves that are not here stay empty
-        self._halves = (HalfStruct * (2 * layers))()
+        self.structs = (HalfStruct * (2 * layers))()
         for (layer, attention), half in halves.items():
-            self._halves[half_number(layer, attention)] = self._struct(layer, half)
+            self.structs[half_number(layer, attention)] = self._struct(layer, half)
 
     def run(
         self,
@@ -83,10 +83,10 @@ class FusedHalves:
         entered = entered.contiguous()
         x = x.clone(memory_format=torch.contiguous_format)
         halves = plan.halves[begin:end]
-        call, _held = self._call(x, halves, cache, layout, entered, of_tokens)
+        call, _held = self.call(x, halves, cache, layout, entered, of_tokens)
         library().run_halves(
             x.data_ptr(),
-            self._halves,
+            self.structs,
             ctypes.byref(half_numbers(plan), begin * ctypes.sizeof(ctypes.c_int64)),
             end - begin,
             call,
@@ -94,49 +94,7 @@ class FusedHalves:
         )
         return x
 
-    def run_model(
-        self,
-        ends: ModelEnds,
-        tokens: Sequence[int],
-        plan: LayerPlan,
-        cache: KVCache,
-        layout: TokenLayout,
-        ranks: int,
-        of_tokens: Tensor | None = None,
-        collected: Sequence[int] = (),
-        before: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, list[list[int]], Sequence[Tensor]]:
-        """The last states of these tokens, their logits, the `ranks` likeliest tokens of each, as
-        `likeliest_or_broken` finds them, and the states behind the `collected` layers. `before`:
-        what came out before each, where the ends have an entry."""
-        assert (before is None) == (ends.entry is None)
-        count, numbers = len(tokens), half_numbers(plan)
-        ranks = min(ranks, ends.head.outputs)
-        x = torch.empty((count, ends.head.inputs))
-        logits = torch.empty((count, ends.head.outputs))
-        best = array_type(array_type(ctypes.c_int64, ranks), count)()
-        given = GivenStruct(x.data_ptr(), logits.data_ptr(), ctypes.addressof(best), ranks)
-        tapped: Sequence[Tensor] = ()
-        if collected:
-            behind = [plan.halves.index((layer, False)) for layer in collected]
-            places = array_type(ctypes.c_int64, len(behind))(*behind)
-            taps = x.new_empty((len(behind), *x.shape))
-            tapped = taps.unbind()
-            given.taps, given.behind = len(behind), ctypes.addressof(places)
-            given.tapped = taps.data_ptr()
-        if before is not None:
-            given.before = before.data_ptr()
-        ids = array_type(ctypes.c_int64, count)(*tokens)
-        call, _held = self._call(x, plan.halves, cache, layout, x, of_tokens)
-        wrong = library().run_model(
-            ids, ends.struct, self._halves, numbers, len(numbers), call, given,
-            torch.get_num_threads(),
-        )  # fmt: skip
-        if wrong >= 0:
-            raise IndexError(f"row {tokens[wrong]} was asked for, and there are {ends.tokens}")
-        return x, logits, [row[:] for row in best] if ranks else [], tapped
-
-    def _call(
+    def call(
         self,
         x: Tensor,
         halves: Sequence[tuple[int, bool]],
@@ -147,11 +105,11 @@ class FusedHalves:
     ) -> tuple[CallStruct, object]:
         """What the halves share, for one call: tables and cache may grow into other memory. And
         what has to be held meanwhile."""
-        held, ropes = self._tables()
-        sights = array_type(SightStruct, len(self._windows))(
-            *(sight_struct(layout, window) for window in self._windows)
+        held, ropes = self.tables()
+        sights = array_type(SightStruct, len(self.windows))(
+            *(sight_struct(layout, window) for window in self.windows)
         )
-        memories = self._memories(halves, cache, layout) if self._recurrent else None
+        memories = self._memories(halves, cache, layout) if self.recurrent else None
         assert of_tokens is None or (of_tokens.stride(1) == 1 and of_tokens.dtype == torch.float32)
         call = CallStruct(
             *x.shape,
@@ -174,7 +132,7 @@ class FusedHalves:
         found, alike = (KeptStruct * len(cache.memories))(), dict[object, Array[PassageStruct]]()
         pieces = layout.pieces
         for layer, attention in halves:
-            how = self._recurrent.get(layer) if attention else None
+            how = self.recurrent.get(layer) if attention else None
             if how is None:
                 continue
             memory = cache.memories[how.index]
@@ -189,7 +147,7 @@ class FusedHalves:
             found[how.index] = kept_struct(memory, alike[state])
         return found, alike
 
-    def _tables(self) -> tuple[Sequence[Angles | None], Array[RopeStruct]]:
+    def tables(self) -> tuple[Sequence[Angles | None], Array[RopeStruct]]:
         """The rotary tables as they are now, and as our kernels read them."""
         tables = [None if rope is None else rope.tables for rope in self._ropes]
         if self._known is None or self._known[0] != tables:
@@ -215,7 +173,7 @@ class FusedHalves:
             out=out,
             heads=HeadsStruct() if heads is None else heads_struct(heads),
             rope=0 if heads is None else _index(self._ropes, heads.rope),
-            sight=0 if heads is None else self._windows.index(heads.window),
+            sight=0 if heads is None else self.windows.index(heads.window),
             recurrence=None if how is None else ctypes.addressof(recurrence_struct(how)),
             mixture=None if mixture is None else ctypes.addressof(mixture_struct(mixture)),
             selective=_selective(how),
@@ -286,6 +244,55 @@ class ModelEnds:
             None if entry is None else ctypes.pointer(entry.struct),
             *scales,
         )
+
+
+class FusedModel:
+    """All of a model in one call: halves, and what stands at their ends."""
+
+    def __init__(self, halves: FusedHalves, ends: ModelEnds) -> None:
+        self.halves, self.ends = halves, ends
+
+    def __call__(
+        self,
+        tokens: Sequence[int],
+        plan: LayerPlan,
+        cache: KVCache,
+        layout: TokenLayout,
+        ranks: int,
+        of_tokens: Tensor | None = None,
+        collected: Sequence[int] = (),
+        before: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, list[list[int]], Sequence[Tensor]]:
+        """The last states of these tokens, their logits, the `ranks` likeliest tokens of each, as
+        `likeliest_or_broken` finds them, and the states behind the `collected` layers. `before`:
+        what came out before each, where the ends have an entry."""
+        ends = self.ends
+        assert (before is None) == (ends.entry is None)
+        count, numbers = len(tokens), half_numbers(plan)
+        ranks = min(ranks, ends.head.outputs)
+        x = torch.empty((count, ends.head.inputs))
+        logits = torch.empty((count, ends.head.outputs))
+        best = array_type(array_type(ctypes.c_int64, ranks), count)()
+        given = GivenStruct(x.data_ptr(), logits.data_ptr(), ctypes.addressof(best), ranks)
+        tapped: Sequence[Tensor] = ()
+        if collected:
+            behind = [plan.halves.index((layer, False)) for layer in collected]
+            places = array_type(ctypes.c_int64, len(behind))(*behind)
+            taps = x.new_empty((len(behind), *x.shape))
+            tapped = taps.unbind()
+            given.taps, given.behind = len(behind), ctypes.addressof(places)
+            given.tapped = taps.data_ptr()
+        if before is not None:
+            given.before = before.data_ptr()
+        ids = array_type(ctypes.c_int64, count)(*tokens)
+        call, _held = self.halves.call(x, plan.halves, cache, layout, x, of_tokens)
+        wrong = library().run_model(
+            ids, ends.struct, self.halves.structs, numbers, len(numbers), call, given,
+            torch.get_num_threads(),
+        )  # fmt: skip
+        if wrong >= 0:
+            raise IndexError(f"row {tokens[wrong]} was asked for, and there are {ends.tokens}")
+        return x, logits, [row[:] for row in best] if ranks else [], tapped
 
 
 def _index(found: Iterable[object], wanted: object) -> int:

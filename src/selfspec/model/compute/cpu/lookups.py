@@ -95,37 +95,47 @@ def rules(parts: Sequence[Mapping[str, Any] | None]) -> Rules | None:
 
 
 class Lookups:
-    """One row."""
+    """One row. None of its guesses' paths is less likely than `least`."""
 
-    def __init__(self, rules: Rules, prompt: Sequence[int]) -> None:
-        self._rules, self._native, self._known = rules, rules.native, 0
-        self._row = self._native.begin(rules.struct)
+    def __init__(self, rules: Rules, prompt: Sequence[int], least: float = 0.0) -> None:
+        self._rules, self.native, self.least, self._known = rules, rules.native, least, 0
+        self._learned = 0  # rounds of which kernels know all that they will be told
+        self.runner: object = None  # runs them (rounds.py)
+        self.row = self.native.begin(rules.struct)
         tokens = array("i", prompt)
-        self._native.read(self._row, *tokens.buffer_info())
+        self.native.read(self.row, *tokens.buffer_info())
 
     def __del__(self) -> None:
-        if row := getattr(self, "_row", None):
-            self._native.end(row)
+        if row := getattr(self, "row", None):
+            self.native.end(row)
+
+    def surely_known(self, text: Sequence[int]) -> int:
+        """How many of the text's first tokens are those that kernels saw last."""
+        return max(0, min(self._known, len(text)) - WITHDRAWN)
+
+    def went_on(self, known: int, rounds: int) -> None:
+        """Kernels ran so many rounds by themselves (rounds.cpp), up to a text of which they saw so
+        many tokens. They have learned of them, before they are told."""
+        self._known, self._learned = known, rounds
 
     def guess(
         self,
         text: Sequence[int],
         most: int,
-        least: float,
         floors: Sequence[float] | None = None,
         lowest: Sequence[float] | None = None,
     ) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
         """At most so many guesses at what follows the text, the likeliest path first: the number of
-        each one's parent, 0 for the text's last token, its token, and its path's chance, which is
-        not below `least`. `floors` and `lowest` are those of a price (core/price.py)."""
-        first = max(0, min(self._known, len(text)) - WITHDRAWN)
+        each one's parent, 0 for the text's last token, its token, and its path's chance.
+        `floors` and `lowest` are those of a price (core/price.py)."""
+        first = self.surely_known(text)
         end = array("i", text[first:])
-        self._native.enter(self._row, first, *end.buffer_info())
+        self.native.enter(self.row, first, *end.buffer_info())
         self._known = len(text)
         bars = [None if some is None else array("d", some) for some in (floors, lowest)]
         guesses = array("i", [0]) * most, array("i", [0]) * most, array("d", [0.0]) * most
         places = (None if some is None else some.buffer_info()[0] for some in (*bars, *guesses))
-        count = self._native.guess(self._row, most, least, *places)
+        count = self.native.guess(self.row, most, self.least, *places)
         parents, tokens, chances = guesses
         return parents[:count], tokens[:count], chances[:count]
 
@@ -138,12 +148,15 @@ class Lookups:
     ) -> None:
         """A tree that was verified, and the model's likeliest tokens behind each of its nodes.
         `before`: the token before the root."""
+        if self._learned:
+            self._learned -= 1
+            return
         nodes, each = len(tokens), len(likeliest[0])
         tree = array("i", chain(tokens, parents))
         said = array("i", chain.from_iterable(likeliest))
         assert len(tree) == 2 * nodes and len(said) == each * nodes
         places = tree.buffer_info()[0], nodes, said.buffer_info()[0], each
-        self._native.learn(self._row, -1 if before is None else before, *places)
+        self.native.learn(self.row, -1 if before is None else before, *places)
 
 
 @functools.cache

@@ -24,23 +24,28 @@ def moved_together(
     """Move a row's entries at the slots `source`, in order and none of them before its new place,
     to those from `first` on; keys and values are (layers, rows, heads, slots, size). Says whether
     it did: elsewhere than on a CPU, and without a compiler, it cannot."""
-    kernel = _kernel() if keys.device.type == "cpu" else None
+    kernel = moving_kernel() if keys.device.type == "cpu" else None
     if kernel is None:
         return False
-    layers, _, heads, _, _ = keys.shape
-    number = keys.element_size()
-    layer, of_row, head, slot, _ = (stride * number for stride in keys.stride())
-    begin = row * of_row
     kernel(
-        *(keys.data_ptr() + begin, values.data_ptr() + begin),
-        *(layers, layer, heads, head, slot, first),
-        *(array_type(c_int64, len(source))(*source), len(source)),
+        *where_row(keys, values, row),
+        *(first, array_type(c_int64, len(source))(*source), len(source)),
     )
     return True
 
 
+def where_row(keys: Tensor, values: Tensor, row: int) -> Sequence[int]:
+    """Where a row's keys and values begin; layers with their stride, heads with theirs, and the
+    size of a slot, in bytes."""
+    layers, _, heads, _, _ = keys.shape
+    number = keys.element_size()
+    layer, of_row, head, slot, _ = (stride * number for stride in keys.stride())
+    begin = row * of_row
+    return keys.data_ptr() + begin, values.data_ptr() + begin, layers, layer, heads, head, slot
+
+
 @functools.cache
-def _kernel() -> Callable[..., None] | None:
+def moving_kernel() -> Callable[..., None] | None:
     types = (c_void_p, c_void_p, *[c_int64] * 6, c_void_p, c_int64)
     return function_of(_SOURCE, "move_together", None, *types)
 
