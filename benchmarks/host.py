@@ -108,7 +108,7 @@ class Meter:
         run_rounds = streaks.run_rounds
 
         def noted(*arguments: Any) -> Sequence[Round]:
-            rounds = run_rounds(*arguments)
+            rounds: Sequence[Round] = run_rounds(*arguments)
             self.seconds += sum(each.passing for each in rounds)
             return rounds
 

@@ -49,7 +49,7 @@ def test_only_full_rounds_count_and_passes_are_taken_off(
         monkeypatch.setattr(native, name, partial(slow, name))
     monkeypatch.setattr(streak, "run_rounds", slow_rounds)
     into = Rounds(shape.name, shape.tokens)
-    measure(llm, shape, 16, into)
+    measure(llm, shape, 150, into)
     assert len(into.host) == len(into.native)
     if shape.name != "chain":  # a lookup may find nothing in a random model's text
         assert into.native, "no round was measured"
