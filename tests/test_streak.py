@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers.generation.streamers import BaseStreamer
 
+import selfspec
 from selfspec import LLM, SamplingParams
 from selfspec.control.fixed import FixedLength
 from selfspec.core.contract import RowStep
@@ -21,7 +23,8 @@ from selfspec.engine import streak
 from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.model.layered import LayeredModel
-from selfspec.testing import near_identity_model, tiny_llm
+from selfspec.testing import near_identity_model, tiny_llm, tiny_tokenizer
+from selfspec.tune.rounds import TIMED, Rounds
 
 
 @functools.cache
@@ -267,3 +270,28 @@ def test_a_price_is_weighed_as_in_python(model: LayeredModel) -> None:
     assert seen(ours) == seen(theirs)
     sizes = {part.accepted + len(part.rejected) for part in ours}
     assert len(sizes) > 2, "all drafts were of one size"
+
+
+def test_whoever_looks_at_steps_sees_all_of_their_rounds() -> None:
+    """Tokens of a step's first round alone: in transformers' streamers, in the tuner's rounds, in
+    the server's counts."""
+    llm = LLM.from_pretrained(repeating(), tokenizer=tiny_tokenizer())
+    if llm.model.ops.kernel != "native":
+        pytest.skip("no C++ compiler found (g++ or clang++)")
+    shown: list[int] = []
+
+    class Streamer(BaseStreamer):  # type: ignore[misc]
+        def put(self, value: torch.Tensor) -> None:
+            shown.extend(value.reshape(-1).tolist())
+
+        def end(self) -> None:
+            shown.append(-1)
+
+    drafting = selfspec.transformers(Hybrid(), control=FixedLength(6))
+    model, ids = repeating(), torch.tensor([PROMPT])
+    given = {"custom_generate": drafting, "streamer": Streamer(), "do_sample": False}
+    out = model.generate(ids, max_new_tokens=NEW, eos_token_id=None, **given)
+    assert shown == [*out[0].tolist(), -1]
+
+    taken = Rounds(llm.model, 1, 40, Hybrid(), 3).run()
+    assert len(taken) == TIMED and all(each.all > each.draft >= 0 for each in taken)

@@ -384,10 +384,12 @@ def test_a_request_has_an_id(client: httpx.Client) -> None:
     assert made != "x" * 500 and len(made) == 32
 
 
-def test_figures_have_the_names_that_people_know(serving: Any) -> None:
-    """A dashboard that shows nothing, or figures that count what did not happen."""
+@pytest.mark.parametrize("draft", ["early-exit", "hybrid"])
+def test_figures_have_the_names_that_people_know(serving: Any, draft: str) -> None:
+    """A dashboard that shows nothing, or figures that count what did not happen; `hybrid` has
+    several rounds in a step."""
     with serving() as (client, service):
-        how = {"draft": "early-exit", "control": "fixed", "most": 3}
+        how = {"draft": draft, "control": "fixed", "most": 3}
         ask = {"prompt": "abcabc", "max_tokens": 20, "temperature": 0, "selfspec": how}
         stats = client.post(
             "/v1/completions", json=ask | {"selfspec": how | {"stats": True}}

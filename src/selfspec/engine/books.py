@@ -47,6 +47,11 @@ class Books:
             total.add_tokens(row.stats)
         return total
 
+    @property
+    def progress(self) -> tuple[float, float, int]:
+        """Seconds of reading prompts, of rounds, and how many rounds there were."""
+        return self.all.prefill_seconds, self.all.decode_seconds, self.all.rounds
+
     def _of(self, rows: Sequence[Row]) -> list[Stats]:
         return [self.all, *(row.stats for row in rows)]
 

@@ -142,9 +142,9 @@ class Generation:
         return self._books.total(self.rows, self.cache)
 
     @property
-    def seconds(self) -> tuple[float, float]:
-        """Of reading prompts, and of rounds, so far."""
-        return self._books.all.prefill_seconds, self._books.all.decode_seconds
+    def progress(self) -> tuple[float, float, int]:
+        """Seconds of reading prompts, of rounds, and how many rounds there were, so far."""
+        return self._books.progress
 
     def __iter__(self) -> Iterator[Step]:
         """Run until no row is left. What a request's code raised is raised after its step."""
@@ -157,8 +157,7 @@ class Generation:
                     raise part.error
 
     def step(self) -> Step:
-        """Read a chunk of new prompts and run a round of the other rows, or several of one that is
-        alone (streak.py). Rows that end leave."""
+        """Read a chunk of prompts, and run a round or a streak of other rows. Who ends leaves."""
         with self._lock, _inference():
             if self._interrupted:
                 self._recover()
@@ -238,9 +237,8 @@ class Generation:
         """Rounds that our kernels ran by themselves, if they could."""
         if len(rows) > 1 or [rows] != [g.rows for g in self._groups] or self._collectors:
             return ()
-        (group,) = self._groups
-        with self._blamed(group):
-            return streak(self._model, self.cache, group, rows[0])
+        with self._blamed(self._groups[0]):
+            return streak(self._model, self.cache, self._groups[0], rows[0])
 
     def _write_streak(self, row: Row, rounds: Sequence[Round], start: float) -> None:
         """Write these down as if each had just been run, up to the row's end."""
@@ -265,8 +263,8 @@ class Generation:
             decision.block.row.stats.count(decision.block.draft, decision.path, decision.kept)
         if self._groups:
             outcomes = {decision.block.row: decision.outcome for decision in decided.rows}
-            told = scored._replace(best=decided.best)
-            self._learn(outcomes, places_of(blocks), told, start, verify)
+            scored = scored._replace(best=decided.best)
+            self._learn(outcomes, places_of(blocks), scored, start, verify)
         self._books.round([block.row for block in blocks], start, self._drafting, verify)
 
     def _plain_round(
@@ -275,11 +273,11 @@ class Generation:
         """The same where no draft has guesses. None: nobody was asked, nor wants to hear of it
         now."""
         begin = time.perf_counter()
-        likeliest_wins, ranks = rows[0].request.sampler.plain, self._ranks
+        likeliest_wins = rows[0].request.sampler.plain
+        ranks = self._ranks if likeliest_wins else 0
         layout = self.cache.layout_at([RowSpan(r.slot, len(r.tokens) - 1, 1) for r in rows])
         tokens = [row.tokens[-1] for row in rows]
-        ranks_asked = ranks if likeliest_wins else 0
-        scored = self._model.scored(tokens, self.cache, layout, ranks_asked, self._collectors)
+        scored = self._model.scored(tokens, self.cache, layout, ranks, self._collectors)
         best = scored.best
         if best is None and likeliest_wins:
             best = likeliest_or_broken(scored.logits, ranks).tolist()

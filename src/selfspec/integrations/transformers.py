@@ -14,6 +14,7 @@ import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
@@ -134,7 +135,7 @@ class Decoding:
             streamer.put(input_ids.cpu())  # `generate` shows the prompt to the one it was given
         for step in generation:
             if streamer is not None:
-                for token in step.rows[0].tokens:
+                for token in chain.from_iterable(part.tokens for part in step.rows):
                     streamer.put(torch.tensor([token]))
         if streamer is not None:
             streamer.end()

@@ -6,7 +6,7 @@ Knows neither HTTP nor the engine; whoever works tells it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -75,22 +75,25 @@ class Metrics:
         if job.row:
             self.cached.inc(job.row.stats.cached_prompt_tokens)
 
-    def step(self, job: Job, part: RowStep) -> None:
-        """What a round brought for one request. Tokens that came together share their wait."""
-        now, tokens = time.monotonic(), len(part.tokens)
+    def step(self, job: Job, parts: Sequence[RowStep]) -> None:
+        """What rounds brought for one request. Tokens that came together share their wait."""
+        now, tokens = time.monotonic(), sum(len(part.tokens) for part in parts)
+        if not tokens:
+            return
         if job.last is None:
             self.first.observe(now - job.arrived)
         else:
-            for _ in part.tokens:
+            for _ in range(tokens):
                 self.between.observe((now - job.last) / tokens)
         job.last = now
         self.written.inc(tokens)
-        drafted = part.accepted + len(part.rejected)
-        self.drafted.inc(drafted)
-        self.rounds.inc(bool(drafted))
-        self.accepted.inc(part.accepted)
-        for place in range(part.accepted):
-            self.accepted_at.labels(place).inc()
+        for part in parts:
+            drafted = part.accepted + len(part.rejected)
+            self.drafted.inc(drafted)
+            self.rounds.inc(bool(drafted))
+            self.accepted.inc(part.accepted)
+            for place in range(part.accepted):
+                self.accepted_at.labels(place).inc()
 
     def ended(self, job: Job, stats: Stats | None, how: str) -> None:
         self.done.labels(how).inc()

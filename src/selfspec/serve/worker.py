@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Sequence
+from itertools import groupby
+from operator import attrgetter
 
 import torch
 
@@ -180,20 +183,21 @@ class Worker:
             self._tell(job, Event())
 
     def _step(self) -> None:
-        """One round, and what it brought for whom."""
+        """A round, or some of a row that is alone, and what they brought for whom."""
         self._generation.chunk = self._pace.chunk()
-        unread, (read, written) = self._unread(), self._generation.seconds
+        unread, (read, written, before) = self._unread(), self._generation.progress
         try:
             step = self._generation.step()
         except Exception as error:  # noqa: BLE001  (whoever it is ends, the others go on)
             self._failed(error)
             return
-        reading, writing = self._generation.seconds
-        self._pace.observe(unread - self._unread(), reading - read, writing - written)
-        for part in step.rows:
-            job = self._running.get(part.row)
+        reading, writing, rounds = self._generation.progress
+        round_seconds = (writing - written) / max(1, rounds - before)
+        self._pace.observe(unread - self._unread(), reading - read, round_seconds)
+        for index, parts in groupby(step.rows, key=attrgetter("row")):
+            job = self._running.get(index)
             if job is not None:
-                self._took(job, part)
+                self._took(job, list(parts))
 
     def _unread(self) -> int:
         """Prompt tokens of all rows that are still to be read."""
@@ -206,16 +210,17 @@ class Worker:
         for index in blamed & set(self._running):
             self._end(self._running[index], error)
 
-    def _took(self, job: Job, part: RowStep) -> None:
-        if part.error:
-            self._end(job, part.error)
-            return
-        text = job.text.push(part)
-        self.metrics.step(job, part)
-        if part.finish_reason:
-            self._end(job, None, Event(text, part, job.row.stats if job.row else None))
-        else:
-            self._tell(job, Event(text, part))
+    def _took(self, job: Job, parts: Sequence[RowStep]) -> None:
+        self.metrics.step(job, [part for part in parts if not part.error])
+        for part in parts:
+            if part.error:
+                self._end(job, part.error)
+                return
+            text = job.text.push(part)
+            if part.finish_reason:
+                self._end(job, None, Event(text, part, job.row.stats if job.row else None))
+            else:
+                self._tell(job, Event(text, part))
 
     def _end(self, job: Job, error: Exception | None, event: Event | None = None) -> None:
         """Take a job's row back and tell it. Without an event or an error nobody listens."""

@@ -90,12 +90,14 @@ class Rounds:
         self._cache.assume(self._context)
         generation = Generation(self._model, requests, cache=self._cache)
         taken: list[RoundSeconds] = []
-        for _ in range(1 + WARM + count):  # the first step reads the prompts' last tokens
-            drafted, begin = generation.stats.draft_seconds, time.perf_counter()
+        generation.step()  # reads the prompts' last tokens
+        while len(taken) < WARM + count:
+            before, begin = generation.stats, time.perf_counter()
             generation.step()
-            seconds = time.perf_counter() - begin
-            taken.append(RoundSeconds(seconds, generation.stats.draft_seconds - drafted))
-        return taken[1 + WARM :]
+            seconds, now = time.perf_counter() - begin, generation.stats
+            rounds, drafting = now.rounds - before.rounds, now.draft_seconds - before.draft_seconds
+            taken += [RoundSeconds(seconds / rounds, drafting / rounds)] * rounds
+        return taken[WARM : WARM + count]
 
     def _request(self, row: int, most: int) -> Request:
         vocabulary = self._model.shape.vocabulary
