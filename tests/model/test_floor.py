@@ -280,7 +280,7 @@ def test_tokens_that_are_read_again_count_as_others_of_the_pass(pair, monkeypatc
     model, llm = pair
     besides, own = [], Group.learn
     monkeypatch.setattr(
-        Group, "learn", lambda self, *told: besides.append(told[3]) or own(self, *told)
+        Group, "learn", lambda self, *told: besides.append(told[5]) or own(self, *told)
     )
     found = llm.generate(TEXT[:25] + TEXT[:12], max_new_tokens=NEW, eos=[], draft="hybrid")
     assert found.stats.drafted > found.stats.accepted

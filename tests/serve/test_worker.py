@@ -19,6 +19,8 @@ from selfspec.core.sampling import Sampler, SamplingParams
 from selfspec.core.text_stream import RowText
 from selfspec.draft.base import Drafter, DraftSession
 from selfspec.draft.from_layers.early_exit import EarlyExit
+from selfspec.draft.hybrid import Hybrid
+from selfspec.engine import streak
 from selfspec.engine.generation import Generation
 from selfspec.engine.group import Group
 from selfspec.engine.row import Request
@@ -377,6 +379,30 @@ def test_drafts_beside_a_chunk_do_not_make_chunks_small(monkeypatch: pytest.Monk
     both = [(reading, writing) for read, reading, writing in told if read and writing]
     assert len(both) >= 5
     assert min(reading for reading, _ in both) < SLOW <= min(writing for _, writing in both)
+
+
+def test_rounds_of_a_streak_count_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight rounds taken for one, so that chunks of prompts become eight times as long."""
+    worker, told = Worker(llm(), Limits(rows=2, context=400)), list[float]()
+    monkeypatch.setattr(worker._pace, "observe", lambda *seen: told.append(seen[2]))
+    monkeypatch.setattr(streak, "SECONDS", 1e9)
+    own, steps = streak.run_rounds, dict[int, int]()
+
+    def slow(*given: Any) -> Any:
+        rounds = own(*given)
+        steps[len(told)] = len(rounds)
+        time.sleep(SLOW)
+        return rounds
+
+    monkeypatch.setattr(streak, "run_rounds", slow)
+    writer = Caller(plain([3, 4], 60, drafter=Hybrid(), controller=FIXED))
+    worker._waiting.add(writer.job)
+    while not writer.ended.is_set():
+        _round(worker)
+    if not steps:
+        pytest.skip("no C++ compiler found (g++ or clang++)")
+    assert max(steps.values()) > 2
+    assert all(told[step] < SLOW for step, rounds in steps.items() if rounds > 2)
 
 
 SLOW = 0.2  # seconds
