@@ -9,6 +9,7 @@ from typing import ClassVar
 from ..core.contract import Budget
 from ..errors import OptionError
 from .base import Controller, ControlSession
+from .costs import STANDS
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class FixedLength(Controller, ControlSession):
     """Always the same number of drafts a round, less where a row has no room for them."""
 
     name: ClassVar[str] = "fixed"
-    stands = 7  # a budget is the last one again
+    stands = STANDS
 
     tokens: int = 4
     """Tokens to draft for a row in one round (K), all guesses of a tree counted. 0 drafts none."""
