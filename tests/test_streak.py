@@ -120,6 +120,17 @@ def test_rounds_are_those_of_the_engine(
     assert [t for part in ours for t in part.tokens] == [t for part in plain for t in part.tokens]
 
 
+def test_a_cache_that_grows_is_found(model: LayeredModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys and values where they were before they moved, or no streak any more."""
+    plain, _ = run(model, drafter=None, controller=None, max_new_tokens=200)
+    monkeypatch.setattr(Generation, "_slots_wanted", lambda self, request: len(request.prompt))
+    generation = Generation(model, [request(model, max_new_tokens=200)])
+    steps = [(rows, generation.cache.capacity) for rows in steps_of(generation)]
+    ours = [part for rows, _ in steps for part in rows]
+    assert max(len(rows) for rows, slots in steps if slots == steps[-1][1] > steps[0][1]) > 2
+    assert [t for part in ours for t in part.tokens] == [t for part in plain for t in part.tokens]
+
+
 def test_several_come_at_once(model: LayeredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounds that still run one by one, or so long together that nobody sees a word meanwhile."""
     rounds = [len(rows) for rows in steps_of(Generation(model, [request(model)]))]
@@ -131,15 +142,19 @@ def test_several_come_at_once(model: LayeredModel, monkeypatch: pytest.MonkeyPat
 
 def test_nothing_comes_behind_an_end(model: LayeredModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens behind the one that ends the text, or passes after it."""
+    own, ran = streak.run_rounds, []
+    monkeypatch.setattr(streak, "run_rounds", lambda *given: ran.append(own(*given)) or ran[-1])
     ours, _ = run(model)
     written = [token for part in ours for token in part.tokens]
     for place in (1, 9, 20):
         end = written[place]
+        ran.clear()
         short, generation = run(model, eos=frozenset([end]))
         tokens = [token for part in short for token in part.tokens]
         assert tokens == written[: written.index(end) + 1]
         assert short[-1].finish_reason == "eos"
-        assert generation.stats.rounds == len(short) - 1  # the first token is the prompt's
+        rounds = len(short) - 1  # the first token is the prompt's
+        assert sum(map(len, ran)) <= generation.stats.rounds == rounds
 
 
 class StopAfter:
@@ -295,3 +310,4 @@ def test_whoever_looks_at_steps_sees_all_of_their_rounds() -> None:
 
     taken = Rounds(llm.model, 1, 40, Hybrid(), 3).run()
     assert len(taken) == TIMED and all(each.all > each.draft >= 0 for each in taken)
+    assert len(set(taken)) == 1, "rounds of a step share its time"

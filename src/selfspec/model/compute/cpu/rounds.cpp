@@ -93,8 +93,7 @@ static double now() {
 }
 
 // At most so many rounds, none of which begins after so many seconds. Ends behind a token that ends
-// the text, and before a round that Python has to see: one without room or with a token that is
-// none. Gives how many there were.
+// the text, and before a round that has no room or a token that is none. Gives how many there were.
 extern "C" int64_t rounds(const Guessing* guessing, const Passing* passing, const Moving* moving,
                           Text* text, const Told* told, int64_t most_rounds, double seconds) {
     int64_t most = guessing->most, ranks = passing->ranks;
@@ -143,8 +142,6 @@ extern "C" int64_t rounds(const Guessing* guessing, const Passing* passing, cons
         double passed = now();
 
         const int64_t* best = passing->best;
-        for (int64_t node = 0; node < nodes; node++)
-            if (best[node * ranks] < 0) return round;
         path.assign(1, 0);
         for (int64_t node = 1; node < nodes; node++)
             if (above[node] == path.back() && tokens[node] == best[path.back() * ranks])

@@ -128,8 +128,8 @@ def fits(model: object, cache: KVCache) -> TypeGuard[FusedModel]:
 def run_rounds(
     model: FusedModel, plan: LayerPlan, cache: KVCache, row: int, lookups: Lookups, asked: Asked
 ) -> list[Round]:
-    """The rounds that there were, none where the first is one that Python has to see: there is no
-    room in the cache, or tokens turned out to be none. `row`: of the cache."""
+    """The rounds that there were, none where the first one has no room in the cache or a guess that
+    is no token. `row`: of the cache."""
     ranks, ropes, runner = min(asked.ranks, model.ends.head.outputs), model.halves.tables(), None
     if isinstance(lookups.runner, _Runner) and lookups.runner.model is model:
         runner = lookups.runner
