@@ -22,6 +22,7 @@ from selfspec.engine import generation as engine
 from selfspec.engine import streak
 from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
+from selfspec.model.compute import cache
 from selfspec.model.layered import LayeredModel
 from selfspec.testing import near_identity_model, tiny_llm, tiny_tokenizer
 from selfspec.tune.rounds import TIMED, Rounds
@@ -124,6 +125,7 @@ def test_a_cache_that_grows_is_found(model: LayeredModel, monkeypatch: pytest.Mo
     """Keys and values where they were before they moved, or no streak any more."""
     plain, _ = run(model, drafter=None, controller=None, max_new_tokens=200)
     monkeypatch.setattr(Generation, "_slots_wanted", lambda self, request: len(request.prompt))
+    monkeypatch.setattr(cache, "CHUNK", 64)
     generation = Generation(model, [request(model, max_new_tokens=200)])
     steps = [(rows, generation.cache.capacity) for rows in steps_of(generation)]
     ours = [part for rows, _ in steps for part in rows]
