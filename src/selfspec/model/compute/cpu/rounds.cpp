@@ -66,9 +66,9 @@ struct Moving {
 struct Text {
     Token* tokens;
     int64_t first, length, known;  // the lookups know its first so many tokens
-    int64_t room;           // tokens that may still come
-    int64_t slots;          // of keys and values; there are angles for as many
-    const int64_t* ends;    // tokens that end it
+    int64_t room;                  // tokens that may still come
+    int64_t slots;                 // of keys and values; there are angles for as many
+    const int64_t* ends;           // tokens that end it
     int64_t end_count;
 
     Token& at(int64_t place) { return tokens[place - first]; }

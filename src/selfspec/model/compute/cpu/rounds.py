@@ -130,10 +130,9 @@ def run_rounds(
 ) -> list[Round]:
     """The rounds that there were, none where the first one has no room in the cache or a guess that
     is no token. `row`: of the cache."""
-    ranks, ropes, runner = min(asked.ranks, model.ends.head.outputs), model.halves.tables(), None
-    if isinstance(lookups.runner, _Runner) and lookups.runner.model is model:
-        runner = lookups.runner
-    if runner is None or not runner.suits(cache, ropes, row, ranks, asked):
+    ranks, ropes = min(asked.ranks, model.ends.head.outputs), model.halves.tables()
+    runner = lookups.runner
+    if not isinstance(runner, _Runner) or not runner.suits(model, cache, ropes, row, ranks, asked):
         runner = lookups.runner = _Runner(model, plan, cache, ropes, row, ranks, asked)
     return runner.run(lookups, asked)
 
@@ -154,7 +153,7 @@ class _Runner:
     ) -> None:
         run, move = _rounds(), moving_kernel()
         assert run is not None and move is not None
-        self._run, self.model, self._ropes, self._room = run, model, ropes, cache.room
+        self._run, self._model, self._ropes, self._room = run, model, ropes, cache.room
         self._row, self._ranks, self._rounds = row, ranks, max(ROUNDS, asked.rounds)
         self._nodes = nodes = 1 + asked.most
         best = (c_int64 * (nodes * ranks))()
@@ -194,11 +193,13 @@ class _Runner:
         self._read = states, logits, given, zeros, sight, call, numbers  # by address only, like
         self._written = best, rows, slots, positions, stops, starts, paths
 
-    def suits(self, cache: KVCache, ropes: Ropes, row: int, ranks: int, asked: Asked) -> bool:
+    def suits(
+        self, model: FusedModel, cache: KVCache, ropes: Ropes, row: int, ranks: int, asked: Asked
+    ) -> bool:
         """Whether all lies where it did, and there is room for as much."""
         same = self._ropes is ropes and self._room is cache.room
         enough = asked.most < self._nodes and asked.rounds <= self._rounds
-        return same and enough and (self._row, self._ranks) == (row, ranks)
+        return self._model is model and same and enough and (self._row, self._ranks) == (row, ranks)
 
     def run(self, lookups: Lookups, asked: Asked) -> list[Round]:
         """As they are asked for."""
