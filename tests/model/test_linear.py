@@ -44,6 +44,19 @@ def test_native_rows_have_the_same_bits_for_every_number_of_rows(shape):
         )
 
 
+@pytest.mark.parametrize("shape", [(960, 576), (288, 33), (259, 52), (200, 1), (95, 16)])
+@pytest.mark.parametrize("rows", [191, 192, 197, 208])
+def test_many_rows_have_the_bits_of_one(rows, shape):
+    """Wider tiles for many rows: columns that change places, those behind the last whole pair of
+    panels left out or written twice, a bias or a residual of other columns, a sliver of rows."""
+    generator = torch.Generator().manual_seed(rows)
+    weight, _ = example(shape)
+    x, residual = (torch.randn((rows, size), generator=generator) for size in reversed(shape))
+    linear = Float32([weight], [torch.randn(shape[0], generator=generator)])
+    alone = [linear(x[i : i + 1], residual=residual[i : i + 1]) for i in range(rows)]
+    assert torch.equal(linear(x, residual=residual), torch.cat(alone))
+
+
 def test_threads_do_not_change_bits():
     """A sum split over threads."""
     weight, x = example((960, 576))

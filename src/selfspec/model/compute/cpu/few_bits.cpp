@@ -501,7 +501,7 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
     int64_t inputs = weight->inputs, bytes = Kind::panel_bytes(inputs);
     int64_t stride = weight->prepare ? weight->prepared : 4 * inputs;
     by_panels<PANEL, MAX_ROWS>(
-        weight, rows, MAX_ROWS, residual, out, part, parts,
+        weight, {0, weight->outputs}, rows, MAX_ROWS, residual, out, part, parts,
         [=](const PanelTile& tile, float* sums) {
             const uint8_t* panel = (const uint8_t*)weight->weights + tile.panel * bytes;
             Later later(tile, panel, bytes, bytes / Kind::STEP, Kind::AHEAD);

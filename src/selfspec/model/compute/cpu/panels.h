@@ -27,17 +27,22 @@ struct Later {
     }
 };
 
+// Of a product's outputs; `begin` is where a panel begins.
+struct Columns {
+    int64_t begin, end;
+};
+
 // `sum(tile, sums)` multiplies a tile, into [rows][PANEL]. It is given at most `most` rows; more
 // read the panel again, while it is near.
 template <int PANEL, int MOST, class Sum>
-static inline void by_panels(const Product* weight, int64_t rows, int64_t most,
+static inline void by_panels(const Product* weight, Columns of, int64_t rows, int64_t most,
                              const float* residual, float* out, int part, int parts, Sum sum) {
-    int64_t outputs = weight->outputs, panels = (outputs + PANEL - 1) / PANEL;
+    int64_t outputs = weight->outputs, panels = (of.end - of.begin + PANEL - 1) / PANEL;
     const float* bias = weight->bias;
     float sums[MOST * PANEL];
     for (int64_t p = panels * part / parts; p < panels * (part + 1) / parts; p++) {
-        int64_t first = p * PANEL, columns = std::min<int64_t>(PANEL, outputs - first);
-        PanelTile tile{0, 0, p, 0, (rows + most - 1) / most};
+        int64_t first = of.begin + p * PANEL, columns = std::min<int64_t>(PANEL, of.end - first);
+        PanelTile tile{0, 0, first / PANEL, 0, (rows + most - 1) / most};
         for (; tile.first < rows; tile.first += tile.rows, tile.index++) {
             int64_t left = rows - tile.first;  // two even halves beat a full tile and a sliver
             int64_t half = left < 2 * most ? (left + 1) / 2 : most;
