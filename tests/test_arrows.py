@@ -40,6 +40,7 @@ ORDER: list[set[str]] = [
     {"bench", "testing"},
     {"tune"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}
 

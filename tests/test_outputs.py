@@ -102,7 +102,7 @@ def test_standard_output_that_is_full(words: list[str]) -> None:
     """A traceback at the very end, when Python writes what is left."""
     with open("/dev/full", "w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "selfspec.cli.app", *words],
+            [sys.executable, "-m", "selfspec", *words],
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,

@@ -26,6 +26,15 @@ def panel(command: str, title: str) -> list[Any]:
     return [each for each in COMMANDS[command].params if each.rich_help_panel == title]
 
 
+def test_the_module_is_the_command_line() -> None:
+    """Catches a package that cannot be run by its name, or that calls itself something else."""
+    module = [sys.executable, "-m", "selfspec"]
+    done = subprocess.run([*module, "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.split()[-1]) == (0, selfspec.__version__), done.stderr
+    done = subprocess.run([*module, "unknown"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "python -m selfspec" in done.stderr
+
+
 def test_help_does_not_wait_for_torch() -> None:
     """Catches a heavy import at the top of a module, which makes --help take seconds."""
     code = (

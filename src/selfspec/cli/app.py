@@ -157,7 +157,3 @@ def main() -> None:
         if error.errno != errno.EPIPE:  # whoever read has seen enough
             stderr().print(f"error: {said}", markup=False, soft_wrap=True)
     sys.exit(code)
-
-
-if __name__ == "__main__":
-    main()
