@@ -345,12 +345,11 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
                                  const float* residual, float* out, int part, int parts) {
     const float *x = (const float*)rows_of_x, *pack = (const float*)weight->weights;
     int64_t inputs = weight->inputs, panel_size = PANEL * inputs;
-    Columns broad{0, 0}, rest{0, weight->outputs};
-    if (BROAD && rows >= MANY_ROWS)
-        broad.end = rest.begin = weight->outputs / (2 * BROAD_PANEL) * (2 * BROAD_PANEL);
-    if constexpr (BROAD)
+    int64_t broad = 0;  // so many columns by broad tiles
+    if (BROAD && rows >= MANY_ROWS) {
+        broad = weight->outputs / (2 * BROAD_PANEL) * (2 * BROAD_PANEL);
         by_panels<BROAD_PANEL, BROAD_ROWS>(
-            weight, broad, rows, BROAD_ROWS, residual, out, part, parts,
+            weight, {0, broad}, rows, BROAD_ROWS, residual, out, part, parts,
             [=](const PanelTile& tile, float* sums) {
                 const float* three = pack + tile.panel / 2 * 3 * panel_size;
                 bool second = tile.panel % 2;
@@ -362,8 +361,9 @@ extern "C" void multiply_float32(const Product* weight, const void* rows_of_x, i
                 broad_tile_of<BROAD_ROWS>(tile.rows, x + tile.first * inputs, inputs, whole, half,
                                           second, later, sums);
             });
+    }
     by_panels<PANEL, MAX_ROWS>(
-        weight, rest, rows, tuned.rows, residual, out, part, parts,
+        weight, {broad, weight->outputs}, rows, tuned.rows, residual, out, part, parts,
         [=](const PanelTile& tile, float* sums) {
             const float* panel = pack + tile.panel * PANEL * inputs;
             Later later(tile, panel, 4 * PANEL * inputs, inputs, 4 * PANEL * tuned.later);
