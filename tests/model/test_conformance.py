@@ -12,11 +12,12 @@ from variants import RECURRENT, SHORT, VARIANTS, build
 
 from selfspec.errors import SelfCheckFailed
 from selfspec.model.compute.cache import RowSpan, TokenLayout
+from selfspec.model.compute.hidden_states import StateCollector
 from selfspec.model.compute.linear import Linear
 from selfspec.model.compute.plan import LayerPlan
 from selfspec.model.families import FAMILIES
 from selfspec.model.from_transformers import from_transformers
-from selfspec.model.layered import LayeredModel
+from selfspec.model.layered import MANY, LayeredModel
 from selfspec.model.weights import module
 from selfspec.testing import families, tiny_model
 
@@ -104,6 +105,34 @@ def test_bits_do_not_depend_on_how_a_text_is_read(pair):
         pieces, other = read(ours, TEXT, size)
         assert torch.equal(whole, pieces), f"logits differ when read {size} at a time"
         assert all(torch.equal(a, b) for a, b in zip(contents(cache), contents(other), strict=True))
+
+
+def test_tokens_that_nobody_asks_about_leave_keys_of_the_same_bits(pair):
+    """A prompt's last layer that is finished for nobody, or whose keys lack a norm, a rotation or
+    what tokens bring along; a chunk of which no token is asked about."""
+    _, ours = pair
+    whole, cache = read(ours, TEXT)
+    filed = ours.new_cache(1, len(TEXT))
+    x = ours.embed(torch.tensor(TEXT))
+    for begin, end in ((0, 66), (66, 70)):
+        assert len(ours.read(x[begin:end], filed, filed.layout([end - begin]), [])) == 0
+    assert filed.lengths.tolist() == [[70] * ours.layers]
+    assert torch.equal(whole[70:], ours.forward(torch.tensor(TEXT[70:]), filed, filed.layout([20])))
+    assert all(torch.equal(a, b) for a, b in zip(contents(cache), contents(filed), strict=True))
+
+
+def test_a_prompt_finishes_its_last_layer_for_its_last_token_only():
+    """A shortcut that is never taken, or taken where somebody looks on at states or halves."""
+    ours, seen = from_transformers(tiny_model("llama")), StateCollector([3])
+    counts = []
+    for options in ({}, {"collectors": [seen]}, {"observer": lambda *_: None}):
+        cache = ours.new_cache(1, 96)
+        ours.prefill([TEXT], cache, **options)
+        counts.append(cache.computed.tolist())
+    assert counts == [[[90, 90, 90, 1]], [[90] * 4], [[90] * 4]]
+    few = ours.new_cache(1, 96)
+    ours.prefill([TEXT[:MANY]], few)
+    assert few.computed.tolist() == [[MANY] * 4]
 
 
 def check_neighbours(ours, texts):

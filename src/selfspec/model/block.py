@@ -182,6 +182,17 @@ class Block:
             core = partial(core, of_tokens=of_tokens)
         return self._half(x, x, self._norms.attention_before, core, self._norms.attention_after)
 
+    @property
+    def files_keys(self) -> bool:
+        """Whether its attention can leave keys and values without being finished."""
+        return isinstance(self._attention, Attention)
+
+    def file_keys(self, x: Tensor, cache: KVCache, layout: TokenLayout) -> None:
+        """What a token leaves here for later ones, where nothing else of it is asked for."""
+        assert isinstance(self._attention, Attention)
+        before = self._norms.attention_before
+        self._attention.file_keys(x if before is None else before(x), cache, layout)
+
     def mlp(
         self, x: Tensor, entered: Tensor | None = None, of_tokens: Tensor | None = None
     ) -> Tensor:

@@ -85,8 +85,13 @@ class Attention(OwnCore):
         y = self.ops.attention(made.into(x), made.heads, cache, layout)
         return self.last(y, residual)
 
+    def file_keys(self, x: Tensor, cache: KVCache, layout: TokenLayout) -> None:
+        """Of tokens of which nothing else is asked for."""
+        assert self.made.heads is not None
+        self.ops.file_keys(self.made.into(x), self.made.heads, cache, layout)
 
-class GatedAttention(Attention):
+
+class GatedAttention(OwnCore):
     """Behind queries, keys and values come gates, as many as what comes out."""
 
     def __call__(

@@ -35,6 +35,7 @@ from .passes import Passes, WholePass
 from .recording import EagerSteps
 
 PREFILL_CHUNK = 512
+MANY = 64  # tokens of a prompt: from so many on a call for their keys alone pays
 T = TypeVar("T")
 
 
@@ -343,6 +344,7 @@ class LayeredModel:
                 last[row] = state
         return self.head(torch.cat(last))
 
+    @without_gradients
     def read(
         self,
         x: Tensor,
@@ -353,14 +355,18 @@ class LayeredModel:
         collectors: Sequence[StateCollector] = (),
     ) -> Tensor:
         """Run the whole model where only these of the tokens are asked for what comes out. The
-        others stop before layers at its end that make no keys, unless somebody looks on."""
+        others stop behind the last keys that layers make of them, unless somebody looks on."""
         own = self.layers - len(self.shape.keyless) if self.shape.lenders else self.layers
-        if own == self.layers or observer is not None or collectors:
+        many = len(x) - len(ends) >= MANY and self.row_stable
+        filed = own - 1 if many and own > 1 and self.blocks[own - 1].files_keys else own
+        if filed == self.layers or observer is not None or collectors:
             return self.run(x, self.full_plan, cache, layout, observer, collectors)[ends]
-        x = self.run(x, LayerPlan(0, own), cache, layout)[ends]
+        x = self.run(x, LayerPlan(0, filed), cache, layout)
+        if filed < own:
+            self.blocks[filed].file_keys(self.streams(x), cache, layout)
         for span in layout.spans:
-            cache.pass_over(span.row, span.first + span.count, range(own, self.layers))
-        rest = LayerPlan(own, self.layers)
+            cache.pass_over(span.row, span.first + span.count, range(filed, self.layers))
+        x, rest = x[ends], LayerPlan(filed, self.layers)
         return self.run(x, rest, cache, layout.select(ends)) if ends else x
 
     def check_length(self, tokens: int) -> None:

@@ -44,11 +44,10 @@ ACTIVATIONS = {
 STEEPNESS, LIMIT = 1.702, 7.0  # of clamped_swiglu
 
 
-def _squared_relu(x: Tensor) -> Tensor:
-    return F.relu(x).square()
-
-
-_TORCH_ACTIVATIONS = (F.silu, partial(F.gelu, approximate="tanh"), F.gelu, F.relu, _squared_relu)
+_TORCH_ACTIVATIONS = (
+    *(F.silu, partial(F.gelu, approximate="tanh"), F.gelu, F.relu),
+    lambda x: F.relu(x).square(),
+)
 
 
 @dataclass(frozen=True)
@@ -147,6 +146,10 @@ class Ops(ABC):
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
         """Norms, clamps, rotates, files keys and values, attends: (tokens, (queries + 2 keys) *
         size) -> (tokens, queries * size)."""
+
+    def file_keys(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> None:
+        """The same where nobody asks for what comes out; qkv is used up."""
+        self.attention(qkv, heads, cache, layout)
 
     def times_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         """x * sigmoid(gate), the gate as wide or of one number a row; x is used up."""

@@ -119,24 +119,30 @@ class NativeOps(Ops):
         return x
 
     def attention(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> Tensor:
-        tokens, threads = qkv.shape[0], torch.get_num_threads()
-        layer, native_heads = layer_struct(cache, heads), heads_struct(heads)
+        self.file_keys(qkv, heads, cache, layout)
+        out = torch.empty((len(qkv), heads.queries * heads.size))
+        self._native.attend(
+            qkv.data_ptr(),
+            len(qkv),
+            heads_struct(heads),
+            layer_struct(cache, heads),
+            sight_struct(layout, heads.window),
+            out.data_ptr(),
+            torch.get_num_threads(),
+        )
+        return out
+
+    def file_keys(self, qkv: Tensor, heads: Heads, cache: KVCache, layout: TokenLayout) -> None:
         angles = heads.rope.tables if heads.rope else None  # held while the kernels read them
         self._native.rotate_and_store(
             qkv.data_ptr(),
-            tokens,
-            native_heads,
+            len(qkv),
+            heads_struct(heads),
             rope_struct(angles),
             where_struct(layout),
-            layer,
-            threads,
+            layer_struct(cache, heads),
+            torch.get_num_threads(),
         )
-        out = torch.empty((tokens, heads.queries * heads.size))
-        visible = sight_struct(layout, heads.window)
-        self._native.attend(
-            qkv.data_ptr(), tokens, native_heads, layer, visible, out.data_ptr(), threads
-        )
-        return out
 
     def times_sigmoid(self, x: Tensor, gate: Tensor) -> Tensor:
         return times_sigmoid(x, gate)
