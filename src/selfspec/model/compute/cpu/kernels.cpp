@@ -304,7 +304,8 @@ static inline void tile_of(int64_t rows, const float* x, int64_t inputs, const f
 // says that the half comes first. `later`: as above, a line with each STRIDE steps.
 constexpr bool BROAD = LANES == 16;  // 27 accumulators of 32 registers
 constexpr int BROAD_WIDE = 3, BROAD_ROWS = 9, BROAD_PANEL = BROAD_WIDE * LANES;
-constexpr int64_t MANY_ROWS = 192;  // from which on this pays
+constexpr int64_t BROAD_SOON = 40 * PANEL;  // numbers ahead, asked for the first cache
+constexpr int64_t MANY_ROWS = 64;           // from which on this pays
 
 template <int ROWS>
 static inline void broad_tile(const float* x, int64_t inputs, const float* whole, const float* half,
@@ -317,6 +318,8 @@ static inline void broad_tile(const float* x, int64_t inputs, const float* whole
             __builtin_prefetch(next, 0, 2);
             next += STRIDE * later.step;
         }
+        for (int c = 0; c < WIDE; c++) __builtin_prefetch(whole + BROAD_SOON + c * LANES, 0, 3);
+        __builtin_prefetch(half + BROAD_SOON, 0, 3);
         Vector weight[BROAD_WIDE];
         for (int c = 0; c < WIDE; c++) weight[c] = load_once(whole + c * LANES);
         weight[WIDE] = load_once(half);
