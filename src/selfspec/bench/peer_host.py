@@ -115,7 +115,7 @@ def serve(path: Path, requests: TextIO, replies: TextIO) -> None:
                 peer = open_peer(path)
                 peer.first = first
             reply = answer(peer, json.loads(line))
-        except Exception as error:  # noqa: BLE001  (whatever foreign code raises belongs into its row of the table)
+        except Exception as error:  # noqa: BLE001  (what foreign code raises is its result)
             traceback.print_exc()
             reply = {"error": f"{type(error).__name__}: {error}"}
         replies.write(json.dumps(reply) + "\n")

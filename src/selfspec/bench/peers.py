@@ -110,7 +110,9 @@ class Peer:
         self._limit, self._clock, self._threads = limit, clock, threads
         self._first: tuple[float, int] | None = None  # when the first tokens came, and how many
         self._dead: str | None = None  # why it can answer no more
-        self._errors = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115
+        self._errors = tempfile.TemporaryFile(  # noqa: SIM115
+            mode="w+", encoding="utf-8", errors="replace"
+        )
         self._replies: queue.Queue[str | None] = queue.Queue()
         try:
             self._process = subprocess.Popen(

@@ -178,7 +178,9 @@ def interval(groups: Sequence[Sequence[Pair]], draws: int = DRAWS) -> Ratio | No
         sizes = [len(each)]
         draw: Draw = lambda chance: fmean(chance.choices(each, k=len(each)))  # noqa: E731
     else:
-        draw = lambda chance: fmean([speedup(chance.choices(g, k=len(g))) for g in groups])  # noqa: E731
+        draw = lambda chance: fmean(  # noqa: E731
+            [speedup(chance.choices(group, k=len(group))) for group in groups]
+        )
     return bootstrap(fmean(each), draw, sizes, draws)
 
 

@@ -171,7 +171,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
             values[name] = found if kind is Typed else found.make(kind)
         command(**values)
 
-    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what typer reads
+    # what typer reads
+    flat.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     flat.__annotations__ = {option.name: option.annotation for option in parameters}
     return flat
 

@@ -24,7 +24,8 @@ MAX_NEW_TOKENS = 256  # of a generation, for `LLM` and the command line
 
 def with_options(kind: type[T], options: Mapping[str, Any], what: str) -> T:
     """`kind(**options)`. An option that does not exist, or a value it cannot have, is an error."""
-    annotations = {field.name: annotation_of(field.type) for field in fields(kind)}  # type: ignore[arg-type]
+    declared = fields(kind)  # type: ignore[arg-type]
+    annotations = {field.name: annotation_of(field.type) for field in declared}
     for name in options:
         if name not in annotations:
             hint = nearest(name, annotations) if annotations else "it has none"

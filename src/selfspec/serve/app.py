@@ -225,7 +225,7 @@ async def _stream(request: Request, found: Answer, tickets: Tickets) -> Response
                 yield _line(chunk)
         except SelfspecError as error:
             yield _line(problem_of(error).body())
-        except Exception as error:  # noqa: BLE001  (of a request's own code; the worker has logged it)
+        except Exception as error:  # noqa: BLE001  (of a request's own code, logged already)
             yield _line(problem_of(error).body())
         finally:
             tickets.leave()

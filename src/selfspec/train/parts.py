@@ -370,7 +370,8 @@ class _Checkpoint:
         with safe_open(self.path, "pt") as file:
             facts = file.metadata()
             checkpoints.require_equal(json.loads(facts["identity"]), self.identity, self.path)
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no mapping)
+            names = file.keys()  # it is no mapping
+            tensors = {name: file.get_tensor(name) for name in names}
         weights = [name for name in tensors if name.startswith("net.")]
         self.net.load_state_dict({name.removeprefix("net."): tensors[name] for name in weights})
         state: dict[int, dict[str, Tensor]] = {}

@@ -42,8 +42,6 @@ ACTIVATIONS = {
     "xielu": 6,
 }
 STEEPNESS, LIMIT = 1.702, 7.0  # of clamped_swiglu
-
-
 _TORCH_ACTIVATIONS = (
     *(F.silu, partial(F.gelu, approximate="tanh"), F.gelu, F.relu),
     lambda x: F.relu(x).square(),
@@ -375,9 +373,8 @@ class TorchOps(Ops):
 
 def _places(layout: TokenLayout, piece: slice, length: int) -> Tensor:
     """The position of each of so many slots."""
-    positions = layout.positions[piece]
-    places = torch.arange(length, device=positions.device)
-    places[layout.slots[piece]] = positions  # in a tree a slot is not its position
+    places = torch.arange(length, device=layout.positions.device)
+    places[layout.slots[piece]] = layout.positions[piece]  # in a tree a slot is not its position
     return places
 
 

@@ -166,7 +166,8 @@ def _snapshot(name: str, patterns: list[str], hub: dict[str, Any]) -> Path:
             f"{name} is not on the hub, or is private or gated for you, and is not cached. Check "
             "the name, accept its terms, and log in (`hf auth login`) or pass token=."
         ) from error
-    except (OSError, RuntimeError, hub_errors.HTTPError) as error:  # type: ignore[attr-defined]  # httpx or requests, by version
+    # httpx's or requests' error, by version
+    except (OSError, RuntimeError, hub_errors.HTTPError) as error:  # type: ignore[attr-defined]
         revision = f" --revision {hub['revision']}" if hub["revision"] else ""
         raise Unavailable(
             f"{name} could not be fetched from the hub ({first_line(error)}) and is not cached in "

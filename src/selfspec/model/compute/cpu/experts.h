@@ -63,8 +63,8 @@ static inline void favour(const Mixture& mixture, float* scores) {
         if (!open[e / size]) scores[e] = -std::numeric_limits<float>::infinity();
 }
 
-// The same with a margin, of the router's numbers as they are: each chosen expert's share among those
-// that are near and were not chosen before.
+// The same with a margin, of the router's numbers as they are: each chosen expert's share among
+// those that are near and were not chosen before.
 static inline void choose_near(const Mixture& mixture, const float* scores, float* left,
                                int64_t* which, float* weights) {
     for (int64_t i = 0; i < mixture.chosen; i++) {

@@ -124,12 +124,13 @@ static inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::e
 // Each head's decay and rate at one token, from the columns behind its gate.
 static void rates(const Recurrence& how, const float* y, int64_t begin, int64_t end,
                   float* decays) {
-    const float* steps = y + how.gate() + how.outputs();
+    const float *steps = y + how.gate() + how.outputs(), *gates = steps + how.heads;
+    float* rates = decays + how.heads;
     for (int64_t h = begin; h < end; h++) {
         float step = softplus(steps[h] + how.shift[h]);
         if (!how.delta) step = std::min(std::max(step, how.low), how.high);
         decays[h] = std::exp(how.decay[h] * step);
-        decays[how.heads + h] = how.delta ? how.high / (1.0f + std::exp(-steps[how.heads + h])) : step;
+        rates[h] = how.delta ? how.high / (1.0f + std::exp(-gates[h])) : step;
     }
 }
 
