@@ -354,8 +354,9 @@ class LayeredModel:
         observer: HalfObserver | None = None,
         collectors: Sequence[StateCollector] = (),
     ) -> Tensor:
-        """Run the whole model where only these of the tokens are asked for what comes out. The
-        others stop behind the last keys that layers make of them, unless somebody looks on."""
+        """Run the whole model where only these tokens, each the last of its row, are asked for what
+        comes out. The others stop behind the last keys that layers make of them, unless somebody
+        looks on."""
         own = self.layers - len(self.shape.keyless) if self.shape.lenders else self.layers
         many = len(x) - len(ends) >= MANY and self.row_stable
         filed = own - 1 if many and own > 1 and self.blocks[own - 1].files_keys else own
