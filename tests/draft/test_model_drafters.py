@@ -29,6 +29,7 @@ from selfspec.draft.from_models.draft_model import DraftModel
 from selfspec.draft.registry import make_drafter
 from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
+from selfspec.model import layered
 from selfspec.model.compute.plan import LayerPlan
 from selfspec.testing import exit_agreement, tiny_llm, tiny_model, tiny_tokenizer
 from sessions import begin
@@ -110,10 +111,11 @@ def propose(
 @pytest.mark.parametrize("layer", [1, 2, LAYERS - 1])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_every_layer_runs_once_for_every_kept_token(
-    llm: LLM, layer: int, tokens: int, rows: int
+    llm: LLM, layer: int, tokens: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Layers that a draft ran run again in verification: all that reuse saves, lost in silence.
     Counted per layer: the prompt, and of each round the row's last token and every draft, once."""
+    monkeypatch.setattr(layered, "MANY", 10**6)  # a prompt's last layer runs like the others
     at_work = generation(llm, EarlyExit(layer), PROMPTS[:rows], tokens)
     each = list(at_work.rows)
     list(at_work)

@@ -125,12 +125,12 @@ static inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::e
 static void rates(const Recurrence& how, const float* y, int64_t begin, int64_t end,
                   float* decays) {
     const float *steps = y + how.gate() + how.outputs(), *gates = steps + how.heads;
-    float* rates = decays + how.heads;
+    float* rate = decays + how.heads;
     for (int64_t h = begin; h < end; h++) {
         float step = softplus(steps[h] + how.shift[h]);
         if (!how.delta) step = std::min(std::max(step, how.low), how.high);
         decays[h] = std::exp(how.decay[h] * step);
-        rates[h] = how.delta ? how.high / (1.0f + std::exp(-gates[h])) : step;
+        rate[h] = how.delta ? how.high / (1.0f + std::exp(-gates[h])) : step;
     }
 }
 
