@@ -45,7 +45,7 @@ def test_native_rows_have_the_same_bits_for_every_number_of_rows(shape):
 
 
 @pytest.mark.parametrize("shape", [(960, 576), (288, 33), (259, 52), (200, 1), (95, 16)])
-@pytest.mark.parametrize("rows", [63, 64, 69, 80, 191])
+@pytest.mark.parametrize("rows", [63, 64, 69, 80, 191, 192, 197, 208])
 def test_many_rows_have_the_bits_of_one(rows, shape):
     """Wider tiles for many rows: columns that change places, those behind the last whole pair of
     panels left out or written twice, a bias or a residual of other columns, a sliver of rows."""
