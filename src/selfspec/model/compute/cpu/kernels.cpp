@@ -51,7 +51,10 @@ constexpr int LANES = 8, WIDE = 2, MAX_ROWS = 6;  // 12 of 16
 constexpr int LANES = 4, WIDE = 2, MAX_ROWS = 6;
 #endif
 constexpr int PANEL = LANES * WIDE;  // output columns that lie side by side in a packed weight
+constexpr int LINE = 16;             // numbers that memory gives at once
 
+template <int VALUE>
+using Number = std::integral_constant<int, VALUE>;  // of which a template can be made
 typedef float Vector __attribute__((vector_size(LANES * 4)));
 typedef int32_t IntVector __attribute__((vector_size(LANES * 4)));
 typedef float Unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
@@ -139,8 +142,8 @@ constexpr int MANY = 6;  // vectors that are worked on side by side: no result i
 template <class Some>
 static inline void by_many(int64_t count, Some some) {
     int64_t at = 0;
-    for (; at + MANY <= count; at += MANY) some(std::integral_constant<int, MANY>(), at);
-    for (; at < count; at++) some(std::integral_constant<int, 1>(), at);
+    for (; at + MANY <= count; at += MANY) some(Number<MANY>(), at);
+    for (; at < count; at++) some(Number<1>(), at);
 }
 
 // One of `parts` parts of [0, count), in whole units; by itself the part that belongs to this
@@ -284,9 +287,9 @@ static inline void tile(const float* x, int64_t inputs, const float* panel, cons
             for (int i = 0; i < (LINES + 1) / 2; i++) __builtin_prefetch(next + i * 64, 0, 2);
         if (ASKS && later.alone)  // several tiles ask for less each
             for (int i = (LINES + 1) / 2; i < LINES; i++) __builtin_prefetch(next + i * 64, 0, 2);
-        go_on(std::integral_constant<int, STRIDE>());
+        go_on(Number<STRIDE>());
     }
-    for (; left > 0; left--) go_on(std::integral_constant<int, 1>());
+    for (; left > 0; left--) go_on(Number<1>());
     for (int r = 0; r < ROWS; r++)
         for (int c = 0; c < WIDE; c++) store(sums + r * PANEL + c * LANES, total[r][c]);
 }
@@ -550,7 +553,7 @@ static inline void activate_some(const float* gate, const float* up, float* out,
     float last[3][LANES] = {};
     std::copy_n(gate + begin + whole, rest, last[0]);
     if (up) std::copy_n(up + begin + whole, rest, last[1]);
-    some(std::integral_constant<int, 1>(), last[0], up ? last[1] : nullptr, last[2]);
+    some(Number<1>(), last[0], up ? last[1] : nullptr, last[2]);
     std::copy_n(last[2], rest, out + begin + whole);
 }
 
@@ -705,15 +708,26 @@ static inline void fold(Vector* part) {
 }
 
 // The products of one query with LANES keys; lane j holds what sum_lanes would give for key(j). As
-// many keys as lanes, so that their sums are folded together and not one by one.
-template <class Key>
-static inline Vector score_keys(const float* query, Key key, int64_t size) {
+// many keys as lanes, so that their sums are folded together and not one by one. If it ASKS, so
+// many numbers from `next` on are asked for meanwhile.
+template <bool ASKS = false, class Key>
+static inline Vector score_keys(const float* query, Key key, int64_t size,
+                                const float* next = nullptr) {
     Vector part[LANES];
     Vector q = load(query);
-    for (int j = 0; j < LANES; j++) part[j] = q * load(key(j));
+    auto ask = [&](int64_t at) {
+        if (ASKS && at % LINE == 0) __builtin_prefetch(next + at, 0, 2);
+    };
+    for (int j = 0; j < LANES; j++) {
+        ask(j * LANES);
+        part[j] = q * load(key(j));
+    }
     for (int64_t i = LANES; i < size; i += LANES) {
         q = load(query + i);
-        for (int j = 0; j < LANES; j++) part[j] += q * load(key(j) + i);
+        for (int j = 0; j < LANES; j++) {
+            ask((i + j) * LANES);
+            part[j] += q * load(key(j) + i);
+        }
     }
     fold<LANES / 2>(part);
     return part[0];
@@ -750,23 +764,22 @@ static constexpr int mirrored(int lane) {
     return found;
 }
 
-constexpr int64_t AHEAD = 4096;  // bytes of keys or values that are asked for before their use
-// The same while threads multiply and memory would be idle: as much as stays near till it is used.
-constexpr int64_t EARLY = 256 << 10;
+constexpr int64_t AHEAD = 12 << 10;  // bytes of keys or values that are asked for before their use
 // Keys or values of more bytes do not stay in the second cache while all queries of a batch use
 // them. What comes next of them is asked for in equal steps, a line with every so many numbers of a
 // query or values: all at once would wait for one another. With few lanes multiplying takes longer.
 constexpr int64_t FAR = LANES == 16 ? 512 << 10 : INT64_MAX;
 
-// Keys or values that a thread will read, stretch after stretch of memory, asked for early,
-// so that memory is never idle.
+// Keys or values that a thread will read, stretch after stretch of memory. As many are asked for as
+// are used meanwhile, and evenly: many at once would wait for one another, and whoever asks for
+// them too.
 class Ahead {
     struct Stretch {
         const float* first;
         int64_t rows;
     };
     std::vector<Stretch> stretches;
-    int64_t columns, stride, row = 0, early = 0;
+    int64_t columns, stride, row = 0;
     size_t at = 0;
 
    public:
@@ -774,20 +787,27 @@ class Ahead {
     void add(const float* first, int64_t rows) {
         if (rows > 0) stretches.push_back({first, rows});
     }
-    void begin() { ask(AHEAD / (4 * columns)); }
+    // The first of them. `asked`: somebody did.
+    void begin(bool asked = false) {
+        int64_t rows = AHEAD / (4 * columns);
+        if (!asked) return ask(rows);
+        take(rows);
+    }
+    // Where the next rows lie, for whoever asks for them line by line. Null: there are none.
+    const float* take(int64_t rows) {
+        if (at >= stretches.size()) return nullptr;
+        const float* next = stretches[at].first + row * stride;
+        row += rows;
+        if (row >= stretches[at].rows) at++, row = 0;
+        return next;
+    }
     void ask(int64_t rows) {
         for (; rows > 0 && at < stretches.size(); rows--) {
             const float* next = stretches[at].first + row * stride;
 #pragma GCC unroll 4
-            for (int64_t i = 0; i < columns; i += 16) __builtin_prefetch(next + i, 0, 2);
+            for (int64_t i = 0; i < columns; i += LINE) __builtin_prefetch(next + i, 0, 2);
             if (++row == stretches[at].rows) at++, row = 0;
         }
-    }
-    // Asks while others are multiplied.
-    void ask_early(int64_t rows) {
-        rows = std::min(rows, EARLY / (4 * columns) - early);
-        early += rows;
-        ask(rows);
     }
 };
 
@@ -806,14 +826,14 @@ class KeyPanels {
         from = nullptr;
     }
 
-    // The first `count` keys. What lies behind them in the last panel is never looked at, but it is
-    // multiplied: zeros, since numbers that are left there by chance may be so small that some
-    // processors take a hundred times as long for each.
-    const float* of(const float* keys, int64_t size, int64_t count, Ahead* ahead) {
+    // The first `count` keys, or more. What lies behind them in the last panel is never looked at,
+    // but it is multiplied: zeros, since numbers that are left there by chance may be so small that
+    // some processors take a hundred times as long for each.
+    const float* of(const float* keys, int64_t size, int64_t count) {
         if (keys != from) blocks = 0;
         from = keys;
+        int64_t whole = std::max(blocks, count / LANES);
         for (; blocks * LANES < count; blocks++) {
-            if (ahead) ahead->ask(LANES);
             float* panel = room.floats() + blocks / WIDE * PANEL * size + blocks % WIDE * LANES;
             const float* key[LANES];
             for (int64_t l = 0; l < LANES; l++)
@@ -831,7 +851,7 @@ class KeyPanels {
                 }
             }
         }
-        blocks = count / LANES;
+        blocks = whole;
         return room.floats();
     }
 };
@@ -964,22 +984,31 @@ constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended toget
 // from so many on, panels of keys pay: with few lanes folding their sums costs little
 constexpr int MANY_QUERIES = LANES == 16 ? TILE : 13;
 
+// Values that are asked for while others are summed: one for every `step` of them, and 0 for none.
+struct Ask {
+    const float* first = nullptr;
+    int64_t stride = 0, step = 0;
+};
+
 // out[r][begin:] += sum over j of weights[r][j] * value(j)[begin:], SPANS vectors at a time, as far
 // as they go: they fit into registers, and a value is read once for all queries. The running sums
-// rest in `out` between calls, which changes no bit. If it ASKS, a line of `next` is asked for with
-// each value. Gives the first number that is left.
-template <int ROWS, int SPANS, bool ASKS, class Value>
+// rest in `out` between calls, which changes no bit. STEP is that of `ask`. Gives the first number
+// that is left.
+template <int ROWS, int SPANS, int STEP, class Value>
 static inline int64_t weigh_spans(const float* const* weights, Value value, int64_t count,
-                                  int64_t begin, int64_t size, float* const* out,
-                                  const float* next) {
+                                  int64_t begin, int64_t size, float* const* out, Ask ask) {
+    constexpr int PART = STEP ? SPANS * LANES / LINE / STEP : 0;  // lines that are asked for at once
     int64_t i = begin;
     for (; i + SPANS * LANES <= size; i += SPANS * LANES) {
         Vector total[ROWS][SPANS];
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < SPANS; c++) total[r][c] = load(out[r] + i + c * LANES);
         for (int64_t j = 0; j < count; j++) {
-            if (ASKS) __builtin_prefetch(next + j * 16, 0, 3);
             for (int c = 0; c < SPANS; c++) {
+                if constexpr (STEP > 0) {
+                    const float* next = ask.first + j / STEP * ask.stride + i;
+                    if (c < PART) __builtin_prefetch(next + (j % STEP * PART + c) * LINE, 0, 2);
+                }
                 Vector here = load_once(value(j) + i + c * LANES);
                 for (int r = 0; r < ROWS; r++) total[r][c] += weights[r][j] * here;
             }
@@ -992,11 +1021,16 @@ static inline int64_t weigh_spans(const float* const* weights, Value value, int6
 
 template <int ROWS, class Value>
 static inline void weigh_rows(const float* const* weights, Value value, int64_t count,
-                              int64_t size, float* const* out, const float* next) {
-    int64_t i = next ? weigh_spans<ROWS, SPAN, true>(weights, value, count, 0, size, out, next)
-                     : weigh_spans<ROWS, SPAN, false>(weights, value, count, 0, size, out, next);
-    i = weigh_spans<ROWS, SPAN / 2, false>(weights, value, count, i, size, out, next);
-    i = weigh_spans<ROWS, 1, false>(weights, value, count, i, size, out, next);
+                              int64_t size, float* const* out, Ask ask) {
+    auto spans = [&](auto step) {
+        return weigh_spans<ROWS, SPAN, step>(weights, value, count, 0, size, out, ask);
+    };
+    int64_t i = ask.step == 0   ? spans(Number<0>())
+                : ask.step == 1 ? spans(Number<1>())
+                : ask.step == 2 ? spans(Number<2>())
+                                : spans(Number<4>());
+    i = weigh_spans<ROWS, SPAN / 2, 0>(weights, value, count, i, size, out, ask);
+    i = weigh_spans<ROWS, 1, 0>(weights, value, count, i, size, out, ask);
     // numbers side by side, never one sum cut into vectors: that would change its bits
     for (int r = 0; r < ROWS && i < size; r++)
         for (int64_t j = 0; j < count; j++) {
@@ -1008,9 +1042,9 @@ static inline void weigh_rows(const float* const* weights, Value value, int64_t 
 
 template <int ROWS, class Value>
 static inline void weigh(int64_t rows, const float* const* weights, Value value, int64_t count,
-                         int64_t size, float* const* out, const float* next = nullptr) {
-    if (rows == ROWS) return weigh_rows<ROWS>(weights, value, count, size, out, next);
-    if constexpr (ROWS > 1) weigh<ROWS - 1>(rows, weights, value, count, size, out, next);
+                         int64_t size, float* const* out, Ask ask = {}) {
+    if (rows == ROWS) return weigh_rows<ROWS>(weights, value, count, size, out, ask);
+    if constexpr (ROWS > 1) weigh<ROWS - 1>(rows, weights, value, count, size, out, ask);
 }
 
 // What each query of a call sees: slots [start, stop) of its row and then the listed ones (a tree's
@@ -1100,36 +1134,39 @@ struct Batch {
     }
 
     // Of the keys [begin, end) of the runs, whole vectors at a time; `begin` is a multiple of
-    // PANEL. What a query does not see is written over by `score_rest`, or not looked at. `later`:
-    // what will be read next.
-    void score(int64_t begin, int64_t end, Ahead* ahead = nullptr, Ahead* later = nullptr) {
+    // PANEL. What a query does not see is written over by `score_rest`, or not looked at.
+    void score(int64_t begin, int64_t end, Ahead* ahead) {
         if (layer->size % LANES || begin >= end) return;
-        if (many()) return score_panels(begin, end, ahead, later);
+        if (many()) return score_panels(begin, end, ahead);
         int64_t size = layer->size;
         for (int64_t j = begin; j < end; j += LANES) {
-            if (ahead) ahead->ask(LANES);
+            const float* next = ahead ? ahead->take(LANES) : nullptr;
             for (int64_t t = 0; t < tokens; t++) {
                 if (j + LANES > run(t)) continue;
                 auto key = [&](int64_t l) { return keys + (j + l) * size; };
-                for (int64_t g = 0; g < group; g++)
-                    store(of(t, g) + j, score_keys(query(t, g), key, size) * scale);
+                for (int64_t g = 0; g < group; g++) {
+                    const float* asked = std::exchange(next, nullptr);
+                    Vector sums = asked ? score_keys<true>(query(t, g), key, size, asked)
+                                        : score_keys(query(t, g), key, size);
+                    store(of(t, g) + j, sums * scale);
+                }
             }
         }
     }
 
-    void score_panels(int64_t begin, int64_t end, Ahead* ahead, Ahead* later) {
+    void score_panels(int64_t begin, int64_t end, Ahead* ahead) {
         int64_t size = layer->size, each = (PANEL + tiles.size() - 1) / tiles.size();
-        const float* panels = memory.panels.of(keys + begin * size, size, end - begin, ahead);
         bool asks = far(end - begin);
         for (int64_t j = 0; j < end - begin; j += PANEL) {
-            const float* panel = panels + j * size;
+            int64_t some = std::min(j + PANEL, end - begin);
+            const float* panel = memory.panels.of(keys + begin * size, size, some) + j * size;
             const float* next = asks ? panel + PANEL * size : nullptr;
             for (const Tile& tile : tiles) {
                 float* out[TILE];
                 for (int64_t r = 0; r < tile.rows; r++) out[r] = tile.scores[r] + begin + j;
                 score_some<TILE>(tile.rows, tile.queries, panel, size, scale, out, next);
                 if (asks) next += size / 2 * 16;
-                if (later) later->ask_early(each);
+                if (ahead) ahead->ask(each);
             }
         }
     }
@@ -1153,18 +1190,24 @@ struct Batch {
     }
 
     // The sums of columns [begin, begin + columns) of the values: first nothing, then those of the
-    // runs, BLOCK by BLOCK, then the listed ones.
+    // runs, block by block, then the listed ones.
     void clear(int64_t out_stride, int64_t begin, int64_t columns) const {
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t g = 0; g < group; g++)
                 std::fill_n(target + t * out_stride + g * layer->size + begin, columns, 0.0f);
     }
-    void sum_blocks(int64_t j, int64_t block, int64_t begin, int64_t columns) const {
-        bool asks = columns == layer->size && far(longest());
-        const float* next = asks ? values + (j + block) * columns : nullptr;
+    // Of one block. All tiles together ask for as many values from `next` on.
+    void sum_tiles(int64_t j, int64_t block, int64_t begin, int64_t columns,
+                    const float* next) const {
+        constexpr int64_t LINES = SPAN * LANES / LINE;  // of a value, in one go
+        if (!next && far(longest())) next = values + begin + (j + block) * layer->size;
+        int64_t count = tiles.size(), step = count < LINES ? std::min<int64_t>(count, 2) : LINES;
+        int64_t asked = 0;
         for (const Tile& tile : tiles) {
-            sum_block(tile, j, block, begin, columns, next);
-            if (asks) next += block * 16;
+            Ask ask;
+            if (next && asked < step)
+                ask = {next + asked++ * (block / step) * layer->size, layer->size, step};
+            sum_block(tile, j, block, begin, columns, ask);
         }
     }
     void sum_listed(int64_t out_stride, int64_t begin, int64_t columns) const {
@@ -1180,23 +1223,24 @@ struct Batch {
     }
 
     // The values from j on that all queries of a tile see, then those that only some see.
-    // `next`: as for `weigh`.
     void sum_block(const Tile& tile, int64_t j, int64_t block, int64_t begin, int64_t columns,
-                   const float* next) const {
+                   Ask ask) const {
         const float* weights[TILE];
         float* out[TILE];
         for (int64_t r = 0; r < tile.rows; r++) {
             weights[r] = tile.scores[r] + j;
             out[r] = tile.out[r] + begin;
         }
-        auto value = [&](int64_t l) { return values + (j + l) * layer->size + begin; };
+        int64_t stride = layer->size;
+        const float* from = values + j * stride + begin;
+        auto value = [from, stride](int64_t l) { return from + l * stride; };
         int64_t common = std::clamp<int64_t>(tile.least - j, 0, block);
-        weigh<TILE>(tile.rows, weights, value, common, columns, out, next);
+        weigh<TILE>(tile.rows, weights, value, common, columns, out, ask);
         for (int64_t r = 0; r < tile.rows; r++) {
             int64_t own = std::clamp<int64_t>(tile.runs[r] - j, 0, block);
-            auto later = [&](int64_t l) { return value(common + l); };
+            auto after = [=](int64_t l) { return value(common + l); };
             const float* rest = weights[r] + common;
-            if (own > common) weigh<1>(1, &rest, later, own - common, columns, &out[r]);
+            if (own > common) weigh<1>(1, &rest, after, own - common, columns, &out[r]);
         }
     }
 };
@@ -1292,32 +1336,36 @@ struct Attention {
     // Each item by one thread.
     void apart(Items whole, Items parts, Memory& memory) const {
         memory.scores.hold(pieces.together * group() * pieces.room() * 4);
-        auto attend = [&](const Pieces::Item& item, int64_t then) {
-            int64_t size = heads.size;
+        int64_t asked = -1;  // the item whose first keys were asked for
+        auto attend = [&](int64_t i, int64_t then) {
+            const Pieces::Item& item = pieces.items[i];
             Batch some = batch(item, memory.scores.floats(), memory);
-            Ahead keys(size, size), values(size, size), later(size, size);
-            keys.add(some.keys, item.far ? some.longest() : 0);
-            values.add(some.values, item.far ? some.longest() : 0);
-            if (then < (int64_t)pieces.items.size() && pieces.items[then].far) {
-                const Pieces::Item& next = pieces.items[then];
-                later.add(layer.keys + place(next), sight.run(next.first));
+            Ahead lines(heads.size, heads.size);
+            if (item.far) {
+                lines.add(some.keys, some.longest());
+                lines.add(some.values, some.longest());
+                if (then < (int64_t)pieces.items.size() && pieces.items[then].far) {
+                    const Pieces::Item& next = pieces.items[then];
+                    lines.add(layer.keys + place(next), sight.run(next.first));
+                }
+                lines.begin(asked == i);
+                asked = then;
             }
-            keys.begin();
-            some.score(0, some.longest(), item.far ? &keys : nullptr, &values);
-            values.begin();
+            Ahead* ahead = item.far ? &lines : nullptr;
+            some.score(0, some.longest(), ahead);
             for (int64_t t = 0; t < some.tokens; t++)
                 for (int64_t g = 0; g < group(); g++) finish(some, t, g);
-            sum(some, 0, size, item.far ? &values : nullptr, &later);
+            sum(some, 0, heads.size, ahead);
         };
         // the item after the last whole one is this thread's part, if no other thread takes it
         int64_t left = pieces.items.size() - pieces.whole, threads = omp_get_num_threads();
         int64_t own = omp_get_thread_num(), end = Share(pieces.whole, own, threads).end;
         int64_t part = pieces.whole + Share(left, own, threads).begin;
         whole.share_out(pieces.whole, [&](int64_t i) {
-            attend(pieces.items[i], i + 1 < end ? i + 1 : part);
+            attend(i, i + 1 < end ? i + 1 : part);
         });
         parts.share_out(left, [&](int64_t i) {
-            attend(pieces.items[pieces.whole + i], pieces.whole + i + 1);
+            attend(pieces.whole + i, pieces.whole + i + 1);
         });
     }
 
@@ -1329,15 +1377,13 @@ struct Attention {
                 heads.coarse);
     }
 
-    // Columns of the values of a batch. `later`: what will be read next.
-    void sum(const Batch& some, int64_t begin, int64_t columns, Ahead* ahead = nullptr,
-             Ahead* later = nullptr) const {
+    // Columns of the values of a batch.
+    void sum(const Batch& some, int64_t begin, int64_t columns, Ahead* ahead) const {
         some.clear(width, begin, columns);
-        int64_t block = ahead && some.tiles.size() == 1 ? LANES : BLOCK;
-        for (int64_t j = 0; j < some.longest(); j += block) {
-            if (ahead) ahead->ask(block);
-            some.sum_blocks(j, block, begin, columns);
-            if (later) later->ask_early(block);
+        int64_t end = some.longest(), step = ahead ? BLOCK / 2 : BLOCK;  // less is asked for in vain
+        for (int64_t j = 0; j < end; j += step) {
+            int64_t block = std::min(step, end - j);
+            some.sum_tiles(j, block, begin, columns, ahead ? ahead->take(block) : nullptr);
         }
         some.sum_listed(width, begin, columns);
     }
