@@ -182,6 +182,31 @@ def test_passes_are_told_from_texts_of_the_same_length() -> None:
     assert request(900, {}).passes.of(1)(8) == pytest.approx(10)
 
 
+def test_drafts_are_told_from_texts_of_the_same_length() -> None:
+    """A copy of the model that reads the keys of sixteen long texts is slow, and would be left
+    alone behind short ones for ever; one that is quick behind short texts would be asked for as
+    much behind long ones. And a first request with long texts that changes what is known of short
+    ones."""
+    every = CostModel()
+
+    def request(length: int, *seconds: float) -> CostModel:
+        costs = CostModel(every)
+        costs.begin(length)
+        for each in seconds:
+            costs.drafting.observe(16, 4, each)
+        return costs
+
+    request(1000, 8.0, 8.0, 8.0)
+    assert not request(60).drafting.known, "dear ones say nothing of cheaper ones"
+    request(60, 1.0, 1.0, 1.0)
+    assert request(50).drafting.of(16)(4) == pytest.approx(1.0)
+    assert request(900).drafting.of(16)(4) == pytest.approx(8.0)
+    assert request(200).drafting.of(16)(4) == pytest.approx(1.0), "and are tried"
+    request(200, 2.0, 2.0, 2.0)
+    assert request(250).drafting.of(16)(4) == pytest.approx(2.0)
+    assert request(60).drafting.of(16)(4) == pytest.approx(1.0)
+
+
 def test_a_lucky_size_is_not_the_cheapest() -> None:
     """Each size by its own few times: of a dozen lengths of drafts the luckiest seemed to pay most,
     and was drafted for dozens of rounds."""

@@ -15,7 +15,7 @@ from itertools import accumulate
 from ..core.contract import Outcome, RoundTime
 from ..core.price import Price
 from ..core.tree import Tree
-from .curves import ENOUGH, Curve, Curves
+from .curves import ENOUGH, Curves
 from .shares import FADING, Places, Share
 
 MOST = 48  # drafts for a row in one round, beyond which nothing was seen to pay
@@ -57,8 +57,9 @@ class CostModel:
         self._prior, self._likely = prior, likely
         # by tokens of all rows; and by drafts of the longest row, from 1 on
         self.passes: Curves = Curves(GROWTH, prior.passes if prior else None)
-        self._behind: dict[int, Curves] = {}  # of requests by how long their texts were
         self.drafting: Curves = Curves(None, prior.drafting if prior else None)
+        # both of requests by how long their texts were
+        self._behind: dict[int, tuple[Curves, Curves]] = {}
         self._found = Share()  # of the rounds in which it was asked, those with a draft
         # Of each place that was asked for: is a guess kept there, and is there one at all?
         self._kept: Places = Places(likely, fading, prior._kept if prior else None)
@@ -68,12 +69,16 @@ class CostModel:
         self._own: dict[int, Share] = {}  # the same of each row
 
     def begin(self, length: int) -> None:
-        """What passes take behind texts that are about so long is told from earlier requests with
-        such texts. Others' would mislead: where much was drafted behind long texts, much looks
-        dear, and behind short ones nobody would try it."""
+        """What passes and drafts take behind texts that are about so long is told from earlier
+        requests with such texts. Others' would mislead: where much was drafted behind long texts,
+        much looks dear, and behind short ones nobody would try it. Before any draft they are
+        thought to take what they take behind shorter texts, so that they are tried."""
         if self._prior:
-            behind = self._prior._behind.setdefault(length.bit_length(), Curves(GROWTH))
-            self.passes = Curves(GROWTH, behind)
+            known, about = self._prior._behind, length.bit_length()
+            passes, drafting = known.setdefault(about, (Curves(GROWTH), Curves(None)))
+            timed = [key for key in known if key <= about and known[key][1].known]
+            self.passes = Curves(GROWTH, passes)
+            self.drafting = Curves(None, known[max(timed, default=about)][1], drafting)
 
     def observe(self, outcome: Outcome, time: RoundTime, asked: Sequence[int]) -> None:
         """One round. `asked`: how much each row was to draft, nothing if others were asked."""
@@ -175,7 +180,7 @@ class CostModel:
             size = rows * (1 + there) + beside
             if place and (size > reach or self._there[place] < RARE):
                 break
-            seconds = coverage * (between(passes, size) + between(drafting, there)) + nothing
+            seconds = coverage * (passes.between(size) + drafting.between(there)) + nothing
             rates.append(rows * (1 + coverage * gained) / seconds)
             highest = max(highest, rates[-1])
             if rates[-1] < WORSE * highest:
@@ -357,13 +362,6 @@ def pass_of(outcome: Outcome, time: RoundTime) -> tuple[int, int, float]:
     """Of a round's pass: its rows, its tokens, those of others in it included, and its seconds."""
     rows = len(outcome.rows)
     return rows, outcome.drafted + rows + time.beside, time.verify + time.host
-
-
-def between(curve: Curve, size: float) -> float:
-    """Seconds of a size that is an average of several."""
-    below = int(size)
-    seconds, share = curve(below), size - below
-    return seconds + share * (curve(below + 1) - seconds) if share else seconds
 
 
 def likelier(chance: float, odds: float) -> float:

@@ -92,6 +92,12 @@ class Curve:
             self._estimates[size] = self._estimate(size)
         return self._estimates[size]
 
+    def between(self, size: float) -> float:
+        """Seconds of a size that is an average of several."""
+        below = int(size)
+        seconds, share = self(below), size - below
+        return seconds + share * (self(below + 1) - seconds) if share else seconds
+
     def _estimate(self, size: int) -> float:
         """The size's own median, if it is to be trusted. Else the lower of it and what others
         suggest: a single time that was a spike must not rule a size out for good."""
@@ -232,8 +238,11 @@ class Curves:
     one through all times, and a size that some rows have tried is known to all.
     """
 
-    def __init__(self, growth: float | None, prior: Curves | None = None) -> None:
-        self._growth, self._prior = growth, prior
+    def __init__(
+        self, growth: float | None, prior: Curves | None = None, told: Curves | None = None
+    ) -> None:
+        """`told`: hears of every time, instead of the prior."""
+        self._growth, self._prior, self._told = growth, prior, told or prior
         self._by_rows: dict[int, Curve] = {}
         self._every = Curve(growth) if growth is not None and prior is None else None
         self._count = 0
@@ -253,7 +262,7 @@ class Curves:
             for each in self._by_rows.values():
                 each.forget()
             changed = True
-        if self._prior and self._prior.observe(rows, size, seconds):
+        if self._told and self._told.observe(rows, size, seconds):
             curve.forget()
             changed = True
         return changed
