@@ -1198,7 +1198,7 @@ struct Batch {
     }
     // Of one block. All tiles together ask for as many values from `next` on.
     void sum_tiles(int64_t j, int64_t block, int64_t begin, int64_t columns,
-                    const float* next) const {
+                   const float* next) const {
         constexpr int64_t LINES = SPAN * LANES / LINE;  // of a value, in one go
         if (!next && far(longest())) next = values + begin + (j + block) * layer->size;
         int64_t count = tiles.size(), step = count < LINES ? std::min<int64_t>(count, 2) : LINES;
