@@ -95,47 +95,36 @@ static inline Shorts pairs_of_bytes(Ints a, Ints b) {
 }
 #endif
 
-// Weights as `dot` takes them, made of four bytes in each lane: those of w + 128.
+// Four weights in each lane, and four numbers of x in all lanes, as `dot` takes them: made of the
+// bytes of w + 128, and of what a row keeps its numbers as.
 #if defined(IN_PAIRS)
-// Two products of w + 128 may exceed 16 bits. Two of |w| do not: it is 128 at most, and x 127. So x
-// is given the sign of w.
-struct Weights {
-    Weights() = default;
-    Ints size;
-#if defined(__AVX512BW__)
-    __mmask64 negative;
-    Weights(Ints bytes) {
-        __m512i w = (__m512i)(bytes ^ (int32_t)0x80808080);
-        size = (Ints)_mm512_abs_epi8(w), negative = _mm512_movepi8_mask(w);
-    }
-    inline Ints signed_by(Ints x) const {
-        __m512i v = (__m512i)x;
-        return (Ints)_mm512_mask_sub_epi8(v, negative, _mm512_setzero_si512(), v);
-    }
-#else
-    __m256i w;
-    Weights(Ints bytes) {
-        w = (__m256i)(bytes ^ (int32_t)0x80808080);
-        size = (Ints)_mm256_abs_epi8(w);
-    }
-    inline Ints signed_by(Ints x) const { return (Ints)_mm256_sign_epi8((__m256i)x, w); }
-#endif
+// Two products of bytes may exceed 16 bits, so both are widened before. The first and the third of
+// four are a pair, the other two another: so they lie in a row, and so shifts take weights apart.
+typedef int16_t ForBytes;
+struct Fours {
+    Shorts first, second;
 };
-#else
-typedef Ints Weights;
-#endif
-
-// total + the sums of four products in each lane. Where weights are those of w + 128 the total
-// begins with `shift`, which undoes that.
-#if defined(IN_PAIRS)
-static inline Ints dot_begin(int32_t) { return Ints{}; }
-static inline Ints dot(Ints total, const Weights& weights, Ints x) {
-    return total + pair_sums(pairs_of_bytes(weights.size, weights.signed_by(x)), Shorts{} + 1);
+static inline Fours four_weights(Ints bytes) {
+    typedef uint16_t Unsigned __attribute__((vector_size(LANES * 4)));
+    return {(Shorts)bytes & 255, (Shorts)((Unsigned)bytes >> 8)};
+}
+static inline Fours four_numbers(const int16_t* at) {
+    return {(Shorts)splat(load<int32_t>(at)), (Shorts)splat(load<int32_t>(at + 2))};
 }
 #else
-static inline Ints dot_begin(int32_t shift) { return splat(shift); }
-static inline Ints dot(Ints total, Ints weights, Ints x) {
-#if defined(IN_FOURS) && defined(__AVX512F__)
+typedef int8_t ForBytes;
+typedef Ints Fours;
+static inline Ints four_weights(Ints bytes) { return bytes; }
+static inline Ints four_numbers(const int8_t* at) { return splat(load<int32_t>(at)); }
+#endif
+
+// total + the sums of four products in each lane. Where the total begins with -128 times the sum of
+// all x (`RowGroup::shifts`), the 128 that were added to weights are undone.
+static inline Ints dot(Ints total, const Fours& weights, const Fours& x) {
+#if defined(IN_PAIRS)
+    total += pair_sums(weights.first, x.first);
+    return total + pair_sums(weights.second, x.second);
+#elif defined(__AVX512VNNI__)
     return (Ints)_mm512_dpbusd_epi32((__m512i)total, (__m512i)weights, (__m512i)x);
 #elif defined(IN_FOURS)
     return (Ints)_mm256_dpbusd_avx_epi32((__m256i)total, (__m256i)weights, (__m256i)x);
@@ -149,7 +138,6 @@ static inline Ints dot(Ints total, Ints weights, Ints x) {
     return total;
 #endif
 }
-#endif
 
 // The same for weights of 4 bits, as they are. Two of their products fit into 16 bits, and so do
 // all of a group's that belong there: 16 times 15 times 127.
@@ -174,18 +162,19 @@ static inline int64_t groups_of(int64_t inputs) { return (inputs + GROUP - 1) / 
 // A row of x in 8 bits, as the integer products read it: group after group the numbers, what they
 // are multiples of, and what belongs to each part. Numbers beyond the last are zeros. PART of them
 // are summed together, for weights in groups of as many: all 32 of a group, or each half.
-template <int PART>
+template <int PART_, class Number_>
 struct RowGroup {
-    static constexpr int PARTS = GROUP / PART;
-    int8_t numbers[GROUP];
+    typedef Number_ Number;
+    static constexpr int PART = PART_, PARTS = GROUP / PART;
+    Number numbers[GROUP];  // two bytes each: of four the first, the third, the second, the fourth
     float scale;            // what the numbers are multiples of
     int32_t shifts[PARTS];  // -128 times the sum of a part's numbers
     float sums[PARTS];      // a part's sum, scaled
 };
 
-template <int PART>
-static inline const RowGroup<PART>& group_at(const char* place) {
-    return *(const RowGroup<PART>*)place;
+template <class Group>
+static inline const Group& group_at(const char* place) {
+    return *(const Group*)place;
 }
 
 // To the nearest integer, ties to even, in one rounding on every processor.
@@ -221,10 +210,26 @@ static inline int32_t sum_lanes(Ints v) {
 #endif
 }
 
+// In two steps, for which compilers know instructions where they have none for both at once.
+static inline void put(Ints whole, int8_t* numbers) {
+    typedef int16_t Halves __attribute__((vector_size(LANES * 2)));
+    Bytes bytes = __builtin_convertvector(__builtin_convertvector(whole, Halves), Bytes);
+    std::memcpy(numbers, &bytes, sizeof bytes);
+}
+
+static inline void put(Ints whole, int16_t* numbers) {
+    typedef int16_t Halves __attribute__((vector_size(LANES * 2)));
+    Ints order;  // 0, 2, 1, 3
+    for (int lane = 0; lane < LANES; lane++)
+        order[lane] = lane / 4 * 4 + lane % 4 / 2 + lane % 2 * 2;
+    Halves halves = __builtin_convertvector(__builtin_shuffle(whole, order), Halves);
+    std::memcpy(numbers, &halves, sizeof halves);
+}
+
 // One group of a row. A NaN is no largest number.
-template <int PART>
-static inline void round_group(const float* numbers, RowGroup<PART>& group) {
-    constexpr int VECTORS = GROUP / LANES;
+template <class Group>
+static inline void round_group(const float* numbers, Group& group) {
+    constexpr int VECTORS = GROUP / LANES, PART = Group::PART;
     Vector some[VECTORS], most = {};
     for (int i = 0; i < VECTORS; i++) {
         some[i] = load<Vector>(numbers + i * LANES);
@@ -238,8 +243,7 @@ static inline void round_group(const float* numbers, RowGroup<PART>& group) {
         Ints sums = {};
         for (int i = part * PART / LANES; i < (part + 1) * PART / LANES; i++) {
             Ints whole = rounded(some[i] * inverse);
-            Bytes bytes = __builtin_convertvector(whole, Bytes);
-            std::memcpy(group.numbers + i * LANES, &bytes, sizeof bytes);
+            put(whole, group.numbers + i * LANES);
             sums += whole;
         }
         int32_t sum = sum_lanes(sums);
@@ -248,9 +252,9 @@ static inline void round_group(const float* numbers, RowGroup<PART>& group) {
     }
 }
 
-template <int PART>
-static void round_in_groups(const float* x, int64_t begin, int64_t end, void* prepared) {
-    auto* row = (RowGroup<PART>*)prepared;
+template <class Group>
+static void round_row(const float* x, int64_t begin, int64_t end, void* prepared) {
+    auto* row = (Group*)prepared;
     int64_t whole = end / GROUP;
     for (int64_t g = begin / GROUP; g < whole; g++) round_group(x + g * GROUP, row[g]);
     if (whole * GROUP < end) {
@@ -260,15 +264,17 @@ static void round_in_groups(const float* x, int64_t begin, int64_t end, void* pr
     }
 }
 
-extern "C" void round_row(const Product*, const float* x, int64_t begin, int64_t end,
-                          void* prepared) {
-    round_in_groups<32>(x, begin, end, prepared);
-}
+// Rounds a row, and says how many bytes each group of it takes.
+#define ROUNDED(name, ...)                                                                   \
+    extern "C" void name(const Product*, const float* x, int64_t begin, int64_t end,         \
+                         void* prepared) {                                                   \
+        round_row<__VA_ARGS__>(x, begin, end, prepared);                                     \
+    }                                                                                        \
+    extern "C" int64_t name##_bytes() { return sizeof(__VA_ARGS__); }
 
-extern "C" void round_row_16(const Product*, const float* x, int64_t begin, int64_t end,
-                             void* prepared) {
-    round_in_groups<16>(x, begin, end, prepared);
-}
+ROUNDED(round_for_bytes_32, RowGroup<32, ForBytes>)
+ROUNDED(round_for_bytes_16, RowGroup<16, ForBytes>)
+ROUNDED(round_for_half_bytes, RowGroup<32, int8_t>)
 
 // ---------------------------------------------------------------------------- kinds of weights
 
@@ -278,6 +284,7 @@ extern "C" void round_row_16(const Product*, const float* x, int64_t begin, int6
 // Bytes, [PART / 4][column][4 inputs]: those of w + 128, which the rows' shifts undo.
 template <int PART_>
 struct WholeBytes {
+    typedef RowGroup<PART_, ForBytes> Row;
     static constexpr int PART = PART_, SIZE = PART;               // inputs, bytes of a column
     static constexpr int TURNS = PART / 4;
     static constexpr int SOON = 64 / PART, LATER = 12 * 32 / PART;  // parts ahead
@@ -292,16 +299,16 @@ struct WholeBytes {
                             Ints (&whole)[ROWS][WIDE], Ask ask) {
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < WIDE; c++)
-                whole[r][c] = dot_begin(group_at<PART>(x + r * stride).shifts[part]);
+                whole[r][c] = splat(group_at<Row>(x + r * stride).shifts[part]);
 #pragma GCC unroll 8
         for (int k = 0; k < TURNS; k++) {
             ask(k);
-            Weights weight[WIDE];
+            Fours weight[WIDE];
             for (int c = 0; c < WIDE; c++)
-                weight[c] = load<Ints>(weights + (k * WIDE + c) * LANES * 4);
+                weight[c] = four_weights(load<Ints>(weights + (k * WIDE + c) * LANES * 4));
             for (int r = 0; r < ROWS; r++) {
-                const int8_t* numbers = group_at<PART>(x + r * stride).numbers;
-                Ints number = splat(load<int32_t>(numbers + part * PART + 4 * k));
+                auto* numbers = group_at<Row>(x + r * stride).numbers + part * PART;
+                Fours number = four_numbers(numbers + 4 * k);
                 for (int c = 0; c < WIDE; c++)
                     whole[r][c] = dot(whole[r][c], weight[c], number);
             }
@@ -312,6 +319,7 @@ struct WholeBytes {
 // Half bytes, [4][column][4]: the low halves are the numbers of the first four of eight inputs, the
 // high halves those of the other four.
 struct HalfBytes {
+    typedef RowGroup<GROUP, int8_t> Row;
     static constexpr int PART = GROUP, SIZE = GROUP / 2, TURNS = PART / 8;
     static constexpr int SOON = 3, LATER = 20;
 
@@ -334,7 +342,7 @@ struct HalfBytes {
                 high[c] = (both >> 4) & 0x0f0f0f0f;
             }
             for (int r = 0; r < ROWS; r++) {
-                const int8_t* eight = group_at<PART>(x + r * stride).numbers + 8 * k;
+                const int8_t* eight = group_at<Row>(x + r * stride).numbers + 8 * k;
                 Ints first = splat(load<int32_t>(eight)), second = splat(load<int32_t>(eight + 4));
                 for (int c = 0; c < WIDE; c++)
                     sums[r][c] = dot_small(dot_small(sums[r][c], low[c], first), high[c], second);
@@ -351,6 +359,7 @@ __attribute__((noinline)) static float times(float a, float b) { return a * b; }
 // 8 bits and a scale for each column: a panel is bytes, part after part, and then the scales.
 struct EightBits {
     typedef WholeBytes<GROUP> Numbers;
+    typedef Numbers::Row Row;
     static constexpr int STEP = GROUP * PANEL, AHEAD = Numbers::LATER * STEP;
     static constexpr int FEW_ROWS = 4;
 
@@ -369,7 +378,7 @@ struct EightBits {
                      const Later& later, float* sums) {
         int64_t groups = groups_of(inputs);
         Vector total[ROWS][WIDE] = {};
-        for (int64_t g = 0; g < groups; g++, panel += STEP, x += sizeof(RowGroup<GROUP>)) {
+        for (int64_t g = 0; g < groups; g++, panel += STEP, x += sizeof(Row)) {
             Ints whole[ROWS][WIDE];
             Numbers::dots(x, stride, 0, panel, whole, [&](int turn) ALWAYS_INLINE {
                 if (ASKS)
@@ -378,7 +387,7 @@ struct EightBits {
             for (int r = 0; r < ROWS; r++)
                 for (int c = 0; c < WIDE; c++)
                     total[r][c] += __builtin_convertvector(whole[r][c], Vector) *
-                                   splat(group_at<GROUP>(x + r * stride).scale);
+                                   splat(group_at<Row>(x + r * stride).scale);
         }
         for (int r = 0; r < ROWS; r++)
             for (int c = 0; c < WIDE; c++) {
@@ -406,6 +415,7 @@ static inline Vector from_halves(const uint8_t* at) {
 // after part, the numbers, the scales, the minima. A weight is minimum + number * scale.
 template <class Numbers>
 struct Grouped {
+    typedef typename Numbers::Row Row;
     static constexpr int PARTS = GROUP / Numbers::PART;       // of a group
     static constexpr int STEP = PANEL * (Numbers::SIZE + 4);  // bytes of a part
     static constexpr int AHEAD = Numbers::LATER * STEP;
@@ -440,14 +450,14 @@ struct Grouped {
                 scale[c] = from_halves(from), minimum[c] = from_halves(from + 2 * PANEL);
             }
             for (int r = 0; r < ROWS; r++) {
-                auto& group = group_at<Numbers::PART>(x + r * stride);
+                auto& group = group_at<Row>(x + r * stride);
                 for (int c = 0; c < WIDE; c++) {
                     Vector scaled = scale[c] * splat(group.scale);
                     total[r][c] += __builtin_convertvector(whole[r][c], Vector) * scaled;
                     total[r][c] += minimum[c] * splat(group.sums[part]);
                 }
             }
-            if (part == PARTS - 1) x += sizeof(RowGroup<Numbers::PART>);
+            if (part == PARTS - 1) x += sizeof(Row);
         }
         for (int r = 0; r < ROWS; r++) std::memcpy(sums + r * PANEL, total[r], sizeof total[r]);
     }
@@ -457,7 +467,7 @@ struct Grouped {
 // second. The row is read as it is.
 struct HalfFloats {
     static constexpr int STEP = 2 * PANEL, AHEAD = 128 * STEP;  // bytes of an input
-    static constexpr int FEW_ROWS = 4;
+    static constexpr int FEW_ROWS = LANES > 8 ? 4 : 2;  // short vectors wait at three and four
 
     static int64_t panel_bytes(int64_t inputs) { return 2 * inputs * PANEL; }
 

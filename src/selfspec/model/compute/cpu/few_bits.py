@@ -49,15 +49,16 @@ class PanelBytes(PackedLinear):
     kernel: ClassVar[str]
     """What its functions in few_bits.cpp are named after."""
     group: ClassVar[int] = GROUP
-    """Inputs are filled up to a multiple of this; 1 if rows of x are read as they are."""
-    part: int = GROUP
-    """Inputs whose products are summed together, as integers."""
+    """Inputs are filled up to a multiple of this."""
+    rounds: str | None = "round_for_bytes_32"
+    """What rounds rows of x there; None: they are read as they are."""
 
     def measure(self) -> None:
         self._width = int(_kernels().panel_width())
         self._groups = -(-self.inputs // self.group)
-        if self.group > 1:  # bytes, a scale, and two numbers a part (`RowGroup`)
-            self.prepared = 64 * -(-self._groups * (self.group + 4 + 256 // self.part) // 64)
+        if self.rounds:
+            of_a_group = int(_kernels()[f"{self.rounds}_bytes"]())
+            self.prepared = 64 * -(-self._groups * of_a_group // 64)
 
     def pack(self, weight: Matrix) -> Tensor:
         step = self._width * max(1, _PIECE // (self._width * self.inputs))
@@ -72,12 +73,12 @@ class PanelBytes(PackedLinear):
         return packed
 
     def functions(self) -> tuple[int, int | None, int]:
-        return self._functions(self.kernel, "round_row" if self.group > 1 else None)
+        return self._functions(self.kernel)
 
-    def _functions(self, kernel: str, prepare: str | None) -> tuple[int, int | None, int]:
+    def _functions(self, kernel: str) -> tuple[int, int | None, int]:
         kernels = _kernels()
         multiply, read = (function(kernels, f"{what}_{kernel}") for what in ("multiply", "read"))
-        return multiply, function(kernels, prepare) if prepare else None, read
+        return multiply, function(kernels, self.rounds) if self.rounds else None, read
 
     @property
     def bytes(self) -> int:
@@ -114,7 +115,7 @@ class Layout:
     and minima in 16 bits each, a column beside the other."""
 
     kernel: str
-    prepare: str
+    rounds: str
     part: int
     """Inputs that share a scale."""
     halves: bool = False
@@ -150,8 +151,8 @@ class Layout:
         return Grouped(numbers.flatten(1), scale, minimum, self.part, bits)
 
 
-HALF_BYTES = Layout("int4", "round_row", 32, halves=True)
-BYTES = {32: Layout("bytes_32", "round_row", 32), 16: Layout("bytes_16", "round_row_16", 16)}
+HALF_BYTES = Layout("int4", "round_for_half_bytes", 32, halves=True)
+BYTES = {each: Layout(f"bytes_{each}", f"round_for_bytes_{each}", each) for each in (32, 16)}
 
 
 class Int4(PanelBytes):
@@ -160,7 +161,7 @@ class Int4(PanelBytes):
     The model's head, which suffers most from rounding, is kept in 8 bits.
     """
 
-    kernel = HALF_BYTES.kernel
+    kernel, rounds = HALF_BYTES.kernel, HALF_BYTES.rounds
     bits = 5
     rounding = 0.5
     head = "int8"
@@ -244,13 +245,13 @@ class Stored(PanelBytes):
         assert isinstance(some, Grouped)
         small = some.bits <= 4 and some.group == GROUP
         self._layout = HALF_BYTES if small else BYTES[some.group]
-        self.part = self._layout.part
+        self.part, self.rounds = self._layout.part, self._layout.rounds
         self.measure()
         self.bits = 5 if small else 8
         return super().pack(weight)
 
     def functions(self) -> tuple[int, int | None, int]:
-        return self._functions(self._layout.kernel, self._layout.prepare)
+        return self._functions(self._layout.kernel)
 
     def piece(self, rows: Tensor | Grouped) -> Tensor:
         assert isinstance(rows, Grouped)
@@ -286,7 +287,7 @@ class BFloat16(PanelBytes):
     kernel = "bfloat16"
     bits = 16
     rounding = 0.06
-    group = 1
+    group, rounds = 1, None
 
     def packed(self, panels: Tensor) -> Tensor:
         pairs: Tensor = panels.bfloat16().unflatten(1, (2, -1)).permute(0, 3, 2, 1)
