@@ -467,7 +467,7 @@ struct Grouped {
 // second. The row is read as it is.
 struct HalfFloats {
     static constexpr int STEP = 2 * PANEL, AHEAD = 128 * STEP;  // bytes of an input
-    static constexpr int FEW_ROWS = LANES > 8 ? 4 : 2;  // short vectors wait at three and four
+    static constexpr int FEW_ROWS = LANES == 16 ? 4 : 2;
 
     static int64_t panel_bytes(int64_t inputs) { return 2 * inputs * PANEL; }
 

@@ -248,7 +248,7 @@ static struct {
     bool quiet = false;  // a tile of FEW_ROWS asks for nothing
 } tuned;
 
-constexpr int FEW_ROWS = 4;
+constexpr int FEW_ROWS = LANES == 16 ? 4 : 2;  // short vectors wait at three and four
 
 extern "C" void tune(int64_t soon, int64_t later, int64_t rows, int64_t quiet) {
     tuned = {soon, later, std::clamp<int64_t>(rows, 1, MAX_ROWS), quiet != 0};
@@ -982,7 +982,7 @@ constexpr int BLOCK = 4 * LANES;    // keys or values that stay near while a bat
 constexpr int FEW_ITEMS = 4;        // of a thread, from which on an odd one matters little
 constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended together
 // from so many on, panels of keys pay: with few lanes folding their sums costs little
-constexpr int MANY_QUERIES = LANES == 16 ? TILE : 13;
+constexpr int MANY_QUERIES = LANES == 16 ? TILE : 9;
 
 // Values that are asked for while others are summed: one for every `step` of them, and 0 for none.
 struct Ask {
