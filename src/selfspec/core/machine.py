@@ -30,7 +30,8 @@ def this_machine() -> Machine:
 
 def cpu_name() -> str:
     """The processor as the system names it. Rented machines often say the maker alone, such as
-    "AMD EPYC", of whatever generation: then with the numbers that tell which."""
+    "AMD EPYC", of whatever generation: then with the numbers that tell which, and with AVX2 where
+    that is all they show: some hide the longer vectors that the processor has."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux
@@ -40,5 +41,7 @@ def cpu_name() -> str:
     }
     name = facts.get("model name", "")
     if name and not re.search(r"\d", name) and "cpu family" in facts:
-        name = f"{name} (family {facts['cpu family']} model {facts.get('model', '?')})"
+        flags = facts.get("flags", "").split()
+        longest = ", AVX2" if "avx2" in flags and "avx512f" not in flags else ""
+        name = f"{name} (family {facts['cpu family']} model {facts.get('model', '?')}{longest})"
     return name or platform.processor() or platform.machine() or "unknown CPU"
