@@ -53,6 +53,7 @@ RESULTS = ROOT / "benchmarks/results"
 PART = ROOT / "src/selfspec/trained/shipped/smollm2-135m-instruct-successors"
 ZEN5 = "amd-epyc-family-26-model-2"
 ZEN3 = "amd-epyc-family-25-model-1"
+HIDDEN = "amd-epyc-family-25-model-17-avx2"  # a Zen 4 whose machine hides AVX-512
 XEON = "intel-xeon-family-6-model-207"
 AMX_XEON = "intel-xeon-family-6-model-167"
 FEW_LOOKS = "T1+T2, looks 8,15,19,22,24"
@@ -535,10 +536,13 @@ def _newer() -> str:
 
 
 def _older() -> str:
-    """And on a processor without AVX-512."""
-    found = _auto_on(ZEN3)
+    """And on processors without AVX-512, or where it is hidden."""
+    found, other = _auto_on(ZEN3), _auto_on(HIDDEN)
     return (
-        f"it is {found[0]} times in float32, {found[1]} times in 8 bits and {found[2]} times in 4"
+        f"it is {found[0]} times in float32, {found[1]} times in 8 bits and {found[2]} times in 4: "
+        "there 8 tokens in few bits cost two to three times one.\nSo they do on a Zen 4 whose "
+        "machine hides AVX-512, as some rented ones do: "
+        f"it is {other[0]} times in float32, {other[1]} times in 8 bits and {other[2]} times in 4"
     )
 
 
