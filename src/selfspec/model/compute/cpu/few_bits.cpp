@@ -34,7 +34,8 @@ typedef float Vector __attribute__((vector_size(LANES * 4)));
 typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
 typedef uint32_t Words __attribute__((vector_size(LANES * 4)));
 typedef int16_t Shorts __attribute__((vector_size(LANES * 4)));
-typedef int8_t Bytes __attribute__((vector_size(LANES)));
+typedef int8_t Bytes __attribute__((vector_size(LANES)));        // a number of each lane
+typedef int16_t Halves __attribute__((vector_size(LANES * 2)));  // the same in two bytes
 
 template <class T>
 static inline T load(const void* from) {
@@ -166,7 +167,7 @@ template <int PART_, class Number_>
 struct RowGroup {
     typedef Number_ Number;
     static constexpr int PART = PART_, PARTS = GROUP / PART;
-    Number numbers[GROUP];  // two bytes each: of four the first, the third, the second, the fourth
+    Number numbers[GROUP];  // if of two bytes each four in the order 0, 2, 1, 3 (`four_numbers`)
     float scale;            // what the numbers are multiples of
     int32_t shifts[PARTS];  // -128 times the sum of a part's numbers
     float sums[PARTS];      // a part's sum, scaled
@@ -212,13 +213,11 @@ static inline int32_t sum_lanes(Ints v) {
 
 // In two steps, for which compilers know instructions where they have none for both at once.
 static inline void put(Ints whole, int8_t* numbers) {
-    typedef int16_t Halves __attribute__((vector_size(LANES * 2)));
     Bytes bytes = __builtin_convertvector(__builtin_convertvector(whole, Halves), Bytes);
     std::memcpy(numbers, &bytes, sizeof bytes);
 }
 
 static inline void put(Ints whole, int16_t* numbers) {
-    typedef int16_t Halves __attribute__((vector_size(LANES * 2)));
     Ints order;  // 0, 2, 1, 3
     for (int lane = 0; lane < LANES; lane++)
         order[lane] = lane / 4 * 4 + lane % 4 / 2 + lane % 2 * 2;

@@ -245,7 +245,7 @@ class Stored(PanelBytes):
         assert isinstance(some, Grouped)
         small = some.bits <= 4 and some.group == GROUP
         self._layout = HALF_BYTES if small else BYTES[some.group]
-        self.part, self.rounds = self._layout.part, self._layout.rounds
+        self.rounds = self._layout.rounds
         self.measure()
         self.bits = 5 if small else 8
         return super().pack(weight)
@@ -257,11 +257,12 @@ class Stored(PanelBytes):
         assert isinstance(rows, Grouped)
         some = rows.with_minimum()
         assert some.minimum is not None
-        groups, columns = self._groups * GROUP // self.part, -len(some) % self._width
+        part = self._layout.part
+        groups, columns = self._groups * GROUP // part, -len(some) % self._width
         numbers = F.pad(some.padded(self._groups * GROUP), (0, 0, 0, columns)).view(torch.uint8)
         if not self._layout.halves:
             numbers ^= 128  # number + 128
-        numbers = numbers.view(-1, self._width, groups, self.part)
+        numbers = numbers.view(-1, self._width, groups, part)
         fill = (0, groups - some.scale.shape[1], 0, columns)
         scale, minimum = (
             F.pad(each, fill).view(-1, self._width, groups) for each in (some.scale, some.minimum)
@@ -271,7 +272,7 @@ class Stored(PanelBytes):
     def cut(self, index: Tensor) -> Grouped:
         panel, column = index // self._width, index % self._width
         some = self._layout.read(self._packed, self._width, panel, column)
-        groups = -(-self.inputs // self.part)
+        groups = -(-self.inputs // self._layout.part)
         assert some.minimum is not None
         return replace(
             some,
