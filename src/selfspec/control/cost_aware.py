@@ -74,7 +74,7 @@ class CostAwareSession(ControlSession):
         if not self.costs.drafting.known:
             return first_length(rows, most)
         rates = self.costs.rates(rows, most, beside)
-        tokens, together = best(rates, rows=rows), self.costs.together(rows, self._reading, beside)
+        tokens, together = best(rates), self.costs.together(rows, self._reading, beside)
         if tokens == 0 or rates[tokens] < together:
             tried = best(rates, least=1)
             look = not self._reading and self._looks.due(rates[0], rates[tried])

@@ -32,17 +32,16 @@ GROWTH = 0.02
 FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends
 RARE = 0.02  # of the rounds with a draft: places that are filled in fewer of them change nothing
-# What drafts have to gain, since all of this is measured and may be a little wrong: for one row,
-# and how much more for each further one. The more there are, the dearer is a wrong choice.
-HARDLY, MORE = 1.03, 0.01
+HARDLY = 1.03  # what drafts have to gain, since all of this is measured and may be a little wrong
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
 # For how many more rounds a choice for one row stands that neither looks, checks nor tries another
 # size, once some were made. Several rows take so long that choosing anew is nothing beside it.
 STANDS = 7
 # Rounds with drafts between two plain ones: if in doubt, if it is close, else.
 AT_ONCE, SOON, SELDOM = 2, 32, 128
-# What a guess has to bring, as a multiple of what it costs: times without their spikes are too low,
-# and of guesses that seem worth it some are so by luck.
+# What a guess of a lone row has to bring, as a multiple of what it costs: times without their
+# spikes are too low, and of guesses that seem worth it some are so by luck. Of several rows some
+# guess nothing, so that those of the others cost less than their price says.
 PAYING = 1.3
 NEAR = 8  # numbers of rows that differ by less than such a part of them cost about the same
 
@@ -194,11 +193,12 @@ class CostModel:
         if not self.known:
             return None
         passes, worth = self.passes.of(rows), max(self.rates(rows, most, beside)) / rows
+        worth *= PAYING if rows == 1 else 1
         drafting = self.drafting.of(rows)
         seconds = [passes(rows * (1 + n) + beside) + drafting(n) for n in range(1, count + 1)]
         plain = passes(rows + beside) + drafting(1)  # it is asked in any case
         dearest = accumulate([plain, *seconds], max)
-        return Price([PAYING * worth * (each - plain) for each in dearest])
+        return Price([worth * (each - plain) for each in dearest])
 
     def supposed(self, rows: int, most: int, beside: int, share: float) -> float:
         """The most tokens per second that drafts of these rows would bring: what to think of it
@@ -235,7 +235,7 @@ class CostModel:
         nothing = (1 - coverage) * (plain + drafting(1))
         offers = [(-likelier(chances[0], by), at) for at, by in enumerate(odds) if rooms[at]]
         heapq.heapify(offers)
-        counts, gained, highest = [0] * count, 0.0, worthwhile(count) * count / plain
+        counts, gained, highest = [0] * count, 0.0, HARDLY * count / plain
         chosen = list(counts)
         while offers:
             chance, index = heapq.heappop(offers)
@@ -374,15 +374,10 @@ def first_length(rows: int, most: int) -> int:
     return min(most, FIRST_LENGTH, max(1, FIRST_TOKENS // rows))
 
 
-def worthwhile(rows: int) -> float:
-    """What drafts of so many rows have to gain."""
-    return HARDLY + MORE * (rows - 1)
-
-
-def best(rates: Sequence[float], least: int = 0, rows: int = 1) -> int:
+def best(rates: Sequence[float], least: int = 0) -> int:
     """The number of drafts with the highest rate. None if that is hardly higher than without."""
     found = max(range(least, len(rates)), key=rates.__getitem__)
-    return found if rates[found] > worthwhile(rows) * rates[least] else least
+    return found if rates[found] > HARDLY * rates[least] else least
 
 
 def shared(

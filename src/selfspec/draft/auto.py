@@ -166,10 +166,10 @@ class _Arm:
     share: float  # of what a pass reads, about what each of its drafts reads
     rounds: int = 0  # in which it was asked
 
-    def length(self, rates: Sequence[float], rows: int) -> int:
+    def length(self, rates: Sequence[float]) -> int:
         """How much to ask it for, 0 if nothing pays. What knows which guesses are worth their place
         may guess as many as it likes."""
-        found = best(rates, rows=rows)
+        found = best(rates)
         return len(rates) - 1 if found and self.session.weighs else found
 
     def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:
@@ -263,7 +263,7 @@ class AutoSession(JoinedSession, ControlSession):
         chosen, tokens, highest = None, 0, max(together, default=0.0)
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
         for arm, rates in offers:
-            length = arm.length(rates, rows) if arm.costs.drafting.known else 0
+            length = arm.length(rates) if arm.costs.drafting.known else 0
             if rates[length] > highest * arm.bar:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         for arm, rates in offers:
