@@ -552,7 +552,7 @@ def test_an_earlier_request_is_a_prior_that_is_overruled() -> None:
 
 def test_guesses_cost_what_they_add_to_a_pass() -> None:
     """A price in seconds, of all rows together, or without what a second is worth: drafts of any
-    length would seem to pay, or none."""
+    length would seem to pay, or none. Or several rows charged what a lone one pays beyond it."""
     costs = CostModel()
     for _ in range(ENOUGH):
         costs.observe(outcome_of([0, 0], [0, 0]), RoundTime(0.0, 1.0, 0.0), [])
