@@ -35,7 +35,7 @@ RARE = 0.02  # of the rounds with a draft: places that are filled in fewer of th
 HARDLY = 1.03  # what drafts have to gain, since all of this is measured and may be a little wrong
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
 # For how many more rounds a choice for one row stands that neither looks, checks nor tries another
-# size, once some were made. Several rows take so long that choosing anew is nothing beside it.
+# size, once some were made. Several rows take so long that choosing anew is little beside it.
 STANDS = 7
 # Rounds with drafts between two plain ones: if in doubt, if it is close, else.
 AT_ONCE, SOON, SELDOM = 2, 32, 128
