@@ -12,6 +12,7 @@ from selfspec.control.base import ControlSession
 from selfspec.core.contract import Budget, Draft, Outcome, RoundTime
 from selfspec.core.sampling import Sampler, SamplingParams
 from selfspec.draft.base import Drafter, DraftSession, Target, Texts
+from selfspec.draft.from_layers.quantised import Quantised
 from selfspec.engine.generation import Generation
 from selfspec.engine.row import Request
 from selfspec.model.layered import LayeredModel
@@ -63,6 +64,34 @@ class Doze(Drafter):
         return Dozing(self.heard)
 
 
+class DozingBeside(Dozing):
+    """The same beside another drafter, which learns from every round."""
+
+    def __init__(self, heard: list[Outcome], beside: DraftSession) -> None:
+        super().__init__(heard)
+        self._beside, self.ranks = beside, beside.ranks
+
+    def admit(
+        self, row: int, prompt: Sequence[int], sampler: Sampler, ends: frozenset[int] = frozenset()
+    ) -> None:
+        self._beside.admit(row, prompt, sampler, ends)
+
+    def drop(self, row: int) -> None:
+        self._beside.drop(row)
+
+    def observe(self, outcome: Outcome) -> None:
+        super().observe(outcome)
+        self._beside.observe(outcome)
+
+
+@dataclass(frozen=True)
+class DozeBeside(Doze):
+    beside: Drafter = field(default_factory=Quantised)
+
+    def start(self, target: Target) -> DraftSession:
+        return DozingBeside(self.heard, self.beside.start(target))
+
+
 @pytest.fixture(scope="module")
 def model() -> LayeredModel:
     return tiny_llm().model
@@ -108,3 +137,15 @@ def test_what_was_missed_is_told_as_drafts_that_were_kept(
         row = rows[slot]
         assert kept == row.tokens[len(row.request.prompt) + 1 :], slot
     assert together > 6
+
+
+def test_what_was_missed_is_enough_for_what_guesses_for_a_copy(model: LayeredModel) -> None:
+    """A copy that asks for fewer of the likeliest tokens than its own drafter learns from: of
+    rounds that were passed over there are no logits left to look for more, and the request
+    failed."""
+    doze = DozeBeside()
+    request = Request([5, 6, 7], Sampler(SamplingParams(), 3), 24, drafter=doze)
+    generation = Generation(model, [request])
+    row = generation.rows[0]
+    list(generation)
+    assert (row.finish, len(row.tokens)) == ("length", 3 + 24) and len(doze.heard) > 1

@@ -156,6 +156,7 @@ class _Session(DraftSession):
     ) -> None:
         self._copy, self._first, self._options = copy, first, options
         self._guessing = CostAwareSession(options.guesses, known)
+        self.ranks = first.ranks if first else 1  # of the model's own tokens, which it learns from
         self._rows: dict[int, _Row] = {}
 
     def admit(
