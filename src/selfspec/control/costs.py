@@ -193,12 +193,12 @@ class CostModel:
         if not self.known:
             return None
         passes, worth = self.passes.of(rows), max(self.rates(rows, most, beside)) / rows
-        worth *= PAYING if rows == 1 else 1
+        margin = PAYING if rows == 1 else 1.0
         drafting = self.drafting.of(rows)
         seconds = [passes(rows * (1 + n) + beside) + drafting(n) for n in range(1, count + 1)]
         plain = passes(rows + beside) + drafting(1)  # it is asked in any case
         dearest = accumulate([plain, *seconds], max)
-        return Price([worth * (each - plain) for each in dearest])
+        return Price([margin * worth * (each - plain) for each in dearest], margin)
 
     def supposed(self, rows: int, most: int, beside: int, share: float) -> float:
         """The most tokens per second that drafts of these rows would bring: what to think of it

@@ -16,9 +16,11 @@ from itertools import accumulate
 @dataclass(frozen=True)
 class Price:
     """`costs[count]`: what so many guesses of a row cost, 0 for none, in tokens that the same time
-    would bring otherwise. More cost no less."""
+    would bring otherwise, times a `margin`: of guesses that seem worth it some are so by luck. More
+    cost no less."""
 
     costs: Sequence[float]
+    margin: float = 1.0
 
     @cached_property
     def floors(self) -> list[float]:
@@ -34,6 +36,11 @@ class Price:
     def lowest(self) -> list[float]:
         """The lowest floor of so many guesses or more."""
         return list(accumulate(reversed(self.floors), min))[::-1]
+
+    def goes_on(self, chance: float, count: int) -> bool:
+        """Whether another guess may be worth it behind so many that are right with this chance,
+        which is known well, so that it needs no margin."""
+        return count < len(self.floors) and chance * self.margin > self.floors[count]
 
     def best(self, chances: Sequence[float]) -> int:
         """How many of the first of these guesses bring most beyond what they cost."""

@@ -5,7 +5,8 @@ of the model's. It reads the model's own keys and values, and what it files for 
 replaced when they are verified, so it needs no cache and reads no prompt. In two levels: a drafter
 that costs next to nothing guesses, the copy keeps what it agrees with, the model verifies the rest.
 How much is guessed follows from what the copy's passes cost here, and never changes what it says.
-Where the copy is unsure its second choice can be drafted too, which makes the draft a tree.
+Where the copy is unsure its second choice can be drafted too, which makes the draft a tree. It
+knows how likely its tokens are the model's own (likeness.py), and stops where more would not pay.
 Published relatives: ML-SpecQD (2025, arXiv 2503.13565: 4-bit drafts, two levels), QSpec (2024,
 arXiv 2410.11305). Does not know how a copy is made.
 """
@@ -26,6 +27,7 @@ from ...control.cost_aware import CostAwareSession
 from ...control.costs import CostModel
 from ...core.contract import Budget, Draft, Outcome, RoundTime, RowOutcome
 from ...core.guessing import chosen_at_nodes, drawn
+from ...core.price import Price
 from ...core.sampling import Sampler
 from ...core.tree import Contexts, Tree
 from ...errors import OptionError
@@ -38,6 +40,7 @@ from ..base import Drafter, DraftSession, Target
 from ..copied import copied
 from ..registry import make_drafter
 from ..second_model import SecondModelSession
+from .likeness import Likeness
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,7 @@ class Quantised(Drafter):
             )
         # what earlier requests learned of the costs of guessing for this copy: numbers, no text
         known = copy.model.once((CostModel, self._first and self._first.name), CostModel)
-        return _Session(copy, first, self, known)
+        return _Session(copy, first, self, known, copy.model.once(Likeness, Likeness))
 
     def start_naming(self, target: Target) -> DraftSession:
         """The copy reads the text into a cache of its own: where a token left the model early, the
@@ -111,6 +114,15 @@ class Quantised(Drafter):
         assert copy is not None
         cache = copy.model.new_cache(target.cache.rows, 1)
         return SecondModelSession(Target(copy.model, cache), 0)
+
+
+@dataclass(frozen=True)
+class _Lead:
+    """By how far a likeliest token leads the next one."""
+
+    token: int
+    other: int
+    logits: float
 
 
 @dataclass
@@ -125,10 +137,14 @@ class _Row:
     parents: list[int] = field(default_factory=list)
     drawn_from: list[Tensor | None] = field(default_factory=list)
     last: int = 0  # the node at the chain's end
+    chance: float = 1.0  # of the chain
+    chain: list[tuple[int, _Lead | None]] = field(default_factory=list)  # its nodes
+    drafted: Tree | None = None
 
     def begins(self, text: Sequence[int]) -> None:
-        self.begin, self.last = len(text), 0
+        self.begin, self.last, self.chance = len(text), 0, 1.0
         self.tokens, self.parents, self.drawn_from = [text[-1]], [-1], [None]
+        self.chain = []
 
     def add(self, parent: int, token: int, q: Tensor | None) -> None:
         self.tokens.append(token)
@@ -137,8 +153,8 @@ class _Row:
 
     @property
     def draft(self) -> Draft:
-        tree = Tree(self.tokens, self.parents)
-        return Draft(tree, self.drawn_from if self.drawn else None)
+        self.drafted = Tree(self.tokens, self.parents)
+        return Draft(self.drafted, self.drawn_from if self.drawn else None)
 
 
 @dataclass(frozen=True)
@@ -148,13 +164,24 @@ class _Said:
     choices: list[int]
     drawn: Sequence[Sequence[tuple[int, Tensor]]] = ()
     """The first of them, and where it was drawn the second one too, each with its distribution."""
+    leads: Sequence[_Lead] = ()
+    """Of choices that are the likeliest tokens."""
 
 
 class _Session(DraftSession):
+    weighs = True
+
     def __init__(
-        self, copy: Target, first: DraftSession | None, options: Quantised, known: CostModel
+        self,
+        copy: Target,
+        first: DraftSession | None,
+        options: Quantised,
+        known: CostModel,
+        likeness: Likeness,
     ) -> None:
         self._copy, self._first, self._options = copy, first, options
+        self._likeness: Likeness = likeness
+        self._price: Price | None = None
         self._guessing = CostAwareSession(options.guesses, known)
         self.ranks = first.ranks if first else 1  # of the model's own tokens, which it learns from
         self._rows: dict[int, _Row] = {}
@@ -173,13 +200,31 @@ class _Session(DraftSession):
             self._first.drop(row)
 
     def observe(self, outcome: Outcome) -> None:
+        self._learn(outcome)
         if self._first:
             self._first.observe(outcome)
+
+    def _learn(self, outcome: Outcome) -> None:
+        """How like the model the copy is, from drafts of its own."""
+        agreed, leads, behind, begin = list[bool](), list[_Lead](), list[int](), 0
+        for each in outcome.rows:
+            row, kept = self._rows[each.row], set(each.path)
+            if each.draft.tree is row.drafted:
+                tested = [(n, lead) for n, lead in row.chain if row.parents[n] in kept]
+                agreed += [node in kept for node, _ in tested]
+                known = [(node, lead) for node, lead in tested if lead]
+                leads += [lead for _, lead in known]
+                behind += [begin + row.parents[node] for node, _ in known]
+            begin += len(each.draft.tree)
+        first, other = ([lead.token for lead in leads], [lead.other for lead in leads])
+        said = (outcome.logits[behind, first] - outcome.logits[behind, other]) if leads else ()
+        off = [float(x) - lead.logits for x, lead in zip(said, leads, strict=True)]
+        self._likeness.learn(agreed, off)
 
     def propose(
         self, rows: Sequence[int], texts: Sequence[Sequence[int]], budget: Budget
     ) -> Sequence[Draft]:
-        sure = max(self._options.sure, budget.threshold or 0.0)
+        sure, self._price = max(self._options.sure, budget.threshold or 0.0), budget.price
         grown = {row: list(text) for row, text in zip(rows, texts, strict=True)}
         most = dict(zip(rows, budget.tokens, strict=True))
         for row, text in zip(rows, texts, strict=True):
@@ -253,7 +298,7 @@ class _Session(DraftSession):
         chains = all(tree.is_chain for tree in trees)
         layout = cache.layout_at(spans, None if chains else [tree.parents for tree in trees])
         tokens = [token for tree in trees for token in tree.tokens]
-        scored = model.scored(tokens, cache, layout, self._first.ranks if self._first else 1)
+        scored = model.scored(tokens, cache, layout, max(2, self.ranks))
         if any(best[0] == BROKEN for best in scored.best or ()):
             return Scored(scored.states, scored.logits)  # verification alone may fail a request
         return scored
@@ -269,9 +314,12 @@ class _Session(DraftSession):
         was drawn from. A choice does not depend on what was guessed."""
         sizes, states = [len(draft.tree) for draft in drafts], [self._rows[row] for row in rows]
         if all(state.sampler.plain for state in states):
-            best = scored.best or likeliest(scored.logits).tolist()
+            best = scored.best or likeliest(scored.logits, 2).tolist()
+            leads = iter(_leads(best, scored.logits))
             read = iter([tokens[0] for tokens in best])
-            return [_Said(list(islice(read, size))) for size in sizes]
+            return [
+                _Said(list(islice(read, size)), leads=list(islice(leads, size))) for size in sizes
+            ]
         contexts = [draft.tree.contexts(text) for draft, text in zip(drafts, texts, strict=True)]
         return list(map(self._said, states, contexts, scored.logits.split(sizes)))
 
@@ -298,16 +346,29 @@ class _Session(DraftSession):
             shares = scores[path].float().softmax(-1)[range(len(path)), tokens].tolist()
         for index, (node, token, share) in enumerate(zip(path, tokens, shares, strict=True)):
             end, pairs = row.last, said.drawn[node] if said.drawn else ()
+            lead = said.leads[node] if said.leads else None
             row.last = len(row.tokens)
+            row.chance *= self._likeness.chance(lead.logits if lead else None)
+            row.chain.append((row.last, lead))
             row.add(end, token, pairs[0][1] if pairs else None)
             left -= 1
             if share < unsure and left:
                 for other, q in pairs[1:] if said.drawn else _second(scores[node], token):
                     row.add(end, other, q)
                     left -= 1
-            if share < sure or token in row.ends or not left:
+            price, drafted = self._price, len(row.tokens) - 1
+            pays = price is None or price.goes_on(row.chance, drafted)
+            if share < sure or token in row.ends or not left or not pays:
                 return tokens[: index + 1], False
         return tokens, True
+
+
+def _leads(best: Sequence[Sequence[int]], logits: Tensor) -> list[_Lead]:
+    """Of each row's two likeliest tokens."""
+    pairs = torch.tensor([tokens[:2] for tokens in best], device=logits.device)
+    highest, next_one = logits.gather(1, pairs).float().unbind(1)
+    ahead = (highest - next_one).tolist()
+    return [_Lead(first, other, lead) for (first, other, *_), lead in zip(best, ahead, strict=True)]
 
 
 def _second(scores: Tensor, token: int) -> list[tuple[int, None]]:
