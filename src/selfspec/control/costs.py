@@ -186,13 +186,22 @@ class CostModel:
                 break  # ever more drafts would only be worse
         return rates
 
-    def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:
+    def rate_of(self, expected: float, count: int, beside: int = 0) -> float:
+        """Tokens per second of a lone row in a round with so many guesses, of which so many are
+        expected to be kept."""
+        seconds = self.passes.of(1)(1 + count + beside) + self.drafting.of(1)(max(1, count))
+        return (1 + expected) / seconds
+
+    def price(
+        self, rows: int, count: int, most: int, beside: int = 0, otherwise: float = 0.0
+    ) -> Price | None:
         """What up to so many guesses of each row cost, drafting them and in the pass, by the tokens
-        per second that are to be expected if each may draft at `most`. None while nothing is known
-        of it."""
+        per second that are to be expected if each may draft at `most`, or `otherwise`. None while
+        nothing is known of it."""
         if not self.known:
             return None
-        passes, worth = self.passes.of(rows), max(self.rates(rows, most, beside)) / rows
+        passes = self.passes.of(rows)
+        worth = max(otherwise, *self.rates(rows, most, beside)) / rows
         margin = PAYING if rows == 1 else 1.0
         drafting = self.drafting.of(rows)
         seconds = [passes(rows * (1 + n) + beside) + drafting(n) for n in range(1, count + 1)]

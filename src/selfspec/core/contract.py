@@ -51,6 +51,8 @@ class Draft:
     tree: Tree
     probs: Sequence[Tensor | None] | None = None
     exits: ExitStates | None = None
+    expected: float | None = None
+    """How many guesses are likely to be kept, from a drafter that knows."""
 
     @classmethod
     def chain(cls, text: Sequence[int], guesses: Sequence[int] = ()) -> Draft:

@@ -19,7 +19,6 @@ from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
 from ..control.costs import (
-    CLOSE,
     FIRST_LOOK,
     MOST,
     Checks,
@@ -33,12 +32,12 @@ from ..control.costs import (
 from ..control.curves import ENOUGH
 from ..control.shares import LASTING
 from ..core.contract import Budget, Draft, Outcome, RoundTime
-from ..core.price import Price
 from ..core.sampling import Sampler
 from ..errors import OptionError
 from ..model.compute.cpu.lookups import Lookups
 from ..model.layered import LayeredModel
-from .base import Drafter, DraftSession, JoinedSession, Target, Texts
+from .arms import Arm, Pair
+from .base import Drafter, JoinedSession, Target, Texts
 from .registry import make_drafter
 from .trial import Trial
 
@@ -123,7 +122,7 @@ class Auto(Drafter):
         return any(drafter.learns_across_requests for drafter in self._drafters)
 
     def start(self, target: Target) -> AutoSession:
-        arms: list[_Arm] = []
+        arms: list[Arm] = []
         if target.model.one_by_one:  # every draft costs a pass, so that none can pay
             return AutoSession(arms, self.most, Past())
         past = self._pasts.get(target.model)
@@ -138,7 +137,7 @@ class Auto(Drafter):
             except OptionError:  # an exit after a quarter of two layers, say
                 continue
             costs = CostModel(memory.costs)
-            arms.append(_Arm(drafter.name, session, costs, memory.looks, drafter.looks_up, share))
+            arms.append(Arm(drafter.name, session, costs, memory.looks, drafter.looks_up, share))
         return AutoSession(arms, self.most, past, bool(target.model.pass_seconds))
 
     def _first_known(self, model: LayeredModel) -> list[_Known]:
@@ -154,43 +153,15 @@ class Auto(Drafter):
         return known
 
 
-@dataclass
-class _Arm:
-    """One candidate at work."""
-
-    name: str
-    session: DraftSession
-    costs: CostModel
-    looks: Looks
-    looks_up: bool  # it guesses without running the model
-    share: float  # of what a pass reads, about what each of its drafts reads
-    rounds: int = 0  # in which it was asked
-
-    def length(self, rates: Sequence[float]) -> int:
-        """How much to ask it for, 0 if nothing pays. What knows which guesses are worth their place
-        may guess as many as it likes."""
-        found = best(rates)
-        return len(rates) - 1 if found and self.session.weighs else found
-
-    def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:
-        """What guesses cost, for a drafter that asks."""
-        return self.costs.price(rows, count, most, beside) if self.session.weighs else None
-
-    @property
-    def bar(self) -> float:
-        """How much better than others it has to be. What runs the model, clearly: both are guesses
-        about a text that changes, and a lookup that is wrong costs little."""
-        return 1 if self.looks_up else CLOSE
-
-
 class AutoSession(JoinedSession, ControlSession):
     """Drafter and controller of one generation; `rounds` says how often each candidate drafted."""
 
-    def __init__(self, arms: Sequence[_Arm], most: int, past: Past, told: bool = False) -> None:
+    def __init__(self, arms: Sequence[Arm], most: int, past: Past, told: bool = False) -> None:
         """`told`: what passes cost is known from the beginning."""
         super().__init__([arm.session for arm in arms])
         self._arms, self._most, self._told, self._begun = arms, most, told, False
-        self._chosen: _Arm | None = None
+        self._chosen: Arm | None = None
+        self._pair: Pair | None = None  # of whom `propose` chooses one
         self._asked: Sequence[int] = ()
         self.stands = 0
         self._stood = False  # whether the last round's choice was an earlier one's
@@ -203,7 +174,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._turn = 0  # of the rows that are asked for such guesses
         self._rest = 0  # rounds that are still passed over
         self._passed: list[float] = []  # seconds of those that were
-        self._trials: list[tuple[_Arm, Trial]] = []
+        self._trials: list[tuple[Arm, Trial, int]] = []  # and how much was asked for
         self.control = self
 
     @property
@@ -229,8 +200,13 @@ class AutoSession(JoinedSession, ControlSession):
             self._chosen, self._asked = None, [0] * len(rooms)
             return Budget(self._asked)
         self._wake()
-        self._stood, self.stands = False, 0
+        self._stood, self.stands, self._pair = False, 0, None
         self._chosen, tokens = self._choose(len(rooms), most, beside)
+        if self._chosen and len(rooms) == 1:
+            pair = Pair.of(self._arms, rooms[0], most, TRIED_LENGTH, beside)
+            if pair and self._chosen in (pair.lookup, pair.other):
+                self._pair, self.stands = pair, 0
+                return Budget([pair.tokens])
         if self._chosen:
             self._chosen.rounds += 1
         self._asked = [min(tokens, room) for room in rooms]
@@ -250,10 +226,10 @@ class AutoSession(JoinedSession, ControlSession):
         self._rest = 0
         for arm in self._arms:
             arm.costs.forget(row)
-        for _, trial in self._trials:
+        for _, trial, _ in self._trials:
             trial.drop(row)
 
-    def _choose(self, rows: int, most: int, beside: int) -> tuple[_Arm | None, int]:
+    def _choose(self, rows: int, most: int, beside: int) -> tuple[Arm | None, int]:
         """Who drafts this round, and how much: the best offer, or one that is due for a look."""
         if most == 0 or not all(arm.costs.passes.known for arm in self._arms):
             return None, 0
@@ -289,11 +265,28 @@ class AutoSession(JoinedSession, ControlSession):
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
         assert self._chosen is not None, "only a chosen one has a budget above 0"
+        if self._pair:
+            return self._better(self._pair, rows, texts)
         drafts = self._chosen.session.propose(rows, texts, budget)
         return list(map(self._one_coupling, rows, texts, drafts))
 
+    def _better(self, pair: Pair, rows: Sequence[int], texts: Texts) -> Sequence[Draft]:
+        """The draft of whoever does better here. What lookups guessed is compared with the text if
+        it is not verified, or only their lucky rounds would count."""
+        self._chosen, self._asked = pair.lookup, pair.lookups.tokens
+        drafts = list(pair.lookup.session.propose(rows, texts, pair.lookups))
+        drafts = list(map(self._one_coupling, rows, texts, drafts))
+        if not pair.wins(drafts[0]):
+            self._compare_later(pair.lookup, rows, texts, drafts, pair.lookups.tokens[0])
+            self._chosen, self._asked, self._unasked = pair.other, pair.others.tokens, 0
+            drafts = list(pair.other.session.propose(rows, texts, pair.others))
+            drafts = list(map(self._one_coupling, rows, texts, drafts))
+        self._chosen.rounds += 1
+        return drafts
+
     def by_kernels(self, row: int) -> Lookups | None:
-        found = self._chosen.session.by_kernels(row) if self._chosen else None
+        chosen = None if self._pair else self._chosen
+        found = chosen.session.by_kernels(row) if chosen else None
         if found is not None:
             self._compared.add(row)
         return found
@@ -367,16 +360,22 @@ class AutoSession(JoinedSession, ControlSession):
         budget = Budget([TRIED_LENGTH] * len(rows), price=price)
         drafts = arm.session.propose(rows, texts, budget)
         drafts = list(map(self._one_coupling, rows, texts, drafts))
+        self._compare_later(arm, rows, texts, drafts, TRIED_LENGTH)
+
+    def _compare_later(
+        self, arm: Arm, rows: Sequence[int], texts: Texts, drafts: Sequence[Draft], asked: int
+    ) -> None:
+        """What these texts go on with shows how good guesses are that nobody verifies."""
         lengths = map(len, texts)
         trees = (draft.tree for draft in drafts)
-        trial = Trial(dict(zip(rows, zip(lengths, trees, strict=True), strict=True)))
-        self._trials.append((arm, trial))
+        trees_by_row = dict(zip(rows, zip(lengths, trees, strict=True), strict=True))
+        self._trials.append((arm, Trial(trees_by_row), asked))
 
     def _compare(self, outcome: Outcome) -> None:
         """What came true of earlier guesses, once that is known of all their rows."""
-        for arm, trial in self._trials:
+        for arm, trial, asked in self._trials:
             for row in outcome.rows:
                 trial.compare(row.row, row.text)
             if trial.over and trial.paths:
-                arm.costs.tried(trial.trees, trial.paths, TRIED_LENGTH)
+                arm.costs.tried(trial.trees, trial.paths, asked)
         self._trials = [each for each in self._trials if not each[1].over]

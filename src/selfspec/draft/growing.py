@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ..core.contract import Budget, Draft
 from ..core.price import Price
-from ..core.tree import Tree, TreeBuilder
+from ..core.tree import TreeBuilder
 from .base import DraftSession, Texts
 
 Place = TypeVar("Place")
@@ -42,9 +42,10 @@ class Guesses(TreeBuilder):
         """Whether no guess with this chance, nor any that is less likely, will ever pay."""
         return self.price is not None and chance <= self.price.lowest[len(self._chances)]
 
-    def worthy(self) -> Tree:
+    def worthy(self) -> Draft:
         """Those that bring more than they cost."""
-        return self.tree(None if self.price is None else self.price.best(self._chances))
+        count = len(self._chances) if self.price is None else self.price.best(self._chances)
+        return Draft(self.tree(count), expected=sum(self._chances[:count]))
 
 
 class GrowingSession(DraftSession):
@@ -58,7 +59,7 @@ class GrowingSession(DraftSession):
             tree = Guesses(text[-1], most, budget.price)
             if most:
                 self.fill(tree, row, text)
-            drafts.append(Draft(tree.worthy()))
+            drafts.append(tree.worthy())
         return drafts
 
     @abstractmethod

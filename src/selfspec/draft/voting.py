@@ -136,7 +136,8 @@ class NativelyTogether(DraftSession):
         bars = () if price is None else (price.floors, price.lowest)
         parents, tokens, chances = self._rows[row].guess(text, most, *bars)
         worthy = len(chances) if price is None else price.best(chances)
-        return Draft(Tree([text[-1], *tokens[:worthy]], [-1, *parents[:worthy]]))
+        tree = Tree([text[-1], *tokens[:worthy]], [-1, *parents[:worthy]])
+        return Draft(tree, expected=sum(chances[:worthy]))
 
     def observe(self, outcome: Outcome) -> None:
         best = iter(likeliest_known(outcome.best, outcome.logits, self.ranks))

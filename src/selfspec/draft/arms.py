@@ -1,0 +1,97 @@
+"""A candidate of `auto` at work, and who of two drafts in a round.
+
+Lookups find much in some rounds and nothing in others, and know which: they say how many of their
+guesses will be kept. What runs part of the model is right about as often everywhere. So on average
+neither need be better, and choosing anew in each round still is: there lookups draft where their
+guesses bring more in the same time, and the other everywhere else. Knows no drafter by its file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ..control.costs import CLOSE, CostModel, Looks, best
+from ..core.contract import Budget, Draft
+from ..core.price import Price
+from .base import DraftSession
+
+
+@dataclass
+class Arm:
+    """One candidate at work."""
+
+    name: str
+    session: DraftSession
+    costs: CostModel
+    looks: Looks
+    looks_up: bool  # it guesses without running the model
+    share: float  # of what a pass reads, about what each of its drafts reads
+    rounds: int = 0  # in which it was asked
+
+    def length(self, rates: Sequence[float]) -> int:
+        """How much to ask it for, 0 if nothing pays. What knows which guesses are worth their place
+        may guess as many as it likes."""
+        found = best(rates)
+        return len(rates) - 1 if found and self.session.weighs else found
+
+    def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:
+        """What guesses cost, for a drafter that asks."""
+        return self.costs.price(rows, count, most, beside) if self.session.weighs else None
+
+    @property
+    def bar(self) -> float:
+        """How much better than others it has to be. What runs the model, clearly: both are guesses
+        about a text that changes, and a lookup that is wrong costs little."""
+        return 1 if self.looks_up else CLOSE
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Lookups and what runs part of the model, for a row that is alone."""
+
+    lookup: Arm
+    other: Arm
+    rate: float
+    """Tokens per second with the other one."""
+    lookups: Budget
+    others: Budget
+    beside: int
+
+    @classmethod
+    def of(cls, arms: Sequence[Arm], room: int, most: int, least: int, beside: int) -> Pair | None:
+        """The two to choose from, none if one of them is missing, cannot say what it will bring or
+        is hardly known, or if the other one does not pay. `least`: guesses that lookups are asked
+        for if few of them paid so far."""
+        lookup = next((a for a in arms if a.looks_up and a.session.weighs and a.costs.known), None)
+        pay = [
+            (rates[length], arm, length)
+            for arm in arms
+            if not arm.looks_up and arm.costs.known and arm.costs.drafting.certain
+            for rates in [arm.costs.rates(1, most, beside)]
+            if (length := best(rates))
+        ]
+        if lookup is None or not pay:
+            return None
+        rate, other, _ = max(pay, key=lambda each: each[0])
+        length = other.length(other.costs.rates(1, most, beside))
+        few = max(least, len(lookup.costs.rates(1, most, beside)) - 1)
+        price = lookup.costs.price(1, few, most, beside, rate)
+        return cls(
+            lookup,
+            other,
+            rate,
+            Budget([min(few, room)], price=price),
+            Budget([min(length, room)], price=other.price(1, length, most, beside)),
+            beside,
+        )
+
+    @property
+    def tokens(self) -> int:
+        """The most that either may draft."""
+        return max(*self.lookups.tokens, *self.others.tokens)
+
+    def wins(self, draft: Draft) -> bool:
+        """Whether this draft of the lookups is to be verified."""
+        count = len(draft.guesses)
+        return self.lookup.costs.rate_of(draft.expected or 0.0, count, self.beside) >= self.rate
