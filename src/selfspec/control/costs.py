@@ -54,10 +54,10 @@ class CostModel:
     ) -> None:
         """`likely`: that a first draft is kept, while nothing is known."""
         self._prior, self._likely = prior, likely
-        # by tokens of all rows; and by drafts of the longest row, from 1 on
+        # by tokens of all rows; and by drafts of a row, from 1 on
         self.passes: Curves = Curves(GROWTH, prior.passes if prior else None)
         self.drafting: Curves = Curves(None, prior.drafting if prior else None)
-        # both of requests by how long their texts were
+        # both by how long requests' texts were
         self._behind: dict[int, tuple[Curves, Curves]] = {}
         self._found = Share()  # of the rounds in which it was asked, those with a draft
         # Of each place that was asked for: is a guess kept there, and is there one at all?
@@ -69,9 +69,8 @@ class CostModel:
 
     def begin(self, length: int) -> None:
         """What passes and drafts take behind texts that are about so long is told from earlier
-        requests with such texts. Others' would mislead: where much was drafted behind long texts,
-        much looks dear, and behind short ones nobody would try it. Before any draft they are
-        thought to take what they take behind shorter texts, so that they are tried."""
+        requests with such texts, as long ones would make drafts look dear behind short ones. Before
+        any they are thought to take what they take behind shorter texts, so that they are tried."""
         if self._prior:
             known, about = self._prior._behind, length.bit_length()
             passes, drafting = known.setdefault(about, (Curves(GROWTH), Curves(None)))
@@ -86,8 +85,10 @@ class CostModel:
         if changed or any(asked):
             self._rates.clear()
         if any(asked):
-            longest = max(len(row.draft.tree) - 1 for row in outcome.rows)
-            self.drafting.observe(rows, max(1, longest), time.draft)
+            drafts = [len(row.draft.tree) - 1 for row in outcome.rows]
+            # rows that were asked for as much end by themselves: what so many take on average
+            some = round(sum(drafts) / rows) if len(set(asked)) == 1 else max(drafts)
+            self.drafting.observe(rows, max(1, some), time.draft)
             paths = {row.row: row.path for row in outcome.rows}
             self._learn({row.row: row.draft.tree for row in outcome.rows}, paths, asked)
 
@@ -392,8 +393,7 @@ def best(rates: Sequence[float], least: int = 0) -> int:
 def shared(
     costs: CostModel, rows: Sequence[int], rooms: Sequence[int], most: int, beside: int
 ) -> list[int] | None:
-    """A budget that several rows share by their chances. None: there is nothing to share, or too
-    little is known."""
+    """A budget that rows share by their chances. None: nothing to share, or too little known."""
     if len(rooms) < 2 or len(rows) != len(rooms) or most == 0 or not costs.known:
         return None
     found = costs.allotted(rows, rooms, most, beside)

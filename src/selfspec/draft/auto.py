@@ -248,6 +248,8 @@ class AutoSession(JoinedSession, ControlSession):
             known = arm.costs.drafting.known or (arm.looks_up and self._told)
             tried = best(rates, least=1) if known else None
             length = first_length(rows, most) if tried is None else tried
+            if rows > 1 and not arm.looks_up:  # a long draft of all of them is dearer than it tells
+                length = min(length, first_length(rows, most))
             cost = arm.costs.passes.of(rows)(rows * (1 + length) + beside)
             # one slow look, at weights that were not in memory yet, must not rule a drafter out
             certain = arm.looks_up or arm.costs.drafting.certain
