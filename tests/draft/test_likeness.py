@@ -14,8 +14,8 @@ from selfspec.core.price import Price
 from selfspec.core.sampling import Sampler, SamplingParams
 from selfspec.core.tree import Tree
 from selfspec.draft.base import Target
-from selfspec.draft.from_layers.likeness import LIKELY, Likeness
 from selfspec.draft.from_layers.quantised import Quantised, _Session
+from selfspec.draft.likeness import LIKELY, Likeness
 from selfspec.model.copies import copy_in
 from selfspec.testing import tiny_llm
 

@@ -38,9 +38,9 @@ from ...model.layered import LayeredModel, Scored
 from ...verify.outright import accepted_path
 from ..base import Drafter, DraftSession, Target
 from ..copied import copied
+from ..likeness import Likeness
 from ..registry import make_drafter
 from ..second_model import SecondModelSession
-from .likeness import Likeness
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ...control.shares import LASTING, Share
+from ..control.shares import LASTING, Share
 
 LIKELY = 0.9  # that a token is the model's own, while nothing is known
 ENOUGH = 8  # leads after which it is known how much they are off
