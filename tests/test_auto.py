@@ -689,3 +689,23 @@ def test_what_cannot_be_meant_is_refused(llm: LLM, options: dict[str, Any], mess
     """A wish that is ignored in silence, or an assertion in the middle of a request."""
     with pytest.raises(OptionError, match=message):
         llm.generate(PROMPTS[0], **{"draft": "auto", "max_new_tokens": 20, **options})
+
+
+@pytest.mark.parametrize(("rows", "longest"), [(1, 7), (4, 2)])
+def test_looks_at_a_part_of_the_model_are_short_for_several_rows(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, rows: int, longest: int
+) -> None:
+    """A look that takes as long as many rounds: drafts as long as a lone row's for each of many
+    rows, though a few tokens tell what they take."""
+    at_work = begin(Auto([Lookup(), Two()]), llm, rows)
+    for arm in at_work._arms:
+        for count in (1, 2, 4, 8) * 4:
+            made = outcome_of([count] * rows, [count] * rows)
+            arm.costs.observe(made, RoundTime(0.01, 1 + 0.01 * count, 0.0), [count] * rows)
+    lookup, part = at_work._arms
+    monkeypatch.setattr(lookup.looks, "due", lambda *_: False)
+    monkeypatch.setattr(part.looks, "due", lambda *_: True)
+    monkeypatch.setattr(part.costs, "rates", lambda *_: [1.0, *(1 + n / 99 for n in range(1, 8))])
+    monkeypatch.setattr(at_work._checks, "unknown", lambda _: False)
+    assert at_work.budget([9] * rows).tokens == [longest] * rows
+    assert at_work._chosen is part

@@ -734,3 +734,14 @@ def test_nobody_drafts_while_prompts_that_would_write_faster_together_are_read()
     assert sum(map(bool, beside_many)) <= 3, beside_many
     assert control.costs.together(1, 15) > max(control.costs.rates(1, 8)) > 2
     assert control.costs.together(1, 0) == 0
+
+
+@pytest.mark.parametrize(("asked", "expected"), [([9, 9, 9], 4), ([9, 9, 2], 9)])
+def test_drafts_that_end_by_themselves_count_by_their_mean(
+    asked: list[int], expected: int
+) -> None:
+    """What the longest draft took is expected of drafts of mean length, so that drafting for
+    several rows seems half as dear as it is; or rows that were asked for less hide the longest."""
+    costs = CostModel()
+    costs.observe(outcome_of([9, 1, 2], [9, 1, 2]), RoundTime(0.9, 1.0, 0.0), asked)
+    assert costs.drafting.of(3)(expected) == pytest.approx(0.9)
