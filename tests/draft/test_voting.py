@@ -80,8 +80,8 @@ def test_least_and_price_end_a_tree():
     for least, price in ((0.3, None), (0.0, Price([0.3 * count for count in range(20)]))):
         tree = Guesses(2, 12, price)
         guess_together(tree, text, [voter], least)
-        kept = tree.worthy()
-        assert 1 <= len(kept) - 1 < 12 and min(tree._chances[: len(kept) - 1]) >= 0.3
+        kept = len(tree.worthy().guesses)
+        assert 1 <= kept < 12 and min(tree._chances[:kept]) >= 0.3
 
 
 def plain_followed(text, context, longest, shortest, most):

@@ -45,7 +45,7 @@ class Guesses(TreeBuilder):
     def worthy(self) -> Draft:
         """Those that bring more than they cost."""
         count = len(self._chances) if self.price is None else self.price.best(self._chances)
-        return Draft(self.tree(count), expected=sum(self._chances[:count]))
+        return Draft(self.tree(count), expected=sum(self._chances[:count], 0.0))
 
 
 class GrowingSession(DraftSession):

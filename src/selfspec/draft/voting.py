@@ -132,12 +132,12 @@ class NativelyTogether(DraftSession):
 
     def _draft(self, row: int, text: Sequence[int], most: int, price: Price | None) -> Draft:
         if not most:
-            return Draft(Tree([text[-1]], [-1]))
+            return Draft(Tree([text[-1]], [-1]), expected=0.0)
         bars = () if price is None else (price.floors, price.lowest)
         parents, tokens, chances = self._rows[row].guess(text, most, *bars)
         worthy = len(chances) if price is None else price.best(chances)
         tree = Tree([text[-1], *tokens[:worthy]], [-1, *parents[:worthy]])
-        return Draft(tree, expected=sum(chances[:worthy]))
+        return Draft(tree, expected=sum(chances[:worthy], 0.0))
 
     def observe(self, outcome: Outcome) -> None:
         best = iter(likeliest_known(outcome.best, outcome.logits, self.ranks))
