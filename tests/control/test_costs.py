@@ -737,9 +737,7 @@ def test_nobody_drafts_while_prompts_that_would_write_faster_together_are_read()
 
 
 @pytest.mark.parametrize(("asked", "expected"), [([9, 9, 9], 4), ([9, 9, 2], 9)])
-def test_drafts_that_end_by_themselves_count_by_their_mean(
-    asked: list[int], expected: int
-) -> None:
+def test_drafts_that_end_by_themselves_count_by_their_mean(asked: list[int], expected: int) -> None:
     """What the longest draft took is expected of drafts of mean length, so that drafting for
     several rows seems half as dear as it is; or rows that were asked for less hide the longest."""
     costs = CostModel()
