@@ -50,3 +50,10 @@ class Price:
             if gained - self.costs[more] > highest:
                 count, highest = more, gained - self.costs[more]
         return count
+
+
+def worthy(price: Price | None, chances: Sequence[float]) -> tuple[int, float]:
+    """How many of the first of these guesses are to be drafted, all if they cost nothing, and how
+    many of them are expected to be kept."""
+    count = len(chances) if price is None else price.best(chances)
+    return count, sum(chances[:count], 0.0)

@@ -64,17 +64,12 @@ class Pair:
         is hardly known, or if the other one does not pay. `least`: guesses that lookups are asked
         for if few of them paid so far."""
         lookup = next((a for a in arms if a.looks_up and a.session.weighs and a.costs.known), None)
-        pay = [
-            (rates[length], arm, length)
-            for arm in arms
-            if not arm.looks_up and arm.costs.known and arm.costs.drafting.certain
-            for rates in [arm.costs.rates(1, most, beside)]
-            if (length := best(rates))
-        ]
+        others = [a for a in arms if not a.looks_up and a.costs.known and a.costs.drafting.certain]
+        offers = [(arm, arm.costs.rates(1, most, beside)) for arm in others]
+        pay = [(max(rates), arm, length) for arm, rates in offers if (length := arm.length(rates))]
         if lookup is None or not pay:
             return None
-        rate, other, _ = max(pay, key=lambda each: each[0])
-        length = other.length(other.costs.rates(1, most, beside))
+        rate, other, length = max(pay, key=lambda each: each[0])
         few = max(least, len(lookup.costs.rates(1, most, beside)) - 1)
         price = lookup.costs.price(1, few, most, beside, rate)
         return cls(

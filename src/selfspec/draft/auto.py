@@ -269,20 +269,23 @@ class AutoSession(JoinedSession, ControlSession):
         assert self._chosen is not None, "only a chosen one has a budget above 0"
         if self._pair:
             return self._better(self._pair, rows, texts)
-        drafts = self._chosen.session.propose(rows, texts, budget)
+        return self._drafts_of(self._chosen, rows, texts, budget)
+
+    def _drafts_of(
+        self, arm: Arm, rows: Sequence[int], texts: Texts, budget: Budget
+    ) -> Sequence[Draft]:
+        drafts = arm.session.propose(rows, texts, budget)
         return list(map(self._one_coupling, rows, texts, drafts))
 
     def _better(self, pair: Pair, rows: Sequence[int], texts: Texts) -> Sequence[Draft]:
         """The draft of whoever does better here. What lookups guessed is compared with the text if
         it is not verified, or only their lucky rounds would count."""
         self._chosen, self._asked = pair.lookup, pair.lookups.tokens
-        drafts = list(pair.lookup.session.propose(rows, texts, pair.lookups))
-        drafts = list(map(self._one_coupling, rows, texts, drafts))
+        drafts = self._drafts_of(pair.lookup, rows, texts, pair.lookups)
         if not pair.wins(drafts[0]):
             self._compare_later(pair.lookup, rows, texts, drafts, pair.lookups.tokens[0])
             self._chosen, self._asked, self._unasked = pair.other, pair.others.tokens, 0
-            drafts = list(pair.other.session.propose(rows, texts, pair.others))
-            drafts = list(map(self._one_coupling, rows, texts, drafts))
+            drafts = self._drafts_of(pair.other, rows, texts, pair.others)
         self._chosen.rounds += 1
         return drafts
 
@@ -360,8 +363,7 @@ class AutoSession(JoinedSession, ControlSession):
         rows, texts = [row.row for row in some], [row.text for row in some]
         price = arm.price(count, TRIED_LENGTH, self._most)
         budget = Budget([TRIED_LENGTH] * len(rows), price=price)
-        drafts = arm.session.propose(rows, texts, budget)
-        drafts = list(map(self._one_coupling, rows, texts, drafts))
+        drafts = self._drafts_of(arm, rows, texts, budget)
         self._compare_later(arm, rows, texts, drafts, TRIED_LENGTH)
 
     def _compare_later(

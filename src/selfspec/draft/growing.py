@@ -12,7 +12,7 @@ from itertools import count
 from typing import TypeVar
 
 from ..core.contract import Budget, Draft
-from ..core.price import Price
+from ..core.price import Price, worthy
 from ..core.tree import TreeBuilder
 from .base import DraftSession, Texts
 
@@ -44,8 +44,8 @@ class Guesses(TreeBuilder):
 
     def worthy(self) -> Draft:
         """Those that bring more than they cost."""
-        count = len(self._chances) if self.price is None else self.price.best(self._chances)
-        return Draft(self.tree(count), expected=sum(self._chances[:count], 0.0))
+        count, expected = worthy(self.price, self._chances)
+        return Draft(self.tree(count), expected=expected)
 
 
 class GrowingSession(DraftSession):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from statistics import NormalDist
 
 from ..control.shares import LASTING, Share
 
@@ -32,7 +33,7 @@ class Likeness:
         if lead is None or self._count < ENOUGH:
             return self._agreed.expected(LIKELY)
         off = max(LEAST, math.sqrt(self._squares / self._count))
-        return 0.5 * (1 + math.erf(lead / off / math.sqrt(2)))
+        return NormalDist(0, off).cdf(lead)
 
     def learn(self, agreed: Iterable[bool], off: Iterable[float]) -> None:
         """Of tokens that were verified whether they were the model's own, and by how much leads

@@ -15,7 +15,7 @@ from itertools import islice
 from typing import Any
 
 from ..core.contract import Budget, Draft, Outcome
-from ..core.price import Price
+from ..core.price import Price, worthy
 from ..core.sampling import Sampler
 from ..core.tree import Tree
 from ..model.compute.cpu.choosing import likeliest_known
@@ -135,9 +135,9 @@ class NativelyTogether(DraftSession):
             return Draft(Tree([text[-1]], [-1]), expected=0.0)
         bars = () if price is None else (price.floors, price.lowest)
         parents, tokens, chances = self._rows[row].guess(text, most, *bars)
-        worthy = len(chances) if price is None else price.best(chances)
-        tree = Tree([text[-1], *tokens[:worthy]], [-1, *parents[:worthy]])
-        return Draft(tree, expected=sum(chances[:worthy], 0.0))
+        count, expected = worthy(price, chances)
+        tree = Tree([text[-1], *tokens[:count]], [-1, *parents[:count]])
+        return Draft(tree, expected=expected)
 
     def observe(self, outcome: Outcome) -> None:
         best = iter(likeliest_known(outcome.best, outcome.logits, self.ranks))

@@ -180,7 +180,7 @@ class _Session(DraftSession):
         likeness: Likeness,
     ) -> None:
         self._copy, self._first, self._options = copy, first, options
-        self._likeness: Likeness = likeness
+        self._likeness = likeness
         self._price: Price | None = None
         self._guessing = CostAwareSession(options.guesses, known)
         self.ranks = first.ranks if first else 1  # of the model's own tokens, which it learns from
@@ -216,7 +216,7 @@ class _Session(DraftSession):
                 leads += [lead for _, lead in known]
                 behind += [begin + row.parents[node] for node, _ in known]
             begin += len(each.draft.tree)
-        first, other = ([lead.token for lead in leads], [lead.other for lead in leads])
+        first, other = [lead.token for lead in leads], [lead.other for lead in leads]
         said = (outcome.logits[behind, first] - outcome.logits[behind, other]) if leads else ()
         off = [float(x) - lead.logits for x, lead in zip(said, leads, strict=True)]
         self._likeness.learn(agreed, off)
