@@ -65,8 +65,11 @@ ALWAYS_INLINE static inline void ask(const uint8_t* soon, const Later& later, in
 }
 
 // Whether few rows ask for nothing, since the processor's own prefetcher does better (tuning.py).
-// Every kind knows how many are few: FEW_ROWS.
+// Every kind knows how many are few: FEW_ROWS. Several that do not fit into the first cache beside
+// a panel are read from the second one with each panel, which is more than that prefetcher follows
+// (measured with AVX2).
 static bool quiet = false;
+constexpr int64_t NEAR = LANES == 16 ? INT64_MAX : 32768;
 
 extern "C" void tune(int64_t few_rows_are_quiet) { quiet = few_rows_are_quiet != 0; }
 
@@ -418,7 +421,7 @@ struct Grouped {
     static constexpr int PARTS = GROUP / Numbers::PART;       // of a group
     static constexpr int STEP = PANEL * (Numbers::SIZE + 4);  // bytes of a part
     static constexpr int AHEAD = Numbers::LATER * STEP;
-    static constexpr int FEW_ROWS = Numbers::SIZE < Numbers::PART ? 2 : 4;
+    static constexpr int FEW_ROWS = Numbers::SIZE == Numbers::PART ? 4 : LANES == 16 ? 2 : 1;
 
     static int64_t panel_bytes(int64_t inputs) { return groups_of(inputs) * PARTS * STEP; }
 
@@ -509,13 +512,14 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
                      float* out, int part, int parts) {
     int64_t inputs = weight->inputs, bytes = Kind::panel_bytes(inputs);
     int64_t stride = weight->prepare ? weight->prepared : 4 * inputs;
+    bool few = rows == 1 || (rows <= Kind::FEW_ROWS && bytes + rows * stride <= NEAR);
     by_panels<PANEL, MAX_ROWS>(
         weight, {0, weight->outputs}, rows, MAX_ROWS, residual, out, part, parts,
         [=](const PanelTile& tile, float* sums) {
             const uint8_t* panel = (const uint8_t*)weight->weights + tile.panel * bytes;
             Later later(tile, panel, bytes, bytes / Kind::STEP, Kind::AHEAD);
-            auto some = quiet && rows <= Kind::FEW_ROWS ? tile_of<Kind, Kind::FEW_ROWS, false>
-                                                        : tile_of<Kind, MAX_ROWS, true>;
+            auto some = quiet && few ? tile_of<Kind, Kind::FEW_ROWS, false>
+                                     : tile_of<Kind, MAX_ROWS, true>;
             some(tile.rows, (const char*)x + tile.first * stride, stride, inputs, panel, later,
                  sums);
         });

@@ -1743,35 +1743,38 @@ struct Choosing {
 
 // Numbers between the steps of a half; too short-lived to be cleared first.
 struct Room {
-    std::unique_ptr<float[]> entered, normed, first, second;
-    Bytes prepared, scores, unfolded, held, read;
+    struct Places {
+        Bytes first, second;      // outputs of a half's first product, inputs of its last one
+        Bytes entering, leaving;  // rows as other products read them, and as the last one does
+    };
+    static constexpr int64_t FEW_TOKENS = 64;
+
+    Bytes entered, normed, scores, unfolded, held, read;
+    bool apart;
+    Places places[2];
     Staging staging;
     std::vector<Pieces> pieces;
     std::vector<int> pieces_of;  // of each part of the chosen halves
     const Half* last = nullptr;
 
-    static std::array<const Product*, 7> products(const Half& half) {
+    // All products but the last.
+    static std::array<const Product*, 6> entered_by(const Half& half) {
         const Latent* latent = half.latent;
         const Selective* selective = half.selective;
-        return {&half.into, &half.out, latent ? latent->queries : nullptr,
-                latent ? latent->rest : nullptr, narrow(half),
-                selective ? selective->into : nullptr, selective ? selective->steps : nullptr};
+        return {&half.into,
+                narrow(half),
+                latent ? latent->queries : nullptr,
+                latent ? latent->rest : nullptr,
+                selective ? selective->into : nullptr,
+                selective ? selective->steps : nullptr};
     }
     static const Product* narrow(const Half& half) {
         return half.mixture ? half.mixture->narrow : nullptr;
     }
-    static int64_t widest_row(const Half* halves, const int64_t* chosen, int64_t count,
-                              std::initializer_list<const Product*> others) {
-        int64_t bytes = 0;
-        auto widen = [&](const Product* weight) {
-            if (weight && weight->prepare) bytes = std::max(bytes, weight->prepared);
-        };
-        each_part(halves, chosen, count, [&](const Half& half) {
-            for (const Product* weight : products(half)) widen(weight);
-        });
-        for (const Product* weight : others) widen(weight);
-        return bytes;
-    }
+
+    // Of few tokens attentions have other places than the rest: so a line is written by the same
+    // thread in every layer, and does not come from another's cache, which may be far away.
+    Places& of(const Half& half) { return places[apart && half.mlp()]; }
 
     // Most attentions of a call are cut alike.
     void cut(const Half& half, const Call& call, int threads) {
@@ -1790,12 +1793,19 @@ struct Room {
     // `others`: products that the call multiplies by as well.
     Room(const Half* halves, const int64_t* chosen, int64_t count, const Call& call, int threads,
          std::initializer_list<const Product*> others = {})
-        : prepared(call.tokens * widest_row(halves, chosen, count, others)) {
-        int64_t into = 0, out = 0;
+        : entered(call.tokens * call.width * 4),
+          normed(call.tokens * call.width * 4),
+          apart(call.tokens <= FEW_TOKENS) {
+        auto hold = [&](Bytes& rows, const Product* weight) {
+            if (weight && weight->prepare) rows.hold(call.tokens * weight->prepared);
+        };
         each_part(halves, chosen, count, [&](const Half& half) {
             const Product* more = narrow(half);
-            into = std::max(into, half.into.outputs + (more ? more->outputs : 0));
-            out = std::max(out, half.out.inputs);
+            Places& at = of(half);
+            at.first.hold(call.tokens * (half.into.outputs + (more ? more->outputs : 0)) * 4);
+            at.second.hold(call.tokens * half.out.inputs * 4);
+            for (const Product* weight : entered_by(half)) hold(at.entering, weight);
+            hold(at.leaving, &half.out);
             cut(half, call, threads);
             if (half.latent) unfolded.hold(Unfolding(half, call, nullptr).total * 4);
             if (half.selective) unfolded.hold(Choosing(half, call, nullptr).total * 4);
@@ -1803,9 +1813,7 @@ struct Room {
             if (half.held) held.hold(call.tokens * call.width * 4);
             if (half.reads) read.hold(call.tokens * call.width * 4);
         });
-        for (auto [part, size] : {std::pair{&entered, call.width}, {&normed, call.width},
-                                  {&first, into}, {&second, out}})
-            part->reset(new float[call.tokens * size]);
+        for (const Product* weight : others) hold(places[0].entering, weight);
     }
 };
 
@@ -1827,9 +1835,9 @@ static const float* normed(const float* x, const Norm& norm, const Call& call, c
         norm_row(x, norm, 0, memory.row.floats());
         return memory.row.floats();
     }
-    norm_rows(x, norm, call, room.normed.get());
+    norm_rows(x, norm, call, room.normed.floats());
     if (!into.prepare) meeting.wait();
-    return room.normed.get();
+    return room.normed.floats();
 }
 
 // of a half, in items
@@ -1842,17 +1850,17 @@ enum {
 // complete when the threads have met again. `twofold`: each thread takes what lies in the middle of
 // both halves of the outputs, which the next step reads together.
 static void multiply(const Product& weight, const float* x, const float* residual, float* out,
-                     const Call& call, const Room& room, Meeting& meeting, Items items,
+                     const Call& call, const Bytes& prepared, Meeting& meeting, Items items,
                      Memory& memory, bool twofold = false) {
     const void* read = x;
     if (!x) {
-        read = room.prepared.at();
+        read = prepared.at();
     } else if (weight.prepare && alone(call)) {
         memory.prepared.hold(weight.prepared);
         weight.prepare(&weight, x, 0, weight.inputs, memory.prepared.at());
         read = memory.prepared.at();
     } else if (weight.prepare) {
-        read = prepare(weight, x, call.tokens, room.prepared);
+        read = prepare(weight, x, call.tokens, prepared);
         meeting.wait();
     }
     int threads = omp_get_num_threads(), of_half = (PIECES + 1) / 2;
@@ -1903,7 +1911,8 @@ static void attend_latent(const Half& half, const Call& call, Room& room, Meetin
     const Product *queries = latent.queries, *rest = latent.rest;
     int64_t heads = half.heads.queries, size = half.heads.size, stride = half.into.outputs;
     int64_t asked = queries ? queries->inputs : heads * latent.key(), few = rest->inputs;
-    const float* first = room.first.get();
+    Room::Places& places = room.of(half);
+    const float* first = places.first.floats();
     for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
         int64_t t = mine.begin;
         if (queries) norm_row(first + t * stride, *latent.query_norm, 0, at.asked + t * asked);
@@ -1911,11 +1920,12 @@ static void attend_latent(const Half& half, const Call& call, Room& room, Meetin
     }
     meeting.wait();
     if (queries) {
-        multiply(*queries, at.asked, nullptr, at.queries, call, room, meeting,
+        multiply(*queries, at.asked, nullptr, at.queries, call, places.entering, meeting,
                  steps[step + QUERIES], memory);
         meeting.wait();
     }
-    multiply(*rest, at.few, nullptr, at.rest, call, room, meeting, steps[step + REST], memory);
+    multiply(*rest, at.few, nullptr, at.rest, call, places.entering, meeting, steps[step + REST],
+             memory);
     meeting.wait();
     for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
         int64_t t = mine.begin;
@@ -1929,7 +1939,7 @@ static void attend_latent(const Half& half, const Call& call, Room& room, Meetin
     for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++)
         for (int64_t h = 0; h < heads; h++)
             std::copy_n(at.seen + (mine.begin * heads + h) * size, latent.value,
-                        room.second.get() + (mine.begin * heads + h) * latent.value);
+                        places.second.floats() + (mine.begin * heads + h) * latent.value);
     meeting.wait();
 }
 
@@ -1941,13 +1951,14 @@ static void look_back_choosing(const Half& half, const Call& call, Room& room, M
     const Selective& selective = *half.selective;
     Choosing at(half, call, room.unfolded.floats());
     recurrent::Chosen chosen = at.chosen();
-    recurrent::Columns columns{room.first.get(), half.into.outputs, room.second.get(),
+    Room::Places& places = room.of(half);
+    recurrent::Columns columns{places.first.floats(), half.into.outputs, places.second.floats(),
                                half.out.inputs};
     Share units((how.channels + LANES - 1) / LANES);
     int64_t begin = units.begin * LANES, end = std::min(units.end * LANES, how.channels);
     recurrent::convolve_new(how, kept, columns, chosen, begin, end);
     meeting.wait();
-    multiply(*selective.into, at.x, nullptr, at.given, call, room, meeting,
+    multiply(*selective.into, at.x, nullptr, at.given, call, places.entering, meeting,
              steps[step + ATTENTION], memory);
     meeting.wait();
     for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
@@ -1961,7 +1972,7 @@ static void look_back_choosing(const Half& half, const Call& call, Room& room, M
         if (selective.query_norm) norm_row(query, *selective.query_norm, 0, query);
     }
     meeting.wait();
-    multiply(*selective.steps, at.read, nullptr, at.steps, call, room, meeting,
+    multiply(*selective.steps, at.read, nullptr, at.steps, call, places.entering, meeting,
              steps[step + ATTENTION + 1], memory);
     meeting.wait();
     recurrent::select(how, kept, columns, chosen, begin, end);
@@ -1973,7 +1984,8 @@ static void look_back_choosing(const Half& half, const Call& call, Room& room, M
 // What each token's columns of `first` give in `second`, complete: attention and what is recurrent.
 static float* look_back(const Half& half, const Call& call, Room& room, Meeting& meeting,
                         Steps& steps, int64_t step, Memory& memory) {
-    float *first = room.first.get(), *second = room.second.get();
+    Room::Places& places = room.of(half);
+    float *first = places.first.floats(), *second = places.second.floats();
     int64_t stride = half.into.outputs, width = half.out.inputs, threads = omp_get_num_threads();
     int64_t attended = half.attention ? half.heads.queries * half.heads.size : 0;
     int64_t gates = half.attention ? half.heads.width() : 0;
@@ -2034,16 +2046,17 @@ static float* normed_within(const Half& half, const Call& call, float* rows, Mee
 // it is prepared for the second product already.
 static float* between(const Half& half, const Call& call, Room& room, Meeting& meeting,
                       Steps& steps, int64_t step, Memory& memory) {
+    Room::Places& places = room.of(half);
     if (half.latent) {
         attend_latent(half, call, room, meeting, steps, step, memory);
-        return room.second.get();
+        return places.second.floats();
     }
     if (half.selective) {
         look_back_choosing(half, call, room, meeting, steps, step, memory);
-        return room.second.get();
+        return places.second.floats();
     }
     if (!half.mlp()) return look_back(half, call, room, meeting, steps, step, memory);
-    float *first = room.first.get(), *second = room.second.get();
+    float *first = places.first.floats(), *second = places.second.floats();
     int64_t size = half.out.inputs;
     auto activate = [&](int64_t t, int64_t begin, int64_t end, float* out) {
         const float *gate = first + t * half.into.outputs, *up = half.gated ? gate + size : nullptr;
@@ -2062,7 +2075,7 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
         activate(t, begin, end, second + t * size);
         if (ready)
             half.out.prepare(&half.out, second + t * size, begin, end,
-                             room.prepared.at(t * half.out.prepared));
+                             places.leaving.at(t * half.out.prepared));
     }
     meeting.wait();
     return ready ? nullptr : second;
@@ -2074,7 +2087,8 @@ static void mix_half(const Half& half, const Call& call, const float* read, cons
                      Memory& memory) {
     const experts::Mixture& mixture = *half.mixture;
     int64_t scores = half.into.outputs, width = mixture.width();
-    float *logits = room.first.get(), *second = room.second.get();
+    Room::Places& places = room.of(half);
+    float *logits = places.first.floats(), *second = places.second.floats();
     auto run = [&](const float* x, int64_t stride, const float* residual, float* out,
                    int64_t given) {
         Experts all{mixture, x, logits, stride, scores, call.tokens, width, residual, out, given,
@@ -2084,8 +2098,8 @@ static void mix_half(const Half& half, const Call& call, const float* read, cons
     if (!mixture.narrow) return run(read, call.width, residual, added, call.width);
     float* narrow = logits + call.tokens * scores;
     int64_t columns = mixture.narrow->outputs, out = half.out.inputs;
-    multiply(*mixture.narrow, read, nullptr, narrow, call, room, meeting, steps[step + NARROW],
-             memory);
+    multiply(*mixture.narrow, read, nullptr, narrow, call, places.entering, meeting,
+             steps[step + NARROW], memory);
     meeting.wait();
     for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
         const float* shared = narrow + mine.begin * columns + width;
@@ -2093,19 +2107,21 @@ static void mix_half(const Half& half, const Call& call, const float* read, cons
                       second + mine.begin * out + width, 0, out - width, mixture.activation);
     }
     run(narrow, columns, nullptr, second, out);
-    multiply(half.out, second, residual, added, call, room, meeting, steps[step + OUT], memory);
+    multiply(half.out, second, residual, added, call, places.leaving, meeting, steps[step + OUT],
+             memory);
     meeting.wait();
 }
 
 static void run_half(const Half& half, const Call& call, float* x, Room& room, Meeting& meeting,
                      Steps& steps, int64_t step, Memory& memory) {
-    const float* read = half.parallel && half.mlp() ? room.entered.get() : x;
+    const float* read = half.parallel && half.mlp() ? room.entered.floats() : x;
     if (half.before) read = normed(read, *half.before, call, half.into, room, meeting, memory);
-    multiply(half.into, read, nullptr, room.first.get(), call, room, meeting, steps[step + INTO],
-             memory, half.mlp() && half.gated);
+    Room::Places& places = room.of(half);
+    multiply(half.into, read, nullptr, places.first.floats(), call, places.entering, meeting,
+             steps[step + INTO], memory, half.mlp() && half.gated);
     meeting.wait();
     bool plain = !half.after && !half.last && !half.held && half.scale == 1 && half.stream == 1;
-    float* added = plain ? x : half.held ? room.held.floats() : room.normed.get();
+    float* added = plain ? x : half.held ? room.held.floats() : room.normed.floats();
     if (half.mixture) {
         if (half.reads) {
             norm_rows(x, *half.reads, call, room.read.floats());
@@ -2116,7 +2132,7 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     } else {
         float* result = between(half, call, room, meeting, steps, step, memory);
         result = normed_within(half, call, result, meeting, memory);
-        multiply(half.out, result, plain ? x : nullptr, added, call, room, meeting,
+        multiply(half.out, result, plain ? x : nullptr, added, call, places.leaving, meeting,
                  steps[step + OUT], memory);
         meeting.wait();
     }
@@ -2159,7 +2175,7 @@ static void carry(float* x, const Half* halves, const int64_t* chosen, int64_t c
     for (int64_t i = 0; i < count; i++) {
         const Half& half = halves[chosen[i]];
         if (half.parallel && (i == 0 || halves[chosen[i - 1]].layer != half.layer)) {
-            copy_rows(i == 0 ? call.entered : x, call, room.entered.get());
+            copy_rows(i == 0 ? call.entered : x, call, room.entered.floats());
             meeting.wait();
         }
         if (half.into.multiply)
@@ -2304,14 +2320,14 @@ static void embed(const Ends& ends, const int64_t* ids, const Call& call, float*
 static void enter(const Ends& ends, const int64_t* ids, const Given& given, const Call& call,
                   Room& room, Meeting& meeting, Steps& steps, int64_t step, Memory& memory) {
     const Entry& entry = *ends.entry;
-    embed(ends, ids, call, room.entered.get());
+    embed(ends, ids, call, room.entered.floats());
     meeting.wait();
-    const float* read = room.entered.get();
+    const float* read = room.entered.floats();
     for (const Product* product : {entry.embedded, entry.before}) {
         bool first = product == entry.embedded;
         const float* x = normed(read, *entry.unit, call, *product, room, meeting, memory);
-        multiply(*product, x, first ? nullptr : given.states, given.states, call, room, meeting,
-                 steps[step++], memory);
+        multiply(*product, x, first ? nullptr : given.states, given.states, call,
+                 room.places[0].entering, meeting, steps[step++], memory);
         meeting.wait();
         read = given.before;
     }
@@ -2375,8 +2391,8 @@ extern "C" int64_t run_model(const int64_t* ids, const Ends* ends, const Half* h
         const Product& head = *ends->head;
         const float* x =
             normed(given->states, *ends->norm, *call, head, room, meeting, memory);
-        multiply(head, x, nullptr, given->logits, *call, room, meeting, steps[parts],
-                 memory);
+        multiply(head, x, nullptr, given->logits, *call, room.places[0].entering, meeting,
+                 steps[parts], memory);
         meeting.wait();
         if (ends->logits != 1 || ends->cap > 0) {
             change(*ends, given->logits, rows * size);
