@@ -12,10 +12,18 @@ namespace choosing {
 
 constexpr int64_t BLOCK = 256;  // logits that are looked at together
 
-typedef float Vector __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef float Unaligned __attribute__((vector_size(64), aligned(4), may_alias));
+// As wide as the processor's: of wider ones compilers choose number by number.
+#if defined(__AVX512F__)
 constexpr int64_t LANES = 16;
+#elif defined(__AVX2__)
+constexpr int64_t LANES = 8;
+#else
+constexpr int64_t LANES = 4;
+#endif
+
+typedef float Vector __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+typedef float Unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
 static inline bool larger(float a, float b) { return a > b || (a != a && b == b); }
 
