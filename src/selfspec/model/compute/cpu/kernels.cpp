@@ -1079,7 +1079,7 @@ struct Tile {
 
 // What a thread keeps for itself.
 struct Memory {
-    Bytes scores, row, prepared;
+    Bytes scores, rows, prepared;
     KeyPanels panels;
     std::vector<float> recurrence;
     experts::Slots slots;
@@ -1822,18 +1822,20 @@ static void norm_rows(const float* x, const Norm& norm, const Call& call, float*
         norm_row(x + rows.begin * call.width, norm, 0, out + rows.begin * call.width);
 }
 
-// A call's only row is normed, activated and prepared by every thread for itself: that takes less
-// than to wait for one another.
+// A few rows are normed and prepared by every thread for itself, and a call's only row is activated
+// so too: that takes less than to wait for one another, and to fetch what another prepared.
+static bool few(const Call& call) { return call.tokens <= 4; }
 static bool alone(const Call& call) { return call.tokens == 1; }
 
 // The rows of x normed, for a product. Unless each thread has its own, or prepares only those that
 // it normed, they are complete when the threads have met.
 static const float* normed(const float* x, const Norm& norm, const Call& call, const Product& into,
                            Room& room, Meeting& meeting, Memory& memory) {
-    if (alone(call)) {
-        memory.row.hold(call.width * 4);
-        norm_row(x, norm, 0, memory.row.floats());
-        return memory.row.floats();
+    if (few(call)) {
+        memory.rows.hold(call.tokens * call.width * 4);
+        for (int64_t t = 0; t < call.tokens; t++)
+            norm_row(x + t * call.width, norm, 0, memory.rows.floats() + t * call.width);
+        return memory.rows.floats();
     }
     norm_rows(x, norm, call, room.normed.floats());
     if (!into.prepare) meeting.wait();
@@ -1855,9 +1857,11 @@ static void multiply(const Product& weight, const float* x, const float* residua
     const void* read = x;
     if (!x) {
         read = prepared.at();
-    } else if (weight.prepare && alone(call)) {
-        memory.prepared.hold(weight.prepared);
-        weight.prepare(&weight, x, 0, weight.inputs, memory.prepared.at());
+    } else if (weight.prepare && few(call)) {
+        memory.prepared.hold(call.tokens * weight.prepared);
+        for (int64_t t = 0; t < call.tokens; t++)
+            weight.prepare(&weight, x + t * weight.inputs, 0, weight.inputs,
+                           memory.prepared.at(t * weight.prepared));
         read = memory.prepared.at();
     } else if (weight.prepare) {
         read = prepare(weight, x, call.tokens, prepared);
@@ -2013,10 +2017,10 @@ static float* look_back(const Half& half, const Call& call, Room& room, Meeting&
             recurrent::finish(*how, out + attended, from + own + how->gate(), 0, how->outputs());
     };
     if (alone(call)) {
-        memory.row.hold(width * 4);
-        std::copy_n(second, width, memory.row.floats());
-        finish(0, memory.row.floats());
-        return memory.row.floats();
+        memory.rows.hold(width * 4);
+        std::copy_n(second, width, memory.rows.floats());
+        finish(0, memory.rows.floats());
+        return memory.rows.floats();
     }
     for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++)
         finish(mine.begin, second + mine.begin * width);
@@ -2030,9 +2034,9 @@ static float* normed_within(const Half& half, const Call& call, float* rows, Mee
     int64_t width = half.out.inputs;
     if (!half.inner) return rows;
     if (alone(call)) {
-        memory.row.hold(width * 4);
-        norm_row(rows, *half.inner, 0, memory.row.floats());
-        return memory.row.floats();
+        memory.rows.hold(width * 4);
+        norm_row(rows, *half.inner, 0, memory.rows.floats());
+        return memory.rows.floats();
     }
     for (Share mine(call.tokens); mine.begin < mine.end; mine.begin++) {
         float* row = rows + mine.begin * width;
@@ -2064,9 +2068,9 @@ static float* between(const Half& half, const Call& call, Room& room, Meeting& m
         activate_some(gate, up, out, begin, end, half.activation, half.curve);
     };
     if (alone(call)) {
-        memory.row.hold(size * 4);
-        activate(0, 0, size, memory.row.floats());
-        return memory.row.floats();
+        memory.rows.hold(size * 4);
+        activate(0, 0, size, memory.rows.floats());
+        return memory.rows.floats();
     }
     Share some((size + TOGETHER - 1) / TOGETHER);
     int64_t begin = some.begin * TOGETHER, end = std::min(some.end * TOGETHER, size);
