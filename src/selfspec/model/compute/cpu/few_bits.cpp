@@ -66,8 +66,8 @@ ALWAYS_INLINE static inline void ask(const uint8_t* soon, const Later& later, in
 
 // Whether few rows ask for nothing, since the processor's own prefetcher does better (tuning.py).
 // Every kind knows how many are few: FEW_ROWS. Several that do not fit into the first cache beside
-// a panel are read from the second one with each panel, which is more than that prefetcher follows
-// (measured with AVX2).
+// a panel are read from the second one with each panel, which is more than that prefetcher follows:
+// measured with AVX2, and not yet with AVX-512, where few rows are few whatever their size.
 static bool quiet = false;
 constexpr int64_t NEAR = LANES == 16 ? INT64_MAX : 32768;
 

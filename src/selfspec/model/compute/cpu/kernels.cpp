@@ -415,14 +415,14 @@ class Bytes {
     float* floats() const { return (float*)lines.get(); }
 };
 
-// This thread's rows as the weight's kind reads them, and where all of them lie. Unless it is x
-// itself, the threads have to meet before they read it.
-static const void* prepare(const Product& weight, const float* x, int64_t rows,
+// Some rows as the weight's kind reads them, and where all of them lie. Unless that is x itself, or
+// each thread prepares all, the threads have to meet before they read it.
+static const void* prepare(const Product& weight, const float* x, Share rows,
                            const Bytes& prepared) {
     if (!weight.prepare) return x;
-    for (Share mine(rows); mine.begin < mine.end; mine.begin++)
-        weight.prepare(&weight, x + mine.begin * weight.inputs, 0, weight.inputs,
-                       prepared.at(mine.begin * weight.prepared));
+    for (; rows.begin < rows.end; rows.begin++)
+        weight.prepare(&weight, x + rows.begin * weight.inputs, 0, weight.inputs,
+                       prepared.at(rows.begin * weight.prepared));
     return prepared.at();
 }
 
@@ -431,7 +431,7 @@ extern "C" void linear(const float* x, int64_t rows, const Product* weight, cons
     Bytes prepared(weight->prepare ? rows * weight->prepared : 0);
 #pragma omp parallel num_threads(threads)
     {
-        const void* read = prepare(*weight, x, rows, prepared);
+        const void* read = prepare(*weight, x, Share(rows), prepared);
         if (weight->prepare) {
 #pragma omp barrier
         }
@@ -1817,9 +1817,9 @@ struct Room {
     }
 };
 
-static void norm_rows(const float* x, const Norm& norm, const Call& call, float* out) {
-    for (Share rows(call.tokens); rows.begin < rows.end; rows.begin++)
-        norm_row(x + rows.begin * call.width, norm, 0, out + rows.begin * call.width);
+static void norm_rows(const float* x, const Norm& norm, int64_t width, Share rows, float* out) {
+    for (; rows.begin < rows.end; rows.begin++)
+        norm_row(x + rows.begin * width, norm, 0, out + rows.begin * width);
 }
 
 // A few rows are normed and prepared by every thread for itself, and a call's only row is activated
@@ -1833,11 +1833,10 @@ static const float* normed(const float* x, const Norm& norm, const Call& call, c
                            Room& room, Meeting& meeting, Memory& memory) {
     if (few(call)) {
         memory.rows.hold(call.tokens * call.width * 4);
-        for (int64_t t = 0; t < call.tokens; t++)
-            norm_row(x + t * call.width, norm, 0, memory.rows.floats() + t * call.width);
+        norm_rows(x, norm, call.width, Share(call.tokens, 0, 1), memory.rows.floats());
         return memory.rows.floats();
     }
-    norm_rows(x, norm, call, room.normed.floats());
+    norm_rows(x, norm, call.width, Share(call.tokens), room.normed.floats());
     if (!into.prepare) meeting.wait();
     return room.normed.floats();
 }
@@ -1859,12 +1858,9 @@ static void multiply(const Product& weight, const float* x, const float* residua
         read = prepared.at();
     } else if (weight.prepare && few(call)) {
         memory.prepared.hold(call.tokens * weight.prepared);
-        for (int64_t t = 0; t < call.tokens; t++)
-            weight.prepare(&weight, x + t * weight.inputs, 0, weight.inputs,
-                           memory.prepared.at(t * weight.prepared));
-        read = memory.prepared.at();
+        read = prepare(weight, x, Share(call.tokens, 0, 1), memory.prepared);
     } else if (weight.prepare) {
-        read = prepare(weight, x, call.tokens, prepared);
+        read = prepare(weight, x, Share(call.tokens), prepared);
         meeting.wait();
     }
     int threads = omp_get_num_threads(), of_half = (PIECES + 1) / 2;
@@ -2128,7 +2124,7 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
     float* added = plain ? x : half.held ? room.held.floats() : room.normed.floats();
     if (half.mixture) {
         if (half.reads) {
-            norm_rows(x, *half.reads, call, room.read.floats());
+            norm_rows(x, *half.reads, call.width, Share(call.tokens), room.read.floats());
             read = room.read.floats();
             meeting.wait();
         }
@@ -2141,7 +2137,7 @@ static void run_half(const Half& half, const Call& call, float* x, Room& room, M
         meeting.wait();
     }
     if (plain) return;
-    if (half.after) norm_rows(added, *half.after, call, added);
+    if (half.after) norm_rows(added, *half.after, call.width, Share(call.tokens), added);
     for (Share rows(half.held ? 0 : call.tokens); rows.begin < rows.end; rows.begin++) {
         int64_t begin = rows.begin * call.width, end = begin + call.width;
         if (half.last) {
