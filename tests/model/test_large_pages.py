@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import io
+import os
 from pathlib import Path
 
 import pytest
@@ -143,6 +144,23 @@ def test_a_file_in_small_pages_is_read(tmp_path: Path) -> None:
         for _ in range(3 * large_pages.PAGE // 4096):
             file.write(bytes(4096))
         assert large_pages.mapped(file, 3 * large_pages.PAGE) is None
+
+
+def test_a_forgotten_file_comes_into_large_pages(tmp_path: Path) -> None:
+    """Half a gigabyte read at every start for as long as a system keeps a file in small pages."""
+    if not large_pages.keep_files(tmp_path):
+        pytest.skip("this system keeps no files in large pages")
+    numbers = torch.arange(3 * large_pages.PAGE // 8)
+    with (tmp_path / "some").open("w+b", buffering=0) as file:
+        for part in numbers.split(512):
+            file.write(part.numpy().data.cast("B"))
+        assert large_pages.mapped(file, numbers.nbytes) is None
+        os.fsync(file.fileno())
+        large_pages.forget(file)
+        found = large_pages.mapped(file, numbers.nbytes)
+    if found is None:
+        pytest.skip("this system has no large pages left, or its disk is memory")
+    assert torch.equal(found.view(torch.int64), numbers)
 
 
 def test_a_file_that_cannot_be_mapped_is_read(

@@ -145,6 +145,28 @@ def test_large_files_are_used_where_they_lie(
     assert len(packed) == 2 * made
 
 
+@pytest.mark.parametrize("system", ["could", "could, and does not", "never does"])
+def test_a_file_in_small_pages_is_read_anew_where_that_may_help(
+    system: str, folder: Path, packed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is read from the disk at each start of a system that has no large pages, or one
+    that is packed anew where its pages stay small."""
+    forgotten: list[BinaryIO] = []
+
+    def mapped(file: BinaryIO, size: int) -> torch.Tensor | None:
+        return whole(file) if forgotten and system == "could" else None
+
+    monkeypatch.setattr(large_pages, "mapped", mapped)
+    monkeypatch.setattr(large_pages, "keep_files", lambda _: system != "never does")
+    monkeypatch.setattr(large_pages, "forget", forgotten.append)
+    monkeypatch.setattr(large_pages, "CHUNK", 1 << 10)
+    right = probe_logits(LLM.from_pretrained(folder, weights="int8").model)
+    made = len(packed)
+    assert torch.equal(probe_logits(LLM.from_pretrained(folder, weights="int8").model), right)
+    assert len(packed) == made
+    assert len(forgotten) == (system != "never does")
+
+
 def whole(file: BinaryIO) -> torch.Tensor:
     file.seek(0)
     return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)

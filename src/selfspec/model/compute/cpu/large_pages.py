@@ -7,12 +7,15 @@ system has no such pages, this is usual memory.
 
 Some systems keep files in such pages too, if they are written in whole ones (Linux with XFS, and
 from 6.16 on with ext4). What such a file holds is used where it lies, at once and by all processes.
+When memory runs short such a system may keep a file in small pages again, for as long as it keeps
+it: then it has to forget the file and to read it anew.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+import os
 import tempfile
 import threading
 import weakref
@@ -121,6 +124,12 @@ def keep_files(folder: Path) -> bool:
             file.flush()
             return mapped(file, PAGE) is not None
     return False
+
+
+def forget(file: BinaryIO) -> None:
+    """Let the system forget a file's bytes, so that they come into large pages when they are
+    mapped anew. What another process uses, or is not written yet, stays as it is."""
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def _faults_of(data: Tensor) -> int:

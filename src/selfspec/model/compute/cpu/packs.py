@@ -112,7 +112,7 @@ class KeptShelf(Shelf):
         """Float32 is packed as fast as a file is read, and is kept where none need be read."""
         if any(kind != "float32" for kind, _ in self.made):
             return True
-        return size >= large_pages.CHUNK and large_pages.keep_files(self._path.parent)
+        return _could_lie_large(size, self._path.parent)
 
     def _write(self) -> None:
         entries, at = [], 0
@@ -211,12 +211,20 @@ def _read(path: Path, key: str) -> tuple[list[dict[str, Any]], Tensor] | None:
 def _numbers(file: BufferedReader, first: int, size: int) -> Tensor:
     """The bytes behind the header, which was read."""
     whole = large_pages.mapped(file, first + size)
+    if whole is None and _could_lie_large(size, Path(file.name).parent):
+        large_pages.forget(file)
+        whole = large_pages.mapped(file, first + size)
     if whole is not None:
         return whole[first:]
     data = large_pages.empty([size], torch.uint8)
     if file.readinto(data.numpy().data) != size:
         raise ValueError("it was cut short meanwhile")
     return data
+
+
+def _could_lie_large(size: int, folder: Path) -> bool:
+    """Whether the system would keep a file of this size there in large pages, now."""
+    return size >= large_pages.CHUNK and large_pages.keep_files(folder)
 
 
 def _hash(text: bytes) -> str:
