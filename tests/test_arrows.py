@@ -53,7 +53,7 @@ NARROW: dict[str, set[str]] = {
 
 # In these rooms a module is one method: it may lean on the named modules, never on another method.
 SHARED = {
-    "control": {"base", "costs", "registry"},
+    "control": {"base", "costs", "looks", "registry"},
     "draft.from_text": set[str](),
     "draft.from_layers": set[str](),
     "draft.from_models": set[str](),

@@ -709,3 +709,25 @@ def test_looks_at_a_part_of_the_model_are_short_for_several_rows(
     monkeypatch.setattr(at_work._checks, "unknown", lambda _: False)
     assert at_work.budget([9] * rows).tokens == [longest] * rows
     assert at_work._chosen is part
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_of_several_rows_lookups_tell_first_what_larger_passes_take(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    """A look that runs part of the model for each row, though a lookup's would have told for
+    little that larger passes are too dear. A lone row's passes are seldom so."""
+    at_work = begin(Auto([Lookup(), Two()]), llm, rows)
+    lookup, part = at_work._arms
+    for arm in at_work._arms:
+        arm.costs.observe(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0), [])
+    monkeypatch.setattr(lookup.looks, "due", lambda *_: False)
+    monkeypatch.setattr(part.looks, "due", lambda *_: True)
+    monkeypatch.setattr(at_work._checks, "unknown", lambda _: False)
+    at_work.budget([9] * rows)
+    assert at_work._chosen is (part if rows == 1 else None)
+    made = outcome_of([1] * rows, [1] * rows)
+    lookup.costs.observe(made, RoundTime(0.0, 1.0, 0.0), [1] * rows)
+    monkeypatch.setattr(lookup.costs, "rates", lambda *_: [1.0, 0.9])
+    at_work.budget([9] * rows)
+    assert at_work._chosen is part

@@ -14,25 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from selfspec.control.cost_aware import CostAware
-from selfspec.control.costs import (
+from selfspec.control.costs import FIRST_CHANCE, GROWTH, MOST, PAYING, CostModel, best, shared
+from selfspec.control.curves import ANEW, ENOUGH, STALE, Curve, Curves, rising, straight
+from selfspec.control.looks import (
     AT_ONCE,
-    FIRST_CHANCE,
     FIRST_LOOK,
-    GROWTH,
     HIGHEST_LOSS,
     LAST_LOOK,
     LOSS,
-    MOST,
-    PAYING,
     SELDOM,
     SOON,
     Checks,
-    CostModel,
     Looks,
-    best,
-    shared,
 )
-from selfspec.control.curves import ANEW, ENOUGH, STALE, Curve, Curves, rising, straight
 from selfspec.control.shares import LASTING, Share
 from selfspec.core.contract import RoundTime
 from worlds import outcome_of
@@ -526,6 +520,18 @@ def test_what_another_drafters_pass_took_is_overheard() -> None:
     for _ in range(9):
         model.overhear(outcome_of(made, made), time)
     assert model.passes.of(4)(8) == pytest.approx(2.0)
+
+
+def test_drafts_are_supposed_to_grow_as_passes_do() -> None:
+    """Rows that draft with a copy in a quarter of the bytes, and take as long as in a pass: many
+    of them calculate, and fewer bytes save nothing there. What reads nothing stays free."""
+    cheap, dear = CostModel(likely=0.9), CostModel(likely=0.9)
+    for model, longer in ((cheap, 1.0), (dear, 1.9)):
+        model.observe(outcome_of([0] * 4, [0] * 4), RoundTime(0.0, 1.0, 0.0), [])
+        model.overhear(outcome_of([1] * 4, [1] * 4), RoundTime(9.0, longer, 0.0))
+    assert cheap.supposed(4, 1, 0, 0.25) == pytest.approx(4 * 1.9 / (1 + 0.25))
+    assert dear.supposed(4, 1, 0, 0.25) == pytest.approx(4 * 1.9 / (1.9 + 0.25 + 0.75 * 0.9))
+    assert dear.supposed(4, 1, 0, 0.0) == pytest.approx(4 * 1.9 / 1.9)
 
 
 def test_an_unasked_drafter_learns_what_passes_cost_only() -> None:

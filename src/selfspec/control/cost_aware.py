@@ -13,7 +13,8 @@ from typing import ClassVar
 from ..core.contract import Budget, Outcome, RoundTime
 from ..errors import OptionError
 from .base import Controller, ControlSession
-from .costs import MOST, Checks, CostModel, Looks, Standing, best, first_length, shared
+from .costs import MOST, CostModel, best, first_length, shared
+from .looks import Checks, Looks, Standing
 
 
 @dataclass(frozen=True)

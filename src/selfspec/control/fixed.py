@@ -9,7 +9,7 @@ from typing import ClassVar
 from ..core.contract import Budget
 from ..errors import OptionError
 from .base import Controller, ControlSession
-from .costs import STANDS
+from .looks import STANDS
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..control.costs import CLOSE, CostModel, Looks, best
+from ..control.costs import CLOSE, CostModel, best
+from ..control.looks import Looks
 from ..core.contract import Budget, Draft
 from ..core.price import Price
 from .base import DraftSession

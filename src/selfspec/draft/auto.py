@@ -18,18 +18,9 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
-from ..control.costs import (
-    FIRST_LOOK,
-    MOST,
-    Checks,
-    CostModel,
-    Looks,
-    Standing,
-    best,
-    first_length,
-    shared,
-)
+from ..control.costs import MOST, CostModel, best, first_length, shared
 from ..control.curves import ENOUGH
+from ..control.looks import FIRST_LOOK, Checks, Looks, Standing
 from ..control.shares import LASTING
 from ..core.contract import Budget, Draft, Outcome, RoundTime
 from ..core.sampling import Sampler
@@ -242,9 +233,12 @@ class AutoSession(JoinedSession, ControlSession):
             length = arm.length(rates) if arm.costs.drafting.known else 0
             if rates[length] > highest * arm.bar:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
+        untried = rows > 1 and any(a.looks_up and not a.costs.drafting.known for a in self._arms)
         for arm, rates in offers:
             if arm is chosen or (self._reading and arm.costs.drafting.known):
                 continue  # prompts that wait would pay for a look
+            if untried and not arm.looks_up:
+                continue  # a lookup's first draft says for little what larger passes take
             known = arm.costs.drafting.known or (arm.looks_up and self._told)
             tried = best(rates, least=1) if known else None
             length = first_length(rows, most) if tried is None else tried
