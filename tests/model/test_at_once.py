@@ -178,11 +178,13 @@ def test_threads_that_share_a_head_change_no_bit(queries, keys, size, first, thr
                 threads(many)
                 found.append(ops.attention(qkv.clone(), heads, cache, layout))
             assert all(torch.equal(each, found[0]) for each in found[1:])
-            alone = [
-                ops.attention(qkv[[token]].clone(), heads, cache, layout.select([token]))
-                for token in range(len(layout))
-            ]
-            assert torch.equal(torch.cat(alone), found[0])
+            for many in (2, 3, 5):  # some heads for each thread, and others that all share
+                threads(many)
+                alone = [
+                    ops.attention(qkv[[token]].clone(), heads, cache, layout.select([token]))
+                    for token in range(len(layout))
+                ]
+                assert torch.equal(torch.cat(alone), found[0])
 
 
 def test_only_eager_steps_run_at_once():

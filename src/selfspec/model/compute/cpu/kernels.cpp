@@ -981,6 +981,7 @@ constexpr int SPAN = 4;             // vectors of one head that are summed toget
 constexpr int BLOCK = 4 * LANES;    // keys or values that stay near while a batch uses them
 constexpr int FEW_ITEMS = 4;        // of a thread, from which on an odd one matters little
 constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended together
+constexpr int LONG_RUN = 128;       // keys of a head from which on threads share what is left over
 // from so many on, panels of keys pay: with few lanes folding their sums costs little
 constexpr int MANY_QUERIES = LANES == 16 ? TILE : 9;
 
@@ -1253,23 +1254,25 @@ struct Pieces {
         bool far;  // its keys and values are not near yet, from the item before
     };
     std::vector<Item> items;     // in the order in which threads take them
-    int64_t whole;               // so many of them first; the others are parts of what is left over
+    int64_t whole;               // so many of them first; the others are what is left over
     int64_t together = 0;        // tokens of an item at most
     int64_t most = 0, work = 0;  // keys that one query sees at most; multiplications, about
-    bool shared;                 // whether threads share the keys and values of a head
+    bool shared;                 // whether threads share the keys and values of each that is left
 
     Pieces(const Sight& sight, int64_t tokens, const Heads& heads, int64_t threads) {
         std::vector<int64_t> begins = cut(sight, tokens);
         int64_t batches = begins.size() - 1, count = batches * heads.keys;
-        // what threads tell each other about scores takes longer than one head more of their own
-        shared = heads.size % LANES == 0 && tokens * heads.keys < threads;
         // few items that do not come out even would leave threads idle
-        int64_t left = shared || count >= FEW_ITEMS * threads ? 0 : count % threads;
+        int64_t left = count >= FEW_ITEMS * threads ? 0 : count % threads;
         whole = count - left;
+        // behind a short text threads take longer to tell each other of scores than one for a head
+        bool worth = tokens * heads.keys < threads || (tokens == 1 && sight.run(0) >= LONG_RUN);
+        shared = left > 0 && heads.size % LANES == 0 && worth;
         for (int64_t item = 0; item < count; item++) {
             int64_t at = item % batches, first = begins[at], some = begins[at + 1] - first;
             bool near = at > 0 && sight.rows[first] == sight.rows[begins[at - 1]];
-            int64_t parts = item < whole ? 1 : std::min(some, (threads + left - 1) / left);
+            bool alone = item < whole || shared;
+            int64_t parts = alone ? 1 : std::min(some, (threads + left - 1) / left);
             for (int64_t part = 0; part < parts; part++) {
                 Share mine(some, part, parts);
                 together = std::max(together, mine.end - mine.begin);
@@ -1299,7 +1302,7 @@ struct Pieces {
     // Bytes of the scores that threads share.
     int64_t shared_bytes(const Heads& heads) const {
         int64_t tokens = 0;
-        for (const Item& item : items) tokens += item.tokens;
+        for (size_t i = whole; i < items.size(); i++) tokens += items[i].tokens;
         return shared ? tokens * heads.queries / heads.keys * room() * 4 : 0;
     }
 };
@@ -1333,8 +1336,8 @@ struct Attention {
         return found;
     }
 
-    // Each item by one thread.
-    void apart(Items whole, Items parts, Memory& memory) const {
+    // Each item by one thread. `parts`: null where all threads share what is left over.
+    void apart(Items whole, Items* parts, Memory& memory) const {
         memory.scores.hold(pieces.together * group() * pieces.room() * 4);
         int64_t asked = -1;  // the item whose first keys were asked for
         auto attend = [&](int64_t i, int64_t then) {
@@ -1364,9 +1367,10 @@ struct Attention {
         whole.share_out(pieces.whole, [&](int64_t i) {
             attend(i, i + 1 < end ? i + 1 : part);
         });
-        parts.share_out(left, [&](int64_t i) {
-            attend(pieces.whole + i, pieces.whole + i + 1);
-        });
+        if (parts)
+            parts->share_out(left, [&](int64_t i) {
+                attend(pieces.whole + i, pieces.whole + i + 1);
+            });
     }
 
     void finish(Batch& some, int64_t t, int64_t g) const {
@@ -1388,18 +1392,19 @@ struct Attention {
         some.sum_listed(width, begin, columns);
     }
 
-    // Few batches: threads share the keys of all, then their queries, then the columns of their
-    // values, so that each of them reads as much memory as the others. `scores`: of all queries.
+    // Few batches are left over: threads share the keys of all, then their queries, then the columns
+    // of their values, so that each of them reads as much memory as the others. `scores`: of all
+    // these queries.
     void together(Items of_keys, Items of_columns, Meeting& meeting, float* scores,
                   Memory& memory) const {
         int64_t threads = omp_get_num_threads(), size = heads.size;
         std::vector<Batch> all;
-        all.reserve(pieces.items.size());
+        all.reserve(pieces.items.size() - pieces.whole);
         int64_t longest = 0, vectors = size / LANES, parts = std::min(threads, vectors);
         Share columns(vectors, omp_get_thread_num() % parts, parts);
         Ahead values((columns.end - columns.begin) * LANES, size);
-        for (const Pieces::Item& item : pieces.items) {
-            Batch& some = all.emplace_back(batch(item, scores, memory));
+        for (size_t i = pieces.whole; i < pieces.items.size(); i++) {
+            Batch& some = all.emplace_back(batch(pieces.items[i], scores, memory));
             scores += some.tokens * group() * pieces.room();
             longest = std::max(longest, some.longest());
             values.add(some.values + columns.begin * LANES, some.longest());
@@ -1436,10 +1441,10 @@ struct Attention {
     void run(Steps& steps, int64_t step, Meeting& meeting, float* scores, Memory& memory) const {
         bool many = pieces.together * group() >= MANY_QUERIES;
         memory.panels.clear(many ? pieces.most : 0, heads.size);
-        if (pieces.shared)
-            together(steps[step], steps[step + 1], meeting, scores, memory);
-        else
-            apart(steps[step], steps[step + 1], memory);
+        Items parts = steps[step + 1];
+        if (pieces.whole || !pieces.shared)
+            apart(steps[step], pieces.shared ? nullptr : &parts, memory);
+        if (pieces.shared) together(steps[step + 1], steps[step + 2], meeting, scores, memory);
     }
 };
 
@@ -1447,7 +1452,7 @@ extern "C" void attend(const float* qkv, int64_t tokens, const Heads* heads, con
                        const Sight* sight, float* out, int threads) {
     Pieces pieces(*sight, tokens, *heads, threads);
     Bytes scores(pieces.shared_bytes(*heads));
-    Steps steps(2, threads);
+    Steps steps(3, threads);
     Meeting meeting;
     Attention attention{qkv, *heads, *layer, *sight, pieces, out, heads->width(),
                         heads->queries * heads->size};
@@ -1843,8 +1848,8 @@ static const float* normed(const float* x, const Norm& norm, const Call& call, c
 
 // of a half, in items
 enum {
-    INTO = 0, ATTENTION = 1, EXPERTS = 1, OUT = 3, RECURRENCE = 4, QUERIES = 4, NARROW = 4,
-    REST = 5, STEPS = 6
+    INTO = 0, ATTENTION = 1, EXPERTS = 1, OUT = 4, RECURRENCE = 5, QUERIES = 5, NARROW = 5,
+    REST = 6, STEPS = 7
 };
 
 // A product. Its inputs are complete, or where `x` is null prepared already; its outputs are
