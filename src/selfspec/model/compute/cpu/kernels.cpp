@@ -981,7 +981,7 @@ constexpr int SPAN = 4;             // vectors of one head that are summed toget
 constexpr int BLOCK = 4 * LANES;    // keys or values that stay near while a batch uses them
 constexpr int FEW_ITEMS = 4;        // of a thread, from which on an odd one matters little
 constexpr int MOST_TOKENS = 8;      // tokens of one row that are attended together
-constexpr int LONG_RUN = 128;       // keys of a head from which on threads share what is left over
+constexpr int LONG_RUN = 512;       // keys of a head from which on threads share what is left over
 // from so many on, panels of keys pay: with few lanes folding their sums costs little
 constexpr int MANY_QUERIES = LANES == 16 ? TILE : 9;
 
