@@ -1363,7 +1363,7 @@ struct Attention {
         // the item after the last whole one is this thread's part, if no other thread takes it
         int64_t left = pieces.items.size() - pieces.whole, threads = omp_get_num_threads();
         int64_t own = omp_get_thread_num(), end = Share(pieces.whole, own, threads).end;
-        int64_t part = pieces.whole + Share(left, own, threads).begin;
+        int64_t part = pieces.whole + (parts ? Share(left, own, threads).begin : left);
         whole.share_out(pieces.whole, [&](int64_t i) {
             attend(i, i + 1 < end ? i + 1 : part);
         });

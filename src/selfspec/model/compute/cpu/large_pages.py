@@ -7,8 +7,8 @@ system has no such pages, this is usual memory.
 
 Some systems keep files in such pages too, if they are written in whole ones (Linux with XFS, and
 from 6.16 on with ext4). What such a file holds is used where it lies, at once and by all processes.
-When memory runs short such a system may keep a file in small pages again, for as long as it keeps
-it: then it has to forget the file and to read it anew.
+Now and then such a system keeps one in small pages all the same, from start to start: then it has
+to forget the file and to read it anew.
 """
 
 from __future__ import annotations
