@@ -238,7 +238,7 @@ class AutoSession(JoinedSession, ControlSession):
             if arm is chosen or (self._reading and arm.costs.drafting.known):
                 continue  # prompts that wait would pay for a look
             if untried and not arm.looks_up:
-                continue  # a lookup's first draft says for little what larger passes take
+                continue  # a lookup's draft shows at less cost what larger passes take
             known = arm.costs.drafting.known or (arm.looks_up and self._told)
             tried = best(rates, least=1) if known else None
             length = first_length(rows, most) if tried is None else tried

@@ -1336,8 +1336,8 @@ struct Attention {
         return found;
     }
 
-    // Each item by one thread. `parts`: null where all threads share what is left over.
-    void apart(Items whole, Items* parts, Memory& memory) const {
+    // Each item by one thread, but for those that all threads share.
+    void apart(Items whole, Items parts, Memory& memory) const {
         memory.scores.hold(pieces.together * group() * pieces.room() * 4);
         int64_t asked = -1;  // the item whose first keys were asked for
         auto attend = [&](int64_t i, int64_t then) {
@@ -1361,16 +1361,16 @@ struct Attention {
             sum(some, 0, heads.size, ahead);
         };
         // the item after the last whole one is this thread's part, if no other thread takes it
-        int64_t left = pieces.items.size() - pieces.whole, threads = omp_get_num_threads();
-        int64_t own = omp_get_thread_num(), end = Share(pieces.whole, own, threads).end;
-        int64_t part = pieces.whole + (parts ? Share(left, own, threads).begin : left);
+        int64_t count = pieces.items.size(), left = pieces.shared ? 0 : count - pieces.whole;
+        int64_t own = omp_get_thread_num(), threads = omp_get_num_threads();
+        int64_t end = Share(pieces.whole, own, threads).end;
+        int64_t part = count - left + Share(left, own, threads).begin;
         whole.share_out(pieces.whole, [&](int64_t i) {
             attend(i, i + 1 < end ? i + 1 : part);
         });
-        if (parts)
-            parts->share_out(left, [&](int64_t i) {
-                attend(pieces.whole + i, pieces.whole + i + 1);
-            });
+        parts.share_out(left, [&](int64_t i) {
+            attend(pieces.whole + i, pieces.whole + i + 1);
+        });
     }
 
     void finish(Batch& some, int64_t t, int64_t g) const {
@@ -1441,9 +1441,7 @@ struct Attention {
     void run(Steps& steps, int64_t step, Meeting& meeting, float* scores, Memory& memory) const {
         bool many = pieces.together * group() >= MANY_QUERIES;
         memory.panels.clear(many ? pieces.most : 0, heads.size);
-        Items parts = steps[step + 1];
-        if (pieces.whole || !pieces.shared)
-            apart(steps[step], pieces.shared ? nullptr : &parts, memory);
+        if (pieces.whole || !pieces.shared) apart(steps[step], steps[step + 1], memory);
         if (pieces.shared) together(steps[step + 1], steps[step + 2], meeting, scores, memory);
     }
 };
