@@ -626,6 +626,7 @@ def test_a_candidate_that_fails_leaves_the_others_usable(llm: LLM, plain: list[l
 
     class Failing(One):
         name = "failing"
+        looks_up = True  # so that it is asked at once
 
         def propose(self, *_: Any) -> Sequence[Draft]:
             raise RuntimeError("the drafter failed")

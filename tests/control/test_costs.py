@@ -558,17 +558,34 @@ def test_an_earlier_request_is_a_prior_that_is_overruled() -> None:
 
 def test_guesses_cost_what_they_add_to_a_pass() -> None:
     """A price in seconds, of all rows together, or without what a second is worth: drafts of any
-    length would seem to pay, or none. Or several rows charged what a lone one pays beyond it."""
+    length would seem to pay, or none. Or no more than that, though some guesses are worth it only
+    by luck."""
     costs = CostModel()
     for _ in range(ENOUGH):
         costs.observe(outcome_of([0, 0], [0, 0]), RoundTime(0.0, 1.0, 0.0), [])
         costs.observe(outcome_of([1, 1], [1, 1]), RoundTime(0.1, 1.5, 0.0), [1, 1])
         costs.observe(outcome_of([2, 2], [2, 2]), RoundTime(0.1, 3.0, 0.0), [2, 2])
     second = max(costs.rates(2, 9))
-    assert CostModel().price(2, 2, 9) is None
     price = costs.price(2, 2, 9)
-    worth = second / 2
+    worth = PAYING * second / 2
     assert price and price.costs == pytest.approx([0.0, worth * 0.5, worth * 2.0])
+
+
+def test_several_rows_begin_with_their_likelier_guesses() -> None:
+    """A first look that guesses for every row, however unlikely: sixteen rows then read twice as
+    much to learn what a few guesses tell as well."""
+    assert CostModel().price(1, 2, 9) is None, "a lone row's two guesses cost little"
+    price = CostModel().price(16, 2, 9)
+    assert price and price.best([0.4, 0.3]) == 0 and price.best([0.6, 0.2]) == 1
+
+
+def test_the_first_number_of_rows_hears_of_later_ones() -> None:
+    """Rows that write before the others are read, and again once those have ended: their guesses
+    taken to cost nothing, as when nothing larger was known."""
+    now = Curves(GROWTH, Curves(GROWTH))
+    for rows, size, seconds in [(6, 6, 1.0), (8, 8, 1.0), (8, 16, 2.0), (8, 16, 2.0)]:
+        now.observe(rows, size, seconds)
+    assert now.of(6)(16) == pytest.approx(2.0)
 
 
 def test_more_guesses_never_cost_less(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,14 +23,16 @@ FIRST_CHANCE = 0.4  # of the first draft, while nothing is known
 FIRST_LENGTH, FIRST_TOKENS = 2, 8
 # While nothing is known: what one more token adds to a pass. Little, so that more is tried.
 GROWTH = 0.02
+# The same of a guess of several rows, in tokens: the likelier ones tell what passes take as well.
+FIRST_PRICE = 0.5
 FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends
 RARE = 0.02  # of the rounds with a draft: places that are filled in fewer of them change nothing
 HARDLY = 1.03  # what drafts have to gain, since all of this is measured and may be a little wrong
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
-# What a guess of a lone row has to bring, as a multiple of what it costs: times without their
-# spikes are too low, and of guesses that seem worth it some are so by luck. Of several rows some
-# guess nothing, so that those of the others cost less than their price says.
+# What a guess has to bring, as a multiple of what it costs: times without their spikes are too low,
+# of guesses that seem worth it some are so by luck, and rows that end sooner by them may leave the
+# others behind in passes that are hardly shorter.
 PAYING = 1.3
 
 
@@ -186,17 +188,16 @@ class CostModel:
     ) -> Price | None:
         """What up to so many guesses of each row cost, drafting them and in the pass, by the tokens
         per second that are to be expected if each may draft at `most`, or `otherwise`. None while
-        nothing is known of it."""
+        nothing is known of it and a row is alone."""
         if not self.known:
-            return None
+            return Price([FIRST_PRICE * n for n in range(count + 1)]) if rows > 1 else None
         passes = self.passes.of(rows)
         worth = max(otherwise, *self.rates(rows, most, beside)) / rows
-        margin = PAYING if rows == 1 else 1.0
         drafting = self.drafting.of(rows)
         seconds = [passes(rows * (1 + n) + beside) + drafting(n) for n in range(1, count + 1)]
         plain = passes(rows + beside) + drafting(1)  # it is asked in any case
         dearest = accumulate([plain, *seconds], max)
-        return Price([margin * worth * (each - plain) for each in dearest], margin)
+        return Price([PAYING * worth * (each - plain) for each in dearest], PAYING)
 
     def supposed(self, rows: int, most: int, beside: int, share: float) -> float:
         """The most tokens per second that drafts of these rows would bring: what to think of it

@@ -250,19 +250,23 @@ class Curves:
     def observe(self, rows: int, size: int, seconds: float) -> bool:
         """Another time of a size, with so many rows. Says whether that changes any answer."""
         self._count += 1
-        curve = self._by_rows.get(rows)
+        curve, told, several = self._by_rows.get(rows), self._told, rows > 1
         if curve is None:
+            # Told first, so that the curve follows what other numbers of rows will take. A lone
+            # row's own times say enough.
+            if several and told and not self.of(rows).known:
+                told.observe(rows, size, seconds)
+                told = None
             expected = self.of(rows)
             prior = self._every or (expected if expected.known else None)
             curve = Curve(self._growth, prior)
-        several = rows > 1
         changed = curve.observe(size, seconds, several)
         self._by_rows[rows] = curve  # not before: whatever interrupts this, what is here has a time
         if self._every and self._every.observe(size, seconds, several):
             for each in self._by_rows.values():
                 each.forget()
             changed = True
-        if self._told and self._told.observe(rows, size, seconds):
+        if told and told.observe(rows, size, seconds):
             curve.forget()
             changed = True
         return changed
