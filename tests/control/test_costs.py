@@ -558,8 +558,7 @@ def test_an_earlier_request_is_a_prior_that_is_overruled() -> None:
 
 def test_guesses_cost_what_they_add_to_a_pass() -> None:
     """A price in seconds, of all rows together, or without what a second is worth: drafts of any
-    length would seem to pay, or none. Or no more than that, though some guesses are worth it only
-    by luck."""
+    length would seem to pay, or none. Or several rows charged what a lone one pays beyond it."""
     costs = CostModel()
     for _ in range(ENOUGH):
         costs.observe(outcome_of([0, 0], [0, 0]), RoundTime(0.0, 1.0, 0.0), [])
@@ -567,7 +566,7 @@ def test_guesses_cost_what_they_add_to_a_pass() -> None:
         costs.observe(outcome_of([2, 2], [2, 2]), RoundTime(0.1, 3.0, 0.0), [2, 2])
     second = max(costs.rates(2, 9))
     price = costs.price(2, 2, 9)
-    worth = PAYING * second / 2
+    worth = second / 2
     assert price and price.costs == pytest.approx([0.0, worth * 0.5, worth * 2.0])
 
 

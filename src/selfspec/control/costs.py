@@ -30,9 +30,9 @@ WORSE = 0.7  # of the best rate so far: where looking further ends
 RARE = 0.02  # of the rounds with a draft: places that are filled in fewer of them change nothing
 HARDLY = 1.03  # what drafts have to gain, since all of this is measured and may be a little wrong
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
-# What a guess has to bring, as a multiple of what it costs: times without their spikes are too low,
-# of guesses that seem worth it some are so by luck, and rows that end sooner by them may leave the
-# others behind in passes that are hardly shorter.
+# What a guess of a lone row has to bring, as a multiple of what it costs: times without their
+# spikes are too low, and of guesses that seem worth it some are so by luck. Of several rows some
+# guess nothing, so that those of the others cost less than their price says.
 PAYING = 1.3
 
 
@@ -193,11 +193,12 @@ class CostModel:
             return Price([FIRST_PRICE * n for n in range(count + 1)]) if rows > 1 else None
         passes = self.passes.of(rows)
         worth = max(otherwise, *self.rates(rows, most, beside)) / rows
+        margin = PAYING if rows == 1 else 1.0
         drafting = self.drafting.of(rows)
         seconds = [passes(rows * (1 + n) + beside) + drafting(n) for n in range(1, count + 1)]
         plain = passes(rows + beside) + drafting(1)  # it is asked in any case
         dearest = accumulate([plain, *seconds], max)
-        return Price([PAYING * worth * (each - plain) for each in dearest], PAYING)
+        return Price([margin * worth * (each - plain) for each in dearest], margin)
 
     def supposed(self, rows: int, most: int, beside: int, share: float) -> float:
         """The most tokens per second that drafts of these rows would bring: what to think of it
