@@ -23,7 +23,7 @@ FIRST_CHANCE = 0.4  # of the first draft, while nothing is known
 FIRST_LENGTH, FIRST_TOKENS = 2, 8
 # While nothing is known: what one more token adds to a pass. Little, so that more is tried.
 GROWTH = 0.02
-# The same of a guess of several rows, in tokens: the likelier ones tell what passes take as well.
+# The same of a guess of several rows, in tokens: a few likely ones tell what passes take.
 FIRST_PRICE = 0.5
 FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends

@@ -35,7 +35,7 @@ class EarlyExit(StoppingDrafter):
     """Draft with the first layers."""
 
     name: ClassVar[str] = "early-exit"
-    likely: ClassVar[float] = 0.2  # few models are trained for it, and of others hardly any is
+    likely: ClassVar[float] = 0.2  # few models are trained for it, others' layers are seldom right
 
     layer: int | None = None
     """How many of the first layers draft (E). None is a quarter of them, or what the part says."""
