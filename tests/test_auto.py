@@ -387,11 +387,41 @@ def test_several_rows_pass_over_more_rounds(llm: LLM, rows: int, passes: bool) -
     at_work = begin(Auto([One()]), llm, rows)
     for _ in range(6):
         while at_work.passes_over:
-            at_work.passed_over(1.0)
+            at_work.passed_over(rows, rows, 1.0)
         at_work.learn(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0))
         if at_work._plain >= 6:
             break
     assert at_work.passes_over == passes
+
+
+def test_rounds_that_were_passed_over_tell_what_doing_without_takes(llm: LLM) -> None:
+    """Drafts compared with rounds without drafts in which somebody is asked, which take longer than
+    those that would be run in their place."""
+    at_work = begin(Auto([One(), Two()]), llm, 4)
+    for _ in range(3):
+        at_work.learn(outcome_of([0] * 4, [0] * 4), RoundTime(0.0, 1.0, 0.1))
+    while at_work.passes_over:
+        at_work.passed_over(4, 4, 1.0)
+    for _ in range(9):
+        at_work._passed.append((4, 4, 1.0))
+    at_work.budget([9] * 4)
+    for arm in at_work._arms:
+        assert arm.costs.passes.of(4)(4) == pytest.approx(1.0)
+        assert arm.costs.rates(4, 9)[0] == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(("rows", "rests"), [(8, False), (9, True)])
+def test_one_of_many_rows_may_end_while_rounds_are_passed_over(
+    llm: LLM, rows: int, rests: bool
+) -> None:
+    """All drafters asked anew whenever one of sixteen rows ends; or a few rows that wait for
+    drafts."""
+    at_work = begin(Auto([One()]), llm, rows)
+    at_work.about(range(rows))
+    while not at_work.passes_over:
+        at_work.learn(outcome_of([0] * rows, [0] * rows), RoundTime(0.0, 1.0, 0.0))
+    at_work.drop(0)
+    assert at_work.passes_over == rests
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -706,7 +736,7 @@ def test_looks_at_a_part_of_the_model_are_short_for_several_rows(
     lookup, part = at_work._arms
     monkeypatch.setattr(lookup.looks, "due", lambda *_: False)
     monkeypatch.setattr(part.looks, "due", lambda *_: True)
-    monkeypatch.setattr(part.costs, "rates", lambda *_: [1.0, *(1 + n / 99 for n in range(1, 8))])
+    monkeypatch.setattr(part.costs, "rates", lambda *_: [1.0, *(1 + n / 9 for n in range(1, 8))])
     monkeypatch.setattr(at_work._checks, "unknown", lambda _: False)
     assert at_work.budget([9] * rows).tokens == [longest] * rows
     assert at_work._chosen is part

@@ -306,7 +306,7 @@ class _Dozing(JoinedSession, ControlSession):
     def passes_over(self) -> bool:
         return self._rest > 0
 
-    def passed_over(self, seconds: float) -> None:
+    def passed_over(self, rows: int, tokens: int, seconds: float) -> None:
         self._rest -= 1
 
 

@@ -138,6 +138,35 @@ def test_a_long_text_is_entered_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert handed == [lookups.WITHDRAWN + 1]
 
 
+def test_kernels_hear_of_trees_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of many rows told of each round, though few are asked; what was told forgotten; or ever
+    more of it held for a row that nobody asks."""
+    session, told = both(random.Random(3))[0], []
+    session.admit(0, [1, 2], SAMPLER)
+    held = session._rows[0]
+    kernels = held.native
+
+    class Watched:
+        def __getattr__(self, name):
+            if name == "learn":
+                return lambda row, before, *rest: (
+                    told.append(before) or kernels.learn(row, before, *rest)
+                )
+            return getattr(kernels, name)
+
+    held.native = Watched()
+    for round in range(3):
+        held.learn(round, [2], [-1], [[3, 4]])
+    assert not told
+    tokens = list(session.propose([0], [[1, 2]], Budget([3]))[0].tree.tokens)
+    assert told == [0, 1, 2] and 3 in tokens
+    session.propose([0], [[1, 2]], Budget([3]))
+    assert told == [0, 1, 2], "nothing is told twice"
+    for _ in range(lookups._UNTOLD):
+        held.learn(1, [2], [-1], [[3, 4]])
+    assert len(told) == 3 + lookups._UNTOLD and not held._untold
+
+
 def test_states_end_with_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Memory that nobody gives back, or twice."""
     session, ended = both(random.Random(3))[0], []

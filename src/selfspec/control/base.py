@@ -41,8 +41,8 @@ class ControlSession(ABC):
         learn from it, if no prompts are being read."""
         return False
 
-    def passed_over(self, seconds: float) -> None:  # noqa: B027
-        """Told after such a round what it took."""
+    def passed_over(self, rows: int, tokens: int, seconds: float) -> None:  # noqa: B027
+        """Told after such a round of so many rows what it took. `tokens`: all of its pass."""
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:  # noqa: B027
         """Told after every round what became of the draft and what it cost. Rounds for which a

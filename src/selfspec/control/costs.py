@@ -28,7 +28,9 @@ FIRST_PRICE = 0.5
 FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends
 RARE = 0.02  # of the rounds with a draft: places that are filled in fewer of them change nothing
-HARDLY = 1.03  # what drafts have to gain, since all of this is measured and may be a little wrong
+# What drafts have to gain, since all of this is measured and may be a little wrong: of a lone row,
+# and of several, whose last one ends them, so that what others gain saves time only in part.
+HARDLY, HARDLY_TOGETHER = 1.03, 1.1
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
 # What a guess of a lone row has to bring, as a multiple of what it costs: times without their
 # spikes are too low, and of guesses that seem worth it some are so by luck. Of several rows some
@@ -88,6 +90,12 @@ class CostModel:
         rows, size, seconds = pass_of(outcome, time)
         if not self.passes.of(rows).settled(size) and self.passes.observe(rows, size, seconds):
             self._rates.clear()
+
+    def passed_over(self, passes: Sequence[tuple[int, int, float]]) -> None:
+        """Rows, tokens and seconds of rounds in which nobody was asked."""
+        self._rates.clear()
+        for rows, tokens, seconds in passes:
+            self.passes.observe(rows, tokens, seconds)
 
     def tried(
         self, trees: Mapping[int, Tree], paths: Mapping[int, Sequence[int]], asked: int
@@ -238,7 +246,7 @@ class CostModel:
         nothing = (1 - coverage) * (plain + drafting(1))
         offers = [(-likelier(chances[0], by), at) for at, by in enumerate(odds) if rooms[at]]
         heapq.heapify(offers)
-        counts, gained, highest = [0] * count, 0.0, HARDLY * count / plain
+        counts, gained, highest = [0] * count, 0.0, HARDLY_TOGETHER * count / plain
         chosen = list(counts)
         while offers:
             chance, index = heapq.heappop(offers)
@@ -284,10 +292,11 @@ def first_length(rows: int, most: int) -> int:
     return min(most, FIRST_LENGTH, max(1, FIRST_TOKENS // rows))
 
 
-def best(rates: Sequence[float], least: int = 0) -> int:
+def best(rates: Sequence[float], rows: int = 1, least: int = 0) -> int:
     """The number of drafts with the highest rate. None if that is hardly higher than without."""
     found = max(range(least, len(rates)), key=rates.__getitem__)
-    return found if rates[found] > HARDLY * rates[least] else least
+    gain = HARDLY if rows == 1 else HARDLY_TOGETHER
+    return found if rates[found] > gain * rates[least] else least
 
 
 def shared(

@@ -18,7 +18,7 @@ from typing import ClassVar
 from weakref import WeakKeyDictionary
 
 from ..control.base import ControlSession
-from ..control.costs import MOST, CostModel, best, first_length, shared
+from ..control.costs import MOST, CostModel, best, first_length, pass_of, shared
 from ..control.curves import ENOUGH
 from ..control.looks import FIRST_LOOK, Checks, Looks, Standing
 from ..control.shares import LASTING
@@ -47,6 +47,7 @@ DEAREST = 0.6
 # over for each one without drafts, of several rows more, since it is asked of each of them, and
 # never more than the last of these.
 PASSED_OVER, MOST_ROWS, MOST_PASSED_OVER = 1 / 8, 4, 8
+MANY_ROWS = 8  # of more than these one may end meanwhile: one row fewer changes little
 
 
 @dataclass
@@ -164,7 +165,7 @@ class AutoSession(JoinedSession, ControlSession):
         self._unasked = 0  # rounds since a lookup was asked for much, or compared with the text
         self._turn = 0  # of the rows that are asked for such guesses
         self._rest = 0  # rounds that are still passed over
-        self._passed: list[float] = []  # seconds of those that were
+        self._passed: list[tuple[int, int, float]] = []  # rows, tokens, seconds of those that were
         self._trials: list[tuple[Arm, Trial, int]] = []  # and how much was asked for
         self.control = self
 
@@ -214,7 +215,8 @@ class AutoSession(JoinedSession, ControlSession):
 
     def drop(self, row: int) -> None:
         super().drop(row)
-        self._rest = 0
+        if len(self._rows) <= MANY_ROWS:
+            self._rest = 0
         for arm in self._arms:
             arm.costs.forget(row)
         for _, trial, _ in self._trials:
@@ -230,7 +232,7 @@ class AutoSession(JoinedSession, ControlSession):
         chosen, tokens, highest = None, 0, max(together, default=0.0)
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
         for arm, rates in offers:
-            length = arm.length(rates) if arm.costs.drafting.known else 0
+            length = arm.length(rates, rows) if arm.costs.drafting.known else 0
             if rates[length] > highest * arm.bar:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         untried = rows > 1 and any(a.looks_up and not a.costs.drafting.known for a in self._arms)
@@ -240,7 +242,7 @@ class AutoSession(JoinedSession, ControlSession):
             if untried and not arm.looks_up:
                 continue  # a lookup's draft shows at less cost what larger passes take
             known = arm.costs.drafting.known or (arm.looks_up and self._told)
-            tried = best(rates, least=1) if known else None
+            tried = best(rates, rows, least=1) if known else None
             length = first_length(rows, most) if tried is None else tried
             if rows > 1 and not arm.looks_up:  # a long draft of all of them is dearer than it tells
                 length = min(length, first_length(rows, most))
@@ -302,7 +304,7 @@ class AutoSession(JoinedSession, ControlSession):
 
     def learn(self, outcome: Outcome, time: RoundTime) -> None:
         if self._rest and not self._reading:
-            return self.passed_over(time.draft + time.verify + time.host)
+            return self.passed_over(*pass_of(outcome, time))
         if self._chosen and self._stood:  # `budget` was not asked
             self._chosen.rounds += 1
         drafted = self._chosen if outcome.drafted else None
@@ -335,15 +337,17 @@ class AutoSession(JoinedSession, ControlSession):
     def passes_over(self) -> bool:
         return self._rest > 0
 
-    def passed_over(self, seconds: float) -> None:
+    def passed_over(self, rows: int, tokens: int, seconds: float) -> None:
         self._rest, self._plain = self._rest - 1, self._plain + 1
         self._unasked += 1
-        self._passed.append(seconds)
+        self._passed.append((rows, tokens, seconds))
 
     def _wake(self) -> None:
-        """Rounds that were passed over count as waited."""
+        """Rounds that were passed over count as waited, and as what it takes to do without drafts:
+        they take less than those in which somebody is asked and nobody guesses."""
         for arm in self._arms:
-            arm.looks.pass_over(self._passed)
+            arm.looks.pass_over([seconds for _, _, seconds in self._passed])
+            arm.costs.passed_over(self._passed)
         self._passed, self._rest = [], 0
 
     def _try(self, outcome: Outcome) -> None:

@@ -104,7 +104,7 @@ class Group:
         if rows != self.rows:
             best = [best[rows.index(row)] for row in self.rows]
         self._missed.append(best)
-        self._control.passed_over(seconds)
+        self._control.passed_over(len(self.rows), len(rows), seconds)
 
     def _catch_up(self) -> None:
         """Show the session what it missed: as if all but the last token had been drafts."""

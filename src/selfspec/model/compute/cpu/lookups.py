@@ -21,6 +21,7 @@ from .native import NoNative, compiled
 _SOURCE = Path(__file__).with_name("lookups.cpp")
 _MOST_FACTORS = _MOST_CONTEXT = 8  # as in lookups.cpp
 WITHDRAWN = 64  # how many last tokens of a text may be replaced by others
+_UNTOLD = 64  # trees that kernels have not heard of, at most
 Counted = tuple[Tensor, Tensor, Tensor]
 """Contexts of one size: sorted keys (n,) as int64, their tokens (n, each) as uint16, and these
 ones' chances as float16; or as int32 and float32."""
@@ -100,14 +101,29 @@ class Lookups:
     def __init__(self, rules: Rules, prompt: Sequence[int], least: float = 0.0) -> None:
         self._rules, self.native, self.least, self._known = rules, rules.native, least, 0
         self._learned = 0  # rounds of which kernels know all that they will be told
+        self._untold: list[tuple[int, Sequence[int], Sequence[int], Sequence[Sequence[int]]]] = []
         self.runner: object = None  # runs them (rounds.py)
-        self.row = self.native.begin(rules.struct)
+        self._row: int = self.native.begin(rules.struct)
         tokens = array("i", prompt)
-        self.native.read(self.row, *tokens.buffer_info())
+        self.native.read(self._row, *tokens.buffer_info())
 
     def __del__(self) -> None:
-        if row := getattr(self, "row", None):
+        if row := getattr(self, "_row", None):
             self.native.end(row)
+
+    @property
+    def row(self) -> int:
+        """What kernels know, once they have heard of all trees. Until somebody asks they need not:
+        of several rows few may be asked for guesses, and telling takes as long as guessing."""
+        untold, self._untold = self._untold, []
+        for before, tokens, parents, likeliest in untold:
+            nodes, each = len(tokens), len(likeliest[0])
+            tree = array("i", chain(tokens, parents))
+            said = array("i", chain.from_iterable(likeliest))
+            assert len(tree) == 2 * nodes and len(said) == each * nodes
+            places = tree.buffer_info()[0], nodes, said.buffer_info()[0], each
+            self.native.learn(self._row, before, *places)
+        return self._row
 
     def surely_known(self, text: Sequence[int]) -> int:
         """How many of the text's first tokens are those that kernels saw last."""
@@ -128,14 +144,14 @@ class Lookups:
         """At most so many guesses at what follows the text, the likeliest path first: the number of
         each one's parent, 0 for the text's last token, its token, and its path's chance.
         `floors` and `lowest` are those of a price (core/price.py)."""
-        first = self.surely_known(text)
+        row, first = self.row, self.surely_known(text)
         end = array("i", text[first:])
-        self.native.enter(self.row, first, *end.buffer_info())
+        self.native.enter(row, first, *end.buffer_info())
         self._known = len(text)
         bars = [None if some is None else array("d", some) for some in (floors, lowest)]
         guesses = array("i", [0]) * most, array("i", [0]) * most, array("d", [0.0]) * most
         places = (None if some is None else some.buffer_info()[0] for some in (*bars, *guesses))
-        count = self.native.guess(self.row, most, self.least, *places)
+        count = self.native.guess(row, most, self.least, *places)
         parents, tokens, chances = guesses
         return parents[:count], tokens[:count], chances[:count]
 
@@ -151,12 +167,9 @@ class Lookups:
         if self._learned:
             self._learned -= 1
             return
-        nodes, each = len(tokens), len(likeliest[0])
-        tree = array("i", chain(tokens, parents))
-        said = array("i", chain.from_iterable(likeliest))
-        assert len(tree) == 2 * nodes and len(said) == each * nodes
-        places = tree.buffer_info()[0], nodes, said.buffer_info()[0], each
-        self.native.learn(self.row, -1 if before is None else before, *places)
+        self._untold.append((-1 if before is None else before, tokens, parents, likeliest))
+        if len(self._untold) >= _UNTOLD:
+            assert self.row
 
 
 @functools.cache
