@@ -736,10 +736,32 @@ def test_looks_at_a_part_of_the_model_are_short_for_several_rows(
     lookup, part = at_work._arms
     monkeypatch.setattr(lookup.looks, "due", lambda *_: False)
     monkeypatch.setattr(part.looks, "due", lambda *_: True)
-    monkeypatch.setattr(part.costs, "rates", lambda *_: [1.0, *(1 + n / 9 for n in range(1, 8))])
+    monkeypatch.setattr(part.costs, "rates", lambda *_: [1.0, *(1 + n / 99 for n in range(1, 8))])
     monkeypatch.setattr(at_work._checks, "unknown", lambda _: False)
     assert at_work.budget([9] * rows).tokens == [longest] * rows
     assert at_work._chosen is part
+
+
+@pytest.mark.parametrize(("rows", "expected"), [(1, 0.99), (4, 1 / 1.1)])
+def test_a_look_of_several_rows_that_will_not_pay_is_supposed_to_gain_nothing(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, rows: int, expected: float
+) -> None:
+    """Looks that nearly pay by the tokens of all rows, in every batch of few rounds: a round is
+    saved only if each of the rows keeps a guess."""
+    told: list[float] = []
+    at_work = begin(Auto([Lookup(), Two()]), llm, rows)
+    for arm in at_work._arms:
+        for count in (0, 1) * 9:
+            made = outcome_of([count] * rows, [0] * rows)
+            arm.costs.observe(made, RoundTime(0.01, 1 + 0.1 * count, 0.0), [count] * rows)
+    lookup, part = at_work._arms
+    plain = lookup.costs.rates(rows, 9)[0]
+    monkeypatch.setattr(lookup.looks, "due", lambda *_: False)
+    monkeypatch.setattr(part.looks, "due", lambda _, rate, __: told.append(rate))
+    monkeypatch.setattr(part.costs, "rates", lambda *_: [plain, 0.99 * part.bar * plain])
+    monkeypatch.setattr(at_work._checks, "unknown", lambda _: False)
+    at_work.budget([9] * rows)
+    assert told == [pytest.approx(expected * plain)]
 
 
 @pytest.mark.parametrize("rows", [1, 4])

@@ -556,13 +556,6 @@ def test_an_earlier_request_is_a_prior_that_is_overruled() -> None:
     assert before.chances(1)[0] < 0.9, "and the next request hears of it"
 
 
-def test_drafts_of_several_rows_have_to_gain_more() -> None:
-    """A batch that drafts for little and ends as late, since its last row was not among those whose
-    guesses were kept."""
-    assert best([1.0, 1.05, 1.06]) == 2 and best([1.0, 1.05, 1.06], 2) == 0
-    assert best([1.0, 1.05, 1.2], 2) == 2
-
-
 def test_guesses_cost_what_they_add_to_a_pass() -> None:
     """A price in seconds, of all rows together, or without what a second is worth: drafts of any
     length would seem to pay, or none. Or several rows charged what a lone one pays beyond it."""

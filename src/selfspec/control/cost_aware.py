@@ -75,9 +75,9 @@ class CostAwareSession(ControlSession):
         if not self.costs.drafting.known:
             return first_length(rows, most)
         rates = self.costs.rates(rows, most, beside)
-        tokens, together = best(rates, rows), self.costs.together(rows, self._reading, beside)
+        tokens, together = best(rates), self.costs.together(rows, self._reading, beside)
         if tokens == 0 or rates[tokens] < together:
-            tried = best(rates, rows, least=1)
+            tried = best(rates, least=1)
             look = not self._reading and self._looks.due(rates[0], rates[tried])
             self._plain = not look and (tokens > 0 or self._reading > 0)
             return tried if look else 0

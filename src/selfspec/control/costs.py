@@ -28,9 +28,7 @@ FIRST_PRICE = 0.5
 FURTHER = 2  # times the largest pass that was measured: no larger one is tried
 WORSE = 0.7  # of the best rate so far: where looking further ends
 RARE = 0.02  # of the rounds with a draft: places that are filled in fewer of them change nothing
-# What drafts have to gain, since all of this is measured and may be a little wrong: of a lone row,
-# and of several, whose last one ends them, so that what others gain saves time only in part.
-HARDLY, HARDLY_TOGETHER = 1.03, 1.1
+HARDLY = 1.03  # what drafts have to gain, since all of this is measured and may be a little wrong
 CLOSE = 1.1  # a drafter that gains less than this is compared with plain rounds more often
 # What a guess of a lone row has to bring, as a multiple of what it costs: times without their
 # spikes are too low, and of guesses that seem worth it some are so by luck. Of several rows some
@@ -246,7 +244,7 @@ class CostModel:
         nothing = (1 - coverage) * (plain + drafting(1))
         offers = [(-likelier(chances[0], by), at) for at, by in enumerate(odds) if rooms[at]]
         heapq.heapify(offers)
-        counts, gained, highest = [0] * count, 0.0, HARDLY_TOGETHER * count / plain
+        counts, gained, highest = [0] * count, 0.0, HARDLY * count / plain
         chosen = list(counts)
         while offers:
             chance, index = heapq.heappop(offers)
@@ -292,11 +290,10 @@ def first_length(rows: int, most: int) -> int:
     return min(most, FIRST_LENGTH, max(1, FIRST_TOKENS // rows))
 
 
-def best(rates: Sequence[float], rows: int = 1, least: int = 0) -> int:
+def best(rates: Sequence[float], least: int = 0) -> int:
     """The number of drafts with the highest rate. None if that is hardly higher than without."""
     found = max(range(least, len(rates)), key=rates.__getitem__)
-    gain = HARDLY if rows == 1 else HARDLY_TOGETHER
-    return found if rates[found] > gain * rates[least] else least
+    return found if rates[found] > HARDLY * rates[least] else least
 
 
 def shared(

@@ -30,10 +30,10 @@ class Arm:
     share: float  # of what a pass reads, about what each of its drafts reads
     rounds: int = 0  # in which it was asked
 
-    def length(self, rates: Sequence[float], rows: int = 1) -> int:
+    def length(self, rates: Sequence[float]) -> int:
         """How much to ask it for, 0 if nothing pays. What knows which guesses are worth their place
         may guess as many as it likes."""
-        found = best(rates, rows)
+        found = best(rates)
         return len(rates) - 1 if found and self.session.weighs else found
 
     def price(self, rows: int, count: int, most: int, beside: int = 0) -> Price | None:

@@ -232,7 +232,7 @@ class AutoSession(JoinedSession, ControlSession):
         chosen, tokens, highest = None, 0, max(together, default=0.0)
         offers = [(arm, arm.costs.rates(rows, most, beside)) for arm in self._arms]
         for arm, rates in offers:
-            length = arm.length(rates, rows) if arm.costs.drafting.known else 0
+            length = arm.length(rates) if arm.costs.drafting.known else 0
             if rates[length] > highest * arm.bar:
                 chosen, tokens, highest = (arm if length else None), length, rates[length]
         untried = rows > 1 and any(a.looks_up and not a.costs.drafting.known for a in self._arms)
@@ -242,7 +242,7 @@ class AutoSession(JoinedSession, ControlSession):
             if untried and not arm.looks_up:
                 continue  # a lookup's draft shows at less cost what larger passes take
             known = arm.costs.drafting.known or (arm.looks_up and self._told)
-            tried = best(rates, rows, least=1) if known else None
+            tried = best(rates, least=1) if known else None
             length = first_length(rows, most) if tried is None else tried
             if rows > 1 and not arm.looks_up:  # a long draft of all of them is dearer than it tells
                 length = min(length, first_length(rows, most))
@@ -252,6 +252,8 @@ class AutoSession(JoinedSession, ControlSession):
             expected = rates[tried] / arm.bar if tried is not None and certain else None
             if expected is None and rows > 1:  # a look at all of them is dear
                 expected = arm.costs.supposed(rows, most, beside, arm.share)
+            if rows > 1 and not arm.looks_up and expected is not None and expected < highest:
+                expected = min(expected, rows / cost)  # it saves a round if every row keeps a guess
             if arm.looks.due(highest, expected, cost):
                 return arm, length
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):

@@ -10,6 +10,7 @@ guesses come from.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from array import array
 from collections.abc import Container, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
@@ -127,13 +128,20 @@ class NativelyTogether(DraftSession):
         return self._rows[row]
 
     def propose(self, rows: Sequence[int], texts: Texts, budget: Budget) -> Sequence[Draft]:
-        asked = zip(rows, texts, budget.tokens, strict=True)
-        return [self._draft(*each, budget.price) for each in asked]
+        asked, price = zip(rows, texts, budget.tokens, strict=True), budget.price
+        bars = [array("d", bar) for bar in (price.floors, price.lowest)] if price else []
+        return [self._draft(*each, price, bars) for each in asked]
 
-    def _draft(self, row: int, text: Sequence[int], most: int, price: Price | None) -> Draft:
+    def _draft(
+        self,
+        row: int,
+        text: Sequence[int],
+        most: int,
+        price: Price | None,
+        bars: Sequence[array[float]],
+    ) -> Draft:
         if not most:
             return Draft(Tree([text[-1]], [-1]), expected=0.0)
-        bars = () if price is None else (price.floors, price.lowest)
         parents, tokens, chances = self._rows[row].guess(text, most, *bars)
         count, expected = worthy(price, chances)
         tree = Tree([text[-1], *tokens[:count]], [-1, *parents[:count]])

@@ -138,19 +138,19 @@ class Lookups:
         self,
         text: Sequence[int],
         most: int,
-        floors: Sequence[float] | None = None,
-        lowest: Sequence[float] | None = None,
+        floors: array[float] | None = None,
+        lowest: array[float] | None = None,
     ) -> tuple[Sequence[int], Sequence[int], Sequence[float]]:
         """At most so many guesses at what follows the text, the likeliest path first: the number of
         each one's parent, 0 for the text's last token, its token, and its path's chance.
-        `floors` and `lowest` are those of a price (core/price.py)."""
+        `floors` and `lowest` are those of a price (core/price.py), as "d"."""
         row, first = self.row, self.surely_known(text)
         end = array("i", text[first:])
         self.native.enter(row, first, *end.buffer_info())
         self._known = len(text)
-        bars = [None if some is None else array("d", some) for some in (floors, lowest)]
         guesses = array("i", [0]) * most, array("i", [0]) * most, array("d", [0.0]) * most
-        places = (None if some is None else some.buffer_info()[0] for some in (*bars, *guesses))
+        all_of_them = floors, lowest, *guesses
+        places = (None if some is None else some.buffer_info()[0] for some in all_of_them)
         count = self.native.guess(row, most, self.least, *places)
         parents, tokens, chances = guesses
         return parents[:count], tokens[:count], chances[:count]
