@@ -113,8 +113,13 @@ class Lookups:
 
     @property
     def row(self) -> int:
-        """What kernels know, once they have heard of all trees. Until somebody asks they need not:
-        of several rows few may be asked for guesses, and telling takes as long as guessing."""
+        """What kernels know, once they have heard of all trees."""
+        self._tell()
+        return self._row
+
+    def _tell(self) -> None:
+        """Let kernels hear of the trees that they have not heard of. Until somebody asks they need
+        not: of several rows few may be asked for guesses, and telling takes as long as guessing."""
         untold, self._untold = self._untold, []
         for before, tokens, parents, likeliest in untold:
             nodes, each = len(tokens), len(likeliest[0])
@@ -123,7 +128,6 @@ class Lookups:
             assert len(tree) == 2 * nodes and len(said) == each * nodes
             places = tree.buffer_info()[0], nodes, said.buffer_info()[0], each
             self.native.learn(self._row, before, *places)
-        return self._row
 
     def surely_known(self, text: Sequence[int]) -> int:
         """How many of the text's first tokens are those that kernels saw last."""
@@ -149,8 +153,8 @@ class Lookups:
         self.native.enter(row, first, *end.buffer_info())
         self._known = len(text)
         guesses = array("i", [0]) * most, array("i", [0]) * most, array("d", [0.0]) * most
-        all_of_them = floors, lowest, *guesses
-        places = (None if some is None else some.buffer_info()[0] for some in all_of_them)
+        numbers = floors, lowest, *guesses
+        places = (None if some is None else some.buffer_info()[0] for some in numbers)
         count = self.native.guess(row, most, self.least, *places)
         parents, tokens, chances = guesses
         return parents[:count], tokens[:count], chances[:count]
@@ -169,7 +173,7 @@ class Lookups:
             return
         self._untold.append((-1 if before is None else before, tokens, parents, likeliest))
         if len(self._untold) >= _UNTOLD:
-            assert self.row
+            self._tell()
 
 
 @functools.cache
