@@ -119,49 +119,46 @@ def test_kernels_draft_what_python_drafts(seed: int) -> None:
             session.observe(outcome)
 
 
-def test_a_long_text_is_entered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of a long text handed over in every round."""
-    session = both(random.Random(3))[0]
-    text, handed = some(random.Random(0), 5000), []
-    session.admit(0, text, SAMPLER)
-    session.propose([0], [text], Budget([3]))
-    kernels = session._rows[0].native
+def watched(held: lookups.Lookups, name: str) -> list[tuple]:
+    """The arguments of all calls of one of its kernels from now on."""
+    kernels, calls = held.native, []
 
     class Watched:
-        def __getattr__(self, name):
-            if name == "enter":
-                return lambda row, *rest: handed.append(rest[-1]) or kernels.enter(row, *rest)
-            return getattr(kernels, name)
-
-    session._rows[0].native = Watched()
-    session.propose([0], [[*text, 1]], Budget([3]))
-    assert handed == [lookups.WITHDRAWN + 1]
-
-
-def test_kernels_hear_of_trees_when_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each of many rows told of each round, though few are asked; what was told forgotten; or ever
-    more of it held for a row that nobody asks."""
-    session, told = both(random.Random(3))[0], []
-    session.admit(0, [1, 2], SAMPLER)
-    held = session._rows[0]
-    kernels = held.native
-
-    class Watched:
-        def __getattr__(self, name):
-            if name == "learn":
-                return lambda row, before, *rest: (
-                    told.append(before) or kernels.learn(row, before, *rest)
-                )
-            return getattr(kernels, name)
+        def __getattr__(self, asked):
+            kernel = getattr(kernels, asked)
+            if asked != name:
+                return kernel
+            return lambda *arguments: calls.append(arguments) or kernel(*arguments)
 
     held.native = Watched()
-    for round in range(3):
-        held.learn(round, [2], [-1], [[3, 4]])
+    return calls
+
+
+def test_a_long_text_is_entered_once() -> None:
+    """All of a long text handed over in every round."""
+    session = both(random.Random(3))[0]
+    text = some(random.Random(0), 5000)
+    session.admit(0, text, SAMPLER)
+    session.propose([0], [text], Budget([3]))
+    entered = watched(session._rows[0], "enter")
+    session.propose([0], [[*text, 1]], Budget([3]))
+    assert [count for *_, count in entered] == [lookups.WITHDRAWN + 1]
+
+
+def test_kernels_hear_of_trees_when_somebody_asks() -> None:
+    """Each of many rows told of each round, though few are asked; what was told forgotten; or ever
+    more of it held for a row that nobody asks."""
+    session = both(random.Random(3))[0]
+    session.admit(0, [1, 2], SAMPLER)
+    held = session._rows[0]
+    told = watched(held, "learn")
+    for before in range(3):
+        held.learn(before, [2], [-1], [[3, 4]])
     assert not told
     tokens = list(session.propose([0], [[1, 2]], Budget([3]))[0].tree.tokens)
-    assert told == [0, 1, 2] and 3 in tokens
+    assert [before for _, before, *_ in told] == [0, 1, 2] and 3 in tokens
     session.propose([0], [[1, 2]], Budget([3]))
-    assert told == [0, 1, 2], "nothing is told twice"
+    assert [before for _, before, *_ in told] == [0, 1, 2], "nothing is told twice"
     for _ in range(lookups._UNTOLD):
         held.learn(1, [2], [-1], [[3, 4]])
     assert len(told) == 3 + lookups._UNTOLD and not held._untold

@@ -91,9 +91,9 @@ class CostModel:
 
     def passed_over(self, passes: Sequence[tuple[int, int, float]]) -> None:
         """Rows, tokens and seconds of rounds in which nobody was asked."""
-        self._rates.clear()
         for rows, tokens, seconds in passes:
-            self.passes.observe(rows, tokens, seconds)
+            if self.passes.observe(rows, tokens, seconds):
+                self._rates.clear()
 
     def tried(
         self, trees: Mapping[int, Tree], paths: Mapping[int, Sequence[int]], asked: int

@@ -250,10 +250,11 @@ class AutoSession(JoinedSession, ControlSession):
             # one slow look, at weights that were not in memory yet, must not rule a drafter out
             certain = arm.looks_up or arm.costs.drafting.certain
             expected = rates[tried] / arm.bar if tried is not None and certain else None
-            if expected is None and rows > 1:  # a look at all of them is dear
-                expected = arm.costs.supposed(rows, most, beside, arm.share)
-            if rows > 1 and not arm.looks_up and expected is not None and expected < highest:
-                expected = min(expected, rows / cost)  # it saves a round if every row keeps a guess
+            if rows > 1:  # a look at all of them is dear
+                if expected is None:
+                    expected = arm.costs.supposed(rows, most, beside, arm.share)
+                if expected < highest and not arm.looks_up:  # all must keep one to save a round
+                    expected = min(expected, rows / cost)
             if arm.looks.due(highest, expected, cost):
                 return arm, length
         if chosen and self._checks.due(chosen.costs.rates(rows, most, beside), tokens):
