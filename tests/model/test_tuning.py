@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from selfspec.model.compute.cpu import few_bits, native, tuning
 from selfspec.model.compute.cpu.kinds import KINDS
 from selfspec.model.compute.cpu.linear import Float32
-from selfspec.model.compute.cpu.tuning import Tuning
+from selfspec.model.compute.cpu.tuning import FewBits, Tuning
 
 
 @pytest.fixture
@@ -31,7 +32,13 @@ def test_no_choice_changes_a_bit(kernels):
     weight = torch.randn(70, 33, generator=made)
     linear, x = Float32([weight], [None]), torch.randn(29, 33, generator=made)
     found = []
-    for chosen in (Tuning(), Tuning(0, 0, 1), Tuning(8, 64, 5), Tuning(500, 9000, 99)):
+    for chosen in (
+        Tuning(),
+        Tuning(0, 32),
+        Tuning(0, 0, 1),
+        Tuning(8, 64, 5),
+        Tuning(500, 9000, 99),
+    ):
         for quiet in (False, True):
             tuning.use(kernels, replace(chosen, quiet=quiet))
             few = [linear(x[:rows]) for rows in range(1, 7)]
@@ -47,14 +54,15 @@ def test_few_bits_that_ask_for_nothing_give_the_same_bits(kernels, kind: str):
     made = torch.Generator().manual_seed(0)
     weight = torch.randn(70, 96, generator=made)
     linear, x = KINDS[kind]([weight], [None]), torch.randn(9, 96, generator=made)
-    usual, tune = linear(x), few_bits._kernels().tune
+    usual, few_bits_kernels = linear(x), few_bits._kernels()
     try:
-        for quiet in (0, 1):
-            tune(quiet)
+        for near, quiet in product((False, True), repeat=2):
+            tuning.use_for_few_bits(few_bits_kernels, FewBits(near, quiet))
             few = [linear(x[:rows]) for rows in range(1, 10)]
             assert all(torch.equal(some, usual[: len(some)]) for some in few)
     finally:
-        tune(tuning.tuning(kernels).quiet)
+        chosen = tuning.for_few_bits(few_bits_kernels, kernels)
+        tuning.use_for_few_bits(few_bits_kernels, chosen)
 
 
 def test_it_is_measured_once_and_again_without_its_file(kernels, tmp_path: Path, monkeypatch):
@@ -99,7 +107,44 @@ def test_a_lucky_round_is_asked_again():
     assert tuning._best([default, lucky], seconds) == default
 
 
+def test_few_bits_are_measured_once_and_read_as_float32_does(kernels, tmp_path: Path, monkeypatch):
+    """A measurement at every start; a first cache that is asked for where that was found slow."""
+    times = {FewBits(): 1.0, FewBits(quiet=True): 0.9, FewBits(False): 1.0}
+    rounds = []
+
+    def seconds(*_):
+        rounds.append(now[-1])
+        return times.get(now[-1], 1.1)
+
+    class Kernels:
+        _name = str(tmp_path / "few_bits-0.so")
+
+        def __init__(self) -> None:
+            self.found = few_bits._kernels()
+
+        def __getattr__(self, name: str):
+            return getattr(self.found, name)
+
+        def __getitem__(self, name: str):
+            return self.found[name]
+
+    now: list[FewBits] = []
+    monkeypatch.setattr(tuning, "OUTPUTS", 64)
+    monkeypatch.setattr(tuning, "_seconds_of", seconds)
+    monkeypatch.setattr(tuning, "use_for_few_bits", lambda _, each: now.append(each))
+    ask = tuning.for_few_bits.__wrapped__
+    for soon, best in ((16, FewBits(quiet=True)), (0, FewBits(False))):
+        monkeypatch.setattr(tuning, "tuning", lambda _, soon=soon: Tuning(soon))
+        file = tmp_path / "few_bits-0.json"
+        file.unlink(missing_ok=True)
+        assert ask(Kernels(), kernels) == best
+        measured = len(rounds)
+        assert ask(Kernels(), kernels) == best
+        assert len(rounds) == measured
+        assert json.loads(file.read_text()) == {"near": best.near, "quiet": best.quiet}
+
+
 def test_the_measurement_gives_what_the_kernels_can(kernels):
     """More rows than registers hold, or kernels that ask for nothing ahead."""
     chosen = tuning.measured(kernels)
-    assert 1 <= chosen.rows <= kernels.most_rows() and min(chosen.soon, chosen.later) > 0
+    assert 1 <= chosen.rows <= kernels.most_rows() and chosen.soon >= 0 and chosen.later > 0

@@ -48,6 +48,19 @@ static inline Ints splat(int32_t s) { return Ints{} + s; }
 
 #define ALWAYS_INLINE __attribute__((always_inline))
 
+// Whether a tile asks for what it will read next. If not, it asks half as far ahead for what comes
+// later. And whether few rows ask for nothing, since the processor's own prefetcher does better.
+// tuning.py chooses both. Every kind knows how many rows are few: FEW_ROWS. Several that do not fit
+// into the first cache beside a panel are read from the second one with each panel, which is more
+// than that prefetcher follows: measured with AVX2, and not yet with AVX-512, where few rows are
+// few whatever their size.
+static bool near = true, quiet = false;
+constexpr int64_t NEAR = LANES == 16 ? INT64_MAX : 32768;
+
+extern "C" void tune(int64_t near_too, int64_t few_rows_are_quiet) {
+    near = near_too != 0, quiet = few_rows_are_quiet != 0;
+}
+
 // A panel is one stream from memory. A tile asks for what it will read next into the first cache,
 // and for what comes later into the second: here for one of TURNS parts of the BYTES of a step. All
 // at once would make the products behind it wait, on processors that keep few requests. Always
@@ -57,21 +70,12 @@ ALWAYS_INLINE static inline void ask(const uint8_t* soon, const Later& later, in
                                      int turn) {
     const char* next = later.from + step * later.step;
     for (int64_t i = 64 * turn; i < BYTES; i += 64 * TURNS) {
-        __builtin_prefetch(soon + i, 0, 3);
+        if (near) __builtin_prefetch(soon + i, 0, 3);
         if (later.alone) __builtin_prefetch(next + i, 0, 2);
     }
     for (int64_t i = 64 * turn; !later.alone && i < later.step; i += 64 * TURNS)
         __builtin_prefetch(next + i, 0, 2);
 }
-
-// Whether few rows ask for nothing, since the processor's own prefetcher does better (tuning.py).
-// Every kind knows how many are few: FEW_ROWS. Several that do not fit into the first cache beside
-// a panel are read from the second one with each panel, which is more than that prefetcher follows:
-// measured with AVX2, and not yet with AVX-512, where few rows are few whatever their size.
-static bool quiet = false;
-constexpr int64_t NEAR = LANES == 16 ? INT64_MAX : 32768;
-
-extern "C" void tune(int64_t few_rows_are_quiet) { quiet = few_rows_are_quiet != 0; }
 
 // What a processor multiplies and adds at once: four bytes of each lane, or two numbers of 16 bits.
 #if defined(__AVX512VNNI__) || (defined(__AVXVNNI__) && !defined(__AVX512F__))
@@ -517,7 +521,8 @@ static void multiply(const Product* weight, const void* x, int64_t rows, const f
         weight, {0, weight->outputs}, rows, MAX_ROWS, residual, out, part, parts,
         [=](const PanelTile& tile, float* sums) {
             const uint8_t* panel = (const uint8_t*)weight->weights + tile.panel * bytes;
-            Later later(tile, panel, bytes, bytes / Kind::STEP, Kind::AHEAD);
+            int64_t ahead = near ? Kind::AHEAD : Kind::AHEAD / 2;
+            Later later(tile, panel, bytes, bytes / Kind::STEP, ahead);
             auto some = quiet && few ? tile_of<Kind, Kind::FEW_ROWS, false>
                                      : tile_of<Kind, MAX_ROWS, true>;
             some(tile.rows, (const char*)x + tile.first * stride, stride, inputs, panel, later,

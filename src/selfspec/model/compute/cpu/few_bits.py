@@ -22,7 +22,7 @@ from . import large_pages
 from .interface import function
 from .linear import PackedLinear
 from .native import compiled, library
-from .tuning import tuning
+from .tuning import for_few_bits, use_for_few_bits
 
 SOURCE = Path(__file__).with_name("few_bits.cpp")
 GROUP = 32  # inputs that share a scale
@@ -36,10 +36,10 @@ _ON_GRID = 0.01  # of a step: weights that are off by less were born on these st
 
 @functools.cache
 def _kernels() -> ctypes.CDLL:
-    """The kernels of few bits. They read as those of float32 do."""
+    """The kernels of few bits, tuned if this machine has not done so yet."""
     kernels = compiled(SOURCE)
-    kernels.tune.argtypes, kernels.tune.restype = [ctypes.c_int64], None
-    kernels.tune(tuning(library()).quiet)
+    kernels.tune.argtypes, kernels.tune.restype = [ctypes.c_int64] * 2, None
+    use_for_few_bits(kernels, for_few_bits(kernels, library()))
     return kernels
 
 

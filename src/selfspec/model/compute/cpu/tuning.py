@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -28,10 +29,13 @@ from . import large_pages
 from .interface import ProductStruct, address, function
 
 _log = logging.getLogger(__name__)
+Choice = TypeVar("Choice")
 INPUTS, OUTPUTS = 512, 65536  # 128 MiB of weights, more than most caches hold
+GROUP, SCALE = 32, 4  # inputs of 8 bits that are rounded together; bytes of an output's scale
 ROUNDS = 15
 AGAIN = 3  # comparisons that a choice has to win once more
 CLEARLY = 0.95  # of the default's time
+NEARLY = 0.98  # the same where whoever is slower is so for a lone row only
 SECONDS = 1.2  # after which no further round is begun
 
 
@@ -40,20 +44,29 @@ class Tuning:
     """How the product of float32 weights reads them."""
 
     soon: int = 16
-    """Steps ahead at which a weight is asked for into the first cache."""
+    """Steps ahead at which a weight is asked for into the first cache. 0: it is not."""
     later: int = 128
     """Steps ahead at which it is asked for into the second cache."""
     rows: int = 12
     """Rows that share a read of a weight at most; no more than registers hold."""
     quiet: bool = False
-    """Whether a few rows ask for nothing, since the processor's own prefetcher does better; so do
-    products of few bits."""
+    """Whether a few rows ask for nothing, since the processor's own prefetcher does better."""
 
     def __str__(self) -> str:
+        ahead = f"{self.soon} and {self.later}" if self.soon else f"{self.later}"
         quiet = " (few rows: not at all)" if self.quiet else ""
-        return (
-            f"asks {self.soon} and {self.later} steps ahead{quiet}, {self.rows} rows share a read"
-        )
+        return f"asks {ahead} steps ahead{quiet}, {self.rows} rows share a read"
+
+
+@dataclass(frozen=True)
+class FewBits:
+    """The same of weights of few bits."""
+
+    near: bool = True
+    """Whether they are asked for into the first cache too, as those of float32 are. If not, they
+    are asked for half as far ahead into the second."""
+    quiet: bool = False
+    """Whether a few rows ask for nothing."""
 
 
 def use(kernels: ctypes.CDLL, chosen: Tuning) -> None:
@@ -61,47 +74,93 @@ def use(kernels: ctypes.CDLL, chosen: Tuning) -> None:
     kernels.tune(chosen.soon, chosen.later, chosen.rows, chosen.quiet)
 
 
+def use_for_few_bits(kernels: ctypes.CDLL, chosen: FewBits) -> None:
+    """From now on the kernels of few bits read so."""
+    kernels.tune(chosen.near, chosen.quiet)
+
+
 @functools.cache
 def tuning(kernels: ctypes.CDLL) -> Tuning:
     """What was chosen for these kernels, on this machine."""
-    path = Path(kernels._name).with_suffix(".json")
-    kept = _kept(path, int(kernels.most_rows()))
-    if kept is None:
+    path, most_rows = Path(kernels._name).with_suffix(".json"), int(kernels.most_rows())
+    kept = _kept(path, Tuning)
+    sound = kept and min(kept.soon, kept.later) >= 0 and 1 <= kept.rows <= most_rows
+    if not kept or not sound:
         kept = measured(kernels)
         _keep(kept, path)
     return kept
 
 
+@functools.cache
+def for_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL) -> FewBits:
+    """What was chosen for these kernels of few bits, on this machine. `products`: the library that
+    multiplies by them."""
+    path = Path(kernels._name).with_suffix(".json")
+    kept = _kept(path, FewBits)
+    if not kept:
+        kept = measured_in_few_bits(kernels, products)
+        _keep(kept, path)
+    return kept
+
+
 def measured(kernels: ctypes.CDLL) -> Tuning:
-    """The best for reading weights from memory for 8 rows, then for 24, then for 1."""
+    """The best for reading weights from memory for a tile of rows, then for 24, then for 1."""
     default = Tuning(rows=int(kernels.most_rows()))
     # All of them ask ahead: on some processors not to ask costs half of the speed for many rows.
-    ahead = ((16, 64), (16, 256), (32, 128), (32, 256))
+    ahead = ((16, 64), (16, 256), (32, 128), (32, 256), (0, 128), (0, 32))
     reads = [default, *(replace(default, soon=soon, later=later) for soon, later in ahead)]
     weights = large_pages.empty([OUTPUTS * INPUTS], torch.float32).fill_(1)
-    best = _best(reads, lambda each: _seconds(kernels, each, weights, 8))
+    tile = min(8, default.rows)
+    best = _best(reads, lambda each: _seconds(kernels, each, weights, tile))
     shared = {max(1, default.rows * part // 4) for part in (2, 3)}
     tiles = [best, *(replace(best, rows=rows) for rows in sorted(shared))]
     best = _best(tiles, lambda each: _seconds(kernels, each, weights, 2 * default.rows))
     few = [best, replace(best, quiet=True)]
-    return _best(few, lambda each: _seconds(kernels, each, weights, 1))
+    return _best(few, lambda each: _seconds(kernels, each, weights, 1), NEARLY)
+
+
+def measured_in_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL) -> FewBits:
+    """The better one for one row and for three, by weights of 8 bits."""
+    outputs, rounds = 4 * OUTPUTS, "round_for_bytes_32"
+    weights = large_pages.empty([outputs, INPUTS + SCALE], torch.uint8).fill_(1)
+    product = ProductStruct(
+        multiply=function(kernels, "multiply_int8"),
+        prepare=function(kernels, rounds),
+        prepared=INPUTS // GROUP * int(kernels[f"{rounds}_bytes"]()),
+        weights=address(weights),
+        outputs=outputs,
+        inputs=INPUTS,
+    )
+
+    def seconds(each: FewBits) -> float:
+        use_for_few_bits(kernels, each)
+        return sum(_seconds_of(products, product, rows) for rows in (1, 3))
+
+    near = tuning(products).soon > 0
+    return _best([FewBits(near, quiet) for quiet in (False, True)], seconds)
 
 
 def _seconds(kernels: ctypes.CDLL, chosen: Tuning, weights: torch.Tensor, rows: int) -> float:
     use(kernels, chosen)
-    x, out = torch.ones(rows, INPUTS), torch.empty(rows, OUTPUTS)
     multiply = function(kernels, "multiply_float32")
     product = ProductStruct(
         multiply=multiply, weights=address(weights), outputs=OUTPUTS, inputs=INPUTS
     )
+    return _seconds_of(kernels, product, rows)
+
+
+def _seconds_of(kernels: ctypes.CDLL, product: ProductStruct, rows: int) -> float:
+    x, out = torch.ones(rows, product.inputs), torch.empty(rows, product.outputs)
     start = time.perf_counter()
     kernels.linear(x.data_ptr(), rows, product, None, out.data_ptr(), torch.get_num_threads())
     return time.perf_counter() - start
 
 
-def _best(candidates: Sequence[Tuning], seconds: Callable[[Tuning], float]) -> Tuning:
-    """The first, unless another takes clearly less in the median of rounds, in turns."""
-    ratios: dict[Tuning, list[float]] = {each: [] for each in candidates}
+def _best(
+    candidates: Sequence[Choice], seconds: Callable[[Choice], float], share: float = CLEARLY
+) -> Choice:
+    """The first, unless another takes less than this share in the median of rounds, in turns."""
+    ratios: dict[Choice, list[float]] = {each: [] for each in candidates}
     end = time.perf_counter() + SECONDS / 3
     seconds(candidates[0])  # warm-up
     for _ in range(ROUNDS):
@@ -111,23 +170,21 @@ def _best(candidates: Sequence[Tuning], seconds: Callable[[Tuning], float]) -> T
         if time.perf_counter() > end:
             break
     fastest = min(candidates, key=lambda each: statistics.median(ratios[each]))
-    if statistics.median(ratios[fastest]) >= CLEARLY:
+    if statistics.median(ratios[fastest]) >= share:
         return candidates[0]
     # once more, the two alone: the best of several is easily the luckiest
     again = [seconds(fastest) / seconds(candidates[0]) for _ in range(AGAIN)]
-    return fastest if statistics.median(again) < CLEARLY else candidates[0]
+    return fastest if statistics.median(again) < share else candidates[0]
 
 
-def _kept(path: Path, most_rows: int) -> Tuning | None:
+def _kept(path: Path, kind: type[Choice]) -> Choice | None:
     try:
-        found = made(Tuning, from_json(path.read_text("utf-8")))
+        return made(kind, from_json(path.read_text("utf-8")))
     except (OSError, ValueError):
         return None
-    sound = min(found.soon, found.later) >= 0 and 1 <= found.rows <= most_rows
-    return found if sound else None
 
 
-def _keep(chosen: Tuning, path: Path) -> None:
+def _keep(chosen: Tuning | FewBits, path: Path) -> None:
     """Written whole or not at all. Where nothing can be written, the next process measures."""
     try:
         with whole_file(path) as file:
