@@ -11,7 +11,9 @@ import pytest
 
 from selfspec import LLM
 from selfspec.bench import meters
-from selfspec.cli.info import Bound, exactness, explanation, passes, stored
+from selfspec.cli.info import Bound, exactness, explanation, passes, reads, stored
+from selfspec.model.compute.cpu import few_bits, native, tuning
+from selfspec.model.compute.cpu.tuning import FewBits, Tuning
 
 
 @pytest.fixture(autouse=True)
@@ -81,3 +83,20 @@ def test_how_weights_are_stored_is_told_apart_by_who_computes(llm: LLM) -> None:
     assert stored(theirs) == "bfloat16, as torch stores them"
     ours = dataclasses.replace(llm.info, kernel="native", weights="float32")
     assert stored(ours) == "float32, packed for our kernels"
+
+
+def test_how_weights_are_read_is_said_of_each_kind(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of weights in few bits what was chosen for float32, or anything of torch's products."""
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(tuning, "tuning", lambda _: Tuning(0, 32, 6))
+    monkeypatch.setattr(few_bits, "reading", lambda: FewBits(near=False, quiet=True))
+
+    def said(kernel: str, weights: str) -> str:
+        return reads(dataclasses.replace(llm.info, kernel=kernel, weights=weights))
+
+    assert said("native", "float32") == "asks 32 steps ahead, 6 rows share a read"
+    assert said("native", "int8") == "asks the second cache ahead (few rows: not at all)"
+    assert said("torch", "float32") == said("torch", "int8") == ""
+    assert str(FewBits()) == "asks the first and the second cache ahead"

@@ -105,13 +105,14 @@ def stored(info: ModelInfo) -> str:
 
 
 def reads(info: ModelInfo) -> str:
-    """How our kernels read float32 weights here; "" where they do not."""
-    if info.kernel != "native" or info.weights != "float32":
+    """How our kernels read weights here; "" where they do not."""
+    if info.kernel != "native":
         return ""
+    from ..model.compute.cpu.few_bits import reading
     from ..model.compute.cpu.native import library
     from ..model.compute.cpu.tuning import tuning
 
-    return str(tuning(library()))
+    return str(tuning(library()) if info.weights == "float32" else reading())
 
 
 def kept_packed() -> str:

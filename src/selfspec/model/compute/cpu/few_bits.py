@@ -22,7 +22,7 @@ from . import large_pages
 from .interface import function
 from .linear import PackedLinear
 from .native import compiled, library
-from .tuning import for_few_bits, use_for_few_bits
+from .tuning import FewBits, for_few_bits, use_for_few_bits
 
 SOURCE = Path(__file__).with_name("few_bits.cpp")
 GROUP = 32  # inputs that share a scale
@@ -41,6 +41,11 @@ def _kernels() -> ctypes.CDLL:
     kernels.tune.argtypes, kernels.tune.restype = [ctypes.c_int64] * 2, None
     use_for_few_bits(kernels, for_few_bits(kernels, library()))
     return kernels
+
+
+def reading() -> FewBits:
+    """How the kernels read here."""
+    return for_few_bits(_kernels(), library())
 
 
 class PanelBytes(PackedLinear):

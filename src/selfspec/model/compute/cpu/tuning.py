@@ -52,6 +52,10 @@ class Tuning:
     quiet: bool = False
     """Whether a few rows ask for nothing, since the processor's own prefetcher does better."""
 
+    def possible(self, most_rows: int) -> bool:
+        """For kernels of which at most so many rows share a read."""
+        return min(self.soon, self.later) >= 0 and 1 <= self.rows <= most_rows
+
     def __str__(self) -> str:
         ahead = f"{self.soon} and {self.later}" if self.soon else f"{self.later}"
         quiet = " (few rows: not at all)" if self.quiet else ""
@@ -68,6 +72,10 @@ class FewBits:
     quiet: bool = False
     """Whether a few rows ask for nothing."""
 
+    def __str__(self) -> str:
+        caches = "the first and the second cache" if self.near else "the second cache"
+        return f"asks {caches} ahead" + " (few rows: not at all)" * self.quiet
+
 
 def use(kernels: ctypes.CDLL, chosen: Tuning) -> None:
     """From now on the kernels read so."""
@@ -82,10 +90,9 @@ def use_for_few_bits(kernels: ctypes.CDLL, chosen: FewBits) -> None:
 @functools.cache
 def tuning(kernels: ctypes.CDLL) -> Tuning:
     """What was chosen for these kernels, on this machine."""
-    path, most_rows = Path(kernels._name).with_suffix(".json"), int(kernels.most_rows())
+    path = Path(kernels._name).with_suffix(".json")
     kept = _kept(path, Tuning)
-    sound = kept and min(kept.soon, kept.later) >= 0 and 1 <= kept.rows <= most_rows
-    if not kept or not sound:
+    if not (kept and kept.possible(int(kernels.most_rows()))):
         kept = measured(kernels)
         _keep(kept, path)
     return kept
