@@ -103,9 +103,9 @@ def for_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL) -> FewBits:
     """What was chosen for these kernels of few bits, on this machine. `products`: the library that
     multiplies by them."""
     path = Path(kernels._name).with_suffix(".json")
-    kept = _kept(path, FewBits)
-    if not kept:
-        kept = measured_in_few_bits(kernels, products)
+    kept, near = _kept(path, FewBits), tuning(products).soon > 0
+    if not kept or kept.near != near:  # what float32 reads like was measured anew
+        kept = measured_in_few_bits(kernels, products, near)
         _keep(kept, path)
     return kept
 
@@ -126,7 +126,7 @@ def measured(kernels: ctypes.CDLL) -> Tuning:
     return _best(few, lambda each: _seconds(kernels, each, weights, 1), NEARLY)
 
 
-def measured_in_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL) -> FewBits:
+def measured_in_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL, near: bool) -> FewBits:
     """The better one for one row and for three, by weights of 8 bits."""
     outputs, rounds = 4 * OUTPUTS, "round_for_bytes_32"
     weights = large_pages.empty([outputs, INPUTS + SCALE], torch.uint8).fill_(1)
@@ -143,7 +143,6 @@ def measured_in_few_bits(kernels: ctypes.CDLL, products: ctypes.CDLL) -> FewBits
         use_for_few_bits(kernels, each)
         return sum(_seconds_of(products, product, rows) for rows in (1, 3))
 
-    near = tuning(products).soon > 0
     return _best([FewBits(near, quiet) for quiet in (False, True)], seconds)
 
 
